@@ -1,0 +1,192 @@
+"""The compiled pair sums against plain NumPy in extended precision and against mpmath."""
+
+import mpmath
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twin import Twin, symmetric, unit
+
+from wflow import _fused, attention
+from wflow._simd import exp2, lanes, load, store
+
+DIMENSIONS = (2, 3, 5, 16, 64)
+
+
+@numba.njit
+def exp2_of(s):
+    out = np.empty_like(s)
+    for start in range(0, len(s), lanes(s)):
+        store(out, start, exp2(load(s, start)))
+    return out
+
+
+@pytest.mark.parametrize(("dtype", "low", "units"), [("f8", -1021, 1.0), ("f4", -125, 1.5)])
+def test_vector_exponential_is_right_to_a_unit_in_the_last_place(dtype, low, units):
+    rng = np.random.default_rng(0)
+    s = np.concatenate([rng.uniform(low, -low, 1200), rng.uniform(-1, 1, 400)]).astype(dtype)
+    exact = [mpmath.mpf(2) ** mpmath.mpf(float(v)) for v in s]
+    error = [
+        float(abs(mpmath.mpf(float(u)) / e - 1)) for u, e in zip(exp2_of(s), exact, strict=True)
+    ]
+    assert max(error) <= units * np.finfo(dtype).eps
+
+
+def test_vector_exponential_of_zero_is_one():
+    assert np.all(exp2_of(np.zeros(8)) == 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    d=st.sampled_from(DIMENSIONS),
+    n=st.integers(1, 70),
+    heads=st.integers(1, 4),
+    size=st.sampled_from([0.0, 1.0, 20.0, 100.0, 600.0]),
+    flow=st.sampled_from(["softmax", "unnormalised", "effective"]),
+    direction=st.sampled_from(["descent", "ascent"]),
+)
+def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, direction):
+    rng = np.random.default_rng(seed)
+    x = unit(rng, n, d)
+    D, drift, noise = (symmetric(rng, heads, d, d) for _ in range(3))
+    largest = np.abs(np.linalg.eigvalsh(D)).max()
+    D *= size / largest
+    if flow != "softmax":
+        D *= min(1.0, 100 / max(size, 1.0))  # their velocities grow like exp(size)
+    sigma2 = rng.uniform(0, 2, heads)
+    twin = Twin(x, D, flow=flow, sign=attention.DIRECTIONS[direction])
+    velocity, terms = attention.evaluate(
+        x[None],
+        D[None],
+        drift=drift[None],
+        noise=noise[None],
+        sigma2=sigma2[None],
+        flow=flow,
+        direction=direction,
+    )
+    # Sums of both signs are judged against the sum of their sizes.
+    scale = np.abs(twin.velocity).max() + max(size, 1e-300) * (flow == "softmax")
+    if flow != "softmax":
+        scale = max(scale, size * float(np.exp((twin.log_gradient - twin.log_b).max())))
+    assert np.abs(velocity[0] - twin.velocity).max() <= 1e-13 * max(scale, 1e-30)
+    expected = twin.terms(drift, noise, sigma2)
+    energy = float(expected["energy"])
+    sizes = {
+        "energy": energy,
+        "ito_power": energy,
+        "weight_power": energy * np.abs(np.linalg.eigvalsh(drift)).max(),
+        "martingale": energy * np.abs(np.linalg.eigvalsh(noise)).max(),
+        "dissipation": float(np.exp(twin.log_gradient.max())) * size * float(scale),
+        "upper_gradient_sq": float(np.exp(twin.log_b.max())) * float(scale) ** 2,
+        "speed_sq": float(scale) ** 2,
+    }
+    for name, value in expected.items():
+        assert abs(terms[name][0] - value) <= 1e-13 * sizes[name], name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    d=st.sampled_from(DIMENSIONS),
+    n=st.integers(1, 40),
+    size=st.sampled_from([1.0, 63.0, 65.0, 500.0, 1e3, 1e4]),
+)
+def test_row_sums_hold_thirteen_digits_for_scores_up_to_1e4(seed, d, n, size):
+    rng = np.random.default_rng(seed)
+    x, D = unit(rng, n, d), symmetric(rng, 2, d, d)
+    D *= size / np.abs(np.linalg.eigvalsh(D)).max()
+    shift, total = _fused.head_mobilities(x, D)
+    log_m = shift.astype(np.longdouble) + np.log(total.astype(np.longdouble) / n)
+    assert np.abs(log_m - Twin(x, D).log_m).max() <= 1e-13
+    velocity, _ = attention.evaluate(x[None], D[None])
+    assert np.abs(velocity[0] - Twin(x, D).velocity).max() <= 1e-13 * size
+
+
+def test_row_sums_agree_with_mpmath_at_scores_of_ten_thousand():
+    rng = np.random.default_rng(5)
+    x, D = unit(rng, 4, 3), symmetric(rng, 1, 3, 3)
+    D *= 1e4 / np.abs(np.linalg.eigvalsh(D)).max()
+    shift, total = _fused.head_mobilities(x, D)
+    with mpmath.workdps(60):
+        X, M = mpmath.matrix(x.tolist()), mpmath.matrix(D[0].tolist())
+        for i in range(4):
+            scores = [(X[i, :] * M * X[j, :].T)[0] for j in range(4)]
+            exact = mpmath.log(sum(mpmath.exp(s) for s in scores))
+            found = mpmath.mpf(shift[0, i]) + mpmath.log(mpmath.mpf(total[0, i]))
+            assert abs(found - exact) <= 1e-13
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    d=st.sampled_from((2, 3, 5)),
+    n=st.integers(1, 40),
+    size=st.sampled_from([1.0, 300.0]),
+    causal=st.booleans(),
+)
+def test_general_heads_and_causal_mask_equal_the_numpy_twin(seed, d, n, size, causal):
+    rng = np.random.default_rng(seed)
+    x, D, V = unit(rng, n, d), size * rng.normal(size=(3, d, d)), rng.normal(size=(3, d, d))
+    velocity, _ = attention.evaluate(x[None], D[None], values=V[None], causal=causal)
+    twin = Twin(x, D, values=V, sign=1.0, causal=causal)
+    assert np.abs(velocity[0] - twin.velocity).max() <= 1e-13 * 10 * d
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    d=st.sampled_from(DIMENSIONS),
+    n=st.integers(1, 70),
+    size=st.sampled_from([1.0, 8.0, 200.0]),
+)
+def test_single_precision_is_within_1e_5_of_double(seed, d, n, size):
+    rng = np.random.default_rng(seed)
+    x = unit(rng, n, d).astype(np.float32).astype(float)
+    D = symmetric(rng, 3, d, d)
+    D = (D * size / np.abs(np.linalg.eigvalsh(D)).max()).astype(np.float32).astype(float)
+    double, exact = attention.evaluate(x[None], D[None])
+    single, rough = attention.evaluate(x[None].astype("f4"), D[None].astype("f4"))
+    assert single.dtype == np.float32
+    assert np.abs(single - double).max() <= 1e-5 * size
+    if size < 80:
+        for name in ("energy", "upper_gradient_sq", "dissipation"):
+            scale = abs(exact["energy"][0]) * max(1.0, size**2)
+            assert abs(rough[name][0] - exact[name][0]) <= 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 200, 2049, 4100])
+def test_any_number_of_tokens_fills_its_blocks_and_chunks(n):
+    rng = np.random.default_rng(n)
+    x, D = unit(rng, n, 3), symmetric(rng, 1, 3, 3)
+    velocity, terms = attention.evaluate(x[None], D[None])
+    U = np.exp(x @ D[0] @ x.T)
+    assert terms["energy"][0] == pytest.approx(U.sum() / (2 * n * n), rel=1e-13)
+    mean = U @ x / U.sum(1)[:, None] @ D[0]
+    mean -= (mean * x).sum(1)[:, None] * x
+    assert np.allclose(velocity[0], -mean, rtol=0, atol=1e-13)
+
+
+def test_number_of_threads_does_not_change_a_bit():
+    rng = np.random.default_rng(1)
+    x, D = unit(rng, 3, 61, 3), symmetric(rng, 3, 5, 3, 3)
+    before = numba.get_num_threads()
+    results = []
+    try:
+        for threads in {1, before}:
+            numba.set_num_threads(threads)
+            velocity, terms = attention.evaluate(x, D, drift=D, sigma2=np.ones((3, 5)))
+            results.append((velocity.tobytes(), {k: v.tobytes() for k, v in terms.items()}))
+    finally:
+        numba.set_num_threads(before)
+    assert all(result == results[0] for result in results)
+
+
+def test_paths_do_not_influence_each_other():
+    rng = np.random.default_rng(2)
+    x, D = unit(rng, 4, 30, 3), symmetric(rng, 4, 2, 3, 3)
+    together, _ = attention.evaluate(x, D)
+    for p in range(4):
+        alone, _ = attention.evaluate(x[p : p + 1], D[p : p + 1])
+        assert np.array_equal(alone[0], together[p])

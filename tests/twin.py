@@ -1,0 +1,84 @@
+"""The same sums as the compiled kernel, written plainly with NumPy in extended precision."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Extended = NDArray[np.longdouble]
+
+
+def unit(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+    x = rng.normal(size=shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def symmetric(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+    z = rng.normal(size=shape)
+    return z + np.swapaxes(z, -1, -2)
+
+
+class Twin:
+    """Every quantity of DESIGN sections 1 and 4 for one cloud, without tricks."""
+
+    def __init__(
+        self,
+        x: ArrayLike,
+        D: ArrayLike,
+        *,
+        values: ArrayLike | None = None,
+        flow: str = "softmax",
+        sign: float = -1.0,
+        causal: bool = False,
+    ) -> None:
+        self.x: Extended = np.asarray(x, np.longdouble)
+        self.D: Extended = np.asarray(D, np.longdouble)
+        n, heads = len(self.x), len(self.D)
+        scores = np.einsum("ia,hab,jb->hij", self.x, self.D, self.x)
+        if causal:
+            scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+        self.shift = scores.max(axis=2, keepdims=True)
+        self.U = np.exp(scores - self.shift)  # relative to exp(shift)
+        self.log_m = self.shift[..., 0] + np.log(self.U.sum(2) / n)
+        mean = np.einsum("hij,jb->hib", self.U, self.x) / self.U.sum(2)[..., None]
+        self.attention = np.einsum("hab,hib->hia", self.D if values is None else values, mean)
+        self.attention -= np.einsum("hia,ia->hi", self.attention, self.x)[..., None] * self.x
+        # gradient / b and b |v|^2 with one scale per token, so that large scores cancel first
+        top = self.log_m.max(0)
+        low = self.log_m.min(0)
+        self.log_b = low - np.log(np.mean(np.exp(low - self.log_m), 0))
+        weight = np.exp(self.log_m - top)[..., None]
+        self.log_gradient = top
+        self.gradient = np.mean(weight * self.attention, 0)  # times exp(top)
+        if flow == "softmax":
+            self.velocity = sign * self.attention.mean(0)
+        elif flow == "effective":
+            self.velocity = sign * self.gradient * np.exp(top - self.log_b)[:, None]
+        else:
+            self.velocity = sign * self.gradient * np.exp(top)[:, None]
+            self.log_b = np.zeros_like(self.log_b)
+        self.heads, self.n = heads, n
+
+    def pair_sum(self, factor: Extended) -> np.longdouble:
+        """1/(2 H n^2) sum_hij U_hij factor_hij."""
+        full = self.U * np.exp(self.shift) * factor
+        return full.sum() / (2 * self.heads * self.n**2)
+
+    def terms(self, drift=None, noise=None, sigma2=None) -> dict[str, np.longdouble]:
+        x, one = self.x, np.longdouble(1)
+        gram = x @ x.T
+        speed_sq = (self.velocity**2).sum(1)
+        gbar = self.gradient * np.exp(self.log_gradient)[:, None]
+        terms = {
+            "energy": self.pair_sum(one),
+            "dissipation": -(gbar * self.velocity).sum() / self.n,
+            "upper_gradient_sq": (np.exp(self.log_b) * speed_sq).mean(),
+            "speed_sq": speed_sq.mean(),
+        }
+        if drift is not None:
+            terms["weight_power"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, drift, x))
+        if noise is not None:
+            terms["martingale"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, noise, x))
+        if sigma2 is not None:
+            terms["ito_power"] = self.pair_sum(
+                np.asarray(sigma2)[:, None, None] * (1 + gram**2) / 4
+            )
+        return terms

@@ -1,0 +1,275 @@
+"""Compiled sums over all tokens for one head and one block of tokens: the inner loops.
+
+With U_hij = exp(<x_i, D_h x_j>) (DESIGN sections 1 and 4), for the tokens i of a block
+
+    m_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   q_hi = sum_j U_hij (1 + <x_i, x_j>^2).
+
+A block is 8 tokens in double and 16 in single precision, one per lane of a SIMD vector; the loop
+runs over the tokens j. Cost of a pair, in multiply-adds or instructions of the same price (double
+precision, with q): d for the score, 16 for the exponential, d + 2 for the sums: 24 at d = 3.
+
+Nothing here is cached on disk by itself: `_fused` holds the entry points, and its cache follows
+the text of this file.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from wflow._simd import exp2, fma, lanes, load, maximum, splat, store
+
+# Up to these bounds on |D^T x| the exponential needs no shift, and the rounding of a score
+# (bound times machine epsilon) stays below the accuracy asked of a sum. Beyond them scores are
+# formed in twice the precision and shifted by the true maximum.
+DIRECT_BOUND_DOUBLE, DIRECT_BOUND_SINGLE = 64.0, 24.0
+# Sums are closed every _CHUNK tokens, so that rounding does not grow with n.
+_TILE, _CHUNK = 4, 2048
+LOG2E = math.log2(math.e)
+# Exponents of 2 below this vanish against 2^0; 2 to it is in range of both precisions.
+FLOOR = -120.0
+
+
+def _make_direct(dim):
+    """Sums of one head over tokens first <= j < stop, for a block of tokens with moderate scores.
+
+    `z` holds log2(e) D^T x_i and `acc` receives (m, S_1..S_d, q), one vector each. `dim` fixes d
+    when compiled, so that the loops over coordinates unroll; 0 leaves it to run time. Four tokens
+    j go abreast, so that the sums are in registers for three quarters of their updates.
+    """
+
+    @njit(error_model="numpy", forceinline=True)
+    def direct(x, weight, z, pair, ito, diagonal, causal, start, first, stop, acc):
+        width = lanes(z)
+        d = dim if dim > 0 else x.shape[1]
+        zero = splat(z.dtype.type(0.0))
+        for row in range(d + 2):
+            store(acc, row * width, zero)
+        for j in range(first, stop, 4):
+            s0 = zero
+            s1 = zero
+            s2 = zero
+            s3 = zero
+            for k in range(d):
+                zk = load(z, k * width)
+                s0 = fma(zk, splat(x[j, k]), s0)
+                s1 = fma(zk, splat(x[j + 1, k]), s1)
+                s2 = fma(zk, splat(x[j + 2, k]), s2)
+                s3 = fma(zk, splat(x[j + 3, k]), s3)
+            u0 = exp2(s0)
+            u1 = exp2(s1)
+            u2 = exp2(s2)
+            u3 = exp2(s3)
+            if causal and j >= start:
+                u0 = u0 * load(diagonal, (j - start) * width)
+                u1 = u1 * load(diagonal, (j + 1 - start) * width)
+                u2 = u2 * load(diagonal, (j + 2 - start) * width)
+                u3 = u3 * load(diagonal, (j + 3 - start) * width)
+            m = load(acc, 0)
+            m = fma(u0, splat(weight[j]), m)
+            m = fma(u1, splat(weight[j + 1]), m)
+            m = fma(u2, splat(weight[j + 2]), m)
+            m = fma(u3, splat(weight[j + 3]), m)
+            store(acc, 0, m)
+            for k in range(d):
+                row = (1 + k) * width
+                a = load(acc, row)
+                a = fma(u0, splat(x[j, k]), a)
+                a = fma(u1, splat(x[j + 1, k]), a)
+                a = fma(u2, splat(x[j + 2, k]), a)
+                a = fma(u3, splat(x[j + 3, k]), a)
+                store(acc, row, a)
+            if ito:
+                row = (1 + d) * width
+                q = load(acc, row)
+                q = fma(u0, load(pair, j * width), q)
+                q = fma(u1, load(pair, (j + 1) * width), q)
+                q = fma(u2, load(pair, (j + 2) * width), q)
+                q = fma(u3, load(pair, (j + 3) * width), q)
+                store(acc, row, q)
+
+    return direct
+
+
+_direct_2, _direct_3, _direct_4 = _make_direct(2), _make_direct(3), _make_direct(4)
+_direct_8, _direct_any = _make_direct(8), _make_direct(0)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _moderate(x, weight, z, pair, ito, diagonal, causal, start, stop, acc, part):
+    """(m, S, q) of one head for one block without a shift, chunk by chunk."""
+    width = lanes(z)
+    d = x.shape[1]
+    for first in range(0, stop, _CHUNK):
+        last = min(first + _CHUNK, stop)
+        into = acc if first == 0 else part
+        if d == 2:
+            _direct_2(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
+        elif d == 3:
+            _direct_3(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
+        elif d == 4:
+            _direct_4(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
+        elif d == 8:
+            _direct_8(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
+        else:
+            _direct_any(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
+        if first == 0:
+            continue
+        for row in range(d + 2):
+            at = row * width
+            store(acc, at, load(acc, at) + load(part, at))
+
+
+@njit(error_model="numpy", forceinline=True)
+def _add_product(high, low, a, b):
+    """(high + low) + a b, carried in twice the working precision (Dekker, Knuth)."""
+    zero = a - a
+    product = a * b
+    error = fma(a, b, zero - product)
+    total = high + product
+    back = total - high
+    return total, low + (((high - (total - back)) + (product - back)) + error)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _score(x, j, z, z_low):
+    """<z + z_low, x_j> in twice the working precision, as (high, low)."""
+    width = lanes(z)
+    high = splat(z.dtype.type(0.0))
+    low = high
+    for k in range(x.shape[1]):
+        xk = splat(x[j, k])
+        high, low = _add_product(high, low, load(z, k * width), xk)
+        low = fma(load(z_low, k * width), xk, low)
+    return high, low
+
+
+@njit(error_model="numpy")
+def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift):
+    """(m, S, q) exp(-shift) of one head for one block, with shift = max_j <x_i, D x_j>.
+
+    For scores of any size: two passes, the first for the maximum, both with scores in twice the
+    working precision, since rounding in a score is relative error in its exponential.
+    """
+    width = lanes(z)
+    d = x.shape[1]
+    kind = z.dtype.type
+    zero = splat(kind(0.0))
+    one = splat(kind(1.0))
+    log2e = splat(kind(LOG2E))
+    bottom = splat(kind(FLOOR))
+    hidden = splat(kind(1e30))
+    top = zero - hidden
+    for j in range(stop):
+        high, low = _score(x, j, z, z_low)
+        if causal and j >= start:
+            high = fma(load(diagonal, (j - start) * width) - one, hidden, high)
+        top = maximum(top, high)
+    store(shift, 0, top)
+    for row in range(d + 2):
+        store(acc, row * width, zero)
+    for j in range(stop):
+        high, low = _score(x, j, z, z_low)
+        u = exp2(maximum(((high - top) + low) * log2e, bottom))
+        if causal and j >= start:
+            u = u * load(diagonal, (j - start) * width)
+        store(acc, 0, load(acc, 0) + u)
+        for k in range(d):
+            row = (1 + k) * width
+            store(acc, row, fma(u, splat(x[j, k]), load(acc, row)))
+        if ito:
+            row = (1 + d) * width
+            store(acc, row, fma(u, load(pair, j * width), load(acc, row)))
+
+
+@njit(error_model="numpy", forceinline=True)
+def head_sums(
+    x, n, weight, score, h, own, z, z_low, pair, ito, diagonal, causal, start, stop,
+    acc, part, shift, largest,
+):  # fmt: skip
+    """(m, S, q) exp(-shift) of head h for the block of tokens `own`; returns whether it shifted.
+
+    `largest` keeps the largest |D^T x_i|^2 so far, lane by lane.
+    """
+    width = lanes(z)
+    d = x.shape[1]
+    kind = z.dtype.type
+    zero = splat(kind(0.0))
+    log2e = splat(kind(LOG2E))
+    square = zero
+    frobenius_sq = kind(0.0)
+    for k in range(d):
+        zk = zero
+        for row in range(d):
+            entry = score[h, row, k]
+            frobenius_sq += entry * entry
+            zk = fma(splat(entry), load(own, row * width), zk)
+        store(z, k * width, zk * log2e)
+        square = fma(zk, zk, square)
+    store(largest, 0, maximum(load(largest, 0), square))
+    limit = DIRECT_BOUND_DOUBLE if width == 8 else DIRECT_BOUND_SINGLE
+    moderate = frobenius_sq <= limit * limit  # |D^T x| <= |D|_F: most heads need no closer look
+    if not moderate:
+        store(shift, 0, square)
+        moderate = True
+        for lane in range(width):
+            moderate = moderate and shift[lane] <= limit * limit  # false for NaN
+    if moderate:
+        _moderate(x, weight, z, pair, ito, diagonal, causal, start, stop, acc, part)
+        store(shift, 0, zero)
+        return False
+    for k in range(d):
+        high = zero
+        low = zero
+        for row in range(d):
+            high, low = _add_product(high, low, splat(score[h, row, k]), load(own, row * width))
+        store(z, k * width, high)
+        store(z_low, k * width, low)
+    _shifted(x, z, z_low, pair, ito, diagonal, causal, start, min(stop, n), acc, shift)
+    return True
+
+
+@njit(error_model="numpy")
+def vectors(count, like):
+    """Room for `count` vectors of the element type of `like`, aligned to cache lines.
+
+    A vector that straddles two lines costs two accesses.
+    """
+    width = lanes(like)
+    room = np.empty((count + 1) * width, like.dtype)
+    skip = (-room.ctypes.data % 64) * width // 64
+    return room[skip : skip + count * width]
+
+
+@njit(error_model="numpy")
+def padded(x):
+    """Tokens (n, d) with zero rows up to a multiple of the tile, and weights 1 or 0."""
+    n, d = x.shape
+    rows = (n + _TILE - 1) // _TILE * _TILE
+    tokens = np.zeros((rows, d), x.dtype)
+    tokens[:n] = x
+    weight = np.zeros(rows, x.dtype)
+    weight[:n] = 1.0
+    return tokens, weight
+
+
+@njit(error_model="numpy")
+def prepare_block(x, n, start, ito, own, pair, diagonal):
+    """Coordinates of the block's tokens by lane, 1 + <x_i, x_j>^2 for all j, the causal mask."""
+    width = lanes(own)
+    rows, d = x.shape
+    one = splat(own.dtype.type(1.0))
+    zero = one - one
+    for lane in range(width):
+        for k in range(d):
+            own[k * width + lane] = x[start + lane, k] if start + lane < n else 0.0
+        for j in range(width):
+            diagonal[j * width + lane] = 1.0 if j <= lane else 0.0
+    if ito:
+        for j in range(n):
+            inner = zero
+            for k in range(d):
+                inner = fma(load(own, k * width), splat(x[j, k]), inner)
+            store(pair, j * width, fma(inner, inner, one))
+        for j in range(n, rows):
+            store(pair, j * width, zero)

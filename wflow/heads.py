@@ -1,0 +1,474 @@
+"""Head laws: how the interaction matrices D_h of the heads move in time (DESIGN section 2).
+
+A law answers three questions for the solver: its drift f(D, t), the size sigma of its noise, and
+what one time step adds to the heads. A new law is a subclass of `HeadLaw` with its own `drift`,
+or a `HeadLaw` made from two callables.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow.errors import InputError
+
+Matrices = NDArray[np.floating]  # (..., heads, d, d)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one time step adds to the heads: drift dt + noise.
+
+    drift : (paths, heads, d, d) per unit time, or None for zero
+    noise : (paths, heads, d, d) sigma dW_h of the whole step, or None
+    sigma2 : (paths, heads) variance per unit time that belongs to the noise, or None
+    """
+
+    drift: Matrices | None
+    noise: Matrices | None
+    sigma2: NDArray[np.float64] | None
+
+
+class HeadLaw:
+    """Ito SDE dD_h = f(D, t) dt + sigma(D, t) dW_h for the heads.
+
+    With `symmetric` the noise is dW_sym = sqrt(dt) (Z + Z^T)/2, Z iid standard normal: variance dt
+    on the diagonal and dt/2 off it. Otherwise dW = sqrt(dt) Z.
+
+    Parameters
+    ----------
+    drift : callable (D, t) -> array that broadcasts to D, with D of shape (paths, heads, d, d);
+        None for zero
+    diffusion : sigma, a number, or callable (D, t) -> array that broadcasts to (paths, heads);
+        None for zero
+    symmetric : whether the law keeps symmetric heads symmetric; a law that does not has no energy
+
+    Source: DESIGN section 2; [MHT] section 6 for the symmetric noise.
+    """
+
+    def __init__(
+        self,
+        drift: Callable[[Matrices, float], ArrayLike] | None = None,
+        diffusion: Callable[[Matrices, float], ArrayLike] | float | None = None,
+        *,
+        symmetric: bool = True,
+    ) -> None:
+        if isinstance(diffusion, int | float) and not (math.isfinite(diffusion) and diffusion >= 0):
+            raise InputError(f"diffusion is {diffusion}: expected a finite number sigma >= 0")
+        self._drift = drift
+        self._diffusion = diffusion
+        self.symmetric = symmetric
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the law has no noise, so that schemes of higher order apply."""
+        return self._diffusion is None or self._diffusion == 0
+
+    def drift(self, D: Matrices, t: float) -> Matrices | None:
+        """f(D, t), of the shape of D (paths, heads, d, d); None where it is zero."""
+        if self._drift is None:
+            return None
+        return np.broadcast_to(np.asarray(self._drift(D, t), D.dtype), D.shape)
+
+    def diffusion(self, D: Matrices, t: float) -> NDArray[np.float64] | None:
+        """sigma(D, t) of shape (paths, heads); None where it is zero."""
+        if self.deterministic:
+            return None
+        sigma = self._diffusion(D, t) if callable(self._diffusion) else self._diffusion
+        return np.broadcast_to(np.asarray(sigma, np.float64), D.shape[:2])
+
+    def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
+        """Euler-Maruyama step; `normals` holds standard normal numbers of the shape of D."""
+        sigma = self.diffusion(D, t)
+        if sigma is None or normals is None:
+            return Step(self.drift(D, t), None, None)
+        noise = (sigma * math.sqrt(dt))[..., None, None] * self._increment(normals)
+        return Step(self.drift(D, t), noise.astype(D.dtype, copy=False), sigma**2)
+
+    def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
+        """The drift as the stages of one step from t to t + dt see it."""
+        return self.drift
+
+    def jump(self, t: float, dt: float) -> Matrices | None:
+        """Heads (heads, d, d) right after t + dt if they jump within the step, else None."""
+        return None
+
+    def initial(self) -> tuple[Matrices, Matrices | None] | None:
+        """Heads (heads, d, d), and value matrices, if the law prescribes where they start."""
+        return None
+
+    def values(self, t: float) -> Matrices | None:
+        """Value matrices (heads, d, d) at time t if the law prescribes them."""
+        return None
+
+    def check(self, heads: int, d: int) -> None:
+        """Raise InputError if the law does not fit this many heads or this dimension."""
+
+    def config(self) -> dict[str, Any]:
+        """Name and parameters for the run file; callables are not data and only named."""
+        named = {
+            key: getattr(value, "__qualname__", value)
+            for key, value in (("drift", self._drift), ("diffusion", self._diffusion))
+        }
+        return {"name": type(self).__name__, "symmetric": self.symmetric} | named
+
+    def _increment(self, normals: Matrices) -> Matrices:
+        if not self.symmetric:
+            return normals
+        return (normals + np.swapaxes(normals, -1, -2)) / 2
+
+
+class Frozen(HeadLaw):
+    """Heads that stay as they are: dD = 0, autonomous dynamics."""
+
+    def config(self) -> dict[str, Any]:
+        return {"name": "Frozen"}
+
+
+class OrnsteinUhlenbeck(HeadLaw):
+    """dD = rate (M - D) dt + sigma dW_sym, mean reversion with symmetric noise.
+
+    Stationary law: mean M, variance sigma^2/(2 rate) on the diagonal and half of that off it.
+    `exact` samples the Gaussian transition of a step in place of Euler-Maruyama:
+    D(t+dt) = M + e^{-rate dt} (D - M) + sigma sqrt((1 - e^{-2 rate dt})/(2 rate)) N, with N of
+    unit variance on the diagonal and 1/2 off it.
+
+    Parameters
+    ----------
+    mean : (d, d) or (heads, d, d), symmetric M
+    rate : > 0, per unit time
+    sigma2 : sigma^2 >= 0, per unit time
+    exact : transition of one step
+
+    Raises
+    ------
+    InputError
+        For a negative rate or sigma2, a mean that is not square, finite or symmetric.
+
+    Source: [MHT] section 6 (M = I, rate 1, sigma^2 = 2), eq. 149.
+    """
+
+    def __init__(
+        self, mean: ArrayLike, rate: float = 1.0, sigma2: float = 2.0, *, exact: bool = False
+    ) -> None:
+        super().__init__()
+        self.mean = as_matrices(mean, "mean", symmetric=True)
+        if not (math.isfinite(rate) and rate > 0):
+            raise InputError(f"rate is {rate}: expected a finite number > 0; rate 0 is Frozen()")
+        if not (math.isfinite(sigma2) and sigma2 >= 0):
+            raise InputError(f"sigma2 is {sigma2}: a variance per unit time is finite and >= 0")
+        self.rate, self.sigma2, self.exact = float(rate), float(sigma2), exact
+
+    @property
+    def deterministic(self) -> bool:
+        return self.sigma2 == 0
+
+    def drift(self, D: Matrices, t: float) -> Matrices:
+        return (self.rate * (self.mean - D)).astype(D.dtype, copy=False)
+
+    def diffusion(self, D: Matrices, t: float) -> NDArray[np.float64] | None:
+        return None if self.deterministic else np.full(D.shape[:2], math.sqrt(self.sigma2))
+
+    def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
+        if not self.exact:
+            return super().step(D, t, dt, normals)
+        # The drift and the variance per unit time that make one step of length dt exact.
+        drift = -math.expm1(-self.rate * dt) / dt * (self.mean - D)
+        sigma2 = self.sigma2 * -math.expm1(-2 * self.rate * dt) / (2 * self.rate * dt)
+        if normals is None or self.deterministic:
+            return Step(drift.astype(D.dtype, copy=False), None, None)
+        noise = math.sqrt(sigma2 * dt) * self._increment(normals)
+        return Step(
+            drift.astype(D.dtype, copy=False),
+            noise.astype(D.dtype, copy=False),
+            np.full(D.shape[:2], sigma2),
+        )
+
+    def check(self, heads: int, d: int) -> None:
+        check_fits(self.mean, heads, d, "mean of OrnsteinUhlenbeck")
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "name": "OrnsteinUhlenbeck",
+            "mean": self.mean.tolist(),
+            "rate": self.rate,
+            "sigma2": self.sigma2,
+            "exact": self.exact,
+        }
+
+
+class Oscillating(HeadLaw):
+    """dD_h = (M_h(t) - D_h) dt towards a target that oscillates and never settles.
+
+    With a = t + phi_h. d = 2: M has diagonal (2 + 1.5 cos a, 2 - 1.5 cos a), off it sin 2a.
+    d = 3: diagonal (2 + 1.5 cos a, 2 + 1.5 sin a, 2 + 1.5 cos(a + pi/4)), entries (1,2) = sin 2a,
+    (1,3) = sin a, (2,3) = cos 2a. d >= 4: diagonal 2 + 1.5 cos(a + 2 pi i/d), the p-th of the P
+    entries above it sin(2a + 2 pi p/P), i and p from 0.
+
+    Parameters
+    ----------
+    d : dimension, >= 2
+    phases : "spread" for phi_h = 2 pi h/heads, "common" for phi_h = 0
+
+    Source: [MHT] section 6, oscillating weights; DESIGN section 2.
+    """
+
+    def __init__(self, d: int, phases: str = "spread") -> None:
+        super().__init__()
+        if d < 2:
+            raise InputError(f"d is {d}: tokens live on S^(d-1) with d >= 2")
+        if phases not in ("spread", "common"):
+            raise InputError(f"phases is {phases!r}: expected 'spread' or 'common'")
+        self.d, self.phases = int(d), phases
+
+    @property
+    def deterministic(self) -> bool:
+        return True
+
+    def target(self, t: float, heads: int) -> NDArray[np.float64]:
+        """M_h(t), (heads, d, d)."""
+        a = np.full(heads, float(t))
+        if self.phases == "spread":
+            a += 2 * np.pi * np.arange(heads) / heads
+        if self.d == 2:
+            diagonal = [2 + 1.5 * np.cos(a), 2 - 1.5 * np.cos(a)]
+            above = [np.sin(2 * a)]
+        elif self.d == 3:
+            diagonal = [
+                2 + 1.5 * np.cos(a),
+                2 + 1.5 * np.sin(a),
+                2 + 1.5 * np.cos(a + np.pi / 4),
+            ]
+            above = [np.sin(2 * a), np.sin(a), np.cos(2 * a)]
+        else:
+            count = self.d * (self.d - 1) // 2
+            diagonal = [2 + 1.5 * np.cos(a + 2 * np.pi * i / self.d) for i in range(self.d)]
+            above = [np.sin(2 * a + 2 * np.pi * p / count) for p in range(count)]
+        target = np.zeros((heads, self.d, self.d))
+        for i, entry in enumerate(diagonal):
+            target[:, i, i] = entry
+        for row, column, entry in zip(*np.triu_indices(self.d, 1), above, strict=True):
+            target[:, row, column] = target[:, column, row] = entry
+        return target
+
+    def drift(self, D: Matrices, t: float) -> Matrices:
+        return (self.target(t, D.shape[1]) - D).astype(D.dtype, copy=False)
+
+    def check(self, heads: int, d: int) -> None:
+        if d != self.d:
+            raise InputError(f"the law is Oscillating(d={self.d}) but the tokens have d = {d}")
+
+    def config(self) -> dict[str, Any]:
+        return {"name": "Oscillating", "d": self.d, "phases": self.phases}
+
+
+@dataclass(frozen=True)
+class QKV:
+    """General attention heads: score scale <Q_h x, K_h y>, output V_h times the softmax average.
+
+    They run with flow="softmax" and have no energy. `scale` None is 1 / sqrt(key dimension).
+
+    Parameters
+    ----------
+    query, key : (heads, k, d); for a schedule (times, heads, k, d)
+    value : (heads, d, d); for a schedule (times, heads, d, d)
+    scale : factor of the scores
+    """
+
+    query: ArrayLike
+    key: ArrayLike
+    value: ArrayLike
+    scale: float | None = 1.0
+
+    def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Score matrices D_h = scale Q_h^T K_h and value matrices V_h, both (..., heads, d, d).
+
+        Raises
+        ------
+        InputError
+            For shapes that do not fit each other or values that are not finite.
+        """
+        query, key, value = (
+            _finite(array, f"QKV.{name}")
+            for name, array in (("query", self.query), ("key", self.key), ("value", self.value))
+        )
+        if query.ndim < 3 or query.shape != key.shape:
+            raise InputError(
+                f"query has shape {query.shape} and key {key.shape}: expected (heads, k, d) twice"
+            )
+        *lead, k, d = query.shape
+        if value.shape != (*lead, d, d):
+            raise InputError(f"value has shape {value.shape}, expected {(*lead, d, d)}")
+        scale = 1 / math.sqrt(k) if self.scale is None else float(self.scale)
+        if not math.isfinite(scale):
+            raise InputError(f"scale is {scale}: expected a finite number")
+        return scale * np.einsum("...ka,...kb->...ab", query, key), value
+
+
+class Schedule(HeadLaw):
+    """Heads with given values at given times, such as the layers of a trained network.
+
+    "linear" interpolates between the times: drift (D_{i+1} - D_i)/(t_{i+1} - t_i). "constant"
+    holds D_i on [t_i, t_{i+1}) and jumps; the ledger books the energy of a jump as work of the
+    weights. Before the first and after the last time the heads stand still.
+    Times that fall on steps keep the order of the scheme.
+
+    Parameters
+    ----------
+    times : (T,) increasing
+    values : (T, heads, d, d), or a `QKV` with a leading axis of length T
+    interpolation : "linear" or "constant"
+
+    Raises
+    ------
+    InputError
+        For times that do not increase, or values that do not fit them.
+    """
+
+    def __init__(
+        self, times: Sequence[float], values: ArrayLike | QKV, interpolation: str = "linear"
+    ) -> None:
+        self.times = _finite(times, "times")
+        if self.times.ndim != 1 or not self.times.size or np.any(np.diff(self.times) <= 0):
+            raise InputError("times must be a non-empty list of increasing numbers")
+        if interpolation not in ("linear", "constant"):
+            raise InputError(f"interpolation is {interpolation!r}: expected 'linear' or 'constant'")
+        self.interpolation = interpolation
+        self._values: NDArray[np.float64] | None
+        if isinstance(values, QKV):
+            self._scores, self._values = values.matrices()
+        else:
+            self._scores, self._values = as_matrices(values, "values"), None
+        if self._scores.ndim != 4 or len(self._scores) != len(self.times):
+            raise InputError(
+                f"values have shape {self._scores.shape}, expected (times, heads, d, d) with "
+                f"{len(self.times)} times"
+            )
+        super().__init__(symmetric=self._values is None and is_symmetric(self._scores))
+
+    def _at(self, table: NDArray[np.float64], t: float) -> NDArray[np.float64]:
+        # A time that rounding left just below a knot belongs to it.
+        t += 1e-9 * max(1.0, abs(t))
+        i = int(np.clip(np.searchsorted(self.times, t, side="right") - 1, 0, len(table) - 1))
+        if self.interpolation == "constant" or i == len(table) - 1 or t <= self.times[0]:
+            return table[i]
+        share = max(0.0, t - self.times[i]) / (self.times[i + 1] - self.times[i])
+        return table[i] + share * (table[i + 1] - table[i])
+
+    def initial(self) -> tuple[Matrices, Matrices | None]:
+        return self._at(self._scores, 0.0), self.values(0.0)
+
+    def values(self, t: float) -> Matrices | None:
+        return None if self._values is None else self._at(self._values, t)
+
+    def _slope(self, t: float, dt: float) -> Matrices | None:
+        if self.interpolation == "constant":
+            return None
+        return (self._at(self._scores, t + dt) - self._at(self._scores, t)) / dt
+
+    def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
+        slope = self._slope(t, dt)
+        if slope is None:
+            return lambda D, s: None
+        return lambda D, s: np.broadcast_to(slope.astype(D.dtype), D.shape)
+
+    def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
+        return Step(self.drift_within(t, dt)(D, t), None, None)
+
+    def jump(self, t: float, dt: float) -> Matrices | None:
+        if self.interpolation == "linear":
+            return None
+        before, after = self._at(self._scores, t), self._at(self._scores, t + dt)
+        return None if np.array_equal(before, after) else after
+
+    def check(self, heads: int, d: int) -> None:
+        if self._scores.shape[1:] != (heads, d, d):
+            raise InputError(
+                f"the schedule holds heads of shape {self._scores.shape[1:]}, the run asks for "
+                f"{(heads, d, d)}"
+            )
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "name": "Schedule",
+            "times": self.times.tolist(),
+            "interpolation": self.interpolation,
+            "scores": self._scores.tolist(),
+            "values": None if self._values is None else self._values.tolist(),
+        }
+
+
+def _finite(array: ArrayLike, name: str) -> NDArray[np.float64]:
+    try:
+        numbers = np.array(array, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be an array of real numbers: {error}") from None
+    if not np.all(np.isfinite(numbers)):
+        raise InputError(f"{name} holds values that are not finite; remove or repair them")
+    return numbers
+
+
+def is_symmetric(D: Matrices) -> bool:
+    """Whether D = D^T to rounding, (..., d, d)."""
+    tolerance = 16 * np.finfo(D.dtype).eps * max(1.0, float(np.abs(D).max(initial=0.0)))
+    return bool(np.all(np.abs(D - np.swapaxes(D, -1, -2)) <= tolerance))
+
+
+def as_matrices(D: ArrayLike, name: str, *, symmetric: bool = False) -> NDArray[np.float64]:
+    """Check an array of square matrices (..., d, d), and that they are symmetric if asked to.
+
+    Raises
+    ------
+    InputError
+        For entries that are not finite, matrices that are not square, or asymmetry.
+    """
+    matrices = _finite(D, name)
+    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.size == 0:
+        raise InputError(f"{name} has shape {matrices.shape}, expected square matrices (..., d, d)")
+    if symmetric and not is_symmetric(matrices):
+        gap = np.abs(matrices - np.swapaxes(matrices, -1, -2)).max()
+        raise InputError(
+            f"{name} is not symmetric (largest |D - D^T| is {gap:.3g}): the energy and its "
+            "gradient flow need D = D^T; pass (D + D^T)/2, or ledger=False to simulate without "
+            "an energy"
+        )
+    return matrices
+
+
+def check_fits(D: Matrices, heads: int, d: int, name: str) -> None:
+    """Raise InputError unless D is (d, d) or (heads, d, d)."""
+    if D.shape not in ((d, d), (heads, d, d)):
+        raise InputError(
+            f"{name} has shape {D.shape}, expected {(d, d)} or {(heads, d, d)} for {heads} heads "
+            f"and tokens of dimension {d}"
+        )
+
+
+def law_from_config(config: dict[str, Any]) -> HeadLaw:
+    """Make a law again from what its `config` wrote into a run file.
+
+    Raises
+    ------
+    InputError
+        For a law made of callables, which are not data.
+    """
+    settings = dict(config)
+    name = settings.pop("name", None)
+    if name == "Frozen":
+        return Frozen()
+    if name == "OrnsteinUhlenbeck":
+        return OrnsteinUhlenbeck(**settings)
+    if name == "Oscillating":
+        return Oscillating(**settings)
+    if name == "Schedule":
+        law = Schedule(settings["times"], settings["scores"], settings["interpolation"])
+        if settings["values"] is not None:
+            law._values, law.symmetric = np.array(settings["values"]), False
+        return law
+    raise InputError(
+        f"the law {name!r} was made of Python functions, which a run file does not hold; call "
+        "wflow.solve with that law"
+    )

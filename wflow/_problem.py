@@ -1,0 +1,280 @@
+"""A run as it is asked for: every argument of `wflow.solve`, checked, in one immutable object."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow.attention import DIRECTIONS, FLOWS, check_choice
+from wflow.errors import InputError
+from wflow.heads import QKV, HeadLaw, Matrices, as_matrices, is_symmetric
+from wflow.rng import INITIAL_HEADS, CounterNormals
+from wflow.schema import RunLayout
+from wflow.schemes import SCHEMES
+from wflow.sphere import as_tokens
+
+_MAX_SEED = 2**63
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a run computes; nothing about where or how its results are kept.
+
+    x0 (n, d) or (paths, n, d); scores and values (heads, d, d), values None for tied heads.
+    """
+
+    x0: NDArray[np.float64]
+    law: HeadLaw
+    scores: Matrices
+    values: Matrices | None
+    sampled_heads: bool
+    steps: int
+    dt: float
+    paths: int
+    seed: int
+    flow: str
+    direction: str
+    scheme: str
+    record_every: int
+    snapshot_steps: NDArray[np.int64]
+    snapshot_paths: NDArray[np.int64]
+    save_heads: bool
+    ledger: bool
+    causal: bool
+    dtype: str
+
+    @property
+    def heads(self) -> int:
+        return len(self.scores)
+
+    @property
+    def record_steps(self) -> NDArray[np.int64]:
+        """Steps at whose start the ledger is recorded; the end of the run is always one."""
+        regular = np.arange(0, self.steps + 1, self.record_every)
+        return regular if regular[-1] == self.steps else np.append(regular, self.steps)
+
+    def layout(self) -> RunLayout:
+        """Sizes of the run's file."""
+        return RunLayout(
+            paths=self.paths,
+            times=self.record_steps * self.dt,
+            snapshots=self.snapshot_steps * self.dt,
+            snapshot_paths=self.snapshot_paths,
+            tokens=self.x0.shape[-2],
+            axes=self.x0.shape[-1],
+            heads=self.heads,
+            save_heads=self.save_heads,
+            ledger=self.ledger,
+            per_path_x0=self.x0.ndim == 3,
+            initial_heads=self.values is None,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON; arrays that the file holds are named by their digest."""
+        heads: Any = self.heads
+        if not self.sampled_heads:
+            heads = {"shape": list(self.scores.shape), "sha256": _digest(self.scores)}
+            if self.values is not None:
+                heads["values_sha256"] = _digest(self.values)
+        return {
+            "x0": {"shape": list(self.x0.shape), "sha256": _digest(self.x0)},
+            "law": self.law.config(),
+            "heads": heads,
+            "t_final": self.steps * self.dt,
+            "dt": self.dt,
+            "paths": self.paths,
+            "seed": self.seed,
+            "flow": self.flow,
+            "direction": self.direction,
+            "scheme": self.scheme,
+            "record_every": self.record_every,
+            "snapshots": (self.snapshot_steps * self.dt).tolist(),
+            "snapshot_paths": self.snapshot_paths.tolist(),
+            "save_heads": self.save_heads,
+            "ledger": self.ledger,
+            "causal": self.causal,
+            "dtype": self.dtype,
+        }
+
+
+def pose(
+    x0: ArrayLike,
+    law: HeadLaw,
+    *,
+    heads: int | ArrayLike | QKV | None,
+    t_final: float,
+    dt: float,
+    paths: int,
+    seed: int,
+    flow: str,
+    direction: str,
+    scheme: str,
+    record_every: int,
+    snapshots: Sequence[float] | None,
+    snapshot_paths: Sequence[int],
+    save_heads: bool,
+    ledger: bool | None,
+    causal: bool,
+    dtype: str,
+) -> Problem:
+    """Check the arguments of `wflow.solve` (documented there) and put them together."""
+    if not isinstance(law, HeadLaw):
+        raise InputError(f"law is {law!r}: expected a wflow.heads law such as OrnsteinUhlenbeck")
+    check_choice("flow", flow, FLOWS)
+    check_choice("direction", direction, DIRECTIONS)
+    check_choice("scheme", scheme, SCHEMES)
+    check_choice("dtype", dtype, ("float64", "float32"))
+    paths = _whole(paths, "paths", 1)
+    record_every = _whole(record_every, "record_every", 1)
+    seed = _whole(seed, "seed", 0)
+    if seed >= _MAX_SEED:
+        raise InputError(f"seed is {seed}: expected a whole number below 2^63")
+    steps = count_steps(t_final, dt)
+
+    tokens = as_tokens(x0)
+    if tokens.ndim not in (2, 3) or (tokens.ndim == 3 and len(tokens) != paths):
+        raise InputError(
+            f"x0 has shape {tokens.shape}, expected (n, d), or (paths, n, d) with paths = {paths}"
+        )
+    d = tokens.shape[-1]
+    scores, values, sampled = _initial_heads(heads, law, d, seed)
+    law.check(len(scores), d)
+    if scheme != "euler" and not law.deterministic:
+        raise InputError(
+            f"scheme {scheme!r} needs a deterministic head law; with noise use scheme='euler' "
+            "(Euler-Maruyama), or set sigma2 to 0"
+        )
+    if values is not None and flow != "softmax":
+        raise InputError(f"general (Q, K, V) heads follow flow='softmax', not {flow!r}")
+    if causal and flow != "softmax":
+        raise InputError(f"the causal mask belongs to flow='softmax', not {flow!r}")
+    return Problem(
+        x0=tokens,
+        law=law,
+        scores=scores,
+        values=values,
+        sampled_heads=sampled,
+        steps=steps,
+        dt=float(dt),
+        paths=paths,
+        seed=seed,
+        flow=flow,
+        direction=direction,
+        scheme=scheme,
+        record_every=record_every,
+        snapshot_steps=_snapshot_steps(snapshots, steps, float(dt)),
+        snapshot_paths=_snapshot_paths(snapshot_paths, paths),
+        save_heads=bool(save_heads),
+        ledger=_has_ledger(ledger, scores, values, law, causal),
+        causal=bool(causal),
+        dtype=dtype,
+    )
+
+
+def count_steps(t_final: float, dt: float) -> int:
+    """Number of steps of length dt up to t_final.
+
+    Raises
+    ------
+    InputError
+        For a time or step that is not positive and finite, or a time that is no multiple of dt.
+    """
+    for name, value in (("dt", dt), ("t_final", t_final)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise InputError(f"{name} is {value!r}: expected a number")
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} is {value}: expected a finite number > 0")
+    steps = round(float(t_final) / float(dt))
+    if steps < 1 or abs(steps * dt - t_final) > 1e-9 * t_final:
+        raise InputError(
+            f"t_final = {t_final} is not a whole number of steps of dt = {dt}; take for example "
+            f"dt = {t_final / max(steps, 1):.12g}"
+        )
+    return steps
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} is {value!r}: expected a whole number >= {least}")
+    return int(value)
+
+
+def _initial_heads(
+    heads: int | ArrayLike | QKV | None, law: HeadLaw, d: int, seed: int
+) -> tuple[Matrices, Matrices | None, bool]:
+    """Scores and values (heads, d, d) at time 0, and whether they were drawn from the seed."""
+    prescribed = law.initial()
+    if prescribed is not None:
+        scores, values = prescribed
+        count = len(scores)
+        if heads is not None and not (np.ndim(heads) == 0 and heads == count):  # type: ignore[arg-type]
+            raise InputError(f"the law prescribes its {count} heads; leave heads out")
+        return scores, values, False
+    if heads is None:
+        raise InputError("heads is missing: give their number or an array (heads, d, d)")
+    if isinstance(heads, QKV):
+        scores, values = heads.matrices()
+    elif np.ndim(heads) == 0:
+        count = _whole(heads, "heads", 1)
+        z = CounterNormals(seed).draw((count, d, d), path=0, step=0, purpose=INITIAL_HEADS)
+        return z + np.swapaxes(z, -1, -2), None, True
+    else:
+        scores, values = as_matrices(heads, "heads"), None
+    if scores.ndim != 3 or scores.shape[-1] != d:
+        raise InputError(
+            f"heads have shape {scores.shape}, expected (heads, {d}, {d}) for tokens of "
+            f"dimension {d}"
+        )
+    return scores, values, False
+
+
+def _has_ledger(
+    ledger: bool | None, scores: Matrices, values: Matrices | None, law: HeadLaw, causal: bool
+) -> bool:
+    """Whether the run keeps the energy ledger; an error where one is asked for and none exists."""
+    reason = None
+    if values is not None:
+        reason = "general (Q, K, V) heads are no gradient: they have no energy"
+    elif causal:
+        reason = "the causal mask makes the pair interaction one-sided: there is no energy"
+    if reason is not None:
+        if ledger:
+            raise InputError(f"{reason}; pass ledger=False to record speeds and tokens")
+        return False
+    if ledger is False:
+        return False
+    if not is_symmetric(scores):
+        as_matrices(scores, "heads", symmetric=True)
+    if not law.symmetric:
+        raise InputError(
+            f"the law {type(law).__name__} does not keep heads symmetric, and the energy needs "
+            "D = D^T; pass ledger=False to simulate without an energy"
+        )
+    return True
+
+
+def _snapshot_steps(snapshots: Sequence[float] | None, steps: int, dt: float) -> NDArray[np.int64]:
+    if snapshots is None:
+        return np.array([0, steps])
+    times = np.atleast_1d(np.asarray(snapshots, dtype=float))
+    if times.ndim != 1 or not np.all(np.isfinite(times)):
+        raise InputError(f"snapshots are {snapshots!r}: expected a list of finite times")
+    nearest = np.rint(times / dt).astype(np.int64)
+    if np.any(nearest < 0) or np.any(nearest > steps):
+        raise InputError(f"snapshots {times.tolist()} must lie between 0 and {steps * dt:g}")
+    return np.unique(nearest)
+
+
+def _snapshot_paths(snapshot_paths: Sequence[int], paths: int) -> NDArray[np.int64]:
+    chosen = np.unique(np.asarray(snapshot_paths, dtype=np.int64))
+    if np.any(chosen < 0) or np.any(chosen >= paths):
+        raise InputError(f"snapshot_paths {chosen.tolist()} must be numbers from 0 to {paths - 1}")
+    return chosen
+
+
+def _digest(array: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

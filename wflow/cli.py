@@ -1,0 +1,247 @@
+"""The command `wflow`: look at a run file, draw it, check it."""
+
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from wflow.errors import Interrupted, WflowError
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+_WIDEST = 160  # characters of a parameter that `info` prints
+
+
+@dataclass(frozen=True)
+class Info:
+    """Say what a run file holds: the run, its provenance and its main numbers."""
+
+    file: tyro.conf.Positional[Path]
+    """Run file, or the .partial of an unfinished run."""
+
+    def __call__(self) -> int:
+        from wflow.runfile import open_run
+
+        with open_run(self.file) as ds:
+            lines = describe(ds)
+        width = max(len(name) for name, _ in lines)
+        print(self.file)
+        for name, text in lines:
+            print(f"  {name:<{width}}  {text}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw every figure that a run file allows, as PNG and PDF."""
+
+    file: tyro.conf.Positional[Path]
+    """Run file, or the .partial of an unfinished run."""
+    out: Path | None = None
+    """Folder for the figures; default: the folder of the file."""
+
+    def __call__(self) -> int:
+        from wflow.plots import plot_run
+        from wflow.runfile import open_run
+
+        with open_run(self.file) as ds:
+            written = plot_run(ds, self.file.parent if self.out is None else self.out)
+        for path in written:
+            print(path)
+        return 0
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Recompute what a run file claims, and say pass or fail (exit status 0 or 1)."""
+
+    file: tyro.conf.Positional[Path]
+    """Run file."""
+    tolerance: float = 0.05
+    """Mean residual of the energy balance that passes, as a share of the energy turned over."""
+
+    def __call__(self) -> int:
+        from wflow.verify import verify
+
+        report = verify(self.file, tolerance=self.tolerance)
+        print(report)
+        return 0 if report.passed else 1
+
+
+Command = (
+    Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `wflow`.
+
+    Parameters
+    ----------
+    argv : arguments after the name of the command; None: those of the process
+
+    Returns
+    -------
+    exit status: 0; 1 where `verify` fails; 2 for a mistake of the user
+
+    Raises
+    ------
+    SystemExit
+        For `--help` (0) and for arguments that cannot be read (2).
+    """
+
+    def run() -> int:
+        command: Any = tyro.cli(
+            Command,  # type: ignore[arg-type]
+            prog="wflow",
+            description=__doc__,
+            args=None if argv is None else list(argv),
+        )
+        return command()
+
+    return guarded(run)
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Run the main function of a script and turn what goes wrong into a message and a status.
+
+    Parameters
+    ----------
+    main : returns the exit status
+
+    Returns
+    -------
+    what `main` returns; 2 for a WflowError or a file that the system refuses; 128 + number for
+    a signal (Interrupted, KeyboardInterrupt, a reader that closed the pipe). A fault of wflow
+    itself keeps its traceback.
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            status = main()
+            sys.stdout.flush()  # here, so that a closed pipe shows inside the guard
+            return status
+        except Interrupted as stop:
+            return _complain(f"wflow: {stop}", 128 + stop.signum)
+        except WflowError as error:
+            return _complain(f"wflow: error: {error}", 2)
+        except KeyboardInterrupt:
+            return _complain("wflow: interrupted", 130)
+        except BrokenPipeError:
+            # What is still in the buffer would raise again when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except OSError as error:
+            what = f"{error.filename}: " if error.filename else ""
+            return _complain(f"wflow: error: {what}{error.strerror or error}", 2)
+
+
+def _complain(message: str, status: int) -> int:
+    print(message, file=sys.stderr)
+    return status
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"wflow: warning: {message}", file=sys.stderr)
+
+
+def describe(ds: "Dataset") -> list[tuple[str, str]]:
+    """Give what `wflow info` prints: pairs of a name and a text.
+
+    Parameters
+    ----------
+    ds : a run, of `wflow.open` or `wflow.solve`
+
+    Returns
+    -------
+    list of (name, text)
+    """
+    import json
+
+    config = json.loads(ds.attrs["config"])
+    sizes = ds.sizes
+    times = ds["time"].values
+    lines = [("status", "complete" if ds.attrs["complete"] else "NOT COMPLETE")]
+    lines += [("title", str(ds.attrs["title"]))] if "title" in ds.attrs else []
+    heads = config.get("heads")
+    heads = heads if isinstance(heads, int) else sizes.get("head", "given")
+    lines += [
+        ("law", _law(config.get("law"))),
+        ("heads", str(heads)),
+        ("tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"),
+        ("paths", str(sizes["path"])),
+        ("dynamics", ", ".join(str(config.get(k, "?")) for k in ("flow", "direction", "scheme"))),
+        ("time", f"to {config.get('t_final', '?')} in steps of {config.get('dt', '?')}"),
+        ("precision", str(config.get("dtype", "?"))),
+        ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
+    ]
+    if "snapshot" in ds.coords:
+        shots = ds["snapshot"].values
+        held = [name for name in ("tokens", "tokens_mean", "heads") if name in ds]
+        lines.append(("snapshots", f"{_list(shots)} of {', '.join(held)}"))
+    names = ("seed", "command", "created", "wflow_version", "numpy_version", "numba_version")
+    lines += [(name, _short(ds.attrs[name])) for name in names if name in ds.attrs]
+    return lines + _numbers(ds)
+
+
+def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
+    """Means over the paths, with their standard error."""
+    times = ds["time"].values
+    if not times.size:
+        return []
+    late = ds["time"] >= (times[0] + times[-1]) / 2
+    lines = []
+    if "energy" in ds:
+        lines += [
+            ("E(0)", _mean(ds["energy"][:, 0].values)),
+            ("E(T)", _mean(ds["energy"][:, -1].values)),
+        ]
+        lines += [
+            (f"{name}(T)", _mean(ds[name][:, -1].values))
+            for name in ("edi_residual", "edi_residual_upper_gradient")
+            if name in ds
+        ]
+    for name in ("upper_gradient_sq", "speed_sq"):
+        if name in ds:
+            means = ds[name].isel(time=late.values).mean("time", skipna=True).values
+            lines.append((name, f"{_mean(means)}, mean over the second half"))
+    return lines
+
+
+def _mean(values: Any) -> str:
+    import numpy as np
+
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return "not recorded"
+    if known.size == 1 or not np.isfinite(known).all():
+        return f"{known.mean():.6g}"
+    return f"{known.mean():.6g} +- {known.std(ddof=1) / math.sqrt(known.size):.2g}"
+
+
+def _law(law: Any) -> str:
+    if not isinstance(law, dict):
+        return "?"
+    parameters = ", ".join(f"{key} = {value}" for key, value in law.items() if key != "name")
+    return _short(f"{law.get('name', '?')}({parameters})")
+
+
+def _short(text: Any) -> str:
+    text = str(text)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 4]} ..."
+
+
+def _list(values: Any) -> str:
+    texts = [f"{value:g}" for value in values]
+    if len(texts) > 8:
+        texts = [*texts[:4], "...", *texts[-2:]]
+    return "t = " + ", ".join(texts) if texts else "none yet"

@@ -1,0 +1,305 @@
+"""`wflow.solve`: the one door to the particle system."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wflow._march import march
+from wflow._problem import Problem, pose
+from wflow.errors import BlowUpError, InputError, Interrupted
+from wflow.heads import QKV, HeadLaw, law_from_config
+from wflow.progress import progress as progress_bar
+from wflow.runfile import MemoryStore, RunWriter, config_text, dataset_attrs, open_run, run_status
+
+if TYPE_CHECKING:
+    import xarray
+
+_BATCH_BYTES = 64 * 2**20
+
+
+def solve(
+    x0: ArrayLike,
+    law: HeadLaw,
+    *,
+    heads: int | ArrayLike | QKV | None = None,
+    t_final: float,
+    dt: float,
+    paths: int = 1,
+    seed: int = 0,
+    flow: str = "softmax",
+    direction: str = "descent",
+    scheme: str = "euler",
+    record_every: int = 1,
+    snapshots: Sequence[float] | None = None,
+    snapshot_paths: Sequence[int] = (0,),
+    save_heads: bool = False,
+    ledger: bool | None = None,
+    causal: bool = False,
+    dtype: str = "float64",
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: bool = False,
+    batch: int | None = None,
+    threads: int | None = None,
+    checkpoint_every: float = 15.0,
+) -> "xarray.Dataset":
+    """Simulate tokens on the sphere under multi-head attention and keep their energy ledger.
+
+    dx_i = v(x_i) dt with v of the chosen flow (DESIGN section 1), dD_h by the head law. Same seed,
+    same bits: for any number of threads, any batching of paths, interrupted and resumed or not.
+
+    Parameters
+    ----------
+    x0 : (n, d), or (paths, n, d) for a start per path; tokens are put on the unit sphere
+    law : how the heads move: `wflow.heads.OrnsteinUhlenbeck`, `Oscillating`, `Frozen`, `Schedule`,
+        or a `HeadLaw` of one's own
+    heads : their number (D_h(0) = Z + Z^T drawn from the seed, the same for all paths), or initial
+        matrices (heads, d, d), or a `QKV`; left out where the law prescribes them
+    t_final, dt : end and step, in units of time of the flow; t_final is a whole number of steps
+    paths : number of Monte Carlo paths
+    seed : key of all random numbers, with the number of path and step
+    flow : "softmax", "unnormalised" or "effective"
+    direction : "descent" (energy falls) or "ascent" (clustering); of no effect on `QKV` heads,
+        whose values are taken as they are
+    scheme : "euler" (order 1; Euler-Maruyama), "heun" (2) or "rk4" (4), the last two for
+        deterministic laws
+    record_every : the ledger is recorded every so many steps, and at the end
+    snapshots : times at which tokens are kept (nearest steps); default start and end
+    snapshot_paths : paths whose tokens are kept; the mean over paths always is
+    save_heads : keep the heads at the snapshots as well
+    ledger : False to run without the energy; None for whatever the heads allow
+    causal : token i attends to tokens j <= i only
+    dtype : "float64" or "float32", for tokens and heads; the ledger is always double
+    out : run file (HDF5); None keeps the result in memory
+    overwrite, resume : what to do where `out` exists; a run that never started just starts
+    progress : show a bar with the time left
+    batch : paths that march together; default by memory
+    threads : Numba threads; default all
+    checkpoint_every : seconds between the states from which a killed run resumes
+
+    Returns
+    -------
+    xarray.Dataset with the names of DESIGN section 6; lazy where `out` is given
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used; the message says what to do.
+    BlowUpError
+        If the step size is too large; its `run` holds what was recorded when nothing is on disk.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    Source: [MHT] section 6; DESIGN sections 1 to 4.
+    """
+    problem = pose(
+        x0,
+        law,
+        heads=heads,
+        t_final=t_final,
+        dt=dt,
+        paths=paths,
+        seed=seed,
+        flow=flow,
+        direction=direction,
+        scheme=scheme,
+        record_every=record_every,
+        snapshots=snapshots,
+        snapshot_paths=snapshot_paths,
+        save_heads=save_heads,
+        ledger=ledger,
+        causal=causal,
+        dtype=dtype,
+    )
+    size = _batch_size(problem) if batch is None else batch
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        raise InputError(f"batch is {batch!r}: expected a whole number >= 1")
+    size = min(int(size), problem.paths)
+    if out is None and (overwrite or resume):
+        raise InputError("overwrite and resume are for runs in a file: give out as well")
+    if overwrite and resume:
+        raise InputError("overwrite and resume exclude each other: choose one")
+    batches = -(-problem.paths // size)
+    label = f"{problem.heads} head{'s' if problem.heads > 1 else ''}"
+    with (
+        _numba_threads(threads),
+        progress_bar(batches * (problem.steps + 1), label, progress) as tick,
+    ):
+        if out is None:
+            return _in_memory(problem, size, tick)
+        return _in_file(problem, size, tick, Path(out), overwrite, resume, checkpoint_every)
+
+
+def rerun(path: str | Path, *, out: str | Path | None = None, **changes) -> "xarray.Dataset":
+    """Run again what a run file holds, from its configuration and initial state.
+
+    Parameters
+    ----------
+    path : a run file
+    out : file of the new run; None keeps it in memory
+    changes : arguments of `solve` that differ, such as dt or threads
+
+    Returns
+    -------
+    xarray.Dataset, as from `solve`; without changes the same numbers to the bit
+
+    Raises
+    ------
+    InputError
+        For a law made of callables or (Q, K, V) heads, which a run file does not hold.
+    """
+    with open_run(path) as ds:
+        config = json.loads(ds.attrs["config"])
+        x0 = ds["initial_tokens"].values
+        if "initial_heads" not in ds:
+            raise InputError(f"{path} has (Q, K, V) heads, which a run file does not hold")
+        initial_heads = ds["initial_heads"].values
+    del config["x0"]
+    law = law_from_config(config.pop("law"))
+    if not isinstance(config["heads"], int):
+        config["heads"] = None if law.initial() is not None else initial_heads
+    return solve(x0, law, out=out, **(config | changes))
+
+
+def _batch_size(problem: Problem) -> int:
+    """Paths that fit into a fixed amount of memory together."""
+    n, d = problem.x0.shape[-2:]
+    per_path = 8 * (6 * n * d + 8 * problem.heads * d * d + 8 * 1024)
+    return max(1, min(problem.paths, _BATCH_BYTES // per_path))
+
+
+def _initial_state(problem: Problem, sink) -> None:
+    names = problem.layout().names
+    if "initial_tokens" in names:
+        sink.write("initial_tokens", (), problem.x0)
+    if "initial_heads" in names:
+        sink.write("initial_heads", (), problem.scores)
+
+
+def _in_memory(problem: Problem, batch: int, tick) -> "xarray.Dataset":
+    store = MemoryStore(problem.layout())
+    attrs = dataset_attrs(problem.config(), problem.seed)
+    _initial_state(problem, store)
+    try:
+        march(problem, store, batch=batch, tick=tick)
+    except BlowUpError as error:
+        error.run = store.dataset(attrs)
+        raise
+    return store.dataset(attrs)
+
+
+def _in_file(
+    problem: Problem,
+    batch: int,
+    tick,
+    out: Path,
+    overwrite: bool,
+    resume: bool,
+    checkpoint_every: float,
+) -> "xarray.Dataset":
+    state = None
+    if resume and run_status(out) != "absent":
+        if run_status(out) == "complete":
+            return _finished(problem, out)
+        writer, state = RunWriter.resume(out, config_text(problem.config()))
+    else:
+        attrs = dataset_attrs(problem.config(), problem.seed)
+        writer = RunWriter.create(out, problem.layout(), attrs, overwrite=overwrite)
+    try:
+        if state is None:
+            _initial_state(problem, writer)
+        with _signals() as caught:
+            complete = march(
+                problem,
+                writer,
+                batch=batch,
+                state=state,
+                save=writer.checkpoint,
+                save_every=checkpoint_every,
+                stopping=lambda: bool(caught),
+                tick=tick,
+            )
+        if complete:
+            writer.finish()
+        else:
+            writer.abandon()
+    except BlowUpError as error:
+        if error.time > 0:
+            writer.abandon()
+            error.args = (f"{error.args[0]}. What was recorded is in {out}.partial",)
+        else:
+            writer.discard()
+        raise
+    except BaseException:
+        writer.abandon()
+        raise
+    if not complete:
+        name = signal.Signals(caught[0]).name
+        raise Interrupted(
+            f"{name} ended the run after a whole step; everything up to there is in {out}.partial. "
+            "Give the same command with --resume (in Python: resume=True) to go on",
+            caught[0],
+        )
+    return open_run(out)
+
+
+def _finished(problem: Problem, out: Path) -> "xarray.Dataset":
+    """The finished run in `out`, if it is the one asked for."""
+    ds = open_run(out)
+    held, asked = json.loads(ds.attrs["config"]), json.loads(config_text(problem.config()))
+    if held != asked:
+        ds.close()
+        keys = sorted(k for k in held.keys() | asked.keys() if held.get(k) != asked.get(k))
+        raise InputError(
+            f"{out} holds another finished run (it differs in {', '.join(keys)}); choose another "
+            "output or overwrite it (--overwrite)"
+        )
+    return ds
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Catch SIGINT and SIGTERM: the list receives the signal; a second one ends at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame) -> None:
+        caught.append(number)
+        for other, handler in previous.items():
+            signal.signal(other, handler)
+
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _numba_threads(threads: int | None) -> Iterator[None]:
+    if threads is None:
+        yield
+        return
+    available = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= available:
+        raise InputError(f"threads is {threads!r}: expected a whole number from 1 to {available}")
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)

@@ -1,0 +1,48 @@
+"""Oscillating heads: weights that never settle keep the tokens moving.
+
+Every interaction matrix follows a periodic target, dD = (M_h(t) - D) dt, without noise. The squared
+upper gradient G^2 does not decay in time. With common phases it does not fall with the number H of
+heads either; with spread phases the oscillations of the heads average out, and G^2 falls to a small
+positive plateau: [MHT] figures 1 to 3, lower rows.
+
+    python studies/oscillating_heads.py --heads 64
+    python studies/oscillating_heads.py --phases common
+
+[MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from wflow.cli import guarded
+
+from wflow import study
+from wflow.heads import Oscillating
+
+
+@dataclass(frozen=True, kw_only=True)
+class OscillatingHeads(study.StudyFlags):
+    """Flags of this study."""
+
+    phases: Literal["spread", "common"] = "spread"
+    """Phases of the heads: spread evenly over a period, or all the same."""
+    heads: tuple[int, ...] = (4, 8, 16, 32, 64)
+    """Head counts H, one run each. Two or more are fitted by a power law in H."""
+    paths: int = 1
+    """Monte Carlo paths: without noise, and with the same start, they are all equal."""
+    fit_from: int = 4
+    """Smallest head count that takes part in the fit a H^b."""
+    out: Path = Path("results/oscillating_heads")
+    """Folder for run files, summary and figures."""
+
+
+def main() -> int:
+    flags = study.command_line(OscillatingHeads, __doc__)
+    study.check_flags(flags)
+    return study.run("oscillating_heads", flags, Oscillating(flags.d, phases=flags.phases))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,49 @@
+"""Ornstein-Uhlenbeck heads: the more heads, the nearer the tokens come to rest.
+
+Every interaction matrix fluctuates about the identity, dD = rate (I - D) dt + sigma dW_sym. The
+heads average their noise, and the squared upper gradient G^2, averaged over the second half of the
+time, falls like 1/H in the number H of heads: [MHT] eq. 151 and figures 1 to 3.
+
+    python studies/ou_heads.py --heads 64
+    python studies/ou_heads.py --heads 1 2 4 8 16 32 64 --out results/ou_scaling
+
+[MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from wflow.cli import guarded
+
+from wflow import study
+from wflow.heads import OrnsteinUhlenbeck
+
+
+@dataclass(frozen=True, kw_only=True)
+class OUHeads(study.StudyFlags):
+    """Flags of this study."""
+
+    rate: float = 1.0
+    """Rate at which the heads return to their mean, the identity."""
+    sigma2: float = 2.0
+    """Variance sigma^2 of the noise per unit time; the stationary one is sigma^2 / (2 rate)."""
+    ou: Literal["euler-maruyama", "exact"] = "euler-maruyama"
+    """How a step of the heads is sampled: as in [MHT], or from the exact Gaussian transition."""
+    out: Path = Path("results/ou_heads")
+    """Folder for run files, summary and figures."""
+
+
+def main() -> int:
+    flags = study.command_line(OUHeads, __doc__)
+    study.check_flags(flags)
+    law = OrnsteinUhlenbeck(
+        mean=np.eye(flags.d), rate=flags.rate, sigma2=flags.sigma2, exact=flags.ou == "exact"
+    )
+    return study.run("ou_heads", flags, law)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

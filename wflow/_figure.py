@@ -1,0 +1,226 @@
+"""What all figures share: style, layout, reading of a Dataset, curves with bands, files."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+COLUMN = 3.5  # inches: one column of a journal page
+PAGE = 7.2  # inches: both columns
+MAX_POINTS = 2000  # of a curve: more cannot be seen at 200 dpi and make the PDF heavy
+MAX_PANELS = 5  # in a row
+BAND = (10.0, 90.0)  # percentiles over the paths
+
+Band = Literal["percentiles", "error"]
+
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "mathtext.fontset": "dejavusans",
+    "font.size": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.title_fontsize": 8.0,
+    "legend.frameon": False,
+    "legend.handlelength": 3.4,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.6,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+    "figure.dpi": 200,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
+    """Write a figure as `stem`.png (200 dpi) and `stem`.pdf into a folder, made if missing.
+
+    Raises
+    ------
+    InputError
+        Where the folder cannot be written.
+    """
+    folder = Path(out_dir)
+    files = [folder / f"{stem}.png", folder / f"{stem}.pdf"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with style():
+            for file in files:
+                # Without a date the same run gives the same bytes.
+                undated = {"CreationDate": None} if file.suffix == ".pdf" else {}
+                figure.savefig(file, metadata=undated)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the figure {error.filename or files[0]}: {error.strerror}; "
+            "make room, or give a folder that can be written"
+        ) from None
+    return files
+
+
+def head_count(ds: "Dataset") -> int:
+    """Number H of heads of a run."""
+    if "head" in ds.sizes:
+        return int(ds.sizes["head"])
+    heads = config(ds).get("heads")
+    if isinstance(heads, int):
+        return heads
+    raise InputError("the Dataset does not say how many heads it has: no dim head, none in config")
+
+
+def config(ds: "Dataset") -> dict[str, Any]:
+    return dict(json.loads(ds.attrs.get("config", "{}")))
+
+
+def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
+    """Times (k,) and values (paths, k) of a recorded variable, thinned, infinities as NaN."""
+    if name not in ds:
+        raise InputError(
+            f"the run holds no {name}: general or causal heads have no energy; "
+            f"it holds {', '.join(sorted(map(str, ds.data_vars)))}"
+        )
+    length = ds.sizes["time"]
+    step = max(1, math.ceil(length / MAX_POINTS))
+    keep = np.unique(np.append(np.arange(0, length, step), length - 1))  # the end always shows
+    part = ds[name].transpose("path", "time").isel(time=keep)
+    values = np.array(part.values, dtype=float)
+    values[~np.isfinite(values)] = np.nan
+    return np.asarray(part["time"].values, dtype=float), values
+
+
+def grid(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> tuple["Figure", NDArray]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def curve(
+    axis: "Axes",
+    time: NDArray,
+    values: NDArray,
+    *,
+    band: Band = "percentiles",
+    band_alpha: float,
+    **line: Any,
+) -> None:
+    """Mean over the paths of (paths, k), and a band: percentiles, or error of the mean."""
+    recorded = np.isfinite(values).any(axis=0)
+    time, values = time[recorded], values[:, recorded]
+    marked = line.get("markevery")
+    if marked is not None:
+        line["markevery"] = [k for k in marked if k < len(time)]
+    mean = np.nanmean(values, axis=0)
+    axis.plot(time, mean, zorder=3, **line)
+    if values.shape[0] > 1:
+        if band == "percentiles":
+            low, high = np.nanpercentile(values, BAND, axis=0)
+        else:
+            error = np.nanstd(values, axis=0, ddof=1) / math.sqrt(values.shape[0])
+            low, high = mean - error, mean + error
+        axis.fill_between(
+            time, low, high, color=line["color"], alpha=band_alpha, linewidth=0, zorder=1
+        )
+
+
+def spaced(length: int, marks: int, curve: int, curves: int) -> list[int]:
+    """Indices of some markers per curve, shifted from curve to curve so that they do not meet."""
+    offset = (curve + 0.5) / max(curves, 1)
+    places = (np.arange(marks) + offset) / marks * (length - 1)
+    return [int(p) for p in np.unique(np.round(places))]
+
+
+def time_axis(axis: "Axes") -> None:
+    """Label the axis of time, with ticks at round numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.margins(x=0.01)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axis.set_xlabel("time $t$")
+
+
+def log_axis(axis: "Axes") -> None:
+    """Give a log axis of y at least a decade, so that a flat curve looks flat, and plain ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_ylim()
+    room = max(0.0, 1.0 - math.log10(high / low)) / 2
+    low, high = low / 10**room, high * 10**room
+    axis.set_ylim(low, high)
+    if high / low < 50:  # one or two powers of ten say little about a scale
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def facts(ds: "Dataset", heads: bool = True, paths: bool = True) -> str:
+    """What a reader must know to place a figure: sizes of the run."""
+    facts = [f"$H$ = {head_count(ds)}"] if heads else []
+    facts += [f"${s}$ = {ds.sizes[k]}" for s, k in (("n", "token"), ("d", "axis")) if k in ds.sizes]
+    count = ds.sizes.get("path", 1)
+    if paths:
+        facts.append(f"{count} paths" if count > 1 else "1 path")
+    if not ds.attrs.get("complete", 1):
+        facts.append("run not complete")
+    return ", ".join(facts)
+
+
+def band_note(band: Band) -> str:
+    """What a band means, to end a title."""
+    if band == "error":
+        return "; band: ± standard error"
+    return f"; band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
+
+
+def mean_and_error(values: NDArray) -> str:
+    """Mean ± standard error of (paths,), with as many digits as the error has meaning for."""
+    mean = float(np.nanmean(values))
+    if len(values) < 2:
+        return minus(f"{mean:.2g}")
+    error = float(np.nanstd(values, ddof=1)) / math.sqrt(len(values))
+    if error == 0 or error < 1e-5 or error > 1e4:
+        return minus(f"{mean:.2g} ± {error:.1g}")
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return minus(f"{mean:.{decimals}f} ± {error:.{decimals}f}")
+
+
+def last_index(values: NDArray) -> int:
+    return int(np.flatnonzero(np.isfinite(values).any(axis=0))[-1])
+
+
+def last_mean(values: NDArray) -> float:
+    """Mean over the paths of (paths, k) at the last time that was recorded."""
+    return float(np.nanmean(values[:, last_index(values)]))
+
+
+def minus(number: str) -> str:
+    return number.replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,387 @@
+"""Figures from the Dataset of a run: tokens, upper gradient, energy balance.
+
+Every function takes data and returns a `matplotlib.figure.Figure`; nothing is drawn on a screen,
+no global state of matplotlib is touched, and matplotlib is imported when the first figure is made.
+Curves differ by line style, marker and lightness, not by hue alone, so that they survive a
+greyscale print.
+"""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow import _panels
+from wflow._figure import (
+    COLUMN,
+    MAX_PANELS,
+    PAGE,
+    band_note,
+    config,
+    curve,
+    facts,
+    grid,
+    head_count,
+    last_index,
+    last_mean,
+    log_axis,
+    mean_and_error,
+    minus,
+    save,
+    series,
+    spaced,
+    style,
+    time_axis,
+)
+from wflow.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+    from wflow.fits import PowerLaw
+
+# Okabe and Ito's palette, ordered so that neighbours in a plot differ in lightness as well.
+_TERMS: dict[str, dict[str, Any]] = {
+    "energy": {"color": "#000000", "linestyle": "-", "linewidth": 1.9},
+    "work_weights": {"color": "#0072B2", "linestyle": (0, (6, 2))},
+    "work_ito": {"color": "#56B4E9", "linestyle": (0, (6, 1.5, 1, 1.5)), "marker": "s"},
+    "martingale": {"color": "#A0527F", "linestyle": (0, (2.5, 1.2)), "marker": "D"},
+    "dissipated": {"color": "#D55E00", "linestyle": "-", "marker": "o"},
+    "upper_gradient": {"color": "#E69F00", "linestyle": (0, (1, 1.2)), "marker": "^"},
+}
+_MARKERS = "osD^vP*X<>"
+
+
+def token_snapshots(
+    ds: "Dataset", times: Sequence[float] | None = None, which: str | int = "mean"
+) -> "Figure":
+    """Draw the tokens at several times: a row of circles (d = 2) or spheres (d = 3).
+
+    For d > 3 the tokens are projected on the first two principal axes of all that is shown (those
+    of the second moment about the origin, so that the image of the sphere is the unit disc).
+
+    Parameters
+    ----------
+    ds : run with `tokens_mean` (snapshot, token, axis), or `tokens` for a path
+    times : snapshot times to draw; None: all, or five spread evenly where there are more
+    which : "mean" for the mean over all paths, which lies inside the ball where the paths differ,
+        or the number of a path whose tokens are stored
+
+    Raises
+    ------
+    InputError
+        For a time or a path that is not stored.
+
+    Source: [MHT] figure 1.
+    """
+    shown, cloud = _snapshots(ds, times, which)
+    d = cloud.shape[-1]
+    note = facts(ds, paths=which == "mean")
+    note += ", mean position over the paths" if which == "mean" else f", path {which}"
+    names = ("$x_1$", "$x_2$")
+    if d == 3:
+        note += "; dark: near side, light: far side"
+    elif d > 3:
+        basis, share = _panels.principal_axes(cloud.reshape(-1, d))
+        cloud = cloud @ basis.T
+        names = ("principal axis 1", "principal axis 2")
+        note += f"; axes 1, 2: {100 * share[0]:.0f} %, {100 * share[1]:.0f} % of second moment"
+    columns = min(len(shown), MAX_PANELS)
+    rows = math.ceil(len(shown) / columns)
+    width = PAGE if columns > 2 else COLUMN
+    note = textwrap.fill(note, int(17 * width))
+    room = 0.2 if d == 3 else 0.25 + 0.25 * (rows > 1)  # titles, and labels of axes
+    height = rows * (width / columns + room) + 0.25 + 0.14 * note.count("\n")
+    with style():
+        figure, axes = grid(rows, columns, width, height)
+        for k, (t, points) in enumerate(zip(shown, cloud, strict=True)):
+            panel = axes.flat[k]
+            if d == 3:
+                _panels.sphere(panel, points)
+            else:
+                _panels.disc(panel, points, names=names, first=k % columns == 0)
+            panel.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
+        for panel in axes.flat[len(shown) :]:
+            panel.set_axis_off()
+        figure.supxlabel(note, fontsize=8.0, color="0.25")
+    return figure
+
+
+def gradient_over_time(
+    datasets: "Mapping[int, Dataset]", name: str = "upper_gradient_sq"
+) -> "Figure":
+    """Draw G^2(t) = (1/n) sum_i b(x_i) |v_i|^2 on a log scale, one curve per head count.
+
+    Parameters
+    ----------
+    datasets : head count -> run; mean over its paths. The band of a single run holds the middle
+        80 % of its paths; several runs have bands of ± one standard error, which overlap less
+    name : variable (path, time) to draw; `speed_sq` for runs without an energy
+
+    Source: [MHT] figure 2, left.
+    """
+    from matplotlib import colormaps
+
+    label = {
+        "upper_gradient_sq": "squared upper gradient $G^2$",
+        "speed_sq": r"mean squared speed $\Sigma_i |v_i|^2 / n$",
+    }.get(name, name)
+    with style():
+        figure, axes = grid(1, 1, 5.0 if len(datasets) > 1 else COLUMN, 2.8)
+        axis = axes.flat[0]
+        several, bands = len(datasets) > 1, False
+        for k, (heads, ds) in enumerate(sorted(datasets.items())):
+            time, values = series(ds, name)
+            # Zero, and what a run cut short did not record, have no place on a log scale.
+            values = np.where(values > 0, values, np.nan)
+            colour = colormaps["viridis"](0.84 * k / max(len(datasets) - 1, 1))
+            bands |= values.shape[0] > 1
+            curve(
+                axis,
+                time,
+                values,
+                label=f"{heads}",
+                color=colour,
+                # Noisy curves make nothing of dashes: lightness and markers tell them apart.
+                marker=_MARKERS[k % len(_MARKERS)] if several else "",
+                markersize=5.5,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+                markevery=spaced(len(time), 6, k, len(datasets)),
+                linewidth=0.9,
+                band="error" if several else "percentiles",
+                band_alpha=0.25,
+            )
+        axis.set_yscale("log")
+        log_axis(axis)
+        axis.set_ylabel(label)
+        time_axis(axis)
+        one = next(iter(datasets.values()))
+        title = facts(one, heads=not several)
+        if bands:
+            title += band_note("error" if several else "percentiles")
+        # A figure of one column is too narrow for all of it in a line.
+        axis.set_title(title if several else title.replace("; ", "\n"))
+        if several:
+            figure.legend(title="heads $H$", loc="outside right upper", labelspacing=0.55)
+    return figure
+
+
+def gradient_against_heads(
+    heads: Sequence[int],
+    values: ArrayLike,
+    fit: "PowerLaw | None" = None,
+    fit_from: int = 1,
+) -> "Figure":
+    """Draw the time-averaged G^2 against the head count H, with the fit a H^b.
+
+    Parameters
+    ----------
+    heads : (runs,) head counts
+    values : (runs, paths) averages of G^2 over time, per path
+    fit : power law through the means over the paths (`wflow.fits.power_law`), None for no line
+    fit_from : smallest head count that took part in the fit; the others are drawn hollow
+
+    Source: [MHT] eq. 151 and figure 2, right.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    x = np.asarray(heads, dtype=float)
+    y = np.asarray(values, dtype=float)
+    if y.ndim != 2 or y.shape[0] != len(x):
+        raise InputError(f"values has shape {y.shape}, expected (runs, paths) = ({len(x)}, ...)")
+    paths = y.shape[1]
+    mean = y.mean(axis=1)
+    with style():
+        figure, axes = grid(1, 1, COLUMN, 2.8)
+        axis = axes.flat[0]
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        if fit is not None:
+            _fit_line(axis, x[x >= fit_from], fit)
+            axis.set_title(_fit_text(fit, fit_from), linespacing=1.3)
+        if paths > 1:
+            axis.plot(np.repeat(x, paths), y.ravel(), ".", color="0.72", markersize=2.5, zorder=1.5)
+            axis.plot([], [], ".", color="0.6", markersize=4, label="one path each")
+        error = y.std(axis=1, ddof=1) / math.sqrt(paths) if paths > 1 else None
+        label = "mean ± standard error" if paths > 1 else "one path"
+        for part, fill in ((x >= fit_from, "#000000"), (x < fit_from, "white")):
+            if part.any():
+                axis.errorbar(
+                    x[part],
+                    mean[part],
+                    yerr=None if error is None else error[part],
+                    fmt="o",
+                    color="#000000",
+                    markerfacecolor=fill,
+                    markersize=4,
+                    capsize=2.5,
+                    elinewidth=0.9,
+                    zorder=3,
+                    label=label if fill != "white" else "left out of the fit",
+                )
+        axis.set_xlim(x.min() / 1.35, x.max() * 1.35)
+        ticks = x if len(x) <= 9 else x[:: math.ceil(len(x) / 8)]
+        axis.xaxis.set_major_locator(FixedLocator(list(ticks)))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_xlabel("number of heads $H$")
+        axis.set_ylabel("time-averaged $G^2$")
+        log_axis(axis)
+        axis.legend(loc="best", handlelength=2.2)
+    return figure
+
+
+def energy_balance(ds: "Dataset") -> "Figure":
+    """Draw every term of the energy balance, and below it what the balance leaves over.
+
+    E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual; the
+    second residual has +-G^2 in the place of the dissipation (DESIGN section 4). The residuals
+    have a panel and a scale of their own: one a hundred times smaller than the terms is seen.
+
+    Parameters
+    ----------
+    ds : run with the ledger's variables (path, time)
+
+    Source: [MHT] eq. 148 and figure 3.
+    """
+    s = 1 if config(ds).get("direction") == "ascent" else -1
+    time, energy = series(ds, "energy")
+    # Ascent: the dissipation is negative, so that minus its integral is what the energy gains.
+    terms = [
+        ("energy", "energy change $E(t) - E(0)$", energy - energy[:, :1]),
+        ("work_weights", "weight drift", series(ds, "work_weights")[1]),
+        ("work_ito", "Itô correction", series(ds, "work_ito")[1]),
+        ("martingale", "martingale", series(ds, "martingale")[1]),
+        ("dissipated", r"$-\int$ dissipation", -series(ds, "dissipated")[1]),
+        (
+            "upper_gradient",
+            rf"${'+' if s > 0 else '-'}\int G^2$",
+            s * series(ds, "dissipated_upper_gradient")[1],
+        ),
+    ]
+    # Terms that vanish identically (frozen or deterministic heads) would only crowd the legend.
+    terms = [t for t in terms if t[0] == "energy" or np.nanmax(np.abs(t[2]), initial=0.0) > 0]
+    terms.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
+    residuals = [
+        ("dissipated", "with dissipation", series(ds, "edi_residual")[1]),
+        ("upper_gradient", "with $G^2$", series(ds, "edi_residual_upper_gradient")[1]),
+    ]
+    with style():
+        figure, axes = grid(2, 1, 6.0, 4.3, height_ratios=[1.7, 1], sharex=True)
+        for axis, curves, title in (
+            (axes.flat[0], terms, "terms"),
+            (axes.flat[1], residuals, "residual at the end"),
+        ):
+            axis.axhline(0, color="0.6", linewidth=0.5, zorder=0)
+            for k, (key, label, values) in enumerate(curves):
+                if axis is axes.flat[1]:
+                    label += f"\n{mean_and_error(values[:, last_index(values)])}"
+                curve(
+                    axis,
+                    time,
+                    values,
+                    label=label,
+                    band_alpha=0.13,
+                    markevery=spaced(len(time), 7, k, len(curves)),
+                    **_TERMS[key],
+                )
+            axis.legend(
+                title=title, loc="upper left", bbox_to_anchor=(1.01, 1.04), alignment="left"
+            )
+        axes.flat[0].set_ylabel("energy")
+        axes.flat[1].set_ylabel("residual")
+        time_axis(axes.flat[1])
+        note = band_note("percentiles") if energy.shape[0] > 1 else ""
+        axes.flat[0].set_title(facts(ds) + note)
+        figure.align_ylabels()
+    return figure
+
+
+def plot_run(ds: "Dataset", out_dir: str | Path) -> list[Path]:
+    """Write every figure that one run allows, as PNG and PDF, and return where they are.
+
+    A run with an energy: tokens, G^2 over time, energy balance. A run without one (general heads):
+    tokens and the mean squared speed.
+    """
+    source = ds.encoding.get("source")
+    prefix = f"{Path(source).name.split('.')[0]}_" if source else "run_"
+    written: list[Path] = []
+    if "tokens_mean" in ds and ds.sizes.get("path", 1) > 1:
+        written += save(token_snapshots(ds), out_dir, prefix + "tokens_mean")
+    if "tokens" in ds:
+        path = int(ds["snapshot_path"].values[0])
+        written += save(token_snapshots(ds, which=path), out_dir, f"{prefix}tokens_path{path}")
+    heads = {head_count(ds): ds}
+    if "upper_gradient_sq" in ds:
+        written += save(gradient_over_time(heads), out_dir, prefix + "gradient_over_time")
+        written += save(energy_balance(ds), out_dir, prefix + "energy_balance")
+    elif "speed_sq" in ds:
+        written += save(gradient_over_time(heads, "speed_sq"), out_dir, prefix + "speed")
+    return written
+
+
+def _snapshots(
+    ds: "Dataset", times: Sequence[float] | None, which: str | int
+) -> tuple[NDArray, NDArray]:
+    """Times (k,) and tokens (k, n, d) to draw; snapshots that were never reached are left out."""
+    if which == "mean":
+        tokens = ds["tokens_mean"].transpose("snapshot", "token", "axis")
+    else:
+        stored = [int(p) for p in np.atleast_1d(ds["snapshot_path"].values)]
+        if which not in stored:
+            raise InputError(f"no tokens of path {which!r} in the run: stored are paths {stored}")
+        tokens = ds["tokens"].isel(snapshot_path=stored.index(int(which)))
+        tokens = tokens.transpose("snapshot", "token", "axis")
+    at = np.asarray(ds["snapshot"].values, dtype=float)
+    if times is None:
+        count = min(len(at), MAX_PANELS)
+        chosen = np.unique(np.round(np.linspace(0, len(at) - 1, count)).astype(int))
+    else:
+        chosen = np.array([int(np.abs(at - t).argmin()) for t in times])
+        slack = 1e-6 * max(1.0, float(np.abs(at).max()))
+        for t, k in zip(times, chosen, strict=True):
+            if abs(at[k] - t) > slack:
+                raise InputError(
+                    f"no snapshot at t = {t:g}: stored are {', '.join(f'{s:g}' for s in at)}"
+                )
+    cloud = np.asarray(tokens.isel(snapshot=chosen).values, dtype=float)
+    reached = np.isfinite(cloud).all(axis=(1, 2))
+    if not reached.any():
+        raise InputError("the run holds no snapshot of the tokens yet; let it go on (--resume)")
+    return at[chosen][reached], cloud[reached]
+
+
+def _fit_line(axis: "Axes", x: NDArray, fit: "PowerLaw") -> None:
+    span = np.geomspace(x.min() / 1.2, x.max() * 1.2, 100)
+    axis.plot(
+        span,
+        fit.prefactor * span**fit.exponent,
+        color="#0072B2",
+        linestyle=(0, (6, 1.5)),
+        linewidth=1.1,
+        zorder=2,
+        label=r"fit $a\,H^{\,b}$",
+    )
+    below, above = fit.band(span)
+    if np.isfinite(below).all():
+        axis.fill_between(span, below, above, color="#56B4E9", alpha=0.35, linewidth=0, zorder=1)
+
+
+def _fit_text(fit: "PowerLaw", fit_from: int) -> str:
+    start = f", $H$ ≥ {fit_from}" if fit_from > 1 else ""
+    first = f"$a\\,H^{{\\,b}}${start}: $a$ = {fit.prefactor:.3g}, $b$ = {fit.exponent:.3f}"
+    second = []
+    if math.isfinite(fit.exponent_ci[0]):
+        low, high = fit.exponent_ci
+        second.append(f"{100 * fit.level:.0f} % of $b$: {low:.3f} to {high:.3f}")
+    # Two points are always in line: a correlation would only look like evidence.
+    if fit.points > 2 and math.isfinite(fit.pearson):
+        second.append(f"Pearson {fit.pearson:.4f}")
+    return minus("\n".join([first, ", ".join(second)]).strip())

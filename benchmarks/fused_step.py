@@ -1,0 +1,262 @@
+"""Time of the fused step against einsum and against the machine's own limit; memory of a run.
+
+    python benchmarks/fused_step.py [--json benchmarks/results/fused_step.json]
+
+One process, one run, double precision, n = 200 tokens, 64 heads, d = 3:
+
+- fused: `wflow.attention.evaluate`, velocity and every ledger term (with drift, noise, Ito term);
+- einsum: the same quantities written plainly with NumPy, and with torch where it is installed;
+- limit: the same multiply-adds and exponentials per pair with every operand in a register, on the
+  same number of threads.
+
+The variants run in turn, round after round, so that a drift of the machine's speed hits all; the
+median over rounds is printed with the smallest and largest. Peak memory is that of a child process
+`studies/ou_heads.py --heads 64 --paths 16`, by the operating system's account.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba import njit, prange
+
+from wflow import _pairsums
+from wflow._simd import exp2, fma, lanes, load, splat, store
+from wflow.attention import evaluate
+
+N, HEADS, D = 200, 64, 3
+
+
+@njit(parallel=True, error_model="numpy")
+def limit(x, tiles, threads):
+    """The arithmetic of `tiles` turns of the inner loop at d = 3, shared among threads."""
+    width = lanes(x)
+    out = np.empty((threads, width))
+    for thread in prange(threads):
+        z0 = splat(0.3)
+        z1 = splat(0.2)
+        z2 = splat(-0.1)
+        y0 = load(x, 0)
+        y1 = load(x, width)
+        y2 = load(x, 2 * width)
+        y3 = load(x, 3 * width)
+        m = splat(0.0)
+        a = m
+        b = m
+        c = m
+        q = m
+        base = m
+        step = splat(1e-9)
+        for _ in range(tiles // threads):
+            base = base + step  # keeps the turns different, so that none is left out
+            u0 = exp2(fma(z2, y2, fma(z1, y1, fma(z0, y0, base))))
+            u1 = exp2(fma(z2, y3, fma(z1, y2, fma(z0, y1, base))))
+            u2 = exp2(fma(z2, y0, fma(z1, y3, fma(z0, y2, base))))
+            u3 = exp2(fma(z2, y1, fma(z1, y0, fma(z0, y3, base))))
+            m = fma(u3, y3, fma(u2, y2, fma(u1, y1, fma(u0, y0, m))))
+            a = fma(u3, y0, fma(u2, y3, fma(u1, y2, fma(u0, y1, a))))
+            b = fma(u3, y1, fma(u2, y0, fma(u1, y3, fma(u0, y2, b))))
+            c = fma(u3, y2, fma(u2, y1, fma(u1, y0, fma(u0, y3, c))))
+            q = fma(u3, z0, fma(u2, z1, fma(u1, z2, fma(u0, y0, q))))
+        store(out[thread], 0, m + a + b + c + q)
+    return out
+
+
+def einsum_numpy(x, D, f, B, sigma2):
+    """Every quantity of the ledger, written as in DESIGN sections 1 and 4."""
+    n, heads = len(x), len(D)
+    U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x, optimize=True))
+    m = np.einsum("hij->hi", U) / n
+    S = np.einsum("hij,jb->hib", U, x, optimize=True) / n
+    g = np.einsum("hab,hib->hia", D, S, optimize=True)
+    g -= np.einsum("hia,ia->hi", g, x)[..., None] * x
+    v = -np.mean(g / m[..., None], axis=0)
+    b = 1 / np.mean(1 / m, axis=0)
+    gbar = g.mean(axis=0)
+    pairs = 2 * heads * n * n
+    gram = 1 + np.einsum("ia,ja->ij", x, x) ** 2
+    return v, [
+        U.sum() / pairs,
+        np.einsum("hij,ia,hab,jb->", U, x, f, x, optimize=True) / pairs,
+        np.einsum("h,hij,ij->", sigma2, U, gram, optimize=True) / (4 * pairs),
+        np.einsum("hij,ia,hab,jb->", U, x, B, x, optimize=True) / pairs,
+        -np.sum(gbar * v) / n,
+        np.mean(b * np.sum(v * v, axis=1)),
+    ]
+
+
+def einsum_torch() -> Callable | None:
+    """The same with torch, if it is installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.set_num_threads(numba.get_num_threads())
+
+    def step(x, D, f, B, sigma2):
+        n, heads = len(x), len(D)
+        U = torch.exp(torch.einsum("ia,hab,jb->hij", x, D, x))
+        m = U.sum(2) / n
+        S = torch.einsum("hij,jb->hib", U, x) / n
+        g = torch.einsum("hab,hib->hia", D, S)
+        g = g - torch.einsum("hia,ia->hi", g, x)[..., None] * x
+        v = -(g / m[..., None]).mean(0)
+        b = 1 / (1 / m).mean(0)
+        gbar = g.mean(0)
+        pairs = 2 * heads * n * n
+        gram = 1 + torch.einsum("ia,ja->ij", x, x) ** 2
+        return v, [
+            U.sum() / pairs,
+            torch.einsum("hij,ia,hab,jb->", U, x, f, x) / pairs,
+            torch.einsum("h,hij,ij->", sigma2, U, gram) / (4 * pairs),
+            torch.einsum("hij,ia,hab,jb->", U, x, B, x) / pairs,
+            -(gbar * v).sum() / n,
+            (b * (v * v).sum(1)).mean(),
+        ]
+
+    return lambda *arrays: step(*(torch.from_numpy(a) for a in arrays))
+
+
+def timed(call: Callable, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def peak_memory_mb(arguments: list[str]) -> tuple[float, float]:
+    """Peak resident memory (MB = 1e6 bytes) and wall time of a child process."""
+    study = Path(__file__).parents[1] / "studies" / "ou_heads.py"
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, str(study), *arguments, "--out", str(Path(folder) / "run")],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wall = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return peak * (1 if platform.system() == "Darwin" else 1024) / 1e6, wall
+
+
+def processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of all variants")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/fused_step.json"))
+    parser.add_argument("--skip-memory", action="store_true", help="leave out the study's memory")
+    options = parser.parse_args()
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, D))
+    x /= np.linalg.norm(x, axis=1)[:, None]
+    z = rng.normal(size=(3, HEADS, D, D)) / 2
+    heads, drift, noise = z + z.swapaxes(-1, -2)
+    sigma2 = np.full(HEADS, 2.0)
+    arrays = (x, heads, drift, noise, sigma2)
+    batch = [a[None] for a in arrays]
+    threads = numba.get_num_threads()
+
+    def fused():
+        return evaluate(batch[0], batch[1], drift=batch[2], noise=batch[3], sigma2=batch[4])
+
+    pairs = HEADS * N * N
+    tiles = pairs // (8 * _pairsums._TILE)
+    lines = rng.uniform(-0.1, 0.1, 64)
+    variants: dict[str, tuple[Callable, int]] = {
+        "fused": (fused, 60),
+        "limit": (lambda: limit(lines, tiles * 20, threads), 3),
+        "einsum numpy": (lambda: einsum_numpy(*arrays), 1),
+    }
+    torch_step = einsum_torch()
+    if torch_step is not None:
+        variants["einsum torch"] = (lambda: torch_step(*arrays), 2)
+
+    reference, terms = einsum_numpy(*arrays)
+    velocity, ledger = fused()
+    names = ("energy", "weight_power", "ito_power", "martingale", "dissipation",
+             "upper_gradient_sq")  # fmt: skip
+    gap = max(abs(ledger[k][0] / t - 1) for k, t in zip(names, terms, strict=True))
+    gap = max(gap, float(np.abs(velocity[0] - reference).max()))
+
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for call, _ in variants.values():
+        call()
+    for _ in range(options.rounds):
+        for name, (call, repeats) in variants.items():
+            time.sleep(0.2)  # the idle threads of the variant before go on spinning for a while
+            call()
+            seconds = timed(call, repeats)
+            times[name].append(seconds / 20 if name == "limit" else seconds)
+
+    table = {
+        name: {
+            "median_ms": float(np.median(values)) * 1e3,
+            "min_ms": min(values) * 1e3,
+            "max_ms": max(values) * 1e3,
+            "ns_per_pair": float(np.median(values)) / pairs * 1e9,
+        }
+        for name, values in times.items()
+    }
+    median = {name: row["median_ms"] for name, row in table.items()}
+    figures = {
+        f"speedup over {name}": median[name] / median["fused"]
+        for name in median
+        if name.startswith("einsum")
+    }
+    figures["share of the limit"] = median["limit"] / median["fused"]
+    figures["largest difference to einsum numpy"] = gap
+    if not options.skip_memory:
+        peak, wall = peak_memory_mb(["--heads", "64", "--paths", "16"])
+        figures["peak memory of ou_heads --heads 64 --paths 16 (MB)"] = peak
+        figures["its wall time (s)"] = wall
+
+    print(f"{processor()}, {threads} threads, {options.rounds} rounds, n={N} H={HEADS} d={D} f64")
+    print(f"{'variant':<16}{'median ms':>11}{'min':>9}{'max':>9}{'ns/pair':>10}")
+    for name, row in table.items():
+        print(
+            f"{name:<16}{row['median_ms']:>11.3f}{row['min_ms']:>9.3f}{row['max_ms']:>9.3f}"
+            f"{row['ns_per_pair']:>10.3f}"
+        )
+    for name, value in figures.items():
+        print(f"{name}: {value:.4g}")
+    result = {
+        "command": "python benchmarks/fused_step.py",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__,
+                     "numba": numba.__version__},
+        "problem": {"n": N, "heads": HEADS, "d": D, "dtype": "float64", "seed": 0},
+        "times": table,
+        "figures": figures,
+    }  # fmt: skip
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"wrote {options.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wflow.cli import guarded
-
 from wflow import study
+from wflow.cli import guarded
 from wflow.heads import Oscillating
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from wflow.cli import guarded
 
 from wflow import study
+from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
 
 

@@ -4,10 +4,13 @@
 
 One process, one run, double precision, n = 200 tokens, 64 heads, d = 3:
 
-- fused: `wflow.attention.evaluate`, velocity and every ledger term (with drift, noise, Ito term);
-- einsum: the same quantities written plainly with NumPy, and with torch where it is installed;
-- limit: the same multiply-adds and exponentials per pair with every operand in a register, on the
-  same number of threads.
+- fused: velocity and every ledger term (with drift, noise, Ito term) as `wflow.solve` asks for
+  them, each kernel value used for both tokens of a pair; "one way": each direction computed, as for
+  general heads and beyond 4096 tokens;
+- einsum: the same quantities written plainly with NumPy's einsum; "ordered" lets it choose the
+  order of contraction (optimize=True: matrix products); and with torch where it is installed;
+- limit: the same multiply-adds and exponentials with every operand in a register, on the same
+  number of threads, for both ways of summing.
 
 The variants run in turn, round after round, so that a drift of the machine's speed hits all; the
 median over rounds is printed with the smallest and largest. Peak memory is that of a child process
@@ -31,16 +34,20 @@ import numba
 import numpy as np
 from numba import njit, prange
 
-from wflow import _pairsums
+from wflow._pairsums import TILE
 from wflow._simd import exp2, fma, lanes, load, splat, store
 from wflow.attention import evaluate
 
 N, HEADS, D = 200, 64, 3
+REPEAT = 20  # the limit is timed on this many steps at once
 
 
 @njit(parallel=True, error_model="numpy")
-def limit(x, tiles, threads):
-    """The arithmetic of `tiles` turns of the inner loop at d = 3, shared among threads."""
+def limit(x, tiles, threads, both):
+    """The arithmetic of `tiles` turns of the inner loop at d = 3, shared among threads.
+
+    A turn is 4 tokens j for 8 tokens i; with `both` also the sums of the tokens j.
+    """
     width = lanes(x)
     out = np.empty((threads, width))
     for thread in prange(threads):
@@ -56,6 +63,10 @@ def limit(x, tiles, threads):
         b = m
         c = m
         q = m
+        m2 = m
+        a2 = m
+        b2 = m
+        c2 = m
         base = m
         step = splat(1e-9)
         for _ in range(tiles // threads):
@@ -69,17 +80,22 @@ def limit(x, tiles, threads):
             b = fma(u3, y1, fma(u2, y0, fma(u1, y3, fma(u0, y2, b))))
             c = fma(u3, y2, fma(u2, y1, fma(u1, y0, fma(u0, y3, c))))
             q = fma(u3, z0, fma(u2, z1, fma(u1, z2, fma(u0, y0, q))))
-        store(out[thread], 0, m + a + b + c + q)
+            if both:
+                m2 = u3 + (u2 + (u1 + (u0 + m2)))
+                a2 = fma(u3, z0, fma(u2, z0, fma(u1, z0, fma(u0, z0, a2))))
+                b2 = fma(u3, z1, fma(u2, z1, fma(u1, z1, fma(u0, z1, b2))))
+                c2 = fma(u3, z2, fma(u2, z2, fma(u1, z2, fma(u0, z2, c2))))
+        store(out[thread], 0, m + a + b + c + q + m2 + a2 + b2 + c2)
     return out
 
 
-def einsum_numpy(x, D, f, B, sigma2):
+def einsum_numpy(x, D, f, B, sigma2, optimize=False):
     """Every quantity of the ledger, written as in DESIGN sections 1 and 4."""
     n, heads = len(x), len(D)
-    U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x, optimize=True))
+    U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x, optimize=optimize))
     m = np.einsum("hij->hi", U) / n
-    S = np.einsum("hij,jb->hib", U, x, optimize=True) / n
-    g = np.einsum("hab,hib->hia", D, S, optimize=True)
+    S = np.einsum("hij,jb->hib", U, x, optimize=optimize) / n
+    g = np.einsum("hab,hib->hia", D, S, optimize=optimize)
     g -= np.einsum("hia,ia->hi", g, x)[..., None] * x
     v = -np.mean(g / m[..., None], axis=0)
     b = 1 / np.mean(1 / m, axis=0)
@@ -88,9 +104,9 @@ def einsum_numpy(x, D, f, B, sigma2):
     gram = 1 + np.einsum("ia,ja->ij", x, x) ** 2
     return v, [
         U.sum() / pairs,
-        np.einsum("hij,ia,hab,jb->", U, x, f, x, optimize=True) / pairs,
-        np.einsum("h,hij,ij->", sigma2, U, gram, optimize=True) / (4 * pairs),
-        np.einsum("hij,ia,hab,jb->", U, x, B, x, optimize=True) / pairs,
+        np.einsum("hij,ia,hab,jb->", U, x, f, x, optimize=optimize) / pairs,
+        np.einsum("h,hij,ij->", sigma2, U, gram, optimize=optimize) / (4 * pairs),
+        np.einsum("hij,ia,hab,jb->", U, x, B, x, optimize=optimize) / pairs,
         -np.sum(gbar * v) / n,
         np.mean(b * np.sum(v * v, axis=1)),
     ]
@@ -178,16 +194,28 @@ def main() -> None:
     batch = [a[None] for a in arrays]
     threads = numba.get_num_threads()
 
-    def fused():
-        return evaluate(batch[0], batch[1], drift=batch[2], noise=batch[3], sigma2=batch[4])
+    def fused(symmetric=True):
+        x, D, f, B, s = batch
+        return evaluate(x, D, drift=f, noise=B, sigma2=s, symmetric=symmetric)
 
     pairs = HEADS * N * N
-    tiles = pairs // (8 * _pairsums._TILE)
+    tiles = pairs // (8 * TILE)
+    # Blocks of 8 tokens meet themselves one way and every other block once, both ways.
+    blocks = N // 8
+    mutual, own = tiles * (blocks - 1) // (2 * blocks), tiles // blocks
+
+    def limit_both():
+        limit(lines, mutual * REPEAT, threads, True)
+        limit(lines, own * REPEAT, threads, False)
+
     lines = rng.uniform(-0.1, 0.1, 64)
     variants: dict[str, tuple[Callable, int]] = {
         "fused": (fused, 60),
-        "limit": (lambda: limit(lines, tiles * 20, threads), 3),
+        "limit": (limit_both, 3),
+        "fused, one way": (lambda: fused(False), 60),
+        "limit, one way": (lambda: limit(lines, tiles * REPEAT, threads, False), 3),
         "einsum numpy": (lambda: einsum_numpy(*arrays), 1),
+        "einsum numpy, ordered": (lambda: einsum_numpy(*arrays, optimize=True), 1),
     }
     torch_step = einsum_torch()
     if torch_step is not None:
@@ -208,7 +236,7 @@ def main() -> None:
             time.sleep(0.2)  # the idle threads of the variant before go on spinning for a while
             call()
             seconds = timed(call, repeats)
-            times[name].append(seconds / 20 if name == "limit" else seconds)
+            times[name].append(seconds / REPEAT if name.startswith("limit") else seconds)
 
     table = {
         name: {
@@ -226,6 +254,7 @@ def main() -> None:
         if name.startswith("einsum")
     }
     figures["share of the limit"] = median["limit"] / median["fused"]
+    figures["share of the limit, one way"] = median["limit, one way"] / median["fused, one way"]
     figures["largest difference to einsum numpy"] = gap
     if not options.skip_memory:
         peak, wall = peak_memory_mb(["--heads", "64", "--paths", "16"])
@@ -233,10 +262,10 @@ def main() -> None:
         figures["its wall time (s)"] = wall
 
     print(f"{processor()}, {threads} threads, {options.rounds} rounds, n={N} H={HEADS} d={D} f64")
-    print(f"{'variant':<16}{'median ms':>11}{'min':>9}{'max':>9}{'ns/pair':>10}")
+    print(f"{'variant':<24}{'median ms':>11}{'min':>9}{'max':>9}{'ns/pair':>10}")
     for name, row in table.items():
         print(
-            f"{name:<16}{row['median_ms']:>11.3f}{row['min_ms']:>9.3f}{row['max_ms']:>9.3f}"
+            f"{name:<24}{row['median_ms']:>11.3f}{row['min_ms']:>9.3f}{row['max_ms']:>9.3f}"
             f"{row['ns_per_pair']:>10.3f}"
         )
     for name, value in figures.items():

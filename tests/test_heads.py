@@ -123,6 +123,21 @@ def test_a_law_of_ones_own_is_two_callables():
     assert not law.deterministic and HeadLaw().deterministic
 
 
+@pytest.mark.parametrize(
+    ("drift", "diffusion", "said"),
+    [
+        (lambda D, t: np.ones((4, 4)), None, "broadcast to"),
+        (lambda D, t: "up", None, "broadcast to"),
+        (lambda D, t: np.triu(np.ones((2, 2))), None, "not symmetric"),
+        (None, lambda D, t: np.ones(7), "broadcast to"),
+    ],
+)
+def test_a_law_of_ones_own_that_misbehaves_is_named(drift, diffusion, said):
+    heads = np.ones((2, 3, 2, 2))
+    with pytest.raises(InputError, match=said):
+        HeadLaw(drift, diffusion).step(heads, 0.0, 0.01, np.ones_like(heads))
+
+
 def test_general_heads_form_the_score_matrix_from_query_and_key():
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 3, 3))

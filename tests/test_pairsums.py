@@ -46,8 +46,9 @@ def test_vector_exponential_of_zero_is_one():
     size=st.sampled_from([0.0, 1.0, 20.0, 100.0, 600.0]),
     flow=st.sampled_from(["softmax", "unnormalised", "effective"]),
     direction=st.sampled_from(["descent", "ascent"]),
+    symmetric_pass=st.booleans(),
 )
-def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, direction):
+def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, direction, symmetric_pass):
     rng = np.random.default_rng(seed)
     x = unit(rng, n, d)
     D, drift, noise = (symmetric(rng, heads, d, d) for _ in range(3))
@@ -65,6 +66,7 @@ def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, directi
         sigma2=sigma2[None],
         flow=flow,
         direction=direction,
+        symmetric=symmetric_pass,
     )
     # Sums of both signs are judged against the sum of their sizes.
     scale = np.abs(twin.velocity).max() + max(size, 1e-300) * (flow == "softmax")
@@ -156,6 +158,25 @@ def test_single_precision_is_within_1e_5_of_double(seed, d, n, size):
             assert abs(rough[name][0] - exact[name][0]) <= 1e-5 * scale, name
 
 
+@pytest.mark.parametrize(("n", "heads"), [(129, 1), (200, 9), (321, 3), (400, 17)])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_using_each_kernel_value_twice_changes_nothing(n, heads, dtype):
+    """Several chunks, groups of heads, with and without a stored table of pairs."""
+    rng = np.random.default_rng(n)
+    for d in (2, 3, 4, 6):
+        x = unit(rng, 2, n, d).astype(dtype)
+        D, drift, noise = symmetric(rng, 3, 2, heads, d, d).astype(dtype)
+        D[1, heads // 2] *= 200  # this head needs a shift
+        options = {"drift": drift, "noise": noise, "sigma2": np.ones((2, heads), dtype)}
+        plain, terms = attention.evaluate(x, D, **options)
+        twice, same = attention.evaluate(x, D, **options, symmetric=True)
+        eps = float(np.finfo(dtype).eps)
+        assert np.abs(twice - plain).max() <= 200 * eps * np.abs(plain).max()
+        for name in ("energy", "ito_power", "upper_gradient_sq", "max_score"):
+            assert same[name][0] == pytest.approx(terms[name][0], rel=100 * eps), name
+            assert same[name][1] == pytest.approx(terms[name][1], rel=1e4 * eps), name
+
+
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 200, 2049, 4100])
 def test_any_number_of_tokens_fills_its_blocks_and_chunks(n):
     rng = np.random.default_rng(n)
@@ -176,8 +197,13 @@ def test_number_of_threads_does_not_change_a_bit():
     try:
         for threads in {1, before}:
             numba.set_num_threads(threads)
-            velocity, terms = attention.evaluate(x, D, drift=D, sigma2=np.ones((3, 5)))
-            results.append((velocity.tobytes(), {k: v.tobytes() for k, v in terms.items()}))
+            bits = []
+            for symmetric_pass in (False, True):
+                velocity, terms = attention.evaluate(
+                    x, D, drift=D, sigma2=np.ones((3, 5)), symmetric=symmetric_pass
+                )
+                bits += [velocity.tobytes(), *(v.tobytes() for v in terms.values())]
+            results.append(bits)
     finally:
         numba.set_num_threads(before)
     assert all(result == results[0] for result in results)
@@ -186,7 +212,8 @@ def test_number_of_threads_does_not_change_a_bit():
 def test_paths_do_not_influence_each_other():
     rng = np.random.default_rng(2)
     x, D = unit(rng, 4, 30, 3), symmetric(rng, 4, 2, 3, 3)
-    together, _ = attention.evaluate(x, D)
-    for p in range(4):
-        alone, _ = attention.evaluate(x[p : p + 1], D[p : p + 1])
-        assert np.array_equal(alone[0], together[p])
+    for symmetric_pass in (False, True):
+        together, _ = attention.evaluate(x, D, symmetric=symmetric_pass)
+        for p in range(4):
+            alone, _ = attention.evaluate(x[p : p + 1], D[p : p + 1], symmetric=symmetric_pass)
+            assert np.array_equal(alone[0], together[p])

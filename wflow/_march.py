@@ -171,6 +171,7 @@ class Batch:
             flow=problem.flow,
             direction=problem.direction,
             causal=problem.causal,
+            symmetric=problem.ledger,
         )
 
     def _row(self, terms: Terms) -> Terms:

@@ -24,7 +24,7 @@ from wflow._simd import exp2, fma, lanes, load, maximum, splat, store
 # formed in twice the precision and shifted by the true maximum.
 DIRECT_BOUND_DOUBLE, DIRECT_BOUND_SINGLE = 64.0, 24.0
 # Sums are closed every _CHUNK tokens, so that rounding does not grow with n.
-_TILE, _CHUNK = 4, 2048
+TILE, _CHUNK = 4, 2048
 LOG2E = math.log2(math.e)
 # Exponents of 2 below this vanish against 2^0; 2 to it is in range of both precisions.
 FLOOR = -120.0
@@ -39,7 +39,7 @@ def _make_direct(dim):
     """
 
     @njit(error_model="numpy", forceinline=True)
-    def direct(x, weight, z, pair, ito, diagonal, causal, start, first, stop, acc):
+    def direct(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc):
         width = lanes(z)
         d = dim if dim > 0 else x.shape[1]
         zero = splat(z.dtype.type(0.0))
@@ -51,7 +51,7 @@ def _make_direct(dim):
             s2 = zero
             s3 = zero
             for k in range(d):
-                zk = load(z, k * width)
+                zk = load(z, z_at + k * width)
                 s0 = fma(zk, splat(x[j, k]), s0)
                 s1 = fma(zk, splat(x[j + 1, k]), s1)
                 s2 = fma(zk, splat(x[j + 2, k]), s2)
@@ -82,10 +82,10 @@ def _make_direct(dim):
             if ito:
                 row = (1 + d) * width
                 q = load(acc, row)
-                q = fma(u0, load(pair, j * width), q)
-                q = fma(u1, load(pair, (j + 1) * width), q)
-                q = fma(u2, load(pair, (j + 2) * width), q)
-                q = fma(u3, load(pair, (j + 3) * width), q)
+                q = fma(u0, load(pair, pair_at + j * width), q)
+                q = fma(u1, load(pair, pair_at + (j + 1) * width), q)
+                q = fma(u2, load(pair, pair_at + (j + 2) * width), q)
+                q = fma(u3, load(pair, pair_at + (j + 3) * width), q)
                 store(acc, row, q)
 
     return direct
@@ -96,26 +96,34 @@ _direct_8, _direct_any = _make_direct(8), _make_direct(0)
 
 
 @njit(error_model="numpy", forceinline=True)
+def direct_sums(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc):
+    """(m, S, q) of one head over the tokens first <= j < stop for one block, without a shift."""
+    d = x.shape[1]
+    if d == 2:
+        _direct_2(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+    elif d == 3:
+        _direct_3(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+    elif d == 4:
+        _direct_4(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+    elif d == 8:
+        _direct_8(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+    else:
+        _direct_any(
+            x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc
+        )
+
+
+@njit(error_model="numpy", forceinline=True)
 def _moderate(x, weight, z, pair, ito, diagonal, causal, start, stop, acc, part):
     """(m, S, q) of one head for one block without a shift, chunk by chunk."""
     width = lanes(z)
-    d = x.shape[1]
     for first in range(0, stop, _CHUNK):
         last = min(first + _CHUNK, stop)
         into = acc if first == 0 else part
-        if d == 2:
-            _direct_2(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
-        elif d == 3:
-            _direct_3(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
-        elif d == 4:
-            _direct_4(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
-        elif d == 8:
-            _direct_8(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
-        else:
-            _direct_any(x, weight, z, pair, ito, diagonal, causal, start, first, last, into)
+        direct_sums(x, weight, z, 0, pair, 0, ito, diagonal, causal, start, first, last, into)
         if first == 0:
             continue
-        for row in range(d + 2):
+        for row in range(x.shape[1] + 2):
             at = row * width
             store(acc, at, load(acc, at) + load(part, at))
 
@@ -183,37 +191,44 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift):
 
 
 @njit(error_model="numpy", forceinline=True)
-def head_sums(
-    x, n, weight, score, h, own, z, z_low, pair, ito, diagonal, causal, start, stop,
-    acc, part, shift, largest,
-):  # fmt: skip
-    """(m, S, q) exp(-shift) of head h for the block of tokens `own`; returns whether it shifted.
+def direct_bound(x):
+    """Largest |D^T x| for which sums of this precision need no shift."""
+    return DIRECT_BOUND_DOUBLE if lanes(x) == 8 else DIRECT_BOUND_SINGLE
 
-    `largest` keeps the largest |D^T x_i|^2 so far, lane by lane.
+
+@njit(error_model="numpy", forceinline=True)
+def head_scores(score, h, own, own_at, z, z_at, d, square):
+    """log2(e) D^T x_i of a block into `z`, |D^T x_i|^2 into `square`."""
+    width = lanes(z)
+    kind = z.dtype.type
+    log2e = splat(kind(LOG2E))
+    total = splat(kind(0.0))
+    for k in range(d):
+        zk = splat(kind(0.0))
+        for row in range(d):
+            zk = fma(splat(score[h, row, k]), load(own, own_at + row * width), zk)
+        store(z, z_at + k * width, zk * log2e)
+        total = fma(zk, zk, total)
+    store(square, 0, total)
+
+
+@njit(error_model="numpy", forceinline=True)
+def head_sums(
+    x, n, weight, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop,
+    acc, part, shift, square,
+):  # fmt: skip
+    """(m, S, q) exp(-shift) of head h for one block of tokens; returns whether it shifted.
+
+    `square` receives |D^T x_i|^2.
     """
     width = lanes(z)
     d = x.shape[1]
-    kind = z.dtype.type
-    zero = splat(kind(0.0))
-    log2e = splat(kind(LOG2E))
-    square = zero
-    frobenius_sq = kind(0.0)
-    for k in range(d):
-        zk = zero
-        for row in range(d):
-            entry = score[h, row, k]
-            frobenius_sq += entry * entry
-            zk = fma(splat(entry), load(own, row * width), zk)
-        store(z, k * width, zk * log2e)
-        square = fma(zk, zk, square)
-    store(largest, 0, maximum(load(largest, 0), square))
-    limit = DIRECT_BOUND_DOUBLE if width == 8 else DIRECT_BOUND_SINGLE
-    moderate = frobenius_sq <= limit * limit  # |D^T x| <= |D|_F: most heads need no closer look
-    if not moderate:
-        store(shift, 0, square)
-        moderate = True
-        for lane in range(width):
-            moderate = moderate and shift[lane] <= limit * limit  # false for NaN
+    zero = splat(z.dtype.type(0.0))
+    head_scores(score, h, own, own_at, z, 0, d, square)
+    limit = direct_bound(x)
+    moderate = True
+    for lane in range(width):
+        moderate = moderate and square[lane] <= limit * limit  # false for NaN
     if moderate:
         _moderate(x, weight, z, pair, ito, diagonal, causal, start, stop, acc, part)
         store(shift, 0, zero)
@@ -222,7 +237,9 @@ def head_sums(
         high = zero
         low = zero
         for row in range(d):
-            high, low = _add_product(high, low, splat(score[h, row, k]), load(own, row * width))
+            high, low = _add_product(
+                high, low, splat(score[h, row, k]), load(own, own_at + row * width)
+            )
         store(z, k * width, high)
         store(z_low, k * width, low)
     _shifted(x, z, z_low, pair, ito, diagonal, causal, start, min(stop, n), acc, shift)
@@ -242,10 +259,10 @@ def vectors(count, like):
 
 
 @njit(error_model="numpy")
-def padded(x):
-    """Tokens (n, d) with zero rows up to a multiple of the tile, and weights 1 or 0."""
+def padded(x, unit):
+    """Tokens (n, d) with zero rows up to a multiple of `unit`, and weights 1 or 0."""
     n, d = x.shape
-    rows = (n + _TILE - 1) // _TILE * _TILE
+    rows = (n + unit - 1) // unit * unit
     tokens = np.zeros((rows, d), x.dtype)
     tokens[:n] = x
     weight = np.zeros(rows, x.dtype)
@@ -254,22 +271,31 @@ def padded(x):
 
 
 @njit(error_model="numpy")
-def prepare_block(x, n, start, ito, own, pair, diagonal):
-    """Coordinates of the block's tokens by lane, 1 + <x_i, x_j>^2 for all j, the causal mask."""
+def by_lane(x, n, start, own, own_at):
+    """Coordinates of the tokens of the block at `start`, one vector per coordinate."""
     width = lanes(own)
-    rows, d = x.shape
+    for lane in range(width):
+        for k in range(x.shape[1]):
+            own[own_at + k * width + lane] = x[start + lane, k] if start + lane < n else 0.0
+
+
+@njit(error_model="numpy")
+def causal_mask(diagonal):
+    """1 where the token j of a block comes no later than the token of the lane, else 0."""
+    width = lanes(diagonal)
+    for j in range(width):
+        for lane in range(width):
+            diagonal[j * width + lane] = 1.0 if j <= lane else 0.0
+
+
+@njit(error_model="numpy", forceinline=True)
+def pair_table(x, n, own, own_at, first, last, pair, pair_at):
+    """1 + <x_i, x_j>^2 of one block with the tokens first <= j < last, 0 for padding."""
+    width = lanes(own)
     one = splat(own.dtype.type(1.0))
     zero = one - one
-    for lane in range(width):
-        for k in range(d):
-            own[k * width + lane] = x[start + lane, k] if start + lane < n else 0.0
-        for j in range(width):
-            diagonal[j * width + lane] = 1.0 if j <= lane else 0.0
-    if ito:
-        for j in range(n):
-            inner = zero
-            for k in range(d):
-                inner = fma(load(own, k * width), splat(x[j, k]), inner)
-            store(pair, j * width, fma(inner, inner, one))
-        for j in range(n, rows):
-            store(pair, j * width, zero)
+    for j in range(first, last):
+        inner = zero
+        for k in range(x.shape[1]):
+            inner = fma(load(own, own_at + k * width), splat(x[j, k]), inner)
+        store(pair, pair_at + j * width, fma(inner, inner, one) if j < n else zero)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow import _fused
 from wflow.errors import InputError
-from wflow.heads import as_matrices
+from wflow.heads import as_matrices, is_symmetric
 
 FLOWS = {
     "softmax": _fused.SOFTMAX,
@@ -46,15 +46,16 @@ def evaluate(
     values: NDArray[np.floating] | None = None,
     drift: NDArray[np.floating] | None = None,
     noise: NDArray[np.floating] | None = None,
-    sigma2: NDArray[np.float64] | None = None,
-    symmetric_noise: bool = True,
+    sigma2: NDArray[np.floating] | None = None,
     flow: str = "softmax",
     direction: str = "descent",
     causal: bool = False,
+    symmetric: bool = False,
 ) -> Evaluation:
     """Velocities and all ledger terms in one pass; x (paths, n, d), D (paths, heads, d, d).
 
-    The shapes are taken as they are: this is the solver's inner call.
+    The shapes are taken as they are: this is the solver's inner call. `symmetric` promises
+    D_h = D_h^T, which halves the work.
     """
     paths, heads = D.shape[:2]
     kind = x.dtype
@@ -77,6 +78,7 @@ def evaluate(
         FLOWS[flow],
         1.0 if values is not None else DIRECTIONS[direction],
         causal,
+        symmetric and values is None and not causal,
     )
     terms = dict(zip(_fused.TERMS, table.T, strict=True))
     # A sum with an infinite summand can come out as inf - inf or 0 inf: it is out of range too.
@@ -132,7 +134,9 @@ def _evaluate_one(
     check_choice("flow", flow, FLOWS)
     check_choice("direction", direction, DIRECTIONS)
     tokens, heads = _one_cloud(x, D, symmetric=symmetric)
-    return evaluate(tokens[None], heads[None], flow=flow, direction=direction)
+    return evaluate(
+        tokens[None], heads[None], flow=flow, direction=direction, symmetric=is_symmetric(heads)
+    )
 
 
 def warn_overflow(beta: float, where: str) -> None:

@@ -1,6 +1,7 @@
 """What wflow raises: one family, so that a program can catch all of it by one name."""
 
 import signal
+from functools import partial
 from typing import Any
 
 
@@ -35,6 +36,10 @@ class BlowUpError(WflowError, ArithmeticError):
         super().__init__(message)
         self.time, self.path, self.score = time, path, score
         self.run: Any = None
+
+    def __reduce__(self) -> tuple:
+        details: dict[str, Any] = {"time": self.time, "path": self.path, "score": self.score}
+        return partial(type(self), self.args[0], **details), ()
 
 
 class Interrupted(WflowError):

@@ -29,7 +29,7 @@ class Step:
 
     drift: Matrices | None
     noise: Matrices | None
-    sigma2: NDArray[np.float64] | None
+    sigma2: NDArray[np.floating] | None
 
 
 class HeadLaw:
@@ -71,14 +71,20 @@ class HeadLaw:
         """f(D, t), of the shape of D (paths, heads, d, d); None where it is zero."""
         if self._drift is None:
             return None
-        return np.broadcast_to(np.asarray(self._drift(D, t), D.dtype), D.shape)
+        drift = _fitting(self._drift(D, t), D.shape, D.dtype, f"drift(D, {t:g})")
+        if self.symmetric and not is_symmetric(drift):
+            raise InputError(
+                f"drift(D, {t:g}) is not symmetric, but the law says that it keeps symmetric heads "
+                "symmetric; make it so, or say HeadLaw(..., symmetric=False) and run without energy"
+            )
+        return drift
 
-    def diffusion(self, D: Matrices, t: float) -> NDArray[np.float64] | None:
+    def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
         """sigma(D, t) of shape (paths, heads); None where it is zero."""
         if self.deterministic:
             return None
         sigma = self._diffusion(D, t) if callable(self._diffusion) else self._diffusion
-        return np.broadcast_to(np.asarray(sigma, np.float64), D.shape[:2])
+        return _fitting(sigma, D.shape[:2], np.float64, f"diffusion(D, {t:g})")
 
     def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
         """Euler-Maruyama step; `normals` holds standard normal numbers of the shape of D."""
@@ -169,7 +175,7 @@ class OrnsteinUhlenbeck(HeadLaw):
     def drift(self, D: Matrices, t: float) -> Matrices:
         return (self.rate * (self.mean - D)).astype(D.dtype, copy=False)
 
-    def diffusion(self, D: Matrices, t: float) -> NDArray[np.float64] | None:
+    def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
         return None if self.deterministic else np.full(D.shape[:2], math.sqrt(self.sigma2))
 
     def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
@@ -409,6 +415,17 @@ def _finite(array: ArrayLike, name: str) -> NDArray[np.float64]:
     if not np.all(np.isfinite(numbers)):
         raise InputError(f"{name} holds values that are not finite; remove or repair them")
     return numbers
+
+
+def _fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> NDArray[np.floating]:
+    """What a user's function returned, broadcast to the shape it should have."""
+    try:
+        return np.broadcast_to(np.asarray(values, kind), shape)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} returned {np.shape(values)} values of type {type(values).__name__}: expected "
+            f"real numbers that broadcast to {shape}"
+        ) from None
 
 
 def is_symmetric(D: Matrices) -> bool:

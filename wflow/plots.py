@@ -242,7 +242,8 @@ def energy_balance(ds: "Dataset") -> "Figure":
     """Draw every term of the energy balance, and below it what the balance leaves over.
 
     E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual; the
-    second residual has +-G^2 in the place of the dissipation (DESIGN section 4). The residuals
+    second residual has +-G^2 in the place of the dissipation (DESIGN section 4). Where the drift
+    of the weights and the Ito correction dwarf the rest, a panel shows them summed. The residuals
     have a panel and a scale of their own: one a hundred times smaller than the terms is seen.
 
     Parameters
@@ -268,20 +269,28 @@ def energy_balance(ds: "Dataset") -> "Figure":
     ]
     # Terms that vanish identically (frozen or deterministic heads) would only crowd the legend.
     terms = [t for t in terms if t[0] == "energy" or np.nanmax(np.abs(t[2]), initial=0.0) > 0]
-    terms.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
+    panels = [("energy", "terms", terms)]
+    weights = [t for t in terms if t[0] in ("work_weights", "work_ito")]
+    if len(weights) == 2:
+        # Drift and Ito correction nearly cancel and dwarf the rest: their sum beside the others.
+        net = ("work_weights", "weight drift + Itô", weights[0][2] + weights[1][2])
+        rest = [t for t in terms if t[0] not in ("work_weights", "work_ito")]
+        panels.append(("energy", "the same, weights summed", [net, *rest]))
+    for _, _, curves in panels:
+        curves.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
     residuals = [
         ("dissipated", "with dissipation", series(ds, "edi_residual")[1]),
         ("upper_gradient", "with $G^2$", series(ds, "edi_residual_upper_gradient")[1]),
     ]
+    panels.append(("residual", "residual at the end", residuals))
+    count = len(panels)
     with style():
-        figure, axes = grid(2, 1, 6.0, 4.3, height_ratios=[1.7, 1], sharex=True)
-        for axis, curves, title in (
-            (axes.flat[0], terms, "terms"),
-            (axes.flat[1], residuals, "residual at the end"),
-        ):
+        ratios = [1.7, 1] if count == 2 else [1.3, 1.3, 1]
+        figure, axes = grid(count, 1, 6.0, 1.2 + 1.55 * count, height_ratios=ratios, sharex=True)
+        for axis, (name, title, curves) in zip(axes.flat, panels, strict=True):
             axis.axhline(0, color="0.6", linewidth=0.5, zorder=0)
             for k, (key, label, values) in enumerate(curves):
-                if axis is axes.flat[1]:
+                if name == "residual":
                     label += f"\n{mean_and_error(values[:, last_index(values)])}"
                 curve(
                     axis,
@@ -295,9 +304,8 @@ def energy_balance(ds: "Dataset") -> "Figure":
             axis.legend(
                 title=title, loc="upper left", bbox_to_anchor=(1.01, 1.04), alignment="left"
             )
-        axes.flat[0].set_ylabel("energy")
-        axes.flat[1].set_ylabel("residual")
-        time_axis(axes.flat[1])
+            axis.set_ylabel(name)
+        time_axis(axes.flat[-1])
         note = band_note("percentiles") if energy.shape[0] > 1 else ""
         axes.flat[0].set_title(facts(ds) + note)
         figure.align_ylabels()

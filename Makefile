@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint bench figures clean
+.PHONY: run test lint bench docs clean
 
 run: $(VENV)/.installed
-	$(BIN)/python studies/ou_heads.py --heads 64 --paths 4 --out results/first-look --overwrite
+	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
@@ -18,6 +18,10 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/fused_step.py
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

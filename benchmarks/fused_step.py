@@ -90,7 +90,7 @@ def limit(x, tiles, threads, both):
 
 
 def einsum_numpy(x, D, f, B, sigma2, optimize=False):
-    """Every quantity of the ledger, written as in DESIGN sections 1 and 4."""
+    """Every quantity of the ledger, written as in docs/mathematics.md sections 1 and 4."""
     n, heads = len(x), len(D)
     U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x, optimize=optimize))
     m = np.einsum("hij->hi", U) / n

@@ -90,17 +90,25 @@ def noisy_rows(settings: Settings) -> list[str]:
 
 def main() -> int:
     settings = tyro.cli(Settings)
+    if settings.paths < 2:
+        raise wflow.InputError(f"--paths is {settings.paths}: a standard error needs 2 or more")
+    if (
+        settings.t_final <= 0
+        or abs(settings.t_final / 0.04 - round(settings.t_final / 0.04)) > 1e-9
+    ):
+        raise wflow.InputError(f"--t-final is {settings.t_final}: expected a multiple of 0.04")
+    frozen, noisy = frozen_rows(settings), noisy_rows(settings)
     print(f"Frozen heads, n = {settings.n}, d = 3, T = {settings.t_final:g}, Euler:\n")
     print("| problem | dt | E(T) - E(0) | edi_residual | edi_residual_upper_gradient "
           "| integral of edi_defect | gap - integral |")  # fmt: skip
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    print("\n".join(frozen_rows(settings)))
+    print("\n".join(frozen))
     print(
         f"\nOrnstein-Uhlenbeck heads, softmax, 8 heads, T = {settings.t_final / 4:g}, "
         f"{settings.paths} paths, mean ± standard error:\n"
     )
     print("| dt | edi_residual | edi_residual_upper_gradient |\n| --- | --- | --- |")
-    print("\n".join(noisy_rows(settings)))
+    print("\n".join(noisy))
     return 0
 
 

@@ -65,7 +65,7 @@ def test_euler_maruyama_approaches_the_exact_transition_at_first_order():
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), dt=st.floats(1e-4, 0.5))
 def test_symmetric_noise_has_the_variance_of_its_ito_term(seed, dt):
-    """E[(x^T dW y)^2] = (|x|^2 |y|^2 + <x,y>^2) dt / 2, DESIGN section 2; five standard errors."""
+    """E[(x^T dW y)^2] = (|x|^2 |y|^2 + <x,y>^2) dt / 2, within five standard errors."""
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(2, D))
     law = HeadLaw(None, 1.0)

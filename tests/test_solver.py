@@ -29,7 +29,7 @@ def drifting(d):
     return HeadLaw(lambda D, t: np.cos(t) * target - 0.5 * D)
 
 
-# ---- the energy balance: (a), (b), (c) of DESIGN section 4 ----
+# ---- the energy balance, docs/mathematics.md section 4 ----
 
 
 @pytest.mark.parametrize(("scheme", "order"), [("euler", 1), ("heun", 2), ("rk4", 4)])

@@ -188,7 +188,12 @@ def count_steps(t_final: float, dt: float) -> int:
             raise InputError(f"{name} is {value!r}: expected a number")
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value}: expected a finite number > 0")
-    steps = round(float(t_final) / float(dt))
+    ratio = float(t_final) / float(dt)
+    if not ratio < 2**53:
+        raise InputError(
+            f"t_final = {t_final} is {ratio:.3g} steps of dt = {dt}: too many to count"
+        )
+    steps = round(ratio)
     if steps < 1 or abs(steps * dt - t_final) > 1e-9 * t_final:
         raise InputError(
             f"t_final = {t_final} is not a whole number of steps of dt = {dt}; take for example "

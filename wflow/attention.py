@@ -1,4 +1,4 @@
-"""Energy, mobilities and velocities of one cloud of tokens (DESIGN sections 1 and 4).
+"""Energy, mobilities and velocities of one cloud of tokens (docs/mathematics.md sections 1 and 4).
 
 Every function takes tokens x (n, d) of norm one and heads D (heads, d, d) and returns float64, or
 float32 where x is float32. Cost: heads n^2 (3 d + 14) multiply-adds or so; memory: the result.
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
     """Velocities and ledger terms of several paths at one time.
 
     velocity : (paths, n, d)
-    terms : name of DESIGN section 4 -> (paths,), float64
+    terms : name of docs/mathematics.md section 4 -> (paths,), float64
     """
 
     velocity: NDArray[np.floating]
@@ -201,7 +201,7 @@ def velocity(
     InputError
         For wrong shapes or names, tokens off the sphere, or asymmetric D where a gradient is meant.
 
-    Source: [MHT] eq. 1 and 13; DESIGN section 1.
+    Source: [MHT] eq. 1 and 13; docs/mathematics.md section 1.
     """
     return _evaluate_one(x, D, flow, direction, symmetric=flow != "softmax").velocity[0]
 
@@ -222,7 +222,7 @@ def dissipation(
     """Rate at which the tokens' motion lowers the energy: -(1/n) sum_i <gbar(x_i), v_i>.
 
     Parameters as for `velocity`, with D symmetric. Negative for `ascent`.
-    Source: chain rule; DESIGN section 4.
+    Source: chain rule; docs/mathematics.md section 4.
     """
     return _term("dissipation", x, D, flow, direction)
 
@@ -234,7 +234,7 @@ def edi_defect(
 
     For `softmax`, s v = (1/H) sum_h g_h/m_h: minus a covariance over heads of gradient and inverse
     mobility. Zero for one head, heads of equal mobility, `effective` and `unnormalised`.
-    Parameters as for `velocity`, with D symmetric. Source: DESIGN section 4.
+    Parameters as for `velocity`, with D symmetric. Source: docs/mathematics.md section 4.
     """
     return _term("edi_defect", x, D, flow, direction)
 

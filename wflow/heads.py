@@ -1,10 +1,11 @@
-"""Head laws: how the interaction matrices D_h of the heads move in time (DESIGN section 2).
+"""Head laws: how the interaction matrices D_h move in time (docs/mathematics.md section 2).
 
 A law answers three questions for the solver: its drift f(D, t), the size sigma of its noise, and
 what one time step adds to the heads. A new law is a subclass of `HeadLaw` with its own `drift`,
 or a `HeadLaw` made from two callables.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class HeadLaw:
         None for zero
     symmetric : whether the law keeps symmetric heads symmetric; a law that does not has no energy
 
-    Source: DESIGN section 2; [MHT] section 6 for the symmetric noise.
+    Source: docs/mathematics.md section 2; [MHT] section 6 for the symmetric noise.
     """
 
     def __init__(
@@ -114,11 +115,12 @@ class HeadLaw:
         """Raise InputError if the law does not fit this many heads or this dimension."""
 
     def config(self) -> dict[str, Any]:
-        """Name and parameters for the run file; callables are not data and only named."""
-        named = {
-            key: getattr(value, "__qualname__", value)
-            for key, value in (("drift", self._drift), ("diffusion", self._diffusion))
-        }
+        """Name and parameters for the run file; callables are not data: named, with a digest.
+
+        The digest of a function's compiled code tells two functions apart when a run is resumed;
+        values that it takes from elsewhere are not in it.
+        """
+        named = {"drift": _named(self._drift), "diffusion": _named(self._diffusion)}
         return {"name": type(self).__name__, "symmetric": self.symmetric} | named
 
     def _increment(self, normals: Matrices) -> Matrices:
@@ -164,9 +166,7 @@ class OrnsteinUhlenbeck(HeadLaw):
         self.mean = as_matrices(mean, "mean", symmetric=True)
         if not (math.isfinite(rate) and rate > 0):
             raise InputError(f"rate is {rate}: expected a finite number > 0; rate 0 is Frozen()")
-        if not (math.isfinite(sigma2) and sigma2 >= 0):
-            raise InputError(f"sigma2 is {sigma2}: a variance per unit time is finite and >= 0")
-        self.rate, self.sigma2, self.exact = float(rate), float(sigma2), exact
+        self.rate, self.sigma2, self.exact = float(rate), _variance(sigma2), exact
 
     @property
     def deterministic(self) -> bool:
@@ -218,21 +218,18 @@ class Oscillating(HeadLaw):
     ----------
     d : dimension, >= 2
     phases : "spread" for phi_h = 2 pi h/heads, "common" for phi_h = 0
+    sigma2 : sigma^2 >= 0 of symmetric noise, per unit time; 0 in [MHT]
 
-    Source: [MHT] section 6, oscillating weights; DESIGN section 2.
+    Source: [MHT] section 6, oscillating weights; docs/mathematics.md section 2.
     """
 
-    def __init__(self, d: int, phases: str = "spread") -> None:
-        super().__init__()
+    def __init__(self, d: int, phases: str = "spread", sigma2: float = 0.0) -> None:
+        super().__init__(diffusion=math.sqrt(_variance(sigma2)))
         if d < 2:
             raise InputError(f"d is {d}: tokens live on S^(d-1) with d >= 2")
         if phases not in ("spread", "common"):
             raise InputError(f"phases is {phases!r}: expected 'spread' or 'common'")
-        self.d, self.phases = int(d), phases
-
-    @property
-    def deterministic(self) -> bool:
-        return True
+        self.d, self.phases, self.sigma2 = int(d), phases, float(sigma2)
 
     def target(self, t: float, heads: int) -> NDArray[np.float64]:
         """M_h(t), (heads, d, d)."""
@@ -268,7 +265,12 @@ class Oscillating(HeadLaw):
             raise InputError(f"the law is Oscillating(d={self.d}) but the tokens have d = {d}")
 
     def config(self) -> dict[str, Any]:
-        return {"name": "Oscillating", "d": self.d, "phases": self.phases}
+        return {
+            "name": "Oscillating",
+            "d": self.d,
+            "phases": self.phases,
+            "sigma2": self.sigma2,
+        }
 
 
 @dataclass(frozen=True)
@@ -405,6 +407,23 @@ class Schedule(HeadLaw):
             "scores": self._scores.tolist(),
             "values": None if self._values is None else self._values.tolist(),
         }
+
+
+def _named(value: Any) -> Any:
+    if not callable(value):
+        return value
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return name
+    text = repr((code.co_code, [c for c in code.co_consts if not hasattr(c, "co_code")]))
+    return f"{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _variance(sigma2: float) -> float:
+    if not (math.isfinite(sigma2) and sigma2 >= 0):
+        raise InputError(f"sigma2 is {sigma2}: a variance per unit time is finite and >= 0")
+    return float(sigma2)
 
 
 def _finite(array: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The energy ledger: running integrals and residuals of the balance (DESIGN section 4).
+"""The energy ledger: running integrals and residuals (docs/mathematics.md section 4).
 
 E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual
 """

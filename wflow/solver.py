@@ -1,6 +1,7 @@
 """`wflow.solve`: the one door to the particle system."""
 
 import json
+import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflow._march import march
+from wflow._march import State, march
 from wflow._problem import Problem, pose
 from wflow.errors import BlowUpError, InputError, Interrupted
 from wflow.heads import QKV, HeadLaw, law_from_config
@@ -22,6 +23,7 @@ from wflow.runfile import MemoryStore, RunWriter, config_text, dataset_attrs, op
 if TYPE_CHECKING:
     import xarray
 
+_log = logging.getLogger("wflow")
 _BATCH_BYTES = 64 * 2**20
 
 
@@ -54,8 +56,9 @@ def solve(
 ) -> "xarray.Dataset":
     """Simulate tokens on the sphere under multi-head attention and keep their energy ledger.
 
-    dx_i = v(x_i) dt with v of the chosen flow (DESIGN section 1), dD_h by the head law. Same seed,
-    same bits: for any number of threads, any batching of paths, interrupted and resumed or not.
+    dx_i = v(x_i) dt with v of the chosen flow (docs/mathematics.md section 1), dD_h by the head
+    law. Same seed, same bits: for any number of threads, any batching of paths, interrupted and
+    resumed or not.
 
     Parameters
     ----------
@@ -88,7 +91,7 @@ def solve(
 
     Returns
     -------
-    xarray.Dataset with the names of DESIGN section 6; lazy where `out` is given
+    xarray.Dataset with the names of docs/run_file.md; lazy where `out` is given
 
     Raises
     ------
@@ -99,7 +102,7 @@ def solve(
     Interrupted
         On SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
-    Source: [MHT] section 6; DESIGN sections 1 to 4.
+    Source: [MHT] section 6; docs/mathematics.md sections 1 to 4.
     """
     problem = pose(
         x0,
@@ -211,9 +214,16 @@ def _in_file(
         if run_status(out) == "complete":
             return _finished(problem, out)
         writer, state = RunWriter.resume(out, config_text(problem.config()))
+        _log.info("%s: going on from step %d of %d", out, int(state["step"]), problem.steps)
     else:
         attrs = dataset_attrs(problem.config(), problem.seed)
         writer = RunWriter.create(out, problem.layout(), attrs, overwrite=overwrite)
+        _log.info("%s: %d paths of %d steps", out, problem.paths, problem.steps)
+
+    def save(state: State) -> None:
+        writer.checkpoint(state)
+        _log.info("%s: saved at step %d, path %d", out, int(state["step"]), int(state["first"]))
+
     try:
         if state is None:
             _initial_state(problem, writer)
@@ -223,7 +233,7 @@ def _in_file(
                 writer,
                 batch=batch,
                 state=state,
-                save=writer.checkpoint,
+                save=save,
                 save_every=checkpoint_every,
                 stopping=lambda: bool(caught),
                 tick=tick,
@@ -249,6 +259,7 @@ def _in_file(
             "Give the same command with --resume (in Python: resume=True) to go on",
             caught[0],
         )
+    _log.info("%s: complete", out)
     return open_run(out)
 
 

@@ -9,7 +9,7 @@ FloatArray = NDArray[np.floating]
 
 
 def normalise(x: FloatArray) -> FloatArray:
-    """Divide vectors by their norm: the retraction R(x) = x / |x| of DESIGN section 3.
+    """Divide vectors by their norm: the retraction R(x) = x / |x| of docs/mathematics.md section 3.
 
     Parameters
     ----------

@@ -29,18 +29,23 @@ class OscillatingHeads(study.StudyFlags):
     """Phases of the heads: spread evenly over a period, or all the same."""
     heads: tuple[int, ...] = (4, 8, 16, 32, 64)
     """Head counts H, one run each. Two or more are fitted by a power law in H."""
+    sigma2: float = 0.0
+    """Variance of noise on the heads per unit time. 0: that of [MHT]; more: scheme euler only."""
     paths: int = 1
-    """Monte Carlo paths: without noise, and with the same start, they are all equal."""
+    """Monte Carlo paths. All are equal where --sigma2 is 0; take 16 or so where it is not."""
     fit_from: int = 4
     """Smallest head count that takes part in the fit a H^b."""
-    out: Path = Path("results/oscillating_heads")
+    out: study.Folder = Path("results/oscillating_heads")
     """Folder for run files, summary and figures."""
+
+    def law(self, d: int) -> Oscillating:
+        """The law of the heads for tokens of dimension d."""
+        return Oscillating(d, phases=self.phases, sigma2=self.sigma2)
 
 
 def main() -> int:
     flags = study.command_line(OscillatingHeads, __doc__)
-    study.check_flags(flags)
-    return study.run("oscillating_heads", flags, Oscillating(flags.d, phases=flags.phases))
+    return study.run("oscillating_heads", flags, flags.law)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from wflow import study
+from wflow._checks import positive
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
 
@@ -32,17 +33,22 @@ class OUHeads(study.StudyFlags):
     """Variance sigma^2 of the noise per unit time; the stationary one is sigma^2 / (2 rate)."""
     ou: Literal["euler-maruyama", "exact"] = "euler-maruyama"
     """How a step of the heads is sampled: as in [MHT], or from the exact Gaussian transition."""
-    out: Path = Path("results/ou_heads")
+    out: study.Folder = Path("results/ou_heads")
     """Folder for run files, summary and figures."""
+
+    def check(self) -> None:
+        super().check()
+        positive(self.rate, "--rate")
+
+    def law(self, d: int) -> OrnsteinUhlenbeck:
+        """The law of the heads for tokens of dimension d."""
+        exact = self.ou == "exact"
+        return OrnsteinUhlenbeck(np.eye(d), rate=self.rate, sigma2=self.sigma2, exact=exact)
 
 
 def main() -> int:
     flags = study.command_line(OUHeads, __doc__)
-    study.check_flags(flags)
-    law = OrnsteinUhlenbeck(
-        mean=np.eye(flags.d), rate=flags.rate, sigma2=flags.sigma2, exact=flags.ou == "exact"
-    )
-    return study.run("ou_heads", flags, law)
+    return study.run("ou_heads", flags, flags.law)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def test_effective_velocity_is_right_where_every_kernel_value_underflows():
     ("x", "D", "said"),
     [
         (np.ones((4, 3)), np.eye(3)[None], "unit sphere"),
-        (np.full((4, 3), np.nan), np.eye(3)[None], "unit sphere"),
+        (np.full((4, 3), np.nan), np.eye(3)[None], "not finite"),
         (np.ones((4, 1)), np.eye(1)[None], "d >= 2"),
         (np.eye(3), np.eye(2)[None], "expected"),
         (np.eye(3), np.eye(3), "expected"),

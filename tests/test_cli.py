@@ -1,6 +1,7 @@
 """The command `wflow`, and what `wflow.verify` accepts and refuses."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from wflow.runfile import RunLayout, RunWriter, dataset_attrs
 from wflow.verify import verify
 
 ROOT = Path(__file__).parents[1]
+RECORDED = "every value is recorded"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_a_run_of_the_solver_verifies(runs, name, capsys):
 def test_verify_says_what_it_could_not_check(runs):
     found = checks(runs["bare"])
     assert found["energy follows from the stored tokens and heads"] is None
-    assert found["running integrals are the sums of their rates"] is None
+    assert found["running integrals are the sums of their rates"] is True
     assert found["dissipation and upper_gradient_sq coincide"] is None
     assert checks(runs["general"])["energy and its balance"] is None
     assert checks(runs["effective"])["dissipation and upper_gradient_sq coincide"] is True
@@ -99,8 +101,8 @@ def add(name: str, place: tuple, amount: float):
             add("work_ito", (1, slice(5, None)), 1e-6),
             "running integrals are the sums of their rates",
         ),
-        (add("dissipation", (0, 3), np.nan), "every value is recorded and finite"),
-        (add("tokens", (0, 1, 2, 0), np.inf), "every value is recorded and finite"),
+        (add("dissipation", (0, 3), np.nan), RECORDED),
+        (add("tokens", (0, 1, 2, 0), np.inf), "no token and no head is infinite"),
     ],
 )
 def test_a_changed_number_fails_the_check_that_guards_it(runs, tmp_path, act, name, capsys):
@@ -143,7 +145,7 @@ def test_unfinished_run_fails_for_that_alone(runs, tmp_path):
                 writer.write(name, (), values)
     writer.abandon()
     failed = {name for name, passed in checks(tmp_path / "run.h5").items() if passed is False}
-    assert failed == {"the run is complete", "every value is recorded and finite"}
+    assert failed == {"the run is complete", RECORDED}
 
 
 def test_run_that_recorded_nothing_is_reported_and_not_crashed_on(tmp_path):
@@ -168,7 +170,23 @@ def test_info_tells_run_provenance_and_numbers(runs, capsys):
     for text in ("81 times up to 0.4", "seed", "command", "edi_residual(T)", "upper_gradient_sq"):
         assert text in out
     assert main(["info", str(runs["general"])]) == 0
-    assert "speed_sq" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "speed_sq" in out and re.search(r"heads +2\n", out)
+
+
+@pytest.mark.parametrize("name", ["general", "effective", "single"])
+def test_plot_draws_every_kind_of_run_of_the_solver(runs, tmp_path, name, capsys):
+    assert main(["plot", str(runs[name]), "--out", str(tmp_path)]) == 0
+    assert f"{name}_tokens_path0.pdf" in capsys.readouterr().out
+
+
+def test_figures_of_an_unfinished_run_bear_its_name(runs, tmp_path, capsys):
+    copy = Path(shutil.copy(runs["ou"], tmp_path / "dt0.01.h5.partial"))
+    with h5py.File(copy, "r+") as file:
+        file.attrs.modify("complete", np.array([0]))
+    assert main(["plot", str(tmp_path / "dt0.01.h5")]) == 0
+    written = capsys.readouterr().out.split()
+    assert written and all(Path(name).name.startswith("dt0.01_") for name in written)
 
 
 def test_info_of_an_unfinished_run_warns_in_one_line(runs, tmp_path, capsys):
@@ -219,6 +237,8 @@ def raising(error: BaseException):
         (Interrupted("stopped", signal.SIGTERM), 128 + signal.SIGTERM, "wflow: stopped"),
         (Interrupted("stopped"), 130, "wflow: stopped"),
         (KeyboardInterrupt(), 130, "wflow: interrupted"),
+        (MemoryError(), 2, "needs more memory than there is; smaller --n, --heads or --paths"),
+        (np._core._exceptions._ArrayMemoryError((9,), np.dtype("f8")), 2, "more memory"),
         (PermissionError(13, "Permission denied", "a.png"), 2, "a.png: Permission denied"),
     ],
 )

@@ -175,9 +175,14 @@ def test_fit_cannot_be_changed():
         ([1, 2], [["a", "b"], ["c", "d"]], {}, "real numbers"),
         ([1, 2], [[1.0, 2.0], [3.0]], {}, "real numbers"),
         ([1, 2], np.ones((2, 2)), {"level": 1.0}, "level = 1.0"),
-        ([1, 2], np.ones((2, 2)), {"resamples": 0}, "choose resamples >= 1"),
-        ([1, 2], np.ones((2, 2)), {"resamples": 10.5}, "resamples = 10.5: expected an integer"),
-        ([1, 2], np.ones((2, 2)), {"seed": -1}, "choose seed >= 0"),
+        ([1, 2], np.ones((2, 2)), {"resamples": 0}, "resamples is 0: expected a whole number >= 1"),
+        (
+            [1, 2],
+            np.ones((2, 2)),
+            {"resamples": 10.5},
+            "resamples is 10.5: expected a whole number",
+        ),
+        ([1, 2], np.ones((2, 2)), {"seed": -1}, "seed is -1: expected a whole number >= 0"),
     ],
 )
 def test_fit_refuses_degenerate_input(x, y, options, match):

@@ -128,13 +128,17 @@ def test_a_law_of_ones_own_is_two_callables():
     [
         (lambda D, t: np.ones((4, 4)), None, "broadcast to"),
         (lambda D, t: "up", None, "broadcast to"),
-        (lambda D, t: np.triu(np.ones((2, 2))), None, "not symmetric"),
+        (lambda D, t: None, None, "broadcast to"),
+        (lambda D, t: 1j * D, None, "real numbers"),
+        (lambda D, t: np.nan * D, None, "not finite"),
+        (lambda D, t: D.fill(0), None, "read-only"),
         (None, lambda D, t: np.ones(7), "broadcast to"),
+        (None, lambda D, t: -1.0, "sigma is >= 0"),
     ],
 )
 def test_a_law_of_ones_own_that_misbehaves_is_named(drift, diffusion, said):
     heads = np.ones((2, 3, 2, 2))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises((InputError, ValueError), match=said):
         HeadLaw(drift, diffusion).step(heads, 0.0, 0.01, np.ones_like(heads))
 
 
@@ -161,6 +165,41 @@ def test_a_law_comes_back_from_its_configuration(law):
     assert law_from_config(law.config()).config() == law.config()
 
 
+def test_a_law_is_told_from_another_by_what_its_function_closes_over():
+    def law(c, power=1):
+        table = np.arange(3) * c
+        return HeadLaw(lambda D, t: -c * D**power + table[0])
+
+    assert law(1).config() == law(1).config()
+    assert law(1).config() != law(50).config()
+    assert law(1).config() != law(1, power=2).config()
+
+    class Mine(HeadLaw):
+        def __init__(self, c):
+            super().__init__()
+            self.c = c
+
+    assert Mine(1).config() == Mine(1).config() != Mine(2).config()
+    hidden = np.random.default_rng()
+    assert HeadLaw(lambda D, t: hidden.normal() * D).config()["fingerprint"] is None
+
+
+def test_a_subclass_that_only_adds_noise_is_not_taken_for_deterministic():
+    class Noisy(HeadLaw):
+        def diffusion(self, D, t):
+            return np.ones(D.shape[:2])
+
+    assert not Noisy().deterministic
+    assert Noisy().step(np.zeros((1, 2, 2, 2)), 0.0, 0.1, np.ones((1, 2, 2, 2))).noise.all()
+
+
+def test_linear_schedule_gives_its_values_to_the_bit():
+    values = np.stack([np.eye(2), 3 * np.eye(2)])[:, None]
+    law = Schedule([0.0, 1.0], values)
+    assert np.array_equal(law.initial()[0], values[0])
+    assert np.array_equal(law.step(values[:1], 0.0, 0.5, None).drift[0], 2 * values[0])
+
+
 def test_callables_are_not_read_back_from_a_file():
     with pytest.raises(InputError, match="Python functions"):
         law_from_config(HeadLaw(lambda D, t: D).config())
@@ -173,12 +212,19 @@ def test_callables_are_not_read_back_from_a_file():
         (lambda: OrnsteinUhlenbeck(np.eye(3), rate=0), "rate"),
         (lambda: OrnsteinUhlenbeck(np.triu(np.ones((3, 3)))), "not symmetric"),
         (lambda: OrnsteinUhlenbeck(np.ones((2, 3))), "square"),
-        (lambda: Oscillating(1), "d >= 2"),
+        (lambda: Oscillating(1), "d is 1"),
         (lambda: Oscillating(3, "wild"), "spread"),
         (lambda: Schedule([1.0, 0.0], np.zeros((2, 1, 2, 2))), "increasing"),
         (lambda: Schedule([0.0, 1.0], np.zeros((3, 1, 2, 2))), "2 times"),
         (lambda: Schedule([0.0], np.zeros((1, 1, 2, 2)), "cubic"), "linear"),
-        (lambda: HeadLaw(None, -1.0), "sigma"),
+        (lambda: HeadLaw(None, -1.0), "diffusion"),
+        (lambda: HeadLaw(None, np.float32(-1)), "diffusion"),
+        (lambda: HeadLaw(None, np.ones(2)), "expected a number"),
+        (lambda: HeadLaw(np.eye(3)), "expected a function"),
+        (lambda: OrnsteinUhlenbeck(np.eye(3), sigma2="a"), "expected a number"),
+        (lambda: OrnsteinUhlenbeck(1j * np.eye(3)), "real numbers"),
+        (lambda: Oscillating("3"), "whole number"),
+        (lambda: Oscillating(3, sigma2=-1.0), "sigma2"),
         (
             lambda: QKV(np.ones((1, 2, 3)), np.ones((1, 3, 3)), np.ones((1, 3, 3))).matrices(),
             "quer",

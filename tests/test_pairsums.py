@@ -120,12 +120,38 @@ def test_row_sums_agree_with_mpmath_at_scores_of_ten_thousand():
             assert abs(found - exact) <= 1e-13
 
 
+def test_masked_scores_beyond_the_range_of_the_exponential_leave_no_trace():
+    s = 1024 / np.log2(np.e)
+    D = np.array([[[0.0, s], [0.0, 0.0]]])
+    velocity, _ = attention.evaluate(np.eye(2)[None], D[None], causal=True)
+    assert np.array_equal(velocity[0, 0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("sizes", [(63, 400), (-63, -400), (60, -600), (1, 690), (650, 5)])
+@pytest.mark.parametrize("flow", ["softmax", "effective", "unnormalised"])
+def test_heads_of_very_different_size_keep_their_digits_together(sizes, flow):
+    rng = np.random.default_rng(0)
+    x = unit(rng, 30, 3)
+    x[:, 0] = np.abs(x[:, 0]) + 1
+    x /= np.linalg.norm(x, axis=1)[:, None]
+    D = np.array([size * np.eye(3) for size in sizes])
+    for symmetric_pass in (False, True):
+        velocity, terms = attention.evaluate(x[None], D[None], flow=flow, symmetric=symmetric_pass)
+        twin = Twin(x, D, flow=flow)
+        largest = np.abs(twin.velocity).max()
+        if largest < 1e300:
+            assert np.abs(velocity[0] - twin.velocity).max() <= 1e-11 * largest
+        for name, value in twin.terms().items():
+            if abs(value) < 1e300:
+                assert terms[name][0] == pytest.approx(float(value), rel=1e-11), name
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     d=st.sampled_from((2, 3, 5)),
     n=st.integers(1, 40),
-    size=st.sampled_from([1.0, 300.0]),
+    size=st.sampled_from([1.0, 300.0, 3000.0]),
     causal=st.booleans(),
 )
 def test_general_heads_and_causal_mask_equal_the_numpy_twin(seed, d, n, size, causal):

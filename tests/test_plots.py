@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from wflow import plots
+from wflow import _panels, plots
 from wflow.errors import InputError
 
 
@@ -27,7 +27,7 @@ def synthetic_run(
     direction="descent",
     seed=0,
 ) -> xr.Dataset:
-    """Dataset with the names of DESIGN section 6 and smooth made-up values."""
+    """Dataset with the names of docs/run_file.md and smooth made-up values."""
     rng = np.random.default_rng(seed)
     time = np.linspace(0, t_final, records)
     snapshot = t_final * np.array([0, 0.05, 0.25, 0.5, 1.0])
@@ -80,6 +80,7 @@ def power_law(exponent=-1.0, interval=(-1.02, -0.98), points=4) -> SimpleNamespa
         exponent=exponent,
         pearson=-0.999,
         exponent_ci=interval,
+        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval,
         level=0.95,
         points=points,
         band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
@@ -115,7 +116,7 @@ def test_a_time_or_a_path_that_is_not_stored_is_named() -> None:
 
 def test_projection_keeps_the_sphere_in_the_unit_disc_and_its_axes_orthonormal() -> None:
     points = synthetic_run(d=6)["tokens"].values[0, 0]
-    basis, share = plots._panels.principal_axes(points)
+    basis, share = _panels.principal_axes(points)
     np.testing.assert_allclose(basis @ basis.T, np.eye(2), atol=1e-14)
     assert share[0] >= share[1] > 0 and share.sum() <= 1
     assert np.linalg.norm(points @ basis.T, axis=1).max() <= 1 + 1e-14
@@ -145,8 +146,10 @@ def test_scaling_figure_states_the_fit_with_its_interval() -> None:
         0.4 / np.array(heads)[:, None] * np.exp(0.1 * np.random.default_rng(0).normal(size=(4, 5)))
     )
     said = texts(plots.gradient_against_heads(heads, values, power_law()))
-    for part in ("−1.000", "95 % of $b$: −1.020 to −0.980", "Pearson −0.9990"):
+    assert "95 % of" not in said
+    for part in ("−1.000", "95 % interval of $b$: −1.020 to −0.980", "Pearson −0.9990"):
         assert part in said
+    assert "95 % interval of $a$: 0.38 to 0.42" in said
 
 
 def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
@@ -172,12 +175,31 @@ def test_flat_data_is_drawn_on_at_least_a_decade() -> None:
 def test_energy_balance_draws_every_term_and_both_residuals() -> None:
     run = synthetic_run()
     figure = plots.energy_balance(run)
-    top, bottom = figure.axes
+    top, _, bottom = figure.axes
     drawn = {line.get_label(): line.get_ydata() for line in top.lines}
     assert len([name for name in drawn if not name.startswith("_")]) == 6
     change = (run["energy"] - run["energy"][:, 0]).mean("path")
     np.testing.assert_allclose(drawn["energy change $E(t) - E(0)$"], change, atol=1e-14)
     assert len([line for line in bottom.lines if not line.get_label().startswith("_")]) == 2
+
+
+def test_middle_panel_sums_weight_drift_and_ito_which_nearly_cancel() -> None:
+    run = synthetic_run()
+    top, net, _ = plots.energy_balance(run).axes
+    drawn = {line.get_label(): line.get_ydata() for line in net.lines}
+    summed = (run["work_weights"] + run["work_ito"]).mean("path")
+    np.testing.assert_allclose(drawn["weight drift + Itô"], summed, atol=1e-14)
+    others = {line.get_label(): line.get_ydata() for line in top.lines}
+    for name in set(others) - {"weight drift", "Itô correction"}:
+        np.testing.assert_array_equal(drawn[name], others[name])
+    assert set(drawn) - {"weight drift + Itô"} <= set(others)
+
+
+@pytest.mark.parametrize("name", ["work_ito", "work_weights"])
+def test_without_one_of_the_two_there_is_no_middle_panel(name: str) -> None:
+    run = synthetic_run()
+    run[name][:] = 0.0
+    assert len(plots.energy_balance(run).axes) == 2
 
 
 @pytest.mark.parametrize("direction", ["descent", "ascent"])
@@ -252,3 +274,90 @@ def test_figures_are_made_without_pyplot(tmp_path: Path) -> None:
     code += "print('matplotlib.pyplot' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
+
+
+def stems(run: xr.Dataset, folder: Path, source: str) -> set[str]:
+    run.encoding["source"] = source
+    return {file.stem for file in plots.plot_run(run, folder)}
+
+
+def test_figures_of_runs_whose_names_hold_dots_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    run = synthetic_run(energy=False, paths=1)
+    names = ("dt0.01.h5", "dt0.005.h5", "x/dt0.02.h5.partial", "dt0.1", "dt0.2")
+    written = [stems(run, tmp_path, name) for name in names]
+    for name, stem in zip(names, ("dt0.01", "dt0.005", "dt0.02", "dt0.1", "dt0.2"), strict=True):
+        assert f"{stem}_speed" in written[names.index(name)]
+
+
+def test_mean_and_path_are_drawn_on_the_same_principal_axes(tmp_path: Path) -> None:
+    run = synthetic_run(d=5, paths=6)
+    basis = {}
+    for which in ("mean", 0):
+        figure = plots.token_snapshots(run, which=which, times=[0.0])
+        points = figure.axes[0].collections[0].get_offsets()
+        cloud = run["tokens_mean"] if which == "mean" else run["tokens"][0]
+        basis[which] = np.linalg.lstsq(cloud.values[0], np.asarray(points), rcond=None)[0]
+        assert "principal axes of the mean" in texts(figure).replace("\n", " ")
+    np.testing.assert_allclose(basis["mean"], basis[0], atol=1e-10)
+
+
+def test_note_of_the_spheres_stands_right_below_them() -> None:
+    figure = plots.token_snapshots(synthetic_run(), which=0)
+    figure.draw_without_rendering()
+    spheres = min(axis.get_window_extent().y0 for axis in figure.axes)
+    note = figure._supxlabel.get_window_extent().y1
+    assert -0.02 <= (spheres - note) / figure.dpi < 0.12  # inches
+
+
+def test_energy_that_is_never_finite_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    run = synthetic_run()
+    for name in ("energy", "edi_residual", "edi_residual_upper_gradient"):
+        run[name][:] = np.inf
+    figure = plots.energy_balance(run)
+    assert "not finite" in texts(figure)
+    assert {file.stem for file in plots.plot_run(run, tmp_path)} >= {"run_energy_balance"}
+    for name in ("work_weights", "work_ito", "martingale", "dissipated"):
+        run[name][:] = np.nan
+    run["dissipated_upper_gradient"][:] = np.inf
+    run["upper_gradient_sq"][:] = np.inf
+    with pytest.warns(UserWarning, match=r"energy balance.*finite"):
+        written = {file.stem for file in plots.plot_run(run, tmp_path)}
+    assert "run_energy_balance" not in written and "run_tokens_mean" in written
+
+
+def test_full_disk_leaves_neither_half_a_figure_nor_harm_to_an_old_one(
+    tmp_path: Path, monkeypatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    figure = plots.gradient_over_time({4: synthetic_run()})
+    (tmp_path / "g.png").write_bytes(b"old")
+
+    def full(self, file, **_):
+        Path(file).write_bytes(b"half")
+        raise OSError(28, "No space left on device", str(file))
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(InputError, match=r"No space left.*runs are kept.*--resume"):
+        plots.save(figure, tmp_path, "g")
+    assert [file.name for file in tmp_path.iterdir()] == ["g.png"]
+    assert (tmp_path / "g.png").read_bytes() == b"old"
+    with pytest.raises(InputError, match="No space left"):
+        plots.save(figure, tmp_path / "new" / "folder", "g")
+    assert not (tmp_path / "new").exists()
+
+
+def test_file_in_the_place_of_a_folder_is_named_as_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    figure = plots.gradient_over_time({4: synthetic_run()})
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match=r"is a file.*another folder") as caught:
+            plots.save(figure, folder, "gradient")
+        assert "room" not in str(caught.value)
+
+
+def test_missing_ledger_variable_is_not_blamed_on_the_heads() -> None:
+    run = synthetic_run().drop_vars("martingale")
+    with pytest.raises(InputError, match="holds no martingale") as caught:
+        plots.energy_balance(run)
+    assert "causal" not in str(caught.value)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import wflow
-from wflow.heads import OrnsteinUhlenbeck
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 
 SCRIPT = """
 import sys
@@ -136,6 +136,41 @@ def test_what_a_blown_up_run_recorded_stays_readable(tmp_path):
     with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
         assert np.isfinite(ds.energy[0, 0])
         assert ds.time[-1] < caught.value.time + 0.1
+
+
+def test_a_later_path_that_blows_up_leaves_the_earlier_ones_readable(tmp_path):
+    out = tmp_path / "run.h5"
+    x0 = [[[1.0, 0.0], [-1.0, 0.01]], [[1.0, 0.0], [0.9, 0.43]]]
+    with pytest.raises(wflow.BlowUpError) as caught:
+        wflow.solve(x0, Frozen(), heads=[10 * np.eye(2)], t_final=1.0, dt=0.1, paths=2, batch=1,
+                    flow="unnormalised", out=out)  # fmt: skip
+    assert caught.value.path == 1 and caught.value.time == 0
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
+        assert np.isfinite(ds.energy[0]).all()
+
+
+def test_a_signal_in_the_last_step_finishes_the_file_and_is_not_swallowed(tmp_path):
+    def drift(D, t):
+        if t > 0.95:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return -D
+
+    out = tmp_path / "run.h5"
+    with pytest.raises(wflow.Interrupted, match="whole"):
+        wflow.solve(np.eye(3), HeadLaw(drift), heads=1, t_final=1.0, dt=0.1, out=out)
+    with wflow.open(out) as ds:
+        assert ds.attrs["complete"] == 1
+
+
+def test_resume_tells_laws_apart_that_differ_in_what_they_close_over(tmp_path):
+    def law(c):
+        return HeadLaw(lambda D, t: -c * D)
+
+    options = {"heads": 1, "t_final": 0.1, "dt": 0.01, "out": tmp_path / "run.h5"}
+    wflow.solve(np.eye(3), law(1), **options).close()
+    wflow.solve(np.eye(3), law(1), **options, resume=True).close()
+    with pytest.raises(wflow.InputError, match="law"):
+        wflow.solve(np.eye(3), law(50), **options, resume=True)
 
 
 def test_resume_refuses_what_is_not_a_run(tmp_path):

@@ -81,6 +81,7 @@ def test_file_opens_with_the_system_tools(tmp_path, program):
         for text in ("energy(path, time)", "tokens(snapshot_path, snapshot, token, axis)"):
             assert f"double {text}" in shown.stdout
         assert 'energy:units = "1"' in shown.stdout and "token = 4" in shown.stdout
+        assert "Schönlieb" in shown.stdout and "Itô correction" in shown.stdout
 
 
 def one_index(size: int):
@@ -162,6 +163,7 @@ def test_unfinished_run_is_cut_to_what_was_recorded_and_says_so(tmp_path):
             assert ds.attrs["complete"] == 0
             assert ds.sizes["time"] == 4 and ds.sizes["snapshot"] == 1
             assert np.isfinite(ds["energy"].values).all()
+            assert ds.encoding["source"] == str(tmp_path / "run.h5.partial")
     writer.abandon()
 
 

@@ -63,6 +63,33 @@ def test_resume_of_another_run_names_what_differs(tmp_path):
         RunWriter.resume(tmp_path / "run.h5", json.dumps(other))
 
 
+@pytest.mark.parametrize(
+    ("held", "asked", "named"),
+    [
+        (
+            {"law": {"name": "A", "sigma2": 1.0}},
+            {"law": {"name": "A", "sigma2": 2.0}},
+            ["law.sigma2"],
+        ),
+        (
+            {"x0": {"shape": [2, 3], "sha256": "a"}},
+            {"x0": {"shape": [3, 3], "sha256": "b"}},
+            ["x0 (the initial tokens)"],
+        ),
+        (
+            {"heads": {"shape": [2, 3, 3], "sha256": "a", "values_sha256": "c"}},
+            {"heads": {"shape": [2, 3, 3], "sha256": "b", "values_sha256": "d"}},
+            ["heads (the initial matrices)"],
+        ),
+        ({"heads": 2}, {"heads": {"shape": [2, 3, 3], "sha256": "b"}}, ["heads"]),
+        ({"dt": 0.1, "old": 1}, {"dt": 0.1, "new": None}, ["old", "new"]),
+        ({"dt": 0.1, "seed": 1}, {"seed": 1, "dt": 0.1}, []),
+    ],
+)
+def test_settings_that_differ_are_named_as_people_know_them(held, asked, named):
+    assert runfile.differences(held, asked) == named
+
+
 def test_resume_without_a_partial_file_or_after_the_end_says_so(tmp_path):
     with pytest.raises(RunFileError, match="start without --resume"):
         RunWriter.resume(tmp_path / "run.h5", CONFIG)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import h5py
 import numpy as np
 import pytest
 import xarray as xr
@@ -32,6 +34,25 @@ def script(name: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figures, which take most of the time of a small study."""
+    monkeypatch.setattr(study, "_figures", lambda *_: [])
+
+
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make empty files of the figures: writing them takes most of their time."""
+
+    def save(figure: object, folder: Path, name: str) -> list[Path]:
+        files = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
+        for file in files:
+            file.touch()
+        return files
+
+    monkeypatch.setattr(wflow.plots, "save", save)
 
 
 def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
@@ -94,13 +115,13 @@ def test_deterministic_study_states_no_interval(tmp_path, monkeypatch, capsys) -
     assert "One path" in said and "interval" not in said and "Pearson" not in said
 
 
-def test_existing_output_needs_overwrite_or_resume(tmp_path, monkeypatch) -> None:
+def test_existing_output_needs_overwrite_or_resume(tmp_path, monkeypatch, undrawn) -> None:
     flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
     assert call("ou_heads", monkeypatch, *flags) == 0
     first = (tmp_path / "H00002.h5").stat().st_mtime_ns
     with pytest.raises(InputError, match=r"--resume .* --overwrite"):
         call("ou_heads", monkeypatch, *flags)
-    with pytest.raises(InputError, match="differs in seed"):
+    with pytest.raises(InputError, match="differs in --seed:"):
         call("ou_heads", monkeypatch, *flags, "--resume", "--seed", "7")
     assert (tmp_path / "H00002.h5").stat().st_mtime_ns == first
     # Resuming keeps finished runs and may add head counts.
@@ -115,6 +136,7 @@ def test_existing_output_needs_overwrite_or_resume(tmp_path, monkeypatch) -> Non
     ("flags", "message"),
     [
         (["--heads", "0"], "--heads is 0"),
+        (["--heads"], "--heads has no value: .* --heads 1 4 16"),
         (["--heads", "4", "4"], "every head count once"),
         (["--n", "0"], "--n is 0"),
         (["--d", "1"], "--d is 1"),
@@ -122,15 +144,19 @@ def test_existing_output_needs_overwrite_or_resume(tmp_path, monkeypatch) -> Non
         (["--dt", "-0.01"], "--dt is -0.01"),
         (["--dt", "0.03"], "whole number of steps"),
         (["--t-final", "nan"], "--t-final is nan"),
-        (["--sigma2", "-1"], "sigma2 is -1"),
-        (["--rate", "0"], "rate is 0"),
-        (["--scheme", "rk4"], "rk4"),
+        (["--sigma2", "-1"], "--sigma2 is -1"),
+        (["--sigma2", "nan"], "--sigma2 is nan"),
+        (["--rate", "0"], "--rate is 0.0: expected a finite number > 0$"),
+        (["--rate", "inf"], "--rate is inf"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--seed", str(2**63)], "--seed is 9223372036854775808: .* below 2"),
+        (["--scheme", "rk4"], "--scheme rk4 needs .* --sigma2 0"),
         (["--snapshots", "0", "3"], "--snapshots 3"),
         (["--tokens", "missing.npy"], "missing.npy"),
         (["--resume", "--overwrite"], "give one of the two"),
         (["--workers", "1", "--scheduler", "tcp://localhost:1"], "give one of them"),
         (["--threads", "0"], "--threads is 0"),
-        (["--threads", "100000"], "threads is 100000"),
+        (["--threads", "100000"], "--threads is 100000: .* at most"),
     ],
 )
 def test_bad_flags_are_named_and_leave_nothing_behind(tmp_path, monkeypatch, flags, message):
@@ -163,6 +189,9 @@ def test_user_mistake_exits_with_status_2_and_no_traceback(tmp_path) -> None:
     assert "--heads is -1" in mistake.stderr
     unknown = shell("oscillating_heads", "--phase", "round", cwd=tmp_path)
     assert unknown.returncode == 2 and "Traceback" not in unknown.stderr
+    nameless = shell("ou_heads", *SMALL, "--heads", "2", "--out", "", cwd=tmp_path)
+    assert nameless.returncode == 2 and "Traceback" not in nameless.stderr
+    assert "--out" in nameless.stderr and "it is empty" in nameless.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -171,8 +200,11 @@ def test_help_explains_every_flag_with_its_default(name) -> None:
     said = shell(name, "--help", env={**os.environ, "COLUMNS": "100"})
     assert said.returncode == 0
     flags = ("heads", "tokens", "n", "d", "paths", "t-final", "dt", "seed", "flow", "out")
-    for flag in (*flags, "resume", "workers", "scheduler"):
+    for flag in (*flags, "sigma2", "resume", "workers", "scheduler", "verbose"):
         assert f"--{flag} " in said.stdout
+    assert "--save-heads, --no-save-heads" in said.stdout
+    assert "(default: )" not in said.stdout and "(default: None)" not in said.stdout
+    assert "FILE::KEY" in said.stdout and ".parquet" in said.stdout
     assert said.stdout.count("(default:") >= 22
 
 
@@ -185,7 +217,12 @@ def test_interrupted_study_resumes_to_the_same_numbers(tmp_path, number) -> None
         [*command, "--out", str(tmp_path / "cut")], stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stderr is not None
-        child.stderr.readline()  # 10 % are done
+        # Written before the first step, when signals are caught already.
+        checkpoint = tmp_path / "cut" / "H00002.h5.checkpoint"
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
         child.send_signal(number)
         said = child.stderr.read()
         assert child.wait(30) == 128 + number
@@ -208,17 +245,126 @@ def test_run_that_blows_up_keeps_what_was_recorded(tmp_path, monkeypatch) -> Non
         assert run.attrs["complete"] == 0 and run.sizes["time"] >= 1
 
 
-def test_run_ended_before_its_first_checkpoint_is_resumed_from_its_start(
-    tmp_path, monkeypatch
+def test_unfinished_run_whose_checkpoint_is_lost_is_never_replaced_by_resume(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    flags = [*SMALL, "--heads", "2", "4", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    partial = (tmp_path / "H00004.h5").rename(tmp_path / "H00004.h5.partial")
+    (tmp_path / "H00002.h5").unlink()
+    before = partial.read_bytes()
+    with pytest.raises(RunFileError, match=r"checkpoint is missing: .* --overwrite"):
+        call("ou_heads", monkeypatch, *flags, "--resume")
+    assert partial.read_bytes() == before
+    assert not (tmp_path / "H00002.h5").exists()  # said before another run is computed
+    assert call("ou_heads", monkeypatch, *flags, "--overwrite") == 0
+
+
+def test_run_that_died_before_it_recorded_anything_is_started_by_resume(
+    tmp_path, monkeypatch, undrawn
 ) -> None:
     flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
     assert call("ou_heads", monkeypatch, *flags) == 0
-    whole = wflow.open(tmp_path / "H00002.h5").load()
-    whole.close()
-    (tmp_path / "H00002.h5").rename(tmp_path / "H00002.h5.partial")
+    with wflow.open(tmp_path / "H00002.h5") as run:
+        whole = run.load()
+    partial = (tmp_path / "H00002.h5").rename(tmp_path / "H00002.h5.partial")
+    with h5py.File(partial, "r+") as file:
+        file.attrs.modify("complete", np.int64(0))
+        for name in set(file) - {"time", "snapshot", "path", "snapshot_path"}:
+            if file[name].dtype == np.float64 and file[name].ndim > 1:
+                file[name][...] = np.nan
     assert call("ou_heads", monkeypatch, *flags, "--resume") == 0
     with wflow.open(tmp_path / "H00002.h5") as again:
         xr.testing.assert_equal(again, whole)
+
+
+def test_tokens_of_a_file_are_all_taken_as_they_are_unless_asked_otherwise(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    data = np.random.default_rng(0).standard_normal((9, 5))
+    np.savez(tmp_path / "two.npz", emb=data, other=data[:3])
+    flags = [*SMALL[2:], "--heads", "2", "--tokens", f"{tmp_path / 'two.npz'}::emb"]
+    for name in ("ou_heads", "oscillating_heads"):
+        assert call(name, monkeypatch, *flags, "--out", str(tmp_path / name)) == 0
+        with wflow.open(tmp_path / name / "H00002.h5") as run:
+            np.testing.assert_array_equal(run["initial_tokens"], wflow.tokens.as_tokens(data))
+    summary = json.loads((tmp_path / "ou_heads" / "summary.json").read_text())
+    assert (summary["config"]["flags"]["n"], summary["config"]["flags"]["d"]) == (9, 5)
+    out = ["--out", str(tmp_path / "reduced")]
+    assert call("ou_heads", monkeypatch, *flags, *out, "--d", "2", "--n", "4") == 0
+    with wflow.open(tmp_path / "reduced" / "H00002.h5") as run:
+        assert run["initial_tokens"].shape == (4, 2)
+    with pytest.raises(InputError, match="differs in --tokens, --n, --d or --tokens-seed:"):
+        call("ou_heads", monkeypatch, *flags, *out, "--d", "2", "--resume")
+
+
+def test_clouds_have_200_tokens_in_three_dimensions_by_default(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    flags = ["--paths", "1", "--t-final", "0.02", "--dt", "0.01", "--heads", "1"]
+    flags += ["--threads", "1", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    with wflow.open(tmp_path / "H00001.h5") as run:
+        assert run["initial_tokens"].shape == (200, 3)
+
+
+def test_oscillating_heads_take_noise_by_sigma2(tmp_path, monkeypatch, undrawn) -> None:
+    flags = [*SMALL, "--heads", "2", "--out"]
+    assert call("oscillating_heads", monkeypatch, *flags, str(tmp_path / "still")) == 0
+    noise = ["--sigma2", "0.5"]
+    assert call("oscillating_heads", monkeypatch, *flags, str(tmp_path / "noisy"), *noise) == 0
+    with wflow.open(tmp_path / "still" / "H00002.h5") as run:
+        assert np.ptp(run["energy"].values[:, -1]) == 0
+    with wflow.open(tmp_path / "noisy" / "H00002.h5") as run:
+        assert np.ptp(run["energy"].values[:, -1]) > 0
+        law = json.loads(run.attrs["config"])["law"]
+    assert law["name"] == "Oscillating" and law["sigma2"] == 0.5
+    with pytest.raises(InputError, match="--scheme rk4 needs"):
+        call("oscillating_heads", monkeypatch, *flags, "x", *noise, "--scheme", "rk4")
+
+
+def test_runs_left_by_other_calls_stay_and_are_named_and_their_comparison_goes(
+    tmp_path, monkeypatch, capsys, sketched
+) -> None:
+    flags = [*SMALL, "--out", str(tmp_path), "--heads"]
+    assert call("ou_heads", monkeypatch, *flags, "2", "4") == 0
+    assert "not in this summary" not in capsys.readouterr().out
+    for mine in ("gradient.png", "H4.h5", "H00002_mine.png"):
+        (tmp_path / mine).write_text("not the study's")
+    assert (tmp_path / "gradient_against_heads.pdf").exists()
+
+    assert call("ou_heads", monkeypatch, *flags, "2", "--resume") == 0
+    said = capsys.readouterr().out
+    assert "H00004.h5, of the same settings: add 4 to --heads, with --resume" in said
+    names = {file.name for file in tmp_path.iterdir()}
+    assert not {name for name in names if name.startswith(("gradient_over", "gradient_against"))}
+    assert {"H00004.h5", "H00004_energy_balance.png", "H00002_energy_balance.png"} <= names
+
+    assert call("ou_heads", monkeypatch, *flags, "1", "2", "--overwrite", "--seed", "5") == 0
+    assert "H00004.h5, which differs in --seed" in capsys.readouterr().out
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"H00004.h5", "gradient_against_heads.pdf"} <= names
+    assert {"gradient.png", "H4.h5", "H00002_mine.png"} <= names
+
+    # The figures of a run that is replaced and not drawn again would show the old one.
+    assert call("ou_heads", monkeypatch, *flags, "2", "8", "--overwrite") == 0
+    names = {file.name for file in tmp_path.iterdir()}
+    assert "H00002_energy_balance.png" not in names
+    assert {"H00002_mine.png", "H00004_energy_balance.png", "H00008_energy_balance.png"} <= names
+
+
+def test_verbose_logs_on_stderr_and_leaves_the_logger_as_it_was(
+    tmp_path, monkeypatch, capsys, undrawn
+) -> None:
+    logger = logging.getLogger("wflow")
+    before = (logger.level, list(logger.handlers))
+    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    assert "INFO" not in capsys.readouterr().err
+    assert call("ou_heads", monkeypatch, *flags, "--overwrite", "--verbose") == 0
+    said = capsys.readouterr()
+    assert "INFO" in said.err and "H00002.h5" in said.err and "INFO" not in said.out
+    assert (logger.level, list(logger.handlers)) == before
 
 
 def test_dask_missing_is_said_before_anything_is_written(tmp_path, monkeypatch) -> None:
@@ -231,7 +377,7 @@ def test_dask_missing_is_said_before_anything_is_written(tmp_path, monkeypatch) 
 def test_workers_compute_the_same_bits_as_this_process(tmp_path) -> None:
     pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
     flags = [*SMALL, "--heads", "1", "3"]
-    for folder, more in (("alone", []), ("workers", ["--workers", "2"])):
+    for folder, more in (("alone", []), ("workers", ["--workers", "2", "--verbose"])):
         done = shell("ou_heads", *flags, "--out", str(tmp_path / folder), *more)
         assert done.returncode == 0, done.stderr
     for name in ("H00001.h5", "H00003.h5"):
@@ -240,7 +386,8 @@ def test_workers_compute_the_same_bits_as_this_process(tmp_path) -> None:
             wflow.open(tmp_path / "workers" / name) as workers,
         ):
             xr.testing.assert_equal(alone, workers)
-            assert workers.attrs["command"].endswith("--workers 2")
+            assert workers.attrs["command"].endswith("--workers 2 --verbose")
+    assert done.stderr.count("INFO") >= 2  # the log of the workers
 
 
 def test_scheduler_that_does_not_answer_is_an_input_error(tmp_path, monkeypatch) -> None:
@@ -259,46 +406,6 @@ def test_error_in_a_worker_comes_back_as_text() -> None:
 
 def test_flags_are_immutable_and_defaults_make_a_study() -> None:
     flags = study.StudyFlags()
-    study.check_flags(flags)
+    flags.check()
     with pytest.raises(InputError):
-        study.check_flags(replace(flags, heads=()))
-
-
-def test_progress_prints_a_line_per_tenth_where_there_is_no_terminal(capsys) -> None:
-    from wflow.progress import progress
-
-    with progress(1000, "H = 2") as advance:
-        for _ in range(1000):
-            advance(1)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith("H = 2: 10 %, ") and lines[0].endswith("left")
-    assert lines[-1].startswith("H = 2: 100 %, done in ")
-
-
-def test_progress_does_not_count_what_a_resumed_run_did_before(capsys) -> None:
-    from wflow.progress import progress
-
-    with progress(100) as advance:
-        advance(55)
-        time.sleep(0.2)
-        advance(5)  # 5 steps in 0.2 s: 40 more take 1.6 s
-    assert capsys.readouterr().err.strip() == "60 %, 2 s left"
-
-
-def test_progress_disabled_is_silent(capsys) -> None:
-    from wflow.progress import progress
-
-    with progress(10, enabled=False) as advance:
-        advance(10)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
-)
-def test_durations_read_as_people_say_them(seconds, words) -> None:
-    from wflow.progress import duration
-
-    assert duration(seconds) == words
+        replace(flags, heads=()).check()

@@ -96,13 +96,14 @@ def test_clusters_spread_is_the_deviation_around_the_centres():
 @pytest.mark.parametrize(
     ("n", "d", "more", "match"),
     [
-        (0, 3, {}, "n = 0; choose n >= 1"),
-        (-4, 3, {}, "choose n >= 1"),
-        (10, 1, {}, "d = 1.*d >= 2"),
-        (10.0, 3, {}, "n = 10.0: expected an integer"),
-        (10, "3", {}, "d = '3': expected an integer"),
-        (10, 3, {"seed": -1}, "seed = -1"),
-        (10, 3, {"seed": None}, "seed = None"),
+        (0, 3, {}, "n is 0: expected a whole number >= 1"),
+        (-4, 3, {}, "n is -4: expected a whole number >= 1"),
+        (10, 1, {}, r"d is 1: expected a whole number >= 2 .*S\^\(d-1\)"),
+        (10.0, 3, {}, "n is 10.0: expected a whole number"),
+        (10, "3", {}, "d is '3': expected a whole number"),
+        (10, 3, {"seed": -1}, "seed is -1"),
+        (10, 3, {"seed": None}, "seed is None"),
+        (True, 3, {}, "n is True: expected a whole number"),
     ],
 )
 def test_clouds_refuse_bad_numbers(cloud, n, d, more, match):
@@ -171,7 +172,7 @@ def test_pca_gives_zero_along_axes_without_variance():
     ("z", "d", "match"),
     [
         (DATA, 7, "6 columns, d = 7"),
-        (DATA, 0, "choose d >= 1"),
+        (DATA, 0, "d is 0: expected a whole number >= 1"),
         (DATA[0], 2, r"shape \(6,\)"),
         (np.empty((0, 3)), 2, "shape"),
         ([["a", "b"]], 2, "real numbers"),
@@ -220,7 +221,7 @@ def test_digits_are_the_normalised_principal_scores_of_the_data_set():
     for n, d, match in (
         (1798, 3, "1797 rows"),
         (5, 65, "64 columns"),
-        (5, 1, "d = 1"),
+        (5, 1, "d is 1"),
         (0, 3, "n"),
     ):
         with refused(match):
@@ -232,7 +233,7 @@ def test_make_names_every_cloud_with_the_defaults_of_the_published_study():
         assert np.array_equal(tokens.make(word, 30, 5, seed=9), cloud(30, 5, seed=9))
         assert tokens.make(word).shape == (200, 3)
     assert tokens.make("clusters", 2, 3).shape == (2, 3)
-    with refused("choose n >= 1"):
+    with refused("n is 0: expected a whole number"):
         tokens.make("clusters", 0, 3)
 
 

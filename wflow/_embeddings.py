@@ -195,7 +195,13 @@ def _is_header(file: Path, fields: list[str]) -> bool:
             f"{file}: the first column has no name in the header, as where row numbers were "
             "written along; write the file without them (in pandas: index=False)"
         )
-    return not counted or len(names) > 2  # two columns "0,1" may well be a token
+    if counted and len(names) > 2:  # two columns "0,1" are an ordinary token
+        warnings.warn(
+            f"{file}: its first line {','.join(names[:3])},... is read as a token; if it numbers "
+            "the columns, write the file without it (in pandas: header=False)",
+            stacklevel=2,
+        )
+    return not counted
 
 
 def _is_number(field: str) -> bool:

@@ -1,7 +1,10 @@
 """What all figures share: style, layout, reading of a Dataset, curves with bands, files."""
 
+import contextlib
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow import schema
 from wflow.errors import InputError
+from wflow.fits import mean_and_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,36 +68,71 @@ def style() -> Iterator[None]:
 def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
     """Write a figure as `stem`.png (200 dpi) and `stem`.pdf into a folder, made if missing.
 
+    Each file appears under its name only when it is whole; what stood there stays until then.
+
     Raises
     ------
     InputError
         Where the folder cannot be written.
     """
     folder = Path(out_dir)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     files = [folder / f"{stem}.png", folder / f"{stem}.pdf"]
+    new = [file.with_name(f"{file.name}.new") for file in files]
+    at = files[0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with style():
-            for file in files:
+            for at, draft in zip(files, new, strict=True):
+                kind = at.suffix[1:]
                 # Without a date the same run gives the same bytes.
-                undated = {"CreationDate": None} if file.suffix == ".pdf" else {}
-                figure.savefig(file, metadata=undated)
-    except OSError as error:
-        raise InputError(
-            f"cannot write the figure {error.filename or files[0]}: {error.strerror}; "
-            "make room, or give a folder that can be written"
-        ) from None
+                undated = {"CreationDate": None} if kind == "pdf" else {}
+                figure.savefig(draft, format=kind, metadata=undated)
+        for at, draft in zip(files, new, strict=True):
+            os.replace(draft, at)
+    except BaseException as error:
+        for draft in new:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        for place in made:  # innermost first; one that is not empty stays, and those around it
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(_refusal(at, folder, error)) from None
     return files
 
 
+def _refusal(file: Path, folder: Path, error: OSError) -> str:
+    """What to do about a figure that cannot be written."""
+    text = f"cannot write the figure {file}: {error.strerror or error}"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        taken = [place for place in (folder, *folder.parents) if place.is_file()]
+        return f"{text}; {taken[0] if taken else folder} is a file: give another folder"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = "give a folder that you may write to"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = "make room"
+    else:
+        advice = "give another folder"
+    return (
+        f"{text}; {advice}. The runs are kept: `wflow plot` draws their figures again, and so does "
+        "a study with --resume"
+    )
+
+
 def head_count(ds: "Dataset") -> int:
-    """Number H of heads of a run."""
-    if "head" in ds.sizes:
-        return int(ds.sizes["head"])
-    heads = config(ds).get("heads")
-    if isinstance(heads, int):
-        return heads
-    raise InputError("the Dataset does not say how many heads it has: no dim head, none in config")
+    """Number H of heads of a run.
+
+    Raises
+    ------
+    InputError
+        For a Dataset that does not tell.
+    """
+    count = schema.head_count(config(ds), ds.sizes)
+    if count is None:
+        raise InputError("the run does not say how many heads it has: no dim head, none in config")
+    return count
 
 
 def config(ds: "Dataset") -> dict[str, Any]:
@@ -102,10 +142,9 @@ def config(ds: "Dataset") -> dict[str, Any]:
 def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
     """Times (k,) and values (paths, k) of a recorded variable, thinned, infinities as NaN."""
     if name not in ds:
-        raise InputError(
-            f"the run holds no {name}: general or causal heads have no energy; "
-            f"it holds {', '.join(sorted(map(str, ds.data_vars)))}"
-        )
+        why = "" if "energy" in ds else ": general or causal heads have no energy"
+        held = ", ".join(sorted(map(str, ds.data_vars)))
+        raise InputError(f"the run holds no {name}{why}; it holds {held}")
     length = ds.sizes["time"]
     step = max(1, math.ceil(length / MAX_POINTS))
     keep = np.unique(np.append(np.arange(0, length, step), length - 1))  # the end always shows
@@ -137,11 +176,13 @@ def curve(
     recorded = np.isfinite(values).any(axis=0)
     time, values = time[recorded], values[:, recorded]
     marked = line.get("markevery")
-    if marked is not None:
+    if not len(time):
+        line.pop("markevery", None)  # nothing to mark: the label alone shows
+    elif marked is not None:
         line["markevery"] = [k for k in marked if k < len(time)]
     mean = np.nanmean(values, axis=0)
     axis.plot(time, mean, zorder=3, **line)
-    if values.shape[0] > 1:
+    if values.shape[0] > 1 and values.size:
         if band == "percentiles":
             low, high = np.nanpercentile(values, BAND, axis=0)
         else:
@@ -201,25 +242,31 @@ def band_note(band: Band) -> str:
     return f"; band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
 
 
-def mean_and_error(values: NDArray) -> str:
+def mean_text(values: NDArray) -> str:
     """Mean ± standard error of (paths,), with as many digits as the error has meaning for."""
-    mean = float(np.nanmean(values))
-    if len(values) < 2:
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return "not finite"
+    mean, error = (float(value) for value in mean_and_error(known))
+    if math.isnan(error):
         return minus(f"{mean:.2g}")
-    error = float(np.nanstd(values, ddof=1)) / math.sqrt(len(values))
     if error == 0 or error < 1e-5 or error > 1e4:
         return minus(f"{mean:.2g} ± {error:.1g}")
     decimals = max(0, 1 - math.floor(math.log10(error)))
     return minus(f"{mean:.{decimals}f} ± {error:.{decimals}f}")
 
 
-def last_index(values: NDArray) -> int:
-    return int(np.flatnonzero(np.isfinite(values).any(axis=0))[-1])
+def at_end(values: NDArray) -> NDArray:
+    """Values (paths,) of (paths, k) at the last time at which any is finite; NaN for none."""
+    known = np.flatnonzero(np.isfinite(values).any(axis=0))
+    return values[:, known[-1]] if known.size else np.full(len(values), np.nan)
 
 
 def last_mean(values: NDArray) -> float:
-    """Mean over the paths of (paths, k) at the last time that was recorded."""
-    return float(np.nanmean(values[:, last_index(values)]))
+    """Mean over the paths of (paths, k) at the last time that was recorded; -inf for none."""
+    last = at_end(values)
+    known = last[np.isfinite(last)]
+    return float(known.mean()) if known.size else -math.inf
 
 
 def minus(number: str) -> str:

@@ -16,12 +16,12 @@ from numba import njit, prange
 
 from wflow import _pairsums, _simd, _symmetric
 from wflow._pairsums import (
-    FLOOR,
     LOG2E,
     TILE,
     by_lane,
     causal_mask,
     direct_bound,
+    exponent_floor,
     head_scores,
     head_sums,
     padded,
@@ -35,7 +35,7 @@ from wflow._symmetric import chunk_vectors, symmetric_sums
 # share the cores, the spinning takes the time of the thread it waits for: beside one busy process
 # a step took up to 50 times longer. Read when the first parallel function starts.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Columns of the table of terms that `fused_sums` returns for each path.
 TERMS = (
@@ -81,7 +81,7 @@ def _rescale(state, at, exponent, factors):
     width = lanes(state)
     kind = state.dtype.type
     log2e = splat(kind(LOG2E))
-    bottom = splat(kind(FLOOR))
+    bottom = splat(kind(exponent_floor(state)))
     before = load(state, at)
     after = maximum(before, exponent)
     store(factors, 0, exp2(maximum((before - after) * log2e, bottom)))
@@ -196,23 +196,26 @@ def _finish_block(x, n, start, heads, flow, sign, state, at, v, out):
         e_gradient = float(state[rest + _E_GRADIENT * width + lane])
         e_inverse = float(state[rest + _E_INVERSE * width + lane])
         # exp(e_gradient) gradient / (heads n) is D S summed over heads; likewise for 1/m.
-        mean_inverse = inverse * n / heads * math.exp(e_inverse)
         mobility = heads / (inverse * n) * math.exp(-e_inverse)
         to_gradient = math.exp(e_gradient) / (heads * n)
+        over_mobility = inverse / heads / heads * math.exp(e_gradient + e_inverse)  # gbar / b
         if flow == SOFTMAX:
             scale = sign / heads
         elif flow == UNNORMALISED:
-            scale = sign * to_gradient
             mobility = 1.0
-            mean_inverse = 1.0
+            over_mobility = to_gradient
+            scale = sign * to_gradient
         else:
-            scale = sign * inverse / heads / heads * math.exp(e_gradient + e_inverse)
+            scale = sign * over_mobility
         radial_a = 0.0
         radial_g = 0.0
         for k in range(d):
             radial_a += state[at + k * width + lane] * x[i, k]
             radial_g += state[at + (d + k) * width + lane] * x[i, k]
+        # b |v|^2 is in range where |v|^2 is not, and the factors of <gbar, v> may be infinite.
+        root = math.sqrt(mobility)
         speed_sq = 0.0
+        gradient_sq = 0.0
         along = 0.0
         defect = 0.0
         for k in range(d):
@@ -221,13 +224,16 @@ def _finish_block(x, n, start, heads, flow, sign, state, at, v, out):
             vk = scale * (a if flow == SOFTMAX else g)
             v[i, k] = vk
             speed_sq += vk * vk
-            along += vk * (to_gradient * g)
-            defect += vk * (sign * vk - to_gradient * g * mean_inverse)
+            gradient_sq += (root * vk) * (root * vk)
+            along += vk * g
+            defect += (root * vk) * (root * (sign * vk - over_mobility * g))
         for term in range(4):
             out[term] += state[rest + (_TOTALS + term) * width + lane]
-        out[4] -= along
-        out[5] += mobility * speed_sq
-        out[6] += mobility * defect
+        if along != 0.0:  # 0 inf is 0 here: the token rests
+            out[4] -= to_gradient * along
+        if speed_sq != 0.0:
+            out[5] += gradient_sq
+            out[6] += defect
         out[7] += speed_sq
         out[8] = max(out[8], math.sqrt(speed_sq))
         out[9] = max(out[9], math.sqrt(state[rest + _LARGEST * width + lane]))

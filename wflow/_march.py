@@ -1,18 +1,19 @@
 """Marching batches of paths through time, recording as they go."""
 
 import time
-import warnings
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._matrices import is_symmetric
 from wflow._problem import Problem
-from wflow.attention import DIRECTIONS, Evaluation, evaluate
-from wflow.errors import BlowUpError
+from wflow.attention import DIRECTIONS, Evaluation, evaluate, warn_overflow
+from wflow.errors import BlowUpError, InputError
 from wflow.ledger import Ledger, Terms
 from wflow.rng import CounterNormals
+from wflow.schema import LEDGER_RATES
 from wflow.schemes import SCHEMES, Stage, advance
 
 State = dict[str, NDArray]
@@ -87,8 +88,9 @@ class Recorder:
 class Batch:
     """Paths first <= p < last: their tokens, heads and ledger at one time."""
 
-    def __init__(self, problem: Problem, first: int, last: int) -> None:
+    def __init__(self, problem: Problem, first: int, last: int, told: set[str]) -> None:
         self.problem, self.first, self.last = problem, first, last
+        self.told = told  # warnings that the run has given
         self.scheme = SCHEMES[problem.scheme]
         self.normals = CounterNormals(problem.seed)
         kind = np.dtype(problem.dtype)
@@ -97,7 +99,6 @@ class Batch:
         self.x = np.array(np.broadcast_to(shared, (count, *shared.shape[-2:])), kind)
         self.D = np.array(np.broadcast_to(problem.scores, (count, *problem.scores.shape)), kind)
         self.ledger = Ledger(count, DIRECTIONS[problem.direction])
-        self._warned = False
 
     def state(self) -> State:
         return {"x": self.x, "D": self.D, **self.ledger.state()}
@@ -114,7 +115,8 @@ class Batch:
         if self.scheme.order > 1:
             drift = problem.law.drift_within(t, dt)(self.D, t)
         noise, sigma2 = law_step.noise, law_step.sigma2
-        first = self._evaluate(t, self.x, self.D, drift, noise, sigma2)
+        values = problem.law.values_within(t)
+        first = self._evaluate(values(t), self.x, self.D, drift, noise, sigma2)
         self._check(t, first.terms)
         recorder.series(step, self._row(first.terms))
         recorder.snapshot(step, self.x, self.D, total)
@@ -125,7 +127,7 @@ class Batch:
 
         def stage_at(node: float, x: NDArray, D: NDArray) -> Stage:
             f = within(D, t + node * dt)
-            velocity, terms = self._evaluate(t + node * dt, x, D, f, None, None)
+            velocity, terms = self._evaluate(values(t + node * dt), x, D, f, None, None)
             return Stage(velocity, f, terms)
 
         self.x, self.D, stages = advance(
@@ -134,15 +136,25 @@ class Batch:
         )  # fmt: skip
         jumped = problem.law.jump(t, dt)
         if problem.ledger:
+            self._check_symmetry(t + dt)
             self.ledger.advance(stages, self.scheme.weights, dt)
         if jumped is not None:
-            self._jump(t + dt, jumped)
+            self._jump(jumped)
 
-    def _jump(self, t: float, heads: NDArray) -> None:
+    def _check_symmetry(self, t: float) -> None:
+        """The energy and the pass that uses each kernel value twice need D = D^T."""
+        if np.isfinite(self.D).all() and not is_symmetric(self.D):
+            raise InputError(
+                f"the law {type(self.problem.law).__name__} made heads asymmetric before time "
+                f"{t:g}, but says that it keeps them symmetric; mend its drift, or give it "
+                "symmetric=False and run with ledger=False"
+            )
+
+    def _jump(self, heads: NDArray) -> None:
         after = np.array(np.broadcast_to(heads, self.D.shape), self.D.dtype)
         if self.problem.ledger:
             energies = [
-                self._evaluate(t, self.x, D, None, None, None).terms["energy"]
+                self._evaluate(None, self.x, D, None, None, None).terms["energy"]
                 for D in (self.D, after)
             ]
             self.ledger.book_jump(*energies)
@@ -156,11 +168,10 @@ class Batch:
             [self.normals.draw(shape, path=p, step=step) for p in range(self.first, self.last)]
         )
 
-    def _evaluate(self, t, x, D, drift, noise, sigma2) -> Evaluation:
+    def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:
         problem = self.problem
         if not problem.ledger:
             drift = noise = sigma2 = None
-        values = problem.law.values(t)
         return evaluate(
             x,
             D,
@@ -184,7 +195,9 @@ class Batch:
         good &= terms["max_score"] <= _MAX_SCORE
         if not good.all():
             bad = int(np.argmin(good))
-            path, score = self.first + bad, float(terms["max_score"][bad])
+            path, score = self.first + bad, float(np.linalg.norm(self.D[bad], axis=(1, 2)).max())
+            if np.isfinite(self.D[bad]).all():
+                score = float(terms["max_score"][bad])
             raise BlowUpError(
                 f"the step dt = {self.problem.dt:g} blows up at time {t:g} in path {path}: scores "
                 f"reach |D^T x| = {score:.4g} and the fastest token would move by "
@@ -193,16 +206,11 @@ class Batch:
                 path=path,
                 score=score,
             )
-        if self.problem.ledger and not self._warned and not np.isfinite(terms["energy"]).all():
-            self._warned = True
-            warnings.warn(
-                "an energy term exceeds the range of doubles from time "
-                f"{t:g} on and is recorded as inf: scores reach beta = max |D^T x| = "
-                f"{float(terms['max_score'].max()):.6g} (exp overflows at 709); tokens and "
-                "velocities stay right",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if not self.problem.ledger or "overflow" in self.told:
+            return
+        if not all(np.isfinite(terms[name]).all() for name in LEDGER_RATES):
+            self.told.add("overflow")
+            warn_overflow(f"an energy term of time {t:g}", float(terms["max_score"].max()))
 
 
 def march(
@@ -244,10 +252,11 @@ def march(
         tick(first_step + (begin // batch) * (problem.steps + 1))
 
     saved = time.monotonic()
+    told: set[str] = set()
     for first in starts:
         if first < begin:
             continue
-        paths = Batch(problem, first, min(first + batch, problem.paths))
+        paths = Batch(problem, first, min(first + batch, problem.paths), told)
         recorder = Recorder(problem, sink, paths.first, paths.last)
         if state is not None and first == begin:
             paths.restore(state)

@@ -26,8 +26,8 @@ DIRECT_BOUND_DOUBLE, DIRECT_BOUND_SINGLE = 64.0, 24.0
 # Sums are closed every _CHUNK tokens, so that rounding does not grow with n.
 TILE, _CHUNK = 4, 2048
 LOG2E = math.log2(math.e)
-# Exponents of 2 below this vanish against 2^0; 2 to it is in range of both precisions.
-FLOOR = -120.0
+# Exponents of 2 below this are lost against sums as small as exp(-bound); 2 to it is in range.
+FLOOR_DOUBLE, FLOOR_SINGLE = -1000.0, -120.0
 
 
 def _make_direct(dim):
@@ -165,7 +165,7 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift):
     zero = splat(kind(0.0))
     one = splat(kind(1.0))
     log2e = splat(kind(LOG2E))
-    bottom = splat(kind(FLOOR))
+    bottom = splat(kind(exponent_floor(x)))
     hidden = splat(kind(1e30))
     top = zero - hidden
     for j in range(stop):
@@ -178,6 +178,8 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift):
         store(acc, row * width, zero)
     for j in range(stop):
         high, low = _score(x, j, z, z_low)
+        if causal and j >= start:
+            high = fma(load(diagonal, (j - start) * width) - one, hidden, high)
         u = exp2(maximum(((high - top) + low) * log2e, bottom))
         if causal and j >= start:
             u = u * load(diagonal, (j - start) * width)
@@ -194,6 +196,12 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift):
 def direct_bound(x):
     """Largest |D^T x| for which sums of this precision need no shift."""
     return DIRECT_BOUND_DOUBLE if lanes(x) == 8 else DIRECT_BOUND_SINGLE
+
+
+@njit(error_model="numpy", forceinline=True)
+def exponent_floor(x):
+    """Smallest exponent of 2 worth computing in this precision."""
+    return FLOOR_DOUBLE if lanes(x) == 8 else FLOOR_SINGLE
 
 
 @njit(error_model="numpy", forceinline=True)

@@ -71,6 +71,7 @@ def sphere(axis: "Axes", points: NDArray[np.floating]) -> None:
         rasterized=len(points) > 2000,
     )
     axis.set(xlim=(-WIDTH, WIDTH), ylim=(-1.05, HEIGHT), aspect="equal")
+    axis.set_anchor("S")  # room left over goes above the title, not between sphere and note
     axis.set_axis_off()
 
 

@@ -1,7 +1,6 @@
 """A run as it is asked for: every argument of `wflow.solve`, checked, in one immutable object."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflow._checks import number, whole
+from wflow._matrices import Matrices, as_matrices, finite, is_symmetric
 from wflow.attention import DIRECTIONS, FLOWS, check_choice
 from wflow.errors import InputError
-from wflow.heads import QKV, HeadLaw, Matrices, as_matrices, is_symmetric
+from wflow.heads import QKV, HeadLaw
 from wflow.rng import INITIAL_HEADS, CounterNormals
 from wflow.schema import RunLayout
 from wflow.schemes import SCHEMES
@@ -128,9 +129,9 @@ def pose(
     check_choice("direction", direction, DIRECTIONS)
     check_choice("scheme", scheme, SCHEMES)
     check_choice("dtype", dtype, ("float64", "float32"))
-    paths = _whole(paths, "paths", 1)
-    record_every = _whole(record_every, "record_every", 1)
-    seed = _whole(seed, "seed", 0)
+    paths = whole(paths, "paths")
+    record_every = whole(record_every, "record_every")
+    seed = whole(seed, "seed", least=0)
     if seed >= _MAX_SEED:
         raise InputError(f"seed is {seed}: expected a whole number below 2^63")
     steps = count_steps(t_final, dt)
@@ -147,6 +148,10 @@ def pose(
         raise InputError(
             f"scheme {scheme!r} needs a deterministic head law; with noise use scheme='euler' "
             "(Euler-Maruyama), or set sigma2 to 0"
+        )
+    if scheme != "euler" and getattr(law, "exact", False):
+        raise InputError(
+            f"exact=True is a step of its own for the heads: use 'euler', not {scheme!r}"
         )
     if values is not None and flow != "softmax":
         raise InputError(f"general (Q, K, V) heads follow flow='softmax', not {flow!r}")
@@ -184,10 +189,8 @@ def count_steps(t_final: float, dt: float) -> int:
         For a time or step that is not positive and finite, or a time that is no multiple of dt.
     """
     for name, value in (("dt", dt), ("t_final", t_final)):
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise InputError(f"{name} is {value!r}: expected a number")
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} is {value}: expected a finite number > 0")
+        if number(value, name) <= 0:
+            raise InputError(f"{name} is {value}: expected a number > 0")
     ratio = float(t_final) / float(dt)
     if not ratio < 2**53:
         raise InputError(
@@ -200,12 +203,6 @@ def count_steps(t_final: float, dt: float) -> int:
             f"dt = {t_final / max(steps, 1):.12g}"
         )
     return steps
-
-
-def _whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} is {value!r}: expected a whole number >= {least}")
-    return int(value)
 
 
 def _initial_heads(
@@ -224,7 +221,7 @@ def _initial_heads(
     if isinstance(heads, QKV):
         scores, values = heads.matrices()
     elif np.ndim(heads) == 0:
-        count = _whole(heads, "heads", 1)
+        count = whole(heads, "heads")
         z = CounterNormals(seed).draw((count, d, d), path=0, step=0, purpose=INITIAL_HEADS)
         return z + np.swapaxes(z, -1, -2), None, True
     else:
@@ -265,9 +262,9 @@ def _has_ledger(
 def _snapshot_steps(snapshots: Sequence[float] | None, steps: int, dt: float) -> NDArray[np.int64]:
     if snapshots is None:
         return np.array([0, steps])
-    times = np.atleast_1d(np.asarray(snapshots, dtype=float))
-    if times.ndim != 1 or not np.all(np.isfinite(times)):
-        raise InputError(f"snapshots are {snapshots!r}: expected a list of finite times")
+    times = np.atleast_1d(finite(snapshots, "snapshots"))
+    if times.ndim != 1:
+        raise InputError(f"snapshots are {snapshots!r}: expected a list of times")
     nearest = np.rint(times / dt).astype(np.int64)
     if np.any(nearest < 0) or np.any(nearest > steps):
         raise InputError(f"snapshots {times.tolist()} must lie between 0 and {steps * dt:g}")
@@ -275,7 +272,10 @@ def _snapshot_steps(snapshots: Sequence[float] | None, steps: int, dt: float) ->
 
 
 def _snapshot_paths(snapshot_paths: Sequence[int], paths: int) -> NDArray[np.int64]:
-    chosen = np.unique(np.asarray(snapshot_paths, dtype=np.int64))
+    given = np.atleast_1d(finite(snapshot_paths, "snapshot_paths"))
+    if given.ndim != 1 or np.any(given != np.rint(given)):
+        raise InputError(f"snapshot_paths are {snapshot_paths!r}: expected a list of whole numbers")
+    chosen = np.unique(given.astype(np.int64))
     if np.any(chosen < 0) or np.any(chosen >= paths):
         raise InputError(f"snapshot_paths {chosen.tolist()} must be numbers from 0 to {paths - 1}")
     return chosen

@@ -319,6 +319,8 @@ def disk_error(error: Exception, act: str, path: Path, *, kept: bool = False) ->
         advice = "make room or choose another disk"
     elif code in (errno.EROFS, errno.EACCES, errno.EPERM):
         advice = "choose a directory that you may write to"
+    elif code in (errno.ENOENT, errno.ENOTDIR):
+        advice = "give a path in a directory that exists"
     else:
         advice = "check the disk, or choose another"
     after = "; what was recorded stays and can be resumed" if kept else ""

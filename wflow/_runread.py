@@ -83,6 +83,11 @@ def read_attrs(file: h5py.File, path: Path) -> dict[str, Any]:
         For a file of another program or of another version of the format.
     """
     attrs: dict[str, Any] = {}
+    if str(file.attrs.get("schema", "")).startswith("wflow-study/"):
+        raise RunFileError(
+            f"{path} is the summary of a study, not a run; give one of its run files, such as "
+            f"{path.with_name('H00064.h5')}"
+        )
     for name in ("schema", "config", "created", "complete"):
         if name not in file.attrs:
             raise RunFileError(
@@ -216,13 +221,29 @@ def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
     return state
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Names of the entries in which two configurations differ, nested ones joined by dots."""
+def differences(held: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Names of the settings in which two configurations of a run differ.
+
+    Parameters
+    ----------
+    held, asked : configurations, as read from JSON
+
+    Returns
+    -------
+    list of names, nested ones joined by dots (`law.sigma2`); empty for equal configurations.
+    Arrays, of which a configuration holds a digest, are named by what they are: `x0 (the initial
+    tokens)`, `heads (the initial matrices)`
+    """
+    arrays = {"x0": "x0 (the initial tokens)", "heads": "heads (the initial matrices)"}
     names = []
-    for key in [*old, *(key for key in new if key not in old)]:
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            names += differences(before, after, f"{prefix}{key}.")
-        elif key not in old or key not in new or before != after:
-            names.append(f"{prefix}{key}")
+    for key in [*held, *(key for key in asked if key not in held)]:
+        if key in held and key in asked and held[key] == asked[key]:
+            continue
+        before, after = held.get(key), asked.get(key)
+        if not (isinstance(before, dict) and isinstance(after, dict)):
+            names.append(key)
+        elif key in arrays and "sha256" in before and "sha256" in after:
+            names.append(arrays[key])
+        else:
+            names += [f"{key}.{inner}" for inner in differences(before, after)]
     return names

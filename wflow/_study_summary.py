@@ -8,7 +8,6 @@ import sys
 import warnings
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow.errors import InputError
-from wflow.fits import PowerLaw, mean_and_error, power_law
-from wflow.schema import VARIABLES
+from wflow.fits import PowerLaw, json_number, mean_and_error, power_law
+from wflow.schema import VARIABLES, version_of
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -146,7 +145,7 @@ def write(
         "study": name,
         "command": shlex.join(sys.argv),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {p: _version(p) for p in ("wflow", "numpy", "numba", "xarray", "h5netcdf")},
+        "versions": {p: version_of(p) for p in ("wflow", "numpy", "numba", "xarray", "h5netcdf")},
     }
     config = {"flags": asdict(flags) | {"out": str(flags.out)}, "law": law}
     runs = []
@@ -154,7 +153,7 @@ def write(
         row: dict[str, Any] = {"heads": heads, "file": files[heads].name}
         for key in table.data_vars:
             mean, error = mean_and_error(table[key].values[k])
-            row[str(key)] = {"mean": _json(mean), "standard_error": _json(error)}
+            row[str(key)] = {"mean": json_number(mean), "standard_error": json_number(error)}
         runs.append(row)
     document = provenance | {
         "config": config,
@@ -185,16 +184,3 @@ def _cells(values: NDArray[Any]) -> list[str]:
         f"{mean:.4g}" + (f" ± {error:.1g}" if math.isfinite(error) else "")
         for mean, error in zip(means, errors, strict=True)
     ]
-
-
-def _json(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        import wflow
-
-        return wflow.__version__ if package == "wflow" else "unknown"

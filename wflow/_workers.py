@@ -1,6 +1,6 @@
 """Where the runs of a study are computed: in this process, or by workers of dask."""
 
-import os
+import logging
 import signal
 import sys
 import threading
@@ -16,6 +16,8 @@ Task = dict[str, Any]  # arguments of wflow.solve, `out` among them
 Pool = Callable[[list[Task]], None]
 
 CONNECT_SECONDS = 10
+
+_log = logging.getLogger("wflow")
 
 # Numba's own threads serve one caller at a time in a process.
 _one_run = threading.Lock()
@@ -72,7 +74,14 @@ def pool(workers: int = 0, scheduler: str | None = None) -> Iterator[Pool]:
 
 def default_threads(workers: int) -> int | None:
     """Threads of one run where `workers` run at the same time; None leaves it to Numba."""
-    return max(1, (os.cpu_count() or 1) // workers) if workers else None
+    return max(1, available_threads() // workers) if workers else None
+
+
+def available_threads() -> int:
+    """Number of threads that a run in this process can have."""
+    from numba import config
+
+    return int(config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
 
 
 def _in_this_process(tasks: list[Task]) -> None:
@@ -88,8 +97,9 @@ def _by_workers(client: Any, tasks: list[Task]) -> None:
     # The most heads first: the longest run must not be the one that starts last.
     tasks = sorted(tasks, key=lambda task: -task["heads"])
     remote = [task | {"out": Path(task["out"]).absolute()} for task in tasks]
-    futures = [client.submit(run_task, task, list(sys.argv), pure=False) for task in remote]
-    with progress(len(tasks), "runs") as advance:
+    arguments = list(sys.argv), _log.getEffectiveLevel()
+    with _logs_of(client), progress(len(tasks), "runs") as advance:
+        futures = [client.submit(run_task, task, *arguments, pure=False) for task in remote]
         try:
             for future in as_completed(futures):
                 error = future.result()
@@ -107,20 +117,36 @@ def _by_workers(client: Any, tasks: list[Task]) -> None:
         )
 
 
-def run_task(task: Task, command: list[str]) -> str:
+def run_task(task: Task, command: list[str], log_level: int = logging.WARNING) -> str:
     """Compute one run in a worker; returns "" or what went wrong, which travels as plain text."""
     from wflow.solver import solve
 
     with _one_run:
         # The run file records the command that started the study, not that of the worker.
         own, sys.argv = sys.argv, command
+        own_level = _log.level
+        _log.setLevel(log_level)
         try:
             solve(**task).close()
         except WflowError as error:
             return str(error)
         finally:
             sys.argv = own
+            _log.setLevel(own_level)
     return ""
+
+
+@contextmanager
+def _logs_of(client: Any) -> Iterator[None]:
+    """Bring what workers log to this process, where somebody here listens."""
+    if not _log.isEnabledFor(logging.INFO):
+        yield
+        return
+    client.forward_logging("wflow", logging.INFO)
+    try:
+        yield
+    finally:
+        client.unforward_logging("wflow")
 
 
 @contextmanager

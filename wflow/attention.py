@@ -5,27 +5,31 @@ float32 where x is float32. Cost: heads n^2 (3 d + 14) multiply-adds or so; memo
 """
 
 import warnings
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow import _fused
+from wflow._matrices import as_matrices, is_symmetric
 from wflow.errors import InputError
-from wflow.heads import as_matrices, is_symmetric
+from wflow.heads import QKV
 
 FLOWS = {
     "softmax": _fused.SOFTMAX,
     "unnormalised": _fused.UNNORMALISED,
     "effective": _fused.EFFECTIVE,
 }
+# Scores beyond which exp leaves the range of the type.
+RANGE = {np.float64: 700.0, np.float32: 85.0}
 DIRECTIONS = {"descent": -1.0, "ascent": 1.0}
 
 
-def check_choice(name: str, value: str, choices: object) -> None:
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Raise InputError unless `value` is one of `choices`."""
-    if value not in list(choices):  # type: ignore[call-overload]
-        raise InputError(f"{name} is {value!r}: expected one of {', '.join(choices)}")  # type: ignore[arg-type]
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
 
 
 class Evaluation(NamedTuple):
@@ -81,9 +85,10 @@ def evaluate(
         symmetric and values is None and not causal,
     )
     terms = dict(zip(_fused.TERMS, table.T, strict=True))
-    # A sum with an infinite summand can come out as inf - inf or 0 inf: it is out of range too.
+    # Where scores leave the range of exp, a sum can come out as inf - inf: it is out of range too.
+    beyond = terms["max_score"] > RANGE[kind.type]
     for name in _fused.TERMS[:7]:
-        terms[name] = np.where(np.isnan(terms[name]), np.inf, terms[name])
+        terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
     return Evaluation(velocity, terms)
 
 
@@ -102,14 +107,22 @@ def as_unit_tokens(x: ArrayLike) -> NDArray[np.floating]:
     InputError
         For a wrong shape, d < 2, values that are not finite, or norms away from one.
     """
-    tokens = np.asarray(x)
-    if tokens.dtype != np.float32:
-        tokens = np.asarray(tokens, np.float64)
+    try:
+        tokens = np.asarray(x)
+        if np.iscomplexobj(tokens):
+            raise TypeError("they are complex")
+        if tokens.dtype != np.float32:
+            tokens = np.asarray(tokens, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"x must hold real numbers, one row per token: {error}") from None
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise InputError(f"x has shape {tokens.shape}, expected (n, d) with n >= 1 and d >= 2")
+    finite = np.isfinite(tokens).all(axis=1)
+    if not finite.all():
+        raise InputError(f"token {int(np.argmin(finite))} is not finite; remove or repair it")
     away = np.abs(np.sqrt(np.einsum("ik,ik->i", tokens, tokens)) - 1)
-    worst = int(np.argmax(away)) if np.all(np.isfinite(away)) else int(np.argmin(np.isfinite(away)))
-    if not away[worst] <= 1e-5:
+    worst = int(np.argmax(away))
+    if away[worst] > (1e-5 if tokens.dtype == np.float32 else 1e-9):
         raise InputError(
             f"token {worst} is {away[worst]:.3g} away from the unit sphere; normalise with "
             "wflow.sphere.as_tokens(x)"
@@ -119,6 +132,11 @@ def as_unit_tokens(x: ArrayLike) -> NDArray[np.floating]:
 
 def _one_cloud(x: ArrayLike, D: ArrayLike, *, symmetric: bool) -> tuple[NDArray, NDArray]:
     tokens = as_unit_tokens(x)
+    if isinstance(D, QKV):
+        raise InputError(
+            "general (Q, K, V) heads are no gradient: they have no energy, mobility or upper "
+            "gradient; simulate them by wflow.solve(x0, Frozen(), heads=...)"
+        )
     heads = as_matrices(D, "D", symmetric=symmetric)
     if heads.ndim != 3 or heads.shape[-1] != tokens.shape[1]:
         raise InputError(
@@ -139,12 +157,12 @@ def _evaluate_one(
     )
 
 
-def warn_overflow(beta: float, where: str) -> None:
-    """Say once that an energy term left the range of doubles, and how large the scores are."""
+def warn_overflow(where: str, beta: float) -> None:
+    """Say that an energy term left the range of floats, and how large the scores are."""
     warnings.warn(
-        f"{where} exceeds the range of doubles and is reported as inf: scores reach "
-        f"beta = max |D^T x| = {beta:.6g} (exp overflows at 709); velocities of softmax "
-        "attention stay right",
+        f"{where} leaves the range of floats and is reported as inf: scores reach "
+        f"beta = {beta:.6g} (exp overflows at 709, in single precision at 88); velocities of "
+        "softmax attention stay right",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -154,7 +172,7 @@ def _term(name: str, x: ArrayLike, D: ArrayLike, flow: str, direction: str) -> f
     terms = _evaluate_one(x, D, flow, direction).terms
     value = float(terms[name][0])
     if not np.isfinite(value):
-        warn_overflow(float(terms["max_score"][0]), name)
+        warn_overflow(name, float(terms["max_score"][0]))
     return value
 
 
@@ -211,7 +229,8 @@ def upper_gradient_sq(
 ) -> float:
     """Squared upper gradient G^2 = (1/n) sum_i b(x_i) |v_i|^2 (b = 1 for `unnormalised`).
 
-    Parameters as for `velocity`, with D symmetric. Source: [MHT] eq. 113.
+    Parameters and errors as for `velocity`, with D symmetric; inf, with a warning, beyond the range
+    of floats. Source: [MHT] eq. 113.
     """
     return _term("upper_gradient_sq", x, D, flow, direction)
 
@@ -221,7 +240,8 @@ def dissipation(
 ) -> float:
     """Rate at which the tokens' motion lowers the energy: -(1/n) sum_i <gbar(x_i), v_i>.
 
-    Parameters as for `velocity`, with D symmetric. Negative for `ascent`.
+    Parameters and errors as for `velocity`, with D symmetric. Negative for `ascent`; inf, with a
+    warning, beyond the range of floats.
     Source: chain rule; docs/mathematics.md section 4.
     """
     return _term("dissipation", x, D, flow, direction)
@@ -232,9 +252,10 @@ def edi_defect(
 ) -> float:
     """dissipation - G^2 (ascent: +), as (1/n) sum_i b <v_i, s v_i - gbar (1/H) sum_h 1/m_h>.
 
-    For `softmax`, s v = (1/H) sum_h g_h/m_h: minus a covariance over heads of gradient and inverse
-    mobility. Zero for one head, heads of equal mobility, `effective` and `unnormalised`.
-    Parameters as for `velocity`, with D symmetric. Source: docs/mathematics.md section 4.
+    For `softmax`, s v = (1/H) sum_h g_h/m_h, so that it is b times the covariance over the heads of
+    gradient and inverse mobility, along v. Zero for one head, heads of equal mobility, `effective`
+    and `unnormalised`. Parameters and errors as for `velocity`, with D symmetric.
+    Source: docs/mathematics.md section 4.
     """
     return _term("edi_defect", x, D, flow, direction)
 
@@ -249,7 +270,7 @@ def _exp_in_range(log: NDArray[np.floating], beta: float, where: str) -> NDArray
     with np.errstate(over="ignore"):
         value = np.exp(log)
     if np.any(np.isinf(value)):
-        warn_overflow(beta, where)
+        warn_overflow(where, beta)
     return value
 
 
@@ -263,6 +284,11 @@ def mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:
     Returns
     -------
     (heads, n); inf, with a warning, beyond the range of floats
+
+    Raises
+    ------
+    InputError
+        For wrong shapes, values that are not finite, or tokens off the sphere.
 
     Source: [MHT] eq. 37 and the text before it.
     """
@@ -280,6 +306,11 @@ def effective_mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:
     Returns
     -------
     (n,); between the smallest and the largest m_h
+
+    Raises
+    ------
+    InputError
+        For wrong shapes, values that are not finite, or tokens off the sphere.
 
     Source: [MHT] eq. 37.
     """

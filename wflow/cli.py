@@ -1,6 +1,5 @@
 """The command `wflow`: look at a run file, draw it, check it."""
 
-import math
 import os
 import sys
 import warnings
@@ -120,9 +119,9 @@ def guarded(main: Callable[[], int]) -> int:
 
     Returns
     -------
-    what `main` returns; 2 for a WflowError or a file that the system refuses; 128 + number for
-    a signal (Interrupted, KeyboardInterrupt, a reader that closed the pipe). A fault of wflow
-    itself keeps its traceback.
+    what `main` returns; 2 for a WflowError, a file that the system refuses or want of memory;
+    128 + number for a signal (Interrupted, KeyboardInterrupt, a reader that closed the pipe). A
+    fault of wflow itself keeps its traceback.
     """
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -140,6 +139,9 @@ def guarded(main: Callable[[], int]) -> int:
             # What is still in the buffer would raise again when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        except MemoryError:
+            message = "needs more memory than there is; smaller --n, --heads or --paths, "
+            return _complain(f"wflow: error: {message}larger --record-every", 2)
         except OSError as error:
             what = f"{error.filename}: " if error.filename else ""
             return _complain(f"wflow: error: {what}{error.strerror or error}", 2)
@@ -167,16 +169,16 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
     """
     import json
 
+    from wflow.schema import head_count
+
     config = json.loads(ds.attrs["config"])
     sizes = ds.sizes
     times = ds["time"].values
     lines = [("status", "complete" if ds.attrs["complete"] else "NOT COMPLETE")]
     lines += [("title", str(ds.attrs["title"]))] if "title" in ds.attrs else []
-    heads = config.get("heads")
-    heads = heads if isinstance(heads, int) else sizes.get("head", "given")
     lines += [
-        ("law", _law(config.get("law"))),
-        ("heads", str(heads)),
+        ("law", _law(config)),
+        ("heads", str(head_count(config, sizes) or "?")),
         ("tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"),
         ("paths", str(sizes["path"])),
         ("dynamics", ", ".join(str(config.get(k, "?")) for k in ("flow", "direction", "scheme"))),
@@ -187,7 +189,7 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
     if "snapshot" in ds.coords:
         shots = ds["snapshot"].values
         held = [name for name in ("tokens", "tokens_mean", "heads") if name in ds]
-        lines.append(("snapshots", f"{_list(shots)} of {', '.join(held)}"))
+        lines.append(("snapshots", f"{_times(shots)} of {', '.join(held)}"))
     names = ("seed", "command", "created", "wflow_version", "numpy_version", "numba_version")
     lines += [(name, _short(ds.attrs[name])) for name in names if name in ds.attrs]
     return lines + _numbers(ds)
@@ -220,19 +222,25 @@ def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
 def _mean(values: Any) -> str:
     import numpy as np
 
+    from wflow.fits import mean_and_error
+
     known = values[~np.isnan(values)]
     if not known.size:
         return "not recorded"
-    if known.size == 1 or not np.isfinite(known).all():
+    if not np.isfinite(known).all():
         return f"{known.mean():.6g}"
-    return f"{known.mean():.6g} +- {known.std(ddof=1) / math.sqrt(known.size):.2g}"
+    mean, error = mean_and_error(known)
+    return f"{mean:.6g}" if known.size == 1 else f"{mean:.6g} ± {error:.2g}"
 
 
-def _law(law: Any) -> str:
-    if not isinstance(law, dict):
+def _law(config: dict[str, Any]) -> str:
+    from wflow.schema import law_name
+
+    name = law_name(config)
+    if not name:
         return "?"
-    parameters = ", ".join(f"{key} = {value}" for key, value in law.items() if key != "name")
-    return _short(f"{law.get('name', '?')}({parameters})")
+    rest = ", ".join(f"{key} = {value}" for key, value in config["law"].items() if key != "name")
+    return _short(f"{name}({rest})")
 
 
 def _short(text: Any) -> str:
@@ -240,7 +248,7 @@ def _short(text: Any) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 4]} ..."
 
 
-def _list(values: Any) -> str:
+def _times(values: Any) -> str:
     texts = [f"{value:g}" for value in values]
     if len(texts) > 8:
         texts = [*texts[:4], "...", *texts[-2:]]

@@ -1,12 +1,12 @@
 """Power laws fitted to Monte Carlo means, with errors from a bootstrap over the paths."""
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflow._checks import whole
 from wflow.errors import InputError
 
 FloatArray = NDArray[np.float64]
@@ -77,9 +77,9 @@ class PowerLaw:
     def as_dict(self) -> dict[str, Any]:
         """The numbers of the fit for JSON, without the resamples; NaN becomes None."""
         names = ("prefactor", "exponent", "pearson", "prefactor_error", "exponent_error", "level")
-        numbers: dict[str, Any] = {name: _json(getattr(self, name)) for name in names}
+        numbers: dict[str, Any] = {name: json_number(getattr(self, name)) for name in names}
         for name in ("prefactor_ci", "exponent_ci"):
-            numbers[name] = [_json(bound) for bound in getattr(self, name)]
+            numbers[name] = [json_number(bound) for bound in getattr(self, name)]
         for name in ("resamples", "paths", "points"):
             numbers[name] = getattr(self, name)
         return numbers
@@ -130,7 +130,7 @@ def power_law(
         raise InputError(f"x = {x.tolist()}: a power law needs at least two different x; add one")
     if not 0 < level < 1:
         raise InputError(f"level = {level}: expected a number between 0 and 1, such as 0.95")
-    resamples, seed = _integer(resamples, "resamples", 1), _integer(seed, "seed", 0)
+    resamples, seed = whole(resamples, "resamples"), whole(seed, "seed", 0)
 
     largest = y.max(axis=1)  # scaled by it, no sum of large values overflows
     scaled = y / largest[:, None]
@@ -195,6 +195,11 @@ def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, Floa
     return mean, values.std(axis=axis, ddof=1) / np.sqrt(count)
 
 
+def json_number(value: Any) -> float | None:
+    """Give a number as JSON has it: NaN and infinity, which it lacks, become None."""
+    return float(value) if np.isfinite(value) else None
+
+
 def _line(x: FloatArray, y: FloatArray) -> tuple[Any, Any]:
     """Intercept and slope of the least-squares line through y (..., m) over x (m,)."""
     centred = x - x.mean()
@@ -220,20 +225,6 @@ def _deviation(values: FloatArray) -> float:
 def _interval(values: FloatArray, level: float) -> Interval:
     lo, hi = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(lo), float(hi)
-
-
-def _json(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-def _integer(value: Any, name: str, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name} = {value!r}: expected an integer >= {least}") from None
-    if number < least:
-        raise InputError(f"{name} = {number}; choose {name} >= {least}")
-    return number
 
 
 def _real(values: ArrayLike, name: str) -> FloatArray:

@@ -5,7 +5,6 @@ what one time step adds to the heads. A new law is a subclass of `HeadLaw` with 
 or a `HeadLaw` made from two callables.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflow._checks import number, whole
+from wflow._fingerprint import fingerprint
+from wflow._matrices import Matrices, as_matrices, check_fits, finite, fitting, is_symmetric
 from wflow.errors import InputError
-
-Matrices = NDArray[np.floating]  # (..., heads, d, d)
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,10 @@ class HeadLaw:
         *,
         symmetric: bool = True,
     ) -> None:
-        if isinstance(diffusion, int | float) and not (math.isfinite(diffusion) and diffusion >= 0):
-            raise InputError(f"diffusion is {diffusion}: expected a finite number sigma >= 0")
+        if drift is not None and not callable(drift):
+            raise InputError(f"drift is a {type(drift).__name__}: expected a function (D, t)")
+        if diffusion is not None and not callable(diffusion):
+            diffusion = number(diffusion, "diffusion", least=0.0)
         self._drift = drift
         self._diffusion = diffusion
         self.symmetric = symmetric
@@ -66,26 +68,27 @@ class HeadLaw:
     @property
     def deterministic(self) -> bool:
         """Whether the law has no noise, so that schemes of higher order apply."""
-        return self._diffusion is None or self._diffusion == 0
+        if type(self).diffusion is not HeadLaw.diffusion:
+            return False
+        return self._diffusion is None or (not callable(self._diffusion) and self._diffusion == 0)
 
     def drift(self, D: Matrices, t: float) -> Matrices | None:
         """f(D, t), of the shape of D (paths, heads, d, d); None where it is zero."""
         if self._drift is None:
             return None
-        drift = _fitting(self._drift(D, t), D.shape, D.dtype, f"drift(D, {t:g})")
-        if self.symmetric and not is_symmetric(drift):
-            raise InputError(
-                f"drift(D, {t:g}) is not symmetric, but the law says that it keeps symmetric heads "
-                "symmetric; make it so, or say HeadLaw(..., symmetric=False) and run without energy"
-            )
-        return drift
+        own = D.view()
+        own.flags.writeable = False
+        return fitting(self._drift(own, t), D.shape, D.dtype, f"drift(D, {t:g})")
 
     def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
         """sigma(D, t) of shape (paths, heads); None where it is zero."""
         if self.deterministic:
             return None
         sigma = self._diffusion(D, t) if callable(self._diffusion) else self._diffusion
-        return _fitting(sigma, D.shape[:2], np.float64, f"diffusion(D, {t:g})")
+        sigma = fitting(sigma, D.shape[:2], np.float64, f"diffusion(D, {t:g})")
+        if np.any(sigma < 0):
+            raise InputError(f"diffusion(D, {t:g}) returned {sigma.min():g}: sigma is >= 0")
+        return sigma
 
     def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
         """Euler-Maruyama step; `normals` holds standard normal numbers of the shape of D."""
@@ -111,17 +114,20 @@ class HeadLaw:
         """Value matrices (heads, d, d) at time t if the law prescribes them."""
         return None
 
+    def values_within(self, t: float) -> Callable[[float], Matrices | None]:
+        """The value matrices as the stages of one step from t see them."""
+        return self.values
+
     def check(self, heads: int, d: int) -> None:
         """Raise InputError if the law does not fit this many heads or this dimension."""
 
     def config(self) -> dict[str, Any]:
-        """Name and parameters for the run file; callables are not data: named, with a digest.
-
-        The digest of a function's compiled code tells two functions apart when a run is resumed;
-        values that it takes from elsewhere are not in it.
-        """
-        named = {"drift": _named(self._drift), "diffusion": _named(self._diffusion)}
-        return {"name": type(self).__name__, "symmetric": self.symmetric} | named
+        """Name and parameters for the run file; functions are told apart by a digest."""
+        return {
+            "name": type(self).__name__,
+            "symmetric": self.symmetric,
+            "fingerprint": fingerprint(self),
+        }
 
     def _increment(self, normals: Matrices) -> Matrices:
         if not self.symmetric:
@@ -142,7 +148,8 @@ class OrnsteinUhlenbeck(HeadLaw):
     Stationary law: mean M, variance sigma^2/(2 rate) on the diagonal and half of that off it.
     `exact` samples the Gaussian transition of a step in place of Euler-Maruyama:
     D(t+dt) = M + e^{-rate dt} (D - M) + sigma sqrt((1 - e^{-2 rate dt})/(2 rate)) N, with N of
-    unit variance on the diagonal and 1/2 off it.
+    unit variance on the diagonal and 1/2 off it. `weight_power` is then that of the mean drift of
+    the step. Only for scheme="euler".
 
     Parameters
     ----------
@@ -164,9 +171,10 @@ class OrnsteinUhlenbeck(HeadLaw):
     ) -> None:
         super().__init__()
         self.mean = as_matrices(mean, "mean", symmetric=True)
-        if not (math.isfinite(rate) and rate > 0):
-            raise InputError(f"rate is {rate}: expected a finite number > 0; rate 0 is Frozen()")
-        self.rate, self.sigma2, self.exact = float(rate), _variance(sigma2), exact
+        self.rate = number(rate, "rate")
+        if self.rate <= 0:
+            raise InputError(f"rate is {rate}: expected a number > 0 (heads that rest: Frozen())")
+        self.sigma2, self.exact = number(sigma2, "sigma2", least=0.0), bool(exact)
 
     @property
     def deterministic(self) -> bool:
@@ -224,12 +232,11 @@ class Oscillating(HeadLaw):
     """
 
     def __init__(self, d: int, phases: str = "spread", sigma2: float = 0.0) -> None:
-        super().__init__(diffusion=math.sqrt(_variance(sigma2)))
-        if d < 2:
-            raise InputError(f"d is {d}: tokens live on S^(d-1) with d >= 2")
+        self.d, self.sigma2 = whole(d, "d", least=2), number(sigma2, "sigma2", least=0.0)
+        super().__init__(diffusion=math.sqrt(self.sigma2))
         if phases not in ("spread", "common"):
             raise InputError(f"phases is {phases!r}: expected 'spread' or 'common'")
-        self.d, self.phases, self.sigma2 = int(d), phases, float(sigma2)
+        self.phases = phases
 
     def target(self, t: float, heads: int) -> NDArray[np.float64]:
         """M_h(t), (heads, d, d)."""
@@ -284,6 +291,8 @@ class QKV:
     query, key : (heads, k, d); for a schedule (times, heads, k, d)
     value : (heads, d, d); for a schedule (times, heads, d, d)
     scale : factor of the scores
+
+    Source: multi-head attention, [MHT] eq. 1; docs/mathematics.md section 1.
     """
 
     query: ArrayLike
@@ -300,7 +309,7 @@ class QKV:
             For shapes that do not fit each other or values that are not finite.
         """
         query, key, value = (
-            _finite(array, f"QKV.{name}")
+            finite(array, f"QKV.{name}")
             for name, array in (("query", self.query), ("key", self.key), ("value", self.value))
         )
         if query.ndim < 3 or query.shape != key.shape:
@@ -310,9 +319,7 @@ class QKV:
         *lead, k, d = query.shape
         if value.shape != (*lead, d, d):
             raise InputError(f"value has shape {value.shape}, expected {(*lead, d, d)}")
-        scale = 1 / math.sqrt(k) if self.scale is None else float(self.scale)
-        if not math.isfinite(scale):
-            raise InputError(f"scale is {scale}: expected a finite number")
+        scale = 1 / math.sqrt(k) if self.scale is None else number(self.scale, "scale")
         return scale * np.einsum("...ka,...kb->...ab", query, key), value
 
 
@@ -334,12 +341,14 @@ class Schedule(HeadLaw):
     ------
     InputError
         For times that do not increase, or values that do not fit them.
+
+    Source: the depth-dependent heads of [MHT] section 1, layer by layer.
     """
 
     def __init__(
         self, times: Sequence[float], values: ArrayLike | QKV, interpolation: str = "linear"
     ) -> None:
-        self.times = _finite(times, "times")
+        self.times = finite(times, "times")
         if self.times.ndim != 1 or not self.times.size or np.any(np.diff(self.times) <= 0):
             raise InputError("times must be a non-empty list of increasing numbers")
         if interpolation not in ("linear", "constant"):
@@ -359,18 +368,22 @@ class Schedule(HeadLaw):
 
     def _at(self, table: NDArray[np.float64], t: float) -> NDArray[np.float64]:
         # A time that rounding left just below a knot belongs to it.
-        t += 1e-9 * max(1.0, abs(t))
-        i = int(np.clip(np.searchsorted(self.times, t, side="right") - 1, 0, len(table) - 1))
-        if self.interpolation == "constant" or i == len(table) - 1 or t <= self.times[0]:
+        nudged = t + 1e-9 * max(1.0, abs(t))
+        i = int(np.clip(np.searchsorted(self.times, nudged, side="right") - 1, 0, len(table) - 1))
+        if self.interpolation == "constant" or i == len(table) - 1:
             return table[i]
-        share = max(0.0, t - self.times[i]) / (self.times[i + 1] - self.times[i])
-        return table[i] + share * (table[i + 1] - table[i])
+        share = (t - self.times[i]) / (self.times[i + 1] - self.times[i])
+        return table[i] + max(0.0, share) * (table[i + 1] - table[i])
 
     def initial(self) -> tuple[Matrices, Matrices | None]:
         return self._at(self._scores, 0.0), self.values(0.0)
 
     def values(self, t: float) -> Matrices | None:
         return None if self._values is None else self._at(self._values, t)
+
+    def values_within(self, t: float) -> Callable[[float], Matrices | None]:
+        # Constant values stay those of the start of the step; they jump after it, like the scores.
+        return self.values if self.interpolation == "linear" else lambda s: self.values(t)
 
     def _slope(self, t: float, dt: float) -> Matrices | None:
         if self.interpolation == "constant":
@@ -407,80 +420,6 @@ class Schedule(HeadLaw):
             "scores": self._scores.tolist(),
             "values": None if self._values is None else self._values.tolist(),
         }
-
-
-def _named(value: Any) -> Any:
-    if not callable(value):
-        return value
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    code = getattr(value, "__code__", None)
-    if code is None:
-        return name
-    text = repr((code.co_code, [c for c in code.co_consts if not hasattr(c, "co_code")]))
-    return f"{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _variance(sigma2: float) -> float:
-    if not (math.isfinite(sigma2) and sigma2 >= 0):
-        raise InputError(f"sigma2 is {sigma2}: a variance per unit time is finite and >= 0")
-    return float(sigma2)
-
-
-def _finite(array: ArrayLike, name: str) -> NDArray[np.float64]:
-    try:
-        numbers = np.array(array, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} must be an array of real numbers: {error}") from None
-    if not np.all(np.isfinite(numbers)):
-        raise InputError(f"{name} holds values that are not finite; remove or repair them")
-    return numbers
-
-
-def _fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> NDArray[np.floating]:
-    """What a user's function returned, broadcast to the shape it should have."""
-    try:
-        return np.broadcast_to(np.asarray(values, kind), shape)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{name} returned {np.shape(values)} values of type {type(values).__name__}: expected "
-            f"real numbers that broadcast to {shape}"
-        ) from None
-
-
-def is_symmetric(D: Matrices) -> bool:
-    """Whether D = D^T to rounding, (..., d, d)."""
-    tolerance = 16 * np.finfo(D.dtype).eps * max(1.0, float(np.abs(D).max(initial=0.0)))
-    return bool(np.all(np.abs(D - np.swapaxes(D, -1, -2)) <= tolerance))
-
-
-def as_matrices(D: ArrayLike, name: str, *, symmetric: bool = False) -> NDArray[np.float64]:
-    """Check an array of square matrices (..., d, d), and that they are symmetric if asked to.
-
-    Raises
-    ------
-    InputError
-        For entries that are not finite, matrices that are not square, or asymmetry.
-    """
-    matrices = _finite(D, name)
-    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.size == 0:
-        raise InputError(f"{name} has shape {matrices.shape}, expected square matrices (..., d, d)")
-    if symmetric and not is_symmetric(matrices):
-        gap = np.abs(matrices - np.swapaxes(matrices, -1, -2)).max()
-        raise InputError(
-            f"{name} is not symmetric (largest |D - D^T| is {gap:.3g}): the energy and its "
-            "gradient flow need D = D^T; pass (D + D^T)/2, or ledger=False to simulate without "
-            "an energy"
-        )
-    return matrices
-
-
-def check_fits(D: Matrices, heads: int, d: int, name: str) -> None:
-    """Raise InputError unless D is (d, d) or (heads, d, d)."""
-    if D.shape not in ((d, d), (heads, d, d)):
-        raise InputError(
-            f"{name} has shape {D.shape}, expected {(d, d)} or {(heads, d, d)} for {heads} heads "
-            f"and tokens of dimension {d}"
-        )
 
 
 def law_from_config(config: dict[str, Any]) -> HeadLaw:

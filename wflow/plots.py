@@ -7,7 +7,7 @@ greyscale print.
 """
 
 import math
-import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow import _panels
 from wflow._figure import (
     COLUMN,
-    MAX_PANELS,
-    PAGE,
+    at_end,
     band_note,
     config,
     curve,
     facts,
     grid,
     head_count,
-    last_index,
     last_mean,
     log_axis,
-    mean_and_error,
+    mean_text,
     minus,
     save,
     series,
@@ -37,6 +34,7 @@ from wflow._figure import (
     style,
     time_axis,
 )
+from wflow._token_figure import token_snapshots
 from wflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +43,14 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
     from wflow.fits import PowerLaw
+
+__all__ = [
+    "energy_balance",
+    "gradient_against_heads",
+    "gradient_over_time",
+    "plot_run",
+    "token_snapshots",
+]
 
 # Okabe and Ito's palette, ordered so that neighbours in a plot differ in lightness as well.
 _TERMS: dict[str, dict[str, Any]] = {
@@ -56,61 +62,16 @@ _TERMS: dict[str, dict[str, Any]] = {
     "upper_gradient": {"color": "#E69F00", "linestyle": (0, (1, 1.2)), "marker": "^"},
 }
 _MARKERS = "osD^vP*X<>"
-
-
-def token_snapshots(
-    ds: "Dataset", times: Sequence[float] | None = None, which: str | int = "mean"
-) -> "Figure":
-    """Draw the tokens at several times: a row of circles (d = 2) or spheres (d = 3).
-
-    For d > 3 the tokens are projected on the first two principal axes of all that is shown (those
-    of the second moment about the origin, so that the image of the sphere is the unit disc).
-
-    Parameters
-    ----------
-    ds : run with `tokens_mean` (snapshot, token, axis), or `tokens` for a path
-    times : snapshot times to draw; None: all, or five spread evenly where there are more
-    which : "mean" for the mean over all paths, which lies inside the ball where the paths differ,
-        or the number of a path whose tokens are stored
-
-    Raises
-    ------
-    InputError
-        For a time or a path that is not stored.
-
-    Source: [MHT] figure 1.
-    """
-    shown, cloud = _snapshots(ds, times, which)
-    d = cloud.shape[-1]
-    note = facts(ds, paths=which == "mean")
-    note += ", mean position over the paths" if which == "mean" else f", path {which}"
-    names = ("$x_1$", "$x_2$")
-    if d == 3:
-        note += "; dark: near side, light: far side"
-    elif d > 3:
-        basis, share = _panels.principal_axes(cloud.reshape(-1, d))
-        cloud = cloud @ basis.T
-        names = ("principal axis 1", "principal axis 2")
-        note += f"; axes 1, 2: {100 * share[0]:.0f} %, {100 * share[1]:.0f} % of second moment"
-    columns = min(len(shown), MAX_PANELS)
-    rows = math.ceil(len(shown) / columns)
-    width = PAGE if columns > 2 else COLUMN
-    note = textwrap.fill(note, int(17 * width))
-    room = 0.2 if d == 3 else 0.25 + 0.25 * (rows > 1)  # titles, and labels of axes
-    height = rows * (width / columns + room) + 0.25 + 0.14 * note.count("\n")
-    with style():
-        figure, axes = grid(rows, columns, width, height)
-        for k, (t, points) in enumerate(zip(shown, cloud, strict=True)):
-            panel = axes.flat[k]
-            if d == 3:
-                _panels.sphere(panel, points)
-            else:
-                _panels.disc(panel, points, names=names, first=k % columns == 0)
-            panel.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
-        for panel in axes.flat[len(shown) :]:
-            panel.set_axis_off()
-        figure.supxlabel(note, fontsize=8.0, color="0.25")
-    return figure
+_BALANCE = (
+    "energy",
+    "work_weights",
+    "work_ito",
+    "martingale",
+    "dissipated",
+    "dissipated_upper_gradient",
+    "edi_residual",
+    "edi_residual_upper_gradient",
+)
 
 
 def gradient_over_time(
@@ -242,9 +203,9 @@ def energy_balance(ds: "Dataset") -> "Figure":
     """Draw every term of the energy balance, and below it what the balance leaves over.
 
     E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual; the
-    second residual has +-G^2 in the place of the dissipation (DESIGN section 4). Where the drift
-    of the weights and the Ito correction dwarf the rest, a panel shows them summed. The residuals
-    have a panel and a scale of their own: one a hundred times smaller than the terms is seen.
+    second residual has +-G^2 in the place of the dissipation (docs/mathematics.md section 4). Where
+    the drift of the weights and the Itô correction dwarf the rest, a panel shows them summed. The
+    residuals have a panel and a scale of their own: one a hundred times smaller is seen.
 
     Parameters
     ----------
@@ -272,7 +233,7 @@ def energy_balance(ds: "Dataset") -> "Figure":
     panels = [("energy", "terms", terms)]
     weights = [t for t in terms if t[0] in ("work_weights", "work_ito")]
     if len(weights) == 2:
-        # Drift and Ito correction nearly cancel and dwarf the rest: their sum beside the others.
+        # Drift and Itô correction nearly cancel and dwarf the rest: their sum beside the others.
         net = ("work_weights", "weight drift + Itô", weights[0][2] + weights[1][2])
         rest = [t for t in terms if t[0] not in ("work_weights", "work_ito")]
         panels.append(("energy", "the same, weights summed", [net, *rest]))
@@ -291,7 +252,7 @@ def energy_balance(ds: "Dataset") -> "Figure":
             axis.axhline(0, color="0.6", linewidth=0.5, zorder=0)
             for k, (key, label, values) in enumerate(curves):
                 if name == "residual":
-                    label += f"\n{mean_and_error(values[:, last_index(values)])}"
+                    label += f"\n{mean_text(at_end(values))}"
                 curve(
                     axis,
                     time,
@@ -318,8 +279,7 @@ def plot_run(ds: "Dataset", out_dir: str | Path) -> list[Path]:
     A run with an energy: tokens, G^2 over time, energy balance. A run without one (general heads):
     tokens and the mean squared speed.
     """
-    source = ds.encoding.get("source")
-    prefix = f"{Path(source).name.split('.')[0]}_" if source else "run_"
+    prefix = f"{_stem(ds)}_"
     written: list[Path] = []
     if "tokens_mean" in ds and ds.sizes.get("path", 1) > 1:
         written += save(token_snapshots(ds), out_dir, prefix + "tokens_mean")
@@ -327,43 +287,35 @@ def plot_run(ds: "Dataset", out_dir: str | Path) -> list[Path]:
         path = int(ds["snapshot_path"].values[0])
         written += save(token_snapshots(ds, which=path), out_dir, f"{prefix}tokens_path{path}")
     heads = {head_count(ds): ds}
-    if "upper_gradient_sq" in ds:
-        written += save(gradient_over_time(heads), out_dir, prefix + "gradient_over_time")
+    gradient = "upper_gradient_sq" if "upper_gradient_sq" in ds else "speed_sq"
+    stem = "gradient_over_time" if gradient != "speed_sq" else "speed"
+    if gradient in ds and _finite(ds, [gradient], stem):
+        written += save(gradient_over_time(heads, gradient), out_dir, prefix + stem)
+    if set(_BALANCE) & set(ds) and _finite(ds, _BALANCE, "energy_balance"):
         written += save(energy_balance(ds), out_dir, prefix + "energy_balance")
-    elif "speed_sq" in ds:
-        written += save(gradient_over_time(heads, "speed_sq"), out_dir, prefix + "speed")
     return written
 
 
-def _snapshots(
-    ds: "Dataset", times: Sequence[float] | None, which: str | int
-) -> tuple[NDArray, NDArray]:
-    """Times (k,) and tokens (k, n, d) to draw; snapshots that were never reached are left out."""
-    if which == "mean":
-        tokens = ds["tokens_mean"].transpose("snapshot", "token", "axis")
-    else:
-        stored = [int(p) for p in np.atleast_1d(ds["snapshot_path"].values)]
-        if which not in stored:
-            raise InputError(f"no tokens of path {which!r} in the run: stored are paths {stored}")
-        tokens = ds["tokens"].isel(snapshot_path=stored.index(int(which)))
-        tokens = tokens.transpose("snapshot", "token", "axis")
-    at = np.asarray(ds["snapshot"].values, dtype=float)
-    if times is None:
-        count = min(len(at), MAX_PANELS)
-        chosen = np.unique(np.round(np.linspace(0, len(at) - 1, count)).astype(int))
-    else:
-        chosen = np.array([int(np.abs(at - t).argmin()) for t in times])
-        slack = 1e-6 * max(1.0, float(np.abs(at).max()))
-        for t, k in zip(times, chosen, strict=True):
-            if abs(at[k] - t) > slack:
-                raise InputError(
-                    f"no snapshot at t = {t:g}: stored are {', '.join(f'{s:g}' for s in at)}"
-                )
-    cloud = np.asarray(tokens.isel(snapshot=chosen).values, dtype=float)
-    reached = np.isfinite(cloud).all(axis=(1, 2))
-    if not reached.any():
-        raise InputError("the run holds no snapshot of the tokens yet; let it go on (--resume)")
-    return at[chosen][reached], cloud[reached]
+def _stem(ds: "Dataset") -> str:
+    """Name of the run's file without its ending, `run` for a run in memory."""
+    source = ds.encoding.get("source")
+    if not source:
+        return "run"
+    name = Path(Path(source).name.removesuffix(".partial"))
+    # dt0.01, without an ending, must not become dt0.
+    return name.name if name.suffix[1:].isdigit() else name.stem
+
+
+def _finite(ds: "Dataset", names: Sequence[str], figure: str) -> bool:
+    """Whether the variables of a figure are there and not all infinite; warns where not."""
+    missing = [name for name in names if name not in ds]
+    reason = f"the run lacks {', '.join(missing)}" if missing else ""
+    if not missing and not any(np.isfinite(series(ds, name)[1]).any() for name in names):
+        reason = f"no value of {', '.join(names)} is finite"
+    if reason:
+        what = figure.replace("_", " ")
+        warnings.warn(f"the figure of the {what} is not drawn: {reason}", stacklevel=3)
+    return not reason
 
 
 def _fit_line(axis: "Axes", x: NDArray, fit: "PowerLaw") -> None:
@@ -384,12 +336,14 @@ def _fit_line(axis: "Axes", x: NDArray, fit: "PowerLaw") -> None:
 
 def _fit_text(fit: "PowerLaw", fit_from: int) -> str:
     start = f", $H$ ≥ {fit_from}" if fit_from > 1 else ""
-    first = f"$a\\,H^{{\\,b}}${start}: $a$ = {fit.prefactor:.3g}, $b$ = {fit.exponent:.3f}"
-    second = []
-    if math.isfinite(fit.exponent_ci[0]):
-        low, high = fit.exponent_ci
-        second.append(f"{100 * fit.level:.0f} % of $b$: {low:.3f} to {high:.3f}")
+    lines = [f"$a\\,H^{{\\,b}}${start}: $a$ = {fit.prefactor:.3g}, $b$ = {fit.exponent:.3f}"]
     # Two points are always in line: a correlation would only look like evidence.
     if fit.points > 2 and math.isfinite(fit.pearson):
-        second.append(f"Pearson {fit.pearson:.4f}")
-    return minus("\n".join([first, ", ".join(second)]).strip())
+        lines[0] += f", Pearson {fit.pearson:.4f}"
+    if math.isfinite(fit.exponent_ci[0]):
+        percent = f"{100 * fit.level:.0f} % interval of"
+        low, high = fit.prefactor_ci
+        lines.append(f"{percent} $a$: {low:.3g} to {high:.3g}")
+        low, high = fit.exponent_ci
+        lines.append(f"{percent} $b$: {low:.3f} to {high:.3f}")
+    return minus("\n".join(lines))

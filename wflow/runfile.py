@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow import _rundisk, _runread
 from wflow._rundisk import Index, disk_error
-from wflow._runread import checkpoint_of, final_of, partial_of
+from wflow._runread import checkpoint_of, differences, final_of, partial_of
 from wflow._store import MemoryStore, Store
 from wflow.errors import RunFileError
 from wflow.schema import VARIABLES, RunLayout, config_text, dataset_attrs
@@ -32,8 +32,10 @@ __all__ = [
     "RunLayout",
     "RunWriter",
     "Store",
+    "checkpoint_of",
     "config_text",
     "dataset_attrs",
+    "differences",
     "load_state",
     "open_run",
     "run_status",
@@ -139,7 +141,7 @@ class RunWriter:
             _runread.check_variables(file, partial)
             places = _runread.raw_layout(file, partial)
         stored = _runread.parse_config(attrs["config"], partial)
-        changed = _runread.differences(stored, wanted)
+        changed = differences(stored, wanted)
         if changed:
             raise RunFileError(
                 f"{partial} belongs to another run: {', '.join(changed)} differ; resume with the "
@@ -331,7 +333,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
 
     Returns
     -------
-    xarray.Dataset with the names of DESIGN section 6; close it, or use it in a `with`
+    xarray.Dataset with the names of docs/run_file.md; close it, or use it in a `with`
 
     Raises
     ------
@@ -366,6 +368,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
         source.close()
 
     cut.set_close(close)
+    cut.encoding["source"] = str(path)  # as xarray sets it where it opens the file itself
     reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
     warnings.warn(
         f"{path} is not complete: it was recorded up to {reached} "

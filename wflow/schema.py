@@ -16,12 +16,12 @@ from wflow.errors import InputError
 
 SCHEMA = "wflow-run/1"
 
-_MHT = "Massucco, Del Grande, Carioni, Brune, Schoenlieb, arXiv 2605.18870"
+_MHT = "Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable of a run file: a row of the table in DESIGN section 6.
+    """One variable of a run file: a row of the table in docs/run_file.md.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ _TABLE = (
     Variable("upper_gradient_sq", _SERIES, "squared upper gradient G^2", f"{_MHT}, eq. 113"),
     Variable("dissipation", _SERIES, "dissipation -(1/n) sum_i <gbar(x_i), v_i>"),
     Variable("weight_power", _SERIES, "power of the drift of the heads"),
-    Variable("ito_power", _SERIES, "Ito correction per unit time"),
+    Variable("ito_power", _SERIES, "Itô correction per unit time"),
     Variable("edi_defect", _SERIES, "dissipation minus (ascent: plus) squared upper gradient"),
     Variable("work_weights", _SERIES, "time integral of weight_power"),
     Variable("work_ito", _SERIES, "time integral of ito_power"),
@@ -220,11 +220,39 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Version of an installed package, or "unknown"; wflow itself may run without being one."""
+    import wflow
+
+    if package == "wflow" and getattr(wflow, "__version__", None):
+        return wflow.__version__
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def law_name(config: Mapping[str, Any]) -> str:
+    """Name of the head law in the configuration of a run, "" where it has none."""
+    law = config.get("law")
+    return str(law.get("name", "")) if isinstance(law, dict) else ""
+
+
+def head_count(config: Mapping[str, Any], sizes: Mapping[Any, int]) -> int | None:
+    """Find the number H of heads of a run, None where nothing tells it.
+
+    Parameters
+    ----------
+    config : configuration of the run; `heads` is their number, or holds the `shape` (H, d, d)
+    sizes : of the dimensions of its Dataset
+    """
+    if "head" in sizes:
+        return int(sizes["head"])
+    heads = config.get("heads")
+    if isinstance(heads, dict):
+        shape = heads.get("shape")
+        heads = shape[0] if isinstance(shape, list) and shape else None
+    return heads if isinstance(heads, int) else None
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -273,19 +301,15 @@ def dataset_attrs(
     InputError
         For a configuration that has no form in JSON.
     """
-    import wflow
-
     text = config if isinstance(config, str) else config_text(config)
     settings = json.loads(text)
-    law = settings.get("law", {})
-    name = law.get("name", "") if isinstance(law, dict) else ""
     return {
         "schema": SCHEMA,
-        "title": f"wflow run: {name or 'unnamed'} heads, seed {seed}",
+        "title": f"wflow run: {law_name(settings) or 'unnamed'} heads, seed {seed}",
         "Conventions": "CF-1.10",
-        "wflow_version": getattr(wflow, "__version__", None) or _version("wflow"),
+        "wflow_version": version_of("wflow"),
         "numpy_version": np.__version__,
-        "numba_version": _version("numba"),
+        "numba_version": version_of("numba"),
         "config": text,
         # Attributes of a netCDF file stop at 64 bits.
         "seed": int(seed) if -(2**63) <= int(seed) < 2**64 else str(int(seed)),

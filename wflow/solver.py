@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,15 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numba
-import numpy as np
 from numpy.typing import ArrayLike
 
+from wflow._checks import number, whole
 from wflow._march import State, march
 from wflow._problem import Problem, pose
 from wflow.errors import BlowUpError, InputError, Interrupted
 from wflow.heads import QKV, HeadLaw, law_from_config
 from wflow.progress import progress as progress_bar
-from wflow.runfile import MemoryStore, RunWriter, config_text, dataset_attrs, open_run, run_status
+from wflow.runfile import (
+    MemoryStore,
+    RunWriter,
+    config_text,
+    dataset_attrs,
+    differences,
+    open_run,
+    run_status,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -79,9 +88,10 @@ def solve(
     snapshots : times at which tokens are kept (nearest steps); default start and end
     snapshot_paths : paths whose tokens are kept; the mean over paths always is
     save_heads : keep the heads at the snapshots as well
-    ledger : False to run without the energy; None for whatever the heads allow
+    ledger : False to run without the energy; None: kept for tied heads, and not for (Q, K, V) heads
+        or a causal mask, which have none
     causal : token i attends to tokens j <= i only
-    dtype : "float64" or "float32", for tokens and heads; the ledger is always double
+    dtype : "float64" or "float32", of tokens, heads and pair sums; the ledger adds up in double
     out : run file (HDF5); None keeps the result in memory
     overwrite, resume : what to do where `out` exists; a run that never started just starts
     progress : show a bar with the time left
@@ -123,10 +133,10 @@ def solve(
         causal=causal,
         dtype=dtype,
     )
-    size = _batch_size(problem) if batch is None else batch
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise InputError(f"batch is {batch!r}: expected a whole number >= 1")
-    size = min(int(size), problem.paths)
+    size = min(_batch_size(problem) if batch is None else whole(batch, "batch"), problem.paths)
+    number(checkpoint_every, "checkpoint_every", least=0.0)
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise InputError(f"out is {out!r}: expected the path of a run file")
     if out is None and (overwrite or resume):
         raise InputError("overwrite and resume are for runs in a file: give out as well")
     if overwrite and resume:
@@ -137,9 +147,17 @@ def solve(
         _numba_threads(threads),
         progress_bar(batches * (problem.steps + 1), label, progress) as tick,
     ):
-        if out is None:
-            return _in_memory(problem, size, tick)
-        return _in_file(problem, size, tick, Path(out), overwrite, resume, checkpoint_every)
+        try:
+            if out is None:
+                return _in_memory(problem, size, tick)
+            return _in_file(problem, size, tick, Path(out), overwrite, resume, checkpoint_every)
+        except MemoryError:
+            records = problem.paths * (problem.steps // problem.record_every + 1)
+            raise InputError(
+                f"the run needs more memory than there is: {records:.3g} record times over "
+                f"{problem.paths} paths of {problem.x0.shape[-2]} tokens, {problem.heads} heads; "
+                "raise record_every or dt, or take fewer paths, tokens or heads"
+            ) from None
 
 
 def rerun(path: str | Path, *, out: str | Path | None = None, **changes) -> "xarray.Dataset":
@@ -163,20 +181,23 @@ def rerun(path: str | Path, *, out: str | Path | None = None, **changes) -> "xar
     with open_run(path) as ds:
         config = json.loads(ds.attrs["config"])
         x0 = ds["initial_tokens"].values
-        if "initial_heads" not in ds:
-            raise InputError(f"{path} has (Q, K, V) heads, which a run file does not hold")
-        initial_heads = ds["initial_heads"].values
+        given = ds["initial_heads"].values if "initial_heads" in ds else None
     del config["x0"]
     law = law_from_config(config.pop("law"))
-    if not isinstance(config["heads"], int):
-        config["heads"] = None if law.initial() is not None else initial_heads
+    if law.initial() is not None:
+        config["heads"] = None
+    elif not isinstance(config["heads"], int):
+        if given is None:
+            raise InputError(f"{path} has (Q, K, V) heads, which a run file does not hold")
+        config["heads"] = given
     return solve(x0, law, out=out, **(config | changes))
 
 
 def _batch_size(problem: Problem) -> int:
     """Paths that fit into a fixed amount of memory together."""
     n, d = problem.x0.shape[-2:]
-    per_path = 8 * (6 * n * d + 8 * problem.heads * d * d + 8 * 1024)
+    running_sums = min(problem.heads, 8) * n * (2 * d + 9)  # see wflow._fused
+    per_path = 8 * (6 * n * d + 8 * problem.heads * d * d + running_sums + 8 * 1024)
     return max(1, min(problem.paths, _BATCH_BYTES // per_path))
 
 
@@ -211,6 +232,12 @@ def _in_file(
 ) -> "xarray.Dataset":
     state = None
     if resume and run_status(out) != "absent":
+        if problem.config()["law"].get("fingerprint", "") is None:
+            raise InputError(
+                "cannot tell whether the law is the one that began this run: it holds values that "
+                "cannot be compared; build it from functions, numbers and arrays, or start again "
+                "with overwrite"
+            )
         if run_status(out) == "complete":
             return _finished(problem, out)
         writer, state = RunWriter.resume(out, config_text(problem.config()))
@@ -243,19 +270,23 @@ def _in_file(
         else:
             writer.abandon()
     except BlowUpError as error:
-        if error.time > 0:
+        if state is None and error.time == 0 and error.path < batch:  # nothing was recorded yet
+            writer.discard()
+        else:
             writer.abandon()
             error.args = (f"{error.args[0]}. What was recorded is in {out}.partial",)
-        else:
-            writer.discard()
         raise
     except BaseException:
         writer.abandon()
         raise
-    if not complete:
-        name = signal.Signals(caught[0]).name
+    if caught:
+        where = (
+            f"came when the run was done: it is whole, in {out}"
+            if complete
+            else f"ended the run after a whole step; everything up to there is in {out}.partial"
+        )
         raise Interrupted(
-            f"{name} ended the run after a whole step; everything up to there is in {out}.partial. "
+            f"{signal.Signals(caught[0]).name} {where}. "
             "Give the same command with --resume (in Python: resume=True) to go on",
             caught[0],
         )
@@ -266,12 +297,11 @@ def _in_file(
 def _finished(problem: Problem, out: Path) -> "xarray.Dataset":
     """The finished run in `out`, if it is the one asked for."""
     ds = open_run(out)
-    held, asked = json.loads(ds.attrs["config"]), json.loads(config_text(problem.config()))
-    if held != asked:
+    changed = differences(json.loads(ds.attrs["config"]), json.loads(config_text(problem.config())))
+    if changed:
         ds.close()
-        keys = sorted(k for k in held.keys() | asked.keys() if held.get(k) != asked.get(k))
         raise InputError(
-            f"{out} holds another finished run (it differs in {', '.join(keys)}); choose another "
+            f"{out} holds another finished run (differs in {', '.join(changed)}); choose another "
             "output or overwrite it (--overwrite)"
         )
     return ds
@@ -284,20 +314,20 @@ def _signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
 
-    def note(number: int, frame) -> None:
-        caught.append(number)
+    def note(kind: int, frame) -> None:
+        caught.append(kind)
         for other, handler in previous.items():
             signal.signal(other, handler)
 
-    for number in previous:
-        signal.signal(number, note)
+    for kind in previous:
+        signal.signal(kind, note)
     try:
         yield caught
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for kind, handler in previous.items():
+            signal.signal(kind, handler)
 
 
 @contextmanager
@@ -306,8 +336,8 @@ def _numba_threads(threads: int | None) -> Iterator[None]:
         yield
         return
     available = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= available:
-        raise InputError(f"threads is {threads!r}: expected a whole number from 1 to {available}")
+    if whole(threads, "threads") > available:
+        raise InputError(f"threads is {threads}: this machine offers {available}")
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:

@@ -6,134 +6,45 @@ own flags to `StudyFlags`, makes its head law, and hands both to `run`.
 """
 
 import json
-import math
+import logging
+import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from wflow import _study_summary as summary
 from wflow._problem import pose
+from wflow._runread import checkpoint_of, differences, partial_of
+from wflow._study_flags import Folder, StudyFlags, command_line, flags_of
 from wflow._workers import default_threads, pool
-from wflow.errors import InputError
+from wflow.errors import InputError, WflowError
 
 if TYPE_CHECKING:
     from wflow.heads import HeadLaw
 
+__all__ = ["SNAPSHOTS", "Folder", "StudyFlags", "command_line", "run"]
+
 SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 1)  # times of the token snapshots, in units of T
 
-Flags = TypeVar("Flags", bound="StudyFlags")
+# What a study writes besides its summary. Nothing else in a folder is ever touched.
+_RUN_FILE = re.compile(r"H\d{5,}\.h5(\.partial)?")
+_COMPARISON = re.compile(r"(gradient_over_time|gradient_against_heads)\.(png|pdf)")
+_OF_ONE_RUN = re.compile(
+    r"(H\d{5,})_(tokens_mean|tokens_path\d+|gradient_over_time|energy_balance)\.(png|pdf)"
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyFlags:
-    """Flags of every study; `tyro` turns them into the command line."""
-
-    heads: tuple[int, ...] = (64,)
-    """Head counts H, one run each. Two or more are fitted by a power law in H."""
-    tokens: str = "cross-polytope"
-    """Initial tokens: cross-polytope, uniform, clusters, digits, or a FILE (rows of numbers)."""
-    n: int = 200
-    """Number of tokens; of digits or a FILE a random subset of that size."""
-    d: int = 3
-    """Dimension: tokens live on the sphere S^(d-1). A FILE with more columns is reduced by PCA."""
-    tokens_seed: int = 42
-    """Seed of the initial tokens."""
-    paths: int = 16
-    """Monte Carlo paths; all share the initial tokens and heads."""
-    t_final: float = 20.0
-    """End time T."""
-    dt: float = 5e-3
-    """Time step."""
-    seed: int = 0
-    """Seed of initial heads and noise: one seed gives the same run bit for bit."""
-    flow: Literal["softmax", "unnormalised", "effective"] = "softmax"
-    """Softmax attention, attention without denominator, or flow of the effective mobility."""
-    direction: Literal["descent", "ascent"] = "descent"
-    """Whether the tokens move down or up the energy."""
-    scheme: Literal["euler", "heun", "rk4"] = "euler"
-    """Time stepping; heun and rk4 need a law without noise."""
-    record_every: int = 5
-    """Record the energy and its ledger every so many steps."""
-    snapshots: tuple[float, ...] = ()
-    """Times at which tokens are stored; none given: 0, T/20, T/4, T/2, T."""
-    save_heads: bool = True
-    """Store the heads of path 0 with its tokens, so that `wflow verify` recomputes the energy."""
-    dtype: Literal["float64", "float32"] = "float64"
-    """Precision of tokens and heads; the ledger is always double."""
-    fit_from: int = 1
-    """Smallest head count that takes part in the fit a H^b."""
-    out: Path = Path("results/study")
-    """Folder for run files, summary and figures."""
-    resume: bool = False
-    """Go on with what an earlier call left in --out; finished runs are kept."""
-    overwrite: bool = False
-    """Replace what an earlier call left in --out."""
-    workers: int = 0
-    """Runs computed at the same time by worker processes of dask; 0: all in this process."""
-    scheduler: str | None = None
-    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
-    threads: int | None = None
-    """Threads of each run; default: all cores, shared out between the workers."""
-
-    def run_file(self, heads: int) -> Path:
-        """Where the run of a head count goes."""
-        return self.out / f"H{heads:05d}.h5"
-
-
-def check_flags(flags: StudyFlags) -> None:
-    """Refuse flags that make no study, before anything is computed or written.
-
-    Raises
-    ------
-    InputError
-        That names the flag, its value, and what was expected.
-    """
-    least: tuple[tuple[str, float], ...] = (
-        ("n", 1),
-        ("d", 2),
-        ("paths", 1),
-        ("record_every", 1),
-        ("fit_from", 1),
-        ("seed", 0),
-        ("tokens_seed", 0),
-        ("workers", 0),
-    )
-    for name, low in least:
-        value = getattr(flags, name)
-        if value < low:
-            raise InputError(f"{_flag(name)} is {value}: expected at least {low:g}")
-    if not flags.heads or min(flags.heads) < 1:
-        raise InputError(f"--heads is {_list(flags.heads)}: expected head counts of at least 1")
-    if len(set(flags.heads)) < len(flags.heads):
-        raise InputError(f"--heads is {_list(flags.heads)}: name every head count once")
-    for name in ("t_final", "dt"):
-        value = getattr(flags, name)
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{_flag(name)} is {value}: expected a finite time greater than 0")
-    outside = [t for t in flags.snapshots if not 0 <= t <= flags.t_final]
-    if outside:
-        raise InputError(
-            f"--snapshots {_list(outside)}: expected times from 0 to --t-final {flags.t_final:g}"
-        )
-    if flags.threads is not None and flags.threads < 1:
-        raise InputError(f"--threads is {flags.threads}: expected at least 1")
-    if flags.resume and flags.overwrite:
-        raise InputError("--resume keeps what --overwrite would delete: give one of the two")
-    if flags.workers and flags.scheduler:
-        raise InputError("--workers starts a cluster and --scheduler joins one: give one of them")
-
-
-def run(name: str, flags: StudyFlags, law: "HeadLaw") -> int:
+def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int:
     """Solve for every head count, fit, and write run files, summary and figures into `flags.out`.
 
     Parameters
     ----------
     name : name of the study, for the summary
-    flags : the flags of the command line
-    law : head law of all runs
+    flags : the flags, checked (as `command_line` does)
+    law_of : head law of all runs, made for the dimension d of the tokens
 
     Returns
     -------
@@ -144,13 +55,22 @@ def run(name: str, flags: StudyFlags, law: "HeadLaw") -> int:
     InputError
         For flags, tokens or files that cannot be used; nothing has been written then.
     """
+    with _log_on_stderr(flags.verbose):
+        return _run(name, flags, law_of)
+
+
+def _run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int:
     from wflow import tokens
 
-    check_flags(flags)
+    # All 1797 digits would be eighty times the work of 200 tokens: that is for --n to ask.
+    n = tokens.DEFAULT_N if flags.n is None and flags.tokens == "digits" else flags.n
+    x0 = tokens.make(flags.tokens, n, flags.d, flags.tokens_seed)
+    flags = replace(flags, n=x0.shape[0], d=x0.shape[1])  # the summary says what they were
+    law = law_of(x0.shape[1])
     counts = sorted(flags.heads)
     files = {heads: flags.run_file(heads) for heads in counts}
     problem: dict[str, Any] = {
-        "x0": tokens.make(flags.tokens, flags.n, flags.d, flags.tokens_seed),
+        "x0": x0,
         "law": law,
         "t_final": flags.t_final,
         "dt": flags.dt,
@@ -169,7 +89,8 @@ def run(name: str, flags: StudyFlags, law: "HeadLaw") -> int:
     }
     tasks = [problem | {"heads": heads} for heads in counts]
     for task in tasks:
-        _check_output(files[task["heads"]], pose(**task).config(), flags)
+        asked = pose(**task).config()
+        _check_output(files[task["heads"]], asked, flags)
     if not (flags.resume or flags.overwrite):
         _refuse_existing(flags.out, summary.FILES)
     where = {"threads": flags.threads or default_threads(flags.workers)}
@@ -182,11 +103,16 @@ def run(name: str, flags: StudyFlags, law: "HeadLaw") -> int:
     print(summary.report(table, fit, flags.fit_from))
     summary.write(flags.out, name, flags, law.config(), table, fit, files)
     figures = _figures(flags, files, table, fit)
+    _remove_stale(flags, files, figures)
     drawn = ", ".join(figure.stem for figure in figures if figure.suffix == ".png")
     print(
         f"\nIn {flags.out}: run files {', '.join(file.name for file in files.values())}; "
         f"{' and '.join(summary.FILES)}; figures (PNG and PDF) {drawn}"
     )
+    others = _other_runs(flags, files, asked)
+    if others:
+        print(f"\nAlso in {flags.out}, and not in this summary:")
+        print("\n".join(f"  {other}" for other in others))
     return 0
 
 
@@ -207,7 +133,7 @@ def _figures(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) ->
     return written
 
 
-def _check_output(file: Path, config: dict[str, Any], flags: StudyFlags) -> None:
+def _check_output(file: Path, asked: dict[str, Any], flags: StudyFlags) -> None:
     """Before anything is computed: is this run file free, or that of the run asked for?"""
     from wflow import runfile
 
@@ -215,28 +141,83 @@ def _check_output(file: Path, config: dict[str, Any], flags: StudyFlags) -> None
         return
     if not flags.resume:
         _refuse_existing(file.parent, [file.name, f"{file.name}.partial"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is not complete is why it is resumed
-        with runfile.open_run(file) as ds:
-            held = json.loads(ds.attrs["config"])
-    asked = json.loads(runfile.config_text(config))
-    differ = sorted(k for k in held.keys() | asked.keys() if held.get(k) != asked.get(k))
+    differ = _differences(file, asked)
     if differ:
         raise InputError(
-            f"{file} holds a run that differs in {', '.join(differ)}: give the flags it was made "
-            "with, --overwrite in the place of --resume, or another --out"
+            f"{file} holds a run that differs in {flags_of(differ, flags)}: give the flags it was "
+            "made with, --overwrite in the place of --resume, or another --out"
         )
+    if runfile.run_status(file) == "partial" and not _never_started(file):
+        runfile.load_state(file)  # a state that is missing shows now, not after other runs
+
+
+def _differences(file: Path, asked: dict[str, Any]) -> list[str]:
+    """Keys in which the configuration of a run file differs from the one asked for."""
+    from wflow.runfile import config_text
+
+    with _open(file) as ds:
+        return differences(json.loads(ds.attrs["config"]), json.loads(config_text(asked)))
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[Any]:
+    """The run of that name, unfinished or not."""
+    from wflow import runfile
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not complete is why it is resumed
+        partial = runfile.run_status(file) == "partial"
+        with runfile.open_run(partial_of(file) if partial else file) as ds:
+            yield ds
+
+
+def _never_started(file: Path) -> bool:
+    """Whether an unfinished run died before it recorded anything: nothing is lost with it."""
+    if checkpoint_of(file).exists() or not partial_of(file).exists():
+        return False
+    with _open(file) as ds:
+        return not any(ds.sizes.get(dim, 0) for dim in ("time", "snapshot"))
 
 
 def _keep_or_replace(file: Path, flags: StudyFlags) -> dict[str, Any]:
     """Arguments of `solve` that say what becomes of an earlier run file."""
-    from wflow.runfile import checkpoint_of, run_status
-
-    anew = flags.overwrite
-    if flags.resume and run_status(file) == "partial" and not checkpoint_of(file).exists():
-        # Ended before its first checkpoint: there is no state to go on from, and little to lose.
-        anew = True
+    anew = flags.overwrite or (flags.resume and _never_started(file))
     return {"out": file, "overwrite": anew, "resume": flags.resume and not anew}
+
+
+def _remove_stale(flags: StudyFlags, files: dict[int, Path], drawn: Iterable[Path]) -> None:
+    """Remove figures of an earlier call that show other runs than those in the folder now."""
+    if not (flags.resume or flags.overwrite):
+        return
+    kept = set(drawn)
+    replaced = {file.stem for file in files.values()} if flags.overwrite else set[str]()
+    for file in set(flags.out.iterdir()) - kept:
+        one = _OF_ONE_RUN.fullmatch(file.name)
+        if (_COMPARISON.fullmatch(file.name) or (one and one[1] in replaced)) and file.is_file():
+            file.unlink()
+
+
+def _other_runs(flags: StudyFlags, files: dict[int, Path], asked: dict[str, Any]) -> list[str]:
+    """Run files in the folder that this call has not made: each with what sets it apart."""
+    lines = []
+    for file in sorted(flags.out.iterdir()):
+        run = file.with_name(file.name.removesuffix(".partial"))
+        if not _RUN_FILE.fullmatch(file.name) or run in files.values():
+            continue
+        try:
+            differ = [key for key in _differences(run, asked) if key.split(".")[0] != "heads"]
+        except WflowError:
+            lines.append(f"{file.name}, which cannot be read")
+            continue
+        if differ:
+            lines.append(f"{file.name}, which differs in {flags_of(differ, flags)}")
+        else:
+            count = int(run.stem[1:])
+            lines.append(
+                f"{file.name}, of the same settings: add {count} to --heads, with --resume, to "
+                "take it in"
+            )
+    return lines
 
 
 def _refuse_existing(folder: Path, names: Iterable[str]) -> None:
@@ -268,16 +249,21 @@ def _folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+@contextmanager
+def _log_on_stderr(verbose: bool) -> Iterator[None]:
+    """Show what wflow logs, for the time of a study."""
+    if not verbose:
+        yield
+        return
+    from rich.console import Console
+    from rich.logging import RichHandler
 
-
-def _list(values: Any) -> str:
-    return " ".join(f"{value:g}" for value in values)
-
-
-def command_line(flags: type[Flags], description: str | None) -> Flags:
-    """Read flags from the command line; `--help` explains each with its default."""
-    import tyro
-
-    return tyro.cli(flags, description=description, config=(tyro.conf.FlagCreatePairsOff,))
+    logger = logging.getLogger("wflow")
+    handler, level = RichHandler(console=Console(stderr=True), show_path=False), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -5,7 +5,6 @@ alone: one seed gives the same tokens bit for bit. The exception is data reduced
 axes come from LAPACK; its docstring says how far they are kept independent of the machine.
 """
 
-import operator
 import os
 from difflib import get_close_matches
 from numbers import Real
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflow._checks import whole
 from wflow._embeddings import SUFFIXES, optional_module, read_array
 from wflow.errors import InputError
 from wflow.sphere import as_tokens
@@ -49,7 +49,7 @@ def cross_polytope(n: int, d: int, *, spread: float = 0.05, seed: int = 0) -> To
     InputError
         For n < 1, d < 2, a negative or infinite spread, or a seed that is not an integer >= 0.
     """
-    n, d, rng = _count(n, "n", 1), _count(d, "d", 2), _generator(seed)
+    n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
     _check_spread(spread)
     vertex = rng.integers(2 * d, size=n)
     tokens = spread * rng.standard_normal((n, d))
@@ -75,7 +75,7 @@ def uniform(n: int, d: int, *, seed: int = 0) -> Tokens:
     InputError
         For n < 1, d < 2, or a seed that is not an integer >= 0.
     """
-    n, d, rng = _count(n, "n", 1), _count(d, "d", 2), _generator(seed)
+    n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
     return as_tokens(rng.standard_normal((n, d)), name="uniform")
 
 
@@ -101,8 +101,8 @@ def clusters(n: int, d: int, *, clusters: int = 4, spread: float = 0.1, seed: in
     InputError
         For n < 1, d < 2, clusters outside 1 to n, a negative or infinite spread, or a bad seed.
     """
-    n, d, rng = _count(n, "n", 1), _count(d, "d", 2), _generator(seed)
-    k = _count(clusters, "clusters", 1)
+    n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
+    k = whole(clusters, "clusters")
     _check_spread(spread)
     if k > n:
         raise InputError(f"clusters = {k} with n = {n} tokens: choose clusters <= n")
@@ -132,7 +132,7 @@ def digits(n: int | None = None, d: int = 3, *, seed: int = 0) -> Tokens:
     InputError
         Where scikit-learn is missing, for n outside 1 to 1797 or d outside 2 to 64.
     """
-    n, d, _ = None if n is None else _count(n, "n", 1), _count(d, "d", 2), _generator(seed)
+    n, d, _ = None if n is None else whole(n, "n"), _dimension(d), _generator(seed)
     data = optional_module("sklearn.datasets", "the handwritten digits").load_digits().data
     return _place(np.asarray(data, dtype=np.float64), "digits", n, d, seed, reduce=True)
 
@@ -151,9 +151,9 @@ def load(
 
     Parameters
     ----------
-    path : .npy; .npz; .csv (comma-separated numbers, optionally below one header line, for which
-        the column numbers 0,1,2,... also count); .parquet (all columns numbers, or one column of
-        lists); .h5, .hdf5, .nc (HDF5, a wflow run file included)
+    path : .npy; .npz; .csv (comma-separated numbers, optionally below one line of names);
+        .parquet (all columns numbers, or one column of lists); .h5, .hdf5, .nc (HDF5, a wflow run
+        file included)
     d : dimension. None or d': rows are normalised as they are; d < d': rows of the whole file are
         centred and projected to their first d principal axes, then normalised
     n : number of tokens, a random subset without replacement chosen by the seed; None takes all
@@ -171,8 +171,8 @@ def load(
         For a missing, damaged, empty or unknown kind of file; text, objects or complex numbers;
         values that are not finite or rows without a direction; n or d larger than the file holds.
     """
-    n = None if n is None else _count(n, "n", 1)
-    d = None if d is None else _count(d, "d", 2)
+    n = None if n is None else whole(n, "n")
+    d = None if d is None else _dimension(d)
     _generator(seed)
     data = read_array(Path(path), key)
     what = f"{path}" if key is None else f"{path}, {key!r}"
@@ -202,7 +202,7 @@ def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
     InputError
         For an array that is not (n, d') with n, d' >= 1 real finite numbers, or d outside 1 to d'.
     """
-    d = _count(d, "d", 1)
+    d = whole(d, "d")
     try:
         z = np.asarray(z, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -254,7 +254,7 @@ def make(spec: str, n: int | None = None, d: int | None = None, seed: int = 0) -
         case "uniform":
             return uniform(cloud_n, cloud_d, seed=seed)
         case "clusters":
-            count = min(4, _count(cloud_n, "n", 1))  # fewer than four tokens: one each
+            count = min(4, whole(cloud_n, "n"))  # fewer than four tokens: one each
             return clusters(cloud_n, cloud_d, clusters=count, seed=seed)
         case "digits":
             return digits(n, cloud_d, seed=seed)
@@ -282,16 +282,25 @@ def _place(
     if d is not None and d > columns:
         raise InputError(f"{what}: has {columns} columns, d = {d} asked; choose d <= {columns}")
     _check_finite(data, what)
-    floor, why = 0.0, "has norm zero and no direction on the sphere; remove it or shift the data"
+    zero = np.flatnonzero(~data.any(axis=1))
+    if len(zero):
+        raise InputError(
+            f"{what}: row {zero[0]} of {rows} has norm zero and no direction on the sphere; remove "
+            f"it or shift the data {_ROWS}"
+        )
     if reduce:
         floor = 64 * _EPS * float(np.abs(data).max())  # what is left of a row equal to the mean
-        why = "equals the mean in the axes kept and has no direction; remove it or choose larger d"
         data = pca(data, columns if d is None else d)
-    bad = np.flatnonzero(np.abs(data).max(axis=1) <= floor)
-    if len(bad) == rows and rows > 1 and reduce:
-        raise InputError(f"{what}: all {rows} rows are equal, so no axis is principal; leave d out")
-    if len(bad):
-        raise InputError(f"{what}: row {bad[0]} of {rows} {why} {_ROWS}")
+        bad = np.flatnonzero(np.abs(data).max(axis=1) <= floor)
+        if len(bad) == rows and rows > 1:
+            raise InputError(
+                f"{what}: all {rows} rows are equal, so no axis is principal; leave d out"
+            )
+        if len(bad):
+            raise InputError(
+                f"{what}: row {bad[0]} of {rows} equals the mean in the axes kept and has no "
+                f"direction; remove it or choose larger d {_ROWS}"
+            )
     if n is not None:
         data = data[np.sort(_generator(seed).choice(rows, size=n, replace=False))]
     return as_tokens(data, name=what)
@@ -308,19 +317,12 @@ def _settled(axes: Tokens) -> Tokens:
     return grid
 
 
-def _count(value: Any, name: str, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name} = {value!r}: expected an integer >= {least}") from None
-    if number < least:
-        why = ": tokens live on S^(d-1) with d >= 2" if (name, least) == ("d", 2) else ""
-        raise InputError(f"{name} = {number}{why}; choose {name} >= {least}")
-    return number
+def _dimension(d: Any) -> int:
+    return whole(d, "d", 2, why="tokens live on S^(d-1)")
 
 
 def _generator(seed: Any) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(_count(seed, "seed", 0)))
+    return np.random.Generator(np.random.Philox(whole(seed, "seed", 0)))
 
 
 def _check_spread(spread: Any) -> None:

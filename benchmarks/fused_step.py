@@ -21,7 +21,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -152,18 +151,21 @@ def timed(call: Callable, repeats: int) -> float:
 
 
 def peak_memory_mb(arguments: list[str]) -> tuple[float, float]:
-    """Peak resident memory (MB = 1e6 bytes) and wall time of a child process."""
+    """Peak resident memory (MB = 1e6 bytes) and wall time of a study in a process of its own.
+
+    A small process stands between: a child begins with the peak of the parent that forks it.
+    """
     study = Path(__file__).parents[1] / "studies" / "ou_heads.py"
+    between = (
+        "import resource, subprocess, sys, time; start = time.perf_counter();"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL,"
+        " stderr=subprocess.DEVNULL);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, time.perf_counter() - start)"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, str(study), *arguments, "--out", str(Path(folder) / "run")],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        wall = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        command = [sys.executable, str(study), *arguments, "--out", str(Path(folder) / "run")]
+        said = subprocess.check_output([sys.executable, "-c", between, *command], text=True)
+    peak, wall = (float(word) for word in said.split())
     return peak * (1 if platform.system() == "Darwin" else 1024) / 1e6, wall
 
 
@@ -233,8 +235,10 @@ def main() -> None:
         call()
     for _ in range(options.rounds):
         for name, (call, repeats) in variants.items():
-            time.sleep(0.2)  # the idle threads of the variant before go on spinning for a while
-            call()
+            # The idle threads of the variant before go on spinning for a while, and a first call
+            # finds its own threads asleep.
+            time.sleep(0.3)
+            timed(call, max(1, repeats // 2))
             seconds = timed(call, repeats)
             times[name].append(seconds / REPEAT if name.startswith("limit") else seconds)
 

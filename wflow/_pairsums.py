@@ -30,28 +30,33 @@ LOG2E = math.log2(math.e)
 FLOOR_DOUBLE, FLOOR_SINGLE = -1000.0, -120.0
 
 
-def _make_direct(dim):
-    """Sums of one head over tokens first <= j < stop, for a block of tokens with moderate scores.
+def _make_sweep(dim, both):
+    """Add to the sums of a block those over the tokens first <= j < stop, scores being moderate.
 
-    `z` holds log2(e) D^T x_i and `acc` receives (m, S_1..S_d, q), one vector each. `dim` fixes d
-    when compiled, so that the loops over coordinates unroll; 0 leaves it to run time. Four tokens
-    j go abreast, so that the sums are in registers for three quarters of their updates.
+    `z` holds log2(e) D^T x_i, `acc` gathers (m, S_1..S_d) and q in row `q_row`, one vector each.
+    With `both`, the same kernel values also serve the tokens j: `columns` gathers (m, S) of theirs,
+    lane by lane, from `column_at` for j = first on. `dim` fixes d when compiled, so that the loops
+    over coordinates unroll; 0 leaves it to run time. Four tokens j go abreast, so that the sums are
+    in registers for three quarters of their updates.
     """
 
     @njit(error_model="numpy", forceinline=True)
-    def direct(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc):
+    def sweep(
+        x, weight, own, z, at, pair, pair_at, ito, q_row, diagonal, causal, start, first, stop,
+        acc, columns, column_at,
+    ):  # fmt: skip
         width = lanes(z)
         d = dim if dim > 0 else x.shape[1]
         zero = splat(z.dtype.type(0.0))
-        for row in range(d + 2):
-            store(acc, row * width, zero)
+        step = (d + 1) * width
+        at0 = column_at
         for j in range(first, stop, 4):
             s0 = zero
             s1 = zero
             s2 = zero
             s3 = zero
             for k in range(d):
-                zk = load(z, z_at + k * width)
+                zk = load(z, at + k * width)
                 s0 = fma(zk, splat(x[j, k]), s0)
                 s1 = fma(zk, splat(x[j + 1, k]), s1)
                 s2 = fma(zk, splat(x[j + 2, k]), s2)
@@ -65,12 +70,20 @@ def _make_direct(dim):
                 u1 = u1 * load(diagonal, (j + 1 - start) * width)
                 u2 = u2 * load(diagonal, (j + 2 - start) * width)
                 u3 = u3 * load(diagonal, (j + 3 - start) * width)
+            at1 = at0 + step
+            at2 = at1 + step
+            at3 = at2 + step
             m = load(acc, 0)
             m = fma(u0, splat(weight[j]), m)
             m = fma(u1, splat(weight[j + 1]), m)
             m = fma(u2, splat(weight[j + 2]), m)
             m = fma(u3, splat(weight[j + 3]), m)
             store(acc, 0, m)
+            if both:
+                store(columns, at0, load(columns, at0) + u0)
+                store(columns, at1, load(columns, at1) + u1)
+                store(columns, at2, load(columns, at2) + u2)
+                store(columns, at3, load(columns, at3) + u3)
             for k in range(d):
                 row = (1 + k) * width
                 a = load(acc, row)
@@ -79,38 +92,73 @@ def _make_direct(dim):
                 a = fma(u2, splat(x[j + 2, k]), a)
                 a = fma(u3, splat(x[j + 3, k]), a)
                 store(acc, row, a)
+                if both:
+                    xk = load(own, at + k * width)
+                    store(columns, at0 + row, fma(u0, xk, load(columns, at0 + row)))
+                    store(columns, at1 + row, fma(u1, xk, load(columns, at1 + row)))
+                    store(columns, at2 + row, fma(u2, xk, load(columns, at2 + row)))
+                    store(columns, at3 + row, fma(u3, xk, load(columns, at3 + row)))
             if ito:
-                row = (1 + d) * width
-                q = load(acc, row)
+                q = load(acc, q_row * width)
                 q = fma(u0, load(pair, pair_at + j * width), q)
                 q = fma(u1, load(pair, pair_at + (j + 1) * width), q)
                 q = fma(u2, load(pair, pair_at + (j + 2) * width), q)
                 q = fma(u3, load(pair, pair_at + (j + 3) * width), q)
-                store(acc, row, q)
+                store(acc, q_row * width, q)
+            at0 = at3 + step
 
-    return direct
+    return sweep
 
 
-_direct_2, _direct_3, _direct_4 = _make_direct(2), _make_direct(3), _make_direct(4)
-_direct_8, _direct_any = _make_direct(8), _make_direct(0)
+_sweep_2, _sweep_3, _sweep_4 = (_make_sweep(d, False) for d in (2, 3, 4))
+_sweep_8, _sweep_any = _make_sweep(8, False), _make_sweep(0, False)
+_both_2, _both_3, _both_4, _both_any = (_make_sweep(d, True) for d in (2, 3, 4, 0))
 
 
 @njit(error_model="numpy", forceinline=True)
-def direct_sums(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc):
-    """(m, S, q) of one head over the tokens first <= j < stop for one block, without a shift."""
+def one_way(x, weight, z, at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc):
+    """(m, S, q) of one head over the tokens first <= j < stop for one block, into `acc`."""
     d = x.shape[1]
+    q = d + 1
+    for row in range(d + 2):
+        store(acc, row * lanes(z), splat(z.dtype.type(0.0)))
     if d == 2:
-        _direct_2(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+        _sweep_2(x, weight, z, z, at, pair, pair_at, ito, q, diagonal, causal, start, first, stop,
+                 acc, acc, 0)  # fmt: skip
     elif d == 3:
-        _direct_3(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+        _sweep_3(x, weight, z, z, at, pair, pair_at, ito, q, diagonal, causal, start, first, stop,
+                 acc, acc, 0)  # fmt: skip
     elif d == 4:
-        _direct_4(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+        _sweep_4(x, weight, z, z, at, pair, pair_at, ito, q, diagonal, causal, start, first, stop,
+                 acc, acc, 0)  # fmt: skip
     elif d == 8:
-        _direct_8(x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc)
+        _sweep_8(x, weight, z, z, at, pair, pair_at, ito, q, diagonal, causal, start, first, stop,
+                 acc, acc, 0)  # fmt: skip
     else:
-        _direct_any(
-            x, weight, z, z_at, pair, pair_at, ito, diagonal, causal, start, first, stop, acc
-        )
+        _sweep_any(x, weight, z, z, at, pair, pair_at, ito, q, diagonal, causal, start, first, stop,
+                   acc, acc, 0)  # fmt: skip
+
+
+@njit(error_model="numpy", forceinline=True)
+def both_ways(x, weight, own, z, at, pair, pair_at, ito, first, stop, acc, columns, column_at):
+    """Add the sums between a block and the tokens first <= j < stop outside it, for both sides.
+
+    The q of these pairs goes to row d + 2 of `acc`.
+    """
+    d = x.shape[1]
+    q = d + 2
+    if d == 2:
+        _both_2(x, weight, own, z, at, pair, pair_at, ito, q, acc, False, 0, first, stop, acc,
+                columns, column_at)  # fmt: skip
+    elif d == 3:
+        _both_3(x, weight, own, z, at, pair, pair_at, ito, q, acc, False, 0, first, stop, acc,
+                columns, column_at)  # fmt: skip
+    elif d == 4:
+        _both_4(x, weight, own, z, at, pair, pair_at, ito, q, acc, False, 0, first, stop, acc,
+                columns, column_at)  # fmt: skip
+    else:
+        _both_any(x, weight, own, z, at, pair, pair_at, ito, q, acc, False, 0, first, stop, acc,
+                  columns, column_at)  # fmt: skip
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -120,7 +168,7 @@ def _moderate(x, weight, z, pair, ito, diagonal, causal, start, stop, acc, part)
     for first in range(0, stop, _CHUNK):
         last = min(first + _CHUNK, stop)
         into = acc if first == 0 else part
-        direct_sums(x, weight, z, 0, pair, 0, ito, diagonal, causal, start, first, last, into)
+        one_way(x, weight, z, 0, pair, 0, ito, diagonal, causal, start, first, last, into)
         if first == 0:
             continue
         for row in range(x.shape[1] + 2):
@@ -302,8 +350,21 @@ def pair_table(x, n, own, own_at, first, last, pair, pair_at):
     width = lanes(own)
     one = splat(own.dtype.type(1.0))
     zero = one - one
-    for j in range(first, last):
-        inner = zero
+    for j in range(first, last, 4):
+        c0 = zero
+        c1 = zero
+        c2 = zero
+        c3 = zero
         for k in range(x.shape[1]):
-            inner = fma(load(own, own_at + k * width), splat(x[j, k]), inner)
-        store(pair, pair_at + j * width, fma(inner, inner, one) if j < n else zero)
+            xk = load(own, own_at + k * width)
+            c0 = fma(xk, splat(x[j, k]), c0)
+            c1 = fma(xk, splat(x[j + 1, k]), c1)
+            c2 = fma(xk, splat(x[j + 2, k]), c2)
+            c3 = fma(xk, splat(x[j + 3, k]), c3)
+        at = pair_at + j * width
+        store(pair, at, fma(c0, c0, one))
+        store(pair, at + width, fma(c1, c1, one))
+        store(pair, at + 2 * width, fma(c2, c2, one))
+        store(pair, at + 3 * width, fma(c3, c3, one))
+    for j in range(max(first, n), last):
+        store(pair, pair_at + j * width, zero)

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow import _fused
+from wflow import _fused, _headsums
 from wflow._matrices import as_matrices, is_symmetric
 from wflow.errors import InputError
 from wflow.heads import QKV
 
 FLOWS = {
-    "softmax": _fused.SOFTMAX,
-    "unnormalised": _fused.UNNORMALISED,
-    "effective": _fused.EFFECTIVE,
+    "softmax": _headsums.SOFTMAX,
+    "unnormalised": _headsums.UNNORMALISED,
+    "effective": _headsums.EFFECTIVE,
 }
 # Scores beyond which exp leaves the range of the type.
 RANGE = {np.float64: 700.0, np.float32: 85.0}
@@ -84,11 +84,12 @@ def evaluate(
         causal,
         symmetric and values is None and not causal,
     )
-    terms = dict(zip(_fused.TERMS, table.T, strict=True))
+    terms = dict(zip(_headsums.TERMS, table.T, strict=True))
     # Where scores leave the range of exp, a sum can come out as inf - inf: it is out of range too.
     beyond = terms["max_score"] > RANGE[kind.type]
-    for name in _fused.TERMS[:7]:
-        terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
+    if beyond.any():
+        for name in _headsums.TERMS[:7]:
+            terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
     return Evaluation(velocity, terms)
 
 

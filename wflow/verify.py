@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wflow._verify_ledger import (
-    Array,
     Check,
     balance,
     below,
@@ -162,7 +161,7 @@ def _mean_tokens(ds: "Dataset", config: dict[str, Any]) -> Check:
     return Check(name, worst <= limit, worst, limit, "max of the difference")
 
 
-def _energy(tokens: Array, heads: Array) -> float:
+def _energy(tokens: np.ndarray, heads: np.ndarray) -> float:
     import wflow
 
     with warnings.catch_warnings():

@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
 import numba
@@ -141,6 +142,13 @@ def einsum_torch() -> Callable | None:
         ]
 
     return lambda *arrays: step(*(torch.from_numpy(a) for a in arrays))
+
+
+def torch_version() -> str | None:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def timed(call: Callable, repeats: int) -> float:
@@ -281,7 +289,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "threads": threads,
         "versions": {"python": platform.python_version(), "numpy": np.__version__,
-                     "numba": numba.__version__},
+                     "numba": numba.__version__, "torch": torch_version()},
         "problem": {"n": N, "heads": HEADS, "d": D, "dtype": "float64", "seed": 0},
         "times": table,
         "figures": figures,

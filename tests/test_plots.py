@@ -328,16 +328,15 @@ def test_energy_that_is_never_finite_is_left_out_with_a_warning(tmp_path: Path) 
 def test_full_disk_leaves_neither_half_a_figure_nor_harm_to_an_old_one(
     tmp_path: Path, monkeypatch
 ) -> None:
-    from matplotlib.figure import Figure
-
     figure = plots.gradient_over_time({4: synthetic_run()})
     (tmp_path / "g.png").write_bytes(b"old")
 
-    def full(self, file, **_):
-        Path(file).write_bytes(b"half")
-        raise OSError(28, "No space left on device", str(file))
+    def full(self, data):
+        with self.open("wb") as file:
+            file.write(data[:4])
+        raise OSError(28, "No space left on device", str(self))
 
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(InputError, match=r"No space left.*runs are kept.*--resume"):
         plots.save(figure, tmp_path, "g")
     assert [file.name for file in tmp_path.iterdir()] == ["g.png"]

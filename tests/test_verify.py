@@ -144,3 +144,16 @@ def test_summary_of_a_study_is_named_as_such(tmp_path, capsys):
         verify(path)
     assert main(["verify", str(path)]) == 2
     assert "not written by wflow" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"t_final": "x"}, {"dt": 0.02}, {"record_every": 7}, {"seed": 9}, {"law": None}],
+)
+def test_a_configuration_that_is_not_that_of_the_data_fails(ou, tmp_path, change):
+    def act(file):
+        file.attrs["config"] = json.dumps(json.loads(file.attrs["config"]) | change)
+
+    assert found(ou)["the configuration fits the data"].passed
+    report = verify(spoiled(ou, tmp_path, act))
+    assert not report.passed

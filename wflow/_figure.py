@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -87,7 +88,9 @@ def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
                 kind = at.suffix[1:]
                 # Without a date the same run gives the same bytes.
                 undated = {"CreationDate": None} if kind == "pdf" else {}
-                figure.savefig(draft, format=kind, metadata=undated)
+                drawn = io.BytesIO()  # on a full disk Matplotlib's own clean-up fails in turn
+                figure.savefig(drawn, format=kind, metadata=undated)
+                draft.write_bytes(drawn.getvalue())
         for at, draft in zip(files, new, strict=True):
             os.replace(draft, at)
     except BaseException as error:

@@ -9,6 +9,7 @@ not change a bit.
 import hashlib
 import math
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -150,14 +151,14 @@ def _group(x, n, weight, score, drift, noise, sigma2, first, last, state):
             )  # fmt: skip
 
 
-def _entry_points(source):
+def _entry_points(source, cache):
     """The two compiled functions that Python calls.
 
     Numba's cache on disk notices a change in the file of the cached function, not in what that
     function calls. `source`, a digest of all kernel files, is part of the cache key instead.
     """
 
-    @njit(cache=True, parallel=True, error_model="numpy")
+    @njit(cache=cache, parallel=True, error_model="numpy")
     def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
         """Velocities and ledger terms of all paths in one pass over all pairs.
 
@@ -228,7 +229,7 @@ def _entry_points(source):
                 terms[p, term] /= n
         return v, terms
 
-    @njit(cache=True, parallel=True, error_model="numpy")
+    @njit(cache=cache, parallel=True, error_model="numpy")
     def head_mobilities(x, score):
         """Row sums of every head: m_h(x_i) = exp(shift) total / n.
 
@@ -268,6 +269,13 @@ def _entry_points(source):
 
 _KERNELS = (_headsums, _pairsums, _simd, _symmetric)
 _SOURCES = [__file__, *(str(module.__file__) for module in _KERNELS)]
-fused_sums, head_mobilities = _entry_points(
-    hashlib.sha256(b"".join(Path(file).read_bytes() for file in _SOURCES)).hexdigest()
-)
+_DIGEST = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _SOURCES)).hexdigest()
+try:
+    fused_sums, head_mobilities = _entry_points(_DIGEST, True)
+except RuntimeError:  # neither the package's folder nor the user's cache can be written
+    warnings.warn(
+        "compiled code cannot be kept on disk, so every start compiles again (half a minute); set "
+        "NUMBA_CACHE_DIR to a folder that can be written",
+        stacklevel=2,
+    )
+    fused_sums, head_mobilities = _entry_points(_DIGEST, False)

@@ -274,7 +274,10 @@ def _in_file(
             writer.discard()
         else:
             writer.abandon()
-            error.args = (f"{error.args[0]}. What was recorded is in {out}.partial",)
+            error.args = (
+                f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
+                "output, or replace it (--overwrite)",
+            )
         raise
     except BaseException:
         writer.abandon()
@@ -309,7 +312,10 @@ def _finished(problem: Problem, out: Path) -> "xarray.Dataset":
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Catch SIGINT and SIGTERM: the list receives the signal; a second one ends at once."""
+    """Catch SIGINT and SIGTERM: the list receives the signal, and a second one is not caught.
+
+    Python hears a signal when the compiled step in progress returns.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

@@ -85,7 +85,7 @@ def verify(path: str | Path, tolerance: float = TOLERANCE) -> Report:
     with dataset, np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         ds = dataset
         config = json.loads(ds.attrs["config"])
-        checks = [_complete(ds), *_recorded(ds)]
+        checks = [_complete(ds), _config_fits(ds, config), *_recorded(ds)]
         checks += [_on_sphere(ds, config), _mean_tokens(ds, config)]
         if not ds.attrs["complete"] and "energy" in ds and ds.sizes["time"]:
             # Of an unfinished run, the paths that got to the last time can be checked.
@@ -106,6 +106,26 @@ def _complete(ds: "Dataset") -> Check:
     complete = bool(ds.attrs["complete"])
     note = "" if complete else "the run did not reach its end; finish it with --resume"
     return Check("the run is complete", complete, note=note)
+
+
+def _config_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Check that the configuration, from which `wflow.rerun` runs again, is that of the data."""
+    name = "the configuration fits the data"
+    try:
+        dt, every = float(config["dt"]), int(config["record_every"])
+        steps = round(float(config["t_final"]) / dt)
+        grid = np.unique(np.append(np.arange(0, steps + 1, every), steps)) * dt
+        seed = int(config["seed"]) == int(ds.attrs["seed"])
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return Check(name, False, note=f"it cannot be read: {error}")
+    if not isinstance(config.get("law"), dict):
+        return Check(name, False, note="it names no head law")
+    times = ds["time"].values
+    fits = len(times) <= len(grid) and np.allclose(times, grid[: len(times)], rtol=1e-12)
+    if ds.attrs["complete"]:
+        fits = fits and len(times) == len(grid)
+    note = "" if fits else "its record times are not those of the file"
+    return Check(name, bool(fits and seed), note=note if seed else "its seed is not the file's")
 
 
 def _recorded(ds: "Dataset") -> list[Check]:

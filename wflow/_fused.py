@@ -7,7 +7,6 @@ not change a bit.
 """
 
 import hashlib
-import math
 import os
 import warnings
 from pathlib import Path
@@ -28,7 +27,7 @@ from wflow._pairsums import (
     pair_table,
     vectors,
 )
-from wflow._simd import lanes, load, maximum, splat, store
+from wflow._simd import lanes, load, store
 from wflow._symmetric import chunk_vectors, symmetric_sums
 
 # A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
@@ -105,25 +104,15 @@ def _group(x, n, weight, score, drift, noise, sigma2, first, last, state):
                 x, n, own, block * d * width, block * width, rows, pair, block * rows * width
             )
     clear(state, d, blocks)
-    zero = splat(x.dtype.type(0.0))
     limit = direct_bound(x)
     for h in range(first, last):
-        top = zero
-        finite = zero
         for block in range(blocks):
             at = block * d * width
             head_scores(score, h, own, at, z, at, d, square)
-            s = load(square, 0)
-            store(squares, block * width, s)
-            top = maximum(top, s)
-            finite = finite + s  # NaN if any is
-        store(square, 0, top)
+            store(squares, block * width, load(square, 0))
         moderate = True
-        for lane in range(width):
-            moderate = moderate and square[lane] <= limit * limit
-        store(square, 0, finite)
-        for lane in range(width):
-            moderate = moderate and not math.isnan(square[lane])
+        for i in range(blocks * width):
+            moderate = moderate and squares[i] <= limit * limit  # false for NaN
         if moderate:
             symmetric_sums(x, n, weight, own, z, pair, tabled, ito, columns, room, part, sums)
             shift[:] = 0.0

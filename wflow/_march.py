@@ -237,10 +237,8 @@ def march(
     -------
     whether the run is complete
     """
+    batch = batch if state is None else int(state["batch"])
     starts = range(0, problem.paths, batch)
-    if state is not None and int(state["batch"]) != batch:
-        batch = int(state["batch"])
-        starts = range(0, problem.paths, batch)
     total = None
     if len(starts) > 1:
         total = np.zeros((len(problem.snapshot_steps), *problem.x0.shape[-2:]))

@@ -16,23 +16,14 @@ from numpy.typing import NDArray
 
 from wflow.errors import InputError
 from wflow.fits import PowerLaw, json_number, mean_and_error, power_law
-from wflow.schema import VARIABLES, version_of
+from wflow.schema import LEDGER_RUNNING, VARIABLES, version_of
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 FILES = ("summary.h5", "summary.json")
 _AVERAGED = ("upper_gradient_sq", "dissipation")
-_AT_END = (
-    "energy",
-    "work_weights",
-    "work_ito",
-    "dissipated",
-    "dissipated_upper_gradient",
-    "martingale",
-    "edi_residual",
-    "edi_residual_upper_gradient",
-)
+_AT_END = ("energy", *LEDGER_RUNNING)
 
 
 def summarise(files: dict[int, Path]) -> "Dataset":

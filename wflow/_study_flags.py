@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -11,6 +11,10 @@ from wflow._checks import number, positive, whole
 from wflow._embeddings import SUFFIXES
 from wflow._workers import available_threads
 from wflow.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MAX_SEED = 2**63
 
@@ -43,11 +47,72 @@ def _shown(metavar: str, default: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyFlags:
+class Flags:
     """Flags of every study; `tyro` turns them into the command line."""
 
-    heads: tuple[int, ...] = (64,)
-    """Head counts H, one run each. Two or more are fitted by a power law in H."""
+    paths: int = 16
+    """Monte Carlo paths; all share the initial tokens and heads."""
+    t_final: float = 20.0
+    """End time T."""
+    dt: float = 5e-3
+    """Time step."""
+    seed: int = 0
+    """Seed of initial heads and noise: one seed gives the same run bit for bit."""
+    out: Folder = Path("results/study")
+    """Folder for run files, summary and figures."""
+    resume: Annotated[
+        Switch,
+        tyro.conf.arg(
+            help="Go on with what an earlier call left in --out; finished runs are kept, summary "
+            "and figures are made anew."
+        ),
+    ] = False
+    overwrite: Annotated[
+        Switch, tyro.conf.arg(help="Replace the runs of this call in --out, and the summary.")
+    ] = False
+    workers: int = 0
+    """Runs computed at the same time by worker processes of dask; 0: all in this process."""
+    scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
+    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
+    threads: Annotated[int | None, _shown("INT", "all cores, shared between the workers")] = None
+    """Threads of each run."""
+    verbose: Switch = False
+    """Log on stderr what the runs do: start, checkpoints, end."""
+
+    def check(self) -> None:
+        """Refuse flags that make no study, before anything is computed or written.
+
+        Raises
+        ------
+        InputError
+            That names the flag, its value, and what was expected.
+        """
+        whole(self.paths, "--paths")
+        for name in ("seed", "workers"):
+            whole(getattr(self, name), flag(name), 0)
+        if self.seed >= _MAX_SEED:
+            raise InputError(f"--seed is {self.seed}: expected a whole number below 2^63")
+        for name in ("t_final", "dt"):
+            positive(getattr(self, name), flag(name))
+        if self.threads is not None:
+            most = math.inf if self.scheduler else available_threads()  # others' cores: unknown
+            if not 1 <= self.threads <= most:
+                upper = "" if math.isinf(most) else f" and at most {most}"
+                raise InputError(
+                    f"--threads is {self.threads}: expected a whole number >= 1{upper}"
+                )
+        if self.resume and self.overwrite:
+            raise InputError("--resume keeps what --overwrite would delete: give one of the two")
+        if self.workers and self.scheduler:
+            raise InputError(
+                "--workers starts a cluster and --scheduler joins one: give one of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFlags(Flags):
+    """Flags of a study that starts from one cloud of tokens."""
+
     tokens: Annotated[
         str,
         tyro.conf.arg(  # no docstring: a line break in one would show
@@ -62,14 +127,30 @@ class StudyFlags:
     """Dimension: tokens live on the sphere S^(d-1). Digits and a FILE are reduced by PCA."""
     tokens_seed: int = 42
     """Seed of the initial tokens."""
-    paths: int = 16
-    """Monte Carlo paths; all share the initial tokens and heads."""
-    t_final: float = 20.0
-    """End time T."""
-    dt: float = 5e-3
-    """Time step."""
-    seed: int = 0
-    """Seed of initial heads and noise: one seed gives the same run bit for bit."""
+
+    def check(self) -> None:
+        super().check()
+        whole(self.tokens_seed, "--tokens-seed", 0)
+        if self.n is not None:
+            whole(self.n, "--n")
+        if self.d is not None:
+            whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
+
+    def cloud(self) -> "NDArray[np.float64]":
+        """The initial tokens (n, d) that the flags ask for."""
+        from wflow import tokens
+
+        # All 1797 digits would be eighty times the work of 200 tokens: that is for --n to ask.
+        n = tokens.DEFAULT_N if self.n is None and self.tokens == "digits" else self.n
+        return tokens.make(self.tokens, n, self.d, self.tokens_seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFlags(TokenFlags):
+    """Flags of a study that compares head counts."""
+
+    heads: tuple[int, ...] = (64,)
+    """Head counts H, one run each. Two or more are fitted by a power law in H."""
     sigma2: float = 0.0
     """Variance sigma^2 of the noise of the heads per unit time."""
     flow: Literal["softmax", "unnormalised", "effective"] = "softmax"
@@ -88,8 +169,6 @@ class StudyFlags:
     """Precision of tokens and heads; the ledger is always double."""
     fit_from: int = 1
     """Smallest head count that takes part in the fit a H^b."""
-    out: Folder = Path("results/study")
-    """Folder for run files, summary and figures."""
     resume: Annotated[
         Switch,
         tyro.conf.arg(
@@ -105,45 +184,17 @@ class StudyFlags:
             "replaced are removed. Run files of other head counts stay and are named."
         ),
     ] = False
-    workers: int = 0
-    """Runs computed at the same time by worker processes of dask; 0: all in this process."""
-    scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
-    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
-    threads: Annotated[int | None, _shown("INT", "all cores, shared between the workers")] = None
-    """Threads of each run."""
-    verbose: Switch = False
-    """Log on stderr what the runs do: start, checkpoints, end."""
-
-    def run_file(self, heads: int) -> Path:
-        """Where the run of a head count goes."""
-        return self.out / f"H{heads:05d}.h5"
 
     def check(self) -> None:
-        """Refuse flags that make no study, before anything is computed or written.
-
-        Raises
-        ------
-        InputError
-            That names the flag, its value, and what was expected.
-        """
+        super().check()
         if not self.heads:
             raise InputError("--heads has no value: expected head counts, such as --heads 1 4 16")
         for heads in self.heads:
             whole(heads, "--heads")
         if len(set(self.heads)) < len(self.heads):
             raise InputError(f"--heads is {listed(self.heads)}: name every head count once")
-        for name in ("paths", "record_every", "fit_from"):
+        for name in ("record_every", "fit_from"):
             whole(getattr(self, name), flag(name))
-        for name in ("seed", "tokens_seed", "workers"):
-            whole(getattr(self, name), flag(name), 0)
-        if self.seed >= _MAX_SEED:
-            raise InputError(f"--seed is {self.seed}: expected a whole number below 2^63")
-        if self.n is not None:
-            whole(self.n, "--n")
-        if self.d is not None:
-            whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
-        for name in ("t_final", "dt"):
-            positive(getattr(self, name), flag(name))
         number(self.sigma2, "--sigma2", least=0.0)
         if self.scheme != "euler" and self.sigma2:
             raise InputError(
@@ -156,31 +207,18 @@ class StudyFlags:
                 f"--snapshots {listed(outside)}: expected times from 0 to --t-final "
                 f"{self.t_final:g}"
             )
-        if self.threads is not None:
-            most = math.inf if self.scheduler else available_threads()  # others' cores: unknown
-            if not 1 <= self.threads <= most:
-                upper = "" if math.isinf(most) else f" and at most {most}"
-                raise InputError(
-                    f"--threads is {self.threads}: expected a whole number >= 1{upper}"
-                )
-        if self.resume and self.overwrite:
-            raise InputError("--resume keeps what --overwrite would delete: give one of the two")
-        if self.workers and self.scheduler:
-            raise InputError(
-                "--workers starts a cluster and --scheduler joins one: give one of them"
-            )
 
 
-Flags = TypeVar("Flags", bound=StudyFlags)
+AnyFlags = TypeVar("AnyFlags", bound=Flags)
 
 
-def command_line(flags: type[Flags], description: str | None) -> Flags:
+def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     """Read flags from the command line and check them; `--help` explains each with its default.
 
     Raises
     ------
     InputError
-        Of `StudyFlags.check`.
+        Of `Flags.check`.
     SystemExit
         For `--help` (0) and for arguments that cannot be read (2).
     """
@@ -199,7 +237,7 @@ def listed(values: Any) -> str:
     return " ".join(f"{value:g}" for value in values)
 
 
-def flags_of(differ: list[str], flags: StudyFlags) -> str:
+def flags_of(differ: list[str], flags: Flags) -> str:
     """Name the flags behind the keys in which the configurations of two runs differ."""
     roots = [key.split(".")[0].split(" ")[0] for key in differ]
     names = []

@@ -1,27 +1,23 @@
 """The numbers of a study: averages per run and path, the fit over head counts, their files."""
 
-import json
 import math
-import os
-import shlex
-import sys
 import warnings
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._study_session import SUMMARY, provenance, write_summary
 from wflow.errors import InputError
 from wflow.fits import PowerLaw, json_number, mean_and_error, power_law
-from wflow.schema import LEDGER_RUNNING, VARIABLES, version_of
+from wflow.schema import LEDGER_RUNNING, VARIABLES
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
-FILES = ("summary.h5", "summary.json")
+FILES = SUMMARY
 _AVERAGED = ("upper_gradient_sq", "dissipation")
 _AT_END = ("energy", *LEDGER_RUNNING)
 
@@ -131,13 +127,6 @@ def write(
     InputError
         Where the folder cannot be written; an earlier summary then stays.
     """
-    provenance = {
-        "schema": "wflow-study/1",
-        "study": name,
-        "command": shlex.join(sys.argv),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {p: version_of(p) for p in ("wflow", "numpy", "numba", "xarray", "h5netcdf")},
-    }
     config = {"flags": asdict(flags) | {"out": str(flags.out)}, "law": law}
     runs = []
     for k, heads in enumerate(files):
@@ -146,27 +135,12 @@ def write(
             mean, error = mean_and_error(table[key].values[k])
             row[str(key)] = {"mean": json_number(mean), "standard_error": json_number(error)}
         runs.append(row)
-    document = provenance | {
+    document = provenance(name) | {
         "config": config,
         "fit": None if fit is None else fit.as_dict() | {"heads_from": flags.fit_from},
         "runs": runs,
     }
-    attrs = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in provenance.items()}
-    attrs |= {"title": f"wflow study {name}", "config": json.dumps(config)}
-    new = {file: folder / f"{file}.new" for file in FILES}
-    try:
-        table.assign_attrs(attrs).to_netcdf(new["summary.h5"], engine="h5netcdf")
-        text = json.dumps(document, indent=2, allow_nan=False)
-        new["summary.json"].write_text(text + "\n", encoding="utf-8")
-        for file, place in new.items():
-            os.replace(place, folder / file)
-    except OSError as error:
-        for place in new.values():
-            place.unlink(missing_ok=True)
-        raise InputError(
-            f"cannot write the summary into {folder}: {error.strerror or error}; the run files "
-            "are kept: make room and give the same command with --resume"
-        ) from None
+    write_summary(folder, table, document)
 
 
 def _cells(values: NDArray[Any]) -> list[str]:

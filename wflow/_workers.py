@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wflow.errors import InputError, Interrupted, WflowError
 from wflow.progress import progress
 
@@ -16,6 +18,7 @@ Task = dict[str, Any]  # arguments of wflow.solve, `out` among them
 Pool = Callable[[list[Task]], None]
 
 CONNECT_SECONDS = 10
+_BARS = 8  # runs up to which each has a progress bar of its own
 
 _log = logging.getLogger("wflow")
 
@@ -87,15 +90,29 @@ def available_threads() -> int:
 def _in_this_process(tasks: list[Task]) -> None:
     from wflow.solver import solve
 
-    for task in tasks:
-        solve(**task, progress=True).close()
+    if len(tasks) <= _BARS:
+        for task in tasks:
+            solve(**task, progress=True).close()
+        return
+    with progress(len(tasks), "runs") as advance:
+        for task in tasks:
+            solve(**task).close()
+            advance(1)
+
+
+def _work(task: Task) -> float:
+    """How much there is to compute: steps x paths x heads x n^2 d, up to a factor."""
+    heads = task.get("heads")
+    count = heads if isinstance(heads, int) else max(1, len(np.atleast_1d(heads)))  # type: ignore[arg-type]
+    n, d = np.shape(task["x0"])[-2:]
+    return task["t_final"] / task["dt"] * task.get("paths", 1) * count * n * n * (d + 7)
 
 
 def _by_workers(client: Any, tasks: list[Task]) -> None:
     from distributed import as_completed
 
-    # The most heads first: the longest run must not be the one that starts last.
-    tasks = sorted(tasks, key=lambda task: -task["heads"])
+    # The longest run must not be the one that starts last.
+    tasks = sorted(tasks, key=_work, reverse=True)
     remote = [task | {"out": Path(task["out"]).absolute()} for task in tasks]
     arguments = list(sys.argv), _log.getEffectiveLevel()
     with _logs_of(client), progress(len(tasks), "runs") as advance:

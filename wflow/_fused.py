@@ -6,16 +6,14 @@ O(paths (n d + heads d^2)). Tasks are independent and their order of summation i
 not change a bit.
 """
 
-import hashlib
 import os
-import warnings
-from pathlib import Path
 
 import numpy as np
 from numba import njit, prange
 
 from wflow import _headsums, _pairsums, _simd, _symmetric
 from wflow._headsums import EXTRA, N_TERMS, absorb, clear, finish_block, merge
+from wflow._kernel_cache import compiled
 from wflow._pairsums import (
     TILE,
     by_lane,
@@ -141,11 +139,7 @@ def _group(x, n, weight, score, drift, noise, sigma2, first, last, state):
 
 
 def _entry_points(source, cache):
-    """The two compiled functions that Python calls.
-
-    Numba's cache on disk notices a change in the file of the cached function, not in what that
-    function calls. `source`, a digest of all kernel files, is part of the cache key instead.
-    """
+    """The two compiled functions that Python calls."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
     def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
@@ -256,15 +250,4 @@ def _entry_points(source, cache):
     return fused_sums, head_mobilities
 
 
-_KERNELS = (_headsums, _pairsums, _simd, _symmetric)
-_SOURCES = [__file__, *(str(module.__file__) for module in _KERNELS)]
-_DIGEST = hashlib.sha256(b"".join(Path(file).read_bytes() for file in _SOURCES)).hexdigest()
-try:
-    fused_sums, head_mobilities = _entry_points(_DIGEST, True)
-except RuntimeError:  # neither the package's folder nor the user's cache can be written
-    warnings.warn(
-        "compiled code cannot be kept on disk, so every start compiles again (half a minute); set "
-        "NUMBA_CACHE_DIR to a folder that can be written",
-        stacklevel=2,
-    )
-    fused_sums, head_mobilities = _entry_points(_DIGEST, False)
+fused_sums, head_mobilities = compiled(_entry_points, _headsums, _pairsums, _simd, _symmetric)

@@ -1,5 +1,6 @@
 """Marching batches of paths through time, recording as they go."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -7,14 +8,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._diffusion import energy_laplacian
 from wflow._matrices import is_symmetric
 from wflow._problem import Problem
-from wflow.attention import DIRECTIONS, Evaluation, evaluate, warn_overflow
+from wflow.attention import DIRECTIONS, RANGE, Evaluation, evaluate, warn_overflow
 from wflow.errors import BlowUpError, InputError
 from wflow.ledger import Ledger, Terms
-from wflow.rng import CounterNormals
-from wflow.schema import LEDGER_RATES
+from wflow.rng import NOISE, TOKEN_NOISE, CounterNormals
 from wflow.schemes import SCHEMES, Stage, advance
+from wflow.sphere import project
 
 State = dict[str, NDArray]
 
@@ -96,9 +98,11 @@ class Batch:
         kind = np.dtype(problem.dtype)
         shared = problem.x0 if problem.x0.ndim == 2 else problem.x0[first:last]
         count = last - first
-        self.x = np.array(np.broadcast_to(shared, (count, *shared.shape[-2:])), kind)
-        self.D = np.array(np.broadcast_to(problem.scores, (count, *problem.scores.shape)), kind)
-        self.ledger = Ledger(count, DIRECTIONS[problem.direction])
+        # In C order whatever the number of paths: sums over the layout have the same bits.
+        self.x = np.array(np.broadcast_to(shared, (count, *shared.shape[-2:])), kind, order="C")
+        scores = np.broadcast_to(problem.scores, (count, *problem.scores.shape))
+        self.D = np.array(scores, kind, order="C")
+        self.ledger = Ledger(count, DIRECTIONS[problem.direction], problem.kappa > 0)
 
     def state(self) -> State:
         return {"x": self.x, "D": self.D, **self.ledger.state()}
@@ -110,13 +114,16 @@ class Batch:
     def advance(self, step: int, recorder: Recorder, total: NDArray | None) -> None:
         """Evaluate and record at the start of a step, then take it (the last one is no step)."""
         problem, t, dt = self.problem, step * self.problem.dt, self.problem.dt
-        law_step = problem.law.step(self.D, t, dt, self._draw(step))
+        shape, silent = self.D.shape[1:], problem.law.deterministic
+        normals = None if silent else self._draw(shape, step, NOISE)
+        law_step = problem.law.step(self.D, t, dt, normals)
         drift = law_step.drift
         if self.scheme.order > 1:
             drift = problem.law.drift_within(t, dt)(self.D, t)
         noise, sigma2 = law_step.noise, law_step.sigma2
         values = problem.law.values_within(t)
         first = self._evaluate(values(t), self.x, self.D, drift, noise, sigma2)
+        token_noise = self._diffuse(step, first.terms)
         self._check(t, first.terms)
         recorder.series(step, self._row(first.terms))
         recorder.snapshot(step, self.x, self.D, total)
@@ -132,7 +139,7 @@ class Batch:
 
         self.x, self.D, stages = advance(
             self.scheme, self.x, self.D, dt, Stage(first.velocity, drift, first.terms), noise,
-            stage_at,
+            stage_at, token_noise,
         )  # fmt: skip
         jumped = problem.law.jump(t, dt)
         if problem.ledger:
@@ -160,13 +167,31 @@ class Batch:
             self.ledger.book_jump(*energies)
         self.D = after
 
-    def _draw(self, step: int) -> NDArray | None:
-        if self.problem.law.deterministic:
+    def _draw(self, shape: tuple[int, ...], step: int, purpose: int) -> NDArray:
+        draw = self.normals.draw
+        paths = range(self.first, self.last)
+        return np.stack([draw(shape, path=p, step=step, purpose=purpose) for p in paths])
+
+    def _diffuse(self, step: int, terms: Terms) -> NDArray | None:
+        """Noise of the tokens in this step, sqrt(2 kappa dt) P_x xi; its terms join the others.
+
+        diffusion_power = kappa sum_i Laplacian_i E, martingale_tokens = (1/n) sum_i <gbar_i, noise>
+        (docs/mathematics.md section 4).
+        """
+        kappa, dt = self.problem.kappa, self.problem.dt
+        if not kappa:
             return None
-        shape = self.D.shape[1:]
-        return np.stack(
-            [self.normals.draw(shape, path=p, step=step) for p in range(self.first, self.last)]
-        )
+        xi = self._draw(self.x.shape[1:], step, TOKEN_NOISE)
+        noise = project(self.x, (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype))
+        if self.problem.ledger:
+            with np.errstate(invalid="ignore"):
+                gbar, laplacian = energy_laplacian(self.x, self.D)
+                power = kappa * laplacian
+                along = np.einsum("pik,pik->p", gbar, noise.astype(np.float64)) / self.x.shape[1]
+            beyond = terms["max_score"] > RANGE[self.x.dtype.type]
+            terms["diffusion_power"] = np.where(beyond & np.isnan(power), np.inf, power)
+            terms["martingale_tokens"] = np.where(beyond & np.isnan(along), np.inf, along)
+        return noise
 
     def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:
         problem = self.problem
@@ -208,7 +233,7 @@ class Batch:
             )
         if not self.problem.ledger or "overflow" in self.told:
             return
-        if not all(np.isfinite(terms[name]).all() for name in LEDGER_RATES):
+        if not all(np.isfinite(terms[name]).all() for name in self.ledger.rates):
             self.told.add("overflow")
             warn_overflow(f"an energy term of time {t:g}", float(terms["max_score"].max()))
 

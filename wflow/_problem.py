@@ -1,6 +1,7 @@
 """A run as it is asked for: every argument of `wflow.solve`, checked, in one immutable object."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class Problem:
     save_heads: bool
     ledger: bool
     causal: bool
+    kappa: float
     dtype: str
 
     @property
@@ -72,6 +74,7 @@ class Problem:
             ledger=self.ledger,
             per_path_x0=self.x0.ndim == 3,
             initial_heads=self.values is None,
+            diffusion=self.kappa > 0,
         )
 
     def config(self) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class Problem:
             "save_heads": self.save_heads,
             "ledger": self.ledger,
             "causal": self.causal,
+            "kappa": self.kappa,
             "dtype": self.dtype,
         }
 
@@ -121,6 +125,7 @@ def pose(
     ledger: bool | None,
     causal: bool,
     dtype: str,
+    kappa: float = 0.0,
 ) -> Problem:
     """Check the arguments of `wflow.solve` (documented there) and put them together."""
     if not isinstance(law, HeadLaw):
@@ -153,6 +158,7 @@ def pose(
         raise InputError(
             f"exact=True is a step of its own for the heads: use 'euler', not {scheme!r}"
         )
+    _check_diffusion(number(kappa, "kappa", least=0.0), scheme, float(dt), d)
     if values is not None and flow != "softmax":
         raise InputError(f"general (Q, K, V) heads follow flow='softmax', not {flow!r}")
     if causal and flow != "softmax":
@@ -176,8 +182,24 @@ def pose(
         save_heads=bool(save_heads),
         ledger=_has_ledger(ledger, scores, values, law, causal),
         causal=bool(causal),
+        kappa=float(kappa),
         dtype=dtype,
     )
+
+
+def _check_diffusion(kappa: float, scheme: str, dt: float, d: int) -> None:
+    """Refuse noise on the tokens that the scheme or the step cannot carry."""
+    if kappa and scheme != "euler":
+        raise InputError(
+            f"scheme {scheme!r} needs tokens without noise; with kappa = {kappa:g} use "
+            "scheme='euler' (Euler-Maruyama)"
+        )
+    spread = 2 * kappa * dt * (d - 1)
+    if spread > 1:
+        raise InputError(
+            f"with kappa = {kappa:g} a step of dt = {dt:g} would scatter tokens by "
+            f"{math.sqrt(spread):.3g} radians; take dt <= {0.1 * dt / spread:.3g}"
+        )
 
 
 def count_steps(t_final: float, dt: float) -> int:

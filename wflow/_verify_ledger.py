@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow.fits import mean_and_error
-from wflow.schema import LEDGER_RATES, LEDGER_RUNNING, head_count, law_name
+from wflow.schema import head_count, law_name, ledger_rates, ledger_running
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -20,11 +20,13 @@ _FEWEST = 10  # record times from which the scatter of a rate can be judged
 _SIGMAS = 8.0  # rates have heavy tails where records are far apart
 _FLOOR = 0.01
 _TERMS = ("energy", "work_weights", "work_ito", "dissipated", "martingale")
+_DIFFUSION_TERMS = ("work_diffusion", "martingale_tokens")
 _PAIRS = {
     "work_weights": "weight_power",
     "work_ito": "ito_power",
     "dissipated": "dissipation",
     "dissipated_upper_gradient": "upper_gradient_sq",
+    "work_diffusion": "diffusion_power",
 }
 
 Array = NDArray[np.float64]
@@ -77,9 +79,10 @@ def below(name: str, value: float, limit: float, note: str) -> Check:
     return Check(name, value <= limit, value, limit, note)
 
 
-def whole(ds: "Dataset") -> Check:
+def whole(ds: "Dataset", config: dict[str, Any]) -> Check:
     """Check that of the ledger, which stands or falls together, no variable is missing."""
-    missing = [name for name in (*LEDGER_RATES, *LEDGER_RUNNING) if name not in ds]
+    held = ["diffusion_power"] if config.get("kappa") else list(ds)
+    missing = [name for name in (*ledger_rates(held), *ledger_running(held)) if name not in ds]
     note = (
         f"missing: {', '.join(missing)}; without them no energy can be checked" if missing else ""
     )
@@ -106,14 +109,18 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
 
     for start, energy in blocks(ds, "energy"):
         rows = slice(start, start + len(energy))
-        block: Block = {n: ds[n][rows].values for n in (*LEDGER_RATES, *LEDGER_RUNNING)}
+        block: Block = {n: ds[n][rows].values for n in (*ledger_rates(ds), *ledger_running(ds))}
+        extra = [block[n] for n in _DIFFUSION_TERMS if n in block]
         terms = [energy, np.broadcast_to(energy[:, :1], energy.shape)] + [
             block[n] for n in _TERMS[1:]
         ]
+        terms += extra
         rest = [energy, -energy[:, :1], -block["work_weights"], -block["work_ito"]]
-        rest.append(-block["martingale"])
+        rest += [-term for term in (block["martingale"], *extra)]
         lost, gradient = block["dissipated"], block["dissipated_upper_gradient"]
-        worst["start"] = max(worst["start"], *(worst_of(block[n][:, 0]) for n in _PAIRS))
+        worst["start"] = max(
+            worst["start"], *(worst_of(block[n][:, 0]) for n in _PAIRS if n in block)
+        )
         note("residual", [*rest, lost, -block["edi_residual"]], terms)
         upper = [*rest, -sign * gradient, -block["edi_residual_upper_gradient"]]
         note("upper", upper, [*terms, gradient])
@@ -168,7 +175,7 @@ def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
         reason = f"{times.size} record times are too few to sum the rates; lower record_every"
         return Check(name, None, note=reason)
     step = float(config.get("dt", 0.0)) if euler else 0.0
-    pairs = dict(_PAIRS)
+    pairs = {running: rate for running, rate in _PAIRS.items() if running in ds}
     if law_name(config) == "Schedule":
         del pairs["work_weights"]  # also holds the energy of jumps, which no rate shows
     worst, where = 0.0, ""
@@ -212,23 +219,26 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     """Check that the mean residual at the last time is what finite steps and paths explain.
 
     limit = tolerance turnover + 3 max(standard error, noise), with the turnover the mean over the
-    paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|: drift and Itô correction
-    nearly cancel and each grows with T, so that their sizes one by one tell nothing.
+    paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated| (+ |work_diffusion|): drift
+    and Itô correction nearly cancel and each grows with T, so that their sizes one by one tell
+    nothing.
 
-    noise^2 = 2 dt int ito_power^2 dt / (H paths). Euler-Maruyama replaces dW dW by its mean, and
-    for an increment z of H matrices a term z.A z has the variance 2 tr A^2 <= 2 (tr A)^2 of which
-    independent heads of like size leave 1/H. It speaks where one path has no standard error and a
-    few have a poor one.
+    noise^2 = 2 dt int (ito_power^2 / H + diffusion_power^2 / n) dt / paths. Euler-Maruyama
+    replaces dW dW by its mean, and for an increment z of H matrices a term z.A z has the variance
+    2 tr A^2 <= 2 (tr A)^2 of which independent heads of like size leave 1/H, and independent
+    tokens 1/n. It speaks where one path has no standard error and a few have a poor one.
     """
     name = "the energy balance closes"
     last = ds.isel(time=-1)
-    terms = {name: last[name].values for name in (*_TERMS, "edi_residual")}
+    extra = [name for name in _DIFFUSION_TERMS if name in ds]
+    terms = {name: last[name].values for name in (*_TERMS, *extra, "edi_residual")}
     terms["energy"] = terms["energy"] - ds["energy"][:, 0].values
     known = np.all([np.isfinite(values) for values in terms.values()], axis=0)
     if not known.any():
         return Check(name, None, note="no path has a finite balance at the last time")
     terms = {name: values[known] for name, values in terms.items()}
     moved = (terms["energy"], terms["work_weights"] + terms["work_ito"], terms["dissipated"])
+    moved += (terms["work_diffusion"],) if extra else ()
     turnover = float(sum(np.abs(values).mean() for values in moved))
     residual = terms["edi_residual"]
     count = residual.size
@@ -240,7 +250,8 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     if count == 1:
         note = f"|edi_residual at T|, one path; limit = {tolerance:g} x turnover {turnover:.3g} "
         note += "+ 3 x "
-    note += f"noise of Itô's dW dW {noise:.2g} (from dt, ito_power and H)"
+    note += f"noise of Itô's dW dW {noise:.2g} (from dt, ito_power and H"
+    note += ", diffusion_power and n)" if extra else ")"
     if count < known.size:
         note += f"; {known.size - count} paths without a finite balance left out"
     return below(name, abs(mean), limit, note)
@@ -249,13 +260,16 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
 def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> float:
     """Standard error of the mean residual that Euler-Maruyama explains (see `balance`)."""
     lengths = np.diff(ds["time"].values)
-    squares: list[float] = []
-    for start, power in blocks(ds, "ito_power"):
-        kept = power[known[start : start + len(power)], :-1]
-        squares += np.sum(lengths * kept**2, axis=1).tolist()
-    finite = [value for value in squares if math.isfinite(value)]
-    if not finite:
-        return 0.0
-    heads = head_count(config, ds.sizes) or 1
-    step = float(config.get("dt", 0.0))
-    return math.sqrt(2 * step * sum(finite) / len(finite) / heads / len(squares))
+    total = 0.0
+    shares = {"ito_power": head_count(config, ds.sizes) or 1}
+    if "diffusion_power" in ds:
+        shares["diffusion_power"] = ds.sizes.get("token", 1)
+    for name, independent in shares.items():
+        squares: list[float] = []
+        for start, power in blocks(ds, name):
+            kept = power[known[start : start + len(power)], :-1]
+            squares += np.sum(lengths * kept**2, axis=1).tolist()
+        finite = [value for value in squares if math.isfinite(value)]
+        if finite:
+            total += sum(finite) / len(finite) / independent / len(squares)
+    return math.sqrt(2 * float(config.get("dt", 0.0)) * total)

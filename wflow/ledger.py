@@ -1,12 +1,14 @@
 """The energy ledger: running integrals and residuals (docs/mathematics.md section 4).
 
 E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual
+
+and, where the tokens diffuse, + int diffusion_power + martingale_tokens.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow.schema import LEDGER_RATES
+from wflow.schema import DIFFUSION_RATES, LEDGER_RATES
 
 Terms = dict[str, NDArray[np.float64]]  # name -> (paths,)
 
@@ -17,7 +19,8 @@ INTEGRALS = {
     "dissipated": "dissipation",
     "dissipated_upper_gradient": "upper_gradient_sq",
 }
-_CARRIED = (*INTEGRALS, "martingale")
+# What runs with diffusion of the tokens carry besides.
+DIFFUSION_INTEGRALS = {"work_diffusion": "diffusion_power"}
 
 
 class Ledger:
@@ -27,12 +30,18 @@ class Ledger:
     ----------
     paths : how many
     sign : -1.0 for descent, where the energy falls by int G^2; +1.0 for ascent, where it rises
+    diffusion : whether the tokens diffuse
     """
 
-    def __init__(self, paths: int, sign: float) -> None:
+    def __init__(self, paths: int, sign: float, diffusion: bool = False) -> None:
         self.sign = sign
         self.start = np.full(paths, np.nan)  # E(0)
-        self.running: Terms = {name: np.zeros(paths) for name in _CARRIED}
+        self.integrals = INTEGRALS | (DIFFUSION_INTEGRALS if diffusion else {})
+        self.martingales = ("martingale", "martingale_tokens") if diffusion else ("martingale",)
+        self.rates = LEDGER_RATES + (DIFFUSION_RATES if diffusion else ())
+        self.running: Terms = {
+            name: np.zeros(paths) for name in (*self.integrals, *self.martingales)
+        }
 
     def advance(self, stages: list[Terms], weights: tuple[float, ...], dt: float) -> None:
         """Add one step: the stage rates of the scheme, and the martingale increment of its start.
@@ -40,10 +49,11 @@ class Ledger:
         The integrals are further components of the scheme that moves tokens and heads, so that
         the balance closes at its order.
         """
-        for integral, rate in INTEGRALS.items():
+        for integral, rate in self.integrals.items():
             for terms, weight in zip(stages, weights, strict=True):
                 self.running[integral] += dt * weight * terms[rate]
-        self.running["martingale"] += stages[0]["martingale"]
+        for name in self.martingales:
+            self.running[name] += stages[0][name]
 
     def book_jump(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
         """Book the energy of a jump of the heads as work of the weights."""
@@ -62,13 +72,15 @@ class Ledger:
                 - run["work_ito"]
                 - run["martingale"]
             )
+            if "work_diffusion" in run:
+                rest = rest - run["work_diffusion"] - run["martingale_tokens"]
             residuals = {
                 "edi_residual": rest + run["dissipated"],
                 "edi_residual_upper_gradient": rest - self.sign * run["dissipated_upper_gradient"],
             }
         # inf - inf: the balance cannot be told in doubles.
         out_of_range = {k: np.where(np.isnan(v), np.inf, v) for k, v in residuals.items()}
-        return {name: terms[name] for name in LEDGER_RATES} | run | out_of_range
+        return {name: terms[name] for name in self.rates} | run | out_of_range
 
     def state(self) -> dict[str, NDArray[np.float64]]:
         """Everything needed to go on later."""
@@ -77,4 +89,4 @@ class Ledger:
     def restore(self, state: dict[str, NDArray[np.float64]]) -> None:
         """Take up a saved state."""
         self.start = state["ledger_start"].copy()
-        self.running = {name: state[f"ledger_{name}"].copy() for name in _CARRIED}
+        self.running = {name: state[f"ledger_{name}"].copy() for name in self.running}

@@ -57,6 +57,7 @@ _TERMS: dict[str, dict[str, Any]] = {
     "energy": {"color": "#000000", "linestyle": "-", "linewidth": 1.9},
     "work_weights": {"color": "#0072B2", "linestyle": (0, (6, 2))},
     "work_ito": {"color": "#56B4E9", "linestyle": (0, (6, 1.5, 1, 1.5)), "marker": "s"},
+    "work_diffusion": {"color": "#009E73", "linestyle": (0, (4, 1, 1, 1)), "marker": "v"},
     "martingale": {"color": "#A0527F", "linestyle": (0, (2.5, 1.2)), "marker": "D"},
     "dissipated": {"color": "#D55E00", "linestyle": "-", "marker": "o"},
     "upper_gradient": {"color": "#E69F00", "linestyle": (0, (1, 1.2)), "marker": "^"},
@@ -215,12 +216,17 @@ def energy_balance(ds: "Dataset") -> "Figure":
     """
     s = 1 if config(ds).get("direction") == "ascent" else -1
     time, energy = series(ds, "energy")
+    martingale, diffusion = series(ds, "martingale")[1], []
+    if "work_diffusion" in ds:
+        martingale = martingale + series(ds, "martingale_tokens")[1]
+        diffusion = [("work_diffusion", "diffusion of tokens", series(ds, "work_diffusion")[1])]
     # Ascent: the dissipation is negative, so that minus its integral is what the energy gains.
     terms = [
         ("energy", "energy change $E(t) - E(0)$", energy - energy[:, :1]),
         ("work_weights", "weight drift", series(ds, "work_weights")[1]),
         ("work_ito", "Itô correction", series(ds, "work_ito")[1]),
-        ("martingale", "martingale", series(ds, "martingale")[1]),
+        *diffusion,
+        ("martingale", "martingale", martingale),
         ("dissipated", r"$-\int$ dissipation", -series(ds, "dissipated")[1]),
         (
             "upper_gradient",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-NOISE, INITIAL_HEADS = 0, 1
+NOISE, INITIAL_HEADS, TOKEN_NOISE = 0, 1, 2
 
 
 class CounterNormals:

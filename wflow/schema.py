@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -62,7 +62,25 @@ LEDGER_RUNNING = (
     "edi_residual",
     "edi_residual_upper_gradient",
 )
+# Runs whose tokens diffuse hold these besides.
+DIFFUSION_RATES = ("diffusion_power",)
+DIFFUSION_RUNNING = ("work_diffusion", "martingale_tokens")
 SPEED = ("speed_sq",)
+
+
+def ledger_rates(names: Container[Any]) -> tuple[str, ...]:
+    """Rates of the ledger in a run that holds these variables, or misses one of them."""
+    return LEDGER_RATES + (DIFFUSION_RATES if _diffuses(names) else ())
+
+
+def ledger_running(names: Container[Any]) -> tuple[str, ...]:
+    """Running sums of the ledger, likewise."""
+    return LEDGER_RUNNING + (DIFFUSION_RUNNING if _diffuses(names) else ())
+
+
+def _diffuses(names: Container[Any]) -> bool:
+    return any(name in names for name in (*DIFFUSION_RATES, *DIFFUSION_RUNNING))
+
 
 _SERIES = ("path", "time")
 _TABLE = (
@@ -86,6 +104,11 @@ _TABLE = (
         f"{_MHT}, Theorem 4.13",
     ),
     Variable("martingale", _SERIES, "running sum of the martingale increments"),
+    Variable("diffusion_power", _SERIES, "Itô correction of the diffusion of the tokens"),
+    Variable("work_diffusion", _SERIES, "time integral of diffusion_power"),
+    Variable(
+        "martingale_tokens", _SERIES, "running sum of the martingale increments of the tokens"
+    ),
     Variable("edi_residual", _SERIES, "residual of the energy balance with dissipation"),
     Variable(
         "edi_residual_upper_gradient",
@@ -127,6 +150,7 @@ class RunLayout:
     ledger : the energy and its ledger (True) or speed_sq alone (False)
     per_path_x0 : whether initial_tokens has a row per path
     initial_heads : whether `initial_heads` is held (heads that are one symmetric D each)
+    diffusion : whether the tokens diffuse, which the ledger then accounts for
 
     Raises
     ------
@@ -145,6 +169,7 @@ class RunLayout:
     ledger: bool = True
     per_path_x0: bool = False
     initial_heads: bool = True
+    diffusion: bool = False
 
     def __post_init__(self) -> None:
         for name, dtype in (("times", "f8"), ("snapshots", "f8"), ("snapshot_paths", "i8")):
@@ -185,6 +210,7 @@ class RunLayout:
         A variable without a single value is left out: netCDF reads a size of zero as unlimited.
         """
         names = [*LEDGER_RATES, *LEDGER_RUNNING] if self.ledger else [*SPEED]
+        names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.ledger and self.diffusion else []
         names += ["tokens", "tokens_mean", "initial_tokens"]
         names += ["heads"] if self.save_heads else []
         names += ["initial_heads"] if self.initial_heads else []

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow.ledger import Terms
-from wflow.sphere import normalise
+from wflow.sphere import exponential, normalise
 
 Array = NDArray[np.floating]
 
@@ -61,6 +61,7 @@ def advance(
     first: Stage,
     noise: Array | None,
     stage_at: Callable[[float, Array, Array], Stage],
+    token_noise: Array | None = None,
 ) -> tuple[Array, Array, list[Terms]]:
     """One step of tokens x (paths, n, d) and heads D (paths, heads, d, d).
 
@@ -69,6 +70,8 @@ def advance(
     first : the stage at the left end, already evaluated
     noise : increment of the heads, added whole (Euler-Maruyama)
     stage_at : (node, x, D) -> Stage at t + node dt
+    token_noise : tangential increment of the tokens (paths, n, d), likewise: a geodesic of that
+        length, whose curvature supplies the drift -kappa (d - 1) x of Brownian motion
 
     Returns
     -------
@@ -80,7 +83,8 @@ def advance(
         inner_x = normalise(x + (node * dt) * last.velocity)
         inner_d = D if last.drift is None else D + (node * dt) * last.drift
         stages.append(stage_at(node, inner_x, inner_d))
-    x = normalise(x + _combine(dt, scheme.weights, [stage.velocity for stage in stages]))
+    move = _combine(dt, scheme.weights, [stage.velocity for stage in stages])
+    x = normalise((x if token_noise is None else exponential(x, token_noise)) + move)
     drifts = [stage.drift for stage in stages if stage.drift is not None]
     if drifts:
         D = D + _combine(dt, scheme.weights, drifts)

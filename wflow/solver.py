@@ -54,6 +54,7 @@ def solve(
     save_heads: bool = False,
     ledger: bool | None = None,
     causal: bool = False,
+    kappa: float = 0.0,
     dtype: str = "float64",
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -65,9 +66,9 @@ def solve(
 ) -> "xarray.Dataset":
     """Simulate tokens on the sphere under multi-head attention and keep their energy ledger.
 
-    dx_i = v(x_i) dt with v of the chosen flow (docs/mathematics.md section 1), dD_h by the head
-    law. Same seed, same bits: for any number of threads, any batching of paths, interrupted and
-    resumed or not.
+    dx_i = v(x_i) dt + sqrt(2 kappa) P_x dB_i with v of the chosen flow (docs/mathematics.md section
+    1), dD_h by the head law. Same seed, same bits: for any number of threads, any batching of
+    paths, interrupted and resumed or not.
 
     Parameters
     ----------
@@ -91,6 +92,8 @@ def solve(
     ledger : False to run without the energy; None: kept for tied heads, and not for (Q, K, V) heads
         or a causal mask, which have none
     causal : token i attends to tokens j <= i only
+    kappa : diffusion of the tokens, dx_i = v dt + sqrt(2 kappa) P_x dB_i (Brownian motion on the
+        sphere, generator kappa times its Laplacian), per unit time; with scheme "euler"
     dtype : "float64" or "float32", of tokens, heads and pair sums; the ledger adds up in double
     out : run file (HDF5); None keeps the result in memory
     overwrite, resume : what to do where `out` exists; a run that never started just starts
@@ -112,7 +115,7 @@ def solve(
     Interrupted
         On SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
-    Source: [MHT] section 6; docs/mathematics.md sections 1 to 4.
+    Source: [MHT] section 6, and section 7 for kappa; docs/mathematics.md sections 1 to 4.
     """
     problem = pose(
         x0,
@@ -131,6 +134,7 @@ def solve(
         save_heads=save_heads,
         ledger=ledger,
         causal=causal,
+        kappa=kappa,
         dtype=dtype,
     )
     size = min(_batch_size(problem) if batch is None else whole(batch, "batch"), problem.paths)

@@ -37,6 +37,22 @@ def project(x: FloatArray, v: FloatArray) -> FloatArray:
     return v - np.einsum("...k,...k->...", x, v)[..., None] * x
 
 
+def exponential(x: FloatArray, u: FloatArray) -> FloatArray:
+    """Go along the geodesic from x in the direction u: cos|u| x + sin|u| u/|u|.
+
+    Parameters
+    ----------
+    x : array (..., d), unit vectors
+    u : array (..., d), tangent vectors: <x, u> = 0, |u| the length of the way
+
+    Returns
+    -------
+    array (..., d), of norm one to rounding
+    """
+    length = np.sqrt(np.einsum("...k,...k->...", u, u))[..., None]
+    return np.cos(length) * x + np.sinc(length / np.pi).astype(u.dtype) * u
+
+
 def as_tokens(x: ArrayLike, name: str = "x0") -> NDArray[np.float64]:
     """Check an array of tokens and put it on the sphere.
 

@@ -21,13 +21,20 @@ from wflow._verify_ledger import (
 )
 from wflow.errors import InputError
 from wflow.runfile import open_run
-from wflow.schema import LEDGER_RATES, LEDGER_RUNNING, SPEED, law_name
+from wflow.schema import (
+    DIFFUSION_RATES,
+    DIFFUSION_RUNNING,
+    LEDGER_RATES,
+    LEDGER_RUNNING,
+    SPEED,
+    law_name,
+)
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
 TOLERANCE = 0.05
-_SERIES = (*LEDGER_RATES, *LEDGER_RUNNING, *SPEED)
+_SERIES = (*LEDGER_RATES, *LEDGER_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *SPEED)
 
 __all__ = ["TOLERANCE", "Check", "Report", "verify"]
 
@@ -56,7 +63,8 @@ class Report:
 def verify(path: str | Path, tolerance: float = TOLERANCE) -> Report:
     """Check that a run file is whole, that its energies are right and that its balance closes.
 
-    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual closes
+    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
+    work_diffusion and martingale_tokens where tokens diffuse) closes
     if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
     turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
     the standard error at least what the noise of the time steps makes of so many heads and paths.
@@ -92,7 +100,7 @@ def verify(path: str | Path, tolerance: float = TOLERANCE) -> Report:
             ds = ds.isel(path=~np.isnan(ds["energy"][:, -1].values))
         if not set(ds) & {*LEDGER_RATES, *LEDGER_RUNNING}:
             checks.append(Check("energy and its balance", None, note="the run holds no energy"))
-        elif not (held := whole(ds)).passed:
+        elif not (held := whole(ds, config)).passed:
             checks.append(held)
         elif not ds.sizes["time"]:
             checks.append(Check("energy and its balance", None, note="nothing was recorded"))

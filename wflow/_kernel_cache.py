@@ -1,0 +1,33 @@
+"""Compiled functions that are kept on disk, and compiled again when any kernel file changes."""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> Any:
+    """Call `entry_points(source, cache)`, which compiles the functions that Python calls.
+
+    Numba's cache on disk notices a change in the file of the cached function, not in what that
+    function calls. `source`, a digest of all the files, becomes part of the cache key instead: the
+    functions must name it.
+
+    Parameters
+    ----------
+    entry_points : returns the functions, made by `njit(cache=cache, ...)`
+    modules : whose files hold what the functions call; the file of `entry_points` is added
+    """
+    files = [entry_points.__code__.co_filename, *(str(module.__file__) for module in modules)]
+    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+    try:
+        return entry_points(digest, True)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        warnings.warn(
+            "compiled code cannot be kept on disk, so every start compiles again (half a minute); "
+            "set NUMBA_CACHE_DIR to a folder that can be written",
+            stacklevel=3,
+        )
+        return entry_points(digest, False)

@@ -62,7 +62,7 @@ def test_a_session_leaves_run_files_summary_and_figures(tmp_path, capsys) -> Non
         assert table["rate"].values.tolist() == [1.0, 2.0]
         assert table.attrs["study"] == "trial"
     for text in (capsys.readouterr().out, (out / "summary.md").read_text()):
-        assert "a table" in text and "| it falls" in text and "held" in text
+        assert "a table" in text and "**held**: it falls ([MHT] eq. 1)" in text
     with wflow.open(files["scale_2"]) as run:
         direct = wflow.solve(**runs(2.0)["scale_2"])
         assert np.array_equal(run["energy"].values, direct["energy"].values)

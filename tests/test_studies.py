@@ -1,6 +1,5 @@
 """Study scripts end to end at a size of seconds, and what they do with bad flags."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -10,30 +9,19 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import h5py
 import numpy as np
 import pytest
 import xarray as xr
+from scripts import STUDIES, call, shell
 
 import wflow
 from wflow import _workers, study
 from wflow.errors import InputError, RunFileError, WflowError
 
-STUDIES = Path(__file__).resolve().parents[1] / "studies"
 # One thread: so little work is not worth waking others, least of all on a busy machine.
 SMALL = ["--n", "12", "--paths", "3", "--t-final", "0.2", "--dt", "0.01", "--threads", "1"]
-
-
-def script(name: str) -> ModuleType:
-    """A study script as a module."""
-    spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -53,18 +41,6 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
         return files
 
     monkeypatch.setattr(wflow.plots, "save", save)
-
-
-def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
-    """Run a study in this process; errors come out as exceptions."""
-    monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *flags])
-    return script(name).main()
-
-
-def shell(name: str, *flags: str, **options) -> subprocess.CompletedProcess:
-    """Run a study as a user does."""
-    command = [sys.executable, str(STUDIES / f"{name}.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def test_study_writes_run_files_summary_and_figures(tmp_path, monkeypatch, capsys) -> None:

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -212,18 +213,16 @@ def machine() -> str:
     except OSError:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} cores of {models[0] if models else name}, no GPU"
+    return f"{os.cpu_count()} cores of {models[0] if models else name}"
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:
-    return markdown_table(
-        {
-            "prediction": [f.prediction for f in findings],
-            "source": [f.source for f in findings],
-            "found": [f.found for f in findings],
-            "verdict": [f.verdict for f in findings],
-        }
-    )
+    """A Markdown list that also reads well in a terminal."""
+    entries = []
+    for f in findings:
+        entry = f"- **{f.verdict}**: {f.prediction} ({f.source}). Found: {f.found}."
+        entries.append(textwrap.fill(entry, 100, subsequent_indent="  ", break_long_words=False))
+    return "\n".join(entries)
 
 
 def _former_figures(folder: Path) -> set[str]:

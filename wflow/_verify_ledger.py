@@ -237,8 +237,8 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     if not known.any():
         return Check(name, None, note="no path has a finite balance at the last time")
     terms = {name: values[known] for name, values in terms.items()}
-    moved = (terms["energy"], terms["work_weights"] + terms["work_ito"], terms["dissipated"])
-    moved += (terms["work_diffusion"],) if extra else ()
+    moved = [terms["energy"], terms["work_weights"] + terms["work_ito"], terms["dissipated"]]
+    moved += [terms["work_diffusion"]] if extra else []
     turnover = float(sum(np.abs(values).mean() for values in moved))
     residual = terms["edi_residual"]
     count = residual.size

@@ -1,0 +1,360 @@
+"""Tokens that diffuse: the energy still balances, and noise melts the clusters.
+
+dx = v dt + sqrt(2 kappa) P_x dB is the McKean-Vlasov equation that [MHT] section 7 points to. Three
+questions: without interaction, is the stationary law uniform; does the ledger close in expectation
+with the Itô term of the tokens; and, for one head D = beta I in ascent, do clouds lose and regain
+their order at the diffusion and by the amount that the stationary equation predicts?
+
+    python studies/noisy_tokens.py
+
+[MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+import wflow
+from wflow import stationary, study
+from wflow._checks import positive, whole
+from wflow.cli import guarded
+from wflow.errors import InputError
+from wflow.fits import mean_and_error
+from wflow.heads import Frozen, OrnsteinUhlenbeck
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEVEL = 0.01  # of the Kolmogorov-Smirnov tests together
+STARTS = ("uniform", "cluster")
+LEDGER = ("edi_residual", "work_diffusion", "martingale_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyTokens(study.Flags):
+    """Flags of this study."""
+
+    n: int = 500
+    """Number of tokens of the ordering runs; the ledger takes a tenth of them."""
+    d: int = 3
+    """Dimension: tokens live on the sphere S^(d-1)."""
+    beta: float = 2.0
+    """The head of the ordering runs is D = beta I."""
+    ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
+    """Diffusions kappa of the ordering runs, in units of the critical one."""
+    flow: Literal["softmax", "unnormalised", "effective"] = "softmax"
+    """Softmax attention, attention without denominator, or flow of the effective mobility."""
+    paths: int = 4
+    """Monte Carlo paths of the ordering runs; all share the initial tokens."""
+    t_final: float = 100.0
+    """End of the ordering runs, in units of 1/((d - 1) critical kappa)."""
+    dt: float = 0.02
+    """Time step of the ordering runs, in the same units."""
+    ledger_paths: int = 800
+    """Monte Carlo paths of the runs that measure the energy balance."""
+    ledger_heads: int = 4
+    """Heads of these runs, Ornstein-Uhlenbeck about the identity with sigma^2 = 2."""
+    ledger_kappa: float = 0.5
+    """Diffusion of these runs."""
+    ledger_t: float = 0.8
+    """End of these runs; their steps are a 50th, a 100th and a 200th of it."""
+    out: study.Folder = Path("results/noisy_tokens")
+    """Folder for run files, summary and figures."""
+
+    def check(self) -> None:
+        super().check()
+        whole(self.n, "--n", 20)
+        whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
+        whole(self.ledger_paths, "--ledger-paths", 2, why="a standard error needs two")
+        whole(self.ledger_heads, "--ledger-heads")
+        for name in ("beta", "ledger_kappa", "ledger_t"):
+            positive(getattr(self, name), "--" + name.replace("_", "-"))
+        if not self.ratios or len(set(self.ratios)) < len(self.ratios):
+            raise InputError("--ratios: expected different numbers, such as --ratios 0.5 1 2")
+        for ratio in self.ratios:
+            positive(ratio, "--ratios")
+
+    @property
+    def critical(self) -> float:
+        """Diffusion at which the uniform law loses its stability."""
+        return stationary.critical_diffusion(self.beta, self.d, self.flow)
+
+
+def uniform_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
+    """Brownian motion from one point for so long that exp(-10) of its slowest mode is left."""
+    dt = 0.05 / (flags.d - 1)
+    start = np.tile(np.eye(flags.d)[0], (4 * flags.n, 1))
+    heads = np.zeros((1, flags.d, flags.d))
+    task = {"x0": start, "heads": heads, "t_final": 200 * dt, "dt": dt, "kappa": 1.0}
+    return {"brownian": task | {"law": Frozen(), "ledger": False, "seed": flags.seed}}
+
+
+def ledger_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
+    """The same problem at three steps."""
+    x0 = wflow.tokens.uniform(flags.n // 10, flags.d, seed=flags.seed)
+    law = OrnsteinUhlenbeck(np.eye(flags.d), rate=1.0, sigma2=2.0)
+    return {
+        f"ledger_{steps:03d}": {
+            "x0": x0,
+            "law": law,
+            "heads": flags.ledger_heads,
+            "t_final": flags.ledger_t,
+            "dt": flags.ledger_t / steps,
+            "paths": flags.ledger_paths,
+            "seed": flags.seed,
+            "kappa": flags.ledger_kappa,
+            "record_every": steps // 50,
+            "flow": flags.flow,
+        }
+        for steps in (50, 100, 200)
+    }
+
+
+def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
+    """Ascent from a uniform cloud and from one cluster, at every diffusion."""
+    unit = 1 / ((flags.d - 1) * flags.critical)
+    steps = round(flags.t_final / flags.dt)
+    times = np.unique(np.rint(np.linspace(0, 1, 41) * steps)) * flags.dt * unit
+    starts = {
+        "uniform": wflow.tokens.uniform(flags.n, flags.d, seed=flags.seed),
+        "cluster": wflow.tokens.clusters(flags.n, flags.d, clusters=1, spread=0.1, seed=flags.seed),
+    }
+    return {
+        f"ratio_{ratio:g}_from_{start}": {
+            "x0": starts[start],
+            "law": Frozen(),
+            "heads": flags.beta * np.eye(flags.d)[None],
+            "t_final": steps * flags.dt * unit,
+            "dt": flags.dt * unit,
+            "paths": flags.paths,
+            "seed": flags.seed,
+            "kappa": ratio * flags.critical,
+            "flow": flags.flow,
+            "direction": "ascent",
+            "ledger": False,
+            "snapshots": times,
+            "snapshot_paths": tuple(range(flags.paths)),
+            "record_every": max(1, steps // 100),
+        }
+        for start in STARTS
+        for ratio in flags.ratios
+    }
+
+
+def uniformity(file: Path) -> tuple[float, float]:
+    """Smallest p-value of Kolmogorov-Smirnov tests of every coordinate, times their number."""
+    from scipy.stats import beta, kstest
+
+    with wflow.open(file) as run:
+        tokens = run["tokens"].values[0, -1]
+    d = tokens.shape[1]
+    law = beta((d - 1) / 2, (d - 1) / 2)  # of (1 + x_k)/2 for a uniform token
+    tests = [kstest((1 + tokens[:, k]) / 2, law.cdf) for k in range(d)]
+    return min(1.0, d * min(t.pvalue for t in tests)), max(t.statistic for t in tests)
+
+
+def balances(files: dict[float, Path]) -> xr.Dataset:
+    """Means at the end of the runs and their standard errors, one row per step size."""
+    rows: dict[str, list[float]] = {}
+    for file in files.values():
+        with wflow.open(file) as run:
+            last = run.isel(time=-1)
+            columns = {name: last[name].values for name in LEDGER}
+            columns["energy_change"] = (last["energy"] - run["energy"][:, 0]).values
+        for name, values in columns.items():
+            mean, error = mean_and_error(values)
+            rows.setdefault(name, []).append(float(mean))
+            rows.setdefault(f"{name}_error", []).append(float(error))
+    table = xr.Dataset({name: ("dt", values) for name, values in rows.items()})
+    return table.assign_coords(dt=list(files))
+
+
+def order_of(file: Path) -> tuple[NDArray, NDArray]:
+    """Times and order parameters (paths, times) of a run, freed of their bias for finite n.
+
+    The mean of <x_i, x_j> over pairs of different tokens is (n |mean token|^2 - 1)/(n - 1), and
+    estimates the square of the order parameter.
+    """
+    with wflow.open(file) as run:
+        n = run.sizes["token"]
+        mean = run["tokens"].mean("token").values
+        square = (n * np.einsum("pta,pta->pt", mean, mean) - 1) / (n - 1)
+        return run["snapshot"].values, square
+
+
+def expected_order(flags: NoisyTokens, ratio: float) -> float:
+    """Order of the stationary law; above the critical diffusion, that of n tokens' fluctuations.
+
+    The mean token m of n tokens in the uniform law follows an Ornstein-Uhlenbeck process of rate
+    (d - 1)(kappa - critical) and E |m|^2 = (1/n) kappa/(kappa - critical).
+    """
+    if ratio <= 1:
+        return stationary.stationary_order(flags.beta, flags.d, ratio * flags.critical, flags.flow)
+    return float(min(1.0, 1 / np.sqrt((flags.n - 1) * (ratio - 1))))
+
+
+def ordering(flags: NoisyTokens, files: dict[str, Path]) -> xr.Dataset:
+    """Order parameter over the second half of the time, and the one that theory gives."""
+    found = np.empty((len(STARTS), len(flags.ratios), flags.paths))
+    for a, start in enumerate(STARTS):
+        for k, ratio in enumerate(flags.ratios):
+            times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
+            late = square[:, times >= times[-1] / 2].mean(axis=1)
+            found[a, k] = np.sqrt(np.maximum(late, 0.0))
+    theory = [expected_order(flags, ratio) for ratio in flags.ratios]
+    return xr.Dataset(
+        {
+            "order": (("start", "ratio", "path"), found, {"long_name": "order parameter"}),
+            "theory": ("ratio", theory, {"long_name": "order parameter expected"}),
+        },
+        {"start": list(STARTS), "ratio": list(flags.ratios)},
+    )
+
+
+def listed(values: NDArray, errors: NDArray) -> str:
+    """Write values with their errors in a line."""
+    return ", ".join(f"{v:.2g} ± {e:.1g}" for v, e in zip(values, errors, strict=True))
+
+
+def findings(
+    flags: NoisyTokens, ks: tuple[float, float], ledger: xr.Dataset, order: xr.Dataset
+) -> list[study.Finding]:
+    """Hold the numbers against the three predictions."""
+    pvalue, distance = ks
+    first = study.Finding(
+        "without interaction (H = 1, D = 0) the stationary law is uniform",
+        "docs/mathematics.md section 6",
+        f"Kolmogorov-Smirnov distance at most {distance:.3g} over the coordinates, p = "
+        f"{pvalue:.2g} (level {LEVEL:g})",
+        "held" if pvalue > LEVEL else "not held",
+    )
+    residual, error = ledger["edi_residual"].values, ledger["edi_residual_error"].values
+    ratio = residual[1:] / residual[:-1]
+    spread = np.abs(ratio) * np.hypot(error[1:] / residual[1:], error[:-1] / residual[:-1])
+    halves = bool(np.all(np.abs(ratio - 0.5) <= 2 * spread + 0.05))
+    allowed = 0.05 * abs(ledger["work_diffusion"].values[-1]) + 3 * error[-1]
+    small = bool(abs(residual[-1]) < allowed)
+    second = study.Finding(
+        "the balance closes in expectation, with a residual that halves with dt",
+        "Itô's formula, docs/mathematics.md section 4",
+        f"residual {listed(residual, error)}; ratios {listed(ratio, spread)}",
+        "held" if halves and small else "held in part" if small else "not held",
+    )
+    mean = order["order"].mean("path").values  # (start, ratio)
+    gap = np.abs(mean - order["theory"].values).max(axis=0)
+    close = gap < 0.05
+    outside = order["ratio"].values[~close]
+    third = study.Finding(
+        "tokens order below the critical diffusion, as much as the stationary law does, and above "
+        "it only by the fluctuations of n tokens",
+        "docs/mathematics.md section 6",
+        f"order parameter within {gap[close].max(initial=0.0):.2g} of theory for both starts"
+        + (f", but not at kappa = {', '.join(f'{r:g}' for r in outside)} critical (off by up to "
+           f"{gap.max():.2g})" if outside.size else ""),
+        "held" if close.all() else "held in part" if close.any() else "not held",
+    )  # fmt: skip
+    return [first, second, third]
+
+
+def report(flags: NoisyTokens, ledger: xr.Dataset, order: xr.Dataset) -> str:
+    """Write the two tables."""
+    cells = {"dt": [f"{dt:g}" for dt in ledger["dt"].values]}
+    titles = {"energy_change": "E(T) - E(0)", "work_diffusion": "diffusion of tokens"}
+    titles |= {"martingale_tokens": "martingale of tokens", "edi_residual": "residual"}
+    for name, title in titles.items():
+        pairs = zip(ledger[name].values, ledger[f"{name}_error"].values, strict=True)
+        cells[title] = [f"{mean:.4f} ± {error:.1g}" for mean, error in pairs]
+    mean = order["order"].mean("path")
+    columns = {"kappa / critical": [f"{r:g}" for r in flags.ratios]}
+    for start in STARTS:
+        columns[f"from {start}"] = [f"{v:.3f}" for v in mean.sel(start=start).values]
+    columns["theory"] = [f"{v:.3f}" for v in order["theory"].values]
+    return (
+        f"Energy balance, {flags.ledger_heads} Ornstein-Uhlenbeck heads, n = {flags.n // 10}, "
+        f"d = {flags.d}, kappa = {flags.ledger_kappa:g}, T = {flags.ledger_t:g}, mean ± standard "
+        f"error over {flags.ledger_paths} paths:\n\n{study.markdown_table(cells)}\n\n"
+        f"Order parameter, one head D = {flags.beta:g} I, ascent, {flags.flow}, n = {flags.n}, "
+        f"d = {flags.d}, mean over t >= T/2 and {flags.paths} paths; critical kappa "
+        f"{flags.critical:.4f}:\n\n{study.markdown_table(columns)}"
+    )
+
+
+def order_figure(flags: NoisyTokens, order: xr.Dataset, files: dict[str, Path]) -> "Figure":
+    """Order parameter against diffusion with the theory's curve, and over time."""
+    from matplotlib import colormaps
+
+    from wflow._figure import PAGE, grid, style, time_axis
+
+    with style():
+        figure, axes = grid(1, 2, PAGE, 2.8)
+        left, right = axes.flat
+        for low, high, dash, label in (
+            (min(flags.ratios), min(1.0, max(flags.ratios)), "-", "stationary law"),
+            (max(1.05, min(flags.ratios)), max(flags.ratios), "--", "fluctuations of n tokens"),
+        ):
+            if low < high:
+                span = np.linspace(low, high, 60)
+                curve = [expected_order(flags, r) for r in span]
+                left.plot(span, curve, color="0.4", linestyle=dash, label=label)
+        left.axvline(1.0, color="0.7", linewidth=0.8, linestyle=":")
+        looks = {"uniform": ("o", "#0072B2", 7.5), "cluster": ("s", "#D55E00", 4.0)}
+        for start, (marker, colour, size) in looks.items():
+            values = order["order"].sel(start=start)
+            error = values.std("path", ddof=1) / np.sqrt(flags.paths) if flags.paths > 1 else None
+            left.errorbar(
+                flags.ratios, values.mean("path"), yerr=error, fmt=marker, color=colour,
+                markerfacecolor="none", markersize=size, capsize=2, label=f"from {start}",
+            )  # fmt: skip
+        left.set_xlabel(r"diffusion $\kappa$ / critical $\kappa$")
+        left.set_ylabel("order parameter")
+        left.set_ylim(-0.03, 1.0)
+        left.legend(loc="upper right", handlelength=2.4)
+        left.set_title(
+            rf"{flags.flow}, ascent, $D = {flags.beta:g}\, I$, $n$ = {flags.n}, $d$ = {flags.d}"
+        )
+        for k, ratio in enumerate(flags.ratios):
+            shade = colormaps["viridis"](0.85 * k / max(1, len(flags.ratios) - 1))
+            for start, line in zip(STARTS, ("-", "--"), strict=True):
+                times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
+                mean = np.sqrt(np.maximum(square.mean(axis=0), 0.0))
+                name = f"{ratio:g}" if start == "uniform" else None
+                right.plot(times, mean, color=shade, linestyle=line, linewidth=1, label=name)
+        right.set_ylim(-0.03, 1.0)
+        time_axis(right)
+        right.set_title(f"{flags.paths} paths; solid: from uniform, dashed: from cluster")
+        curves = right.get_legend_handles_labels()
+        figure.legend(*curves, title=r"$\kappa$ / critical", loc="outside right upper")
+    return figure
+
+
+def main() -> int:
+    flags = study.command_line(NoisyTokens, __doc__)
+    with study.session("noisy_tokens", flags) as session:
+        ordering_tasks = ordering_runs(flags)
+        files = session.solve(uniform_runs(flags) | ledger_runs(flags) | ordering_tasks)
+        steps = {flags.ledger_t / k: files[f"ledger_{k:03d}"] for k in (50, 100, 200)}
+        ledger, order = balances(steps), ordering(flags, files)
+        ks = uniformity(files["brownian"])
+        with wflow.open(files["ledger_200"]) as run:
+            from wflow.plots import energy_balance
+
+            figures = {
+                "energy_balance": energy_balance(run),
+                "order": order_figure(flags, order, files),
+            }
+        table = xr.merge([ledger, order]).assign(
+            uniformity_pvalue=((), ks[0], {"long_name": "p-value of the uniform law, D = 0"})
+        )
+        session.finish(
+            table, report(flags, ledger, order), findings(flags, ks, ledger, order), figures
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

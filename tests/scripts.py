@@ -1,0 +1,33 @@
+"""Running the study scripts from tests."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+STUDIES = Path(__file__).resolve().parents[1] / "studies"
+
+
+def script(name: str) -> ModuleType:
+    """A study script as a module."""
+    spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    """Run a study in this process; errors come out as exceptions."""
+    monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *flags])
+    return script(name).main()
+
+
+def shell(name: str, *flags: str, **options) -> subprocess.CompletedProcess:
+    """Run a study as a user does."""
+    command = [sys.executable, str(STUDIES / f"{name}.py"), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)

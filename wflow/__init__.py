@@ -26,12 +26,38 @@ _HOMES = {
     "BlowUpError": ("wflow.errors", "BlowUpError"),
     "Interrupted": ("wflow.errors", "Interrupted"),
 }
-_MODULES = ("fits", "heads", "plots", "sphere", "tokens")
+_MODULES = (
+    "clusters",
+    "equilibria",
+    "fits",
+    "heads",
+    "jko",
+    "metric",
+    "plots",
+    "sphere",
+    "stability",
+    "stationary",
+    "tokens",
+    "transport",
+)
 
 __all__ = [*sorted(_HOMES), *_MODULES]
 
 if TYPE_CHECKING:
-    from wflow import fits, heads, plots, sphere, tokens
+    from wflow import (
+        clusters,
+        equilibria,
+        fits,
+        heads,
+        jko,
+        metric,
+        plots,
+        sphere,
+        stability,
+        stationary,
+        tokens,
+        transport,
+    )
     from wflow.attention import (
         dissipation,
         edi_defect,

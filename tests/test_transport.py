@@ -1,0 +1,552 @@
+"""Distances between clouds: a metric, exact where it says so, honest where it is not."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+import wflow
+from wflow import _transport_methods, _transport_time, tokens, transport
+from wflow._pot import load_pot
+from wflow.errors import InputError
+from wflow.heads import Frozen, OrnsteinUhlenbeck
+
+QUICK = settings(max_examples=25, deadline=None, derandomize=True)
+SEEDS = st.integers(0, 10**6)
+SIZES = st.integers(1, 12)
+DIMS = st.integers(2, 5)
+POWERS = st.sampled_from([1.0, 1.5, 2.0, 3.0])
+COSTS = st.sampled_from(transport.COSTS)
+
+
+def cloud(n: int, d: int, seed: int) -> np.ndarray:
+    return tokens.uniform(n, d, seed=seed)
+
+
+def weights(n: int, seed: int, zeros: bool = False) -> np.ndarray:
+    w = np.random.default_rng(seed).uniform(0.1, 1, n)
+    if zeros and n > 1:
+        w[seed % n] = 0
+    return w / w.sum()
+
+
+def rotation(d: int, seed: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0]
+
+
+def arc(angles) -> np.ndarray:
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def by_simplex(x, y, p, a=None, b=None) -> float:
+    """W_p by POT's network simplex on the geodesic distances, as a user of POT would write it."""
+    costs = transport.distance(x, y) ** p
+    a = np.full(len(x), 1 / len(x)) if a is None else a
+    b = np.full(len(y), 1 / len(y)) if b is None else b
+    return float(load_pot().emd2(a, b, costs, numItermax=10**7)) ** (1 / p)
+
+
+# --- distances of tokens ---
+
+
+@pytest.mark.parametrize("gap", [1e-15, 1e-12, 1e-8, 1e-4, 0.1, 1.0, 3.0])
+def test_distance_of_near_and_of_antipodal_tokens_is_accurate(gap):
+    x, near, far = arc([0.3]), arc([0.3 + gap]), arc([0.3 + np.pi - gap])
+    if gap >= 1e-4:
+        assert transport.distance(x, near)[0, 0] == pytest.approx(gap, rel=1e-11)
+    else:  # two coordinates hold an angle to 1e-16
+        assert transport.distance(x, near)[0, 0] == pytest.approx(gap, abs=2e-16)
+    assert transport.distance(x, far)[0, 0] == pytest.approx(np.pi - gap, abs=1e-15)
+
+
+@given(SEEDS, SIZES, SIZES, DIMS)
+@QUICK
+def test_chord_and_angle_of_all_pairs_belong_together(seed, n, m, d):
+    x, y = cloud(n, d, seed), cloud(m, d, seed + 1)
+    angle, chord = transport.distance(x, y), transport.distance(x, y, cost="chordal")
+    assert angle.shape == chord.shape == (n, m)
+    assert np.allclose(chord, 2 * np.sin(angle / 2), rtol=1e-13, atol=1e-15)
+    assert np.allclose(np.cos(angle), x @ y.T, atol=1e-14)
+
+
+# --- a metric ---
+
+
+@given(SEEDS, SIZES, SIZES, SIZES, DIMS, POWERS, COSTS)
+@QUICK
+def test_symmetric_and_triangle_inequality(seed, n, m, k, d, p, cost):
+    x, y, z = cloud(n, d, seed), cloud(m, d, seed + 1), cloud(k, d, seed + 2)
+
+    def w(u, v):
+        return transport.wasserstein(u, v, p, cost=cost)
+
+    assert w(x, y) == pytest.approx(w(y, x), rel=1e-10)
+    assert w(x, z) <= w(x, y) + w(y, z) + 1e-10
+
+
+@given(SEEDS, SIZES, DIMS, POWERS, COSTS)
+@QUICK
+def test_zero_exactly_for_a_cloud_and_its_permutation(seed, n, d, p, cost):
+    x = cloud(n, d, seed)
+    shuffled = x[np.random.default_rng(seed).permutation(n)]
+    assert transport.wasserstein(x, shuffled, p, cost=cost) <= 1e-15
+    moved = x.copy()
+    moved[0] = cloud(1, d, seed + 1)[0]
+    step = transport.distance(x[:1], moved[:1], cost)[0, 0]
+    found = transport.wasserstein(x, moved, p, cost=cost)
+    assert 0 < found <= step * n ** (-1 / p) * (1 + 1e-12)
+
+
+@given(SEEDS, SIZES, SIZES, DIMS, POWERS, COSTS)
+@QUICK
+def test_rotation_and_permutation_change_nothing(seed, n, m, d, p, cost):
+    x, y = cloud(n, d, seed), cloud(m, d, seed + 1)
+    a, b = weights(n, seed), weights(m, seed + 1, zeros=True)
+    turn, rng = rotation(d, seed), np.random.default_rng(seed)
+    i, j = rng.permutation(n), rng.permutation(m)
+    before = transport.wasserstein(x, y, p, cost=cost, weights_x=a, weights_y=b)
+    after = transport.wasserstein(
+        (x @ turn)[i], (y @ turn)[j], p, cost=cost, weights_x=a[i], weights_y=b[j]
+    )
+    assert after == pytest.approx(before, rel=1e-9)
+
+
+@given(SEEDS, SIZES, SIZES, DIMS)
+@QUICK
+def test_grows_with_p_and_from_chord_to_angle(seed, n, m, d):
+    x, y = cloud(n, d, seed), cloud(m, d, seed + 1)
+    values = [transport.wasserstein(x, y, p) for p in (1, 1.5, 2, 4)]
+    assert np.all(np.diff(values) >= -1e-12)
+    assert values[0] == transport.w1(x, y)
+    assert values[2] == transport.w2(x, y)
+    chord = transport.w2(x, y, cost="chordal")
+    assert chord <= values[2] * (1 + 1e-12)
+    assert values[2] <= np.pi / 2 * chord * (1 + 1e-12)
+
+
+# --- exact ---
+
+
+@given(SEEDS, SIZES, DIMS, POWERS, COSTS)
+@QUICK
+def test_equal_sizes_agree_with_simplex_and_with_linear_assignment(seed, n, d, p, cost):
+    x, y = cloud(n, d, seed), cloud(n, d, seed + 1)
+    costs = transport.distance(x, y, cost) ** p
+    i, j = linear_sum_assignment(costs)
+    want = costs[i, j].mean() ** (1 / p)
+    uniform = np.full(n, 1 / n)
+    pot = load_pot().emd2(uniform, uniform, costs) ** (1 / p)
+    assert transport.wasserstein(x, y, p, cost=cost, method="exact") == pytest.approx(want)
+    assert pot == pytest.approx(want)
+    s = transport.assignment(x, y, p, cost=cost)
+    assert sorted(s) == list(range(n))
+    assert costs[np.arange(n), s].mean() == pytest.approx(costs[i, j].mean())
+
+
+@given(SEEDS, SIZES, SIZES, DIMS, POWERS)
+@QUICK
+def test_plan_has_the_marginals_and_the_cost(seed, n, m, d, p):
+    x, y, a, b = cloud(n, d, seed), cloud(m, d, seed + 1), weights(n, seed, True), weights(m, seed)
+    pi = transport.plan(x, y, p, weights_x=a, weights_y=b)
+    assert pi.min() >= 0
+    assert np.allclose(pi.sum(1), a, atol=1e-13)
+    assert np.allclose(pi.sum(0), b, atol=1e-13)
+    cost = (pi * transport.distance(x, y) ** p).sum() ** (1 / p)
+    assert cost == pytest.approx(transport.wasserstein(x, y, p, weights_x=a, weights_y=b))
+    uniform = transport.plan(x, y, p)
+    assert np.allclose(uniform.sum(0), 1 / m)
+    assert np.allclose(uniform.sum(1), 1 / n)
+
+
+@given(SEEDS, st.integers(2, 8), DIMS, POWERS)
+@QUICK
+def test_weights_are_worth_as_many_copies_of_a_token(seed, n, d, p):
+    copies = np.random.default_rng(seed).integers(1, 4, n)
+    x, y = cloud(n, d, seed), cloud(int(copies.sum()), d, seed + 1)
+    twice = np.repeat(x, copies, axis=0)
+    want = transport.wasserstein(twice, y, p)
+    got = transport.wasserstein(x, y, p, weights_x=copies / copies.sum())
+    assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_tokens_of_weight_zero_do_not_count_and_equal_weights_are_uniform():
+    x, y = cloud(6, 3, 1), cloud(7, 3, 2)
+    a = np.array([0.2, 0.3, 0, 0.5, 0, 0])
+    kept = a > 0
+    want = transport.w2(x[kept], y, weights_x=a[kept])
+    assert transport.w2(x, y, weights_x=a) == pytest.approx(want, rel=1e-12)
+    assert transport.w2(x, y, weights_x=np.full(6, 1 / 6)) == transport.w2(x, y)
+
+
+def test_clouds_a_hundred_millionth_apart_have_their_distance():
+    x = cloud(200, 3, 0)
+    step = 1e-8 * np.cross(x, [0.0, 0.6, 0.8])
+    y = wflow.sphere.as_tokens(x + step)[np.random.default_rng(0).permutation(200)]
+    want = np.sqrt(np.mean(np.sum(step**2, axis=1)))
+    assert transport.w2(x, y) == pytest.approx(want, rel=1e-6)
+
+
+# --- circle ---
+
+
+@given(SEEDS, SIZES, SIZES, POWERS, st.booleans(), st.booleans())
+@settings(QUICK, max_examples=60)
+def test_circle_agrees_with_the_simplex(seed, n, m, p, weighted, tight):
+    x, y = cloud(n, 2, seed), cloud(m, 2, seed + 1)
+    if tight:  # clusters, ties and the seam at -pi
+        x, y = arc(np.round(np.arctan2(*x.T), 0)), arc(np.pi + 0.01 * np.arctan2(*y.T))
+    a = weights(n, seed, zeros=True) if weighted else None
+    b = weights(m, seed + 1) if weighted else None
+    got = transport.wasserstein(x, y, p, method="circle", weights_x=a, weights_y=b)
+    assert got == pytest.approx(by_simplex(x, y, p, a, b), rel=1e-9, abs=1e-9)
+
+
+@given(SEEDS, st.integers(1, 300), st.floats(0, 2 * np.pi), POWERS)
+@QUICK
+def test_regular_polygon_turned_by_t_is_at_distance_t_modulo_its_symmetry(seed, n, t, p):
+    corners = 2 * np.pi * np.arange(n) / n
+    modulo = t % (2 * np.pi / n)
+    want = min(modulo, 2 * np.pi / n - modulo)
+    got = transport.wasserstein(arc(corners), arc(corners + t), p)
+    assert got == pytest.approx(want, abs=1e-11 if p == 1 else 1e-7)
+
+
+@given(SEEDS, st.integers(1, 50), st.floats(1e-6, 1.0), POWERS)
+@QUICK
+def test_short_arc_turned_by_t_is_at_distance_t(seed, n, t, p):
+    angles = np.random.default_rng(seed).uniform(-0.5, 0.5, n) + seed
+    got = transport.wasserstein(arc(angles), arc(angles + t), p)
+    assert got == pytest.approx(t, rel=1e-9)
+
+
+def test_weighted_cloud_on_the_circle_is_at_distance_zero_from_itself():
+    x, a = cloud(1000, 2, 0), weights(1000, 0)
+    order = np.random.default_rng(0).permutation(1000)
+    assert transport.w2(x, x[order], weights_x=a, weights_y=a[order]) == 0
+
+
+def test_circle_is_exact_for_many_tokens_where_pot_has_a_tolerance():
+    x, y = cloud(800, 2, 0), cloud(800, 2, 1)
+    for p in (1, 2):
+        want = by_simplex(x, y, p)
+        assert transport.wasserstein(x, y, p) == pytest.approx(want, rel=1e-12)
+    turns = [np.arctan2(c[:, 1], c[:, 0]) / (2 * np.pi) for c in (x, y)]
+    pot = 2 * np.pi * float(load_pot().wasserstein_circle(*turns, p=2)[0]) ** 0.5
+    assert transport.w2(x, y) == pytest.approx(pot, rel=1e-4)
+
+
+# --- entropic and sliced ---
+
+
+@given(SEEDS, st.integers(2, 40), st.integers(2, 40), DIMS, st.sampled_from([1.0, 2.0]), COSTS)
+@settings(QUICK, max_examples=12)
+def test_entropic_bounds_hold_the_exact_value_between_them(seed, n, m, d, p, cost):
+    x, y, a, b = cloud(n, d, seed), cloud(m, d, seed + 1), weights(n, seed, True), weights(m, seed)
+    want = transport.wasserstein(x, y, p, cost=cost, weights_x=a, weights_y=b)
+    for reg in (0.1, 1e-3, None):
+        found = transport.entropic(
+            x, y, p, cost=cost, weights_x=a, weights_y=b, reg=reg, max_iterations=300
+        )
+        assert found.lower <= want * (1 + 1e-9)
+        assert want <= found.value * (1 + 1e-9)
+        assert found.iterations <= 300
+        if found.converged:
+            assert found.value - found.lower <= 0.05 * found.value * (1 + 1e-12)
+
+
+def test_entropic_closes_in_as_far_as_it_is_asked_to():
+    x, y = cloud(150, 4, 0), cloud(100, 4, 1)
+    want = transport.w2(x, y)
+    for tolerance in (0.1, 0.02, 0.05):
+        found = transport.entropic(x, y, tolerance=tolerance)
+        assert found.converged
+        assert found.value == pytest.approx(want, rel=tolerance)
+        assert found.lower == pytest.approx(want, rel=tolerance)
+    assert transport.w2(x, y, method="entropic") == found.value
+
+
+def test_entropic_says_when_the_bounds_stay_apart():
+    x, y = cloud(30, 3, 0), cloud(30, 3, 1)
+    assert not transport.entropic(x, y, reg=0.5).converged
+    with pytest.warns(UserWarning, match="between .* and .*, further apart"):
+        transport.w2(x, y, method="entropic", reg=0.5)
+    assert transport.entropic(x[:1], x[:1]) == (0, 0, 0, True)
+
+
+def test_potentials_of_one_temperature_are_those_of_pot():
+    from wflow import _transport_entropic as own
+
+    x, y = cloud(40, 3, 0), cloud(30, 3, 1)
+    a, b, costs = weights(40, 0), weights(30, 1), transport.distance(x, y) ** 2
+    eps = 0.05
+    options = {"method": "sinkhorn_log", "numItermax": 5000, "stopThr": 1e-14, "warn": False}
+    pot = load_pot().sinkhorn(a, b, costs, eps, **options)
+    f, g, _ = own._iterate(
+        own._Costs(costs), np.zeros(40), np.zeros(30), b, np.log(a), np.log(b), eps, 500, 1e-14
+    )
+    ours = np.outer(a, b) * np.exp((f[:, None] + g - costs) / eps)
+    assert np.allclose(ours, pot, atol=1e-10)
+
+
+def test_sliced_is_the_distance_itself_on_the_circle_and_pots_elsewhere():
+    x, y = cloud(60, 2, 0), cloud(45, 2, 1)
+    want = transport.w2(x, y)
+    assert transport.w2(x, y, method="sliced", projections=3) == pytest.approx(want, rel=1e-12)
+    x, y = cloud(60, 4, 0), cloud(45, 4, 1)
+    normal = np.random.Generator(np.random.Philox(7)).standard_normal((40, 4, 2))
+    circles = np.linalg.qr(normal)[0]  # those of seed 7
+    options = {"projections": 40, "seed": 7}
+    for p in (1.0, 2.0):
+        got = transport.wasserstein(x, y, p, method="sliced", **options)
+        pot = load_pot().sliced_wasserstein_sphere(x, y, p=p, n_projections=40, projections=circles)
+        assert got == pytest.approx(2 * np.pi * float(pot), rel=1e-5)
+    copies = np.arange(45) % 3 + 1
+    twice = transport.w2(x, np.repeat(y, copies, axis=0), method="sliced", **options)
+    weighted = transport.w2(x, y, method="sliced", weights_y=copies / copies.sum(), **options)
+    assert weighted == pytest.approx(twice, rel=1e-9)
+    same = [transport.w2(x, y, method="sliced", projections=50, seed=3) for _ in range(2)]
+    assert same[0] == same[1] != transport.w2(x, y, method="sliced", projections=50, seed=4)
+
+
+def test_large_clouds_get_another_method_and_are_told(monkeypatch):
+    x, y = cloud(30, 3, 0), cloud(20, 3, 1)
+    exact = transport.w2(x, y)
+    monkeypatch.setattr(_transport_methods, "EXACT_PAIRS", 599)
+    with pytest.warns(UserWarning, match="entropic transport was computed") as told:
+        upper = transport.w2(x, y, tolerance=0.1)
+    assert told[0].filename == transport.__file__  # w2; from wasserstein it is the caller
+    assert upper == transport.entropic(x, y, tolerance=0.1).value >= exact
+    monkeypatch.setattr(_transport_methods, "ENTROPIC_PAIRS", 599)
+    with pytest.warns(UserWarning, match="another metric") as told:
+        sliced = transport.wasserstein(x, y)
+    assert told[0].filename == __file__
+    assert sliced == transport.w2(x, y, method="sliced")
+    circle = cloud(30, 2, 0), cloud(20, 2, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert transport.w2(*circle) == transport.w2(*circle, method="circle")
+
+
+def test_clouds_that_do_not_fit_in_memory_are_refused_with_an_alternative(monkeypatch):
+    x, y = cloud(30, 3, 0), cloud(20, 3, 1)
+    monkeypatch.setattr(_transport_methods, "free_memory", lambda: 1000.0)
+    for method in ("exact", "entropic"):
+        with pytest.raises(InputError, match=r"needs .* GB.*method='sliced'"):
+            transport.w2(x, y, method=method)
+    with pytest.raises(InputError, match="30 and 20 tokens needs"):
+        transport.plan(x, y)
+    assert transport.w2(x, y, method="sliced") > 0
+
+
+# --- maps ---
+
+
+def test_map_of_equal_sizes_is_the_assignment_and_otherwise_the_mean_of_the_plan():
+    x, y = cloud(9, 3, 0), cloud(9, 3, 1)
+    assert np.array_equal(transport.transport_map(x, y), y[transport.assignment(x, y)])
+    a, y = weights(9, 3, zeros=True), cloud(14, 3, 1)
+    moved = transport.transport_map(x, y, weights_x=a)
+    mean = transport.plan(x, y, weights_x=a) @ y
+    at = a > 0
+    assert np.allclose(moved[at], mean[at] / np.linalg.norm(mean[at], axis=1)[:, None])
+    assert np.array_equal(moved[~at], x[~at])
+    assert np.allclose(np.linalg.norm(moved, axis=1), 1)
+
+
+def test_token_split_between_antipodes_has_no_image():
+    with pytest.raises(InputError, match="token 0 of x between targets whose mean vanishes"):
+        transport.transport_map([[1.0, 0.0]], [[0.0, 1.0], [0.0, -1.0]])
+
+
+# --- over the time of a run ---
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("run") / "run.h5"
+    wflow.solve(
+        np.stack([cloud(12, 3, seed) for seed in range(3)]), OrnsteinUhlenbeck(np.eye(3)),
+        heads=2, t_final=0.5, dt=0.05, paths=3, snapshots=(0, 0.1, 0.3, 0.5),
+        snapshot_paths=(0, 2), out=file, threads=1,
+    ).close()  # fmt: skip
+    return file
+
+
+def test_over_time_is_the_loop_over_the_snapshots(run_file):
+    with wflow.open(run_file) as run:
+        held = run["tokens"].values
+        final = transport.over_time(run, p=1)
+    assert final.dims == ("snapshot_path", "snapshot")
+    assert final["snapshot_path"].values.tolist() == [0, 2]
+    assert final["snapshot"].values == pytest.approx([0, 0.1, 0.3, 0.5])
+    want = [[transport.w1(at, path[-1]) for at in path] for path in held]
+    assert np.array_equal(final.values, want)
+    assert (final.values[:, -1] == 0).all() and (final.values[:, :-1] > 0).all()
+    first = transport.over_time(run_file, to="initial", cost="chordal", paths=[2])
+    want = [transport.w2(at, held[1, 0], cost="chordal") for at in held[1]]
+    assert np.array_equal(first.values, [want])
+    steps = transport.over_time(run_file, to="previous")
+    assert steps["snapshot"].values == pytest.approx([0.1, 0.3, 0.5])
+    assert steps["elapsed"].values == pytest.approx([0.1, 0.2, 0.2])
+    want = [[transport.w2(a, b) for a, b in zip(p[1:], p[:-1], strict=True)] for p in held]
+    assert np.array_equal(steps.values, want)
+
+
+def test_over_time_to_a_cloud_and_to_another_run(run_file, tmp_path):
+    target = cloud(5, 3, 9)
+    with wflow.open(run_file) as run:
+        held = run["tokens"].values
+    found = transport.over_time(run_file, to=target)
+    assert np.array_equal(found, [[transport.w2(at, target) for at in path] for path in held])
+    other = tmp_path / "other.h5"
+    wflow.rerun(run_file, out=other, flow="unnormalised", threads=1).close()
+    with wflow.open(other) as run:
+        theirs = run["tokens"].values
+        found = transport.over_time(run_file, to=run)
+    pairs = zip(held.reshape(-1, 12, 3), theirs.reshape(-1, 12, 3), strict=True)
+    assert found.values.ravel().tolist() == [transport.w2(x, y) for x, y in pairs]
+    assert np.array_equal(transport.over_time(run_file, to=other), found)
+    assert "another run" in found.attrs["long_name"]
+
+
+def test_over_time_holds_no_more_than_its_block_of_snapshots(run_file, monkeypatch):
+    import h5netcdf
+
+    want = transport.over_time(run_file)
+    read = []
+    plain = h5netcdf.Variable.__getitem__
+
+    def watched(self, key):
+        out = plain(self, key)
+        if self.name.endswith("tokens"):
+            read.append(np.size(out))
+        return out
+
+    monkeypatch.setattr(h5netcdf.Variable, "__getitem__", watched)
+    for snapshots in (1, 3):
+        read.clear()
+        monkeypatch.setattr(_transport_time, "_BLOCK", snapshots * 8 * 12 * 3)
+        assert np.array_equal(transport.over_time(run_file), want)
+        assert max(read) == snapshots * 12 * 3
+
+
+def test_over_time_of_single_precision(tmp_path):
+    run = wflow.solve(
+        cloud(8, 3, 0), Frozen(), heads=1, t_final=0.2, dt=0.1, dtype="float32", threads=1
+    )
+    assert transport.over_time(run)[0, 0] > 0
+
+
+def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
+    bare = tmp_path / "bare.h5"
+    wflow.solve(
+        cloud(4, 3, 0), Frozen(), heads=1, t_final=0.2, dt=0.1, snapshot_paths=(), out=bare
+    ).close()
+    with pytest.raises(InputError, match=r"no snapshots of tokens; run it again with snapshots="):
+        transport.over_time(bare)
+    with pytest.raises(InputError, match=r"paths are \[1\].*kept the tokens of \[0, 2\]"):
+        transport.over_time(run_file, paths=[1])
+    with pytest.raises(InputError, match="expected final, initial, previous, a run file"):
+        transport.over_time(run_file, to="last")
+    other = tmp_path / "other.h5"
+    wflow.rerun(run_file, out=other, snapshots=(0, 0.5), threads=1).close()
+    with pytest.raises(InputError, match=r"snapshots at t = 0, 0\.1, 0\.3, 0\.5"):
+        transport.over_time(run_file, to=other)
+    with pytest.raises(InputError, match="expected a run file"):
+        transport.over_time(3.0)
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (np.ones((3, 3)), r"cloud x: token 0 .* normalise with wflow\.sphere\.as_tokens"),
+        (np.empty((0, 3)), r"cloud x: .*expected \(n, d\) with n >= 1"),
+        ([[1.0, 0.0], [0.0, np.nan]], "cloud x: token 1 is not finite"),
+        ([[1.0, 0.0]], r"x has d = 2 and y has d = 3.*reduce both"),
+        (["a"], "cloud x: .*real numbers"),
+    ],
+)
+def test_bad_clouds_are_refused(x, says):
+    y = cloud(3, 3, 0)
+    for call in (
+        transport.w2,
+        transport.entropic,
+        transport.plan,
+        transport.transport_map,
+        transport.distance,
+        transport.assignment,
+    ):
+        with pytest.raises(InputError, match=says):
+            call(x, y)
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "says"),
+    [
+        ([0.5, 0.6, 0.5], "sum to 1.6, expected 1: divide by their sum"),
+        ([0.5, 0.5], r"shape \(2,\), expected \(3,\)"),
+        ([1.5, -0.5, 0.0], r"weights_y\[1\] is -0.5"),
+        ([0.5, np.nan, 0.5], r"weights_y\[1\] is nan"),
+        ("abc", "real numbers"),
+    ],
+)
+def test_bad_weights_are_refused(given_weights, says):
+    with pytest.raises(InputError, match=says):
+        transport.w2(cloud(3, 3, 0), cloud(3, 3, 1), weights_y=given_weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"p": 0.5}, "p is 0.5"),
+        ({"p": np.inf}, "p is inf"),
+        ({"cost": "euclid"}, "expected one of geodesic, chordal"),
+        ({"method": "fast"}, "expected one of auto, exact"),
+        ({"method": "circle"}, "d = 3: use 'exact'"),
+        ({"method": "sliced", "cost": "chordal"}, "use method='exact'"),
+        ({"method": "exact", "reg": 0.1}, "reg belongs to method='entropic'"),
+        ({"method": "entropic", "reg": 0.0}, "reg is 0"),
+        ({"method": "entropic", "tolerance": -1.0}, "tolerance is -1"),
+        ({"method": "sliced", "projections": 0}, "projections is 0"),
+        ({"method": "sliced", "seed": -1}, "seed is -1"),
+    ],
+)
+def test_bad_options_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        transport.wasserstein(cloud(3, 3, 0), cloud(3, 3, 1), **options)
+
+
+def test_assignment_of_unequal_sizes_points_to_the_plan():
+    with pytest.raises(InputError, match=r"as many; use wflow\.transport\.plan"):
+        transport.assignment(cloud(3, 3, 0), cloud(4, 3, 1))
+
+
+def test_single_precision_clouds_are_taken():
+    x, y = cloud(20, 3, 0), cloud(20, 3, 1)
+    got = transport.w2(x.astype(np.float32), y.astype(np.float32))
+    assert got == pytest.approx(transport.w2(x, y), rel=1e-6)
+
+
+def test_pot_comes_without_the_array_libraries_and_leaves_the_environment_alone():
+    script = """
+import os, sys
+import wflow
+assert "ot" not in sys.modules and "scipy.optimize" not in sys.modules
+os.environ["POT_BACKEND_DISABLE_JAX"] = ""
+before = dict(os.environ)
+from wflow import transport
+assert "ot" not in sys.modules
+transport.w2([[1.0, 0, 0]], [[0, 1.0, 0], [0, 0, 1.0]])
+assert "ot" in sys.modules
+assert not {"torch", "tensorflow", "cupy"} & set(sys.modules)
+assert dict(os.environ) == before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -12,7 +12,7 @@ from scipy.special import gammaln, ive
 from scipy.stats import special_ortho_group
 
 import wflow
-from wflow import _clusters_linkage, clusters
+from wflow import _clusters_linkage, _clusters_time, clusters
 from wflow.errors import InputError
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
 
@@ -290,8 +290,7 @@ def test_times_of_clusters_are_first_snapshots_and_nan_for_never(merging):
     assert one.attrs["long_name"]
 
 
-def test_series_read_one_snapshot_at_a_time(merging, monkeypatch):
-    from h5netcdf import legacyapi  # noqa: F401  (the backend that reads)
+def test_series_read_some_snapshots_at_a_time(merging, monkeypatch):
     from xarray.backends.h5netcdf_ import H5NetCDFArrayWrapper
 
     read = []
@@ -303,8 +302,12 @@ def test_series_read_one_snapshot_at_a_time(merging, monkeypatch):
         return values
 
     monkeypatch.setattr(H5NetCDFArrayWrapper, "_getitem", getitem)
-    clusters.over_time(merging, 0.05, quantities=["count"])
-    assert 24 * 3 in read and max(read) == 24 * 3
+    whole = clusters.over_time(merging, 0.05, quantities=["count"])
+    assert max(read) == 25 * 24 * 3
+    read.clear()
+    monkeypatch.setattr(_clusters_time, "_BLOCK_BYTES", 2 * 8 * 24 * 3 + 1)
+    assert clusters.over_time(merging, 0.05, quantities=["count"]).equals(whole)
+    assert max(read) == 2 * 24 * 3
 
 
 def test_snapshots_that_were_not_recorded_are_nan(merging):

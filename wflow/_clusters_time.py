@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
+_BLOCK_BYTES = 2**22  # read at once: a read of its own for every small snapshot takes longer
+
 QUANTITIES = {
     "count": "number of clusters at the scale",
     "largest_share": "share of the tokens in the largest cluster at the scale",
@@ -68,12 +70,13 @@ def require_tokens(ds: "Dataset") -> None:
 
 
 def clouds(ds: "Dataset", path: int) -> Iterator[FloatArray | None]:
-    """The clouds of a snapshot path, one at a time in memory; None for one not recorded."""
+    """The clouds of a snapshot path, some megabytes in memory at a time; None for one not there."""
     tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")
-    for k in range(ds.sizes["snapshot"]):
-        x = np.asarray(tokens[path, k].values, np.float64)
-        # A run in single precision is on the sphere to single precision.
-        yield as_tokens(x, "tokens") if np.isfinite(x).all() else None
+    block = max(1, _BLOCK_BYTES // (8 * ds.sizes["token"] * ds.sizes["axis"]))
+    for start in range(0, ds.sizes["snapshot"], block):
+        for x in np.asarray(tokens[path, start : start + block].values, np.float64):
+            # A run in single precision is on the sphere to single precision.
+            yield as_tokens(x, "tokens") if np.isfinite(x).all() else None
 
 
 def over_time(
@@ -84,7 +87,7 @@ def over_time(
     bandwidth: float = 0.25,
     progress: bool = False,
 ) -> "Dataset":
-    """Clusters, order and entropy at every snapshot of a run, one snapshot in memory at a time.
+    """Clusters, order and entropy at every snapshot of a run, read some megabytes at a time.
 
     Parameters
     ----------

@@ -7,11 +7,12 @@ from numpy.typing import ArrayLike
 
 from wflow._checks import whole
 from wflow._matrices import Matrices, is_symmetric
-from wflow._problem import Problem, pose
+from wflow._problem import Problem
 from wflow.errors import BlowUpError, InputError
 from wflow.heads import QKV, HeadLaw
 from wflow.rng import CounterNormals
 from wflow.schemes import SCHEMES, Stage, advance
+from wflow.solver import posed
 
 
 def head_path(
@@ -54,7 +55,7 @@ def head_path(
     """
     path = whole(path, "path", 0)
     every = whole(every, "every")
-    problem = pose(
+    problem = posed(
         np.eye(1, whole(d, "d", 2, why="tokens live on the sphere S^(d-1)")),
         law,
         heads=heads,
@@ -62,16 +63,10 @@ def head_path(
         dt=dt,
         paths=path + 1,
         seed=seed,
-        flow="softmax",
-        direction="descent",
         scheme=scheme,
-        record_every=1,
         snapshots=(0.0,),
         snapshot_paths=(path,),
-        save_heads=False,
         ledger=False,
-        causal=False,
-        dtype="float64",
     )
     if problem.values is not None:
         raise InputError(
@@ -90,9 +85,7 @@ def _march(problem: Problem, path: int, every: int) -> Iterator[tuple[float, Mat
     normals = CounterNormals(problem.seed)
     D: Matrices = np.array(problem.scores[None], np.float64)  # one path
     kept_symmetric = law.symmetric and is_symmetric(D)
-    x: Matrices = np.eye(1, D.shape[-1])[
-        None
-    ]  # one token at rest: the scheme moves heads with tokens
+    x: Matrices = np.eye(1, D.shape[-1])[None]  # one token at rest: a scheme moves both
     for step in range(problem.steps + 1):
         t = step * dt
         if step % every == 0:

@@ -125,7 +125,7 @@ def pose(
     ledger: bool | None,
     causal: bool,
     dtype: str,
-    kappa: float = 0.0,
+    kappa: float,
 ) -> Problem:
     """Check the arguments of `wflow.solve` (documented there) and put them together."""
     if not isinstance(law, HeadLaw):

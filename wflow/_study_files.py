@@ -1,6 +1,5 @@
 """The folder of a study: what stands in it, and what may be written there."""
 
-import inspect
 import json
 import logging
 import os
@@ -10,21 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wflow._problem import pose
 from wflow._runread import checkpoint_of, differences, partial_of
 from wflow._study_flags import Flags, flags_of
 from wflow.errors import InputError
 from wflow.runfile import config_text, load_state, open_run, run_status
+from wflow.solver import posed
 
 
 def configuration(task: Mapping[str, Any]) -> dict[str, Any]:
     """Configuration of the run that `wflow.solve(**task)` makes, its arguments checked."""
-    from wflow.solver import solve
-
-    parameters = inspect.signature(solve).parameters
-    defaults = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
-    given = inspect.signature(pose).parameters
-    return pose(**{k: v for k, v in (defaults | dict(task)).items() if k in given}).config()
+    return posed(**task).config()
 
 
 def check_output(file: Path, asked: dict[str, Any], flags: Flags) -> None:

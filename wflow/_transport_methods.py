@@ -23,7 +23,7 @@ METHODS = {
     "entropic": "entropic transport: an upper bound of W_p with a lower bound beside it",
     "sliced": "mean over great circles: another metric, for clouds of any size",
 }
-EXACT_PAIRS = 10_000 * 10_000  # of tokens, up to which `auto` is exact: a minute or so on one core
+EXACT_PAIRS = 10_000 * 10_000  # of tokens, up to which `auto` is exact: half a minute on one core
 # Bytes per pair: the costs; the simplex keeps flows and a copy as well, entropic transport a copy
 # whose columns fill vectors.
 _BYTES = {"assignment": 8, "simplex": 40, "entropic": 16}

@@ -1,5 +1,6 @@
 """`wflow.solve`: the one door to the particle system."""
 
+import inspect
 import json
 import logging
 import os
@@ -8,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numba
 from numpy.typing import ArrayLike
@@ -162,6 +163,18 @@ def solve(
                 f"{problem.paths} paths of {problem.x0.shape[-2]} tokens, {problem.heads} heads; "
                 "raise record_every or dt, or take fewer paths, tokens or heads"
             ) from None
+
+
+def posed(x0: ArrayLike, law: HeadLaw, **options: Any) -> Problem:
+    """The problem that `solve(x0, law, **options)` computes, its arguments checked.
+
+    Options that say where and how it is computed, such as out and threads, are left aside.
+    """
+    parameters = inspect.signature(solve).parameters
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    known = inspect.signature(pose).parameters
+    given = {name: value for name, value in (defaults | options).items() if name in known}
+    return pose(x0, law, **given)
 
 
 def rerun(path: str | Path, *, out: str | Path | None = None, **changes) -> "xarray.Dataset":

@@ -1,0 +1,183 @@
+"""Time of Wasserstein distances against plain POT, as a user of POT would write them.
+
+    python benchmarks/transport.py [--json benchmarks/results/transport.json]
+
+One process, one run, double precision. W_2 of two clouds of 2,000 uniform tokens:
+
+- sphere: S^2, geodesic cost; POT: arccos of the products, squared, and `ot.emd2`;
+- sphere, chordal: the chord as cost; POT: `ot.dist` (squared Euclidean) and `ot.emd2`;
+- sphere, weighted: geodesic, random weights on one cloud: both by POT's network simplex;
+- circle: S^1, geodesic cost; POT: as on the sphere, and `ot.wasserstein_circle`;
+
+and the time series of a run of 4,000 steps (n = 200 tokens, d = 3, 4 Ornstein-Uhlenbeck heads) at
+50 snapshot times: the distances to the last snapshot, by `wflow.transport.over_time` from the run
+file, and by a loop over POT with the snapshots in memory. The run itself is timed for comparison.
+
+The variants run in turn, round after round, so that a drift of the machine's speed hits all; the
+median over rounds is printed with the smallest and largest. POT runs with enough iterations to end.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import numba
+import numpy as np
+import ot
+
+import wflow
+from wflow import tokens, transport
+from wflow.heads import OrnsteinUhlenbeck
+
+N, SMALL, STEPS, TIMES, HEADS = 2000, 200, 4000, 50, 4
+ITERATIONS = 10**9
+
+
+def plain_geodesic(x, y, a=None):
+    """W_2 by POT, the angle from the product of the tokens."""
+    costs = np.arccos(np.clip(x @ y.T, -1, 1)) ** 2
+    return ot.emd2([] if a is None else a, [], costs, numItermax=ITERATIONS) ** 0.5
+
+
+def plain_chordal(x, y):
+    """W_2 by POT with its own squared Euclidean distance."""
+    return ot.emd2([], [], ot.dist(x, y), numItermax=ITERATIONS) ** 0.5
+
+
+def plain_circle(x, y):
+    """W_2 by POT's search on the circle, from turns to radians."""
+    u, v = (ot.utils.get_coordinate_circle(cloud) for cloud in (x, y))
+    return 2 * np.pi * ot.wasserstein_circle(u, v, p=2)[0] ** 0.5
+
+
+def make_run(file: Path) -> float:
+    """Write the run file; returns the seconds it took."""
+    start = time.perf_counter()
+    wflow.solve(
+        tokens.cross_polytope(SMALL, 3, seed=42), OrnsteinUhlenbeck(np.eye(3), sigma2=2.0),
+        heads=HEADS, t_final=20.0, dt=20.0 / STEPS, record_every=5, out=file,
+        snapshots=np.linspace(0, 20, TIMES).tolist(),
+    ).close()  # fmt: skip
+    return time.perf_counter() - start
+
+
+def plain_series(file: Path):
+    with wflow.open(file) as run:
+        clouds = run["tokens"].values[0]
+    return np.array([plain_geodesic(cloud, clouds[-1]) for cloud in clouds])
+
+
+def timed(call: Callable) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of all variants")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/transport.json"))
+    options = parser.parse_args()
+
+    x, y = tokens.uniform(N, 3, seed=0), tokens.uniform(N, 3, seed=1)
+    u, v = tokens.uniform(N, 2, seed=0), tokens.uniform(N, 2, seed=1)
+    a = np.random.default_rng(0).uniform(0.5, 1.5, N)
+    a /= a.sum()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.h5"
+        make_run(Path(folder) / "first.h5")  # compiles
+        solving = make_run(file)
+        variants: dict[str, dict[str, Callable]] = {
+            "sphere": {
+                "wflow": lambda: transport.w2(x, y),
+                "POT emd2": lambda: plain_geodesic(x, y),
+            },
+            "sphere, chordal": {
+                "wflow": lambda: transport.w2(x, y, cost="chordal"),
+                "POT emd2": lambda: plain_chordal(x, y),
+            },
+            "sphere, weighted": {
+                "wflow": lambda: transport.w2(x, y, weights_x=a),
+                "POT emd2": lambda: plain_geodesic(x, y, a),
+            },
+            "circle": {
+                "wflow": lambda: transport.w2(u, v),
+                "POT emd2": lambda: plain_geodesic(u, v),
+                "POT wasserstein_circle": lambda: plain_circle(u, v),
+            },
+            "time series": {
+                "wflow": lambda: transport.over_time(file).values[0],
+                "POT emd2": lambda: plain_series(file),
+            },
+        }
+        differences = {
+            f"{problem}: {name}": float(np.max(np.abs(np.asarray(call()) - calls["wflow"]())))
+            for problem, calls in variants.items()
+            for name, call in calls.items()
+            if name != "wflow"
+        }
+        times: dict[tuple[str, str], list[float]] = {}
+        for _ in range(options.rounds):
+            for problem, calls in variants.items():
+                for name, call in calls.items():
+                    times.setdefault((problem, name), []).append(timed(call))
+
+    table = {
+        f"{problem}: {name}": {
+            "median_ms": float(np.median(values)) * 1e3,
+            "min_ms": min(values) * 1e3,
+            "max_ms": max(values) * 1e3,
+            "times wflow": float(np.median(values) / np.median(times[problem, "wflow"])),
+        }
+        for (problem, name), values in times.items()
+    }
+    threads = numba.get_num_threads()
+    print(f"{processor()}, {threads} threads, {options.rounds} rounds, n = {N}, f64")
+    print(f"{'variant':<32}{'median ms':>11}{'min':>10}{'max':>10}{'times wflow':>13}")
+    for row, numbers in table.items():
+        print(
+            f"{row:<32}{numbers['median_ms']:>11.2f}{numbers['min_ms']:>10.2f}"
+            f"{numbers['max_ms']:>10.2f}{numbers['times wflow']:>13.3g}"
+        )
+    for row, value in differences.items():
+        print(f"largest difference, {row}: {value:.3g}")
+    print(f"the run of {STEPS} steps itself: {solving:.3g} s")
+    packages = ("numpy", "scipy", "numba", "POT")
+    result = {
+        "command": "python benchmarks/transport.py",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "versions": {"python": platform.python_version(), "wflow": wflow.__version__}
+        | {package: metadata.version(package) for package in packages},
+        "problem": {"n": N, "series": {"n": SMALL, "d": 3, "heads": HEADS, "steps": STEPS,
+                                       "times": TIMES}, "dtype": "float64", "seed": 0},
+        "times": table,
+        "differences": differences,
+        "run_s": solving,
+    }  # fmt: skip
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"wrote {options.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,11 +24,11 @@ from wflow import jko, study, tokens, transport
 from wflow._checks import number, positive, whole
 from wflow._metric_figures import Curve, fraction, power_laws
 from wflow._problem import count_steps
+from wflow._threads import numba_threads
 from wflow.cli import guarded
 from wflow.errors import InputError
 from wflow.fits import PowerLaw, mean_and_error, power_law
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
-from wflow.solver import _numba_threads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,7 +150,7 @@ def main() -> int:
         for name, file in files.items():
             with wflow.open(file) as run:
                 ends[name] = run["tokens"].isel(snapshot=-1).values
-        with _numba_threads(flags.threads):
+        with numba_threads(flags.threads):
             table = movements(flags, x0, ends, session).merge(identities(flags, x0))
         fits = {
             (case.name, flow): slope(table, case, flow) for case in CASES for flow in case.flows

@@ -23,11 +23,11 @@ from wflow import metric, study, tokens, transport
 from wflow._checks import positive, whole
 from wflow._metric_figures import Curve, bounds_figure, power_laws
 from wflow._problem import count_steps
+from wflow._threads import numba_threads
 from wflow.cli import guarded
 from wflow.errors import InputError
 from wflow.fits import PowerLaw, power_law
 from wflow.heads import Oscillating
-from wflow.solver import _numba_threads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +120,7 @@ def main() -> int:
     }
     with study.session("metric", flags) as session:
         files = session.solve({flow: common | {"flow": flow} for flow in FLOWS})
-        with _numba_threads(flags.threads):
+        with numba_threads(flags.threads):
             table = derivatives(flags, files, session).merge(random_pairs(flags, session))
         fits = {
             (flow, name): slope(table, flow, name) for flow in FLOWS for name in METRICS

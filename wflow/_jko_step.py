@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._few_threads import threads_for
 from wflow._geodesics import angles, geodesics, logarithm, spring_solver, squared_distances
 from wflow._minimise import Minimum, minimise
 from wflow._path_action import (
@@ -26,6 +25,7 @@ from wflow._path_action import (
     recouple,
     spectral_norms,
 )
+from wflow._threads import threads_for
 from wflow._weighted import weighted_sums
 from wflow.attention import evaluate
 from wflow.errors import InputError

@@ -20,9 +20,9 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from wflow import _simd
-from wflow._few_threads import threads_for
 from wflow._kernel_cache import compiled
 from wflow._simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._threads import threads_for
 
 _LOG2E = 1 / math.log(2)
 _FLOOR = -1000.0  # exponents of 2 below it count as it: no term of a sum down there matters

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._checks import number, whole
-from wflow._few_threads import threads_for
 from wflow._pot import load_pot
+from wflow._threads import threads_for
 from wflow._transport_circle import sliced_costs
 from wflow._transport_costs import pair_costs
 from wflow._transport_input import FloatArray, Pair

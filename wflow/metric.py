@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._checks import positive, whole
-from wflow._few_threads import threads_for
 from wflow._geodesics import angles, geodesics, refined, spring_solver, squared_distances
 from wflow._matrices import as_matrices, finite
 from wflow._minimise import minimise
@@ -29,6 +28,7 @@ from wflow._path_action import (
     recouple,
     spectral_norms,
 )
+from wflow._threads import threads_for
 from wflow._weighted import weighted_sums
 from wflow.errors import InputError
 

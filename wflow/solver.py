@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numba
 from numpy.typing import ArrayLike
 
 from wflow._checks import number, whole
 from wflow._march import State, march
 from wflow._problem import Problem, pose
+from wflow._threads import numba_threads
 from wflow.errors import BlowUpError, InputError, Interrupted
 from wflow.heads import QKV, HeadLaw, law_from_config
 from wflow.progress import progress as progress_bar
@@ -149,7 +149,7 @@ def solve(
     batches = -(-problem.paths // size)
     label = f"{problem.heads} head{'s' if problem.heads > 1 else ''}"
     with (
-        _numba_threads(threads),
+        numba_threads(threads),
         progress_bar(batches * (problem.steps + 1), label, progress) as tick,
     ):
         try:
@@ -351,19 +351,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for kind, handler in previous.items():
             signal.signal(kind, handler)
-
-
-@contextmanager
-def _numba_threads(threads: int | None) -> Iterator[None]:
-    if threads is None:
-        yield
-        return
-    available = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    if whole(threads, "threads") > available:
-        raise InputError(f"threads is {threads}: this machine offers {available}")
-    before = numba.get_num_threads()
-    numba.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)

@@ -1,0 +1,41 @@
+"""How many threads the compiled functions use."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numba
+
+from wflow._checks import whole
+from wflow.errors import InputError
+
+# Pairs of tokens below which another thread costs more than it saves: about 0.1 ms of work, and
+# several times the time that waking a thread takes where other programs share the cores.
+_PAIRS = 2**17
+
+
+@contextmanager
+def threads_for(pairs: int) -> Iterator[None]:
+    """Give the compiled functions called within no more threads than `pairs` pairs are worth."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(max(1, min(before, pairs // _PAIRS)))
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
+@contextmanager
+def numba_threads(threads: int | None) -> Iterator[None]:
+    """Limit the compiled functions called within to this many threads; None leaves them alone."""
+    if threads is None:
+        yield
+        return
+    available = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    if whole(threads, "threads") > available:
+        raise InputError(f"threads is {threads}: this machine offers {available}")
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)

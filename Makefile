@@ -18,6 +18,9 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/fused_step.py
+	$(BIN)/python benchmarks/transport.py
+	$(BIN)/python benchmarks/jko_step.py
+	$(BIN)/python benchmarks/clustering.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

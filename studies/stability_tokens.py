@@ -39,6 +39,7 @@ FloatArray = NDArray[np.float64]
 
 WEIGHTS = ("frozen", "ornstein-uhlenbeck")
 DIRECTIONS = ("ascent", "descent")
+SMALLEST = 1e-7  # perturbation of which rounding leaves the digits that rates need
 COSTS: tuple[stability.Cost, ...] = ("chordal", "geodesic")
 
 
@@ -88,6 +89,8 @@ class StabilityTokens(study.TokenFlags):
                 raise InputError(f"{name}: expected {least} or more numbers, each once")
             for value in values:
                 positive(value, name)
+        if min(self.eps) < SMALLEST:
+            raise InputError(f"--eps has {min(self.eps):g}: expected {SMALLEST:g} or more")
         steps = count_steps(self.t_final, self.dt)
         if whole(self.times, "--times") > steps:
             raise InputError(f"--times is {self.times}: expected at most the {steps} steps")
@@ -118,7 +121,9 @@ def main() -> int:
     flags = study.command_line(StabilityTokens, __doc__)
     x0 = flags.cloud()
     n, d = x0.shape
-    flags = replace(flags, n=n, d=d)  # the summary says what they were
+    flags = replace(  # the summary says what they were; sizes in order, for steps between them
+        flags, n=n, d=d, sizes=tuple(sorted(flags.sizes)), eps=tuple(sorted(flags.eps))
+    )
     shape = (flags.heads, d, d)
     z = CounterNormals(flags.seed).draw(shape, path=0, step=0, purpose=INITIAL_HEADS)
     first = z + z.swapaxes(-1, -2)

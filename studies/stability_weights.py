@@ -34,6 +34,7 @@ FloatArray = NDArray[np.float64]
 
 PREDICTED = {"sampled": -0.5, "frozen": 1.0, "ornstein-uhlenbeck": 1.0}
 TOLERANCE = 0.1
+SMALLEST = 1e-7  # perturbation of which rounding leaves the digits that slopes need
 WHEN = ("end", "largest")
 
 
@@ -72,7 +73,7 @@ class StabilityWeights(study.TokenFlags):
 
     def check(self) -> None:
         super().check()
-        whole(self.law_heads, "--law-heads")
+        whole(self.law_heads, "--law-heads", 2, why="of one head all samples are equal")
         whole(self.base_heads, "--base-heads")
         whole(self.paths, "--paths", 2, why="an interval needs two")
         positive(self.size, "--size")
@@ -83,7 +84,8 @@ class StabilityWeights(study.TokenFlags):
         for count in self.heads:
             whole(count, "--heads")
         for eps in self.eps:
-            positive(eps, "--eps")
+            if positive(eps, "--eps") < SMALLEST:
+                raise InputError(f"--eps has {eps:g}: expected {SMALLEST:g} or more")
         steps = count_steps(self.t_final, self.dt)
         if whole(self.times, "--times") > steps:
             raise InputError(f"--times is {self.times}: expected at most the {steps} steps")
@@ -137,7 +139,13 @@ def tasks_of(flags: StabilityWeights, x0: FloatArray) -> dict[str, dict[str, Any
 def main() -> int:
     flags = study.command_line(StabilityWeights, __doc__)
     x0 = flags.cloud()
-    flags = replace(flags, n=x0.shape[0], d=x0.shape[1])  # the summary says what they were
+    flags = replace(  # the summary says what they were
+        flags,
+        n=x0.shape[0],
+        d=x0.shape[1],
+        heads=tuple(sorted(flags.heads)),
+        eps=tuple(sorted(flags.eps)),
+    )
     with study.session("stability_weights", flags) as session:
         files = session.solve(tasks_of(flags, x0))
         count = flags.paths * (len(flags.heads) + 2 * len(flags.eps))

@@ -198,3 +198,44 @@ def test_bad_input_is_refused():
         lower_bound(2 * np.eye(2), np.eye(2))
     with pytest.raises(InputError, match="expected a whole number >= 2"):
         uniform_energy(1.0, 1)
+
+
+def test_energies_far_out_of_range_are_inf_and_never_nan():
+    D = 800 * np.eye(3)
+    assert pair_energy(-D, share=1.0) == 0.0 and pair_energy(D) == np.inf
+    assert lower_bound(np.eye(3), D) == -np.inf
+    # (1/2) 0F1(; d/2; beta^2/4) with d >> beta, where the Bessel function underflows.
+    assert uniform_energy(300.0, 5000) == pytest.approx(0.5 * np.exp(9.0), rel=0.02)
+
+
+def test_eigenvalue_that_is_zero_but_for_rounding_counts_as_zero():
+    least = minimum(np.diag([1.0, 1.0, 1e-17]))
+    assert least.kind == "dirac" and least.energy == 0.5
+    assert minimum(1e-13 * np.eye(3)).kind == "uniform"
+
+
+def growth_of_pair(D: np.ndarray, at_v: int, n: int) -> float:
+    """Fastest growth, in ascent by softmax, of what disturbs a pair at the first axis (d = 2)."""
+    angle = np.where(np.arange(n) < at_v, 0.0, np.pi)
+
+    def turn(p: np.ndarray) -> np.ndarray:
+        x = np.stack([np.cos(p), np.sin(p)], axis=1)
+        across = np.stack([-np.sin(p), np.cos(p)], axis=1)
+        return np.sum(wflow.velocity(x, D[None], direction="ascent") * across, axis=1)
+
+    h = 1e-5
+    steps = h * np.eye(n)
+    jacobian = np.array([(turn(angle + s) - turn(angle - s)) / (2 * h) for s in steps]).T
+    return float(np.linalg.eigvals(jacobian).real.max())
+
+
+@pytest.mark.parametrize("top", [0.3, 1.0, 2.0, -1.0])
+def test_pair_is_stable_in_ascent_below_the_eigenvalue_that_the_docs_say(top):
+    # docs/mathematics.md, equilibria: equal shares need other eigenvalues < |l| tanh |l|.
+    limit = abs(top) * np.tanh(abs(top))
+    assert growth_of_pair(np.diag([top, limit - 0.01]), 4, 8) < 0
+    assert growth_of_pair(np.diag([top, limit + 0.01]), 4, 8) > 0
+    # and any shares |log(p/q)| < 2 |l|: one token of n at v holds for n - 1 < e^(2 |l|) only.
+    most = int(np.exp(2 * abs(top)))
+    assert growth_of_pair(np.diag([top, 0.0]), 1, most + 2) > 0
+    assert growth_of_pair(np.diag([top, 0.0]), 1, most + 1) < 1e-9

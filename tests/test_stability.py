@@ -381,3 +381,47 @@ def test_bad_numbers_are_refused_by_name():
         growth_rate([0, 1], [[1, 2, 3]])
     with pytest.raises(InputError, match="level"):
         growth_rate([0, 1], [1, 2], level=1.0)
+
+
+def test_bound_of_a_step_covers_heads_between_its_ends():
+    # One head grows as another shrinks: L of `effective` is largest between the ends.
+    def heads(s: float) -> np.ndarray:
+        return np.stack([s * np.eye(2), (1 - s) * np.eye(2)])
+
+    middle = growth_constant(heads(0.5), flow="effective")
+    assert middle > growth_constant(heads(0.0), flow="effective")
+    law = Schedule([0.0, 1.0], np.stack([heads(0.0), heads(1.0)]), "linear")
+    x, _ = pair(0, 4, 2, 0.1)
+    run = wflow.solve(x, law, t_final=1.0, dt=1.0, scheme="heun", flow="effective")
+    assert float(exponent(run)[0, -1]) >= middle
+
+
+def test_what_is_no_run_or_not_its_law_is_refused():
+    x, _ = pair(0, 4, 3, 0.1)
+    run = wflow.solve(x, LAW, heads=2, t_final=0.2, dt=0.1)
+    with pytest.raises(InputError, match="law differs from that of the run"):
+        exponent(run, law=Frozen())
+    with pytest.raises(InputError, match=r"in sigma2:"):
+        compare(run, run, law=OrnsteinUhlenbeck(0.3 * np.eye(3), rate=1.0, sigma2=0.3))
+    with pytest.raises(InputError, match=r"expected a wflow\.heads law"):
+        exponent(run, law=3)
+    np.testing.assert_array_equal(exponent(run, law=LAW), exponent(run))
+    for costs in ("chordal", ()):
+        with pytest.raises(InputError, match="costs is"):
+            compare(run, run, costs=costs)
+    for nothing in (None, {"a": 1}):
+        with pytest.raises(InputError, match="no run of wflow"):
+            exponent(nothing)
+
+
+@pytest.mark.parametrize(
+    ("distance", "at"), [("a", 1.0), ([1.0, 2.0], [1.0, 2.0, 3.0]), (1.0, np.nan), (-1.0, 1.0)]
+)
+def test_bound_refuses_what_is_no_distance_or_exponent(distance, at):
+    with pytest.raises(InputError, match=r"distance|exponent"):
+        bound(distance, at)
+
+
+def test_seed_of_an_interval_is_checked():
+    with pytest.raises(InputError, match="seed"):
+        growth_rate([0, 1], np.ones((3, 2)), seed=-1)

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+import xarray as xr
 from scipy import integrate, special
-from scripts import call
+from scripts import call, script
 
 import wflow
 from wflow import stationary
@@ -29,6 +30,13 @@ def test_large_beta_stays_in_range_or_says_infinite() -> None:
     assert np.isfinite(stationary.kernel_eigenvalue(600.0, 3, 1))
     assert stationary.kernel_eigenvalue(2000.0, 3, 0) == np.inf
     assert stationary.critical_diffusion(2000.0, 3) == pytest.approx(1 - 1 / 2000, rel=1e-12)
+
+
+def test_many_dimensions_stay_in_range() -> None:
+    # a_l by its series: 1 + beta^2/(2 d) + ... and beta/d + ..., where Bessel functions underflow.
+    assert stationary.kernel_eigenvalue(2.0, 3000, 0) == pytest.approx(1 + 4 / 6000, rel=1e-6)
+    assert stationary.kernel_eigenvalue(2.0, 3000, 1) == pytest.approx(2 / 3000, rel=1e-3)
+    assert stationary.critical_diffusion(2.0, 3000) == pytest.approx(2 / 3000, rel=1e-3)
 
 
 def test_critical_diffusion_in_three_dimensions_is_the_langevin_function() -> None:
@@ -64,6 +72,13 @@ def test_stationary_order_solves_its_equation_on_the_circle() -> None:
     assert stationary.stationary_order(beta, 2, kappa) == pytest.approx(expected, abs=1e-8)
 
 
+def test_order_at_large_beta_is_close_to_one_and_finite() -> None:
+    # A Gaussian of variance s with s = kappa (s + 1/beta): s = kappa/(beta (1 - kappa)) = 0.004.
+    assert stationary.stationary_order(1000.0, 2, 0.8) == pytest.approx(np.exp(-0.002), abs=1e-5)
+    orders = [stationary.stationary_order(beta, 2, 0.8) for beta in (300.0, 600.0, 900.0)]
+    assert orders == sorted(orders)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -72,6 +87,10 @@ def test_stationary_order_solves_its_equation_on_the_circle() -> None:
         ((1.0, 3, -1.0), "kappa is -1"),
         ((1.0, 3, 1e-5), "too narrow to resolve; take kappa >="),
         ((1.0, 3, 0.1, "uphill"), "flow is 'uphill'"),
+        ((800.0, 3, 1.0, "unnormalised"), "too narrow to resolve; take a smaller beta"),
+        ((1e5, 3, 1.0), "take beta <="),
+        ((1.0, 3000, 0.1), "d is 3000"),
+        (("1", 3, 0.1), "beta is '1'"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message) -> None:
@@ -97,7 +116,39 @@ def test_study_finds_order_below_the_critical_diffusion_only(tmp_path, monkeypat
 
 
 def test_study_refuses_ratios_that_are_no_diffusions(monkeypatch, tmp_path) -> None:
-    for ratios in (["0"], ["1", "1"]):
+    for ratios in (["0"], ["1", "1"], ["0.5", "0.5000000001"]):
         with pytest.raises(InputError, match="--ratios"):
             call("noisy_tokens", monkeypatch, "--ratios", *ratios, "--out", str(tmp_path / "new"))
+    with pytest.raises(InputError, match="--t-final"):
+        call("noisy_tokens", monkeypatch, "--t-final", "0.01", "--out", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
+
+
+def _judged(order, theory, residual, error) -> list[str]:
+    """Verdicts on an order above the critical diffusion, and on residuals at three steps."""
+    noisy = script("noisy_tokens")
+    values = np.full((2, 1, 3), order)
+    found = xr.Dataset(
+        {"order": (("start", "ratio", "path"), values), "theory": ("ratio", [theory])}
+    )
+    found = found.assign_coords(ratio=[2.0])
+    ledger = xr.Dataset(
+        {
+            "edi_residual": ("dt", np.array(residual)),
+            "edi_residual_error": ("dt", np.full(3, error)),
+            "work_diffusion": ("dt", np.full(3, 0.12)),
+        }
+    )
+    flags = noisy.NoisyTokens()
+    return [finding.verdict for finding in noisy.findings(flags, (0.4, 0.1), ledger, found)[1:]]
+
+
+def test_fluctuations_that_are_not_there_fail_their_prediction() -> None:
+    balance = ([0.016, 0.008, 0.004], 1e-4)
+    assert _judged(0.044, 0.045, *balance) == ["held", "held"]
+    assert _judged(0.0, 0.045, *balance) == ["held", "not held"]
+
+
+def test_balance_that_too_few_paths_measure_is_not_called_held() -> None:
+    assert _judged(0.044, 0.045, [0.01, -0.2, -0.2], 0.5)[0] == "held in part"
+    assert _judged(0.044, 0.045, [0.1, 0.1, 0.1], 1e-4)[0] == "not held"

@@ -91,7 +91,25 @@ def test_order_counts_residuals_above_rounding_only():
     order = script("edi_defect").order
     steps = [0.04, 0.02, 0.01, 0.005]
     assert order(steps, np.array([256e-9, 16e-9, 1e-9, 1e-14])) == pytest.approx(4)
-    assert np.isnan(order(steps, np.array([1e-9, 1e-14, 1e-15, 0.0])))
+    assert order(steps, np.array([1e-9, 1e-14, 1e-15, 0.0])) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("orders", "verdict"),
+    [
+        ([1.0, 2.0, 4.0], "held"),
+        ([1.0, 2.0, np.inf], "held"),  # rk4 at rounding
+        ([1.02, 1.94, 3.79], "held in part"),  # vanishes, steps too large for the order
+        ([0.0, 0.0, 0.0], "not held"),
+        ([1.0, 2.0, 0.0], "not held"),
+    ],
+)
+def test_residual_that_vanishes_is_never_called_one_that_does_not(orders, verdict):
+    study = script("edi_defect")
+    table = xr.Dataset({"order_edi_residual": (("problem", "scheme"), [orders])})
+    table = table.assign_coords(problem=["p"], scheme=list(study.SCHEMES))
+    assert study.closes(table, "edi_residual", "p") == verdict
+    assert "inf" not in study.orders_text(table, "edi_residual", "p")
 
 
 EQUILIBRIA = ["--n", "8", "--paths", "4", "--t-final", "60", "--sizes", "4", "6", "9"]
@@ -216,3 +234,39 @@ def test_bad_flags_are_refused_before_anything_is_written(
     with pytest.raises(InputError, match=message):
         call(name, monkeypatch, tmp_path / "out", *flags)
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_in_any_order_give_the_same_verdicts(tmp_path, monkeypatch):
+    small = ["--n", "4", "--paths", "2", "--eps", "0.01", "--heads", "2", "--t-final", "0.2"]
+    found = []
+    for name, sizes in (("up", ("0.1", "0.2")), ("down", ("0.2", "0.1"))):
+        flags = [*small, "--times", "3", "--sizes", *sizes]
+        found.append(call("stability_tokens", monkeypatch, tmp_path / name, *flags)["findings"])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("study", "flags", "message"),
+    [
+        ("edi_defect", ["--t-final", "0.05", "--dt", "0.002"], "--t-final is 0.05"),
+        ("stability_tokens", ["--eps", "1e-18"], "--eps has 1e-18"),
+        ("stability_weights", ["--eps", "0.1", "1e-300"], "--eps has 1e-300"),
+        ("stability_weights", ["--law-heads", "1"], "--law-heads is 1"),
+    ],
+)
+def test_flag_that_would_fail_after_the_runs_is_refused_before(
+    tmp_path, monkeypatch, study, flags, message
+):
+    with pytest.raises(InputError, match=message):
+        call(study, monkeypatch, tmp_path / "new", *flags)
+    assert not (tmp_path / "new").exists()
+
+
+def test_message_on_other_tokens_names_flags_that_the_study_has(tmp_path, monkeypatch):
+    small = ["--paths", "2", "--sizes", "2", "--t-final", "1"]
+    out = tmp_path / "equilibria"
+    summary = call("equilibria", monkeypatch, out, *small, "--n", "4")
+    # Nothing has gathered yet: no verdict on points and pairs.
+    assert not [f for f in summary["findings"] if "nan" in f["found"]]
+    with pytest.raises(InputError, match=r"the initial tokens \(--n, --d, --paths, --seed\)"):
+        call("equilibria", monkeypatch, out, *small, "--n", "5", "--resume")

@@ -38,8 +38,11 @@ def opened(run: "xarray.Dataset | str | Path") -> Iterator[tuple["xarray.Dataset
 
     ds = open_run(run) if isinstance(run, str | Path) else run
     try:
-        if "config" not in ds.attrs:
-            raise InputError("the Dataset is no run of wflow: it has no attribute config")
+        if "config" not in getattr(ds, "attrs", {}):
+            raise InputError(
+                f"the {type(ds).__name__} is no run of wflow: it has no attribute config; give a "
+                "run file, or a Dataset from wflow.solve or wflow.open"
+            )
         config = json.loads(ds.attrs["config"])
         if not {"tokens", "snapshot", "snapshot_path"} <= set(ds.variables) or not ds.tokens.size:
             raise InputError(
@@ -128,7 +131,7 @@ def over_path(
     paths: NDArray[Any],
 ) -> tuple[FloatArray, FloatArray]:
     """Exponent and growth constant, each (paths, times), with the heads made again step by step."""
-    law = law_from_config(config["law"]) if law is None else law
+    law = law_from_config(config["law"]) if law is None else _same_law(law, config)
     heads = config["heads"]
     if law.initial() is not None:
         heads = None
@@ -159,11 +162,29 @@ def over_path(
     return total, constant
 
 
+def _same_law(law: HeadLaw, config: Config) -> HeadLaw:
+    """The law given for a run, if the run was made with it."""
+    from wflow.runfile import config_text, differences
+
+    if not isinstance(law, HeadLaw):
+        raise InputError(f"law is {law!r}: expected a wflow.heads law, the one of the run")
+    differ = differences(config["law"], json.loads(config_text(law.config())))
+    if differ:
+        raise InputError(
+            f"the law differs from that of the run in {', '.join(differ)}: give the law that the "
+            "run was made with"
+        )
+    return law
+
+
 def _rates(norms: FloatArray, config: Config, dt: float) -> tuple[FloatArray, FloatArray]:
     """L at every step (steps + 1,), and what each step adds to the exponent (steps,)."""
     parts = _growth.parts(norms, config["flow"])
     rate, lipschitz = parts.one_sided(config["direction"]), parts.lipschitz()
     if config["scheme"] != "euler":
-        return rate, dt * np.maximum(rate[1:], rate[:-1])
+        # Each norm is convex along heads that move on a line, and L grows with each; L itself need
+        # not be convex (`effective`: one head grows as another shrinks).
+        largest = _growth.parts(np.maximum(norms[1:], norms[:-1]), config["flow"])
+        return rate, dt * largest.one_sided(config["direction"])
     with np.errstate(over="ignore"):
         return rate, np.log1p(2 * dt * rate + (dt * lipschitz) ** 2)[:-1] / 2

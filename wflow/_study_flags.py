@@ -237,6 +237,14 @@ def listed(values: Any) -> str:
     return " ".join(f"{value:g}" for value in values)
 
 
+def _of_tokens(flags: Flags) -> str:
+    """The flags that decide on the initial tokens; a study of its own says none of them."""
+    if isinstance(flags, TokenFlags):
+        return "--tokens, --n, --d or --tokens-seed"
+    held = [name for name in ("n", "d", "paths") if hasattr(flags, name)]
+    return f"the initial tokens ({', '.join(map(flag, [*held, 'seed']))})"
+
+
 def flags_of(differ: list[str], flags: Flags) -> str:
     """Name the flags behind the keys in which the configurations of two runs differ."""
     roots = [key.split(".")[0].split(" ")[0] for key in differ]
@@ -244,7 +252,7 @@ def flags_of(differ: list[str], flags: Flags) -> str:
     for key, root in zip(differ, roots, strict=True):
         field = key.rpartition(".")[2]
         if root == "x0":
-            names.append("--tokens, --n, --d or --tokens-seed")
+            names.append(_of_tokens(flags))
         elif key == "law.name":
             names.append("the law of the heads (that of another study)")
         elif root == "law" and "law.name" in differ:

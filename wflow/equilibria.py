@@ -71,10 +71,12 @@ def uniform_energy(beta: float, d: int) -> float:
     from scipy.special import gammaln, hyp0f1, ive
 
     b, d = abs(number(beta, "beta")), whole(d, "d", 2, why="tokens live on S^(d-1)")
-    if b < 1 or b * b < 8 * d:  # the series, which large d makes short
-        return 0.5 * float(hyp0f1(d / 2, b * b / 4))
     k = d / 2 - 1
-    log = float(gammaln(d / 2)) + k * math.log(2 / b) + math.log(float(ive(k, b))) + b
+    scaled = float(ive(k, b))
+    # The series, which large d makes short, also where I_k leaves the range of doubles.
+    if b < 1 or b * b < 8 * d or scaled < 1e-290:
+        return 0.5 * float(hyp0f1(d / 2, b * b / 4))
+    log = float(gammaln(d / 2)) + k * math.log(2 / b) + math.log(scaled) + b
     return 0.5 * math.exp(log) if log < 709 else math.inf
 
 
@@ -120,7 +122,8 @@ def pair_energy(D: ArrayLike, v: ArrayLike | None = None, share: float = 0.5) ->
     if p > 1:
         raise InputError(f"share is {share}: expected a number from 0 to 1")
     s, same = _score(matrix, v, leading=False), p * p + (1 - p) * (1 - p)
-    return 0.5 * (same * _exp(s) + 2 * p * (1 - p) * _exp(-s))
+    other = 2 * p * (1 - p)
+    return 0.5 * (same * _exp(s) + (other * _exp(-s) if other else 0.0))  # not 0 inf
 
 
 def maximum(D: ArrayLike) -> Extremum:
@@ -173,7 +176,7 @@ def minimum(D: ArrayLike) -> Extremum:
     matrix = _matrix(D)
     values, vectors = np.linalg.eigh(matrix)
     low, high = float(values[0]), float(values[-1])
-    if low <= 0:
+    if low <= 1e-14 * high:  # zero but for rounding: the energies differ by less
         return Extremum(0.5 * _exp(low), "dirac", _eigenspace(values, vectors, low))
     if high - low <= 1e-12 * high:
         return Extremum(uniform_energy((low + high) / 2, len(matrix)), "uniform", None)
@@ -258,6 +261,10 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
     starts : number of random points
     seed : of the random points
 
+    Returns
+    -------
+    float; -inf where the energy of the cloud leaves the range of doubles
+
     Raises
     ------
     InputError
@@ -277,8 +284,11 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
     keys = tokens @ matrix
     random = np.random.default_rng(seed).standard_normal((whole(starts, "starts"), len(matrix)))
     y = np.concatenate([tokens, random / np.linalg.norm(random, axis=1, keepdims=True)])
-    energy = 0.5 * float(np.exp(tokens @ keys.T).mean())
-    return float(_least_potential(y, keys)) - energy
+    with np.errstate(over="ignore"):
+        energy = 0.5 * float(np.exp(tokens @ keys.T).mean())
+        if not math.isfinite(energy):
+            return -math.inf
+        return float(_least_potential(y, keys)) - energy
 
 
 def _least_potential(y: FloatArray, keys: FloatArray) -> float:
@@ -312,7 +322,10 @@ def _score(matrix: FloatArray, v: ArrayLike | None, *, leading: bool) -> float:
     if v is None:
         values = np.linalg.eigvalsh(matrix)
         return float(values[-1] if leading or values[-1] >= -values[0] else values[0])
-    unit = np.asarray(v, np.float64)
+    try:
+        unit = np.asarray(v, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"v is {v!r}: expected a unit vector of numbers") from None
     if unit.shape != (len(matrix),) or not abs(float(unit @ unit) - 1) <= 1e-9:
         raise InputError(f"v must be a unit vector of length {len(matrix)}: divide it by its norm")
     return float(unit @ matrix @ unit)

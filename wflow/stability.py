@@ -99,14 +99,21 @@ def bound(distance: ArrayLike, exponent: ArrayLike, *, cost: Cost = "chordal") -
     Raises
     ------
     InputError
-        For a wrong cost, or a distance that is negative or NaN.
+        For a wrong cost, a distance that is negative or NaN, an exponent that is NaN, or shapes
+        that do not broadcast.
 
     Source: [MHT] Theorem 5.1; docs/mathematics.md, stability.
     """
     check_choice("cost", cost, PREFACTOR)
-    start, growth = np.asarray(distance, np.float64), np.asarray(exponent, np.float64)
+    try:
+        start, growth = np.asarray(distance, np.float64), np.asarray(exponent, np.float64)
+        np.broadcast_shapes(start.shape, growth.shape)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"distance and exponent must be numbers that broadcast: {error}") from None
     if not np.all(start >= 0):
         raise InputError("distance must be numbers >= 0: the W2 of two clouds")
+    if np.any(np.isnan(growth)):
+        raise InputError("exponent holds NaN: expected the integral of a growth constant")
     with np.errstate(over="ignore", divide="ignore"):
         # log 0 = -inf against an exponent of inf: equal clouds stay equal.
         scaled = np.log(PREFACTOR[cost] * start)
@@ -125,8 +132,8 @@ def exponent(
     what the run itself computes: for `euler` the sum over steps of
     log(1 + 2 dt L + dt^2 M^2) / 2, M the Lipschitz constant of the velocity (L of `ascent`),
     because x + dt v is outside of the sphere, and from there the division by the norm brings no
-    two tokens further apart; for `heun` and `rk4` the sum of dt times the larger L of both ends of
-    the step, which bounds the flow that they follow up to the error of the scheme.
+    two tokens further apart; for `heun` and `rk4` the sum of dt times L of the larger norms of both
+    ends of the step, which bounds the flow that they follow up to the error of the scheme.
 
     With `weights="snapshots"` Lambda is the trapezoidal sum of L over the snapshots of a run with
     save_heads: an estimate, exact for frozen heads.
@@ -144,7 +151,8 @@ def exponent(
     Raises
     ------
     InputError
-        For runs that the bound is not about: (Q, K, V) heads, a causal mask, noise on the tokens.
+        For runs that the bound is not about: (Q, K, V) heads, a causal mask, noise on the tokens;
+        for a law that is not that of the run.
 
     Source: [MHT] Remark 5.2; docs/mathematics.md, stability.
     """
@@ -226,7 +234,7 @@ def growth_rate(
 
     Source: docs/mathematics.md, stability.
     """
-    resamples = whole(resamples, "resamples")
+    resamples, seed = whole(resamples, "resamples"), whole(seed, "seed", 0)
     level = number(level, "level", least=0.0)
     if not 0 < level < 1:
         raise InputError(f"level is {level:g}: expected a number between 0 and 1")
@@ -313,6 +321,8 @@ def compare(
     from wflow import transport
     from wflow.progress import progress as progress_bar
 
+    if isinstance(costs, str) or not costs:
+        raise InputError(f"costs is {costs!r}: expected a tuple of names, such as ('chordal',)")
     for cost in costs:
         check_choice("cost", cost, PREFACTOR)
     with (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._checks import positive, whole
+from wflow._checks import number, positive, whole
 from wflow.attention import FLOWS, check_choice
 from wflow.errors import InputError
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NODES = 200  # of the quadrature over the height z = <x, axis>
 _ROUNDS, _TOLERANCE = 20000, 1e-11
+_SMALLEST = 1e-290  # Bessel functions below it have lost digits
+_LARGEST_D = 400  # beyond it the nodes leave the heights at which clusters stand
 
 
 def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
@@ -48,14 +50,18 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
     InputError
         For beta <= 0, d < 2 or a negative degree.
     """
-    from scipy.special import gammaln, ive
+    from scipy.special import gammaln, hyp0f1, ive
 
-    positive(beta, "beta")
+    beta = positive(number(beta, "beta"), "beta")
     order = whole(d, "d", least=2) / 2 - 1
-    scaled = float(ive(order + whole(degree, "degree", least=0), beta))  # exp(-beta) I(beta)
-    if scaled == 0.0:
-        return 0.0
-    log = float(gammaln(d / 2)) + order * math.log(2 / beta) + beta + math.log(scaled)
+    degree = whole(degree, "degree", least=0)
+    scaled = float(ive(order + degree, beta))  # exp(-beta) I(beta)
+    if scaled >= _SMALLEST:
+        log = float(gammaln(d / 2)) + order * math.log(2 / beta) + beta + math.log(scaled)
+    else:  # the series of I, where I alone leaves the range of doubles
+        series = float(hyp0f1(order + 1 + degree, beta * beta / 4))
+        log = float(gammaln(d / 2) - gammaln(d / 2 + degree)) + degree * math.log(beta / 2)
+        log += math.log(series)
     return math.exp(log) if log < 709 else math.inf
 
 
@@ -85,7 +91,10 @@ def critical_diffusion(beta: float, d: int, flow: str = "softmax") -> float:
     if flow == "unnormalised":
         return first
     order = d / 2 - 1
-    return float(ive(order + 1, beta) / ive(order, beta))
+    above, below = float(ive(order + 1, beta)), float(ive(order, beta))
+    if min(above, below) >= _SMALLEST:
+        return above / below
+    return first / kernel_eigenvalue(beta, d, 0)  # far from overflow: order >> beta
 
 
 def stationary_order(beta: float, d: int, kappa: float, flow: str = "softmax") -> float:
@@ -108,23 +117,35 @@ def stationary_order(beta: float, d: int, kappa: float, flow: str = "softmax") -
     Raises
     ------
     InputError
-        For arguments out of range, or a law too narrow for the quadrature.
+        For arguments out of range, a d above 400, or a law too narrow for the quadrature.
     """
     check_choice("flow", flow, FLOWS)
-    positive(kappa, "kappa")
-    z, weight, kernel = _heights(positive(beta, "beta"), whole(d, "d", least=2))
-    narrow = kappa / beta if flow != "unnormalised" else kappa / (beta * math.exp(beta))
-    if narrow < 30 / _NODES**2:
+    kappa = positive(number(kappa, "kappa"), "kappa")
+    beta = positive(number(beta, "beta"), "beta")
+    if whole(d, "d", least=2) > _LARGEST_D:
+        raise InputError(f"d is {d}: the quadrature resolves laws up to d = {_LARGEST_D}")
+    if beta > _NODES**2 / 30:
         raise InputError(
-            f"kappa = {kappa:g} makes the stationary law too narrow to resolve; take kappa >= "
-            f"{kappa * 30 / _NODES**2 / narrow:.3g}"
+            f"beta = {beta:g} makes the kernel too narrow to resolve; take beta <= "
+            f"{_NODES**2 / 30:.3g}"
         )
+    # Everything relative to e^beta, the largest value of the kernel.
+    strength = kappa if flow != "unnormalised" else _exp(math.log(kappa) - beta)
+    least = 30 / _NODES**2 * beta
+    if strength < least:
+        least = least if flow != "unnormalised" else _exp(math.log(least) + beta)
+        remedy = f"kappa >= {least:.3g}" if math.isfinite(least) else "a smaller beta"
+        raise InputError(
+            f"kappa = {kappa:g} makes the stationary law too narrow to resolve; take {remedy}"
+        )
+    z, weight, kernel = _heights(beta, d)
     law = np.zeros(_NODES)
     law[-1] = 1.0  # probability at the nodes, from a Dirac at the pole
     potential: Callable[[NDArray], NDArray] = np.log if flow != "unnormalised" else np.asarray
     order = 1.0
     for _ in range(_ROUNDS):
-        exponent = potential(kernel @ law) / kappa
+        with np.errstate(divide="ignore"):  # log 0: no mass ends there
+            exponent = potential(kernel @ law) / strength
         law = weight * np.exp(exponent - exponent.max())
         law /= law.sum()
         last, order = order, float(z @ law)
@@ -135,16 +156,26 @@ def stationary_order(beta: float, d: int, kappa: float, flow: str = "softmax") -
 
 
 def _heights(beta: float, d: int) -> tuple[NDArray, NDArray, NDArray]:
-    """Nodes z, their uniform probabilities, and the kernel averaged around the axis (z, z')."""
-    from scipy.special import gammaln, ive, roots_chebyt, roots_gegenbauer
+    """Nodes z, their uniform probabilities, and the kernel averaged around the axis (z, z').
+
+    The kernel is that of exp(beta (<x, y> - 1)), at most 1.
+    """
+    from scipy.special import gammaln, hyp0f1, ive, roots_chebyt, roots_gegenbauer
 
     z, weight = roots_chebyt(_NODES) if d == 2 else roots_gegenbauer(_NODES, d / 2 - 1)
     order = (d - 3) / 2
     around = beta * np.sqrt(np.outer(1 - z**2, 1 - z**2))
     if d == 2:  # the two tokens at a height: the average of two exponentials
-        mean = (np.exp(around) + np.exp(-around)) / 2
+        log = np.logaddexp(around, -around) - math.log(2)
     else:
         # Gamma(nu + 1) (2/t)^nu I_nu(t): the average of exp(t cos) over the sphere around the axis.
-        scale = np.exp(float(gammaln(order + 1)) + order * np.log(2 / around) + around)
-        mean = scale * ive(order, around)
-    return z, weight / weight.sum(), np.exp(beta * np.outer(z, z)) * mean
+        bessel = ive(order, around)
+        small = bessel < _SMALLEST
+        log = float(gammaln(order + 1)) + order * np.log(2 / around) + around
+        log = log + np.log(np.where(small, 1.0, bessel))
+        log[small] = np.log(hyp0f1(order + 1, around[small] ** 2 / 4))
+    return z, weight / weight.sum(), np.exp(beta * (np.outer(z, z) - 1) + log)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 709 else math.inf

@@ -361,6 +361,17 @@ def test_antipodal_clouds_have_a_finite_distance_within_the_bounds() -> None:
     )
 
 
+def test_bounds_of_heads_beyond_the_range_of_doubles_hold_and_are_no_nan() -> None:
+    x, y, D = problem(3, n=4)
+    far = metric.bounds(x, y, 2000 * np.eye(3)[None])
+    assert far.lower == 0 and far.upper == math.inf
+    high = metric.bounds(x, y, 1000 * np.eye(3)[None])  # e^500 is a double, e^1000 is none
+    assert high.c2 == pytest.approx(math.exp(500), rel=1e-12)
+    assert metric.bounds(x, x, 2000 * np.eye(3)[None]).upper == 0
+    found, norms = metric.bounds(x, y, D), np.abs(np.linalg.eigvalsh(D)).max(axis=1)
+    assert found.c2 == pytest.approx(np.exp(-norms).mean() ** -0.5, rel=1e-13)
+
+
 def test_distance_cut_short_warns_and_says_so() -> None:
     x, y, D = problem(3, n=10, size=1.5)
     with pytest.warns(RuntimeWarning, match="did not converge"):
@@ -384,6 +395,9 @@ QKV = wflow.heads.QKV(*np.eye(3)[None, None].repeat(3, axis=0))
         (lambda: metric.weighted_distance(X, Y, 65 * np.eye(3)[None]), "norm 65: .*scale"),
         (lambda: metric.weighted_distance(X, Y, HEADS, segments=0), "segments is 0"),
         (lambda: metric.weighted_distance(X, Y, HEADS, tolerance=0.0), "tolerance is 0"),
+        (lambda: metric.weighted_distance(X, Y, HEADS, tolerance="a"), "tolerance is 'a'"),
+        (lambda: metric.metric_derivative(X, Y, [[[1.0, 2.0], [1.0]]]), "D must be an array"),
+        (lambda: metric.metric_derivative(X, Y, QKV), "no gradient"),
         (lambda: metric.weighted_distance(X[:0], Y[:0], HEADS), "n >= 1"),
         (lambda: metric.action(X, [0.0, 1.0]), r"expected \(times, n, d\)"),
         (lambda: metric.action([X, Y], [1.0, 0.0]), "2 increasing numbers"),

@@ -1,31 +1,18 @@
 """The studies of stability, equilibria and the defect, end to end at a size of seconds."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import xarray as xr
+from scripts import script
 
 import wflow
 from wflow import equilibria, stability
 from wflow.errors import InputError
 from wflow.transport import w2
-
-STUDIES = Path(__file__).resolve().parents[1] / "studies"
-
-
-def script(name: str) -> ModuleType:
-    """A study script as a module."""
-    spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def call(name: str, monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> dict:

@@ -230,6 +230,22 @@ def test_weighted_cloud_on_the_circle_is_at_distance_zero_from_itself():
     assert transport.w2(x, x[order], weights_x=a, weights_y=a[order]) == 0
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_tokens_of_hardly_any_weight_do_not_mislead_the_circle(seed):
+    rng = np.random.default_rng(seed)
+    for n, m, p in ((8, 3, 2.0), (4, 4, 3.0), (4, 2, 1.0)):
+        x, y = cloud(n, 2, seed), cloud(m, 2, seed + 100)
+        a, b = rng.random(n) ** rng.choice([1, 20]), rng.random(m) ** 20
+        a[0], b[0], b[-1] = 1e-25, 1e-25, 1e-16
+        options = {"weights_x": a / a.sum(), "weights_y": b / b.sum()}
+        for first, second in (("circle", "exact"), ("sliced", "circle")):
+            got, exact = (
+                transport.wasserstein(x, y, p, method=method, **options) ** p
+                for method in (first, second)
+            )
+            assert got == pytest.approx(exact, rel=1e-9, abs=1e-12)
+
+
 def test_circle_is_exact_for_many_tokens_where_pot_has_a_tolerance():
     x, y = cloud(800, 2, 0), cloud(800, 2, 1)
     for p in (1, 2):
@@ -358,6 +374,37 @@ def test_map_of_equal_sizes_is_the_assignment_and_otherwise_the_mean_of_the_plan
     assert np.allclose(np.linalg.norm(moved, axis=1), 1)
 
 
+def test_assignment_on_the_circle_is_a_permutation_where_best_cuts_fill_an_interval():
+    angles = np.array([[np.pi / 2, np.pi / 2 + 0.3, 0.0], [-np.pi / 2, -np.pi / 2, 0.0]])
+    x, y = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    labels = transport.assignment(x, y, 1.0)
+    assert sorted(labels) == [0, 1, 2]
+    paid = transport.distance(x, y)[np.arange(3), labels].mean()
+    assert paid == pytest.approx(transport.w1(x, y), rel=1e-14)
+
+
+@given(SEEDS, SIZES, POWERS)
+@QUICK
+def test_assignment_on_the_circle_costs_the_distance(seed, n, p):
+    x, y = cloud(n, 2, seed), cloud(n, 2, seed + 1)
+    labels = transport.assignment(x, y, p)
+    assert sorted(labels) == list(range(n))
+    paid = (transport.distance(x, y)[np.arange(n), labels] ** p).mean()
+    assert paid ** (1 / p) == pytest.approx(transport.wasserstein(x, y, p), rel=1e-12)
+
+
+def test_largest_power_keeps_small_distances():
+    x = cloud(5, 3, 0)
+    y = x + 1e-12 * cloud(5, 3, 1)
+    y /= np.linalg.norm(y, axis=1)[:, None]
+    assert 1e-13 < transport.wasserstein(x, y, 20.0) < 2e-12
+
+
+def test_entropic_bounds_of_a_cloud_and_itself_agree():
+    x = cloud(20, 3, 0)
+    assert transport.entropic(x, x).converged
+
+
 def test_token_split_between_antipodes_has_no_image():
     with pytest.raises(InputError, match="token 0 of x between targets whose mean vanishes"):
         transport.transport_map([[1.0, 0.0]], [[0.0, 1.0], [0.0, -1.0]])
@@ -453,6 +500,10 @@ def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
         transport.over_time(run_file, paths=[1])
     with pytest.raises(InputError, match="expected final, initial, previous, a run file"):
         transport.over_time(run_file, to="last")
+    with pytest.raises(InputError, match="to is None: expected final"):
+        transport.over_time(run_file, to=None)
+    with pytest.raises(InputError, match=r"paths are \[\[0\], \[2\]\]"):
+        transport.over_time(run_file, paths=[[0], [2]])
     other = tmp_path / "other.h5"
     wflow.rerun(run_file, out=other, snapshots=(0, 0.5), threads=1).close()
     with pytest.raises(InputError, match=r"snapshots at t = 0, 0\.1, 0\.3, 0\.5"):
@@ -496,6 +547,7 @@ def test_bad_clouds_are_refused(x, says):
         ([1.5, -0.5, 0.0], r"weights_y\[1\] is -0.5"),
         ([0.5, np.nan, 0.5], r"weights_y\[1\] is nan"),
         ("abc", "real numbers"),
+        ([0.5 + 0j, 0.5, 0.0], "real numbers"),
     ],
 )
 def test_bad_weights_are_refused(given_weights, says):
@@ -508,6 +560,7 @@ def test_bad_weights_are_refused(given_weights, says):
     [
         ({"p": 0.5}, "p is 0.5"),
         ({"p": np.inf}, "p is inf"),
+        ({"p": 1000.0}, "p is 1000: expected 1 <= p <= 20"),
         ({"cost": "euclid"}, "expected one of geodesic, chordal"),
         ({"method": "fast"}, "expected one of auto, exact"),
         ({"method": "circle"}, "d = 3: use 'exact'"),

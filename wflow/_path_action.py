@@ -126,7 +126,7 @@ def as_cloud(x: ArrayLike, name: str = "x") -> Array:
 
 
 def as_heads(D: ArrayLike | QKV, d: int, name: str = "D") -> Array:
-    """Symmetric heads (heads, d, d) whose scores are moderate enough for sums without a shift."""
+    """Symmetric heads (heads, d, d) for tokens of dimension d, of any size."""
     if isinstance(D, QKV):
         raise InputError(
             "general (Q, K, V) heads are no gradient: they have no energy and no mobility; give "

@@ -24,6 +24,27 @@ from wflow._transport_costs import power
 
 _TURN = 2 * math.pi
 _TIE = 1e-14  # masses that differ by less are one: sums of weights are no more accurate
+_LIGHT = 4 * _TIE  # an atom of less mass could tie at both of its ends: a neighbour takes it
+
+
+@njit(error_model="numpy")
+def _distinct(total):
+    """Places of the atoms whose ends are more than ties apart: the others' mass goes to the next.
+
+    total (n,): cumulative masses, ending with 1. Returns places (k,), cumulative masses (k,)
+    """
+    places = np.empty(total.shape[0], np.int64)
+    count = 0
+    before = 0.0
+    for i in range(total.shape[0]):
+        if total[i] - before > _LIGHT:
+            places[count] = i
+            count += 1
+            before = total[i]
+    places = places[:count]
+    sums = total[places]
+    sums[count - 1] = 1.0
+    return places, sums
 
 
 @njit(error_model="numpy")
@@ -150,7 +171,8 @@ def _entry_points(source, cache):
                 order = np.argsort(angle)
                 total = np.cumsum(weights[order])
                 total /= total[-1]
-                angles.append(angle[order])
+                places, total = _distinct(total)
+                angles.append(angle[order][places])
                 sums.append(total)
             out[k] = _best_cut(angles[0], sums[0], angles[1], sums[1], p)[0]
         return out
@@ -170,7 +192,8 @@ def _sorted(x: NDArray, weights: NDArray | None) -> tuple[NDArray, NDArray, NDAr
     order = np.argsort(angle, kind="stable")
     order = order[weights[order] > 0]
     total = np.cumsum(weights[order].astype(np.longdouble))
-    return order, angle[order], np.asarray(total / total[-1], np.float64)
+    kept, sums = _distinct(np.asarray(total / total[-1], np.float64))
+    return order[kept], angle[order[kept]], sums
 
 
 def circle(x: NDArray, y: NDArray, wx: NDArray | None, wy: NDArray | None, p: float) -> float:
@@ -189,3 +212,15 @@ def circle_plan(
     theta = _circle_cost(a, ca, b, cb, p)[1]
     i, j, mass = _circle_pairs(a, ca, b, cb, theta, p)
     return places_x[i], places_y[j], mass
+
+
+def circle_assignment(x: NDArray, y: NDArray, p: float) -> NDArray[np.int64]:
+    """An optimal permutation (n,) on S^1: a turn of one sorted list against the other."""
+    places_x, a, ca = _sorted(x, None)
+    places_y, b, cb = _sorted(y, None)
+    # The best cut may lie within a piece where the cost is constant: its end is as good, and is
+    # a whole number of tokens.
+    turn = round(_circle_cost(a, ca, b, cb, p)[1] * len(x))
+    out = np.empty(len(x), np.int64)
+    out[places_x] = np.roll(places_y, -turn)
+    return out

@@ -28,6 +28,7 @@ _LOG2E = 1 / math.log(2)
 _FLOOR = -1000.0  # exponents of 2 below it count as it: no term of a sum down there matters
 _NOTHING = -1e30  # the exponent of a pair that is not there
 _WIDE = 4  # vectors of columns that one task sums together: it reads them row by row
+_SAME = 1e-16  # W_p, in units of the largest distance, that means nothing
 _LEAST = 1e-8  # lowest temperature, in units of the largest cost
 _STAGE = 60  # iterations at one temperature, after which a lower one helps more
 _PATIENCE = 4  # temperatures without progress, after which lower ones bring none
@@ -288,6 +289,7 @@ def _bounds(
         upper = min(upper, found)
         lower = min(lower, upper)  # rounding of the sums can bring them past each other
         agree = upper ** (1 / p) - lower ** (1 / p) <= tolerance * upper ** (1 / p)
+        agree = agree or upper <= _SAME**p * largest  # a cloud and itself: below any rounding
         if agree or idle == _PATIENCE or eps <= lowest or iterations >= max_iterations:
             return Bounds(upper, lower, iterations, bool(agree))
         eps = max(eps / _COLDER, lowest)

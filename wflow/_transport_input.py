@@ -66,6 +66,8 @@ def _weights(weights: ArrayLike | None, count: int, name: str) -> FloatArray | N
     if weights is None:
         return None
     try:
+        if np.iscomplexobj(weights):
+            raise TypeError("they are complex")
         given = np.asarray(weights, np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"{name} must be real numbers, one per token: {error}") from None

@@ -28,10 +28,17 @@ EXACT_PAIRS = 10_000 * 10_000  # of tokens, up to which `auto` is exact: half a 
 # whose columns fill vectors.
 _BYTES = {"assignment": 8, "simplex": 40, "entropic": 16}
 ENTROPIC_PAIRS = 2**28  # up to which `auto` is entropic: 2 GiB of costs
+LARGEST_POWER = 20.0  # the least distance that is no rounding, 1e-15, to this power is a double
 
 
 def power(p: float) -> float:
-    return number(p, "p", least=1.0)
+    p = number(p, "p", least=1.0)
+    if p > LARGEST_POWER:
+        raise InputError(
+            f"p is {p:g}: expected 1 <= p <= {LARGEST_POWER:g}; beyond that the powers c^p of "
+            "small distances leave the range of doubles"
+        )
+    return p
 
 
 def root(value: float, p: float) -> float:

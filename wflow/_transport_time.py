@@ -94,7 +94,7 @@ def _paths(tokens: "DataArray", paths: Sequence[int] | None) -> NDArray[np.int64
         return kept
     chosen = np.atleast_1d(np.asarray(paths))
     missing = [path for path in chosen.tolist() if path not in kept]
-    if missing or not chosen.size:
+    if missing or not chosen.size or chosen.ndim > 1:
         raise InputError(
             f"paths are {chosen.tolist()}, and the run kept the tokens of {kept.tolist()}; choose "
             "from those, or run again with snapshot_paths"
@@ -164,7 +164,8 @@ def _reference(
     if isinstance(to, str) and to in _RELATIVE:
         end = len(times) - 1 if to == "final" else 0
         return lambda path: always(_cloud(tokens, path, end))
-    if isinstance(to, str) and not Path(to).exists() and not Path(f"{to}.partial").exists():
+    nowhere = isinstance(to, str) and not Path(to).exists() and not Path(f"{to}.partial").exists()
+    if to is None or nowhere:
         raise InputError(
             f"to is {to!r}: expected {', '.join(_RELATIVE)}, a run file, or a cloud (m, d)"
         )

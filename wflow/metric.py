@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._checks import positive, whole
+from wflow._checks import number, positive, whole
 from wflow._geodesics import angles, geodesics, refined, spring_solver, squared_distances
 from wflow._matrices import as_matrices, finite
 from wflow._minimise import minimise
@@ -31,6 +31,7 @@ from wflow._path_action import (
 from wflow._threads import threads_for
 from wflow._weighted import weighted_sums
 from wflow.errors import InputError
+from wflow.heads import QKV
 
 __all__ = ["Bounds", "Distance", "action", "bounds", "metric_derivative", "weighted_distance"]
 
@@ -65,7 +66,8 @@ class Distance:
     curve : (K + 1, n, d), from x to the tokens of y in the order of `coupling`
     coupling : (n,), token i of x goes to token coupling[i] of y
     mobility : (K + 1, n), b at the nodes
-    extrapolated : sqrt((4 A_K - A_{K/2})/3), Richardson; NaN for an odd number K of segments
+    extrapolated : sqrt((4 A_K - A_{K/2})/3), Richardson; NaN where no A_{K/2} was computed on the
+        way: K odd or 2, or the search began again from the geodesics with K segments
     bounds : the rigorous two-sided bound; `value` and W_b itself lie within it
     path_lower, path_upper : W_2 sqrt(min b) along `curve`, and W_2 sqrt(max b) along the W_2
         geodesics: sharper; the first holds if `curve` is optimal, both up to the discretisation
@@ -222,7 +224,7 @@ def weighted_distance(
     heads = as_heads(D, start.shape[1])
     check_moderate(heads)
     segments = whole(segments, "segments")
-    positive(tolerance, "tolerance")
+    positive(number(tolerance, "tolerance"), "tolerance")
     whole(max_iterations, "max_iterations")
 
     pairs = len(start) ** 2 * len(heads) * segments
@@ -338,9 +340,10 @@ def _bounds(w2: float, D: Array) -> Bounds:
     largest = float(norms.max())
     # Scaled by the largest term: e^{|D|} itself may be out of range.
     c1 = math.exp(-largest / 2) / math.sqrt(float(np.exp(norms - largest).mean()))
+    least = float(norms.min())
     with np.errstate(over="ignore"):
-        c2 = 1 / math.sqrt(max(float(np.exp(-norms).mean()), 5e-324))
-    return Bounds(c1 * w2, c2 * w2, w2, c1, c2)
+        c2 = float(np.exp(least / 2)) / math.sqrt(float(np.exp(least - norms).mean()))
+    return Bounds(c1 * w2, c2 * w2 if w2 > 0 else 0.0, w2, c1, c2)  # c2 may be inf
 
 
 def _w2(x: Array, y: Array) -> tuple[float, NDArray[np.intp]]:
@@ -367,16 +370,17 @@ def _mobilities(clouds: Array, D: ArrayLike | None) -> Array:
     """b (clouds, n), for heads that are None, constant, or one set per cloud."""
     if D is None:
         return np.ones(clouds.shape[:2])
-    if np.ndim(D) == 4 and len(D) == len(clouds):  # type: ignore[arg-type]
-        heads: Array = as_matrices(D, "D", symmetric=True)
-        as_heads(heads[0], clouds.shape[-1])
-    elif np.ndim(D) == 4:
+    moving = None if isinstance(D, QKV) else as_matrices(D, "D", symmetric=True)
+    if moving is None or moving.ndim != 4:
+        heads = as_heads(D, clouds.shape[-1])[None]
+    elif len(moving) != len(clouds):
         raise InputError(
-            f"D has shape {np.shape(D)}, expected (heads, d, d), or ({len(clouds)}, heads, d, d) "
+            f"D has shape {moving.shape}, expected (heads, d, d), or ({len(clouds)}, heads, d, d) "
             "with the heads at every time of the curve"
         )
     else:
-        heads = as_heads(D, clouds.shape[-1])[None]
+        heads = moving
+        as_heads(heads[0], clouds.shape[-1])
     check_moderate(heads)
     return weighted_sums(clouds, np.ascontiguousarray(heads), np.zeros(clouds.shape[:2]), False)[0]
 

@@ -69,7 +69,7 @@ class Entropic(NamedTuple):
     value : upper bound, the p-th root of the cost of a plan with the exact marginals
     lower : lower bound, the p-th root of a dual value
     iterations : of the entropic potentials, at all temperatures together
-    converged : whether value - lower <= tolerance * value
+    converged : whether value - lower <= tolerance * value, or value is no more than rounding
     """
 
     value: float
@@ -98,7 +98,7 @@ def wasserstein(
     ----------
     x : (n, d) unit tokens
     y : (m, d) unit tokens
-    p : real, >= 1
+    p : real, 1 to 20
     cost : "geodesic" (angle, at most pi) or "chordal" (|x - y|, at most 2)
     method : a key of `METHODS`:
 
@@ -128,7 +128,7 @@ def wasserstein(
     ------
     InputError
         For clouds off the sphere, empty, of different d, or too large for the method; weights that
-        do not sum to one; p < 1; a method that does not apply.
+        do not sum to one; p outside of 1 to 20; a method that does not apply.
 
     Source: [MHT] section 2; Peyre and Cuturi, Computational optimal transport (2019); Bonet et al.,
     Spherical sliced-Wasserstein (2023).
@@ -260,11 +260,7 @@ def assignment(
             "wflow.transport.plan"
         )
     if exact_kind(given, cost) == "circle":
-        rows, columns, mass = on_circle.circle_plan(*given, p)
-        whole_mass = mass > 0.5 / len(given.x)
-        out = np.empty(len(given.x), np.int64)
-        out[rows[whole_mass]] = columns[whole_mass]
-        return out
+        return on_circle.circle_assignment(given.x, given.y, p)
     check_method("exact", given, cost)
     return assign(costs_of(given, p, cost))
 
@@ -348,7 +344,7 @@ def over_time(
 
         another run, as file or Dataset, with the same snapshot times and paths: its snapshot of the
         same time and path
-    p : real, >= 1
+    p : real, 1 to 20
     paths : numbers of the paths; default all whose tokens were kept
     progress : show a bar with the time left
     options : of `wflow.transport.wasserstein`

@@ -12,7 +12,7 @@ from scipy.special import gammaln, ive
 from scipy.stats import special_ortho_group
 
 import wflow
-from wflow import _clusters_linkage, _clusters_time, clusters
+from wflow import _clusters_linkage, clusters
 from wflow.errors import InputError
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
 
@@ -305,7 +305,7 @@ def test_series_read_some_snapshots_at_a_time(merging, monkeypatch):
     whole = clusters.over_time(merging, 0.05, quantities=["count"])
     assert max(read) == 25 * 24 * 3
     read.clear()
-    monkeypatch.setattr(_clusters_time, "_BLOCK_BYTES", 2 * 8 * 24 * 3 + 1)
+    monkeypatch.setattr(_snapshots, "_BLOCK_BYTES", 2 * 8 * 24 * 3 + 1)
     assert clusters.over_time(merging, 0.05, quantities=["count"]).equals(whole)
     assert max(read) == 2 * 24 * 3
 

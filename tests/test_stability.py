@@ -410,7 +410,7 @@ def test_what_is_no_run_or_not_its_law_is_refused():
         with pytest.raises(InputError, match="costs is"):
             compare(run, run, costs=costs)
     for nothing in (None, {"a": 1}):
-        with pytest.raises(InputError, match="no run of wflow"):
+        with pytest.raises(InputError, match="expected a run file, or the Dataset"):
             exponent(nothing)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import wflow
-from wflow import _transport_methods, _transport_time, tokens, transport
+from wflow import _snapshots, _transport_methods, tokens, transport
 from wflow._pot import load_pot
 from wflow.errors import InputError
 from wflow.heads import Frozen, OrnsteinUhlenbeck
@@ -477,7 +477,7 @@ def test_over_time_holds_no_more_than_its_block_of_snapshots(run_file, monkeypat
     monkeypatch.setattr(h5netcdf.Variable, "__getitem__", watched)
     for snapshots in (1, 3):
         read.clear()
-        monkeypatch.setattr(_transport_time, "_BLOCK", snapshots * 8 * 12 * 3)
+        monkeypatch.setattr(_snapshots, "_BLOCK_BYTES", snapshots * 8 * 12 * 3)
         assert np.array_equal(transport.over_time(run_file), want)
         assert max(read) == snapshots * 12 * 3
 
@@ -494,7 +494,7 @@ def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
     wflow.solve(
         cloud(4, 3, 0), Frozen(), heads=1, t_final=0.2, dt=0.1, snapshot_paths=(), out=bare
     ).close()
-    with pytest.raises(InputError, match=r"no snapshots of tokens; run it again with snapshots="):
+    with pytest.raises(InputError, match="holds no tokens: solve it again with snapshots="):
         transport.over_time(bare)
     with pytest.raises(InputError, match=r"paths are \[1\].*kept the tokens of \[0, 2\]"):
         transport.over_time(run_file, paths=[1])

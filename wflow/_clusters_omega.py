@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._checks import number, whole
-from wflow._clusters_time import clouds, opened
+from wflow._snapshots import cloud, opened
 from wflow.errors import InputError
 
 if TYPE_CHECKING:
@@ -309,11 +309,10 @@ def _last_step(ds: "Dataset") -> Interval:
         return math.nan, math.nan
     from wflow.transport import w2
 
-    ends = ds.isel(snapshot=slice(-2, None))
     distances = []
     for p in range(ds.sizes["snapshot_path"]):
-        before, after = clouds(ends, p)
+        before, after = cloud(ds, p, -2), cloud(ds, p, -1)
         if before is not None and after is not None:
             distances.append(w2(before, after))
-    times = ends["snapshot"].values
+    times = ds["snapshot"].values[-2:]
     return (float(np.mean(distances)) if distances else math.nan), float(times[1] - times[0])

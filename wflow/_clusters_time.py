@@ -1,8 +1,7 @@
 """Clusters along the snapshots of a run."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,16 +19,14 @@ from wflow._clusters_cloud import (
     persistent_count,
     sizes,
 )
+from wflow._snapshots import clouds, opened, require_tokens
 from wflow.errors import InputError
 from wflow.progress import progress as progress_bar
-from wflow.sphere import as_tokens
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
 FloatArray = NDArray[np.float64]
-
-_BLOCK_BYTES = 2**22  # read at once: a read of its own for every small snapshot takes longer
 
 QUANTITIES = {
     "count": "number of clusters at the scale",
@@ -41,42 +38,6 @@ QUANTITIES = {
     "entropy": "entropy of the smoothed cloud against the uniform law",
 }
 """What `over_time` can compute: name -> what it is."""
-
-
-@contextmanager
-def opened(run: "Dataset | str | Path") -> Iterator["Dataset"]:
-    """A run; a file is opened here and closed at the end, a Dataset stays as it is."""
-    from wflow.runfile import open_run
-
-    if not isinstance(run, str | Path):
-        if not hasattr(run, "data_vars"):
-            raise InputError(
-                f"run is a {type(run).__name__}: expected a run file, or the Dataset of "
-                "wflow.solve or wflow.open"
-            )
-        yield run
-        return
-    with open_run(run) as ds:
-        yield ds
-
-
-def require_tokens(ds: "Dataset") -> None:
-    """Raise InputError unless the run holds tokens of single paths."""
-    if "tokens" not in ds.variables or not ds["tokens"].size:
-        raise InputError(
-            "the run holds no tokens: solve it again with snapshots=(times that matter) and "
-            "snapshot_paths=(paths that matter)"
-        )
-
-
-def clouds(ds: "Dataset", path: int) -> Iterator[FloatArray | None]:
-    """The clouds of a snapshot path, some megabytes in memory at a time; None for one not there."""
-    tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")
-    block = max(1, _BLOCK_BYTES // (8 * ds.sizes["token"] * ds.sizes["axis"]))
-    for start in range(0, ds.sizes["snapshot"], block):
-        for x in np.asarray(tokens[path, start : start + block].values, np.float64):
-            # A run in single precision is on the sphere to single precision.
-            yield as_tokens(x, "tokens") if np.isfinite(x).all() else None
 
 
 def over_time(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow import _growth
+from wflow import _growth, _snapshots
 from wflow._head_path import head_path
 from wflow.errors import InputError
 from wflow.heads import HeadLaw, law_from_config
@@ -34,26 +34,16 @@ def opened(run: "xarray.Dataset | str | Path") -> Iterator[tuple["xarray.Dataset
     InputError
         For a run without tokens, or one that the bound is not about.
     """
-    from wflow.runfile import open_run
-
-    ds = open_run(run) if isinstance(run, str | Path) else run
-    try:
-        if "config" not in getattr(ds, "attrs", {}):
+    with _snapshots.opened(run) as ds:
+        if "config" not in ds.attrs:
             raise InputError(
                 f"the {type(ds).__name__} is no run of wflow: it has no attribute config; give a "
                 "run file, or a Dataset from wflow.solve or wflow.open"
             )
         config = json.loads(ds.attrs["config"])
-        if not {"tokens", "snapshot", "snapshot_path"} <= set(ds.variables) or not ds.tokens.size:
-            raise InputError(
-                "the run holds no tokens: run it again with snapshots at the times that matter, "
-                "and the paths in snapshot_paths"
-            )
+        _snapshots.require_tokens(ds)
         _refuse(config)
         yield ds, config
-    finally:
-        if ds is not run:
-            ds.close()
 
 
 def _refuse(config: Config) -> None:

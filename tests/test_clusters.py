@@ -12,7 +12,7 @@ from scipy.special import gammaln, ive
 from scipy.stats import special_ortho_group
 
 import wflow
-from wflow import _clusters_linkage, clusters
+from wflow import _clusters_linkage, _snapshots, clusters
 from wflow.errors import InputError
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
 

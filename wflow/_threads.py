@@ -8,9 +8,10 @@ import numba
 from wflow._checks import whole
 from wflow.errors import InputError
 
-# Pairs of tokens below which another thread costs more than it saves: about 0.1 ms of work, and
-# several times the time that waking a thread takes where other programs share the cores.
-_PAIRS = 2**17
+# Pairs of tokens below which another thread costs more than it saves. A thread that sleeps between
+# calls takes some 0.1 ms to wake, more on virtual cores: with 2^17 pairs a step of minimizing
+# movements took three times as long on two threads as on one.
+_PAIRS = 2**20
 
 
 @contextmanager

@@ -20,7 +20,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/fused_step.py
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/jko_step.py
-	$(BIN)/python benchmarks/clustering.py
+	$(BIN)/python benchmarks/clustering_grid.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

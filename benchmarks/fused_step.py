@@ -19,7 +19,6 @@ median over rounds is printed with the smallest and largest. Peak memory is that
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from numba import njit, prange
 
 from wflow._pairsums import TILE
 from wflow._simd import exp2, fma, lanes, load, splat, store
+from wflow._study_session import machine
 from wflow.attention import evaluate
 
 N, HEADS, D = 200, 64, 3
@@ -177,16 +177,6 @@ def peak_memory_mb(arguments: list[str]) -> tuple[float, float]:
     return peak * (1 if platform.system() == "Darwin" else 1024) / 1e6, wall
 
 
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="rounds of all variants")
@@ -273,7 +263,7 @@ def main() -> None:
         figures["peak memory of ou_heads --heads 64 --paths 16 (MB)"] = peak
         figures["its wall time (s)"] = wall
 
-    print(f"{processor()}, {threads} threads, {options.rounds} rounds, n={N} H={HEADS} d={D} f64")
+    print(f"{machine()}, {threads} threads, {options.rounds} rounds, n={N} H={HEADS} d={D} f64")
     print(f"{'variant':<24}{'median ms':>11}{'min':>9}{'max':>9}{'ns/pair':>10}")
     for name, row in table.items():
         print(
@@ -285,8 +275,7 @@ def main() -> None:
     result = {
         "command": "python benchmarks/fused_step.py",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": processor(),
-        "cores": os.cpu_count(),
+        "machine": machine(),
         "threads": threads,
         "versions": {"python": platform.python_version(), "numpy": np.__version__,
                      "numba": numba.__version__, "torch": torch_version()},

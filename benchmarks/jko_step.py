@@ -18,7 +18,6 @@ median over rounds is printed with the smallest and largest.
 
 import argparse
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from scipy.optimize import minimize
 
 from wflow import jko, velocity
 from wflow._jko_step import StepProblem
+from wflow._study_session import machine
 from wflow.sphere import normalise
 
 N, D, TAU, HEADS = 200, 3, 0.05, (1, 8, 64)
@@ -136,16 +136,6 @@ def by_torch(x: Array, heads: Array, metric: str, stop: float) -> Array:
     return normalise(p.detach().numpy())
 
 
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
 def torch_version() -> str | None:
     try:
         return metadata.version("torch")
@@ -162,7 +152,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     x = normalise(rng.normal(size=(N, D)))
     rows = []
-    print(f"{processor()}, {numba.get_num_threads()} threads, {options.rounds} rounds, n={N} d={D}")
+    print(f"{machine()}, {numba.get_num_threads()} threads, {options.rounds} rounds, n={N} d={D}")
     print(
         f"{'metric':<10}{'H':>4}  {'variant':<8}{'median ms':>11}{'min':>9}{'max':>9}{'speedup':>9}"
         f"{'gradient':>11}{'gap':>10}"
@@ -211,8 +201,7 @@ def main() -> None:
     result = {
         "command": "python benchmarks/jko_step.py",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": processor(),
-        "cores": os.cpu_count(),
+        "machine": machine(),
         "threads": numba.get_num_threads(),
         "versions": {"python": platform.python_version(), "numpy": np.__version__,
                      "scipy": scipy.__version__, "numba": numba.__version__,

@@ -19,7 +19,6 @@ median over rounds is printed with the smallest and largest. POT runs with enoug
 
 import argparse
 import json
-import os
 import platform
 import tempfile
 import time
@@ -34,6 +33,7 @@ import ot
 
 import wflow
 from wflow import tokens, transport
+from wflow._study_session import machine
 from wflow.heads import OrnsteinUhlenbeck
 
 N, SMALL, STEPS, TIMES, HEADS = 2000, 200, 4000, 50, 4
@@ -78,16 +78,6 @@ def timed(call: Callable) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def main() -> None:
@@ -149,7 +139,7 @@ def main() -> None:
         for (problem, name), values in times.items()
     }
     threads = numba.get_num_threads()
-    print(f"{processor()}, {threads} threads, {options.rounds} rounds, n = {N}, f64")
+    print(f"{machine()}, {threads} threads, {options.rounds} rounds, n = {N}, f64")
     print(f"{'variant':<32}{'median ms':>11}{'min':>10}{'max':>10}{'times wflow':>13}")
     for row, numbers in table.items():
         print(
@@ -163,8 +153,7 @@ def main() -> None:
     result = {
         "command": "python benchmarks/transport.py",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": processor(),
-        "cores": os.cpu_count(),
+        "machine": machine(),
         "threads": threads,
         "versions": {"python": platform.python_version(), "wflow": wflow.__version__}
         | {package: metadata.version(package) for package in packages},

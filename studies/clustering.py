@@ -12,6 +12,7 @@ in units of [GLPR], t = beta times the time of wflow.solve and of the run files.
     python studies/clustering.py --causal --out results/clustering_causal
 
 [GLPR] Geshkovski, Letrouit, Polyanskiy, Rigollet, A mathematical perspective on transformers, 2025.
+With --causal: Karagodin, Polyanskiy, Rigollet, Clustering in causal attention masking, 2024.
 """
 
 import math
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+import wflow
 from wflow import clusters, study, tokens
 from wflow._checks import number, positive, whole
 from wflow._problem import count_steps
@@ -71,7 +73,7 @@ class Clustering(study.Flags):
     """Dimension of the series."""
     series_paths: int = 16
     """Random starts of the series; the same ones for every beta."""
-    series_t: float = 3000.0
+    series_t: float = 2000.0
     """End time of the series, in units of [GLPR]."""
     scale: float = 0.0447
     """Geodesic distance, in radians, up to which two tokens are linked: <x, y> >= 0.999."""
@@ -200,6 +202,10 @@ def main() -> int:
                 counts[name] = clusters.over_time(file, flags.scale, quantities=["count"])["count"]
                 advance(1)
         table = collect(flags, counts)
+        if flags.causal:
+            add_first_token(
+                table, [files[cell_name(b, d)] for b in flags.betas for d in flags.dims]
+            )
         session.finish(
             table=table,
             text=report(flags, table),
@@ -259,6 +265,22 @@ def collect(flags: Clustering, counts: "dict[str, DataArray]") -> "Dataset":
     )
 
 
+def add_first_token(table: "Dataset", files: list[Path]) -> None:
+    """How far first tokens went, and how near the others are to them in the end."""
+    moved, near = 0.0, []
+    one = (table["count"].isel(when=-1).values == 1).reshape(len(files), -1)
+    for file, met in zip(files, one, strict=True):
+        with wflow.open(file) as run:
+            end = run["tokens"].isel(snapshot=-1).values  # (start, token, axis)
+            first = run["initial_tokens"].values[:, :1]
+        moved = max(moved, float(np.linalg.norm(end[:, :1] - first, axis=-1).max()))
+        near += np.linalg.norm(end - first, axis=-1).max(axis=1)[met].tolist()
+    table["first_token_moved"] = ((), moved, {"long_name": "largest chord a first token moved"})
+    distance = float(np.mean(near)) if near else math.nan
+    name = "largest chord to the first token, mean over starts in one cluster"
+    table["first_token_distance"] = ((), distance, {"long_name": name})
+
+
 def plateaus(
     flags: Clustering, table: "Dataset", beta: float, start: int
 ) -> list[clusters.Plateau]:
@@ -276,7 +298,7 @@ def report(flags: Clustering, table: "Dataset") -> str:
         columns[f"{d}"] = [f"{s:.2f} ({c:.1f})" for s, c in zip(shares, counts, strict=True)]
     edges = {"t": [f"{t:g}" for t in table["when"].values]}
     for j, d in enumerate(flags.dims):
-        edges[f"{d}"] = [f"{value:.2f}" for value in table["frontier"].values[j]]
+        edges[f"{d}"] = [edge_text(value) for value in table["frontier"].values[j]]
     if not flags.causal:
         edges["orthogonal"] = [f"{value:.2f}" for value in table["orthogonal_frontier"].values]
     rows: dict[str, list[str]] = {
@@ -305,11 +327,16 @@ def report(flags: Clustering, table: "Dataset") -> str:
         f"Share of {flags.paths} starts in one cluster at t = {flags.t_final:g}, and in brackets "
         f"the mean number of clusters; n = {flags.n}, linked up to {flags.scale:g} rad:\n\n"
         f"{study.markdown_table(columns)}\n\n"
-        "beta at which that share falls below 1/2 (inf: not in the range, nan: below everywhere):"
+        'beta at which that share falls below 1/2; "below" and "above": outside of the range:'
         f"\n\n{study.markdown_table(edges)}\n\n"
         f"Number of clusters over time, n = {flags.series_n}, d = {flags.series_d}, up to "
         f"t = {flags.series_t:g}:\n\n{study.markdown_table(rows)}"
     )
+
+
+def edge_text(beta: float) -> str:
+    """A frontier in words: NaN lies below all of --betas, inf above."""
+    return "below" if math.isnan(beta) else "above" if math.isinf(beta) else f"{beta:.2f}"
 
 
 def growth(table: "Dataset") -> tuple[float, float, float, list[float]]:
@@ -340,9 +367,23 @@ def findings(flags: Clustering, table: "Dataset") -> list[study.Finding]:
     share = table["share"].isel(when=-1)
     source = CAUSAL if flags.causal else GLPR
     found = [small_beta(share, source), large_d(flags, table, source), metastable(flags, table)]
-    if not flags.causal:
-        found.insert(2, orthogonal(flags, table))
+    found.insert(2, first_token(table) if flags.causal else orthogonal(flags, table))
     return found
+
+
+def first_token(table: "Dataset") -> study.Finding:
+    """Causal attention: what the tokens gather at."""
+    moved = float(table["first_token_moved"])
+    text = (
+        f"the first token moves by {moved:.1g} at most, over all runs, so that one cluster of all "
+    )
+    text += "tokens is one around it; in the mean over the starts with one cluster at the end the "
+    text += f"others are within {float(table['first_token_distance']):.1e} of it"
+    good = moved < 1e-9
+    return study.Finding(
+        "the one cluster is at the first token, which stays where it is", CAUSAL, text,
+        "held" if good else "not held",
+    )  # fmt: skip
 
 
 def small_beta(share: "DataArray", source: str) -> study.Finding:
@@ -373,11 +414,13 @@ def large_d(flags: Clustering, table: "Dataset", source: str) -> study.Finding:
     edge = table["frontier"].isel(when=-1).sortby("d").values
     all_one = [float(b) for b in large["beta"].values if (large.sel(beta=b) >= ONE).all()]
     text = f"at t = {flags.t_final:g} for beta up to {max(all_one, default=0):g}; the frontier "
-    text += f"rises from beta = {edge[0]:.2f} (d = {min(flags.dims)}) to {edge[-1]:.2f} "
+    text += (
+        f"goes from beta = {edge_text(edge[0])} (d = {min(flags.dims)}) to {edge_text(edge[-1])} "
+    )
     text += f"(d = {max(flags.dims)}) at t = {flags.t_final:g}"
     at_last = table["frontier"].sel(d=max(flags.dims)).values
     text += ", and at the largest d it moves with t: " + ", ".join(
-        f"{b:.2f} at t = {t:g}" for b, t in zip(at_last, table["when"].values, strict=True)
+        f"{edge_text(b)} at t = {t:g}" for b, t in zip(at_last, table["when"].values, strict=True)
     )
     if len(all_one) == len(flags.betas):
         return study.Finding(prediction, source, text, "held")
@@ -463,7 +506,8 @@ def phase_figure(flags: Clustering, table: "Dataset") -> "Figure":
             inside = np.isfinite(edge[:, k])
             heights = np.full(len(dims), np.nan)
             heights[inside] = height(edge[inside, k])
-            axis.plot(heights, label=f"$t$ = {t:g}", markeredgecolor="black",
+            where = "" if inside.any() else ": nowhere"
+            axis.plot(heights, label=f"$t$ = {t:g}{where}", markeredgecolor="black",
                       markeredgewidth=0.4, **look)  # fmt: skip
             theory = float(table["orthogonal_frontier"].values[k])
             if not flags.causal and math.isfinite(theory):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import wflow
-from wflow import jko, study, tokens, transport
+from wflow import jko, study, transport
 from wflow._checks import number, positive, whole
 from wflow._metric_figures import Curve, fraction, power_laws
 from wflow._problem import count_steps
@@ -62,9 +62,13 @@ CASES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jko(study.Flags):
+class Jko(study.TokenFlags):
     """Flags of this study."""
 
+    tokens: str = "uniform"
+    """Initial tokens of each path: cross-polytope, uniform, clusters, digits, or a FILE."""
+    tokens_seed: int = 0
+    """Seed of the initial tokens of path 0; the next paths have the next seeds."""
     n: int = 40
     """Number of tokens."""
     d: int = 3
@@ -80,7 +84,7 @@ class Jko(study.Flags):
     dt: float = 0.0009765625
     """Step of the explicit runs (rk4; Euler-Maruyama with noise) and of all heads."""
     paths: int = 8
-    """Initial clouds of n uniform tokens, one per path; with noise also the paths of the heads."""
+    """Initial clouds, one per path; with noise also the paths of the heads."""
     direction: Literal["descent", "ascent"] = "descent"
     """Whether the tokens move down or up the energy."""
     segments: int = 1
@@ -123,9 +127,7 @@ def run_name(case: Case, flow: str) -> str:
 
 def main() -> int:
     flags = study.command_line(Jko, __doc__)
-    x0 = np.stack(
-        [tokens.uniform(flags.n, flags.d, seed=flags.seed + p) for p in range(flags.paths)]
-    )
+    x0 = flags.clouds(flags.paths)
     tasks: dict[str, dict[str, Any]] = {}
     for case in CASES:
         for flow in case.flows:

@@ -41,9 +41,13 @@ Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric(study.Flags):
+class Metric(study.TokenFlags):
     """Flags of this study."""
 
+    tokens: str = "uniform"
+    """Initial tokens of each path: cross-polytope, uniform, clusters, digits, or a FILE."""
+    tokens_seed: int = 0
+    """Seed of the initial tokens of path 0; the next paths have the next seeds."""
     n: int = 60
     """Number of tokens, in the flows and in the pairs."""
     d: int = 3
@@ -51,7 +55,7 @@ class Metric(study.Flags):
     heads: int = 4
     """Number of heads of the flows; they oscillate, with spread phases."""
     paths: int = 8
-    """Flows from different initial tokens, n uniform ones each; all share the heads."""
+    """Flows from different initial tokens; all share the heads."""
     t_final: float = 2.08
     """End time of the flows: not before the largest of --times plus the largest of --deltas."""
     dt: float = 2.5e-3
@@ -102,9 +106,7 @@ class Metric(study.Flags):
 
 def main() -> int:
     flags = study.command_line(Metric, __doc__)
-    x0 = np.stack(
-        [tokens.uniform(flags.n, flags.d, seed=flags.seed + p) for p in range(flags.paths)]
-    )
+    x0 = flags.clouds(flags.paths)
     common = {
         "x0": x0,
         "law": Oscillating(flags.d),

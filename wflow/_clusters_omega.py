@@ -21,6 +21,7 @@ Verdict = Literal["stationary", "not stationary", "undecided"]
 Integrable = Literal["yes", "in expectation", "no", "undecided", "unknown"]
 
 _RESAMPLES, _LEVEL = 1000, 0.95
+_LEDGER = {"upper_gradient_sq", "weight_power", "ito_power"}
 _AT_REST = 0.5  # exponents below it count as no decay
 _NOISY, _SIGMAS = 4.0, 3.0  # mean squares over error squares; standard errors
 
@@ -132,9 +133,12 @@ def omega_limit(
     whole(windows, "windows", 4, why="a decay is fitted through them")
     number(tolerance, "tolerance", least=0.0)
     with opened(run) as ds:
-        quantity = "upper_gradient_sq" if "upper_gradient_sq" in ds else "speed_sq"
+        quantity = "upper_gradient_sq" if _LEDGER <= set(ds.variables) else "speed_sq"
         if quantity not in ds:
-            raise InputError("the run holds neither upper_gradient_sq nor speed_sq: give a run")
+            raise InputError(
+                f"the run holds neither {', '.join(sorted(_LEDGER))} nor speed_sq: give a run with "
+                "all its series"
+            )
         time = np.asarray(ds["time"].values, np.float64)
         parts = _parts(time, tail, windows)
         speed = _values(ds, quantity)
@@ -180,6 +184,8 @@ def omega_limit(
 
 def _parts(time: FloatArray, tail: float, windows: int) -> list[NDArray[np.int64]]:
     """Record times of each window of the tail."""
+    if not len(time):
+        raise InputError("the run has no record times; give a run, or a longer part of it")
     edges = time[-1] - tail * (time[-1] - time[0]) * np.linspace(1, 0, windows + 1)
     place = np.clip(np.searchsorted(edges, time, side="right") - 1, -1, windows - 1)
     parts = [np.flatnonzero(place == w) for w in range(windows)]

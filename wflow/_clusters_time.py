@@ -71,10 +71,7 @@ def over_time(
     import xarray
 
     check_scale(scale)
-    names = tuple(QUANTITIES) if quantities is None else tuple(quantities)
-    unknown = [name for name in names if name not in QUANTITIES]
-    if unknown or not names:
-        raise InputError(f"quantities are {list(names)}: expected some of {', '.join(QUANTITIES)}")
+    names = _names(quantities)
     with opened(run) as ds:
         require_tokens(ds)
         shape = ds.sizes["snapshot_path"], ds.sizes["snapshot"]
@@ -94,6 +91,18 @@ def over_time(
     if "entropy" in names:
         table["entropy"].attrs["bandwidth"] = float(bandwidth)
     return table
+
+
+def _names(quantities: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of `QUANTITIES`, all for None; InputError for anything else."""
+    if quantities is None:
+        return tuple(QUANTITIES)
+    given = quantities if isinstance(quantities, list | tuple | set | dict) else None
+    if not given or not all(isinstance(name, str) and name in QUANTITIES for name in given):
+        raise InputError(
+            f"quantities is {quantities!r}: expected a list of some of {', '.join(QUANTITIES)}"
+        )
+    return tuple(given)
 
 
 def _measure(

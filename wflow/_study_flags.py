@@ -138,11 +138,18 @@ class TokenFlags(Flags):
 
     def cloud(self) -> "NDArray[np.float64]":
         """The initial tokens (n, d) that the flags ask for."""
+        return self.clouds(1)[0]
+
+    def clouds(self, count: int) -> "NDArray[np.float64]":
+        """Initial tokens (count, n, d) of that kind, by seeds --tokens-seed, + 1, + 2, ..."""
+        import numpy
+
         from wflow import tokens
 
         # All 1797 digits would be eighty times the work of 200 tokens: that is for --n to ask.
         n = tokens.DEFAULT_N if self.n is None and self.tokens == "digits" else self.n
-        return tokens.make(self.tokens, n, self.d, self.tokens_seed)
+        seeds = range(self.tokens_seed, self.tokens_seed + count)
+        return numpy.stack([tokens.make(self.tokens, n, self.d, seed) for seed in seeds])
 
 
 @dataclass(frozen=True, kw_only=True)

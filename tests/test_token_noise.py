@@ -9,6 +9,7 @@ from twin import symmetric, unit
 
 import wflow
 from wflow._diffusion import energy_laplacian
+from wflow.cli import main
 from wflow.errors import InputError
 from wflow.fits import mean_and_error
 from wflow.heads import QKV, Frozen, OrnsteinUhlenbeck
@@ -167,6 +168,17 @@ def test_noise_of_tokens_and_of_heads_are_independent_draws() -> None:
     still, noisy = (wflow.solve(x0, law, kappa=k, **common) for k in (0.0, 0.3))
     assert np.array_equal(still["heads"].values, noisy["heads"].values)
     assert "diffusion_power" not in still and "diffusion_power" in noisy
+
+
+def test_info_and_figure_tell_the_diffusion(tmp_path, capsys) -> None:
+    out = tmp_path / "run.h5"
+    x0 = wflow.tokens.uniform(5, 3, seed=1)
+    heads = np.eye(3)[None]
+    run = wflow.solve(x0, Frozen(), heads=heads, t_final=0.1, dt=0.01, kappa=0.3, out=out)
+    assert main(["info", str(out)]) == 0
+    assert "tokens diffuse by kappa = 0.3" in capsys.readouterr().out
+    assert "kappa$ = 0.3" in wflow.plots.energy_balance(run).axes[0].get_title(loc="left")
+    run.close()
 
 
 def test_verify_checks_the_ledger_of_a_run_whose_tokens_diffuse(tmp_path) -> None:

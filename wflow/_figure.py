@@ -230,6 +230,8 @@ def facts(ds: "Dataset", heads: bool = True, paths: bool = True) -> str:
     """What a reader must know to place a figure: sizes of the run."""
     facts = [f"$H$ = {head_count(ds)}"] if heads else []
     facts += [f"${s}$ = {ds.sizes[k]}" for s, k in (("n", "token"), ("d", "axis")) if k in ds.sizes]
+    kappa = config(ds).get("kappa")
+    facts += [rf"$\kappa$ = {kappa:g}"] if kappa else []
     count = ds.sizes.get("path", 1)
     if paths:
         facts.append(f"{count} paths" if count > 1 else "1 path")

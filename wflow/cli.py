@@ -181,7 +181,7 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
         ("heads", str(head_count(config, sizes) or "?")),
         ("tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"),
         ("paths", str(sizes["path"])),
-        ("dynamics", ", ".join(str(config.get(k, "?")) for k in ("flow", "direction", "scheme"))),
+        ("dynamics", _dynamics(config)),
         ("time", f"to {config.get('t_final', '?')} in steps of {config.get('dt', '?')}"),
         ("precision", str(config.get("dtype", "?"))),
         ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
@@ -246,6 +246,14 @@ def _law(config: dict[str, Any]) -> str:
 def _short(text: Any) -> str:
     text = str(text)
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 4]} ..."
+
+
+def _dynamics(config: dict[str, Any]) -> str:
+    """What moves the tokens."""
+    words = [str(config.get(key, "?")) for key in ("flow", "direction", "scheme")]
+    words += ["causal mask"] if config.get("causal") else []
+    words += [f"tokens diffuse by kappa = {config['kappa']:g}"] if config.get("kappa") else []
+    return ", ".join(words)
 
 
 def _times(values: Any) -> str:

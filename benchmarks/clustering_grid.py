@@ -105,6 +105,8 @@ def main() -> None:
     )
     parser.add_argument("--torch-betas", type=int, default=3, help="betas that torch is timed for")
     options = parser.parse_args()
+    if options.torch_betas < 1:
+        parser.error(f"--torch-betas is {options.torch_betas}: expected one or more")
 
     module = study()
     flags = module.Clustering()

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import wflow
-from wflow import clusters, study, tokens
+from wflow import _clustering_figures, clusters, study, tokens
 from wflow._checks import number, positive, whole
+from wflow._clustering_laws import edge_text, frontier, growth, meeting_beta, short
 from wflow._problem import count_steps
 from wflow._study_flags import Switch
 from wflow.cli import guarded
@@ -44,7 +45,6 @@ SHARES = (0.25, 0.5, 1.0)  # of the time, at which the phase diagram is read
 ONE = 0.95  # share of the starts from which on a cell counts as "one cluster"
 SMALL_BETA = 1.0
 SERIES_TIMES = 160
-RESAMPLES = 1000
 GLPR = "[GLPR]"
 CAUSAL = "Karagodin, Polyanskiy, Rigollet (2024)"
 
@@ -149,49 +149,6 @@ def series_name(beta: float) -> str:
     return f"series_beta_{beta:g}"
 
 
-def meeting_time(beta: float, n: int, scale: float) -> float:
-    """Time, in units of [GLPR], at which n orthogonal tokens come within `scale` of each other.
-
-    Their inner products stay equal, gamma' = 2 e^{beta gamma} (1 - gamma) ((n - 1) gamma + 1) /
-    (e^beta + (n - 1) e^{beta gamma}), gamma(0) = 0: random tokens in high dimension do the same.
-    Source: [GLPR] section 6.
-    """
-    from scipy.integrate import quad
-
-    def slowness(s: float) -> float:  # dt/ds with 1 - gamma = e^-s
-        gamma = -math.expm1(-s)
-        return (math.exp(beta * math.exp(-s)) + n - 1) / (2 * ((n - 1) * gamma + 1))
-
-    end = -math.log(2 * math.sin(scale / 2) ** 2)
-    return float(quad(slowness, 0, end, limit=400, points=[0.01, 0.1, 1.0])[0])
-
-
-def meeting_beta(time: float, n: int, scale: float) -> float:
-    """The beta for which orthogonal tokens meet at a time; NaN for a time too short for any."""
-    from scipy.optimize import brentq
-
-    if meeting_time(1e-6, n, scale) > time:
-        return math.nan
-    return float(brentq(lambda beta: meeting_time(beta, n, scale) - time, 1e-6, 60))
-
-
-def frontier(betas: Sequence[float], share: FloatArray) -> float:
-    """The beta at which the share of starts in one cluster falls below one half.
-
-    Linear between the last beta with a share of a half or more and the next; inf where the share
-    never falls, NaN where it is below at every beta.
-    """
-    order = np.argsort(betas)
-    beta, share = np.asarray(betas)[order], share[order]
-    above = np.flatnonzero(share >= 0.5)
-    if not len(above):
-        return math.nan
-    k = int(above[-1])
-    if k + 1 == len(beta):
-        return math.inf
-    return float(beta[k] + (beta[k + 1] - beta[k]) * (share[k] - 0.5) / (share[k] - share[k + 1]))
-
-
 def main() -> int:
     flags = study.command_line(Clustering, __doc__)
     with study.session("clustering", flags) as session:
@@ -210,10 +167,7 @@ def main() -> int:
             table=table,
             text=report(flags, table),
             findings=findings(flags, table),
-            figures={
-                "phase_diagram": phase_figure(flags, table),
-                "series": series_figure(flags, table),
-            },
+            figures=figures(flags, table),
         )
     return 0
 
@@ -300,7 +254,7 @@ def report(flags: Clustering, table: "Dataset") -> str:
     for j, d in enumerate(flags.dims):
         edges[f"{d}"] = [edge_text(value) for value in table["frontier"].values[j]]
     if not flags.causal:
-        edges["orthogonal"] = [f"{value:.2f}" for value in table["orthogonal_frontier"].values]
+        edges["orthogonal"] = [edge_text(b) for b in table["orthogonal_frontier"].values]
     rows: dict[str, list[str]] = {
         "beta": [], "plateaus of start 0": [], "starts with a plateau": [],
         "longest plateau, median": [], "in one cluster at the end": [], "median time to it": [],
@@ -308,19 +262,19 @@ def report(flags: Clustering, table: "Dataset") -> str:
     for beta in flags.series_betas:
         all_of = [plateaus(flags, table, beta, s) for s in range(flags.series_paths)]
         shown = [
-            f"{p.count} from {p.start:.3g} to {p.end:.3g}" + ("" if p.ended else " (end)")
+            f"{p.count} from {short(p.start)} to {short(p.end)}" + ("" if p.ended else " (end)")
             for p in all_of[0]
         ]
         longest = [max((p.end - p.start for p in found), default=0.0) for found in all_of]
         one = table["time_to_one"].sel(series_beta=beta).values
-        met = np.isfinite(one)
-        median = float(np.median(np.where(met, one, np.inf)))
+        last_count = table["series_count"].sel(series_beta=beta).values[:, -1]
+        median = float(np.median(np.where(np.isfinite(one), one, np.inf)))
         rows["beta"].append(f"{beta:g}")
         rows["plateaus of start 0"].append("; ".join(shown) or "none")
         rows["starts with a plateau"].append(f"{sum(map(bool, all_of))} of {len(all_of)}")
-        rows["longest plateau, median"].append(f"{np.median(longest):.3g}")
-        rows["in one cluster at the end"].append(f"{met.sum()} of {len(met)}")
-        rows["median time to it"].append("later" if math.isinf(median) else f"{median:.3g}")
+        rows["longest plateau, median"].append(short(float(np.median(longest))))
+        rows["in one cluster at the end"].append(f"{np.sum(last_count == 1)} of {len(one)}")
+        rows["median time to it"].append("later" if math.isinf(median) else short(median))
     kind = "Causal attention" if flags.causal else "Attention"
     return (
         f"{kind}, D = beta I, ascent, times in units of [GLPR] (beta times those of the runs).\n\n"
@@ -334,63 +288,38 @@ def report(flags: Clustering, table: "Dataset") -> str:
     )
 
 
-def edge_text(beta: float) -> str:
-    """A frontier in words: NaN lies below all of --betas, inf above."""
-    return "below" if math.isnan(beta) else "above" if math.isinf(beta) else f"{beta:.2f}"
-
-
-def growth(table: "Dataset") -> tuple[float, float, float, list[float]]:
-    """Slope of log(time to one cluster) over beta, its 95 % interval, and the beta that count.
-
-    Only those beta count at which every start got there: a median over the others would be cut.
-    """
-    one = table["time_to_one"].values
-    met = np.isfinite(one).all(axis=1)
-    betas = table["series_beta"].values[met]
-    if len(betas) < 2:
-        return math.nan, math.nan, math.nan, list(betas)
-    centred = betas - betas.mean()
-    log = np.log(one[met])
-
-    def slope(logs: FloatArray) -> float:
-        return float(centred @ logs.mean(axis=1) / np.sum(centred**2))
-
-    rng = np.random.Generator(np.random.Philox(0))
-    size = log.shape[1]
-    drawn = [slope(log[:, rng.integers(size, size=size)]) for _ in range(RESAMPLES)]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return slope(log), float(low), float(high), list(betas)
-
-
 def findings(flags: Clustering, table: "Dataset") -> list[study.Finding]:
-    """What the numbers say about each prediction."""
-    share = table["share"].isel(when=-1)
+    """What the numbers say about each prediction; none where the grid has no cell for it."""
     source = CAUSAL if flags.causal else GLPR
-    found = [small_beta(share, source), large_d(flags, table, source), metastable(flags, table)]
-    found.insert(2, first_token(table) if flags.causal else orthogonal(flags, table))
-    return found
-
-
-def first_token(table: "Dataset") -> study.Finding:
-    """Causal attention: what the tokens gather at."""
-    moved = float(table["first_token_moved"])
-    text = (
-        f"the first token moves by {moved:.1g} at most, over all runs, so that one cluster of all "
+    found = (
+        small_beta(table["share"].isel(when=-1), source),
+        large_d(flags, table, source),
+        first_token(flags, table) if flags.causal else orthogonal(flags, table),
+        metastable(flags, table),
     )
-    text += "tokens is one around it; in the mean over the starts with one cluster at the end the "
-    text += f"others are within {float(table['first_token_distance']):.1e} of it"
-    good = moved < 1e-9
-    return study.Finding(
-        "the one cluster is at the first token, which stays where it is", CAUSAL, text,
-        "held" if good else "not held",
-    )  # fmt: skip
+    return [finding for finding in found if finding is not None]
 
 
-def small_beta(share: "DataArray", source: str) -> study.Finding:
+def first_token(flags: Clustering, table: "Dataset") -> study.Finding:
+    """Causal attention: what the tokens gather at."""
+    prediction = "the one cluster is at the first token, which stays where it is"
+    moved, near = float(table["first_token_moved"]), float(table["first_token_distance"])
+    text = f"the first token moves by {moved:.1g} at most, over all runs"
+    if math.isnan(near):
+        return study.Finding(
+            prediction, CAUSAL, f"{text}; no start is in one cluster at the end", "held in part"
+        )
+    text += ", so that one cluster of all tokens is one around it; in the mean over the starts "
+    text += f"with one cluster at the end the others are within {near:.1e} of it"
+    good = moved < 1e-9 and near <= flags.scale
+    return study.Finding(prediction, CAUSAL, text, "held" if good else "not held")
+
+
+def small_beta(share: "DataArray", source: str) -> study.Finding | None:
     prediction = f"one cluster for beta small (beta <= {SMALL_BETA:g}), any d"
     cells = share.where(share["beta"] <= SMALL_BETA, drop=True)
     if not cells.size:
-        return study.Finding(prediction, source, "no such beta in --betas", "held in part")
+        return None
     least, mean = float(cells.min()), float(cells.mean())
     where = [
         f"d = {int(d)} at beta = {float(b):g} ({float(cells.sel(beta=b, d=d)):.2f})"
@@ -405,41 +334,42 @@ def small_beta(share: "DataArray", source: str) -> study.Finding:
     return study.Finding(prediction, source, text, "held in part" if mean >= 0.5 else "not held")
 
 
-def large_d(flags: Clustering, table: "Dataset", source: str) -> study.Finding:
+def large_d(flags: Clustering, table: "Dataset", source: str) -> study.Finding | None:
     prediction = f"one cluster for d large (d >= n = {flags.n}), any beta"
     share = table["share"].isel(when=-1)
     large = share.where(share["d"] >= flags.n, drop=True)
     if not large.size:
-        return study.Finding(prediction, source, "no such d in --dims", "held in part")
-    edge = table["frontier"].isel(when=-1).sortby("d").values
-    all_one = [float(b) for b in large["beta"].values if (large.sel(beta=b) >= ONE).all()]
-    text = f"at t = {flags.t_final:g} for beta up to {max(all_one, default=0):g}; the frontier "
-    text += (
-        f"goes from beta = {edge_text(edge[0])} (d = {min(flags.dims)}) to {edge_text(edge[-1])} "
+        return None
+    edge = table["frontier"].sortby("d")
+    first, last = edge.values[[0, -1], -1]
+    full = (large >= ONE).all("d").sortby("beta")
+    up_to = full["beta"].values[np.logical_and.accumulate(full.values)]
+    at = "none" if not up_to.size else f"beta up to {up_to[-1]:g}"
+    text = f"at t = {flags.t_final:g} for {at}; the frontier goes from beta = {edge_text(first)} "
+    text += f"(d = {min(flags.dims)}) to {edge_text(last)} (d = {max(flags.dims)}) at "
+    text += f"t = {flags.t_final:g}, and at the largest d it moves with t: "
+    text += ", ".join(
+        f"{edge_text(b)} at t = {t:g}"
+        for b, t in zip(edge.values[-1], table["when"].values, strict=True)
     )
-    text += f"(d = {max(flags.dims)}) at t = {flags.t_final:g}"
-    at_last = table["frontier"].sel(d=max(flags.dims)).values
-    text += ", and at the largest d it moves with t: " + ", ".join(
-        f"{edge_text(b)} at t = {t:g}" for b, t in zip(at_last, table["when"].values, strict=True)
-    )
-    if len(all_one) == len(flags.betas):
+    if full.all():
         return study.Finding(prediction, source, text, "held")
-    rises = edge[-1] > 1.5 * edge[0] or (math.isnan(edge[0]) and not math.isnan(edge[-1]))
-    text += ": a statement about t to infinity, reached at larger beta later"
-    return study.Finding(prediction, source, text, "held in part" if rises else "not held")
+    if last > 1.5 * first or (math.isnan(first) and not math.isnan(last)):
+        text += ": a statement about t to infinity, reached at larger beta later"
+        return study.Finding(prediction, source, text, "held in part")
+    return study.Finding(prediction, source, text, "not held")
 
 
-def orthogonal(flags: Clustering, table: "Dataset") -> study.Finding:
+def orthogonal(flags: Clustering, table: "Dataset") -> study.Finding | None:
     d = max(flags.dims)
     prediction = "for d large the frontier is that of orthogonal tokens, all of one angle"
     seen, theory = table["frontier"].sel(d=d).values, table["orthogonal_frontier"].values
     usable = np.isfinite(seen) & np.isfinite(theory)
     if not usable.any() or d < flags.n:
-        text = "no frontier within --betas at d >= n"
-        return study.Finding(prediction, f"{GLPR} section 6", text, "held in part")
+        return None
     gap = np.abs(seen / theory - 1)[usable]
     text = f"d = {d}: " + ", ".join(
-        f"beta = {s:.2f} against {b:.2f} at t = {t:g}"
+        f"beta = {edge_text(s)} against {edge_text(b)} at t = {t:g}"
         for s, b, t in zip(seen, theory, table["when"].values, strict=True)
     )
     worst = float(gap.max())
@@ -459,118 +389,40 @@ def metastable(flags: Clustering, table: "Dataset") -> study.Finding:
     with_plateau = np.mean(
         [bool(plateaus(flags, table, beta, s)) for s in range(flags.series_paths)]
     )
-    slope, low, high, used = growth(table)
+    grown = growth(table["series_beta"].values, table["time_to_one"].values)
     text = f"at beta = {beta:g} {100 * with_plateau:.0f} % of the starts show a plateau of several "
     text += "clusters; "
-    if len(used) < 2:
+    if grown is None:
         text += "too few beta at which every start got to one cluster for a growth rate"
     else:
-        text += f"log(time to one cluster) grows by {slope:.2f} per unit of beta ({low:.2f} to "
-        text += f"{high:.2f}, beta = {min(used):g} to {max(used):g})"
+        text += f"log(time to one cluster) grows by {grown.slope:.2f} per unit of beta "
+        text += f"({grown.low:.2f} to {grown.high:.2f}, beta = {min(grown.betas):g} to "
+        text += f"{max(grown.betas):g}), and a power of beta fits it "
+        text += "worse" if grown.exponential else "better"
+    exponential = grown is not None and grown.low > 0 and grown.exponential
     verdict: Literal["held", "held in part", "not held"] = "not held"
-    if with_plateau >= ONE and low > 0:
+    if with_plateau >= ONE and exponential:
         verdict = "held"
-    elif with_plateau >= 0.5 or low > 0:
+    elif with_plateau >= 0.5 or exponential:
         verdict = "held in part"
     return study.Finding(prediction, CAUSAL if flags.causal else GLPR, text, verdict)
 
 
-LOOKS: tuple[dict[str, Any], ...] = (
-    {"color": "#56B4E9", "linestyle": (0, (1, 1.2)), "marker": "^"},
-    {"color": "#E69F00", "linestyle": (0, (4, 1.5)), "marker": "s"},
-    {"color": "#D55E00", "linestyle": "-", "marker": "o"},
-)
-
-
-def phase_figure(flags: Clustering, table: "Dataset") -> "Figure":
-    """The share at the end over (d, beta), and the frontier at every time."""
-    from wflow._figure import grid, style
-
-    order_d, order_b = np.argsort(flags.dims), np.argsort(flags.betas)
-    dims, betas = np.array(flags.dims)[order_d], np.array(flags.betas)[order_b]
-    share = table["share"].isel(when=-1).values[np.ix_(order_b, order_d)]
-    with style():
-        figure, axes = grid(1, 1, 5.6, 3.5)
-        axis = axes[0, 0]
-        mesh = axis.imshow(
-            share, origin="lower", aspect="auto", cmap="Greys_r", vmin=0, vmax=1,
-            interpolation="nearest",
-        )  # fmt: skip
-
-        def height(beta: FloatArray) -> FloatArray:  # the rows of the image are equally high
-            return np.interp(beta, betas, np.arange(len(betas)), left=np.nan, right=np.nan)
-
-        edge = table["frontier"].values[order_d]
-        for k, t in enumerate(table["when"].values):
-            look = LOOKS[k % len(LOOKS)]
-            inside = np.isfinite(edge[:, k])
-            heights = np.full(len(dims), np.nan)
-            heights[inside] = height(edge[inside, k])
-            where = "" if inside.any() else ": nowhere"
-            axis.plot(heights, label=f"$t$ = {t:g}{where}", markeredgecolor="black",
-                      markeredgewidth=0.4, **look)  # fmt: skip
-            theory = float(table["orthogonal_frontier"].values[k])
-            if not flags.causal and math.isfinite(theory):
-                place = float(height(np.array([theory]))[0])
-                axis.plot([len(dims) - 0.5], [place], color=look["color"], marker="<",
-                          markersize=6, markeredgecolor="black", markeredgewidth=0.4,
-                          linestyle="none", clip_on=False, zorder=5,
-                          label="orthogonal tokens" if k == len(SHARES) - 1 else None)  # fmt: skip
-        axis.set_xticks(range(len(dims)), [f"{d}" for d in dims])
-        axis.set_yticks(range(len(betas)), [f"{b:g}" for b in betas])
-        axis.set_xlabel("dimension $d$")
-        axis.set_ylabel(r"inverse temperature $\beta$")
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(True)
-        figure.colorbar(mesh, ax=axis, label=f"share in one cluster at $t$ = {flags.t_final:g}")
-        figure.legend(title="frontier: share 1/2 at", loc="outside lower center", ncols=4)
-        mask = "causal attention, " if flags.causal else ""
-        axis.set_title(f"{mask}$H$ = 1, $n$ = {flags.n}, {flags.paths} starts per cell")
-    return figure
-
-
-def series_figure(flags: Clustering, table: "Dataset") -> "Figure":
-    """Number of clusters over time, a panel per beta, plateaus of one start drawn bold."""
-    from wflow._figure import PAGE, grid, style
-
-    betas = sorted(flags.series_betas)
-    columns = min(3, len(betas))
-    rows = -(-len(betas) // columns)
-    time = table["time"].values
-    with style():
-        figure, axes = grid(rows, columns, PAGE, 0.5 + 1.9 * rows, sharex=True, sharey=True)
-        for k, beta in enumerate(betas):
-            axis = axes.flat[k]
-            counts = table["series_count"].sel(series_beta=beta).values
-            for s in range(1, len(counts)):
-                axis.step(time[1:], counts[s, 1:], where="post", color="#BBBBBB", linewidth=0.5)
-            axis.step(time[1:], counts[0, 1:], where="post", color="#0072B2", linewidth=1.1)
-            for plateau in plateaus(flags, table, beta, 0):
-                axis.plot(
-                    [plateau.start, plateau.end], [plateau.count] * 2, color="#D55E00",
-                    linewidth=3.2, solid_capstyle="butt", zorder=4,
-                    marker="" if plateau.ended else ">", markevery=[1], markersize=5,
-                )  # fmt: skip
-            axis.set_xscale("log")
-            axis.set_yscale("log", base=2)
-            axis.set_ylim(0.85, 1.2 * flags.series_n)
-            ticks = [2**j for j in range(0, int(math.log2(flags.series_n)) + 1)]
-            axis.set_yticks(ticks, [str(tick) for tick in ticks])
-            axis.set_title(rf"$\beta$ = {beta:g}")
-            if k >= len(betas) - columns:
-                axis.set_xlabel("time $t$ (units of [GLPR])")
-                axis.tick_params(labelbottom=True)
-            if k % columns == 0:
-                axis.set_ylabel("clusters")
-        for axis in axes.flat[len(betas) :]:
-            axis.set_visible(False)
-        mask = "causal attention, " if flags.causal else ""
-        figure.suptitle(
-            f"{mask}$H$ = 1, $n$ = {flags.series_n}, $d$ = {flags.series_d}, {flags.series_paths} "
-            "starts (grey); one start (blue) with its plateaus (bold; arrow: lasts to the end)",
-            fontsize=8.5, x=0.01, ha="left",
-        )  # fmt: skip
-    return figure
+def figures(flags: Clustering, table: "Dataset") -> "dict[str, Figure]":
+    """The figures of the study by name."""
+    mask = "causal attention, " if flags.causal else ""
+    marked = {beta: plateaus(flags, table, beta, 0) for beta in flags.series_betas}
+    return {
+        "phase_diagram": _clustering_figures.phase_diagram(
+            table, f"{mask}$H$ = 1, $n$ = {flags.n}, {flags.paths} starts per cell",
+            orthogonal=not flags.causal,
+        ),
+        "series": _clustering_figures.series(
+            table, marked, flags.series_n,
+            f"{mask}$H$ = 1, $n$ = {flags.series_n}, $d$ = {flags.series_d}, "
+            f"{flags.series_paths} starts",
+        ),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def report(
     """The table of the runs, and what of the noise does not vanish."""
     rows: dict[str, list[str]] = {
         "heads": [], "G^2, first window": [], "last window": [], "p of t^-p": [], "tokens": [],
-        "int of dE/dt": [], "of it in the tail": [], "integrable": [], "last W2": [],
+        "int abs(dE/dt)": [], "of it in the tail": [], "integrable": [], "last W2": [],
     }  # fmt: skip
     for name, limit in limits.items():
         row = table.sel(run=name)
@@ -244,7 +244,7 @@ def report(
         low, high = limit.decay.exponent_ci
         rows["p of t^-p"].append(f"{limit.decay.exponent:.2f} ({low:.2f} to {high:.2f})")
         rows["tokens"].append(limit.verdict)
-        rows["int of dE/dt"].append(f"{limit.power_integral[0]:.3g}")
+        rows["int abs(dE/dt)"].append(f"{limit.power_integral[0]:.3g}")
         rows["of it in the tail"].append(f"{limit.power_integral[1]:.1e}")
         rows["integrable"].append(limit.integrable)
         rows["last W2"].append(f"{limit.w2_last:.1e}")
@@ -273,9 +273,9 @@ def report(
         f"T = {flags.t_final:g}; windows: eighths of the tail t >= T/2; dE/dt: the change of the "
         "energy by the heads alone, weight_power + ito_power, mean over the paths.\n\n"
         f"{study.markdown_table(rows)}\n\n"
-        f"Heads with noise, per unit time, averages over late times and {flags.paths} paths. In a "
-        "steady state power + residual = dissipation; the residual is that of the scheme, first "
-        f"order in the step {flags.noisy_dt:g}:\n\n"
+        "Heads with noise, per unit time, averages over t >= T/2 (power: t >= 3T/4) and "
+        f"{flags.paths} paths. In a steady state power + residual = dissipation; the residual is "
+        f"that of the scheme, first order in the step {flags.noisy_dt:g}:\n\n"
         f"{study.markdown_table(noise)}{slope}"
     )
 

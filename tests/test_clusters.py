@@ -446,9 +446,13 @@ def test_runs_without_tokens_or_with_too_few_times_say_what_to_do(merging):
         clusters.omega_limit(bare, windows=20)
     with pytest.raises(InputError, match="tail is 1"):
         clusters.omega_limit(bare, tail=1)
-    with pytest.raises(InputError, match="neither upper_gradient_sq nor speed_sq"):
-        clusters.omega_limit(bare.drop_vars("upper_gradient_sq"))
-    with pytest.raises(InputError, match="expected some of count, largest_share"):
-        clusters.over_time(merging, 0.1, quantities=["clusters"])
+    for name in ("upper_gradient_sq", "weight_power"):
+        with pytest.raises(InputError, match=r"neither .* nor speed_sq"):
+            clusters.omega_limit(bare.drop_vars(name))
+    with pytest.raises(InputError, match="no record times"):
+        clusters.omega_limit(bare.isel(time=slice(0, 0)))
+    for quantities in (["clusters"], "count", 5, [["count"]], []):
+        with pytest.raises(InputError, match="a list of some of count, largest_share"):
+            clusters.over_time(merging, 0.1, quantities=quantities)
     with pytest.raises(InputError, match="share is 0"):
         clusters.time_to_first_cluster(merging, 0.1, share=0)

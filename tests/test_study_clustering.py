@@ -1,39 +1,18 @@
 """The studies of clusters and long times, end to end at a size of seconds."""
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import xarray as xr
 from scipy.integrate import solve_ivp
+from scripts import call, script
 
 import wflow
-from wflow import clusters
+from wflow import _clustering_laws, clusters
 from wflow.errors import InputError
-
-STUDIES = Path(__file__).resolve().parents[1] / "studies"
-
-
-def script(name: str) -> ModuleType:
-    """A study script as a module."""
-    spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
-    """Run a study in this process; errors come out as exceptions."""
-    monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *flags])
-    return script(name).main()
-
 
 CLUSTERING = [
     "--betas", "1", "9", "--dims", "2", "16", "--n", "8", "--paths", "4", "--t-final", "20",
@@ -87,7 +66,6 @@ def test_same_starts_are_used_for_every_beta_and_time_is_that_of_the_paper():
 
 
 def test_meeting_time_of_orthogonal_tokens_is_that_of_their_angle_equation():
-    study = script("clustering")
     beta, n, scale = 3.0, 12, 0.1
 
     def angle(t, g):
@@ -101,10 +79,10 @@ def test_meeting_time_of_orthogonal_tokens_is_that_of_their_angle_equation():
 
     met.terminal = True  # type: ignore[attr-defined]
     path = solve_ivp(angle, (0, 100), [0.0], events=met, rtol=1e-10, atol=1e-12)
-    time = study.meeting_time(beta, n, scale)
+    time = _clustering_laws.meeting_time(beta, n, scale)
     assert time == pytest.approx(path.t_events[0][0], rel=1e-7)
-    assert study.meeting_beta(time, n, scale) == pytest.approx(beta, rel=1e-9)
-    assert math.isnan(study.meeting_beta(0.1, n, scale))
+    assert _clustering_laws.meeting_beta(time, n, scale) == pytest.approx(beta, rel=1e-9)
+    assert math.isnan(_clustering_laws.meeting_beta(0.1, n, scale))
     x0, steps = np.eye(n), 400
     run = wflow.solve(
         x0, wflow.heads.Frozen(), heads=beta * np.eye(n)[None], t_final=2 * time / beta,
@@ -116,12 +94,42 @@ def test_meeting_time_of_orthogonal_tokens_is_that_of_their_angle_equation():
 
 
 def test_frontier_is_the_last_crossing_of_one_half():
-    study = script("clustering")
     betas = [1.0, 2.0, 4.0, 6.0]
-    assert study.frontier(betas, np.array([1, 1, 0.75, 0.25])) == 5
-    assert study.frontier([4.0, 1.0], np.array([0.0, 1.0])) == 2.5
-    assert math.isnan(study.frontier(betas, np.zeros(4)))
-    assert math.isinf(study.frontier(betas, np.ones(4)))
+    assert _clustering_laws.frontier(betas, np.array([1, 1, 0.75, 0.25])) == 5
+    assert _clustering_laws.frontier([4.0, 1.0], np.array([0.0, 1.0])) == 2.5
+    assert math.isnan(_clustering_laws.frontier(betas, np.zeros(4)))
+    assert math.isinf(_clustering_laws.frontier(betas, np.ones(4)))
+
+
+def test_orthogonal_tokens_within_the_scale_have_met_for_every_beta():
+    assert _clustering_laws.meeting_time(3.0, 12, 2.0) == 0
+    assert math.isinf(_clustering_laws.meeting_beta(5.0, 12, 2.0))
+    assert math.isinf(_clustering_laws.meeting_beta(1e30, 12, 0.1))
+
+
+def test_growth_tells_an_exponential_from_a_power_of_beta():
+    beta = np.array([1.0, 2.0, 3.0, 4.0])
+    scatter = np.exp(0.01 * np.random.default_rng(0).standard_normal((4, 6)))
+    grown = _clustering_laws.growth(beta, np.exp(1.5 * beta)[:, None] * scatter)
+    assert grown is not None and grown.exponential
+    assert grown.low < 1.5 < grown.high and grown.slope == pytest.approx(1.5, abs=0.02)
+    power = _clustering_laws.growth(beta, beta[:, None] ** 3 * scatter)
+    assert power is not None and power.low > 0 and not power.exponential
+    never = np.where(beta[:, None] > 2, np.nan, scatter)
+    assert _clustering_laws.growth(beta, never) is None
+
+
+def test_causal_study_in_which_no_start_meets_says_so(tmp_path, monkeypatch, capsys):
+    flags = ["--causal", "--betas", "12", "--dims", "16", "--n", "8", "--paths", "2"]
+    flags += ["--t-final", "2", "--series-betas", "12", "--series-n", "8", "--series-d", "2"]
+    flags += ["--series-paths", "2", "--series-t", "4", "--threads", "1", "--out", str(tmp_path)]
+    assert call("clustering", monkeypatch, *flags) == 0
+    capsys.readouterr()
+    findings = json.loads((tmp_path / "summary.json").read_text())["findings"]
+    first = next(f for f in findings if "first token" in f["prediction"])
+    assert first["verdict"] == "held in part" and "no start is in one cluster" in first["found"]
+    assert not any("beta small" in f["prediction"] for f in findings)  # not in the grid: not judged
+    assert "nan" not in (tmp_path / "summary.md").read_text()
 
 
 LONG = [

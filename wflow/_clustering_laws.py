@@ -1,4 +1,4 @@
-"""What the study `clustering` compares its counts with: frontiers, and the growth of lifetimes."""
+"""What the study `clustering` compares its counts with: frontiers, and growth of lifetimes."""
 
 import math
 from collections.abc import Sequence
@@ -62,6 +62,16 @@ def frontier(betas: Sequence[float], share: FloatArray) -> float:
     if k + 1 == len(beta):
         return math.inf
     return float(beta[k] + (beta[k + 1] - beta[k]) * (share[k] - 0.5) / (share[k] - share[k + 1]))
+
+
+def edge_text(beta: float) -> str:
+    """A frontier in words: NaN lies below all of --betas, inf above."""
+    return "below" if math.isnan(beta) else "above" if math.isinf(beta) else f"{beta:.2f}"
+
+
+def short(time: float) -> str:
+    """A time to three figures, without an exponent up to a million."""
+    return f"{float(f'{time:.3g}'):g}"
 
 
 @dataclass(frozen=True)

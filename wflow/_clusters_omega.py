@@ -133,7 +133,7 @@ def omega_limit(
     whole(windows, "windows", 4, why="a decay is fitted through them")
     number(tolerance, "tolerance", least=0.0)
     with opened(run) as ds:
-        quantity = "upper_gradient_sq" if _LEDGER <= set(ds.variables) else "speed_sq"
+        quantity = "upper_gradient_sq" if set(ds.variables) >= _LEDGER else "speed_sq"
         if quantity not in ds:
             raise InputError(
                 f"the run holds neither {', '.join(sorted(_LEDGER))} nor speed_sq: give a run with "

@@ -379,7 +379,7 @@ def movements(**change):
         (lambda: jko.variational_interpolation(X, D3, 0.1, 0.2), "expected 0 < r <= tau"),
         (lambda: jko.energy_inequality(X, D3, 0.1, nodes=0), "nodes is 0"),
         (lambda: movements(tau=0.0), "tau is 0"),
-        (lambda: movements(tau=0.07), "whole number of steps of dt = 0.07"),
+        (lambda: movements(tau=0.07), "whole number of steps of tau = 0.07"),
         (lambda: movements(dt=0.03), "tau = 0.1 is not a whole number of steps of dt = 0.03"),
         (lambda: movements(dt=0.3), "is not a whole number of steps"),
         (lambda: movements(heads=QKV), "general"),

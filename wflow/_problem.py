@@ -202,27 +202,27 @@ def _check_diffusion(kappa: float, scheme: str, dt: float, d: int) -> None:
         )
 
 
-def count_steps(t_final: float, dt: float) -> int:
-    """Number of steps of length dt up to t_final.
+def count_steps(t_final: float, dt: float, name: str = "dt") -> int:
+    """Number of steps of length dt, which messages call `name`, up to t_final.
 
     Raises
     ------
     InputError
         For a time or step that is not positive and finite, or a time that is no multiple of dt.
     """
-    for name, value in (("dt", dt), ("t_final", t_final)):
-        if number(value, name) <= 0:
-            raise InputError(f"{name} is {value}: expected a number > 0")
+    for what, value in ((name, dt), ("t_final", t_final)):
+        if number(value, what) <= 0:
+            raise InputError(f"{what} is {value}: expected a number > 0")
     ratio = float(t_final) / float(dt)
     if not ratio < 2**53:
         raise InputError(
-            f"t_final = {t_final} is {ratio:.3g} steps of dt = {dt}: too many to count"
+            f"t_final = {t_final} is {ratio:.3g} steps of {name} = {dt}: too many to count"
         )
     steps = round(ratio)
     if steps < 1 or abs(steps * dt - t_final) > 1e-9 * t_final:
         raise InputError(
-            f"t_final = {t_final} is not a whole number of steps of dt = {dt}; take for example "
-            f"dt = {t_final / max(steps, 1):.12g}"
+            f"t_final = {t_final} is not a whole number of steps of {name} = {dt}; take for "
+            f"example {name} = {t_final / max(steps, 1):.12g}"
         )
     return steps
 

@@ -270,7 +270,7 @@ def minimizing_movements(
         raise InputError(f"x0 has shape {tokens.shape}, expected (n, d): minimizing movements of "
                          "one path; call it once per path")  # fmt: skip
     tau = positive_step(tau, "tau")
-    steps = count_steps(t_final, tau)
+    steps = count_steps(t_final, tau, "tau")
     every = 1 if dt is None else _fraction(tau, positive_step(dt, "dt"))
     check_choice("metric", metric, METRICS)
     check_choice("direction", direction, DIRECTIONS)

@@ -101,8 +101,8 @@ class Problem:
             "save_heads": self.save_heads,
             "ledger": self.ledger,
             "causal": self.causal,
-            "kappa": self.kappa,
             "dtype": self.dtype,
+            **({"kappa": self.kappa} if self.kappa else {}),
         }
 
 

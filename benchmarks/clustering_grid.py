@@ -18,14 +18,10 @@ cell of every dimension goes before.
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,11 +29,11 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from report import write
 
 import wflow
 from wflow import clusters
 from wflow._study_session import machine
-from wflow.schema import version_of
 
 GOAL_SECONDS = 300.0
 
@@ -170,24 +166,15 @@ def main() -> None:
         print(f"{d:>5}{row['wflow_s']:>10.2f}{scaled_row}")
     for title, value in figures.items():
         print(f"{title}: {value:.4g}")
-    result = {
-        "command": "python benchmarks/clustering_grid.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "versions": {"python": platform.python_version()}
-        | {package: version_of(package) for package in ("wflow", "numpy", "numba", "torch")},
-        "problem": {
+    write(
+        options.json, "python benchmarks/clustering_grid.py", threads,
+        problem={
             "betas": flags.betas, "dims": flags.dims, "n": flags.n, "starts": flags.paths,
             "t_final": flags.t_final, "dt": flags.dt, "scheme": flags.scheme, "seed": flags.seed,
         },
-        "seconds_by_dimension": table,
-        "figures": figures,
-    }  # fmt: skip
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"wrote {options.json}")
+        seconds_by_dimension=table,
+        figures=figures,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

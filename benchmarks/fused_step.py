@@ -18,20 +18,18 @@ median over rounds is printed with the smallest and largest. Peak memory is that
 """
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import numba
 import numpy as np
 from numba import njit, prange
+from report import write
 
 from wflow._pairsums import TILE
 from wflow._simd import exp2, fma, lanes, load, splat, store
@@ -142,13 +140,6 @@ def einsum_torch() -> Callable | None:
         ]
 
     return lambda *arrays: step(*(torch.from_numpy(a) for a in arrays))
-
-
-def torch_version() -> str | None:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def timed(call: Callable, repeats: int) -> float:
@@ -272,20 +263,12 @@ def main() -> None:
         )
     for name, value in figures.items():
         print(f"{name}: {value:.4g}")
-    result = {
-        "command": "python benchmarks/fused_step.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "threads": threads,
-        "versions": {"python": platform.python_version(), "numpy": np.__version__,
-                     "numba": numba.__version__, "torch": torch_version()},
-        "problem": {"n": N, "heads": HEADS, "d": D, "dtype": "float64", "seed": 0},
-        "times": table,
-        "figures": figures,
-    }  # fmt: skip
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"wrote {options.json}")
+    write(
+        options.json, "python benchmarks/fused_step.py", threads,
+        problem={"n": N, "heads": HEADS, "d": D, "dtype": "float64", "seed": 0},
+        times=table,
+        figures=figures,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -17,19 +17,16 @@ median over rounds is printed with the smallest and largest.
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import numba
 import numpy as np
-import scipy
 from numpy.typing import NDArray
+from report import write
 from scipy.optimize import minimize
 
 from wflow import jko, velocity
@@ -136,13 +133,6 @@ def by_torch(x: Array, heads: Array, metric: str, stop: float) -> Array:
     return normalise(p.detach().numpy())
 
 
-def torch_version() -> str | None:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="rounds of all variants")
@@ -169,7 +159,7 @@ def main() -> None:
                 "wflow": partial(by_wflow, x, heads, metric),
                 "scipy": partial(by_scipy, x, heads, metric, stop),
             }
-            if torch_version() is not None:
+            if find_spec("torch") is not None:
                 variants["torch"] = partial(by_torch, x, heads, metric, stop)
             ends = {name: call() for name, call in variants.items()}
             times: dict[str, list[float]] = {name: [] for name in variants}
@@ -198,20 +188,11 @@ def main() -> None:
                     f"{row['min_ms']:>9.2f}{row['max_ms']:>9.2f}{row['times_wflow']:>9.1f}"
                     f"{left:>11.1e}{row['gap_to_wflow']:>10.1e}"
                 )
-    result = {
-        "command": "python benchmarks/jko_step.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "threads": numba.get_num_threads(),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__,
-                     "scipy": scipy.__version__, "numba": numba.__version__,
-                     "torch": torch_version()},
-        "problem": {"n": N, "d": D, "tau": TAU, "dtype": "float64", "seed": 0},
-        "rows": rows,
-    }  # fmt: skip
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"wrote {options.json}")
+    write(
+        options.json, "python benchmarks/jko_step.py", numba.get_num_threads(),
+        problem={"n": N, "d": D, "tau": TAU, "dtype": "float64", "seed": 0},
+        rows=rows,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

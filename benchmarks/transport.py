@@ -18,18 +18,15 @@ median over rounds is printed with the smallest and largest. POT runs with enoug
 """
 
 import argparse
-import json
-import platform
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import numba
 import numpy as np
 import ot
+from report import write
 
 import wflow
 from wflow import tokens, transport
@@ -149,23 +146,14 @@ def main() -> None:
     for row, value in differences.items():
         print(f"largest difference, {row}: {value:.3g}")
     print(f"the run of {STEPS} steps itself: {solving:.3g} s")
-    packages = ("numpy", "scipy", "numba", "POT")
-    result = {
-        "command": "python benchmarks/transport.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "threads": threads,
-        "versions": {"python": platform.python_version(), "wflow": wflow.__version__}
-        | {package: metadata.version(package) for package in packages},
-        "problem": {"n": N, "series": {"n": SMALL, "d": 3, "heads": HEADS, "steps": STEPS,
+    write(
+        options.json, "python benchmarks/transport.py", threads,
+        problem={"n": N, "series": {"n": SMALL, "d": 3, "heads": HEADS, "steps": STEPS,
                                        "times": TIMES}, "dtype": "float64", "seed": 0},
-        "times": table,
-        "differences": differences,
-        "run_s": solving,
-    }  # fmt: skip
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"wrote {options.json}")
+        times=table,
+        differences=differences,
+        run_s=solving,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class StepProblem:
     """
 
     def __init__(self, x: Array, D: Array, metric: str, sign: float, segments: int) -> None:
-        self.x, self.sign, self.metric = x, sign, metric
+        self.x, self.sign = x, sign
         self.D = np.ascontiguousarray((D + np.swapaxes(D, -1, -2)) / 2)
         self.segments = 1 if metric == "w2" else segments
         if metric == "weighted":
@@ -88,7 +88,8 @@ class StepProblem:
         self.pairs = len(x) ** 2 * len(self.D)
         with threads_for(self.pairs):
             self.energy, self.gradient = self.energy_and_gradient(x)
-            self.b = self.mobility(x)
+            self.action = None if metric == "w2" else PathAction(self.D, x, None)
+            self.b = np.ones(len(x)) if self.action is None else self.action.b_ends[0]
         if not math.isfinite(self.energy):
             raise InputError(
                 "the energy leaves the range of doubles (scores beyond 709), so there is nothing "
@@ -105,7 +106,7 @@ class StepProblem:
 
     def mobility(self, y: Array) -> Array:
         """b (n,) of the metric."""
-        if self.metric == "w2":
+        if self.action is None:
             return np.ones(len(y))
         return weighted_sums(y[None], self.D[None], np.zeros((1, len(y))), False)[0][0]
 
@@ -168,15 +169,14 @@ class StepProblem:
 
     def _objective(self, tau: float):
         n, scale = len(self.x), self.sign * tau
-        weighted = PathAction(self.D, self.x, None) if self.metric == "weighted" else None
 
         def objective(nodes: Array) -> tuple[float, Array]:
             energy, gbar = self.energy_and_gradient(nodes[-1])
-            if weighted is None:
+            if self.action is None:
                 value = float((angles(nodes[0], self.x) ** 2).sum()) / 2
                 gradient = -logarithm(nodes[0], self.x)[None]
             else:
-                value, gradient = weighted(nodes)
+                value, gradient = self.action(nodes)
                 value, gradient = n / 2 * value, n / 2 * gradient
             gradient[-1] += scale * gbar
             return n * scale * (energy - self.energy) + value, gradient
@@ -187,8 +187,8 @@ class StepProblem:
         self, objective, nodes: Array, tau: float, tolerance: float, max_iterations: int
     ) -> Minimum:
         solver = lambda g: g  # noqa: E731
-        if self.metric == "weighted":
-            b = PathAction(self.D, self.x, None).at(nodes)
+        if self.action is not None:
+            b = self.action.at(nodes)
             solver = spring_solver(self.segments * (b[:-1] + b[1:]) / 2, free_end=True)
         return minimise(
             objective,
@@ -207,17 +207,15 @@ class StepProblem:
         return _ROUNDING * math.sqrt(n) * (positions + sums / math.sqrt(float(self.b.min())))
 
     def _recouple(self, nodes: Array) -> tuple[Array, bool]:
-        if self.metric == "w2":
+        if self.action is None:
             cost = squared_distances(self.x, nodes[0])
             labels = matching(cost)
             better = gains(cost, labels)
             return (nodes[:, labels] if better else nodes), better
-        action = PathAction(self.D, self.x, None)
-        curve, _, labels_or_none = recouple(action.curve(nodes), action.at(nodes))
+        curve, _, labels_or_none = recouple(self.action.curve(nodes), self.action.at(nodes))
         return curve[1:], labels_or_none is not None
 
     def _distance_sq(self, nodes: Array) -> float:
-        if self.metric == "w2":
+        if self.action is None:
             return float((angles(nodes[0], self.x) ** 2).mean())
-        action = PathAction(self.D, self.x, None)
-        return discrete_action(action.curve(nodes), action.at(nodes))
+        return discrete_action(self.action.curve(nodes), self.action.at(nodes))

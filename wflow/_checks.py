@@ -39,21 +39,22 @@ def whole(value: Any, name: str, least: int = 1, why: str = "") -> int:
 
 
 def positive(value: Any, name: str) -> float:
-    """Check that a value is a finite number > 0; InputError otherwise."""
-    if not _real(value) or not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} is {value!r}: expected a finite number > 0")
+    """Check that a value is a finite real number > 0; InputError otherwise."""
+    _check_real(value, name)
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} is {value}: expected a finite number > 0")
     return float(value)
 
 
 def number(value: Any, name: str, least: float = -math.inf) -> float:
     """Check that a value is a finite real number >= least; InputError otherwise."""
-    if not _real(value):
-        raise InputError(f"{name} is {value!r}: expected a number")
+    _check_real(value, name)
     if not (math.isfinite(value) and value >= least):
         bound = "" if least == -math.inf else f" >= {least:g}"
         raise InputError(f"{name} is {value}: expected a finite number{bound}")
     return float(value)
 
 
-def _real(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float | np.integer | np.floating)
+def _check_real(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise InputError(f"{name} is {value!r}: expected a number")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from wflow._diffusion import energy_laplacian
 from wflow._matrices import is_symmetric
 from wflow._problem import Problem
-from wflow.attention import DIRECTIONS, RANGE, Evaluation, evaluate, warn_overflow
+from wflow.attention import DIRECTIONS, Evaluation, evaluate, mark_overflow, warn_overflow
 from wflow.errors import BlowUpError, InputError
 from wflow.ledger import Ledger, Terms
 from wflow.rng import NOISE, TOKEN_NOISE, CounterNormals
@@ -186,11 +186,10 @@ class Batch:
         if self.problem.ledger:
             with np.errstate(invalid="ignore"):
                 gbar, laplacian = energy_laplacian(self.x, self.D)
-                power = kappa * laplacian
-                along = np.einsum("pik,pik->p", gbar, noise.astype(np.float64)) / self.x.shape[1]
-            beyond = terms["max_score"] > RANGE[self.x.dtype.type]
-            terms["diffusion_power"] = np.where(beyond & np.isnan(power), np.inf, power)
-            terms["martingale_tokens"] = np.where(beyond & np.isnan(along), np.inf, along)
+                terms["diffusion_power"] = kappa * laplacian
+                along = np.einsum("pik,pik->p", gbar, noise.astype(np.float64))
+                terms["martingale_tokens"] = along / self.x.shape[1]
+            mark_overflow(terms, ("diffusion_power", "martingale_tokens"), self.x.dtype)
         return noise
 
     def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:

@@ -85,12 +85,21 @@ def evaluate(
         symmetric and values is None and not causal,
     )
     terms = dict(zip(_headsums.TERMS, table.T, strict=True))
-    # Where scores leave the range of exp, a sum can come out as inf - inf: it is out of range too.
+    mark_overflow(terms, _headsums.TERMS[:7], kind)
+    return Evaluation(velocity, terms)
+
+
+def mark_overflow(
+    terms: dict[str, NDArray[np.float64]], names: Collection[str], kind: np.dtype
+) -> None:
+    """Turn NaN into inf where scores leave the range of exp in this precision.
+
+    A sum can come out there as inf - inf: it is out of range too.
+    """
     beyond = terms["max_score"] > RANGE[kind.type]
     if beyond.any():
-        for name in _headsums.TERMS[:7]:
+        for name in names:
             terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
-    return Evaluation(velocity, terms)
 
 
 def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._checks import number, positive, whole
+from wflow._checks import positive, whole
 from wflow._head_path import head_path
 from wflow._jko_record import dataset
 from wflow._jko_step import METRICS, Step, StepProblem
@@ -114,7 +114,7 @@ def step(
     """
     problem = _problem(x, D, metric, direction, segments)
     options = _options(tolerance, max_iterations)
-    found = problem.solve(positive_step(tau, "tau"), **options)
+    found = problem.solve(positive(tau, "tau"), **options)
     if not found.converged:
         _warn("the step of minimizing movements did not converge", found.gradient_norm)
     return found
@@ -137,7 +137,7 @@ def variational_interpolation(
     Parameters, returns and errors as for `step`; r outside (0, tau] is refused.
     Source: [MHT] section 3.3; Ambrosio, Gigli, Savaré, Gradient Flows (2008), Definition 3.2.1.
     """
-    tau, r = positive_step(tau, "tau"), positive_step(r, "r")
+    tau, r = positive(tau, "tau"), positive(r, "r")
     if r > tau:
         raise InputError(f"r is {r:g}: expected 0 < r <= tau = {tau:g}")
     return step(
@@ -187,7 +187,7 @@ def energy_inequality(
     """
     problem = _problem(x, D, metric, direction, segments)
     options = _options(tolerance, max_iterations)
-    tau = positive_step(tau, "tau")
+    tau = positive(tau, "tau")
     points, weights = np.polynomial.legendre.leggauss(whole(nodes, "nodes"))
     last = whole_step = problem.solve(tau, **options)
     converged = last.converged
@@ -269,9 +269,9 @@ def minimizing_movements(
     if tokens.ndim != 2:
         raise InputError(f"x0 has shape {tokens.shape}, expected (n, d): minimizing movements of "
                          "one path; call it once per path")  # fmt: skip
-    tau = positive_step(tau, "tau")
+    tau = positive(tau, "tau")
     steps = count_steps(t_final, tau, "tau")
-    every = 1 if dt is None else _fraction(tau, positive_step(dt, "dt"))
+    every = 1 if dt is None else _fraction(tau, positive(dt, "dt"))
     check_choice("metric", metric, METRICS)
     check_choice("direction", direction, DIRECTIONS)
     options = _options(tolerance, max_iterations)
@@ -327,11 +327,6 @@ def minimizing_movements(
     return dataset(clouds, tau, first.energy, done, settings)
 
 
-def positive_step(value: float, name: str) -> float:
-    """A finite number > 0 as float; InputError otherwise."""
-    return positive(number(value, name), name)
-
-
 def _problem(x: ArrayLike, D: ArrayLike, metric: str, direction: str, segments: int) -> StepProblem:
     check_choice("metric", metric, METRICS)
     check_choice("direction", direction, DIRECTIONS)
@@ -343,7 +338,7 @@ def _problem(x: ArrayLike, D: ArrayLike, metric: str, direction: str, segments: 
 
 def _options(tolerance: float, max_iterations: int) -> dict:
     return {
-        "tolerance": positive_step(tolerance, "tolerance"),
+        "tolerance": positive(tolerance, "tolerance"),
         "max_iterations": whole(max_iterations, "max_iterations"),
     }
 

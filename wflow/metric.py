@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._checks import number, positive, whole
+from wflow._checks import positive, whole
 from wflow._geodesics import angles, geodesics, refined, spring_solver, squared_distances
 from wflow._matrices import as_matrices, finite
 from wflow._minimise import minimise
@@ -224,7 +224,7 @@ def weighted_distance(
     heads = as_heads(D, start.shape[1])
     check_moderate(heads)
     segments = whole(segments, "segments")
-    positive(number(tolerance, "tolerance"), "tolerance")
+    positive(tolerance, "tolerance")
     whole(max_iterations, "max_iterations")
 
     pairs = len(start) ** 2 * len(heads) * segments

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._checks import number, positive, whole
+from wflow._checks import positive, whole
 from wflow.attention import FLOWS, check_choice
 from wflow.errors import InputError
 
@@ -52,7 +52,7 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
     """
     from scipy.special import gammaln, hyp0f1, ive
 
-    beta = positive(number(beta, "beta"), "beta")
+    beta = positive(beta, "beta")
     order = whole(d, "d", least=2) / 2 - 1
     degree = whole(degree, "degree", least=0)
     scaled = float(ive(order + degree, beta))  # exp(-beta) I(beta)
@@ -120,8 +120,8 @@ def stationary_order(beta: float, d: int, kappa: float, flow: str = "softmax") -
         For arguments out of range, a d above 400, or a law too narrow for the quadrature.
     """
     check_choice("flow", flow, FLOWS)
-    kappa = positive(number(kappa, "kappa"), "kappa")
-    beta = positive(number(beta, "beta"), "beta")
+    kappa = positive(kappa, "kappa")
+    beta = positive(beta, "beta")
     if whole(d, "d", least=2) > _LARGEST_D:
         raise InputError(f"d is {d}: the quadrature resolves laws up to d = {_LARGEST_D}")
     if beta > _NODES**2 / 30:

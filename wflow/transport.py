@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow import _transport_circle as on_circle
 from wflow import _transport_entropic, _transport_time
-from wflow._checks import number, positive, whole
+from wflow._checks import positive, whole
 from wflow._transport_costs import pair_costs
 from wflow._transport_input import FloatArray, Pair, pair
 from wflow._transport_methods import (
@@ -367,8 +367,8 @@ def _entropic(
     given: Pair, p: float, cost: str, reg: float | None, tolerance: float, max_iterations: int
 ) -> Entropic:
     if reg is not None:
-        positive(number(reg, "reg"), "reg")
-    positive(number(tolerance, "tolerance"), "tolerance")
+        positive(reg, "reg")
+    positive(tolerance, "tolerance")
     whole(max_iterations, "max_iterations")
     a, b = given.masses()
     rows, columns = a > 0, b > 0

@@ -6,11 +6,11 @@ One process, one run, double precision, n = 200 tokens, 64 heads, d = 3:
 
 - fused: velocity and every ledger term (with drift, noise, Ito term) as `wflow.solve` asks for
   them, each kernel value used for both tokens of a pair; "one way": each direction computed, as for
-  general heads and beyond 4096 tokens;
+  general heads;
 - einsum: the same quantities written plainly with NumPy's einsum; "ordered" lets it choose the
   order of contraction (optimize=True: matrix products); and with torch where it is installed;
 - limit: the same multiply-adds and exponentials with every operand in a register, on the same
-  number of threads, for both ways of summing.
+  number of threads, for both ways of summing (`limits.py`).
 
 The variants run in turn, round after round, so that a drift of the machine's speed hits all; the
 median over rounds is printed with the smallest and largest. Peak memory is that of a child process
@@ -22,69 +22,19 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numba
 import numpy as np
-from numba import njit, prange
-from report import write
+from limits import Kind, calls, pairs_of_step, per_pair
+from report import in_turn, write
 
-from wflow._pairsums import TILE
-from wflow._simd import exp2, fma, lanes, load, splat, store
 from wflow._study_session import machine
 from wflow.attention import evaluate
 
 N, HEADS, D = 200, 64, 3
-REPEAT = 20  # the limit is timed on this many steps at once
-
-
-@njit(parallel=True, error_model="numpy")
-def limit(x, tiles, threads, both):
-    """The arithmetic of `tiles` turns of the inner loop at d = 3, shared among threads.
-
-    A turn is 4 tokens j for 8 tokens i; with `both` also the sums of the tokens j.
-    """
-    width = lanes(x)
-    out = np.empty((threads, width))
-    for thread in prange(threads):
-        z0 = splat(0.3)
-        z1 = splat(0.2)
-        z2 = splat(-0.1)
-        y0 = load(x, 0)
-        y1 = load(x, width)
-        y2 = load(x, 2 * width)
-        y3 = load(x, 3 * width)
-        m = splat(0.0)
-        a = m
-        b = m
-        c = m
-        q = m
-        m2 = m
-        a2 = m
-        b2 = m
-        c2 = m
-        base = m
-        step = splat(1e-9)
-        for _ in range(tiles // threads):
-            base = base + step  # keeps the turns different, so that none is left out
-            u0 = exp2(fma(z2, y2, fma(z1, y1, fma(z0, y0, base))))
-            u1 = exp2(fma(z2, y3, fma(z1, y2, fma(z0, y1, base))))
-            u2 = exp2(fma(z2, y0, fma(z1, y3, fma(z0, y2, base))))
-            u3 = exp2(fma(z2, y1, fma(z1, y0, fma(z0, y3, base))))
-            m = fma(u3, y3, fma(u2, y2, fma(u1, y1, fma(u0, y0, m))))
-            a = fma(u3, y0, fma(u2, y3, fma(u1, y2, fma(u0, y1, a))))
-            b = fma(u3, y1, fma(u2, y0, fma(u1, y3, fma(u0, y2, b))))
-            c = fma(u3, y2, fma(u2, y1, fma(u1, y0, fma(u0, y3, c))))
-            q = fma(u3, z0, fma(u2, z1, fma(u1, z2, fma(u0, y0, q))))
-            if both:
-                m2 = u3 + (u2 + (u1 + (u0 + m2)))
-                a2 = fma(u3, z0, fma(u2, z0, fma(u1, z0, fma(u0, z0, a2))))
-                b2 = fma(u3, z1, fma(u2, z1, fma(u1, z1, fma(u0, z1, b2))))
-                c2 = fma(u3, z2, fma(u2, z2, fma(u1, z2, fma(u0, z2, c2))))
-        store(out[thread], 0, m + a + b + c + q + m2 + a2 + b2 + c2)
-    return out
+LIMIT_PAIRS = 8_000_000  # pairs of a call of the limit
 
 
 def einsum_numpy(x, D, f, B, sigma2, optimize=False):
@@ -142,13 +92,6 @@ def einsum_torch() -> Callable | None:
     return lambda *arrays: step(*(torch.from_numpy(a) for a in arrays))
 
 
-def timed(call: Callable, repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
-
-
 def peak_memory_mb(arguments: list[str]) -> tuple[float, float]:
     """Peak resident memory (MB = 1e6 bytes) and wall time of a study in a process of its own.
 
@@ -190,27 +133,17 @@ def main() -> None:
         return evaluate(x, D, drift=f, noise=B, sigma2=s, symmetric=symmetric)
 
     pairs = HEADS * N * N
-    tiles = pairs // (8 * TILE)
-    # Blocks of 8 tokens meet themselves one way and every other block once, both ways.
-    blocks = N // 8
-    mutual, own = tiles * (blocks - 1) // (2 * blocks), tiles // blocks
-
-    def limit_both():
-        limit(lines, mutual * REPEAT, threads, True)
-        limit(lines, own * REPEAT, threads, False)
-
-    lines = rng.uniform(-0.1, 0.1, 64)
-    variants: dict[str, tuple[Callable, int]] = {
-        "fused": (fused, 60),
-        "limit": (limit_both, 3),
-        "fused, one way": (lambda: fused(False), 60),
-        "limit, one way": (lambda: limit(lines, tiles * REPEAT, threads, False), 3),
-        "einsum numpy": (lambda: einsum_numpy(*arrays), 1),
-        "einsum numpy, ordered": (lambda: einsum_numpy(*arrays, optimize=True), 1),
+    kinds = [Kind(D, both, True, "float64") for both in (True, False)]
+    registers = calls(kinds, LIMIT_PAIRS, threads)
+    variants: dict[str, Callable] = {
+        "fused": fused,
+        "fused, one way": lambda: fused(False),
+        "einsum numpy": lambda: einsum_numpy(*arrays),
+        "einsum numpy, ordered": lambda: einsum_numpy(*arrays, optimize=True),
     }
     torch_step = einsum_torch()
     if torch_step is not None:
-        variants["einsum torch"] = (lambda: torch_step(*arrays), 2)
+        variants["einsum torch"] = lambda: torch_step(*arrays)
 
     reference, terms = einsum_numpy(*arrays)
     velocity, ledger = fused()
@@ -219,17 +152,13 @@ def main() -> None:
     gap = max(abs(ledger[k][0] / t - 1) for k, t in zip(names, terms, strict=True))
     gap = max(gap, float(np.abs(velocity[0] - reference).max()))
 
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for call, _ in variants.values():
-        call()
-    for _ in range(options.rounds):
-        for name, (call, repeats) in variants.items():
-            # The idle threads of the variant before go on spinning for a while, and a first call
-            # finds its own threads asleep.
-            time.sleep(0.3)
-            timed(call, max(1, repeats // 2))
-            seconds = timed(call, repeats)
-            times[name].append(seconds / REPEAT if name.startswith("limit") else seconds)
+    taken = in_turn(variants | registers, options.rounds, least=0.05)
+    times = {name: taken[name] for name in variants}
+    each = {kind.both: per_pair(taken, kind, LIMIT_PAIRS) for kind in kinds}
+    for name, tied in (("limit", True), ("limit, one way", False)):
+        once, apart = pairs_of_step(N, HEADS, "float64", tied)
+        rounds = zip(each[True], each[False], strict=True)
+        times[name] = [once * both + apart * single for both, single in rounds]
 
     table = {
         name: {

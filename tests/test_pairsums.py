@@ -1,5 +1,7 @@
 """The compiled pair sums against plain NumPy in extended precision and against mpmath."""
 
+import itertools
+
 import mpmath
 import numba
 import numpy as np
@@ -11,7 +13,7 @@ from twin import Twin, symmetric, unit
 from wflow import _fused, attention
 from wflow._simd import exp2, lanes, load, store
 
-DIMENSIONS = (2, 3, 5, 16, 64)
+DIMENSIONS = (2, 3, 16, 64)  # with loops of their own, and without
 
 
 @numba.njit
@@ -149,7 +151,7 @@ def test_heads_of_very_different_size_keep_their_digits_together(sizes, flow):
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    d=st.sampled_from((2, 3, 5)),
+    d=st.sampled_from((2, 3, 16)),
     n=st.integers(1, 40),
     size=st.sampled_from([1.0, 300.0, 3000.0]),
     causal=st.booleans(),
@@ -189,7 +191,7 @@ def test_single_precision_is_within_1e_5_of_double(seed, d, n, size):
 def test_using_each_kernel_value_twice_changes_nothing(n, heads, dtype):
     """Several chunks, groups of heads, with and without a stored table of pairs."""
     rng = np.random.default_rng(n)
-    for d in (2, 3, 4, 6):
+    for d in (2, 3):
         x = unit(rng, 2, n, d).astype(dtype)
         D, drift, noise = symmetric(rng, 3, 2, heads, d, d).astype(dtype)
         D[1, heads // 2] *= 200  # this head needs a shift
@@ -217,16 +219,17 @@ def test_any_number_of_tokens_fills_its_blocks_and_chunks(n):
 
 def test_number_of_threads_does_not_change_a_bit():
     rng = np.random.default_rng(1)
-    x, D = unit(rng, 3, 61, 3), symmetric(rng, 3, 5, 3, 3)
+    few = unit(rng, 3, 61, 3), symmetric(rng, 3, 5, 3, 3)
+    many = unit(rng, 1, 700, 3), symmetric(rng, 1, 5, 3, 3)  # two strips of pairs
     before = numba.get_num_threads()
     results = []
     try:
         for threads in {1, before}:
             numba.set_num_threads(threads)
             bits = []
-            for symmetric_pass in (False, True):
+            for (x, D), symmetric_pass in itertools.product((few, many), (False, True)):
                 velocity, terms = attention.evaluate(
-                    x, D, drift=D, sigma2=np.ones((3, 5)), symmetric=symmetric_pass
+                    x, D, drift=D, sigma2=np.ones(D.shape[:2]), symmetric=symmetric_pass
                 )
                 bits += [velocity.tobytes(), *(v.tobytes() for v in terms.values())]
             results.append(bits)

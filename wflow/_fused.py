@@ -1,32 +1,35 @@
 """Velocities and ledger terms of all paths, in one parallel pass over all pairs of tokens.
 
-Nothing is stored per head and nothing of size heads x n x n exists: a task is one block of tokens
-of one path, which goes through all heads with its running sums in cache, so memory is
-O(paths (n d + heads d^2)). Tasks are independent and their order of summation is fixed: threads do
-not change a bit.
+Nothing of size heads x n x n exists. With each direction computed apart, a task is one or two
+blocks of tokens of one path, which goes through all heads with its running sums in cache: memory is
+O(paths n d + heads d) and the room of a task. With tied heads, a task is some heads of one path, or
+some strips of its pairs; the sums of up to 64 MB of heads are kept until all strips are done.
+Tasks are independent and the order of summation is fixed: threads do not change a bit.
 """
 
+import functools
 import os
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 
-from wflow import _headsums, _pairsums, _simd, _symmetric
-from wflow._headsums import EXTRA, N_TERMS, absorb, clear, finish_block, merge
+from wflow import _headsums, _oneway, _pairsums, _simd, _sweep, _symmetric
+from wflow._headsums import EXTRA, N_TERMS, absorb_blocks, clear, finish_tokens
 from wflow._kernel_cache import compiled
+from wflow._oneway import make_rows
 from wflow._pairsums import (
     TILE,
+    block_scores,
     by_lane,
-    causal_mask,
-    direct_bound,
-    head_scores,
     head_sums,
     padded,
-    pair_table,
+    pair_rows,
+    shifted_sums,
     vectors,
 )
-from wflow._simd import lanes, load, store
-from wflow._symmetric import chunk_vectors, symmetric_sums
+from wflow._simd import lanes, load, splat, store
+from wflow._sweep import DIMENSIONS
+from wflow._symmetric import make_symmetric, strips_for
 
 # A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
 # share the cores, the spinning takes the time of the thread it waits for: beside one busy process
@@ -34,184 +37,291 @@ from wflow._symmetric import chunk_vectors, symmetric_sums
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-# Groups of heads that are summed apart, so that one path has work for several threads, and up to
-# which n and d a kernel value is worth using in both directions.
-_GROUPS, _SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION, _TABLED_TOKENS = 8, 4096, 8, 320
+# Tied heads: bytes of sums that the heads of one path, and all paths of a set, may take; heads of
+# a task, which share the table of pairs; blocks of a task that follows; up to which n the sums per
+# token are worth their room.
+_HEAD_BYTES, _SET_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 26, 1 << 23, 16, 8
+_SYMMETRIC_TOKENS = 200_000
 
 
 @njit(error_model="numpy")
-def _block(x, n, weight, score, value, drift, noise, sigma2, flow, sign, causal, start, v, out):
-    """All heads for the tokens start <= i < start + lanes of one path."""
-    rows, d = x.shape
-    width = lanes(x)
-    ito = sigma2.shape[0] > 0
-    stop = min(start + width, rows) if causal else rows
-    own = vectors(d, x)
-    z = vectors(d, x)
-    z_low = vectors(d, x)
-    acc = vectors(d + 2, x)
-    part = vectors(d + 2, x)
-    pair = vectors(rows if ito else 0, x)
-    diagonal = vectors(width, x)
-    shift = vectors(1, x)
-    square = vectors(1, x)
-    factors = vectors(2, x)
-    state = vectors(2 * d + EXTRA, x)
-    by_lane(x, n, start, own, 0)
-    causal_mask(diagonal)
-    if ito:
-        pair_table(x, n, own, 0, 0, rows, pair, 0)
-    clear(state, d, 1)
-    for h in range(score.shape[0]):
-        shifted = head_sums(
-            x, n, weight, score, h, own, 0, z, z_low, pair, ito, diagonal, causal, start, stop,
-            acc, part, shift, square,
-        )  # fmt: skip
-        absorb(
-            h, h == 0, shifted, d, own, 0, acc, 0, shift, square, value, drift, noise, sigma2,
-            state, 0, factors,
-        )  # fmt: skip
-    finish_block(x, n, start, float(score.shape[0]), flow, sign, state, 0, v, out)
+def _padded_paths(x, unit):
+    """`padded` for (paths, n, d)."""
+    paths, n, d = x.shape
+    rows = (n + unit - 1) // unit * unit
+    tokens = np.empty((paths, rows, d), x.dtype)
+    weight = np.empty(rows, x.dtype)
+    for i in range(rows):
+        weight[i] = 1.0 if i < n else 0.0
+    for p in range(paths):
+        for i in range(rows):
+            for k in range(d):
+                tokens[p, i, k] = x[p, i, k] if i < n else 0.0
+    return tokens, weight
 
 
-@njit(error_model="numpy")
-def _group(x, n, weight, score, drift, noise, sigma2, first, last, state):
-    """Heads first <= h < last with D = D^T for all tokens of one path."""
-    rows, d = x.shape
-    width = lanes(x)
-    blocks = rows // width
-    ito = sigma2.shape[0] > 0
-    tabled = n <= _TABLED_TOKENS
-    own = vectors(blocks * d, x)
-    z = vectors(blocks * d, x)
-    z_low = vectors(d, x)
-    squares = vectors(blocks, x)
-    square = vectors(1, x)
-    sums = vectors(blocks * (d + 2), x)
-    columns = vectors(chunk_vectors(d), x)
-    room = vectors(width, x)
-    acc = vectors(d + 2, x)
-    part = vectors(d + 3, x)
-    pair = vectors((rows * blocks if tabled else rows) if ito else 0, x)
-    shift = vectors(1, x)
-    factors = vectors(2, x)
-    for block in range(blocks):
-        by_lane(x, n, block * width, own, block * d * width)
-        if ito and tabled:
-            pair_table(
-                x, n, own, block * d * width, block * width, rows, pair, block * rows * width
-            )
-    clear(state, d, blocks)
-    limit = direct_bound(x)
-    for h in range(first, last):
-        for block in range(blocks):
-            at = block * d * width
-            head_scores(score, h, own, at, z, at, d, square)
-            store(squares, block * width, load(square, 0))
-        moderate = True
-        for i in range(blocks * width):
-            moderate = moderate and squares[i] <= limit * limit  # false for NaN
-        if moderate:
-            symmetric_sums(x, n, weight, own, z, pair, tabled, ito, columns, room, part, sums)
-            shift[:] = 0.0
-        for block in range(blocks):
-            at = block * d * width
-            state_at = block * (2 * d + EXTRA) * width
-            if moderate:
-                store(square, 0, load(squares, block * width))
-                absorb(
-                    h, h == first, False, d, own, at, sums, block * (d + 2) * width, shift, square,
-                    score, drift, noise, sigma2, state, state_at, factors,
+def _make_one_way(dim):
+    """Velocities and terms, each direction of a pair computed apart."""
+    rows_of_blocks = make_rows(dim)
+
+    @njit(parallel=True, error_model="numpy")
+    def one_way(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part):
+        paths, n, _ = x.shape
+        width = lanes(x)
+        tokens, weight = _padded_paths(x, TILE)
+        blocks = (n + width - 1) // width
+        # A single block, if there is an odd one, comes first: threads then share more evenly.
+        odd = blocks % 2
+        units = (blocks + 1) // 2
+        for task in prange(paths * units):
+            p = task // units
+            unit = task - p * units
+            first = 0 if unit == 0 else 2 * unit - odd
+            count = 1 if unit == 0 and odd == 1 else 2
+            rows_of_blocks(
+                tokens[p], n, weight, score[p], value[p], drift[p], noise[p], sigma2[p], flow, sign,
+                causal, first * width, count, v[p], part[p, first : first + count],
+            )  # fmt: skip
+
+    return one_way
+
+
+def _make_absorb(dim):
+    """What follows from the sums of some heads, block by block, for d = `dim`."""
+
+    @njit(error_model="numpy")
+    def absorb_heads(
+        x, n, score, drift, noise, sigma2, head, heads, strips, low, high, moderate, sums, state
+    ):  # fmt: skip
+        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
+        rows = x.shape[0]
+        width = lanes(x)
+        ito = sigma2.shape[0] > 0
+        block_size = (dim + 2) * width
+        size = rows // width * block_size
+        two = splat(x.dtype.type(2.0))
+        zero = splat(x.dtype.type(0.0))
+        all_moderate = True
+        for h in range(heads):
+            all_moderate = all_moderate and moderate[h]
+        table = vectors(0 if all_moderate or not ito else rows, x)
+        count = high - low
+        own = vectors(count * dim, x)
+        z = vectors(count * dim, x)
+        z_low = vectors(dim, x)
+        acc = vectors(dim + 2, x)
+        squares = vectors(count, x)
+        shift = vectors(1, x)
+        factors = vectors(2, x)
+        state_at = low * (2 * dim + EXTRA) * width
+        for block in range(low, high):
+            by_lane(x, n, block * width, own, (block - low) * dim * width)
+        # Heads outside: the sums of one head lie together.
+        for h in range(heads):
+            store(shift, 0, zero)
+            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
+            if moderate[h]:
+                # The sums of all strips go to those of the first.
+                here = h * strips * size + low * block_size
+                for row in range(count * (dim + 2) if strips > 1 else 0):
+                    place = here + row * width
+                    total = load(sums, place)
+                    for strip in range(1, strips):
+                        total = total + load(sums, place + strip * size)
+                    store(sums, place, total)
+                for block in range(count):
+                    row = here + block * block_size + (dim + 1) * width
+                    store(sums, row, load(sums, row) * two)
+                absorb_blocks(
+                    head + h, head + h == 0, False, dim, count, own, 0, sums, here, shift, squares,
+                    0, score, drift, noise, sigma2, state, state_at, factors,
                 )  # fmt: skip
                 continue
-            table = pair[: rows * width]
-            if ito:
-                table = vectors(rows, x)
-                pair_table(x, n, own, at, 0, rows, table, 0)
-            shifted = head_sums(
-                x, n, weight, score, h, own, at, room, z_low, table, ito, room, False, 0, rows,
-                acc, part, shift, square,
-            )  # fmt: skip
-            absorb(
-                h, h == first, shifted, d, own, at, acc, 0, shift, square, score, drift, noise,
-                sigma2, state, state_at, factors,
-            )  # fmt: skip
+            for block in range(count):
+                own_at = block * dim * width
+                if ito:
+                    pair_rows(x, n, dim, own, own_at, 0, rows, table, 0)
+                shifted_sums(
+                    x, n, score, head + h, own, own_at, z, z_low, table, ito, z, False, 0, rows,
+                    acc, shift,
+                )  # fmt: skip
+                absorb_blocks(
+                    head + h, head + h == 0, True, dim, 1, own, own_at, acc, 0, shift, squares,
+                    block * width, score, drift, noise, sigma2, state,
+                    state_at + block * (2 * dim + EXTRA) * width, factors,
+                )  # fmt: skip
+
+    return absorb_heads
 
 
-def _entry_points(source, cache):
-    """The two compiled functions that Python calls."""
+def _make_both_ways(dim):
+    """Velocities and terms for tied symmetric heads, each kernel value used for both tokens."""
+    symmetric_sums, absorb_heads = make_symmetric(dim), _make_absorb(dim)
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
-        """Velocities and ledger terms of all paths in one pass over all pairs.
-
-        Parameters
-        ----------
-        x : (paths, n, d) unit tokens
-        score, value : (paths, heads, d, d) D_h of <x, D_h y>, and the matrix applied
-            to S_h (tied heads pass the same array twice)
-        drift, noise : (paths, heads, d, d) f_h and sigma dW_h, or (paths, 0, d, d) where absent
-        sigma2 : (paths, heads), or (paths, 0) for no Ito term
-        flow : SOFTMAX, UNNORMALISED or EFFECTIVE; sign : -1.0 descent, 1.0 ascent; causal : bool
-        symmetric : whether value is score and D_h = D_h^T for all, so that U_hij = U_hji
-
-        Returns
-        -------
-        v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
-        """
-        _ = source  # part of the cache key
-        paths, n, d = x.shape
-        heads = score.shape[1]
+    @njit(parallel=True, error_model="numpy")
+    def both_ways(x, score, drift, noise, sigma2, flow, sign, threads, v, part):
+        paths, n, _ = x.shape
+        all_heads = score.shape[1]
         width = lanes(x)
-        blocks = (n + width - 1) // width
-        v = np.empty_like(x)
-        part = np.zeros((paths, blocks, N_TERMS))
-        if symmetric and n <= _SYMMETRIC_TOKENS and d <= _SYMMETRIC_DIMENSION:
-            groups = min(heads, _GROUPS)
-            state = np.empty((paths, groups, blocks * (2 * d + EXTRA) * width), x.dtype)
-            for task in prange(paths * groups):
-                p = task // groups
-                g = task - p * groups
-                tokens, weight = padded(x[p], width)
-                _group(
-                    tokens, n, weight, score[p], drift[p], noise[p], sigma2[p],
-                    g * heads // groups, (g + 1) * heads // groups, state[p, g],
-                )  # fmt: skip
-            for task in prange(paths * blocks):
-                p = task // blocks
-                b = task - p * blocks
-                at = b * (2 * d + EXTRA) * width
-                factors = vectors(2, x)
-                for g in range(1, groups):
-                    merge(state[p, 0], state[p, g], at, d, factors)
-                finish_block(
-                    x[p], n, b * width, float(heads), flow, sign, state[p, 0], at, v[p], part[p, b]
-                )
-        else:
-            for task in prange(paths * blocks):
-                p = task // blocks
-                b = task - p * blocks
-                tokens, weight = padded(x[p], TILE)
-                _block(
-                    tokens, n, weight, score[p], value[p], drift[p], noise[p], sigma2[p], flow,
-                    sign, causal, b * width, v[p], part[p, b],
-                )  # fmt: skip
-        terms = np.zeros((paths, N_TERMS))
-        for p in range(paths):
-            for b in range(blocks):
-                for term in range(8):
-                    terms[p, term] += part[p, b, term]
-                for term in range(8, N_TERMS):
-                    terms[p, term] = max(terms[p, term], part[p, b, term])
-            pairs = 2.0 * heads * n * n
-            terms[p, 0] /= pairs
-            terms[p, 1] /= pairs
-            terms[p, 2] /= 4.0 * pairs
-            terms[p, 3] /= pairs
-            for term in range(4, 8):
-                terms[p, term] /= n
-        return v, terms
+        tokens, weight = _padded_paths(x, width)
+        blocks = tokens.shape[1] // width
+        parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
+        strips = strips_for(n)
+        size = blocks * (dim + 2) * width
+        room = blocks * (2 * dim + EXTRA) * width
+        per_head = strips * size * x.itemsize
+        batch = max(1, min(all_heads, _HEAD_BYTES // per_head))
+        together = max(1, min(paths, _SET_BYTES // (batch * per_head)))
+        per_path = batch * strips * size
+        sums = vectors(together * per_path // width, x)
+        moderate = np.empty((together, batch), np.bool_)
+        state = vectors(together * room // width, x)
+        for p0 in range(0, paths, together):
+            count = min(together, paths - p0)
+            for head in range(0, all_heads, batch):
+                heads = min(batch, all_heads - head)
+                # How heads are dealt out to tasks does not change a bit.
+                share = max(1, min(count * heads * strips // threads, _TASK_HEADS))
+                groups = (heads + share - 1) // share
+                for task in prange(count * groups * strips):
+                    p = task // (groups * strips)
+                    strip = task % strips
+                    low = (task // strips - p * groups) * share
+                    some = min(share, heads - low)
+                    here = p * per_path + low * strips * size
+                    symmetric_sums(
+                        tokens[p0 + p], n, weight, score[p0 + p], head + low, some, strip, strips,
+                        sigma2.shape[1] > 0, moderate[p, low : low + some],
+                        sums[here : here + some * strips * size],
+                    )  # fmt: skip
+                for task in prange(count * parts):
+                    p = task // parts
+                    q = p0 + p
+                    low = (task - p * parts) * blocks // parts
+                    high = (task - p * parts + 1) * blocks // parts
+                    mine = state[p * room : (p + 1) * room]
+                    row = (2 * dim + EXTRA) * width
+                    if head == 0:
+                        clear(mine[low * row : high * row], dim, high - low)
+                    absorb_heads(
+                        tokens[q], n, score[q], drift[q], noise[q], sigma2[q], head, heads, strips,
+                        low, high, moderate[p], sums[p * per_path : (p + 1) * per_path], mine,
+                    )  # fmt: skip
+                    if head + heads == all_heads:
+                        for block in range(low, high):
+                            finish_tokens(
+                                x[q], n, dim, block * width, float(all_heads), flow, sign, mine,
+                                block * row, v[q], part[q, block],
+                            )  # fmt: skip
 
+    return both_ways
+
+
+_one_way_any = _make_one_way(0)
+_one_way_2, _one_way_3, _one_way_4, _one_way_5, _one_way_6, _one_way_7, _one_way_8 = (
+    _make_one_way(d) for d in DIMENSIONS
+)
+_both_2, _both_3, _both_4, _both_5, _both_6, _both_7, _both_8 = (
+    _make_both_ways(d) for d in DIMENSIONS
+)
+
+
+@functools.cache
+def _sums_of_dimension(dim: int, both: bool):
+    """The compiled function for d = `dim` (0: any d), one way or `both`."""
+
+    # The branches on `dim` and `both` are resolved before compilation: what is left is one call.
+    def entry_points(source, cache):
+        @njit(cache=cache, error_model="numpy")
+        def sums(x, score, value, drift, noise, sigma2, flow, sign, causal, threads):
+            _ = source  # part of the cache key
+            paths, n, _ = x.shape
+            heads = score.shape[1]
+            blocks = (n + lanes(x) - 1) // lanes(x)
+            v = np.empty_like(x)
+            part = np.zeros((paths, blocks, N_TERMS))
+            if both:
+                if dim == 2:
+                    _both_2(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                elif dim == 3:
+                    _both_3(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                elif dim == 4:
+                    _both_4(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                elif dim == 5:
+                    _both_5(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                elif dim == 6:
+                    _both_6(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                elif dim == 7:
+                    _both_7(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                else:
+                    _both_8(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+            elif dim == 2:
+                _one_way_2(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            elif dim == 3:
+                _one_way_3(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            elif dim == 4:
+                _one_way_4(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            elif dim == 5:
+                _one_way_5(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            elif dim == 6:
+                _one_way_6(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            elif dim == 7:
+                _one_way_7(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            elif dim == 8:
+                _one_way_8(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            else:
+                _one_way_any(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+            terms = np.zeros((paths, N_TERMS))
+            for p in range(paths):
+                for b in range(blocks):
+                    for term in range(8):
+                        terms[p, term] += part[p, b, term]
+                    for term in range(8, N_TERMS):
+                        terms[p, term] = max(terms[p, term], part[p, b, term])
+                pairs = 2.0 * heads * n * n
+                terms[p, 0] /= pairs
+                terms[p, 1] /= pairs
+                terms[p, 2] /= 4.0 * pairs
+                terms[p, 3] /= pairs
+                for term in range(4, 8):
+                    terms[p, term] /= n
+            return v, terms
+
+        return sums
+
+    return compiled(entry_points, *_KERNELS)
+
+
+_KERNELS = (_headsums, _oneway, _pairsums, _simd, _sweep, _symmetric)
+
+
+def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
+    """Velocities and ledger terms of all paths in one pass over all pairs.
+
+    Parameters
+    ----------
+    x : (paths, n, d) unit tokens
+    score, value : (paths, heads, d, d) D_h of <x, D_h y>, and the matrix applied
+        to S_h (tied heads pass the same array twice)
+    drift, noise : (paths, heads, d, d) f_h and sigma dW_h, or (paths, 0, d, d) where absent
+    sigma2 : (paths, heads), or (paths, 0) for no Ito term
+    flow : SOFTMAX, UNNORMALISED or EFFECTIVE; sign : -1.0 descent, 1.0 ascent; causal : bool
+    symmetric : whether value is score and D_h = D_h^T for all, so that U_hij = U_hji
+
+    Returns
+    -------
+    v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
+    """
+    n, d = x.shape[1:]
+    own_loops = d in DIMENSIONS
+    both = symmetric and own_loops and n <= _SYMMETRIC_TOKENS
+    sums = _sums_of_dimension(d if own_loops else 0, both)
+    return sums(
+        x, score, value, drift, noise, sigma2, flow, sign, causal, get_num_threads()
+    )  # fmt: skip
+
+
+def _mobility_entry(source, cache):
     @njit(cache=cache, parallel=True, error_model="numpy")
     def head_mobilities(x, score):
         """Row sums of every head: m_h(x_i) = exp(shift) total / n.
@@ -232,7 +342,6 @@ def _entry_points(source, cache):
             z = vectors(d, x)
             z_low = vectors(d, x)
             acc = vectors(d + 2, x)
-            part = vectors(d + 2, x)
             none = vectors(0, x)
             shift = vectors(1, x)
             square = vectors(1, x)
@@ -240,14 +349,14 @@ def _entry_points(source, cache):
             for h in range(heads):
                 head_sums(
                     tokens, n, weight, score, h, own, 0, z, z_low, none, False, none, False, start,
-                    tokens.shape[0], acc, part, shift, square,
+                    tokens.shape[0], acc, acc, shift, square,
                 )  # fmt: skip
                 for lane in range(min(width, n - start)):
                     shifts[h, start + lane] = shift[lane]
                     totals[h, start + lane] = acc[lane]
         return shifts, totals
 
-    return fused_sums, head_mobilities
+    return head_mobilities
 
 
-fused_sums, head_mobilities = compiled(_entry_points, _headsums, _pairsums, _simd, _symmetric)
+head_mobilities = compiled(_mobility_entry, *_KERNELS)

@@ -38,10 +38,15 @@ EXTRA = 9
 def clear(state, d, blocks):
     """Running sums before the first head."""
     width = lanes(state)
-    state[:] = 0.0
+    rows = 2 * d + EXTRA
+    zero = splat(state.dtype.type(0.0))
+    low = splat(state.dtype.type(-1e30))
     for block in range(blocks):
-        at = (block * (2 * d + EXTRA) + 2 * d) * width
-        state[at + _E_GRADIENT * width : at + (_E_INVERSE + 1) * width] = -1e30
+        for row in range(rows):
+            store(state, (block * rows + row) * width, zero)
+        at = (block * rows + 2 * d) * width
+        store(state, at + _E_GRADIENT * width, low)
+        store(state, at + _E_INVERSE * width, low)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -60,117 +65,136 @@ def _rescale(state, at, exponent, factors):
 
 
 @njit(error_model="numpy", forceinline=True)
-def absorb(
-    h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, value, drift, noise, sigma2,
-    state, at, factors,
+def absorb_blocks(
+    h, fresh, shifted, d, blocks, own, own_at, acc, acc_at, shift, square, square_at, value, drift,
+    noise, sigma2, state, state_at, factors,
 ):  # fmt: skip
-    """Add (m, S, q) exp(-shift) of head h to the running sums of a block.
+    """Add (m, S, q) exp(-shift) of head h to the running sums of adjacent blocks.
 
     The sums of S and of 1/m have scales of their own, since their summands may differ by more than
-    the range of floats; the scales stay at zero until a head comes whose scores need a shift.
+    the range of floats; the scales stay at zero until a head comes whose scores need a shift, which
+    is then the shift of all these blocks. The loop over blocks is in here because Numba counts
+    references at every call that takes arrays, which costs more than the arithmetic of a block.
     """
     width = lanes(state)
     kind = state.dtype.type
     zero = splat(kind(0.0))
     one = splat(kind(1.0))
-    rest = at + 2 * d * width
-    m = load(acc, acc_at)
-    keep_inverse = one
-    add_inverse = one
-    keep_gradient = one
-    add_gradient = one
-    grow = one
-    if shifted:
-        state[rest + _SCALED * width] = 1.0
-    if state[rest + _SCALED * width] != 0.0:
-        _rescale(state, rest + _E_INVERSE * width, zero - load(shift, 0), factors)
-        keep_inverse = load(factors, 0)
-        add_inverse = load(factors, width)
-        _rescale(state, rest + _E_GRADIENT * width, load(shift, 0), factors)
-        keep_gradient = load(factors, 0)
-        add_gradient = load(factors, width)
-        for lane in range(width):
-            factors[lane] = math.exp(shift[lane])
-        grow = load(factors, 0)
-    elif fresh:
-        store(state, rest + _E_INVERSE * width, zero)
-        store(state, rest + _E_GRADIENT * width, zero)
-    inverse_m = one / m
-    at_inverse = rest + _INVERSE * width
-    store(state, at_inverse, fma(add_inverse, inverse_m, load(state, at_inverse) * keep_inverse))
-    power = zero
-    increment = zero
-    for k in range(d):
-        ds = zero
-        fs = zero
-        bs = zero
-        for row in range(d):
-            s = load(acc, acc_at + (1 + row) * width)
-            ds = fma(splat(value[h, k, row]), s, ds)
-            if drift.shape[0] > 0:
-                fs = fma(splat(drift[h, k, row]), s, fs)
-            if noise.shape[0] > 0:
-                bs = fma(splat(noise[h, k, row]), s, bs)
-        mine = at + k * width
-        store(state, mine, fma(ds, inverse_m, load(state, mine)))
-        mine = at + (d + k) * width
-        store(state, mine, fma(add_gradient, ds, load(state, mine) * keep_gradient))
-        power = fma(load(own, own_at + k * width), fs, power)
-        increment = fma(load(own, own_at + k * width), bs, increment)
-    mine = rest + _TOTALS * width
-    store(state, mine, fma(m, grow, load(state, mine)))
-    mine += width
-    store(state, mine, fma(power, grow, load(state, mine)))
-    mine += width
-    if sigma2.shape[0] > 0:
-        q = load(acc, acc_at + (1 + d) * width) * splat(sigma2[h])
-        store(state, mine, fma(q, grow, load(state, mine)))
-    mine += width
-    store(state, mine, fma(increment, grow, load(state, mine)))
-    mine = rest + _LARGEST * width
-    store(state, mine, maximum(load(state, mine), load(square, 0)))
+    for block in range(blocks):
+        mine = acc_at + block * (d + 2) * width
+        coordinates = own_at + block * d * width
+        at = state_at + block * (2 * d + EXTRA) * width
+        rest = at + 2 * d * width
+        m = load(acc, mine)
+        keep_inverse = one
+        add_inverse = one
+        keep_gradient = one
+        add_gradient = one
+        grow = one
+        if shifted:
+            state[rest + _SCALED * width] = 1.0
+        if state[rest + _SCALED * width] != 0.0:
+            _rescale(state, rest + _E_INVERSE * width, zero - load(shift, 0), factors)
+            keep_inverse = load(factors, 0)
+            add_inverse = load(factors, width)
+            _rescale(state, rest + _E_GRADIENT * width, load(shift, 0), factors)
+            keep_gradient = load(factors, 0)
+            add_gradient = load(factors, width)
+            for lane in range(width):
+                factors[lane] = math.exp(shift[lane])
+            grow = load(factors, 0)
+        elif fresh:
+            store(state, rest + _E_INVERSE * width, zero)
+            store(state, rest + _E_GRADIENT * width, zero)
+        inverse_m = one / m
+        row = rest + _INVERSE * width
+        store(state, row, fma(add_inverse, inverse_m, load(state, row) * keep_inverse))
+        for k in range(d):
+            ds = zero
+            for line in range(d):
+                ds = fma(splat(value[h, k, line]), load(acc, mine + (1 + line) * width), ds)
+            row = at + k * width
+            store(state, row, fma(ds, inverse_m, load(state, row)))
+            row = at + (d + k) * width
+            store(state, row, fma(add_gradient, ds, load(state, row) * keep_gradient))
+        row = rest + _TOTALS * width
+        store(state, row, fma(m, grow, load(state, row)))
+        row += width
+        if drift.shape[0] > 0:
+            power = zero
+            for k in range(d):
+                fs = zero
+                for line in range(d):
+                    fs = fma(splat(drift[h, k, line]), load(acc, mine + (1 + line) * width), fs)
+                power = fma(load(own, coordinates + k * width), fs, power)
+            store(state, row, fma(power, grow, load(state, row)))
+        row += width
+        if sigma2.shape[0] > 0:
+            q = load(acc, mine + (1 + d) * width) * splat(sigma2[h])
+            store(state, row, fma(q, grow, load(state, row)))
+        row += width
+        if noise.shape[0] > 0:
+            increment = zero
+            for k in range(d):
+                bs = zero
+                for line in range(d):
+                    bs = fma(splat(noise[h, k, line]), load(acc, mine + (1 + line) * width), bs)
+                increment = fma(load(own, coordinates + k * width), bs, increment)
+            store(state, row, fma(increment, grow, load(state, row)))
+        row = rest + _LARGEST * width
+        largest = maximum(load(state, row), load(square, square_at + block * width))
+        store(state, row, largest)
 
 
-@njit(error_model="numpy")
-def merge(state, other, at, d, factors):
-    """Add the running sums that another group of heads left for the same block."""
+@njit(error_model="numpy", forceinline=True)
+def absorb(
+    h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, value, drift, noise, sigma2,
+    state, at, factors,
+):  # fmt: skip
+    """`absorb_blocks` for one block."""
+    absorb_blocks(
+        h, fresh, shifted, d, 1, own, own_at, acc, acc_at, shift, square, 0, value, drift, noise,
+        sigma2, state, at, factors,
+    )  # fmt: skip
+
+
+@njit(error_model="numpy", forceinline=True)
+def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
+    """Velocities of a block's tokens and their share of the terms, from the sums over heads.
+
+    With d a constant of the caller the loops over coordinates unroll.
+    """
     width = lanes(state)
     rest = at + 2 * d * width
-    _rescale(state, rest + _E_INVERSE * width, load(other, rest + _E_INVERSE * width), factors)
-    mine = rest + _INVERSE * width
-    kept = load(state, mine) * load(factors, 0)
-    store(state, mine, fma(load(factors, width), load(other, mine), kept))
-    _rescale(state, rest + _E_GRADIENT * width, load(other, rest + _E_GRADIENT * width), factors)
-    for k in range(d):
-        mine = at + k * width
-        store(state, mine, load(state, mine) + load(other, mine))
-        mine = at + (d + k) * width
-        kept = load(state, mine) * load(factors, 0)
-        store(state, mine, fma(load(factors, width), load(other, mine), kept))
+    per_pair = 1.0 / (heads * n)
+    per_head = 1.0 / heads
+    count = min(width, n - start)
     for term in range(4):
-        mine = rest + (_TOTALS + term) * width
-        store(state, mine, load(state, mine) + load(other, mine))
-    mine = rest + _LARGEST * width
-    store(state, mine, maximum(load(state, mine), load(other, mine)))
-
-
-@njit(error_model="numpy")
-def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
-    """Velocities of a block's tokens and their share of the terms, from the sums over heads."""
-    d = x.shape[1]
-    width = lanes(state)
-    rest = at + 2 * d * width
-    for lane in range(min(width, n - start)):
+        total = 0.0
+        for lane in range(count):
+            total += state[rest + (_TOTALS + term) * width + lane]
+        out[term] += total
+    dissipation = 0.0
+    upper_gradient_sq = 0.0
+    defects = 0.0
+    speeds_sq = 0.0
+    largest_speed_sq = 0.0
+    largest_score_sq = 0.0
+    for lane in range(count):
         i = start + lane
         inverse = float(state[rest + _INVERSE * width + lane])
         e_gradient = float(state[rest + _E_GRADIENT * width + lane])
         e_inverse = float(state[rest + _E_INVERSE * width + lane])
         # exp(e_gradient) gradient / (heads n) is D S summed over heads; likewise for 1/m.
-        mobility = heads / (inverse * n) * math.exp(-e_inverse)
-        to_gradient = math.exp(e_gradient) / (heads * n)
-        over_mobility = inverse / heads / heads * math.exp(e_gradient + e_inverse)  # gbar / b
+        mobility = heads / (inverse * n)
+        to_gradient = per_pair
+        over_mobility = inverse * per_head * per_head  # gbar / b
+        if e_gradient != 0.0 or e_inverse != 0.0:
+            mobility *= math.exp(-e_inverse)
+            to_gradient *= math.exp(e_gradient)
+            over_mobility *= math.exp(e_gradient + e_inverse)
         if flow == SOFTMAX:
-            scale = sign / heads
+            scale = sign * per_head
         elif flow == UNNORMALISED:
             mobility = 1.0
             over_mobility = to_gradient
@@ -197,13 +221,23 @@ def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
             gradient_sq += (root * vk) * (root * vk)
             along += vk * g
             defect += (root * vk) * (root * (sign * vk - over_mobility * g))
-        for term in range(4):
-            out[term] += state[rest + (_TOTALS + term) * width + lane]
         if along != 0.0:  # 0 inf is 0 here: the token rests
-            out[4] -= to_gradient * along
+            dissipation -= to_gradient * along
         if speed_sq != 0.0:
-            out[5] += gradient_sq
-            out[6] += defect
-        out[7] += speed_sq
-        out[8] = max(out[8], math.sqrt(speed_sq))
-        out[9] = max(out[9], math.sqrt(state[rest + _LARGEST * width + lane]))
+            upper_gradient_sq += gradient_sq
+            defects += defect
+        speeds_sq += speed_sq
+        largest_speed_sq = max(largest_speed_sq, speed_sq)
+        largest_score_sq = max(largest_score_sq, state[rest + _LARGEST * width + lane])
+    out[4] += dissipation
+    out[5] += upper_gradient_sq
+    out[6] += defects
+    out[7] += speeds_sq
+    out[8] = max(out[8], math.sqrt(largest_speed_sq))
+    out[9] = max(out[9], math.sqrt(largest_score_sq))
+
+
+@njit(error_model="numpy")
+def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
+    """`finish_tokens` for any d."""
+    finish_tokens(x, n, x.shape[1], start, heads, flow, sign, state, at, v, out)

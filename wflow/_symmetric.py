@@ -1,90 +1,208 @@
-"""Sums of one head over all pairs of one path, each kernel value computed once: for D = D^T.
+"""Sums of some heads over all pairs of one path, each kernel value computed once: for D = D^T.
 
 U_hij = U_hji, so a value serves the sums of token i, which sit in the lanes of a block, and those
-of token j, whose partial sums over lanes are folded at the end of a chunk of tokens j. Cost of a
-pair of tokens, both directions, in multiply-adds: d for the score, 16 for the exponential,
-2 (d + 1) for the sums, 1 for the Ito sum: 28 at d = 3, against 48 when each direction is computed.
+of token j, whose partial sums over lanes are folded at the end of a tile. Cost of a pair of tokens,
+both directions, in multiply-adds (double precision): d for the score, 13 for the exponential,
+2 (d + 1) for the sums, 1 for the Ito sum: 25 at d = 3, against 42 when each direction is computed.
+
+A tile is a chunk of tokens j and up to 32 blocks of tokens i no later than the chunk; its table of
+1 + <x_i, x_j>^2 serves all heads of the task. Chunks are dealt out to strips, which are summed
+apart: their number depends on n alone, so that threads do not change a bit.
 """
 
+import numpy as np
 from numba import njit
 
-from wflow._pairsums import both_ways, one_way, pair_table
-from wflow._simd import fold, lanes, load, splat, store
+from wflow._pairsums import block_scores, by_lane, is_moderate
+from wflow._simd import fma, lane_sums, lanes, load, maximum, splat, store
+from wflow._sweep import clear_vectors, make_sweep, vectors
 
 # Tokens j per chunk: their partial sums, 4 vectors each at d = 3, stay in the nearest cache.
-_CHUNK = 128
+_CHUNK_BYTES = 20480
+# Blocks of tokens i per tile: its table, 64 bytes a block and token j, stays in the second cache.
+_TILE_BLOCKS = 32
 
 
 @njit(error_model="numpy")
-def _fold_columns(columns, d, blocks, buffer, sums, sums_at):
-    """Add the column sums of the tokens of some blocks, lane sums of `columns`, to `sums`."""
+def strips_for(n):
+    """Parts in which the pairs of one path are summed, so that one path has work for threads."""
+    if n < 512:
+        return 1
+    if n < 2048:
+        return 2
+    return 4 if n < 8192 else 8
+
+
+@njit(error_model="numpy")
+def chunk_tokens(n, d, width):
+    """Tokens per chunk: an even number of blocks, all chunks of nearly the same size."""
+    most = max(_CHUNK_BYTES // (64 * (d + 1)) // (2 * width), 1)
+    pairs = (n + 2 * width - 1) // (2 * width)
+    chunks = (pairs + most - 1) // most
+    return (pairs + chunks - 1) // chunks * 2 * width
+
+
+@njit(error_model="numpy")
+def _fold_columns(columns, d, blocks, sums, sums_at):
+    """Add the sums of some blocks of tokens j, sums over lanes of `columns`, and clear those."""
     width = lanes(columns)
+    zero = splat(columns.dtype.type(0.0))
+    row = (d + 1) * width
     for block in range(blocks):
         for term in range(d + 1):
-            count = width // 2
-            for k in range(count):
-                at = ((block * width + 2 * k) * (d + 1) + term) * width
-                store(buffer, k * width, fold(load(columns, at),
-                                              load(columns, at + (d + 1) * width)))  # fmt: skip
-            while count > 1:
-                count //= 2
-                for k in range(count):
-                    at = 2 * k * width
-                    store(buffer, k * width, fold(load(buffer, at), load(buffer, at + width)))
+            first = block * width * row + term * width
             at = sums_at + (block * (d + 2) + term) * width
-            store(sums, at, load(sums, at) + load(buffer, 0))
+            store(sums, at, load(sums, at) + lane_sums(columns, first, row))
+            for k in range(width):
+                store(columns, first + k * row, zero)
 
 
-@njit(error_model="numpy")
-def symmetric_sums(
-    x, n, weight, own, z, pair, tabled, ito, columns, buffer, part, sums
-):  # fmt: skip
-    """(m, S, q) of one head with D = D^T and moderate scores for all blocks of tokens of a path.
+def _make_tile(dim: int, ito: bool):
+    """One head in one tile, with or without the Ito sum."""
+    itself = make_sweep(dim, 1, both=False, ito=ito)
+    neighbour = make_sweep(dim, 1, both=True, ito=ito)
+    others = make_sweep(dim, 2, both=True, ito=ito)
 
-    own : (blocks, d) vectors, coordinates by lane; z : (blocks, d) vectors, log2(e) D^T x_i
-    pair : with `tabled` the (blocks, tokens) vectors of `pair_table`, else room for one chunk
-    columns, buffer, part : room; sums : (blocks, d + 2) vectors, the result
-    """
-    width = lanes(x)
-    rows, d = x.shape
-    sums[:] = 0.0
-    zero = splat(x.dtype.type(0.0))
-    for first in range(0, rows, _CHUNK):
-        last = min(first + _CHUNK, rows)
-        columns[: (last - first) * (d + 1) * width] = 0.0
-        for block in range(last // width):
+    @njit(error_model="numpy")
+    def sweep_tile(
+        x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums, sums_at
+    ):  # fmt: skip
+        """The blocks low <= block < high of tokens i against the tokens first <= j < last."""
+        width = lanes(x)
+        for block in range(low, high, 2):
             start = block * width
-            own_at = start * d
-            pair_at = start * rows if tabled else -first * width
-            if ito and not tabled:
-                pair_table(x, n, own, own_at, max(first, start), last, pair, pair_at)
-            mine = start >= first
-            begin = start + width if mine else first
-            if mine:
-                one_way(
-                    x, weight, z, own_at, pair, pair_at, ito, part, False, 0, start, begin, part
-                )
-            else:
-                for row in range(d + 2):
-                    store(part, row * width, zero)
-            store(part, (d + 2) * width, zero)
-            column_at = (begin - first) * (d + 1) * width
-            both_ways(x, weight, own, z, own_at, pair, pair_at, ito, begin, last, part,
-                      columns, column_at)  # fmt: skip
-            at = block * (d + 2) * width
-            for row in range(d + 1):
-                store(sums, at + row * width,
-                      load(sums, at + row * width) + load(part, row * width))  # fmt: skip
-            if ito:
-                # Both directions of a pair outside the block have the same Ito term.
-                twice = load(part, (d + 2) * width) + load(part, (d + 2) * width)
-                row = (d + 1) * width
-                store(sums, at + row, load(sums, at + row) + (load(part, row) + twice))
-        _fold_columns(columns, d, (last - first) // width, buffer, sums,
-                      first * (d + 2))  # fmt: skip
+            middle = start + width
+            begin = first
+            own_at = start * dim
+            at = z_at + own_at
+            acc_at = sums_at + block * (dim + 2) * width
+            place = pair_at + block * step
+            if start >= first:
+                # The two blocks in themselves, each with itself and one with the other.
+                begin = min(middle + width, last)
+                for half in range(min(2, high - block)):
+                    here = start + half * width
+                    itself(x, weight, z, 0, z, at + half * dim * width, pair, place + half * step,
+                           0, z, 0, here, here + width, sums,
+                           acc_at + half * (dim + 2) * width)  # fmt: skip
+                neighbour(x, weight, own, own_at, z, at, pair, place, 0, columns,
+                          (middle - first) * (dim + 1) * width, middle, begin, sums,
+                          acc_at)  # fmt: skip
+            if begin < last:  # not for a single block
+                others(x, weight, own, own_at, z, at, pair, place, step, columns,
+                       (begin - first) * (dim + 1) * width, begin, last, sums,
+                       acc_at)  # fmt: skip
+
+    return sweep_tile
 
 
-@njit(error_model="numpy")
-def chunk_vectors(d):
-    """Vectors of room that `columns` needs."""
-    return _CHUNK * (d + 1)
+def _make_table(dim: int):
+    """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `_headsums.absorb_blocks`."""
+
+    @njit(error_model="numpy")
+    def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
+        """Half of it for pairs within a block, which come twice; 0 for padding."""
+        width = lanes(x)
+        one = splat(x.dtype.type(1.0))
+        half = splat(x.dtype.type(0.5))
+        zero = splat(x.dtype.type(0.0))
+        for block in range(low, high):
+            start = block * width
+            place = pair_at + block * step
+            for j in range(max(first, start), last, 4):
+                c0 = zero
+                c1 = zero
+                c2 = zero
+                c3 = zero
+                for k in range(dim):
+                    xk = load(own, start * dim + k * width)
+                    c0 = fma(xk, splat(x[j, k]), c0)
+                    c1 = fma(xk, splat(x[j + 1, k]), c1)
+                    c2 = fma(xk, splat(x[j + 2, k]), c2)
+                    c3 = fma(xk, splat(x[j + 3, k]), c3)
+                at = place + j * width
+                store(pair, at, fma(c0, c0, one))
+                store(pair, at + width, fma(c1, c1, one))
+                store(pair, at + 2 * width, fma(c2, c2, one))
+                store(pair, at + 3 * width, fma(c3, c3, one))
+            if start >= first:
+                for j in range(start, start + width):
+                    store(pair, place + j * width, load(pair, place + j * width) * half)
+            for j in range(max(first, n), last):
+                store(pair, place + j * width, zero)
+
+    return tile_table
+
+
+def make_symmetric(dim: int):
+    """The sums for d = `dim`."""
+    tile_table = _make_table(dim)
+    plain_tile, ito_tile = _make_tile(dim, False), _make_tile(dim, True)
+
+    @njit(error_model="numpy")
+    def symmetric_sums(x, n, weight, score, head, heads, strip, strips, ito, moderate, sums):
+        """(m, S, q) of the heads head <= h < head + heads for all blocks, one strip of the pairs.
+
+        sums : flat, (heads, strips, blocks, d + 2) vectors, of which this strip is written; the q
+        are half of what they are to be
+        moderate : (heads,), set by the first strip; the sums of other heads are not computed
+        """
+        rows = x.shape[0]
+        width = lanes(x)
+        blocks = rows // width
+        size = blocks * (dim + 2) * width
+        chunk = chunk_tokens(n, dim, width)
+        step = chunk * width
+        own = vectors(blocks * dim, x)
+        z = vectors(heads * blocks * dim, x)
+        pair = vectors(min(blocks, _TILE_BLOCKS) * chunk if ito else 0, x)
+        columns = vectors(chunk * (dim + 1), x)
+        squares = vectors(blocks, x)
+        largest = vectors(2, x)
+        total = largest[width:]
+        good = np.empty(heads, np.bool_)
+        clear_vectors(columns, 0, chunk * (dim + 1))
+        for block in range(blocks):
+            by_lane(x, n, block * width, own, block * dim * width)
+        for h in range(heads):
+            block_scores(score, head + h, own, 0, z, h * blocks * dim * width, dim, blocks, squares,
+                         0)  # fmt: skip
+            most = load(squares, 0)
+            all_of = most
+            for block in range(1, blocks):
+                square = load(squares, block * width)
+                most = maximum(square, most)
+                all_of = all_of + square
+            store(largest, 0, most)
+            store(total, 0, all_of)
+            good[h] = is_moderate(largest, total, x)
+            if strip == 0:
+                moderate[h] = good[h]
+            clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
+        for c in range((rows + chunk - 1) // chunk):
+            # 0 1 .. 1 0 0 1 ..: later chunks meet more blocks.
+            turn = c % (2 * strips)
+            if min(turn, 2 * strips - 1 - turn) != strip:
+                continue
+            first = c * chunk
+            last = min(first + chunk, rows)
+            for low in range(0, last // width, _TILE_BLOCKS):
+                high = min(low + _TILE_BLOCKS, last // width)
+                pair_at = -low * step - first * width
+                if ito:
+                    tile_table(x, n, own, low, high, first, last, pair, pair_at, step)
+                for h in range(heads):
+                    if not good[h]:
+                        continue
+                    at = h * blocks * dim * width
+                    sums_at = (h * strips + strip) * size
+                    if ito:
+                        ito_tile(x, weight, own, z, at, pair, pair_at, step, low, high, first,
+                                 last, columns, sums, sums_at)  # fmt: skip
+                    else:
+                        plain_tile(x, weight, own, z, at, pair, pair_at, step, low, high, first,
+                                   last, columns, sums, sums_at)  # fmt: skip
+                    _fold_columns(columns, dim, (last - first) // width, sums,
+                                  sums_at + first * (dim + 2))  # fmt: skip
+
+    return symmetric_sums

@@ -1,0 +1,194 @@
+"""Exact sums against the machine's limit: d = 2 to 64, n = 200 to 20,000, both precisions.
+
+    python benchmarks/exact_sums.py [--json benchmarks/results/exact_sums.json] [--quick]
+
+One evaluation of the velocity and every ledger term (drift, noise, Ito term) of one path, on all
+threads. Tied heads: each kernel value serves both tokens of a pair; general heads: each direction
+is computed. The limit for d <= 8 is `limits.py`: the same multiply-adds and exponentials with every
+operand in a register, for as many pairs, on as many threads, in the same rounds. For d = 64 it is
+the rate of matrix products (`matrix_rate.py`) for the 2 d flops of a score and the 2 (d + 1) of its
+sums, and the exponential at its register limit. Variants run in turn, round after round; medians
+with the smallest and largest. A share is that of the medians.
+"""
+
+import argparse
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import limits
+import numba
+import numpy as np
+from limits import Kind
+from report import goal, in_turn, spread, write
+
+from wflow import _fused
+from wflow._headsums import SOFTMAX
+
+DIMENSIONS = (2, 3, 4, 8)
+SIZES = ((200, 64), (200, 8), (1000, 8), (4000, 8), (20_000, 8))  # n, heads
+LARGE = 64
+LARGE_SIZES = ((200, 12), (1000, 8), (4000, 4))
+DTYPES = ("float64", "float32")
+COMMAND = "python benchmarks/exact_sums.py"
+_PAIRS = 4_000_000  # of a call of the limit
+Row = dict[str, Any]
+
+
+def problem(n: int, heads: int, d: int, dtype: str) -> tuple[Any, ...]:
+    """Arguments of `fused_sums` but the last: random tokens and symmetric heads of size about 1."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, n, d))
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    z = rng.normal(size=(3, 1, heads, d, d)) / np.sqrt(2 * d)
+    score, drift, noise = (z + z.swapaxes(-1, -2)).astype(dtype)
+    sigma2 = np.full((1, heads), 2.0, dtype)
+    return x.astype(dtype), score, score, drift, noise, sigma2, SOFTMAX, -1.0, False
+
+
+def measure(d: int, n: int, heads: int, rounds: int, threads: int) -> list[Row]:
+    """Rows of one problem: both precisions, tied and general heads."""
+    kinds = [Kind(d, both, True, dtype) for dtype in DTYPES for both in (True, False)]
+    sums: Callable[..., Any] = _fused.fused_sums
+    step: dict[Any, Callable[[], Any]] = {}
+    for dtype in DTYPES:
+        arguments = problem(n, heads, d, dtype)
+        for tied in (True, False):
+            step[dtype, tied] = functools.partial(sums, *arguments, tied)
+    taken = in_turn(
+        step | limits.calls(kinds, _PAIRS, threads), rounds, least=0.05, pause=0.05
+    )  # fmt: skip
+    rows = []
+    for dtype, tied in step:
+        once, apart = limits.pairs_of_step(n, heads, dtype, tied)
+        limit = sum(
+            pairs * float(np.median(limits.per_pair(taken, Kind(d, both, True, dtype), _PAIRS)))
+            for both, pairs in ((True, once), (False, apart))
+        )
+        seconds = float(np.median(taken[dtype, tied]))
+        double = float(np.median(taken["float64", tied]))
+        rows.append(
+            {
+                "d": d,
+                "n": n,
+                "heads": heads,
+                "precision": dtype,
+                "sums": "tied" if tied else "general",
+            }
+            | spread(taken[dtype, tied])
+            | {
+                "ns_per_pair": seconds / (heads * n * n) * 1e9,
+                "limit_ms": limit * 1e3,
+                "share_of_limit": limit / seconds,
+                "over_double": double / seconds,
+            }
+        )
+    return rows
+
+
+def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
+    """Rows of d = 64; none where the blocked sums or the rate of products are not there."""
+    if importlib.util.find_spec("matrix_rate") is None:
+        return []
+    from matrix_rate import matrix_rate
+
+    from wflow._blocked import blocked_sums
+
+    sums: Callable[..., Any] = blocked_sums
+    calls: dict[Any, Callable[[], Any]] = {
+        dtype: functools.partial(sums, *problem(n, heads, LARGE, dtype), True) for dtype in DTYPES
+    }
+    kinds = [Kind(3, False, True, dtype) for dtype in DTYPES]
+    taken = in_turn(
+        calls | limits.calls(kinds, _PAIRS, threads), rounds, least=0.05, pause=0.05
+    )  # fmt: skip
+    rows = []
+    for dtype, kind in zip(DTYPES, kinds, strict=True):
+        pairs = heads * n * n
+        products = pairs * (2 * LARGE + 2 * (LARGE + 1)) / matrix_rate(threads, dtype)
+        exponential = 13 if dtype == "float64" else 10
+        each = float(np.median(limits.per_pair(taken, kind, _PAIRS)))
+        powers = pairs * each * exponential / kind.multiply_adds()
+        seconds = float(np.median(taken[dtype]))
+        rows.append(
+            {"d": LARGE, "n": n, "heads": heads, "precision": dtype, "sums": "blocked"}
+            | spread(taken[dtype])
+            | {
+                "ns_per_pair": seconds / pairs * 1e9,
+                "limit_ms": (products + powers) * 1e3,
+                "share_of_limit": (products + powers) / seconds,
+                "share_without_exponential": products / seconds,
+                "over_double": float(np.median(taken["float64"])) / seconds,
+            }
+        )
+    return rows
+
+
+def _where(row: Row) -> str:
+    return f"d = {row['d']}, n = {row['n']:,}, H = {row['heads']}, {row['sums']}"
+
+
+def goals(rows: list[Row]) -> list[dict[str, Any]]:
+    """The smallest share or ratio of each kind against its goal, and where it was found."""
+    small = [row for row in rows if row["d"] <= 4 and row["precision"] == "float64"]
+    large = [row for row in rows if row["d"] == LARGE and row["precision"] == "float64"]
+    single = [row for row in rows if row["precision"] == "float32"]
+    what = "exact sums, "
+    entries = (
+        (f"{what}share of the machine's limit, d = 2, 3, 4", small, "share_of_limit", 0.8, "%"),
+        (f"{what}share of the rate of matrix products, d = 64", large, "share_of_limit", 0.7, "%"),
+        (f"{what}single precision over double", single, "over_double", 1.8, "times"),
+    )
+    found = []
+    for what, candidates, key, target, unit in entries:
+        value, why = None, ""
+        if candidates:
+            worst = min(candidates, key=lambda row: row[key])
+            value = float(worst[key])
+            below = sum(row[key] < target for row in candidates)
+            if below:
+                why = f"{below} of {len(candidates)} below, least at {_where(worst)}"
+        found.append(goal(what, COMMAND, value, target, least=True, why=why, unit=unit))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of all variants")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/exact_sums.json"))
+    parser.add_argument("--quick", action="store_true", help="small problems, three rounds")
+    parser.add_argument("--dimensions", type=int, nargs="+", default=[*DIMENSIONS, LARGE])
+    options = parser.parse_args()
+    threads = numba.get_num_threads()
+    rounds = 3 if options.quick else options.rounds
+    rows: list[Row] = []
+    print(f"{'d':>3}{'n':>7}{'H':>4} {'precision':<9} {'sums':<8}{'median ms':>11}{'min':>9}"
+          f"{'max':>9}{'ns/pair':>9}{'of limit':>9}{'/double':>9}")  # fmt: skip
+    for d in options.dimensions:
+        for n, heads in LARGE_SIZES if d == LARGE else SIZES:
+            if options.quick and n > 1000:
+                continue
+            few = min(rounds, 3) if n > 4000 else rounds
+            measured = (
+                measure_large(n, heads, few, threads)
+                if d == LARGE
+                else measure(d, n, heads, few, threads)
+            )
+            for row in measured:
+                print(f"{d:>3}{n:>7}{heads:>4} {row['precision']:<9} {row['sums']:<8}"
+                      f"{row['median_ms']:>11.3f}{row['min_ms']:>9.3f}{row['max_ms']:>9.3f}"
+                      f"{row['ns_per_pair']:>9.4f}{row['share_of_limit']:>9.3f}"
+                      f"{row['over_double']:>9.2f}", flush=True)  # fmt: skip
+            rows += measured
+    reached = goals(rows)
+    for entry in reached:
+        print(f"{entry['goal']}: {entry['found']}, goal {entry['target']} {entry['why']}")
+    write(
+        options.json, COMMAND, threads, problem={"paths": 1, "seed": 0}, results=rows, goals=reached
+    )
+
+
+if __name__ == "__main__":
+    main()

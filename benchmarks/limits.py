@@ -1,0 +1,184 @@
+"""The machine's limit for the exact sums: their arithmetic with every operand in a register.
+
+    python benchmarks/limits.py
+
+A pair of tokens costs d multiply-adds for the score, an exponential (`wflow._simd.exp2`), d + 1
+multiply-adds for the sums, d + 1 more where the value serves both tokens, and one for the Ito term.
+The loops here do just that: no loads, no stores, and as many pairs abreast as is fastest of 4, 6
+and 8. Printed: nanoseconds per pair on one thread and on all, both precisions.
+"""
+
+import argparse
+import functools
+import platform
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange
+from numba.core import types
+from numba.extending import intrinsic
+from report import in_turn
+
+from wflow._simd import _VECTORS, _fma, _splat, _vector_ir, exp2_together, lanes, store
+
+ABREAST = (4, 6, 8)
+_SUMS = 8  # two multiply-adds a cycle, each four cycles long
+_REGISTER = "=v,0" if platform.machine() in ("x86_64", "AMD64") else "=w,0"
+
+
+class Kind(NamedTuple):
+    """Which sums: dimension, whether a value serves both tokens, with the Ito term, precision."""
+
+    d: int
+    both: bool
+    ito: bool
+    dtype: str
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds, or instructions of their price, of a pair of tokens."""
+        exponential = 13 if self.dtype == "float64" else 10
+        return self.d + exponential + (self.d + 1) * (2 if self.both else 1) + self.ito
+
+
+def _loop(kind: Kind, abreast: int) -> Any:
+    """Intrinsic turn(value, turns) -> vector: so many turns of `abreast` vectors of pairs."""
+    terms = (kind.d + 1) * (2 if kind.both else 1) + kind.ito
+
+    @intrinsic
+    def turn(typingctx, value, turns):
+        vector = _VECTORS[value]
+
+        def codegen(context, builder, sig, args):
+            shape, index = _vector_ir(vector), ir.IntType(types.intp.bitwidth)
+            value, turns = args
+
+            def scaled(factor):
+                return _splat(builder, vector, builder.fmul(value, ir.Constant(value.type, factor)))
+
+            z = [scaled(0.3), scaled(-0.2)]
+            step = scaled(1e-6)
+
+            def its_own(value):
+                """The same register, which LLVM cannot recognise as the same for each chain."""
+                kept = ir.FunctionType(shape, [shape])
+                return builder.asm(kept, "", _REGISTER, [value], side_effect=False)
+
+            entry = builder.block
+            body, done = (builder.append_basic_block(name) for name in ("limit", "limit.done"))
+            builder.branch(body)
+            builder.position_at_end(body)
+            count, moving = builder.phi(index), builder.phi(shape)
+            before = [builder.phi(shape) for _ in range(_SUMS)]
+            sums = list(before)
+            # The exponents move a little every turn, so that nothing is computed only once.
+            scores = [its_own(moving) for _ in range(abreast)]
+            for k in range(kind.d):
+                scores = [_fma(builder, z[k % 2], z[0], score) for score in scores]
+            values = exp2_together(context, builder, vector, scores)
+            for term in range(terms):
+                for c, u in enumerate(values):
+                    at = (term * abreast + c) % _SUMS
+                    if kind.both and term == kind.d + 1:
+                        sums[at] = builder.fadd(u, sums[at])
+                    else:
+                        sums[at] = _fma(builder, u, z[term % 2], sums[at])
+            following = builder.add(count, ir.Constant(index, 1))
+            zero = ir.Constant(shape, [0.0] * vector.lanes)
+            changes = [(count, ir.Constant(index, 0), following)]
+            changes += [(moving, zero, builder.fadd(moving, step))]
+            changes += [(b, zero, a) for b, a in zip(before, sums, strict=True)]
+            for phi, first, later in changes:
+                phi.add_incoming(first, entry)
+                phi.add_incoming(later, body)
+            builder.cbranch(builder.icmp_signed("<", following, turns), body, done)
+            builder.position_at_end(done)
+            return functools.reduce(builder.fadd, sums)
+
+        return vector(value, types.intp), codegen
+
+    return turn
+
+
+@functools.cache
+def register_loop(kind: Kind, abreast: int) -> Callable[[int, int], Any]:
+    """Function (pairs, threads) that computes so many pairs, shared among threads."""
+    turn = _loop(kind, abreast)
+
+    @njit(parallel=True, error_model="numpy")
+    def run(like, pairs, threads):
+        width = lanes(like)
+        turns = max(pairs // (width * abreast * threads), 1)
+        out = np.empty((threads, width), like.dtype)
+        for thread in prange(threads):
+            store(out[thread], 0, turn(like[thread], turns))
+        return out
+
+    def call(pairs: int, threads: int) -> Any:
+        like = np.linspace(0.5, 0.6, threads).astype(kind.dtype)
+        return run(like, pairs, threads)
+
+    return call
+
+
+def calls(kinds: Iterable[Kind], pairs: int, threads: int) -> dict[Any, Callable[[], Any]]:
+    """Calls to time in turn with others: (kind, abreast) -> the arithmetic of `pairs` pairs."""
+    return {
+        ("limit", kind, abreast): functools.partial(register_loop(kind, abreast), pairs, threads)
+        for kind in kinds
+        for abreast in ABREAST
+    }
+
+
+def per_pair(taken: dict[Any, list[float]], kind: Kind, pairs: int) -> list[float]:
+    """Seconds per pair in every round, of the fastest number abreast, from the times of `calls`."""
+    fastest = min(ABREAST, key=lambda abreast: float(np.median(taken["limit", kind, abreast])))
+    return [seconds / pairs for seconds in taken["limit", kind, fastest]]
+
+
+def pairs_of_step(n: int, heads: int, dtype: str, symmetric: bool) -> tuple[float, float]:
+    """Pairs of tokens that a step computes once for both, and ordered pairs computed apart.
+
+    Tied heads: tokens of one block meet themselves one way, those of two blocks once for both.
+    """
+    if not symmetric:
+        return 0.0, float(heads) * n * n
+    block = 8 if dtype == "float64" else 16
+    within = float(heads) * n * min(block, n)
+    return (float(heads) * n * n - within) / 2, within
+
+
+def seconds_per_pair(
+    kinds: Iterable[Kind], threads: int, rounds: int = 5, pairs: int = 4_000_000
+) -> dict[Kind, list[float]]:
+    """Seconds per pair on so many threads together, one number a round."""
+    kinds = list(kinds)
+    taken = in_turn(calls(kinds, pairs, threads), rounds, least=0.02, pause=0.05)
+    return {kind: per_pair(taken, kind, pairs) for kind in kinds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dimensions", type=int, nargs="+", default=[2, 3, 4, 8])
+    options = parser.parse_args()
+    kinds = [
+        Kind(d, both, True, dtype)
+        for d in options.dimensions
+        for dtype in ("float64", "float32")
+        for both in (False, True)
+    ]
+    print(f"{'d':>3} {'precision':<9} {'sums':<9}{'multiply-adds':>14}{'threads':>9}{'ns/pair':>9}")
+    for threads in sorted({1, numba.get_num_threads()}):
+        for kind, values in seconds_per_pair(kinds, threads, options.rounds).items():
+            sums = "both ways" if kind.both else "one way"
+            print(
+                f"{kind.d:>3} {kind.dtype:<9} {sums:<9}{kind.multiply_adds():>14}{threads:>9}"
+                f"{float(np.median(values)) * 1e9:>9.4f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

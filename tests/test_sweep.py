@@ -1,0 +1,128 @@
+"""The register loops, the exponential's table and the sums over lanes against plain NumPy."""
+
+import types
+
+import numba
+import numpy as np
+import pytest
+from twin import symmetric, unit
+
+from wflow import _simd, attention
+from wflow._simd import exp2, lane_sums, lanes, load, store
+from wflow._sweep import ABREAST, DIMENSIONS, make_sweep, masked_sums
+
+
+def vectors_of(rng, count, dtype):
+    """Random numbers for so many vectors, flat."""
+    return rng.uniform(-1, 1, count * 64 // np.dtype(dtype).itemsize).astype(dtype)
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize(("blocks", "both", "dtype"), [(2, True, "f8"), (2, False, "f8"),
+                                                       (1, True, "f4")])  # fmt: skip
+def test_loops_over_tokens_equal_numpy(d, blocks, both, dtype):
+    sweep = make_sweep(d, blocks, both=both, ito=True)
+
+    @numba.njit
+    def run(x, weight, own, z, pair, columns, first, stop, acc):
+        step = x.shape[0] * lanes(x)
+        sweep(x, weight, own, 0, z, 0, pair, 0, step, columns, 0, first, stop, acc, 0)
+
+    rng = np.random.default_rng(d)
+    n, first, stop = 5 * ABREAST, ABREAST, 4 * ABREAST
+    x = rng.uniform(-1, 1, (n, d)).astype(dtype)
+    weight = rng.uniform(0, 1, n).astype(dtype)
+    own, z = (vectors_of(rng, blocks * d, dtype) for _ in range(2))
+    pair = vectors_of(rng, blocks * n, dtype)
+    columns = vectors_of(rng, (stop - first) * (d + 1), dtype)
+    acc = vectors_of(rng, blocks * (d + 2), dtype)
+    by_block = acc.reshape(blocks, d + 2, -1).astype(float)
+    by_token = columns.reshape(stop - first, d + 1, -1).astype(float)
+    U = np.exp2(np.einsum("bkl,jk->jbl", z.reshape(blocks, d, -1).astype(float), x[first:stop]))
+    by_block[:, 0] += np.einsum("jbl,j->bl", U, weight[first:stop])
+    by_block[:, 1:-1] += np.einsum("jbl,jk->bkl", U, x[first:stop])
+    q = np.einsum("jbl,bjl->bl", U, pair.reshape(blocks, n, -1)[:, first:stop])
+    if both:
+        by_block[0, -1] += q.sum(0)
+        by_token[:, 0] += U.sum(1)
+        by_token[:, 1:] += np.einsum("jbl,bkl->jkl", U, own.reshape(blocks, d, -1))
+    else:
+        by_block[:, -1] += q
+    run(x, weight, own, z, pair, columns, first, stop, acc)
+    close = {"rtol": 0, "atol": 200 * np.finfo(dtype).eps}
+    np.testing.assert_allclose(acc.reshape(by_block.shape), by_block, **close)
+    np.testing.assert_allclose(columns.reshape(by_token.shape), by_token, **close)
+
+
+def test_one_and_two_blocks_give_the_same_bits_as_the_plain_loop():
+    one, two = (make_sweep(3, blocks, both=False, ito=True) for blocks in (1, 2))
+
+    @numba.njit
+    def run(x, weight, z, pair, kind, acc):
+        step = x.shape[0] * lanes(x)
+        stop = x.shape[0]
+        if kind == 2:
+            two(x, weight, z, 0, z, 0, pair, 0, step, z, 0, 0, stop, acc, 0)
+            return
+        for block in range(2):
+            at, acc_at = block * 3 * lanes(x), block * 5 * lanes(x)
+            if kind == 1:
+                one(x, weight, z, 0, z, at, pair, block * step, 0, z, 0, 0, stop, acc, acc_at)
+            else:
+                masked_sums(x, weight, z, at, pair, block * step, True, z, -1, 0, stop, acc, acc_at)
+
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(24, 3)), np.ones(24)
+    z, pair = vectors_of(rng, 6, "f8"), vectors_of(rng, 48, "f8")
+    bits = []
+    for kind in (0, 1, 2):
+        acc = np.zeros(2 * 5 * 8)
+        run(x, weight, z, pair, kind, acc)
+        bits.append(acc.tobytes())
+    assert bits[0] == bits[1] == bits[2]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_sums_over_lanes_stand_in_the_order_of_their_vectors(dtype):
+    @numba.njit
+    def run(table, out):
+        store(out, 0, lane_sums(table, 0, lanes(table)))
+
+    count = 64 // np.dtype(dtype).itemsize
+    table = np.arange(count * count, dtype=dtype) ** 2
+    out = np.empty(count, dtype)
+    run(table, out)
+    assert np.array_equal(out, table.reshape(count, count).sum(1))
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_exponential_has_the_same_bits_without_the_processors_permutation(dtype, monkeypatch):
+    def compiled():
+        @numba.njit
+        def run(s):
+            out = np.empty_like(s)
+            for start in range(0, len(s), lanes(s)):
+                store(out, start, exp2(load(s, start)))
+            return out
+
+        return run
+
+    s = np.random.default_rng(3).uniform(-120, 120, 1600).astype(dtype)
+    with_permutation = compiled()(s)
+    look_up = _simd._look_up
+    without = types.SimpleNamespace(codegen=lambda: None)  # a target of no known features
+    monkeypatch.setattr(_simd, "_look_up", lambda context, *rest: look_up(without, *rest))
+    assert compiled()(s).tobytes() == with_permutation.tobytes()
+
+
+def test_heads_in_several_batches_and_pairs_in_strips_change_nothing():
+    """9,000 tokens make eight strips, whose sums of 26 heads are more than is kept at a time."""
+    rng = np.random.default_rng(1)
+    x, D = unit(rng, 1, 9000, 3), symmetric(rng, 1, 26, 3, 3)
+    D[0, 3] *= 100 / np.abs(np.linalg.eigvalsh(D[0, 3])).max()  # needs a shift
+    options = {"drift": D, "sigma2": np.ones((1, 26))}
+    one_way, terms = attention.evaluate(x, D, **options)
+    both_ways, same = attention.evaluate(x, D, **options, symmetric=True)
+    assert np.abs(both_ways - one_way).max() <= 1e-13 * np.abs(one_way).max()
+    for name in ("energy", "ito_power", "weight_power", "upper_gradient_sq", "max_score"):
+        assert same[name][0] == pytest.approx(terms[name][0], rel=1e-12), name

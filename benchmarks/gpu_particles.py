@@ -1,0 +1,357 @@
+"""Exact particle sums on a GPU: tokens per second and share of the card's own limit.
+
+    PYTHONPATH=. python benchmarks/gpu_particles.py [--device cuda] [--json FILE] [--quick] [--tune]
+
+Random tokens at d = 3 with velocity and every ledger term (drift, noise, Ito term), double and
+single precision: n = 200 tokens x 1000 paths with 64 heads, and n = 100,000 x 1 path with 8.
+
+- triton: the fused kernel of `wflow/_triton_sums.py` on arrays that lie on the card;
+- tiles: the same sums as matrix products of tiles (`wflow/_torch_sums.py`);
+- numba: the kernel that runs without a GPU, on the processor of the same machine;
+- limit: the kernel's multiply-adds and exponentials with every operand in a register, written in
+  Triton too; without Triton the rate of a large matrix product over the multiply-adds of a pair.
+
+A token counts once for every evaluation of the sums: an Euler step. "call" is one evaluation as the
+solver makes it, from NumPy arrays to NumPy arrays, and "transfers" its share that is not the sums.
+Before anything is timed, every variant is compared with the Numba kernel. `--tune` also times other
+numbers of heads abreast, of unrolled tokens and of groups than those that the kernel takes.
+
+Needs torch, triton, numba and numpy only.
+"""
+# A name in a Triton kernel may hold tuples of several lengths, joined by + only.
+# mypy: disable-error-code="assignment, misc"
+# ruff: noqa: RUF005
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from wflow import _fused, _torch_sums
+from wflow._headsums import SOFTMAX, TERMS
+from wflow.schema import version_of
+
+D = 3
+CASES = {"200 x 1000 paths": (1000, 200, 64), "100,000 x 1 path": (1, 100_000, 8)}
+QUICK = {"50 x 4 paths": (4, 50, 4), "400 x 1 path": (1, 400, 2)}
+DOUBLE, SINGLE = "float64", "float32"
+TOLERANCE = {DOUBLE: 1e-12, SINGLE: 2e-5}
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    from wflow import _triton_sums
+    from wflow._triton_sums import LAUNCH, _number, exp2
+
+    @triton.jit
+    def _limit(
+        out, turns, kind: tl.constexpr, bits: tl.constexpr, abreast: tl.constexpr,
+        unroll: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        """The arithmetic of `_triton_sums._sweep` at d = 3 for `turns` tokens j, in registers.
+
+        `base`, whose bits count the tokens, keeps them different, so that none is left out.
+        """
+        lane = tl.program_id(0) * block + tl.arange(0, block)
+        x = lane.to(kind) * _number(1e-9, lane.to(kind))
+        step = _number(1e-9, x)
+        y = (x + _number(0.3, x), x - _number(0.2, x), x + _number(0.1, x))
+        own = (x + _number(0.05, x), x - _number(0.15, x), x + _number(0.25, x))
+        z = ()
+        sums = ()
+        for a in tl.static_range(abreast * 3):
+            z = z + (x + _number(0.1 * a, x),)
+        for _ in tl.static_range(abreast * 5):
+            sums = sums + (_number(0.0, x),)
+        base = step
+        for _ in tl.range(0, turns, loop_unroll_factor=unroll):
+            base = (base.to(bits, bitcast=True) + 1).to(kind, bitcast=True)
+            c = tl.fma(own[2], y[2], tl.fma(own[1], y[1], tl.fma(own[0], y[0], base)))
+            pair = tl.fma(c, c, step)
+            fresh = ()
+            for a in tl.static_range(abreast):
+                s = tl.fma(z[3 * a], y[0], base)
+                s = tl.fma(z[3 * a + 1], y[1], s)
+                u = exp2(tl.fma(z[3 * a + 2], y[2], s))
+                fresh = fresh + (sums[5 * a] + u,)
+                for k in tl.static_range(3):
+                    fresh = fresh + (tl.fma(u, y[k], sums[5 * a + 1 + k]),)
+                fresh = fresh + (tl.fma(u, pair, sums[5 * a + 4]),)
+            sums = fresh
+        total = sums[0]
+        for k in tl.static_range(1, abreast * 5):
+            total = total + sums[k]
+        tl.store(out + lane, total)
+
+
+def arguments(paths: int, n: int, heads: int, dtype: str, seed: int = 0) -> list[np.ndarray]:
+    """x, score, value, drift, noise, sigma2, as the solver has them with noisy heads."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(paths, n, D))
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    z = rng.normal(size=(3, paths, heads, D, D)) / 2
+    score, drift, noise = (z + z.swapaxes(-1, -2)).astype(dtype)
+    return [x.astype(dtype), score, score, drift, noise, np.full((paths, heads), 2.0, dtype)]
+
+
+def on_device(arrays: list[np.ndarray], device: str) -> list[torch.Tensor]:
+    tensors = [_torch_sums.upload(a, device) for a in arrays]
+    tensors[2] = tensors[1]
+    return tensors
+
+
+def evaluate(
+    tensors: list[torch.Tensor], strong: np.ndarray, triton: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, score, value, drift, noise, sigma2 = tensors
+    with torch.inference_mode():
+        return _torch_sums.device_sums(
+            x, score, value, drift, noise, sigma2, SOFTMAX, -1.0, False, strong, triton
+        )
+
+
+def from_numpy_to_numpy(arrays: list[np.ndarray], device: str) -> tuple[np.ndarray, np.ndarray]:
+    x, score, value, drift, noise, sigma2 = arrays
+    return _torch_sums.torch_sums(
+        x, score, value, drift, noise, sigma2, SOFTMAX, -1.0, False, device
+    )
+
+
+def with_numba(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    rest: tuple[Any, ...] = (SOFTMAX, -1.0, False, arrays[2] is arrays[1])
+    return _fused.fused_sums(*arrays, *rest)
+
+
+def timed(call: Callable[[], Any], device: str, rounds: int, least: float) -> list[float]:
+    """Seconds of a call in each round, over as many calls in a row as take `least` seconds."""
+
+    def once(repeats: int) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) / repeats
+
+    call()  # compiles
+    repeats = max(1, round(least / max(once(1), 1e-6)))
+    return [once(repeats) for _ in range(rounds)]
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median_ms": statistics.median(seconds) * 1e3,
+        "min_ms": min(seconds) * 1e3,
+        "max_ms": max(seconds) * 1e3,
+        "rounds": len(seconds),
+    }
+
+
+def limit_rate(device: str, dtype: str, heads: int, rounds: int) -> tuple[float, str]:
+    """Pairs (head, i, j) per second that the device's arithmetic allows, and how that was found."""
+    double = dtype == DOUBLE
+    if device != "cpu" and HAS_TRITON:
+        abreast, unroll = _triton_sums.abreast_and_unroll(D, heads, double)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        programs, turns = 16 * processors, 1 << 16
+        out = torch.empty(programs * 32, dtype=getattr(torch, dtype), device=device)
+        kinds = (tl.float64, tl.int64) if double else (tl.float32, tl.int32)
+
+        def run() -> None:
+            _limit[(programs,)](out, turns, *kinds, abreast, unroll, 32, **LAUNCH)
+
+        best = min(timed(run, device, rounds, 0.05))
+        return programs * 32 * turns * abreast / best, "register-only kernel"
+    size = 512 if device == "cpu" else 8192
+    a, b = (torch.rand((size, size), dtype=getattr(torch, dtype), device=device) for _ in "ab")
+    best = min(timed(lambda: a @ b, device, rounds, 0.02))
+    return size**3 / best / (3 * D + 18), "matrix product over multiply-adds of a pair"
+
+
+def check(device: str, variants: list[str]) -> dict[str, float]:
+    """Largest difference of each variant to the Numba kernel, relative to the largest speed."""
+    exact = arguments(3, 61, 5, DOUBLE, seed=1)
+    exact[1][1, 2] *= 60  # one head that needs a shift
+    v, terms = with_numba(exact)
+    found = {}
+    for dtype in (DOUBLE, SINGLE):
+        arrays = [a.astype(dtype) for a in exact]
+        if dtype == SINGLE:  # the numbers that single precision holds
+            v, terms = with_numba([a.astype(DOUBLE) for a in arrays])
+        strong = _torch_sums.strong_heads(arrays[1])
+        for variant in variants:
+            w, table = evaluate(on_device(arrays, device), strong, variant == "triton")
+            size = terms[:, TERMS.index("max_score")].max()
+            gap = float(np.abs(w.cpu().numpy() - v).max()) / max(size, 1.0)
+            energy, other = terms[0, 0], float(table[0, 0])  # path 0 is in range
+            gap = max(gap, abs(other / energy - 1))
+            found[f"{variant} {dtype}"] = gap
+            print(f"{variant:<8}{dtype:<9} differs from numba by {gap:.2e}")
+            if not gap <= TOLERANCE[dtype]:
+                sys.exit(f"{variant} in {dtype} is wrong: {gap:.3e} > {TOLERANCE[dtype]:g}")
+    return found
+
+
+def measure(
+    name: str, size: tuple[int, int, int], dtype: str, device: str, variants: list[str],
+    rounds: int, least: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row per variant for a problem of (paths, n, heads)."""
+    paths, n, heads = size
+    arrays = arguments(*size, dtype)
+    strong = _torch_sums.strong_heads(arrays[1])
+    tensors = on_device(arrays, device)
+    pairs = float(paths) * n * n * heads
+    limit, found_by = limit_rate(device, dtype, heads, rounds)
+    head: dict[str, Any] = {
+        "case": name,
+        "paths": paths,
+        "n": n,
+        "heads": heads,
+        "d": D,
+        "dtype": dtype,
+    }
+    rows = []
+    results = {}
+    for variant in variants:
+        chosen = variant == "triton"
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats(device)
+        results[variant] = evaluate(tensors, strong, chosen)[0].cpu().numpy()
+        seconds = timed(partial(evaluate, tensors, strong, chosen), device, rounds, least)
+        row = head | {"variant": variant} | spread(seconds)
+        median = row["median_ms"] / 1e3
+        row |= {
+            "tokens_per_second": paths * n / median,
+            "ps_per_pair": median / pairs * 1e12,
+            "share_of_limit": pairs / limit / median,
+            "limit": found_by,
+            "limit_ms": pairs / limit * 1e3,
+        }
+        if device != "cpu":
+            row["gpu_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+        if variant == variants[0]:
+            whole = timed(partial(from_numpy_to_numpy, arrays, device), device, rounds, least)
+            call = statistics.median(whole)
+            row |= {"call_ms": call * 1e3, "transfers_share": max(0.0, 1 - median / call)}
+        rows.append(row)
+        show(row)
+    first, *others = results.values()
+    for other in others:
+        rows[-1]["largest_difference_of_variants"] = float(np.abs(first - other).max())
+    if dtype == DOUBLE:
+        seconds = timed(lambda: with_numba(arrays), "cpu", max(1, rounds // 2), 0.0)
+        row = head | {"variant": "numba"} | spread(seconds)
+        row |= {
+            "tokens_per_second": paths * n / row["median_ms"] * 1e3,
+            "ps_per_pair": row["median_ms"] / 1e3 / pairs * 1e12,
+            "threads": numba.get_num_threads(),
+        }
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    text = f"{row['case']:<18}{row['dtype']:<9}{row['variant']:<8}{row['median_ms']:>10.3f} ms"
+    text += f" ({row['min_ms']:.3f}-{row['max_ms']:.3f})  {row['tokens_per_second']:.3e} tokens/s"
+    text += f"  {row['ps_per_pair']:.3f} ps/pair"
+    if "share_of_limit" in row:
+        text += f"  {row['share_of_limit']:.1%} of limit"
+    if "call_ms" in row:
+        text += f"  call {row['call_ms']:.3f} ms, transfers {row['transfers_share']:.1%}"
+    print(text, flush=True)
+
+
+def tune(cases: dict[str, tuple[int, int, int]], device: str, rounds: int) -> list[dict[str, Any]]:
+    """Times of the kernel with other choices than `_triton_sums` makes."""
+    usual, groups = _triton_sums.abreast_and_unroll, _triton_sums._GROUPS
+    rows = []
+    try:
+        for dtype, abreast, unroll, split in (
+            (DOUBLE, 1, 4, 4), (DOUBLE, 2, 2, 4), (DOUBLE, 2, 4, 2), (DOUBLE, 2, 4, 4),
+            (DOUBLE, 2, 4, 8), (DOUBLE, 4, 2, 4), (SINGLE, 2, 4, 4), (SINGLE, 4, 2, 4),
+            (SINGLE, 4, 4, 2), (SINGLE, 4, 4, 4), (SINGLE, 8, 2, 4),
+        ):  # fmt: skip
+            _triton_sums.abreast_and_unroll = lambda *_, a=abreast, u=unroll: (a, u)
+            _triton_sums._GROUPS = split
+            for name, size in cases.items():
+                arrays = arguments(*size, dtype)
+                strong = _torch_sums.strong_heads(arrays[1])
+                tensors = on_device(arrays, device)
+                seconds = timed(partial(evaluate, tensors, strong, True), device, rounds, 0.05)
+                row = {"case": name, "dtype": dtype, "abreast": abreast, "unroll": unroll}
+                rows.append(row | {"groups": split} | spread(seconds))
+                print(*(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+    finally:
+        _triton_sums.abreast_and_unroll, _triton_sums._GROUPS = usual, groups
+    return rows
+
+
+def processor() -> str:
+    """Name of the processor, where the system says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(": ", 1)[1] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: cuda)")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gpu_particles.json"))
+    parser.add_argument("--quick", action="store_true", help="tiny problems, as the tests run them")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of every variant")
+    parser.add_argument("--tune", action="store_true", help="try other shapes of the kernel")
+    flags = parser.parse_args(words)
+    device = _torch_sums.resolve_device(flags.device)
+    cases = QUICK if flags.quick else CASES
+    rounds, least = (2, 0.0) if flags.quick else (flags.rounds, 0.2)
+    variants = ["triton", "tiles"] if device != "cpu" and HAS_TRITON else ["tiles"]
+    name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
+    print(f"{name}, torch {torch.__version__}, {numba.get_num_threads()} threads of {processor()}")
+
+    start = time.perf_counter()
+    differences = check(device, variants)
+    rows = []
+    for case, size in cases.items():
+        for dtype in (DOUBLE, SINGLE):
+            rows += measure(case, size, dtype, device, variants, rounds, least)
+    body: dict[str, Any] = {
+        "command": "python benchmarks/gpu_particles.py " + " ".join(words or sys.argv[1:]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": processor(),
+        "device": name,
+        "cores": os.cpu_count(),
+        "threads": numba.get_num_threads(),
+        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda}
+        | {p: version_of(p) for p in ("wflow", "numpy", "numba", "torch", "triton")},
+        "differences_from_numba": differences,
+        "results": rows,
+    }
+    if flags.tune and variants[0] == "triton":
+        body["tuning"] = tune(cases, device, rounds)
+    body["seconds"] = time.perf_counter() - start
+    flags.json.parent.mkdir(parents=True, exist_ok=True)
+    flags.json.write_text(json.dumps(body, indent=2) + "\n")
+    print(f"wrote {flags.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -98,3 +98,46 @@ def test_bad_flags_are_refused(flags, says, tmp_path, monkeypatch) -> None:
     with pytest.raises(InputError, match=says):
         call("mean_field_limit", monkeypatch, *flags, "--out", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
+
+
+def test_study_of_many_tokens_holds_every_n_against_the_limit(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "large"
+    flags = ["--n", "100", "200", "--reference", "300", "--paths", "3", "--method", "fast"]
+    small = ["--t-final", "0.2", "--dt", "0.1", "--heads", "2", "--threads", "1"]
+    assert call("mean_field_large", monkeypatch, *flags, *small, "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    with wflow.open(out / "n0000200.h5") as run, wflow.open(out / "reference.h5") as limit:
+        x, y = (ds["tokens"].isel(snapshot_path=-1, snapshot=-1).values for ds in (run, limit))
+        gap = float(run["energy"][2, -1] - limit["energy"][0, -1])
+    table = xr.load_dataset(out / "summary.h5", engine="h5netcdf")
+    at = table.isel(n=1, path=2)
+    assert float(at["energy_deviation_sq"]) == pytest.approx(gap**2, rel=1e-9)
+    squared = np.sum((x.mean(0) - y.mean(0)) ** 2)
+    assert float(at["mean_deviation_sq"]) == pytest.approx(squared, rel=1e-9)
+    assert f"{float(table['energy_slope']):.3f}" in printed
+    assert "fast sums keep their tolerance" in printed
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_evenly_spread_points_have_the_moments_of_the_uniform_law(d) -> None:
+    module = script("mean_field_large")
+    x = module.evenly_spread(4000, d)
+    np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, atol=1e-14)
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(x.T @ x / len(x), np.eye(d) / d, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--n", "100", "50"], "--n is 100 50"),
+        (["--reference", "50", "--n", "60", "70"], "--reference is 50"),
+        (["--tolerance", "1e-20", "--method", "fast"], "tolerance"),
+        (["--dt", "0.3"], "--dt"),
+    ],
+)
+def test_flags_of_many_tokens_that_make_no_study_are_named(flags, said, tmp_path, monkeypatch):
+    short = ["--n", "10", "20", "--reference", "30", "--out", str(tmp_path / "large")]
+    with pytest.raises(InputError, match=said):
+        call("mean_field_large", monkeypatch, *short, *flags)
+    assert not (tmp_path / "large").exists()

@@ -27,6 +27,7 @@ _HOMES = {
     "Interrupted": ("wflow.errors", "Interrupted"),
 }
 _MODULES = (
+    "cluster",
     "clusters",
     "equilibria",
     "fits",
@@ -45,6 +46,7 @@ __all__ = [*sorted(_HOMES), *_MODULES]
 
 if TYPE_CHECKING:
     from wflow import (
+        cluster,
         clusters,
         equilibria,
         fits,

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -58,3 +59,9 @@ def number(value: Any, name: str, least: float = -math.inf) -> float:
 def _check_real(value: Any, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise InputError(f"{name} is {value!r}: expected a number")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise InputError unless `value` is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {value!r}: expected one of {', '.join(choices)}")

@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._diffusion import energy_laplacian
 from wflow._matrices import is_symmetric
 from wflow._problem import Problem
-from wflow.attention import DIRECTIONS, Evaluation, evaluate, mark_overflow, warn_overflow
+from wflow._sums import DIRECTIONS, Evaluation, energy_laplacian, evaluate, mark_overflow
+from wflow.attention import warn_overflow
 from wflow.errors import BlowUpError, InputError
 from wflow.ledger import Ledger, Terms
 from wflow.rng import NOISE, TOKEN_NOISE, CounterNormals
@@ -42,12 +42,13 @@ class Recorder:
         self._table: dict[str, NDArray[np.float64]] = {}
         self._start = self._filled = 0
 
+    def wants(self, step: int) -> bool:
+        """Whether the start of a step is a record time."""
+        return step % self.problem.record_every == 0 or step == self.problem.steps
+
     def series(self, step: int, row: Terms) -> None:
         """Keep the (path, time) quantities of a record time."""
-        problem = self.problem
-        if step % problem.record_every and step != problem.steps:
-            return
-        record = -(-step // problem.record_every)
+        record = -(-step // self.problem.record_every)
         if self._filled == 0:
             self._start = record
         for name, values in row.items():
@@ -125,7 +126,8 @@ class Batch:
         first = self._evaluate(values(t), self.x, self.D, drift, noise, sigma2)
         token_noise = self._diffuse(step, first.terms)
         self._check(t, first.terms)
-        recorder.series(step, self._row(first.terms))
+        if recorder.wants(step):
+            recorder.series(step, self._row(first.terms))
         recorder.snapshot(step, self.x, self.D, total)
         if step == problem.steps:
             return
@@ -169,7 +171,8 @@ class Batch:
 
     def _draw(self, shape: tuple[int, ...], step: int, purpose: int) -> NDArray:
         draw = self.normals.draw
-        paths = range(self.first, self.last)
+        begin = self.problem.first_path
+        paths = range(begin + self.first, begin + self.last)
         return np.stack([draw(shape, path=p, step=step, purpose=purpose) for p in paths])
 
     def _diffuse(self, step: int, terms: Terms) -> NDArray | None:
@@ -185,11 +188,13 @@ class Batch:
         noise = project(self.x, (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype))
         if self.problem.ledger:
             with np.errstate(invalid="ignore"):
-                gbar, laplacian = energy_laplacian(self.x, self.D)
+                gbar, laplacian, error = energy_laplacian(self.x, self.D, self.problem.sums)
                 terms["diffusion_power"] = kappa * laplacian
                 along = np.einsum("pik,pik->p", gbar, noise.astype(np.float64))
                 terms["martingale_tokens"] = along / self.x.shape[1]
             mark_overflow(terms, ("diffusion_power", "martingale_tokens"), self.x.dtype)
+            if "sum_error" in terms:
+                terms["sum_error"] = np.maximum(terms["sum_error"], error)
         return noise
 
     def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:
@@ -207,10 +212,12 @@ class Batch:
             direction=problem.direction,
             causal=problem.causal,
             symmetric=problem.ledger,
+            sums=problem.sums,
         )
 
     def _row(self, terms: Terms) -> Terms:
-        return self.ledger.row(terms) if self.problem.ledger else {"speed_sq": terms["speed_sq"]}
+        row = self.ledger.row(terms) if self.problem.ledger else {"speed_sq": terms["speed_sq"]}
+        return row | ({"sum_error": terms["sum_error"]} if "sum_error" in terms else {})
 
     def _check(self, t: float, terms: Terms) -> None:
         """Stop a run that has left the range in which its numbers mean anything."""
@@ -219,7 +226,8 @@ class Batch:
         good &= terms["max_score"] <= _MAX_SCORE
         if not good.all():
             bad = int(np.argmin(good))
-            path, score = self.first + bad, float(np.linalg.norm(self.D[bad], axis=(1, 2)).max())
+            path = self.problem.first_path + self.first + bad
+            score = float(np.linalg.norm(self.D[bad], axis=(1, 2)).max())
             if np.isfinite(self.D[bad]).all():
                 score = float(terms["max_score"][bad])
             raise BlowUpError(

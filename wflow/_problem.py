@@ -3,15 +3,15 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._checks import number, whole
+from wflow._checks import check_choice, number, whole
 from wflow._matrices import Matrices, as_matrices, finite, is_symmetric
-from wflow.attention import DIRECTIONS, FLOWS, check_choice
+from wflow._sums import DIRECTIONS, FLOWS, Sums
 from wflow.errors import InputError
 from wflow.heads import QKV, HeadLaw
 from wflow.rng import INITIAL_HEADS, CounterNormals
@@ -49,6 +49,8 @@ class Problem:
     causal: bool
     kappa: float
     dtype: str
+    sums: Sums
+    first_path: int = 0  # number of the first path: above 0 in a part of a run
 
     @property
     def heads(self) -> int:
@@ -59,6 +61,22 @@ class Problem:
         """Steps at whose start the ledger is recorded; the end of the run is always one."""
         regular = np.arange(0, self.steps + 1, self.record_every)
         return regular if regular[-1] == self.steps else np.append(regular, self.steps)
+
+    def part(self, first: int, last: int) -> "Problem":
+        """The paths first <= p < last as a problem of their own, which keeps tokens of them all.
+
+        The sum over paths in `tokens_mean` has the bits of the whole run only if it is made from
+        the tokens of single paths, in their order.
+        """
+        kept = (self.snapshot_paths >= first) & (self.snapshot_paths < last)
+        return replace(
+            self,
+            x0=self.x0 if self.x0.ndim == 2 else self.x0[first:last],
+            paths=last - first,
+            snapshot_paths=np.arange(last - first),
+            save_heads=self.save_heads and bool(kept.any()),
+            first_path=self.first_path + first,
+        )
 
     def layout(self) -> RunLayout:
         """Sizes of the run's file."""
@@ -75,6 +93,7 @@ class Problem:
             per_path_x0=self.x0.ndim == 3,
             initial_heads=self.values is None,
             diffusion=self.kappa > 0,
+            sum_error=self.sums.have_error,
         )
 
     def config(self) -> dict[str, Any]:
@@ -103,6 +122,7 @@ class Problem:
             "causal": self.causal,
             "dtype": self.dtype,
             **({"kappa": self.kappa} if self.kappa else {}),
+            **self.sums.config(),
         }
 
 
@@ -126,6 +146,10 @@ def pose(
     causal: bool,
     dtype: str,
     kappa: float,
+    method: str,
+    tolerance: float,
+    backend: str,
+    device: str | None,
 ) -> Problem:
     """Check the arguments of `wflow.solve` (documented there) and put them together."""
     if not isinstance(law, HeadLaw):
@@ -184,6 +208,7 @@ def pose(
         causal=bool(causal),
         kappa=float(kappa),
         dtype=dtype,
+        sums=Sums(method, tolerance, backend, device).settled(tokens.shape[-2], d, bool(causal)),
     )
 
 

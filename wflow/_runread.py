@@ -18,6 +18,7 @@ from wflow.schema import COORDINATES, SCHEMA, VARIABLES
 
 # Keys of the checkpoint that belong to the file and not to the solver's state.
 MARK = "__created__"
+PARTS = "wflow-parts/1"  # schema of the manifest of parts
 _BROKEN = (OSError, KeyError, ValueError, RuntimeError, TypeError, EOFError)
 
 
@@ -29,6 +30,16 @@ def partial_of(path: Path) -> Path:
 def checkpoint_of(path: Path) -> Path:
     """Name of the resumable state while the run goes."""
     return path.with_name(path.name + ".checkpoint")
+
+
+def parts_of(path: Path) -> Path:
+    """Name of the folder of the parts of a run that is computed by several processes."""
+    return path.with_name(path.name + ".parts")
+
+
+def manifest_of(path: Path) -> Path:
+    """Name of the file that says of which run the parts are; without it there are none."""
+    return parts_of(path) / "run.json"
 
 
 def final_of(path: str | os.PathLike[str]) -> Path:
@@ -117,6 +128,27 @@ def parse_config(text: Any, path: Path) -> dict[str, Any]:
             f"{path}: the attribute config is not a JSON object; the file is damaged"
         )
     return config
+
+
+def manifest_config(out: Path) -> dict[str, Any]:
+    """Configuration of the run whose parts lie beside `out`.
+
+    Raises
+    ------
+    RunFileError
+        For a manifest that cannot be read.
+    """
+    file = manifest_of(out)
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        if held["schema"] != PARTS:
+            raise ValueError(f"schema {held['schema']!r}, expected {PARTS!r}")
+        return parse_config(held["config"], file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFileError(
+            f"{file} cannot be read ({error}): the parts cannot be resumed; start the run again "
+            "with --overwrite"
+        ) from None
 
 
 def check_variables(file: h5py.File, path: Path) -> None:

@@ -9,24 +9,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wflow._runread import checkpoint_of, differences, partial_of
+from wflow._runread import (
+    checkpoint_of,
+    differences,
+    manifest_config,
+    manifest_of,
+    partial_of,
+    parts_of,
+)
 from wflow._study_flags import Flags, flags_of
 from wflow.errors import InputError
 from wflow.runfile import config_text, load_state, open_run, run_status
-from wflow.solver import posed
 
 
 def configuration(task: Mapping[str, Any]) -> dict[str, Any]:
     """Configuration of the run that `wflow.solve(**task)` makes, its arguments checked."""
+    from wflow.solver import posed  # loads Numba
+
     return posed(**task).config()
 
 
 def check_output(file: Path, asked: dict[str, Any], flags: Flags) -> None:
     """Before anything is computed: is this run file free, or that of the run asked for?"""
-    if flags.overwrite or run_status(file) == "absent":
+    parts = manifest_of(file).exists()
+    if flags.overwrite or (run_status(file) == "absent" and not parts):
         return
     if not flags.resume:
-        refuse_existing(file.parent, [file.name, f"{file.name}.partial"])
+        names = (file, partial_of(file), parts_of(file))
+        refuse_existing(file.parent, [name.name for name in names])
     differ = config_differences(file, asked)
     if differ:
         raise InputError(
@@ -39,6 +49,8 @@ def check_output(file: Path, asked: dict[str, Any], flags: Flags) -> None:
 
 def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
     """Keys in which the configuration of a run file differs from the one asked for."""
+    if run_status(file) == "absent":
+        return differences(manifest_config(file), json.loads(config_text(asked)))
     with _open(file) as ds:
         return differences(json.loads(ds.attrs["config"]), json.loads(config_text(asked)))
 

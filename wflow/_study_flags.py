@@ -71,11 +71,11 @@ class Flags:
         Switch, tyro.conf.arg(help="Replace the runs of this call in --out, and the summary.")
     ] = False
     workers: int = 0
-    """Runs computed at the same time by worker processes of dask; 0: all in this process."""
+    """Worker processes of dask that share the paths of all runs; 0: all in this process."""
     scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
     """Address of a dask scheduler that runs already, such as tcp://host:8786."""
     threads: Annotated[int | None, _shown("INT", "all cores, shared between the workers")] = None
-    """Threads of each run."""
+    """Threads of each run, or of each worker."""
     verbose: Switch = False
     """Log on stderr what the runs do: start, checkpoints, end."""
 
@@ -174,6 +174,14 @@ class StudyFlags(TokenFlags):
     """Whether the heads of path 0 are stored; `wflow verify` recomputes the energy from them."""
     dtype: Literal["float64", "float32"] = "float64"
     """Precision of tokens and heads; the ledger is always double."""
+    method: Literal["auto", "exact", "fast"] = "auto"
+    """Exact sums over all pairs, fast ones by series (--d 2 or 3), or what takes less time."""
+    tolerance: float = 1e-10
+    """Relative error that fast sums keep below."""
+    backend: Literal["numba", "torch"] = "numba"
+    """Numba on the processor, or torch: exact sums on a GPU."""
+    device: Annotated[str | None, _shown("DEVICE", "cuda for --backend torch")] = None
+    """Device of the torch backend: cuda, cuda:1, ... or cpu."""
     fit_from: int = 1
     """Smallest head count that takes part in the fit a H^b."""
     resume: Annotated[
@@ -248,8 +256,9 @@ def _of_tokens(flags: Flags) -> str:
     """The flags that decide on the initial tokens; a study of its own says none of them."""
     if isinstance(flags, TokenFlags):
         return "--tokens, --n, --d or --tokens-seed"
-    held = [name for name in ("n", "d", "paths") if hasattr(flags, name)]
-    return f"the initial tokens ({', '.join(map(flag, [*held, 'seed']))})"
+    held = [name for name in ("n", "d", "paths", "reference") if hasattr(flags, name)]
+    seed = "tokens_seed" if hasattr(flags, "tokens_seed") else "seed"
+    return f"the initial tokens ({', '.join(map(flag, [*held, seed]))})"
 
 
 def flags_of(differ: list[str], flags: Flags) -> str:
@@ -261,7 +270,8 @@ def flags_of(differ: list[str], flags: Flags) -> str:
         if root == "x0":
             names.append(_of_tokens(flags))
         elif key == "law.name":
-            names.append("the law of the heads (that of another study)")
+            own = hasattr(flags, "law")
+            names.append("--law" if own else "the law of the heads (that of another study)")
         elif root == "law" and "law.name" in differ:
             continue  # parameters of two laws do not compare
         elif key in ("law.mean", "law.d"):

@@ -78,7 +78,7 @@ class Session:
             dict(task) | where | _study_files.keep_or_replace(files[name], flags)
             for name, task in runs.items()
         ]
-        with pool(flags.workers, flags.scheduler) as compute:
+        with pool(flags.workers, flags.scheduler, threads=flags.threads) as compute:
             compute(tasks)
         self.files |= files
         return files

@@ -14,6 +14,11 @@ from wflow.errors import InputError
 _PAIRS = 2**20
 
 
+def available() -> int:
+    """Number of threads that the compiled functions of this process can have."""
+    return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def threads_for(pairs: int) -> Iterator[None]:
     """Give the compiled functions called within no more threads than `pairs` pairs are worth."""
@@ -31,9 +36,8 @@ def numba_threads(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    available = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    if whole(threads, "threads") > available:
-        raise InputError(f"threads is {threads}: this machine offers {available}")
+    if whole(threads, "threads") > available():
+        raise InputError(f"threads is {threads}: this machine offers {available()}")
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:

@@ -2,38 +2,43 @@
 
 import logging
 import signal
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from wflow.errors import InputError, Interrupted, WflowError
+from wflow.errors import BlowUpError, InputError, Interrupted
 from wflow.progress import progress
 
-Task = dict[str, Any]  # arguments of wflow.solve, `out` among them
-Pool = Callable[[list[Task]], None]
+if TYPE_CHECKING:
+    from wflow._plan import Task
+
+Pool = Callable[["list[Task]"], None]
 
 CONNECT_SECONDS = 10
+TASK_SECONDS = 5.0  # what a task should take
 _BARS = 8  # runs up to which each has a progress bar of its own
-
-_log = logging.getLogger("wflow")
-
-# Numba's own threads serve one caller at a time in a process.
-_one_run = threading.Lock()
+_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @contextmanager
-def pool(workers: int = 0, scheduler: str | None = None) -> Iterator[Pool]:
+def pool(
+    workers: int = 0,
+    scheduler: Any = None,
+    *,
+    threads: int | None = None,
+    seconds: float | None = None,
+) -> Iterator[Pool]:
     """Open the place where runs are computed, and yield a function that computes a list of them.
 
     Parameters
     ----------
     workers : worker processes started for this call; 0: one run after the other in this process
-    scheduler : address of a dask scheduler that runs already
+    scheduler : address of a dask scheduler that runs already, or a client of one
+    threads : of each worker that is started here; default: the cores, shared between them
+    seconds : what a task should take; default `TASK_SECONDS`
 
     Raises
     ------
@@ -41,129 +46,165 @@ def pool(workers: int = 0, scheduler: str | None = None) -> Iterator[Pool]:
         Where dask is not installed, or no scheduler answers within ten seconds.
     """
     if not workers and not scheduler:
-        yield _in_this_process
+        yield in_this_process
         return
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client
     except ImportError:
         raise InputError(
             "--workers and --scheduler need dask: pip install 'wflow[dask]', or leave them out"
         ) from None
-    with _signals_as_errors():
-        if scheduler is None:
-            # No limit of memory: runs stay small, and dask would kill a worker that nears it.
-            with (
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    memory_limit=0,
-                    dashboard_address=None,
-                    silence_logs="ERROR",
-                ) as cluster,
-                Client(cluster) as client,
-            ):
-                yield lambda tasks: _by_workers(client, tasks)
-            return
-        try:
-            client = Client(scheduler, timeout=CONNECT_SECONDS)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"no dask scheduler at --scheduler {scheduler} within {CONNECT_SECONDS} s "
-                f"({error}); start one with `dask scheduler`, or leave the flag out"
-            ) from None
-        with client:
-            yield lambda tasks: _by_workers(client, tasks)
+    from wflow._dispatch import by_workers
+
+    wanted = TASK_SECONDS if seconds is None else seconds
+    with _signals_as_errors(), _quiet_client(), ExitStack() as stack:
+        if isinstance(scheduler, Client):
+            client = scheduler
+        elif scheduler is None:
+            cluster = stack.enter_context(local_cluster(workers, threads))
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+        else:
+            client = stack.enter_context(_client_of(scheduler))
+        yield lambda tasks: by_workers(client, tasks, wanted)
+
+
+@contextmanager
+def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
+    """Worker processes on this machine, each with its share of the cores."""
+    import dask
+    from distributed import LocalCluster
+
+    share = str(threads or default_threads(workers))
+    settings = {
+        # What limits the threads of BLAS and Numba must be there before they are loaded.
+        "distributed.nanny.pre-spawn-environ": {name: share for name in _LIMITS},
+        # A worker that computes one long step is silent; here its death shows by its process.
+        "distributed.scheduler.worker-ttl": None,
+    }
+    # No limit of memory: runs stay small, and dask would kill a worker that nears it.
+    with (
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=0,
+            dashboard_address=None,
+            scheduler_kwargs={
+                "dashboard_address": "127.0.0.1:0"
+            },  # a port of its own, whoever runs
+            silence_logs="CRITICAL",
+        ) as cluster,
+    ):
+        yield cluster
+
+
+def _client_of(address: str) -> Any:
+    """A client of a scheduler that runs already."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from distributed import Client, Security
+    from distributed.comm import connect
+
+    async def ring() -> None:
+        # Asked before there is a client: one that cannot connect takes long to go away.
+        comm = await connect(address, **Security().get_connection_args("client"))
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as aside:  # a notebook's thread has a loop of its own running
+            aside.submit(lambda: asyncio.run(asyncio.wait_for(ring(), CONNECT_SECONDS))).result()
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except Exception as error:  # whatever else may answer there
+        said = str(error) or type(error).__name__
+        raise InputError(
+            f"no dask scheduler at --scheduler {address} within {CONNECT_SECONDS} s ({said}); "
+            "start one with `dask scheduler`, or leave the flag out"
+        ) from None
 
 
 def default_threads(workers: int) -> int | None:
-    """Threads of one run where `workers` run at the same time; None leaves it to Numba."""
+    """Threads of one run where `workers` run at the same time; None leaves it to the worker."""
     return max(1, available_threads() // workers) if workers else None
 
 
 def available_threads() -> int:
     """Number of threads that a run in this process can have."""
-    from numba import config
+    from wflow._threads import available  # loads Numba
 
-    return int(config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    return available()
 
 
-def _in_this_process(tasks: list[Task]) -> None:
+def in_this_process(tasks: "list[Task]") -> None:
+    """Compute runs one after the other, and end those that workers began."""
     from wflow.solver import solve
+
+    def compute(task: "Task", bar: bool) -> None:
+        task = {"progress": bar, **task}
+        if has_parts(task):
+            _end_parts(task)
+        else:
+            solve(**task).close()
 
     if len(tasks) <= _BARS:
         for task in tasks:
-            solve(**task, progress=True).close()
+            compute(task, True)
         return
     with progress(len(tasks), "runs") as advance:
         for task in tasks:
-            solve(**task).close()
+            compute(task, False)
             advance(1)
 
 
-def _work(task: Task) -> float:
-    """How much there is to compute: steps x paths x heads x n^2 d, up to a factor."""
-    heads = task.get("heads")
-    count = heads if isinstance(heads, int) else max(1, len(np.atleast_1d(heads)))  # type: ignore[arg-type]
-    n, d = np.shape(task["x0"])[-2:]
-    return task["t_final"] / task["dt"] * task.get("paths", 1) * count * n * n * (d + 7)
+def has_parts(task: "Task") -> bool:
+    """Whether a task goes on with a run that workers began."""
+    from wflow._runread import manifest_of
+
+    return bool(task.get("resume")) and manifest_of(Path(task["out"])).exists()
 
 
-def _by_workers(client: Any, tasks: list[Task]) -> None:
-    from distributed import as_completed
+def _end_parts(task: "Task") -> None:
+    """Compute what is missing of a run in parts, in this process, and put it together."""
+    from wflow._job import compute
+    from wflow._plan import Run
+    from wflow.solver import caught_signals
 
-    # The longest run must not be the one that starts last.
-    tasks = sorted(tasks, key=_work, reverse=True)
-    remote = [task | {"out": Path(task["out"]).absolute()} for task in tasks]
-    arguments = list(sys.argv), _log.getEffectiveLevel()
-    with _logs_of(client), progress(len(tasks), "runs") as advance:
-        futures = [client.submit(run_task, task, *arguments, pure=False) for task in remote]
-        try:
-            for future in as_completed(futures):
-                error = future.result()
-                if error:
-                    raise WflowError(error)
-                advance(1)
-        except BaseException:
-            client.cancel(futures)
-            raise
-    unseen = [task["out"] for task in tasks if not Path(task["out"]).exists()]
-    if unseen:
-        raise InputError(
-            f"the workers wrote {unseen[0]} where this process cannot see it; give an --out on a "
-            "disk that all of them share"
-        )
-
-
-def run_task(task: Task, command: list[str], log_level: int = logging.WARNING) -> str:
-    """Compute one run in a worker; returns "" or what went wrong, which travels as plain text."""
-    from wflow.solver import solve
-
-    with _one_run:
-        # The run file records the command that started the study, not that of the worker.
-        own, sys.argv = sys.argv, command
-        own_level = _log.level
-        _log.setLevel(log_level)
-        try:
-            solve(**task).close()
-        except WflowError as error:
-            return str(error)
-        finally:
-            sys.argv = own
-            _log.setLevel(own_level)
-    return ""
+    run = Run(task, TASK_SECONDS)
+    try:
+        here = run.begin(may_be_one=False)
+        label, shown = f"{run.out.name}, paths", task["progress"]
+        with caught_signals() as caught, progress(run.paths, label, shown) as advance:
+            advance(here)
+            while not caught and (order := run.take(float("inf"))):
+                file, paths = order
+                begun = time.monotonic()
+                stopped = not compute(run.job, file, paths, stopping=lambda: bool(caught))
+                if not stopped:
+                    advance(run.done(paths, time.monotonic() - begun))
+        if caught:
+            raise Interrupted(
+                f"{signal.Signals(caught[0]).name} ended the run after a whole step; what there is "
+                f"of it is in {run.folder}. Give the same command with --resume (in Python: "
+                "resume=True) to go on",
+                caught[0],
+            )
+        run.finish()
+    except BlowUpError as error:
+        raise run.placed(error) from None
+    finally:
+        run.close()
 
 
 @contextmanager
-def _logs_of(client: Any) -> Iterator[None]:
-    """Bring what workers log to this process, where somebody here listens."""
-    if not _log.isEnabledFor(logging.INFO):
-        yield
-        return
-    client.forward_logging("wflow", logging.INFO)
+def _quiet_client() -> Iterator[None]:
+    """Keep dask from printing the traceback of a lost connection: our error says it."""
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        client.unforward_logging("wflow")
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -173,7 +214,9 @@ def _signals_as_errors() -> Iterator[None]:
     def leave(number: int, frame: Any) -> None:
         name = signal.Signals(number).name
         raise Interrupted(
-            f"{name} ended the study; give the same command with --resume to go on", number
+            f"{name} ended the study; give the same command with --resume (in Python: resume=True) "
+            "to go on",
+            number,
         )
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,112 +1,21 @@
 """Energy, mobilities and velocities of one cloud of tokens (docs/mathematics.md sections 1 and 4).
 
 Every function takes tokens x (n, d) of norm one and heads D (heads, d, d) and returns float64, or
-float32 where x is float32. Cost: heads n^2 (3 d + 14) multiply-adds or so; memory: the result.
+float32 where x is float32. Cost: heads n^2 (3 d + 14) multiply-adds or so, and by series (d = 2, 3;
+docs/mathematics.md section 13) linear in n. Memory: the result.
 """
 
 import warnings
-from collections.abc import Collection
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow import _fused, _headsums
+from wflow import _fused
+from wflow._checks import check_choice
 from wflow._matrices import as_matrices, is_symmetric
+from wflow._sums import DIRECTIONS, FLOWS, Evaluation, Sums, evaluate
 from wflow.errors import InputError
 from wflow.heads import QKV
-
-FLOWS = {
-    "softmax": _headsums.SOFTMAX,
-    "unnormalised": _headsums.UNNORMALISED,
-    "effective": _headsums.EFFECTIVE,
-}
-# Scores beyond which exp leaves the range of the type.
-RANGE = {np.float64: 700.0, np.float32: 85.0}
-DIRECTIONS = {"descent": -1.0, "ascent": 1.0}
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise InputError unless `value` is one of `choices`."""
-    if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
-
-
-class Evaluation(NamedTuple):
-    """Velocities and ledger terms of several paths at one time.
-
-    velocity : (paths, n, d)
-    terms : name of docs/mathematics.md section 4 -> (paths,), float64
-    """
-
-    velocity: NDArray[np.floating]
-    terms: dict[str, NDArray[np.float64]]
-
-
-def evaluate(
-    x: NDArray[np.floating],
-    D: NDArray[np.floating],
-    *,
-    values: NDArray[np.floating] | None = None,
-    drift: NDArray[np.floating] | None = None,
-    noise: NDArray[np.floating] | None = None,
-    sigma2: NDArray[np.floating] | None = None,
-    flow: str = "softmax",
-    direction: str = "descent",
-    causal: bool = False,
-    symmetric: bool = False,
-) -> Evaluation:
-    """Velocities and all ledger terms in one pass; x (paths, n, d), D (paths, heads, d, d).
-
-    The shapes are taken as they are: this is the solver's inner call. `symmetric` promises
-    D_h = D_h^T, which halves the work.
-    """
-    paths, heads = D.shape[:2]
-    kind = x.dtype
-    none = np.empty((paths, 0, *D.shape[2:]), kind)
-
-    def matrices(array: NDArray[np.floating] | None) -> NDArray[np.floating]:
-        return none if array is None else _dense(array, D.shape, kind)
-
-    score = matrices(D)
-    variance = (
-        np.empty((paths, 0), kind) if sigma2 is None else _dense(sigma2, (paths, heads), kind)
-    )
-    velocity, table = _fused.fused_sums(
-        _dense(x, x.shape, kind),
-        score,
-        score if values is None else matrices(values),
-        matrices(drift),
-        matrices(noise),
-        variance,
-        FLOWS[flow],
-        1.0 if values is not None else DIRECTIONS[direction],
-        causal,
-        symmetric and values is None and not causal,
-    )
-    terms = dict(zip(_headsums.TERMS, table.T, strict=True))
-    mark_overflow(terms, _headsums.TERMS[:7], kind)
-    return Evaluation(velocity, terms)
-
-
-def mark_overflow(
-    terms: dict[str, NDArray[np.float64]], names: Collection[str], kind: np.dtype
-) -> None:
-    """Turn NaN into inf where scores leave the range of exp in this precision.
-
-    A sum can come out there as inf - inf: it is out of range too.
-    """
-    beyond = terms["max_score"] > RANGE[kind.type]
-    if beyond.any():
-        for name in names:
-            terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
-
-
-def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
-    """`array` broadcast to `shape`, contiguous and writable: one type for the compiled code."""
-    if array.shape != shape or not array.flags.writeable:
-        array = np.array(np.broadcast_to(array, shape), kind)
-    return np.ascontiguousarray(array, kind)
 
 
 def as_unit_tokens(x: ArrayLike) -> NDArray[np.floating]:
@@ -157,13 +66,27 @@ def _one_cloud(x: ArrayLike, D: ArrayLike, *, symmetric: bool) -> tuple[NDArray,
 
 
 def _evaluate_one(
-    x: ArrayLike, D: ArrayLike, flow: str, direction: str, *, symmetric: bool = True
+    x: ArrayLike,
+    D: ArrayLike,
+    flow: str,
+    direction: str,
+    method: str,
+    tolerance: float,
+    *,
+    symmetric: bool = True,
 ) -> Evaluation:
     check_choice("flow", flow, FLOWS)
     check_choice("direction", direction, DIRECTIONS)
     tokens, heads = _one_cloud(x, D, symmetric=symmetric)
+    n, d = tokens.shape
+    sums = Sums(method, tolerance).settled(n, d, causal=False)
     return evaluate(
-        tokens[None], heads[None], flow=flow, direction=direction, symmetric=is_symmetric(heads)
+        tokens[None],
+        heads[None],
+        flow=flow,
+        direction=direction,
+        symmetric=is_symmetric(heads),
+        sums=sums,
     )
 
 
@@ -178,21 +101,24 @@ def warn_overflow(where: str, beta: float) -> None:
     )
 
 
-def _term(name: str, x: ArrayLike, D: ArrayLike, flow: str, direction: str) -> float:
-    terms = _evaluate_one(x, D, flow, direction).terms
+def _term(
+    name: str, x: ArrayLike, D: ArrayLike, flow: str, direction: str, method: str, tolerance: float
+) -> float:
+    terms = _evaluate_one(x, D, flow, direction, method, tolerance).terms
     value = float(terms[name][0])
     if not np.isfinite(value):
         warn_overflow(name, float(terms["max_score"][0]))
     return value
 
 
-def energy(x: ArrayLike, D: ArrayLike) -> float:
+def energy(x: ArrayLike, D: ArrayLike, *, method: str = "auto", tolerance: float = 1e-10) -> float:
     """Interaction energy E = 1/(2 H n^2) sum_{h,i,j} exp(<x_i, D_h x_j>).
 
     Parameters
     ----------
     x : (n, d) unit tokens
     D : (heads, d, d) symmetric
+    method, tolerance : how the sums are formed, as in `wflow.solve`
 
     Returns
     -------
@@ -201,15 +127,21 @@ def energy(x: ArrayLike, D: ArrayLike) -> float:
     Raises
     ------
     InputError
-        For wrong shapes, tokens off the sphere, or asymmetric D.
+        For wrong shapes, tokens off the sphere, asymmetric D, or a method that does not exist.
 
     Source: [MHT] eq. 4 and 21.
     """
-    return _term("energy", x, D, "softmax", "descent")
+    return _term("energy", x, D, "softmax", "descent", method, tolerance)
 
 
 def velocity(
-    x: ArrayLike, D: ArrayLike, *, flow: str = "softmax", direction: str = "descent"
+    x: ArrayLike,
+    D: ArrayLike,
+    *,
+    flow: str = "softmax",
+    direction: str = "descent",
+    method: str = "auto",
+    tolerance: float = 1e-10,
 ) -> NDArray[np.floating]:
     """Velocity of every token: s (1/H) sum_h g_h/m_h, s gbar or s gbar/b, by `flow`.
 
@@ -219,6 +151,7 @@ def velocity(
     D : (heads, d, d); need not be symmetric for `softmax`
     flow : "softmax", "unnormalised" or "effective"
     direction : "descent" (s = -1) or "ascent" (s = +1)
+    method, tolerance : how the sums are formed, as in `wflow.solve`
 
     Returns
     -------
@@ -231,22 +164,37 @@ def velocity(
 
     Source: [MHT] eq. 1 and 13; docs/mathematics.md section 1.
     """
-    return _evaluate_one(x, D, flow, direction, symmetric=flow != "softmax").velocity[0]
+    evaluation = _evaluate_one(
+        x, D, flow, direction, method, tolerance, symmetric=flow != "softmax"
+    )
+    return evaluation.velocity[0]
 
 
 def upper_gradient_sq(
-    x: ArrayLike, D: ArrayLike, *, flow: str = "softmax", direction: str = "descent"
+    x: ArrayLike,
+    D: ArrayLike,
+    *,
+    flow: str = "softmax",
+    direction: str = "descent",
+    method: str = "auto",
+    tolerance: float = 1e-10,
 ) -> float:
     """Squared upper gradient G^2 = (1/n) sum_i b(x_i) |v_i|^2 (b = 1 for `unnormalised`).
 
     Parameters and errors as for `velocity`, with D symmetric; inf, with a warning, beyond the range
     of floats. Source: [MHT] eq. 113.
     """
-    return _term("upper_gradient_sq", x, D, flow, direction)
+    return _term("upper_gradient_sq", x, D, flow, direction, method, tolerance)
 
 
 def dissipation(
-    x: ArrayLike, D: ArrayLike, *, flow: str = "softmax", direction: str = "descent"
+    x: ArrayLike,
+    D: ArrayLike,
+    *,
+    flow: str = "softmax",
+    direction: str = "descent",
+    method: str = "auto",
+    tolerance: float = 1e-10,
 ) -> float:
     """Rate at which the tokens' motion lowers the energy: -(1/n) sum_i <gbar(x_i), v_i>.
 
@@ -254,11 +202,17 @@ def dissipation(
     warning, beyond the range of floats.
     Source: chain rule; docs/mathematics.md section 4.
     """
-    return _term("dissipation", x, D, flow, direction)
+    return _term("dissipation", x, D, flow, direction, method, tolerance)
 
 
 def edi_defect(
-    x: ArrayLike, D: ArrayLike, *, flow: str = "softmax", direction: str = "descent"
+    x: ArrayLike,
+    D: ArrayLike,
+    *,
+    flow: str = "softmax",
+    direction: str = "descent",
+    method: str = "auto",
+    tolerance: float = 1e-10,
 ) -> float:
     """dissipation - G^2 (ascent: +), as (1/n) sum_i b <v_i, s v_i - gbar (1/H) sum_h 1/m_h>.
 
@@ -267,7 +221,7 @@ def edi_defect(
     and `unnormalised`. Parameters and errors as for `velocity`, with D symmetric.
     Source: docs/mathematics.md section 4.
     """
-    return _term("edi_defect", x, D, flow, direction)
+    return _term("edi_defect", x, D, flow, direction, method, tolerance)
 
 
 def _log_mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:

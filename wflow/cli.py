@@ -184,6 +184,7 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
         ("dynamics", _dynamics(config)),
         ("time", f"to {config.get('t_final', '?')} in steps of {config.get('dt', '?')}"),
         ("precision", str(config.get("dtype", "?"))),
+        ("sums", _sums(config)),
         ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
     ]
     if "snapshot" in ds.coords:
@@ -216,7 +217,19 @@ def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
         if name in ds:
             means = ds[name].isel(time=late.values).mean("time", skipna=True).values
             lines.append((name, f"{_mean(means)}, mean over the second half"))
+    if "sum_error" in ds and ds["sum_error"].notnull().any():
+        lines.append(("sum_error", f"{float(ds['sum_error'].max()):.3g} at most"))
     return lines
+
+
+def _sums(config: dict[str, Any]) -> str:
+    """How the sums over pairs were formed; exact ones by Numba go without saying in a file."""
+    text = str(config.get("method", "exact"))
+    if "tolerance" in config:
+        text += f", tolerance {config['tolerance']}"
+    if "backend" in config:
+        text += f", by {config['backend']} on {config.get('device', '?')}"
+    return text
 
 
 def _mean(values: Any) -> str:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._checks import positive, whole
+from wflow._checks import check_choice, positive, whole
 from wflow._head_path import head_path
 from wflow._jko_record import dataset
 from wflow._jko_step import METRICS, Step, StepProblem
 from wflow._path_action import as_cloud, as_heads
 from wflow._problem import count_steps
-from wflow.attention import DIRECTIONS, check_choice
+from wflow._sums import DIRECTIONS
 from wflow.errors import InputError
 from wflow.heads import QKV, HeadLaw
 from wflow.progress import progress as progress_bar

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow import _rundisk, _runread
 from wflow._rundisk import Index, disk_error
-from wflow._runread import checkpoint_of, differences, final_of, partial_of
+from wflow._runread import checkpoint_of, differences, final_of, manifest_of, partial_of, parts_of
 from wflow._store import MemoryStore, Store
 from wflow.errors import RunFileError
 from wflow.schema import VARIABLES, RunLayout, config_text, dataset_attrs
@@ -95,8 +95,7 @@ class RunWriter:
             with _runread.open_hdf5(new) as file:
                 places = _runread.raw_layout(file, new)
             _rundisk.fill(new, layout, places)
-            _rundisk.refuse_if_running(partial_of(path))
-            _rundisk.remove(path, checkpoint_of(path))
+            _rundisk.remove_run(path)
             os.replace(new, partial_of(path))
         except (OSError, RuntimeError) as error:  # HDF5 raises either where the disk fails
             _rundisk.remove(new)
@@ -235,10 +234,12 @@ class RunWriter:
         Raises
         ------
         RunFileError
-            Where the disk fails; the run can then still be resumed.
+            Where the disk fails; the run can then still be resumed. Where another process has
+        replaced the run; its file stays as it is.
         """
         partial = partial_of(self.path)
         try:
+            self._check_own(partial)
             os.fsync(self._file.fileno())
             _rundisk.set_complete(partial, 1)
             os.fsync(self._file.fileno())
@@ -259,6 +260,14 @@ class RunWriter:
         """Close, and delete data and checkpoint: for a run that failed before its first record."""
         self._file.close()
         _rundisk.remove(partial_of(self.path), checkpoint_of(self.path))
+
+    def _check_own(self, partial: Path) -> None:
+        """Raise RunFileError where the file of that name is no longer the one written here.
+
+        A worker whose run was replaced may live on: it must not call its successor's file whole.
+        """
+        if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(partial)):
+            raise RunFileError(f"{partial} was replaced by another process: this one ends")
 
     def _seek(self, name: str, start: int) -> None:
         offset, _ = self._places[name]
@@ -345,6 +354,11 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     path = Path(path)
     if not path.exists() and partial_of(path).exists():
         path = partial_of(path)
+    if not path.exists() and manifest_of(path).exists():
+        raise RunFileError(
+            f"{path} is not complete: what was computed of it is in {parts_of(path)}; finish it "
+            "with --resume"
+        )
     with _runread.open_hdf5(path) as file:
         attrs = _runread.read_attrs(file, path)
         _runread.check_variables(file, path)

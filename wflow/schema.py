@@ -66,6 +66,8 @@ LEDGER_RUNNING = (
 DIFFUSION_RATES = ("diffusion_power",)
 DIFFUSION_RUNNING = ("work_diffusion", "martingale_tokens")
 SPEED = ("speed_sq",)
+# Runs whose sums may be formed by series hold this besides.
+SUM_ERROR = ("sum_error",)
 
 
 def ledger_rates(names: Container[Any]) -> tuple[str, ...]:
@@ -117,6 +119,7 @@ _TABLE = (
         f"{_MHT}, Theorem 4.13",
     ),
     Variable("speed_sq", _SERIES, "mean squared speed (1/n) sum_i |v_i|^2"),
+    Variable("sum_error", _SERIES, "estimated relative error of the sums over pairs"),
     Variable("tokens", ("snapshot_path", "snapshot", "token", "axis"), "tokens"),
     Variable(
         "tokens_mean",
@@ -151,6 +154,7 @@ class RunLayout:
     per_path_x0 : whether initial_tokens has a row per path
     initial_heads : whether `initial_heads` is held (heads that are one symmetric D each)
     diffusion : whether the tokens diffuse, which the ledger then accounts for
+    sum_error : whether an estimate of the error of the sums is held
 
     Raises
     ------
@@ -170,6 +174,7 @@ class RunLayout:
     per_path_x0: bool = False
     initial_heads: bool = True
     diffusion: bool = False
+    sum_error: bool = False
 
     def __post_init__(self) -> None:
         for name, dtype in (("times", "f8"), ("snapshots", "f8"), ("snapshot_paths", "i8")):
@@ -211,6 +216,7 @@ class RunLayout:
         """
         names = [*LEDGER_RATES, *LEDGER_RUNNING] if self.ledger else [*SPEED]
         names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.ledger and self.diffusion else []
+        names += SUM_ERROR if self.sum_error else []
         names += ["tokens", "tokens_mean", "initial_tokens"]
         names += ["heads"] if self.save_heads else []
         names += ["initial_heads"] if self.initial_heads else []

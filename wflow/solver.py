@@ -57,6 +57,10 @@ def solve(
     causal: bool = False,
     kappa: float = 0.0,
     dtype: str = "float64",
+    method: str = "auto",
+    tolerance: float = 1e-10,
+    backend: str = "numba",
+    device: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -96,6 +100,11 @@ def solve(
     kappa : diffusion of the tokens, dx_i = v dt + sqrt(2 kappa) P_x dB_i (Brownian motion on the
         sphere, generator kappa times its Laplacian), per unit time; with scheme "euler"
     dtype : "float64" or "float32", of tokens, heads and pair sums; the ledger adds up in double
+    method : "exact" sums over all pairs, "fast" sums by series for d = 2 and 3, whose cost is
+        linear in n, or "auto": at every step and path the one expected to take less time
+    tolerance : relative error that fast sums keep below; `sum_error` in the result estimates it
+    backend : "numba", or "torch": exact sums on a GPU
+    device : of the torch backend: "cuda", "cuda:1", ... or "cpu"; None means "cuda"
     out : run file (HDF5); None keeps the result in memory
     overwrite, resume : what to do where `out` exists; a run that never started just starts
     progress : show a bar with the time left
@@ -137,8 +146,12 @@ def solve(
         causal=causal,
         kappa=kappa,
         dtype=dtype,
+        method=method,
+        tolerance=tolerance,
+        backend=backend,
+        device=device,
     )
-    size = min(_batch_size(problem) if batch is None else whole(batch, "batch"), problem.paths)
+    size = min(batch_size(problem) if batch is None else whole(batch, "batch"), problem.paths)
     number(checkpoint_every, "checkpoint_every", least=0.0)
     if out is not None and not isinstance(out, str | os.PathLike):
         raise InputError(f"out is {out!r}: expected the path of a run file")
@@ -207,10 +220,11 @@ def rerun(path: str | Path, *, out: str | Path | None = None, **changes) -> "xar
         if given is None:
             raise InputError(f"{path} has (Q, K, V) heads, which a run file does not hold")
         config["heads"] = given
-    return solve(x0, law, out=out, **(config | changes))
+    # A configuration says nothing of the method where the sums were exact.
+    return solve(x0, law, out=out, **({"method": "exact"} | config | changes))
 
 
-def _batch_size(problem: Problem) -> int:
+def batch_size(problem: Problem) -> int:
     """Paths that fit into a fixed amount of memory together."""
     n, d = problem.x0.shape[-2:]
     running_sums = min(problem.heads, 8) * n * (2 * d + 9)  # see wflow._fused
@@ -218,7 +232,7 @@ def _batch_size(problem: Problem) -> int:
     return max(1, min(problem.paths, _BATCH_BYTES // per_path))
 
 
-def _initial_state(problem: Problem, sink) -> None:
+def write_initial_state(problem: Problem, sink) -> None:
     names = problem.layout().names
     if "initial_tokens" in names:
         sink.write("initial_tokens", (), problem.x0)
@@ -229,7 +243,7 @@ def _initial_state(problem: Problem, sink) -> None:
 def _in_memory(problem: Problem, batch: int, tick) -> "xarray.Dataset":
     store = MemoryStore(problem.layout())
     attrs = dataset_attrs(problem.config(), problem.seed)
-    _initial_state(problem, store)
+    write_initial_state(problem, store)
     try:
         march(problem, store, batch=batch, tick=tick)
     except BlowUpError as error:
@@ -249,14 +263,9 @@ def _in_file(
 ) -> "xarray.Dataset":
     state = None
     if resume and run_status(out) != "absent":
-        if problem.config()["law"].get("fingerprint", "") is None:
-            raise InputError(
-                "cannot tell whether the law is the one that began this run: it holds values that "
-                "cannot be compared; build it from functions, numbers and arrays, or start again "
-                "with overwrite"
-            )
+        check_comparable(problem.config())
         if run_status(out) == "complete":
-            return _finished(problem, out)
+            return open_finished(problem.config(), out)
         writer, state = RunWriter.resume(out, config_text(problem.config()))
         _log.info("%s: going on from step %d of %d", out, int(state["step"]), problem.steps)
     else:
@@ -270,8 +279,8 @@ def _in_file(
 
     try:
         if state is None:
-            _initial_state(problem, writer)
-        with _signals() as caught:
+            write_initial_state(problem, writer)
+        with caught_signals() as caught:
             complete = march(
                 problem,
                 writer,
@@ -314,10 +323,20 @@ def _in_file(
     return open_run(out)
 
 
-def _finished(problem: Problem, out: Path) -> "xarray.Dataset":
+def check_comparable(config: dict[str, Any]) -> None:
+    """Raise InputError for a run that cannot be told from others, so that none is resumed as it."""
+    if config["law"].get("fingerprint", "") is None:
+        raise InputError(
+            "cannot tell whether the law is the one that began this run: it holds values that "
+            "cannot be compared; build it from functions, numbers and arrays, or start again "
+            "with overwrite"
+        )
+
+
+def open_finished(config: dict[str, Any], out: Path) -> "xarray.Dataset":
     """The finished run in `out`, if it is the one asked for."""
     ds = open_run(out)
-    changed = differences(json.loads(ds.attrs["config"]), json.loads(config_text(problem.config())))
+    changed = differences(json.loads(ds.attrs["config"]), json.loads(config_text(config)))
     if changed:
         ds.close()
         raise InputError(
@@ -328,7 +347,7 @@ def _finished(problem: Problem, out: Path) -> "xarray.Dataset":
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def caught_signals() -> Iterator[list[int]]:
     """Catch SIGINT and SIGTERM: the list receives the signal, and a second one is not caught.
 
     Python hears a signal when the compiled step in progress returns.

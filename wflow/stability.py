@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow import _growth, _paired_runs
-from wflow._checks import number, whole
+from wflow._checks import check_choice, number, whole
 from wflow._matrices import as_matrices
-from wflow.attention import DIRECTIONS, FLOWS, check_choice
+from wflow._sums import DIRECTIONS, FLOWS
 from wflow.errors import InputError
 from wflow.heads import HeadLaw
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._checks import positive, whole
-from wflow.attention import FLOWS, check_choice
+from wflow._checks import check_choice, positive, whole
+from wflow._sums import FLOWS
 from wflow.errors import InputError
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ __all__ = [
 SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 1)  # times of the token snapshots, in units of T
 
 # What a study writes besides its summary. Nothing else in a folder is ever touched.
-_RUN_FILE = re.compile(r"H\d{5,}\.h5(\.partial)?")
+_RUN_FILE = re.compile(r"H\d{5,}\.h5(\.partial|\.parts)?")
 _COMPARISON = re.compile(r"(gradient_over_time|gradient_against_heads)\.(png|pdf)")
 _OF_ONE_RUN = re.compile(
     r"(H\d{5,})_(tokens_mean|tokens_path\d+|gradient_over_time|energy_balance)\.(png|pdf)"
@@ -80,6 +80,10 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         "scheme": flags.scheme,
         "record_every": flags.record_every,
         "dtype": flags.dtype,
+        "method": flags.method,
+        "tolerance": flags.tolerance,
+        "backend": flags.backend,
+        "device": flags.device,
         "save_heads": flags.save_heads,
         "ledger": True,
         "snapshots": flags.snapshots or tuple(flags.t_final * s for s in SNAPSHOTS),
@@ -139,7 +143,7 @@ def _other_runs(flags: StudyFlags, files: dict[int, Path], asked: dict[str, Any]
     """Run files in the folder that this call has not made: each with what sets it apart."""
     lines = []
     for file in sorted(flags.out.iterdir()):
-        run = file.with_name(file.name.removesuffix(".partial"))
+        run = file.with_name(file.name.removesuffix(".partial").removesuffix(".parts"))
         if not _RUN_FILE.fullmatch(file.name) or run in files.values():
             continue
         try:

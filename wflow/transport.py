@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow import _transport_circle as on_circle
 from wflow import _transport_entropic, _transport_time
-from wflow._checks import positive, whole
+from wflow._checks import check_choice, positive, whole
 from wflow._transport_costs import pair_costs
 from wflow._transport_input import FloatArray, Pair, pair
 from wflow._transport_methods import (
@@ -38,7 +38,6 @@ from wflow._transport_methods import (
     sliced,
     warn_inexact,
 )
-from wflow.attention import check_choice
 from wflow.errors import InputError
 
 if TYPE_CHECKING:

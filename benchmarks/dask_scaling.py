@@ -1,0 +1,174 @@
+"""Cost and gain of workers: the same run by this process, by one worker and by two.
+
+    python benchmarks/dask_scaling.py [--json benchmarks/results/dask_scaling.json]
+
+The work is that of the study `ou_heads` with 64 heads: n = 200 tokens in d = 3, Ornstein-Uhlenbeck
+heads, every ledger term recorded each fifth step, snapshots, a run file. One thread each: the
+serial run has one as well. Overhead = time of one worker over that of the serial run, less one;
+scaling = time of one worker over that of two. The variants run in turn, round after round, on
+clusters that have started and have loaded their compiled code; what that takes is told apart. The
+three run files are compared bit by bit. How long the tasks took is told as well: they aim at five
+seconds, and the last ones are shorter so that no worker waits.
+"""
+
+import argparse
+import logging
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from report import goal, spread, write
+
+import wflow
+from wflow import cluster
+from wflow._study_session import machine
+from wflow._workers import local_cluster
+from wflow.heads import OrnsteinUhlenbeck
+
+HEADS, DT = 64, 5e-3
+
+
+def problem(paths: int, t_final: float) -> dict[str, Any]:
+    """Arguments of `wflow.solve`, those of the study."""
+    return {
+        "x0": wflow.tokens.cross_polytope(n=200, d=3, spread=0.05, seed=42),
+        "law": OrnsteinUhlenbeck(np.eye(3)),
+        "heads": HEADS,
+        "t_final": t_final,
+        "dt": DT,
+        "paths": paths,
+        "record_every": 5,
+        "snapshots": [0, t_final / 4, t_final],
+        "save_heads": True,
+        "threads": 1,
+    }
+
+
+class Tasks(logging.Handler):
+    """Hears how long each task took."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.seconds: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if " in %.2f s" in str(record.msg) and isinstance(record.args, tuple):
+            self.seconds.append(float(str(record.args[-1])))
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two run files hold the same bits."""
+    with wflow.open(one) as a, wflow.open(other) as b:
+        return set(a.variables) == set(b.variables) and all(
+            np.array_equal(a[name].values, b[name].values) for name in a.variables
+        )
+
+
+def timed(task: dict[str, Any], out: Path, client: Client | None) -> tuple[float, float]:
+    """Seconds of one run, and those of processor time in this process and the workers."""
+
+    def processor() -> float:
+        others = {} if client is None else client.run(time.process_time)
+        return time.process_time() + sum(others.values())
+
+    used, start = processor(), time.perf_counter()
+    if client is None:
+        wflow.solve(**task, out=out, overwrite=True).close()
+    else:
+        cluster.solve(**task, out=out, overwrite=True, scheduler=client).close()
+    return time.perf_counter() - start, processor() - used
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all variants")
+    parser.add_argument("--paths", type=int, default=24, help="Monte Carlo paths")
+    parser.add_argument("--t-final", type=float, default=4.0, help="end time of the run")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/dask_scaling.json"))
+    options = parser.parse_args()
+
+    task = problem(options.paths, options.t_final)
+    logger = logging.getLogger("wflow")
+    logger.setLevel(logging.INFO)
+    rows: list[dict[str, Any]] = []
+    starts: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        print(f"{machine()}, 1 thread each, {options.rounds} rounds, H={HEADS} n=200 d=3, "
+              f"{options.paths} paths of {round(options.t_final / DT)} steps")  # fmt: skip
+        timed(problem(1, 4 * DT), folder / "warm.h5", None)
+        clients: dict[str, Client | None] = {"serial": None}
+        for workers in (1, 2):
+            start = time.perf_counter()
+            here = stack.enter_context(local_cluster(workers, 1))
+            client = stack.enter_context(Client(here, set_as_default=False))
+            client.wait_for_workers(workers)
+            started = time.perf_counter() - start
+            # Two tasks a worker, so that each of them has loaded its compiled code.
+            first = problem(2 * workers, 4 * DT)
+            first |= {"out": folder / "warm.h5", "overwrite": True, "task_seconds": 0.0}
+            start = time.perf_counter()
+            cluster.solve(**first, scheduler=client).close()
+            name = f"{workers} worker{'s' if workers > 1 else ''}"
+            clients[name] = client
+            loaded = time.perf_counter() - start
+            print(f"{name}: started in {started:.2f} s, first tasks {loaded:.2f} s")
+            starts.append({"start of": name, "cluster_s": started, "first_tasks_s": loaded})
+
+        taken: dict[str, list[float]] = {name: [] for name in clients}
+        used: dict[str, list[float]] = {name: [] for name in clients}
+        tasks = {name: Tasks() for name in clients}
+        for _ in range(options.rounds):
+            for name, client in clients.items():
+                logger.addHandler(tasks[name])
+                wall, processor = timed(task, folder / f"{name}.h5", client)
+                taken[name].append(wall)
+                used[name].append(processor)
+                logger.removeHandler(tasks[name])
+        bits = [same(folder / "serial.h5", folder / f"{name}.h5") for name in clients]
+
+    print(f"{'variant':<12}{'median s':>10}{'min':>9}{'max':>9}{'cpu s':>9}", end="")
+    print(f"{'tasks':>7}{'median s':>10}")
+    for name, values in taken.items():
+        lengths = tasks[name].seconds
+        length = float(np.median(lengths)) if lengths else None
+        count = len(lengths) // options.rounds
+        rows.append(
+            {"variant": name}
+            | spread(values, "s")
+            | {
+                "cpu_s": float(np.median(used[name])),
+                "tasks": count,
+                "task_median_s": length,
+            }
+        )
+        row = rows[-1]
+        print(f"{name:<12}{row['median_s']:>10.2f}{row['min_s']:>9.2f}{row['max_s']:>9.2f}{row['cpu_s']:>9.2f}"
+              + (f"{count:>7}{length:>10.2f}" if length else ""))  # fmt: skip
+    # Within a round the machine is the same: the median of ratios, not the ratio of medians.
+    serial, one, two = (np.array(taken[name]) for name in clients)
+    overhead, scaling = float(np.median(one / serial) - 1), float(np.median(one / two))
+    print(f"overhead of workers {100 * overhead:.1f} %, two workers over one {scaling:.2f} times, "
+          f"same bits: {all(bits)}")  # fmt: skip
+    write(
+        options.json, "python benchmarks/dask_scaling.py", 1,
+        problem={"n": 200, "d": 3, "heads": HEADS, "paths": options.paths,
+                 "t_final": options.t_final, "dt": DT, "dtype": "float64"},
+        rows=rows,
+        starts=starts,
+        same_bits=all(bits),
+        goals=[
+            goal("overhead of workers against the serial run, tasks of 5 s",
+                 "python benchmarks/dask_scaling.py", overhead, 0.05, least=False, unit="%"),
+            goal("two workers over one", "python benchmarks/dask_scaling.py", scaling, 1.8,
+                 least=True, unit="times"),
+        ],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

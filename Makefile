@@ -2,8 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The release that the figures were taken with; TORCH=torch takes the newest.
+TORCH ?= torch==2.13.0
+RESULTS ?= benchmarks/results
+BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
+	transport jko_step clustering_grid
 
-.PHONY: run test lint bench docs clean
+.PHONY: run test lint bench bench-again benchmarks docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
@@ -16,11 +21,23 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-test
-	$(BIN)/python benchmarks/fused_step.py
-	$(BIN)/python benchmarks/transport.py
-	$(BIN)/python benchmarks/jko_step.py
-	$(BIN)/python benchmarks/clustering_grid.py
+# Some twenty minutes on two cores. Libraries of the extra that are missing are reported as such.
+bench: benchmarks
+	$(BIN)/python benchmarks/performance.py
+
+# Everything once more, and which medians lie outside the spread of the run before.
+bench-again:
+	$(MAKE) benchmarks RESULTS=build/bench
+	-$(BIN)/python benchmarks/performance.py --check benchmarks/results build/bench
+	$(BIN)/python benchmarks/performance.py
+
+benchmarks: $(VENV)/.installed-bench
+	for name in $(BENCHMARKS); do \
+	  $(BIN)/python benchmarks/$$name.py --json $(RESULTS)/$$name.json || exit 1; \
+	done
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then \
+	  $(BIN)/python benchmarks/gpu_particles.py --json $(RESULTS)/gpu_particles.json; \
+	fi
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
@@ -34,6 +51,12 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no $(TORCH) here: its tests are skipped'
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-test
+	$(BIN)/python -c 'import torch' && $(BIN)/python -m pip install --quiet --editable '.[bench]' \
+	  || echo 'not all libraries of the extra `bench` can be had here: the tables say which'
 	touch $@
 
 clean:

@@ -1,0 +1,152 @@
+"""Every goal of speed and scale: its target, what was found, and whether that is enough.
+
+Found numbers come from the JSON of the benchmarks. Why a goal is missed is known by people: WHY.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sections import figure
+
+from wflow._study_session import markdown_table
+
+Documents = Mapping[str, Mapping[str, Any]]
+
+# Title of a goal -> why it was missed, or met in part only; shown where the goal is not met.
+WHY: dict[str, str] = {}
+
+
+# A JSON file that is not called as its script is.
+COMMANDS = {"fast_sums_check": "python benchmarks/fast_sums.py --check 10000"}
+
+
+class Goal(NamedTuple):
+    """`found` is to be at least (or at most) `target`; None where nothing was measured."""
+
+    what: str
+    found: float | None
+    target: float
+    least: bool
+    command: str
+    unit: str = ""
+    why: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if self.found is None:
+            return None
+        return self.found >= self.target if self.least else self.found <= self.target
+
+    def row(self) -> dict[str, str]:
+        """The goal as a row of the table."""
+        verdict = "not measured"
+        if self.found is not None and self.met:
+            verdict = "met"
+        elif self.found is not None:
+            verdict = f"missed by {_distance(self.found, self.target)}"
+        return {
+            "goal": self.what,
+            "target": f"{'at least' if self.least else 'at most'} {self._number(self.target)}",
+            "found": "–" if self.found is None else self._number(self.found),
+            "verdict": verdict,
+            "benchmark": f"`{self.command.removeprefix('python ')}`",
+        }
+
+    @property
+    def reason(self) -> str:
+        """Why it is missed or could not be measured, as far as anyone has said."""
+        return "" if self.met else self.why or WHY.get(self.what, "")
+
+    def _number(self, value: float) -> str:
+        if self.unit == "%":
+            return f"{100 * value:.1f} %"
+        text = f"{value:.1e}" if 0 < abs(value) < 1e-3 else figure(value)
+        return f"{text} {self.unit}".strip()
+
+
+def _distance(found: float, target: float) -> str:
+    return f"{100 * abs(found / target - 1):.1f} %"
+
+
+def collect(documents: Documents) -> list[Goal]:
+    """All goals in the order of the page; a goal whose benchmark is missing has found = None.
+
+    A benchmark's own list of goals (`report.goal`) comes before what is computed here.
+    """
+    found = []
+    for name, places in PLACES.items():
+        document = documents.get(name, {})
+        if "goals" in document:
+            found += [_own(entry) for entry in document["goals"]]
+            continue
+        for place in places:
+            try:
+                value = place.of(document)
+            except (KeyError, TypeError, IndexError, ValueError):
+                value = None  # no file, or one of another version
+            command = COMMANDS.get(name, f"python benchmarks/{name}.py")
+            found.append(Goal(place.what, value, place.target, place.least, command, place.unit))
+    return found
+
+
+def _own(entry: Mapping[str, Any]) -> Goal:
+    return Goal(
+        entry["goal"], entry["found"], entry["target"], entry["least"], entry["command"],
+        entry.get("unit", ""), entry.get("why", ""),
+    )  # fmt: skip
+
+
+def table(goals: list[Goal]) -> str:
+    """The goals as a Markdown table; why some are missed; how many are met."""
+    counts = [sum(goal.met is value for goal in goals) for value in (True, False, None)]
+    text = f"{counts[0]} met, {counts[1]} missed, {counts[2]} not measured on this machine."
+    rows = [goal.row() for goal in goals]
+    columns = {title: [row[title] for row in rows] for title in rows[0]}
+    reasons = [f"- {goal.what}: {goal.reason}" for goal in goals if goal.reason]
+    return "\n\n".join(filter(None, (text, markdown_table(columns), "\n".join(reasons))))
+
+
+class Place(NamedTuple):
+    """A goal whose number is a function of one benchmark's JSON."""
+
+    what: str
+    target: float
+    least: bool
+    unit: str = ""
+    of: Callable[[Mapping[str, Any]], float | None] = lambda document: None
+
+
+def _estimate(document: Mapping[str, Any]) -> float:
+    ratios = document["smallest_estimate_over_error"].values()
+    return float(min(entry["ratio"] for entry in ratios))
+
+
+def _double_gap(document: Mapping[str, Any]) -> float:
+    gaps = document["differences_from_numba"]
+    return float(max(gap for name, gap in gaps.items() if "float64" in name))
+
+
+# In the order of the page; what a benchmark does not list itself.
+PLACES: dict[str, tuple[Place, ...]] = {
+    "exact_sums": (
+        Place("exact sums, share of the machine's limit, d = 2, 3, 4", 0.8, True, "%"),
+        Place("exact sums, share of the rate of matrix products, d = 64", 0.7, True, "%"),
+        Place("exact sums, single precision over double", 1.8, True, "times"),
+    ),
+    "startup": (Place("second start of a study begins stepping", 2.0, False, "s"),),
+    "fast_sums": (
+        Place("fast sums over exact ones, n = 20,000, H = 8, d = 3", 20.0, True, "times"),
+        Place("fast sums over exact ones, n = 100,000, H = 8, d = 3", 100.0, True, "times"),
+        Place("velocities of the fast sums against the exact ones", 1e-9, False),
+        Place("exponent of the fast sums' time in n, to 1,000,000", 1.05, False),
+        Place("memory of the fast sums, n = 1,000,000 (GB)", 4.0, False),
+    ),
+    "fast_sums_check": (
+        Place("error estimate over true error, smallest of 10,000 cases", 1.0, True, "", _estimate),
+    ),
+    "dask_scaling": (
+        Place("overhead of workers against the serial run, tasks of 5 s", 0.05, False, "%"),
+        Place("two workers over one", 1.8, True, "times"),
+    ),
+    "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
+}

@@ -1,0 +1,172 @@
+"""The page docs/performance.md from the JSON files of all benchmarks.
+
+    python benchmarks/performance.py [--results benchmarks/results] [--page docs/performance.md]
+    python benchmarks/performance.py --check OLD NEW
+
+Nothing is measured here and no number stands here: a figure that no benchmark has written appears
+as not measured. `--check` compares two JSON files, or two folders of them, of the same benchmarks:
+it says which medians lie outside the other run's spread, ends with status 1 if there are any, and
+writes agreement.json into the folder OLD, which the page then shows.
+"""
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import agreement
+import goals
+import sections
+from report import RESULTS
+
+PAGE = Path("docs/performance.md")
+WIDTH = 118
+
+# Title, JSON file, section; in the order of the page.
+SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
+    ("One step, side by side", "compare", sections.compare),
+    ("The exact sums and the machine's limit", "exact_sums", sections.anything),
+    ("Large dimensions: blocked matrix products", "matrix_rate", sections.anything),
+    ("The fast sums", "fast_sums", sections.fast_sums),
+    ("How the cost grows", "scaling", sections.scaling),
+    (
+        "The step of 64 heads and 200 tokens, and the memory of a study",
+        "fused_step",
+        sections.fused_step,
+    ),
+    ("Start-up", "startup", sections.startup),
+    ("Many paths on several workers", "dask_scaling", sections.anything),
+    ("On a GPU", "gpu_particles", sections.gpu_particles),
+)
+OPTIONAL = {"matrix_rate"}  # not by `make bench`: exact_sums has its figures too
+HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->
+# Performance
+
+    make bench
+
+runs every benchmark and writes this page; the figures are in `benchmarks/results/*.json`. In each
+benchmark the variants run in turn, round after round, so that a drift of the machine's speed hits
+all of them; a figure is the median over the rounds, with the smallest and the largest. The speed
+of transport, minimizing movements and phase diagrams has
+[a page of its own](results/geometry_speed.md).
+"""
+
+
+def load(folder: Path) -> dict[str, dict[str, Any]]:
+    """The JSON files of a folder by their names; those that cannot be read are left out, aloud."""
+    documents = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            documents[file.stem] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            print(f"left out: {file}: {error}", file=sys.stderr)
+    return documents
+
+
+def page(documents: dict[str, dict[str, Any]]) -> str:
+    """The whole page, Markdown."""
+    shown = {name: documents[name] for _, name, _ in SECTIONS if name in documents}
+    parts = [HEAD, machines(shown), "## Goals", goals.table(goals.collect(documents))]
+    parts.append(repeated(documents.get("agreement")))
+    for title, name, section in SECTIONS:
+        if name in OPTIONAL and name not in documents:
+            continue
+        parts.append(f"## {title}")
+        if name not in documents:
+            parts.append(sections.NOT_MEASURED)
+            continue
+        try:
+            parts.append(section(documents[name]))
+        except (KeyError, TypeError, IndexError) as error:
+            print(f"{name}.json is not as this page expects: {error!r}", file=sys.stderr)
+            parts.append(f"{name}.json comes from another version of its benchmark: run it again.")
+    blocks = "\n\n".join(part.strip("\n") for part in parts if part).split("\n\n")
+    return "\n\n".join(map(wrapped, blocks)) + "\n"
+
+
+def wrapped(block: str) -> str:
+    """A paragraph, or each entry of a list, in lines of the width of the other pages."""
+    if block.startswith(("|", "#", "    ", "<!--")):
+        return block
+    return "\n".join(
+        textwrap.fill(
+            line, WIDTH, subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False, break_on_hyphens=False,
+        )
+        for line in (block.split("\n") if block.startswith("- ") else [block])
+    )  # fmt: skip
+
+
+def machines(documents: dict[str, dict[str, Any]]) -> str:
+    """Which machine, when, and with which versions; files that differ are named."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, document in documents.items():
+        versions = {k: v for k, v in document.get("versions", {}).items() if v != "unknown"}
+        listed = ", ".join(f"{package} {version}" for package, version in versions.items())
+        where = document.get("machine") or document.get("device") or "unknown machine"
+        threads = document.get("threads", "unknown")
+        key = (str(where), f"{threads} threads", document.get("date", "")[:10], listed)
+        groups.setdefault(key, []).append(name)
+    if not groups:
+        return "Nothing has been measured yet."
+    return "\n".join(
+        f"- {', '.join(names)}: {'; '.join(part for part in key if part)}."
+        for key, names in groups.items()
+    )
+
+
+def repeated(found: dict[str, Any] | None) -> str:
+    """Whether a second run agreed."""
+    if found is None:
+        return "Whether a second run agrees: not measured (`make bench-again`)."
+    text = (
+        f"A second run (`make bench-again`): {found['agreed']} of {found['compared']} medians lie "
+        "within the spread of the other run, as printed."
+    )
+    apart = found["apart"]
+    if apart:
+        worst = "; ".join(
+            f"{row['file'].removesuffix('.json')}: {row['figure']} ({row['ratio']:.2f} times)"
+            for row in apart[:5]
+        )
+        text += f" Furthest apart: {worst}."
+    return text
+
+
+def check(old: Path, new: Path) -> int:
+    """Compare two runs, print what differs, keep the comparison; 1 if anything does."""
+    found = agreement.compare(old, new)
+    for row in found["apart"]:
+        spans = (f"{row[k]['median']:.4g} ({row[k]['least']:.4g} to {row[k]['most']:.4g})"
+                 for k in ("old", "new"))  # fmt: skip
+        print(f"{row['file']}: {row['figure']}: {' and '.join(spans)}")
+    if len(found["machines"]) > 1:
+        print(f"the runs come from different machines: {', '.join(found['machines'])}")
+    print(f"{found['agreed']} of {found['compared']} medians lie within the other run's spread")
+    if old.is_dir():
+        (old / "agreement.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 1 if found["apart"] else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--check", type=Path, nargs=2, metavar=("OLD", "NEW"))
+    options = parser.parse_args()
+    if options.check:
+        return check(*options.check)
+    documents = load(options.results)
+    if not documents:
+        parser.error(f"{options.results} holds no JSON file: run `make bench` first")
+    options.page.parent.mkdir(parents=True, exist_ok=True)
+    options.page.write_text(page(documents), encoding="utf-8")
+    print(f"wrote {options.page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""Sections of docs/performance.md: each from the JSON of one benchmark, no number typed by hand."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wflow._study_session import markdown_table
+
+Document = Mapping[str, Any]
+
+VARIABLES = {
+    "n": "number n of tokens",
+    "H": "number H of heads",
+    "d": "dimension d",
+    "paths": "number of paths",
+}
+# What stands around the figures of every benchmark, or has a place of its own on the page.
+HEAD = ("command", "date", "machine", "device", "cores", "threads", "versions", "problem", "goals")
+NOT_MEASURED = "Not measured on this machine."
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, as a person writes it: 0.693, 12.3, 45,600."""
+    if value is None or not math.isfinite(value):
+        return "not measured" if value is None else str(value)
+    if value == 0:
+        return "0"
+    text = f"{value:.{digits - 1}e}"
+    size = int(text.partition("e")[2])
+    if not -4 <= size < 9:
+        return text
+    return f"{float(text):,.{max(0, digits - 1 - size)}f}"
+
+
+def spread_cell(row: Document, unit: str = "ms") -> str:
+    """Median (smallest to largest), all with the decimals of the median."""
+    median, least, most = (row[f"{end}_{unit}"] for end in ("median", "min", "max"))
+    if not 1e-4 <= median < 1e9:
+        return f"{median:.3g} ({least:.3g} to {most:.3g})"
+    decimals = max(0, 2 - math.floor(math.log10(median)))
+    if decimals:
+        median, least, most = (f"{value:,.{decimals}f}" for value in (median, least, most))
+    else:
+        median, least, most = (figure(value) for value in (median, least, most))
+    return f"{median} ({least} to {most})"
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """A Markdown table from rows of the same keys."""
+    columns = {title: [row[title] for row in rows] for title in rows[0]}
+    return markdown_table(columns)
+
+
+def made_by(document: Document) -> str:
+    return f"    {document['command']}"
+
+
+def compare(document: Document) -> str:
+    """Libraries side by side."""
+    problem = document["problem"]
+    rounds = problem["starts"] * problem["rounds_per_start"]
+    lines = [
+        made_by(document),
+        "One evaluation of the velocity and every ledger term (softmax descent; drift, noise and "
+        "Itô term), double precision, the same arrays for all. Every library runs in a process of "
+        f"its own on {document['threads']} threads; the processes are asked in turn, {rounds} "
+        f"rounds in all, and started anew {problem['starts']} times. Before it is timed, each must "
+        f"agree with NumPy to {problem['agree_to']:.0e}; *gap* is the largest difference found. "
+        "*Memory* is what a step adds at its peak; *first call* includes compilation, where the "
+        "library compiles and does not find its code on disk.",
+    ]
+    for name, variants in document["times"].items():
+        rows = []
+        for variant, row in variants.items():
+            rows.append({
+                "variant": variant,
+                "ms, median (min to max)": spread_cell(row),
+                "times wflow, exact": figure(row.get("times_exact")),
+                "memory MB": _or_dash(row.get("memory_mb")),
+                "first call s": _or_dash(row.get("first_s")),
+                "gap": _or_dash(row.get("gap"), 1),
+            })  # fmt: skip
+        lines.append(f"### {name}")
+        if rows:
+            lines.append(table(rows))
+        left_out = document["left_out"].get(name, {})
+        if left_out:
+            lines.append(
+                "Left out: " + "; ".join(f"{variant}: {why}" for variant, why in left_out.items())
+            )
+    lines.append(
+        "*Plain einsum* is NumPy with one `np.einsum` per formula. *Matrix products*, torch and "
+        "JAX share the best order of the same sums that we know for matrix libraries: the kernel "
+        "values, H × n × n numbers, are made once and read twice. KeOps makes a C++ kernel of the "
+        "formula and stores none of them, as wflow. *wflow, fast* works to a tolerance of "
+        f"{problem['fast_tolerance']:.0e} and exists for d = 2 and 3. The *machine's limit* is the "
+        "arithmetic of the exact sums alone: up to d = 8 with every operand in a register, each "
+        "kernel value used for both tokens of a pair; beyond, at the rate of matrix products, the "
+        "exponentials in registers."
+    )
+    return "\n\n".join(lines)
+
+
+def scaling(document: Document) -> str:
+    """Exponents and points of every series."""
+    series = document["series"]
+    lines = [
+        made_by(document),
+        "Time of the same step as one of n, H, d and the number of paths grows. The exponent b of "
+        "time = a x^b is fitted to all points and to the larger half, where what does not grow has "
+        "less weight; ± is the standard error of a bootstrap over the rounds, *factor* the "
+        "largest between a point and the fit.",
+    ]
+    rows = []
+    for name, entry in series.items():
+        for law in (entry["fit"], entry["fit_larger_half"]):
+            error = law["exponent_error"]
+            rows.append({
+                "series": name,
+                "range": f"{law['from']:,} to {law['to']:,}",
+                "exponent": f"{law['exponent']:.3f}"
+                + ("" if error is None else f" ± {error:.3f}"),
+                "factor": f"{law['largest_factor']:.2f}",
+            })  # fmt: skip
+    lines.append(table(rows))
+    for over, what in VARIABLES.items():
+        chosen = {name: entry for name, entry in series.items() if entry["over"] == over}
+        if not chosen:
+            continue
+        cells = {
+            name: dict(zip(entry["points"], map(spread_cell, entry["times"]), strict=True))
+            for name, entry in chosen.items()
+        }
+        rows = [
+            {over: f"{x:,}"}
+            | {_heading(chosen[name]): column.get(x, "–") for name, column in cells.items()}
+            for x in sorted({x for column in cells.values() for x in column})
+        ]
+        lines += [f"Milliseconds over the {what}, median (min to max):", table(rows)]
+    return "\n\n".join(lines)
+
+
+def _heading(entry: Document) -> str:
+    fixed = ", ".join(f"{key} = {value:,}" for key, value in entry["fixed"].items())
+    return f"{entry['method']}, {fixed}"
+
+
+def anything(document: Document) -> str:
+    """The tables of a benchmark whose JSON holds rows: lists of objects, or objects by name."""
+    parts = [made_by(document)]
+    loose = []
+    for key, value in document.items():
+        if key in HEAD or not value:
+            continue
+        title = key.replace("_", " ")
+        if isinstance(value, dict) and all(isinstance(row, dict) for row in value.values()):
+            rows = [{"": name} | row for name, row in value.items()]
+        elif isinstance(value, list) and all(isinstance(row, dict) for row in value):
+            rows = value
+        elif isinstance(value, dict) and not any(isinstance(v, dict) for v in value.values()):
+            rest = ", ".join(f"{name} {_plain(v)}" for name, v in value.items() if _is_plain(v))
+            loose.append(f"- {title}: {rest}")
+            continue
+        elif _is_plain(value):
+            loose.append(f"- {title}: {_plain(value)}")
+            continue
+        else:
+            continue
+        parts += [f"{title[0].upper()}{title[1:]}:", rows_table(rows)]
+    if loose:
+        parts.append("\n".join(loose))
+    return "\n\n".join(parts)
+
+
+def rows_table(rows: Sequence[Document]) -> str:
+    """Rows of JSON as a table; median, smallest and largest of a unit share a column."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    shown: dict[str, list[str]] = {}
+    for key in keys:
+        end, _, unit = key.partition("_")
+        if end == "rounds" or (end in ("min", "max") and f"median_{unit}" in keys):
+            continue
+        if end == "median" and f"min_{unit}" in keys:
+            cells = [spread_cell(row, unit) if row.get(key) is not None else "–" for row in rows]
+            shown[f"{unit.replace('_', ' ')}, median (min to max)"] = cells
+        elif any(_is_plain(row[key]) for row in rows if key in row):
+            shown[key.replace("_", " ")] = [_plain(row.get(key)) for row in rows]
+    return markdown_table(shown)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | bool | int | float)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return figure(value)
+    return value if isinstance(value, str) else "–"
+
+
+def startup(document: Document) -> str:
+    """Start-up times, imports, memory."""
+    rows = [
+        {"from the start of the process until": name, "s, median (min to max)": seconds}
+        for name, row in document["times"].items()
+        if name != "a later step"
+        for seconds in [spread_cell(row, "s")]
+    ]
+    imports = ", ".join(
+        f"{name} {figure(seconds, 2)}" for name, seconds in document["imports_s"].items()
+    )
+    figures = document["figures"]
+    problem = document["problem"]
+    return "\n\n".join([
+        made_by(document),
+        f"`{problem['study']}`, {problem['paths']} paths of {problem['n']} tokens, d = "
+        f"{problem['d']}; a *first start* finds no compiled code on disk. One later step of these "
+        f"paths takes {figure(document['times']['a later step']['median_s'] * 1e3)} ms.",
+        table(rows),
+        f"Seconds that modules take to import, by package, of {document['imports_total_s']:.2f} in "
+        f"all (measured by `-X importtime`, which slows them down): {imports}.",
+        f"Peak memory of that process: {figures['peak memory (MB)']:.0f} MB. Compiled code on "
+        f"disk: {figures['compiled code on disk (MB)']:.1f} MB.",
+    ])  # fmt: skip
+
+
+def fast_sums(document: Document) -> str:
+    """Fast against exact sums: times, errors, exponents, crossover."""
+    problem = document["problem"]
+    rows = [
+        {
+            "d": str(row["d"]),
+            "heads": row["law"],
+            "n": f"{row['n']:,}",
+            "fast ms": spread_cell(row["fast"]),
+            "exact ms": spread_cell(row["exact"]) if "exact" in row else "–",
+            "exact / fast": _or_dash(row.get("speedup")),
+            "velocities differ by": _or_dash(row.get("velocity_difference"), 2),
+            "terms, relative": _or_dash(row.get("term_difference"), 2),
+            "estimate": _or_dash(row.get("estimate"), 2),
+        }
+        for row in document["times"]
+    ]
+    slopes = "; ".join(
+        f"{name}: {law['exponent']:.3f} ± {law['error']:.3f}"
+        for name, law in document["exponents"].items()
+    )
+    meets = "; ".join(
+        f"d = {at['d']}, H = {at['heads']}: n = {at['measured']:,}, chosen from "
+        f"{at['chosen_from']:,}"
+        for at in document["crossovers"]
+    )
+    span = next(iter(document["exponents"].values()))
+    return "\n\n".join([
+        made_by(document),
+        f"One path with {problem['heads']} heads, velocity and every ledger term, tolerance "
+        f"{problem['tolerance']:.0e}, double precision; uniform tokens; median (min to max). "
+        "*Estimate* is the bound of the relative error that a step reports.",
+        table(rows),
+        f"Exponent of the fast sums' time in n, from {span['from']:,} to {span['to']:,} tokens: "
+        f"{slopes}.",
+        "Tokens from which the fast sums take less time, and from which `method=\"auto\"` chooses "
+        f"them: {meets}.",
+        f"Peak memory of a process that takes two steps with 10^6 tokens: "
+        f"{document['peak_memory_gb']:.2f} GB.",
+    ])  # fmt: skip
+
+
+def gpu_particles(document: Document) -> str:
+    """Tokens per second and share of the card's limit."""
+    rows = [
+        {
+            "tokens": row["case"],
+            "heads": str(row["heads"]),
+            "precision": row["dtype"],
+            "sums": row["variant"],
+            "ms, median (min to max)": spread_cell(row),
+            "tokens per second": figure(row["tokens_per_second"]),
+            "of the limit": _percent(row.get("share_of_limit")),
+            "transfers": _percent(row.get("transfers_share")),
+            "GPU memory GB": _or_dash(row.get("gpu_memory_gb")),
+        }
+        for row in document["results"]
+    ]
+    limits = sorted({row["limit"] for row in document["results"] if "limit" in row})
+    gaps = ", ".join(
+        f"{name} {gap:.0e}" for name, gap in document["differences_from_numba"].items()
+    )
+    return "\n\n".join([
+        made_by(document),
+        f"{document['device']}, {document['threads']} threads of {document['machine']}; d = 3, "
+        "velocity and every ledger term. A token counts once for every step. *triton* is the fused "
+        "kernel, *tiles* the same sums as matrix products of tiles, *numba* the processor of the "
+        "same machine. *Transfers* is the share of a call, as the solver makes it from NumPy "
+        "arrays to NumPy arrays, that is not the sums. "
+        + (f"The limit is that of a {' or '.join(limits)}. " if limits else "")
+        + f"Largest differences to the Numba kernel: {gaps}.",
+        table(rows),
+    ])  # fmt: skip
+
+
+def fused_step(document: Document) -> str:
+    """The step of 64 heads and 200 tokens, and the memory of a study."""
+    figures = document["figures"]
+    text = [made_by(document), plain_times(document["times"])]
+    memory = [name for name in figures if "memory" in name or "wall time" in name]
+    text += [f"{name[0].upper()}{name[1:]}: {figure(figures[name])}." for name in memory]
+    return "\n\n".join(text)
+
+
+def plain_times(times: Mapping[str, Any]) -> str:
+    """A table of name -> figures with median_ms, min_ms and max_ms."""
+    return table([
+        {"variant": name, "ms, median (min to max)": spread_cell(row)}
+        for name, row in times.items()
+    ])  # fmt: skip
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _or_dash(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else figure(value, digits)

@@ -1,0 +1,344 @@
+"""The benchmarks' own arithmetic: variants that agree, spreads, goals, comparisons, the page."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import agreement  # noqa: E402
+import compare  # noqa: E402
+import goals  # noqa: E402
+import performance  # noqa: E402
+import report  # noqa: E402
+import scaling  # noqa: E402
+import sections  # noqa: E402
+import startup  # noqa: E402
+import variants  # noqa: E402
+
+SHAPE = compare.Shape(40, 3, 3)
+
+
+def results(median: float = 2.0) -> dict:
+    """Documents as the benchmarks write them, small."""
+    head = {
+        "command": "python benchmarks/x.py", "date": "2026-01-02T03:04:05+00:00",
+        "machine": "2 cores of a test", "threads": 2, "versions": {"numpy": "2.0"},
+    }  # fmt: skip
+    row = {"median_ms": median, "min_ms": 1.5, "max_ms": 2.5, "rounds": 3}
+    problem = {"starts": 1, "rounds_per_start": 3, "agree_to": 1e-9, "fast_tolerance": 1e-10}
+    start = {"median_s": 1.25, "min_s": 1.0, "max_s": 1.5, "rounds": 3}
+    fit = {"from": 1, "to": 10, "exponent": 1.5, "exponent_error": 0.01, "largest_factor": 1.1}
+    return {
+        "compare": head | {
+            "problem": problem,
+            "times": {SHAPE.name: {"wflow, exact": row | {"times_exact": 1.0}}},
+            "left_out": {SHAPE.name: {"JAX, jit": "not installed (jax)"}},
+        },
+        "scaling": head | {
+            "series": {"exact sums over n": {
+                "method": "exact", "over": "n", "fixed": {"H": 8},
+                "points": [1, 10], "times": [row, row],
+                "fit": fit, "fit_larger_half": fit,
+            }},
+        },
+        "startup": head | {
+            "problem": {"study": "studies/x.py", "paths": 1, "n": 2, "d": 3},
+            "times": {"study, first step done": start, "a later step": start},
+            "imports_s": {"numba": 0.5}, "imports_total_s": 1.0,
+            "figures": {"peak memory (MB)": 100.0, "compiled code on disk (MB)": 1.0},
+        },
+    }  # fmt: skip
+
+
+def test_numpy_variants_give_the_step_of_wflow():
+    problem = variants.make(*SHAPE)
+    reference = variants.wflow_exact(problem)()
+    for name in ("NumPy, plain einsum", "NumPy, matrix products"):
+        assert variants.gap(variants.VARIANTS[name].make(problem)(), reference) < 1e-12
+
+
+def test_several_paths_hold_the_same_problem():
+    problem = variants.make(*SHAPE)
+    assert variants.gap(variants.wflow_exact(problem, 3)(), variants.wflow_exact(problem)()) == 0
+
+
+def test_fast_variant_keeps_its_tolerance():
+    pytest.importorskip("wflow._fast")
+    problem = variants.make(400, 3, 3)
+    assert variants.gap(variants.wflow_fast(problem)(), variants.wflow_exact(problem)()) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["torch, eager", "JAX, jit"])
+def test_library_variants_give_the_step_of_wflow(name):
+    lacking = variants.missing(name)
+    if lacking is not None:
+        pytest.skip(f"{lacking} is not installed")
+    problem = variants.make(*SHAPE)
+    reference = variants.wflow_exact(problem)()
+    assert variants.gap(variants.VARIANTS[name].make(problem)(), reference) < 1e-12
+
+
+@pytest.mark.parametrize("wrong", range(7))
+def test_gap_sees_a_difference_in_the_velocity_and_in_every_term(wrong):
+    velocity, terms = variants.numbers(variants.wflow_exact(variants.make(*SHAPE))())
+    other = velocity.copy(), terms.copy()
+    if wrong == 6:
+        other[0][7, 1] += 1e-6
+    else:
+        other[1][wrong] *= 1 + 1e-6
+    assert variants.gap(other, (velocity, terms)) == pytest.approx(1e-6, rel=1e-3)
+
+
+class Answers:
+    """Stands for the child process of a variant."""
+
+    def __init__(self, variant: str) -> None:
+        self.variant = variant
+
+    def ask(self, **question):
+        if question["do"] == "time":
+            assert self.variant == "wflow, exact", "what is wrong or fails must not be timed"
+            return {"seconds": 0.5}
+        if self.variant == "torch, eager":
+            return {"error": "RuntimeError: no"}
+        gap = 1e-3 if self.variant == "NumPy, matrix products" else 1e-15
+        return {"first_s": 1.0, "gap": gap, "memory_mb": 2.0}
+
+    def close(self) -> None:
+        pass
+
+
+def test_variants_that_are_wrong_missing_or_fail_are_left_out_and_said(monkeypatch):
+    monkeypatch.setattr(compare, "Child", Answers)
+    monkeypatch.setattr(compare.Limits, "__init__", lambda limits, shapes: None)
+    monkeypatch.setattr(compare.Limits, "shapes", [], raising=False)
+    monkeypatch.setattr(compare.Limits, "round", lambda limits: None)
+    monkeypatch.setattr(variants, "missing", lambda name: "jax" if "JAX" in name else None)
+    names = ["wflow, exact", "wflow, fast", "NumPy, matrix products", "torch, eager", "JAX, jit"]
+    at = compare.Shape(5, 1, 4)
+    rows, left_out = compare.measure(names, [at], rounds=2, starts=2, least=0.0)
+    assert list(rows[at.name]) == ["wflow, exact"]
+    row = rows[at.name]["wflow, exact"]
+    assert (row["median_ms"], row["rounds"], row["gap"]) == (500.0, 4, 1e-15)
+    said = left_out[at.name]
+    assert said["NumPy, matrix products"].startswith("wrong by 0.001")
+    assert said["torch, eager"] == "RuntimeError: no"
+    assert said["JAX, jit"] == "not installed (jax)"
+    assert said["wflow, fast"] == "for d <= 3 only"
+
+
+def test_limit_of_a_step_adds_up_its_pairs(monkeypatch):
+    limits = pytest.importorskip("limits")
+    monkeypatch.setattr(limits, "calls", lambda kinds, pairs, threads: {})
+    at = compare.Shape(80, 2, 3)
+    found = compare.Limits([at])
+    for both, ns in ((True, 3.0), (False, 2.0)):
+        for abreast in limits.ABREAST:  # the fastest counts
+            key = "limit", limits.Kind(3, both, True, "float64"), abreast
+            found.taken[key] = [ns * 1e-9 * found.PAIRS * abreast / min(limits.ABREAST)] * 2
+    # Of 2 x 80 x 80 ordered pairs those of a block of 8 go one way, the others by twos.
+    within = 2 * 80 * 8
+    expected = (2 * 80 * 80 - within) / 2 * 3e-9 + within * 2e-9
+    assert found.seconds(at) == pytest.approx([expected] * 2)
+
+
+def test_compare_runs_as_a_command_and_writes_its_figures(tmp_path):
+    file = tmp_path / "compare.json"
+    command = [sys.executable, str(BENCHMARKS / "compare.py"), "--problems", "30x2x3",
+               "--variants", "wflow, exact", "NumPy, plain einsum", "--rounds", "1",
+               "--starts", "1", "--least", "0", "--no-limits", "--json", str(file)]  # fmt: skip
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = json.loads(file.read_text())["times"]["n = 30, H = 2, d = 3"]
+    assert rows["wflow, exact"]["times_exact"] == 1
+    assert rows["NumPy, plain einsum"]["gap"] < 1e-12
+    assert f"{rows['NumPy, plain einsum']['median_ms']:.3f}" in said
+
+
+@pytest.mark.parametrize("text", ["200x64", "200x64x1", "axbxc", "0x1x3"])
+def test_a_problem_that_is_none_is_refused(text):
+    with pytest.raises(Exception, match="expected n x heads x d"):
+        compare.shape(text)
+
+
+def test_spread_has_the_unit_in_its_keys():
+    assert report.spread([0.001, 0.004, 0.002]) == {
+        "median_ms": 2.0, "min_ms": 1.0, "max_ms": 4.0, "rounds": 3,
+    }  # fmt: skip
+    assert report.spread([1.0, 3.0], "s")["median_s"] == 2.0
+
+
+def test_rounds_are_taken_in_turn():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    taken = report.in_turn(calls, rounds=3, least=0.0, pause=0.0)
+    assert [len(values) for values in taken.values()] == [3, 3]
+    rounds = "".join(order[2:])
+    assert rounds == rounds[: len(rounds) // 3] * 3  # a.. b.. again and again
+
+
+def test_peak_memory_counts_what_is_allocated_within():
+    with report.peak_memory() as found:
+        np.ones(4_000_000)
+    if found["mb"] is None:
+        pytest.skip("this system does not tell the peak of a part of a program")
+    assert 25 < found["mb"] < 80
+
+
+def test_fit_finds_the_exponent_and_the_point_that_departs():
+    points = (1, 10, 100)
+    exact = scaling.fit(points, [[2.0 * x**1.5] * 3 for x in points])
+    assert exact["exponent"] == pytest.approx(1.5)
+    assert exact["largest_factor"] == pytest.approx(1)
+    bent = scaling.fit(points, [[1.0] * 3, [8.0] * 3, [1.0] * 3])
+    assert bent["exponent"] == pytest.approx(0)
+    assert bent["largest_factor"] == pytest.approx(4)  # the line lies at 2
+
+
+def test_imports_are_added_up_by_package():
+    said = (
+        "import time: self [us] | cumulative | imported package\n"
+        "import time:       300 |       1000 |     numba.core\n"
+        "import time:       200 |       2000 |   numba\n"
+        "import time:       100 |        100 | numpy\n"
+    )
+    found = startup.imports(said)
+    assert found == pytest.approx({"numba": 5e-4, "numpy": 1e-4})
+    assert list(found) == ["numba", "numpy"]
+
+
+def test_runs_agree_where_a_median_lies_in_the_others_spread():
+    one = agreement.Spread(2.0, 1.5, 2.5)
+    assert agreement.agree(one, agreement.Spread(2.4, 2.3, 9.0))
+    assert agreement.agree(one, agreement.Spread(2.6, 1.9, 2.7))
+    assert not agreement.agree(one, agreement.Spread(2.6, 2.3, 2.7))
+
+
+def test_comparison_of_two_folders_names_what_differs(tmp_path):
+    for name, median in (("old", 2.0), ("new", 2.6)):
+        (tmp_path / name).mkdir()
+        for stem, document in results(median).items():
+            if name == "new":
+                document = json.loads(json.dumps(document).replace("1.5,", "2.55,"))
+            (tmp_path / name / f"{stem}.json").write_text(json.dumps(document))
+    found = agreement.compare(tmp_path / "old", tmp_path / "new")
+    # One row of compare and two of scaling; the start-up is the same in both.
+    assert (found["compared"], found["agreed"]) == (5, 2)
+    assert {row["file"] for row in found["apart"]} == {"compare.json", "scaling.json"}
+    assert found["apart"][0]["ratio"] == pytest.approx(1.3)
+    assert performance.check(tmp_path / "old", tmp_path / "new") == 1
+    kept = json.loads((tmp_path / "old" / "agreement.json").read_text())
+    assert "2 of 5 medians" in performance.repeated(kept)
+    assert performance.check(tmp_path / "old", tmp_path / "old") == 0
+
+
+def test_figures_of_rows_in_a_list_are_known_by_their_keys():
+    rows = [{"n": n, "dtype": "float64", "median_ms": n, "min_ms": 1, "max_ms": 9} for n in (3, 5)]
+    found = dict(agreement.spreads({"rows": rows}))
+    assert found["rows / n = 5, dtype = float64 / median_ms"].median == 5
+
+
+def test_nothing_in_common_is_said(tmp_path):
+    for name in ("old.json", "new.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(SystemExit, match="nothing to compare"):
+        agreement.compare(tmp_path / "old.json", tmp_path / "new.json")
+
+
+def test_goals_are_met_or_missed_by_how_much():
+    least = goals.Goal("speed", 15.0, 20.0, True, "x.py", "times", "because")
+    assert least.met is False
+    assert least.row()["verdict"] == "missed by 25.0 %"
+    assert least.reason == "because"
+    most = goals.Goal("start", 1.5, 2.0, False, "x.py", "s", "because")
+    assert most.met is True
+    assert (most.row()["verdict"], most.reason) == ("met", "")
+    nothing = goals.Goal("gpu", None, 1.0, True, "x.py")
+    assert nothing.met is None
+    assert nothing.row()["verdict"] == "not measured"
+
+
+def test_goals_without_a_benchmark_are_not_measured():
+    found = goals.collect({})
+    assert found
+    assert all(goal.met is None for goal in found)
+    assert "0 met, 0 missed" in goals.table(found)
+
+
+def test_a_benchmarks_own_goals_replace_those_of_the_page():
+    own = report.goal("a goal", "python benchmarks/x.py", 0.75, 0.8, least=True, unit="%")
+    found = goals.collect({"startup": {"goals": [own]}})
+    names = [goal.what for goal in found]
+    assert "a goal" in names
+    assert goals.PLACES["startup"][0].what not in names
+    row = found[names.index("a goal")].row()
+    assert (row["target"], row["found"]) == ("at least 80.0 %", "75.0 %")
+    assert row["verdict"] == "missed by 6.2 %"
+
+
+def test_goals_are_computed_where_a_benchmark_lists_none():
+    ratios = {name: {"ratio": ratio} for name, ratio in (("sums", 3.5), ("terms", 0.9))}
+    gaps = {"tiles float64": 2e-16, "triton float64": 3e-12, "tiles float32": 1e-6}
+    documents = {
+        "fast_sums_check": {"smallest_estimate_over_error": ratios},
+        "gpu_particles": {"differences_from_numba": gaps},
+    }
+    found = {goal.what: goal for goal in goals.collect(documents)}
+    estimate = found["error estimate over true error, smallest of 10,000 cases"]
+    assert (estimate.found, estimate.met) == (0.9, False)
+    double = found["GPU against CPU, double precision"]
+    assert (double.found, double.met) == (3e-12, False)
+
+
+def test_rows_of_any_benchmark_become_a_table():
+    rows = [
+        {"n": 1000, "median_ms": 2.0, "min_ms": 1.0, "max_ms": 3.0, "rounds": 3, "share": 0.5},
+        {"n": 2000, "median_ms": 4.0, "min_ms": 1.0, "max_ms": 5.0, "rounds": 3, "late": True},
+    ]
+    text = sections.anything({
+        "command": "python x.py", "versions": {"numpy": "2"}, "rows": rows,
+        "figures": {"speed-up": 1.5}, "memory": 3.25,
+    })  # fmt: skip
+    header, _, first, second = text.split("Rows:")[1].strip().splitlines()[:4]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (header, first, second)]
+    assert cells[0] == ["n", "ms, median (min to max)", "share", "late"]
+    assert cells[1] == ["1,000", "2.00 (1.00 to 3.00)", "0.500", "–"]
+    assert cells[2] == ["2,000", "4.00 (1.00 to 5.00)", "–", "yes"]
+    assert "- figures: speed-up 1.50" in text
+    assert "- memory: 3.25" in text
+    assert "numpy" not in text
+
+
+def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
+    documents = results()
+    text = performance.page(documents)
+    for expected in ("2.00 (1.50 to 2.50)", "1.500 ± 0.010", "1.25 (1.00 to 1.50)",
+                     "JAX, jit: not installed (jax)", "2 cores of a test"):  # fmt: skip
+        assert expected in text
+    missing = len(performance.SECTIONS) - len(performance.OPTIONAL) - len(documents)
+    assert text.count(sections.NOT_MEASURED) == missing
+    changed = copy.deepcopy(documents)
+    changed["compare"]["times"][SHAPE.name]["wflow, exact"]["median_ms"] = 2.25
+    assert "2.25 (1.50 to 2.50)" in performance.page(changed)
+
+
+def test_page_survives_a_file_of_another_version(capsys):
+    documents = results()
+    del documents["scaling"]["series"]
+    assert "scaling.json comes from another version" in performance.page(documents)
+    assert "scaling.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0004, "0.000400"), (0.6926, "0.693"), (12.34, "12.3"), (467.9, "468"), (45612, "45,600"),
+     (0, "0"), (1.5e-11, "1.50e-11"), (9.999, "10.0"), (None, "not measured")],
+)  # fmt: skip
+def test_figures_are_written_as_people_do(value, text):
+    assert sections.figure(value) == text

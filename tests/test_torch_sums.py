@@ -15,7 +15,7 @@ from twin import symmetric, unit
 
 from wflow import _fused
 from wflow._headsums import EFFECTIVE, SOFTMAX, TERMS, UNNORMALISED
-from wflow.attention import mark_overflow
+from wflow._sums import mark_overflow
 from wflow.errors import InputError
 
 torch = pytest.importorskip("torch")

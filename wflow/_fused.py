@@ -9,27 +9,26 @@ Tasks are independent and the order of summation is fixed: threads do not change
 
 import functools
 import os
+from typing import NamedTuple
 
 import numpy as np
 from numba import get_num_threads, njit, prange
 
 from wflow import _headsums, _oneway, _pairsums, _simd, _sweep, _symmetric
-from wflow._headsums import EXTRA, N_TERMS, absorb_blocks, clear, finish_tokens
+from wflow._headsums import EXTRA, N_TERMS, clear, finish_tokens
 from wflow._kernel_cache import compiled
-from wflow._oneway import make_rows
+from wflow._oneway import make_rows, room_of_rows
 from wflow._pairsums import (
     TILE,
-    block_scores,
     by_lane,
     head_sums,
     padded,
-    pair_rows,
-    shifted_sums,
     vectors,
 )
-from wflow._simd import lanes, load, splat, store
+from wflow._scratch import scratch
+from wflow._simd import lanes
 from wflow._sweep import DIMENSIONS
-from wflow._symmetric import make_symmetric, strips_for
+from wflow._symmetric import make_absorb, make_symmetric, room_of_sums, strips_for
 
 # A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
 # share the cores, the spinning takes the time of the thread it waits for: beside one busy process
@@ -37,11 +36,45 @@ from wflow._symmetric import make_symmetric, strips_for
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-# Tied heads: bytes of sums that the heads of one path, and all paths of a set, may take; heads of
-# a task, which share the table of pairs; blocks of a task that follows; up to which n the sums per
-# token are worth their room.
-_HEAD_BYTES, _SET_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 26, 1 << 23, 16, 8
-_SYMMETRIC_TOKENS = 200_000
+# Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
+# of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
+# per token are worth their room.
+_NEAR_BYTES, _HEAD_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 18, 1 << 26, 16, 8
+_SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION = 200_000, 6
+
+
+class Plan(NamedTuple):
+    """How a call is dealt out: workers, vectors of room of each, and for tied heads the strips of
+    the pairs, the heads whose sums are kept together, and the paths of a set."""
+
+    workers: int
+    room: int
+    strips: int
+    batch: int
+    together: int
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(
+    paths: int, n: int, d: int, heads: int, itemsize: int, workers: int, both: bool
+) -> tuple[Plan, int]:
+    """The plan of a call, and the vectors of room for all of it.
+
+    Workers, batches and sets do not change a bit; the strips do, and depend on n alone.
+    """
+    width = 64 // itemsize
+    if not both:
+        room = room_of_rows(d, n, heads, width)
+        return Plan(workers, room, 1, 1, 1), workers * room
+    blocks = (n + width - 1) // width
+    strips = strips_for(n)
+    per_head = strips * blocks * (d + 2)
+    near = workers * _NEAR_BYTES // 64 // per_head
+    batch = max(1, min(heads, max(near, _TASK_HEADS), _HEAD_BYTES // 64 // per_head))
+    together = max(1, min(paths, near // batch))
+    room = room_of_sums(d, n, min(batch, _TASK_HEADS), width)
+    kept = together * (batch * per_head + blocks * (2 * d + EXTRA))
+    return Plan(workers, room, strips, batch, together), workers * room + kept
 
 
 @njit(error_model="numpy")
@@ -65,152 +98,88 @@ def _make_one_way(dim):
     rows_of_blocks = make_rows(dim)
 
     @njit(parallel=True, error_model="numpy")
-    def one_way(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part):
+    def one_way(x, score, value, drift, noise, sigma2, flow, sign, causal, plan, scratch, v, part):
         paths, n, _ = x.shape
         width = lanes(x)
         tokens, weight = _padded_paths(x, TILE)
         blocks = (n + width - 1) // width
-        # A single block, if there is an odd one, comes first: threads then share more evenly.
+        # A single block, if there is an odd one, comes first, and causal work grows with the token:
+        # dealt out in turn, tasks of all sizes come to all workers.
         odd = blocks % 2
         units = (blocks + 1) // 2
-        for task in prange(paths * units):
-            p = task // units
-            unit = task - p * units
-            first = 0 if unit == 0 else 2 * unit - odd
-            count = 1 if unit == 0 and odd == 1 else 2
-            rows_of_blocks(
-                tokens[p], n, weight, score[p], value[p], drift[p], noise[p], sigma2[p], flow, sign,
-                causal, first * width, count, v[p], part[p, first : first + count],
-            )  # fmt: skip
+        room = plan.room * width
+        for worker in prange(plan.workers):
+            mine = scratch[worker * room : (worker + 1) * room]
+            for task in range(worker, paths * units, plan.workers):
+                p = task // units
+                unit = task - p * units
+                first = 0 if unit == 0 else 2 * unit - odd
+                count = 1 if unit == 0 and odd == 1 else 2
+                rows_of_blocks(
+                    tokens[p], n, weight, score[p], value[p], drift[p], noise[p], sigma2[p], flow,
+                    sign, causal, first * width, count, v[p], part[p, first : first + count], mine,
+                )  # fmt: skip
 
     return one_way
 
 
-def _make_absorb(dim):
-    """What follows from the sums of some heads, block by block, for d = `dim`."""
-
-    @njit(error_model="numpy")
-    def absorb_heads(
-        x, n, score, drift, noise, sigma2, head, heads, strips, low, high, moderate, sums, state
-    ):  # fmt: skip
-        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
-        rows = x.shape[0]
-        width = lanes(x)
-        ito = sigma2.shape[0] > 0
-        block_size = (dim + 2) * width
-        size = rows // width * block_size
-        two = splat(x.dtype.type(2.0))
-        zero = splat(x.dtype.type(0.0))
-        all_moderate = True
-        for h in range(heads):
-            all_moderate = all_moderate and moderate[h]
-        table = vectors(0 if all_moderate or not ito else rows, x)
-        count = high - low
-        own = vectors(count * dim, x)
-        z = vectors(count * dim, x)
-        z_low = vectors(dim, x)
-        acc = vectors(dim + 2, x)
-        squares = vectors(count, x)
-        shift = vectors(1, x)
-        factors = vectors(2, x)
-        state_at = low * (2 * dim + EXTRA) * width
-        for block in range(low, high):
-            by_lane(x, n, block * width, own, (block - low) * dim * width)
-        # Heads outside: the sums of one head lie together.
-        for h in range(heads):
-            store(shift, 0, zero)
-            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
-            if moderate[h]:
-                # The sums of all strips go to those of the first.
-                here = h * strips * size + low * block_size
-                for row in range(count * (dim + 2) if strips > 1 else 0):
-                    place = here + row * width
-                    total = load(sums, place)
-                    for strip in range(1, strips):
-                        total = total + load(sums, place + strip * size)
-                    store(sums, place, total)
-                for block in range(count):
-                    row = here + block * block_size + (dim + 1) * width
-                    store(sums, row, load(sums, row) * two)
-                absorb_blocks(
-                    head + h, head + h == 0, False, dim, count, own, 0, sums, here, shift, squares,
-                    0, score, drift, noise, sigma2, state, state_at, factors,
-                )  # fmt: skip
-                continue
-            for block in range(count):
-                own_at = block * dim * width
-                if ito:
-                    pair_rows(x, n, dim, own, own_at, 0, rows, table, 0)
-                shifted_sums(
-                    x, n, score, head + h, own, own_at, z, z_low, table, ito, z, False, 0, rows,
-                    acc, shift,
-                )  # fmt: skip
-                absorb_blocks(
-                    head + h, head + h == 0, True, dim, 1, own, own_at, acc, 0, shift, squares,
-                    block * width, score, drift, noise, sigma2, state,
-                    state_at + block * (2 * dim + EXTRA) * width, factors,
-                )  # fmt: skip
-
-    return absorb_heads
-
-
 def _make_both_ways(dim):
     """Velocities and terms for tied symmetric heads, each kernel value used for both tokens."""
-    symmetric_sums, absorb_heads = make_symmetric(dim), _make_absorb(dim)
+    symmetric_sums, absorb_heads = make_symmetric(dim), make_absorb(dim)
 
     @njit(parallel=True, error_model="numpy")
-    def both_ways(x, score, drift, noise, sigma2, flow, sign, threads, v, part):
+    def both_ways(x, score, drift, noise, sigma2, flow, sign, plan, scratch, v, part):
         paths, n, _ = x.shape
         all_heads = score.shape[1]
         width = lanes(x)
         tokens, weight = _padded_paths(x, width)
         blocks = tokens.shape[1] // width
         parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
-        strips = strips_for(n)
+        workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
         size = blocks * (dim + 2) * width
-        room = blocks * (2 * dim + EXTRA) * width
-        per_head = strips * size * x.itemsize
-        batch = max(1, min(all_heads, _HEAD_BYTES // per_head))
-        together = max(1, min(paths, _SET_BYTES // (batch * per_head)))
         per_path = batch * strips * size
-        sums = vectors(together * per_path // width, x)
+        row = (2 * dim + EXTRA) * width
+        room = plan.room * width
+        sums = scratch[workers * room : workers * room + together * per_path]
+        state = scratch[workers * room + together * per_path :]
         moderate = np.empty((together, batch), np.bool_)
-        state = vectors(together * room // width, x)
         for p0 in range(0, paths, together):
             count = min(together, paths - p0)
             for head in range(0, all_heads, batch):
                 heads = min(batch, all_heads - head)
                 # How heads are dealt out to tasks does not change a bit.
-                share = max(1, min(count * heads * strips // threads, _TASK_HEADS))
+                share = max(1, min(count * heads * strips // workers, _TASK_HEADS))
                 groups = (heads + share - 1) // share
-                for task in prange(count * groups * strips):
-                    p = task // (groups * strips)
-                    strip = task % strips
-                    low = (task // strips - p * groups) * share
-                    some = min(share, heads - low)
-                    here = p * per_path + low * strips * size
-                    symmetric_sums(
-                        tokens[p0 + p], n, weight, score[p0 + p], head + low, some, strip, strips,
-                        sigma2.shape[1] > 0, moderate[p, low : low + some],
-                        sums[here : here + some * strips * size],
-                    )  # fmt: skip
+                tasks = count * groups * strips
+                for worker in prange(workers):
+                    mine = scratch[worker * room : (worker + 1) * room]
+                    for task in range(worker, tasks, workers):
+                        p = task // (groups * strips)
+                        strip = task % strips
+                        low = (task // strips - p * groups) * share
+                        some = min(share, heads - low)
+                        here = p * per_path + low * strips * size
+                        symmetric_sums(
+                            tokens[p0 + p], n, weight, score[p0 + p], head + low, some, strip,
+                            strips, sigma2.shape[1] > 0, moderate[p, low : low + some],
+                            sums[here : here + some * strips * size], mine,
+                        )  # fmt: skip
                 for task in prange(count * parts):
                     p = task // parts
                     q = p0 + p
                     low = (task - p * parts) * blocks // parts
                     high = (task - p * parts + 1) * blocks // parts
-                    mine = state[p * room : (p + 1) * room]
-                    row = (2 * dim + EXTRA) * width
+                    its = state[p * blocks * row : (p + 1) * blocks * row]
                     if head == 0:
-                        clear(mine[low * row : high * row], dim, high - low)
+                        clear(its[low * row : high * row], dim, high - low)
                     absorb_heads(
                         tokens[q], n, score[q], drift[q], noise[q], sigma2[q], head, heads, strips,
-                        low, high, moderate[p], sums[p * per_path : (p + 1) * per_path], mine,
+                        low, high, moderate[p], sums[p * per_path : (p + 1) * per_path], its,
                     )  # fmt: skip
                     if head + heads == all_heads:
                         for block in range(low, high):
                             finish_tokens(
-                                x[q], n, dim, block * width, float(all_heads), flow, sign, mine,
+                                x[q], n, dim, block * width, float(all_heads), flow, sign, its,
                                 block * row, v[q], part[q, block],
                             )  # fmt: skip
 
@@ -221,8 +190,8 @@ _one_way_any = _make_one_way(0)
 _one_way_2, _one_way_3, _one_way_4, _one_way_5, _one_way_6, _one_way_7, _one_way_8 = (
     _make_one_way(d) for d in DIMENSIONS
 )
-_both_2, _both_3, _both_4, _both_5, _both_6, _both_7, _both_8 = (
-    _make_both_ways(d) for d in DIMENSIONS
+_both_2, _both_3, _both_4, _both_5, _both_6 = (
+    _make_both_ways(d) for d in range(2, _SYMMETRIC_DIMENSION + 1)
 )
 
 
@@ -233,7 +202,7 @@ def _sums_of_dimension(dim: int, both: bool):
     # The branches on `dim` and `both` are resolved before compilation: what is left is one call.
     def entry_points(source, cache):
         @njit(cache=cache, error_model="numpy")
-        def sums(x, score, value, drift, noise, sigma2, flow, sign, causal, threads):
+        def sums(x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room):
             _ = source  # part of the cache key
             paths, n, _ = x.shape
             heads = score.shape[1]
@@ -242,35 +211,47 @@ def _sums_of_dimension(dim: int, both: bool):
             part = np.zeros((paths, blocks, N_TERMS))
             if both:
                 if dim == 2:
-                    _both_2(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                    _both_2(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
                 elif dim == 3:
-                    _both_3(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                    _both_3(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
                 elif dim == 4:
-                    _both_4(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                    _both_4(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
                 elif dim == 5:
-                    _both_5(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
-                elif dim == 6:
-                    _both_6(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
-                elif dim == 7:
-                    _both_7(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                    _both_5(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
                 else:
-                    _both_8(x, score, drift, noise, sigma2, flow, sign, threads, v, part)
+                    _both_6(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
             elif dim == 2:
-                _one_way_2(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_2(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             elif dim == 3:
-                _one_way_3(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_3(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             elif dim == 4:
-                _one_way_4(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_4(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             elif dim == 5:
-                _one_way_5(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_5(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             elif dim == 6:
-                _one_way_6(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_6(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             elif dim == 7:
-                _one_way_7(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_7(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             elif dim == 8:
-                _one_way_8(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_8(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             else:
-                _one_way_any(x, score, value, drift, noise, sigma2, flow, sign, causal, v, part)
+                _one_way_any(
+                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+                )
             terms = np.zeros((paths, N_TERMS))
             for p in range(paths):
                 for b in range(blocks):
@@ -312,12 +293,14 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     -------
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
-    n, d = x.shape[1:]
+    paths, n, d = x.shape
     own_loops = d in DIMENSIONS
-    both = symmetric and own_loops and n <= _SYMMETRIC_TOKENS
+    both = bool(symmetric) and d <= _SYMMETRIC_DIMENSION and n <= _SYMMETRIC_TOKENS
+    plan, size = _plan(paths, n, d, score.shape[1], x.itemsize, get_num_threads(), both)
     sums = _sums_of_dimension(d if own_loops else 0, both)
     return sums(
-        x, score, value, drift, noise, sigma2, flow, sign, causal, get_num_threads()
+        x, score, value, drift, noise, sigma2, flow, sign, causal, plan,
+        scratch(size, x.dtype),
     )  # fmt: skip
 
 

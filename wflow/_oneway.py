@@ -11,6 +11,7 @@ from numba import njit
 from wflow._headsums import EXTRA, absorb_blocks, clear, finish_tokens
 from wflow._pairsums import (
     CHUNK,
+    TILE,
     block_scores,
     by_lane,
     causal_mask,
@@ -23,17 +24,31 @@ from wflow._simd import lanes, splat, store
 from wflow._sweep import clear_vectors, one_way_loops, vectors
 
 
+@njit(error_model="numpy")
+def table_tokens(n, width):
+    """Tokens j of a table of 1 + <x_i, x_j>^2: not more than the second cache holds."""
+    return min(CHUNK, max(n + TILE, 2 * width))
+
+
+def room_of_rows(d: int, n: int, heads: int, width: int) -> int:
+    """Vectors of room that one worker needs."""
+    fixed = 2 * d + 3 + width + 2 * (2 * d + EXTRA)
+    return fixed + 2 * heads * (2 * d + 3) + 2 * table_tokens.py_func(n, width)
+
+
 def make_rows(dim: int):
     """The function for d = `dim`, or for any d if 0."""
     one_way = one_way_loops(dim)
 
     @njit(error_model="numpy")
     def head_by_head(
-        x, n, weight, score, value, drift, noise, sigma2, flow, sign, causal, start, blocks, v, out
+        x, n, weight, score, value, drift, noise, sigma2, flow, sign, causal, start, blocks, v, out,
+        room,
     ):  # fmt: skip
         """All heads for `blocks` blocks of one path from token `start` on.
 
-        v (n, d) and out (blocks, N_TERMS) receive the velocities and the shares of the terms.
+        v (n, d) and out (blocks, N_TERMS) receive the velocities and the shares of the terms; room
+        is of `room_of_rows` vectors.
         """
         rows = x.shape[0]
         d = dim if dim > 0 else x.shape[1]
@@ -42,15 +57,25 @@ def make_rows(dim: int):
         zero = splat(x.dtype.type(0.0))
         ito = sigma2.shape[0] > 0
         free = start if causal else rows  # tokens that all tokens of the blocks attend to
-        room = min(CHUNK, max(rows, 2 * width))
-        step = room * width
-        own = vectors(blocks * d, x)
-        z = vectors(heads * blocks * d, x)
-        squares = vectors(heads * blocks, x)
-        acc = vectors(heads * blocks * (d + 2), x)
-        pair = vectors(blocks * room if ito else 0, x)
-        diagonal = vectors(width, x)
-        shift = vectors(1, x)
+        step = table_tokens(n, width) * width
+        # Pieces of the room, the largest last.
+        own = room[: blocks * d * width]
+        at = blocks * d * width
+        shift = room[at : at + width]
+        at += width
+        factors = room[at : at + 2 * width]
+        at += 2 * width
+        diagonal = room[at : at + width * width]
+        at += width * width
+        state = room[at : at + blocks * (2 * d + EXTRA) * width]
+        at += blocks * (2 * d + EXTRA) * width
+        squares = room[at : at + heads * blocks * width]
+        at += heads * blocks * width
+        z = room[at : at + heads * blocks * d * width]
+        at += heads * blocks * d * width
+        acc = room[at : at + heads * blocks * (d + 2) * width]
+        at += heads * blocks * (d + 2) * width
+        pair = room[at : at + (blocks * step if ito else 0)]
         moderate = np.empty(heads, np.bool_)
         all_moderate = True
         limit = direct_bound(x)
@@ -91,8 +116,6 @@ def make_rows(dim: int):
                                     diagonal, begin, start, last, acc,
                                     place * (d + 2) * width)  # fmt: skip
 
-        state = vectors(blocks * (2 * d + EXTRA), x)
-        factors = vectors(2, x)
         table = vectors(0 if all_moderate or not ito else rows, x)
         z_high = vectors(0 if all_moderate else d, x)
         z_low = vectors(0 if all_moderate else d, x)

@@ -13,7 +13,8 @@ apart: their number depends on n alone, so that threads do not change a bit.
 import numpy as np
 from numba import njit
 
-from wflow._pairsums import block_scores, by_lane, is_moderate
+from wflow._headsums import EXTRA, absorb_blocks
+from wflow._pairsums import block_scores, by_lane, is_moderate, pair_rows, shifted_sums
 from wflow._simd import fma, lane_sums, lanes, load, maximum, splat, store
 from wflow._sweep import clear_vectors, make_sweep, vectors
 
@@ -23,8 +24,7 @@ _CHUNK_BYTES = 20480
 _TILE_BLOCKS = 32
 
 
-@njit(error_model="numpy")
-def strips_for(n):
+def strips_for(n: int) -> int:
     """Parts in which the pairs of one path are summed, so that one path has work for threads."""
     if n < 512:
         return 1
@@ -40,6 +40,14 @@ def chunk_tokens(n, d, width):
     pairs = (n + 2 * width - 1) // (2 * width)
     chunks = (pairs + most - 1) // most
     return (pairs + chunks - 1) // chunks * 2 * width
+
+
+def room_of_sums(d: int, n: int, heads: int, width: int) -> int:
+    """Vectors of room that one worker needs for the sums of so many heads."""
+    blocks = (n + width - 1) // width
+    chunk = chunk_tokens.py_func(n, d, width)
+    table = min(blocks, _TILE_BLOCKS) * chunk
+    return blocks * (d + 1) + 2 + chunk * (d + 1) + table + heads * blocks * d
 
 
 @njit(error_model="numpy")
@@ -140,12 +148,15 @@ def make_symmetric(dim: int):
     plain_tile, ito_tile = _make_tile(dim, False), _make_tile(dim, True)
 
     @njit(error_model="numpy")
-    def symmetric_sums(x, n, weight, score, head, heads, strip, strips, ito, moderate, sums):
+    def symmetric_sums(
+        x, n, weight, score, head, heads, strip, strips, ito, moderate, sums, room
+    ):  # fmt: skip
         """(m, S, q) of the heads head <= h < head + heads for all blocks, one strip of the pairs.
 
         sums : flat, (heads, strips, blocks, d + 2) vectors, of which this strip is written; the q
         are half of what they are to be
         moderate : (heads,), set by the first strip; the sums of other heads are not computed
+        room : `room_of_sums` vectors
         """
         rows = x.shape[0]
         width = lanes(x)
@@ -153,13 +164,19 @@ def make_symmetric(dim: int):
         size = blocks * (dim + 2) * width
         chunk = chunk_tokens(n, dim, width)
         step = chunk * width
-        own = vectors(blocks * dim, x)
-        z = vectors(heads * blocks * dim, x)
-        pair = vectors(min(blocks, _TILE_BLOCKS) * chunk if ito else 0, x)
-        columns = vectors(chunk * (dim + 1), x)
-        squares = vectors(blocks, x)
-        largest = vectors(2, x)
-        total = largest[width:]
+        # Pieces of the room.
+        own = room[: blocks * dim * width]
+        at = blocks * dim * width
+        squares = room[at : at + blocks * width]
+        at += blocks * width
+        largest = room[at : at + width]
+        total = room[at + width : at + 2 * width]
+        at += 2 * width
+        columns = room[at : at + step * (dim + 1)]
+        at += step * (dim + 1)
+        pair = room[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
+        at += min(blocks, _TILE_BLOCKS) * step
+        z = room[at : at + heads * blocks * dim * width]
         good = np.empty(heads, np.bool_)
         clear_vectors(columns, 0, chunk * (dim + 1))
         for block in range(blocks):
@@ -206,3 +223,71 @@ def make_symmetric(dim: int):
                                   sums_at + first * (dim + 2))  # fmt: skip
 
     return symmetric_sums
+
+
+def make_absorb(dim: int):
+    """What follows from the sums of some heads, block by block, for d = `dim`."""
+
+    @njit(error_model="numpy")
+    def absorb_heads(
+        x, n, score, drift, noise, sigma2, head, heads, strips, low, high, moderate, sums, state
+    ):  # fmt: skip
+        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
+        rows = x.shape[0]
+        width = lanes(x)
+        ito = sigma2.shape[0] > 0
+        block_size = (dim + 2) * width
+        size = rows // width * block_size
+        two = splat(x.dtype.type(2.0))
+        zero = splat(x.dtype.type(0.0))
+        all_moderate = True
+        for h in range(heads):
+            all_moderate = all_moderate and moderate[h]
+        table = vectors(0 if all_moderate or not ito else rows, x)
+        count = high - low
+        own = vectors(count * dim, x)
+        z = vectors(count * dim, x)
+        z_low = vectors(dim, x)
+        acc = vectors(dim + 2, x)
+        squares = vectors(count, x)
+        shift = vectors(1, x)
+        factors = vectors(2, x)
+        state_at = low * (2 * dim + EXTRA) * width
+        for block in range(low, high):
+            by_lane(x, n, block * width, own, (block - low) * dim * width)
+        # Heads outside: the sums of one head lie together.
+        for h in range(heads):
+            store(shift, 0, zero)
+            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
+            if moderate[h]:
+                # The sums of all strips go to those of the first.
+                here = h * strips * size + low * block_size
+                for row in range(count * (dim + 2) if strips > 1 else 0):
+                    place = here + row * width
+                    total = load(sums, place)
+                    for strip in range(1, strips):
+                        total = total + load(sums, place + strip * size)
+                    store(sums, place, total)
+                for block in range(count):
+                    row = here + block * block_size + (dim + 1) * width
+                    store(sums, row, load(sums, row) * two)
+                absorb_blocks(
+                    head + h, head + h == 0, False, dim, count, own, 0, sums, here, shift, squares,
+                    0, score, drift, noise, sigma2, state, state_at, factors,
+                )  # fmt: skip
+                continue
+            for block in range(count):
+                own_at = block * dim * width
+                if ito:
+                    pair_rows(x, n, dim, own, own_at, 0, rows, table, 0)
+                shifted_sums(
+                    x, n, score, head + h, own, own_at, z, z_low, table, ito, z, False, 0, rows,
+                    acc, shift,
+                )  # fmt: skip
+                absorb_blocks(
+                    head + h, head + h == 0, True, dim, 1, own, own_at, acc, 0, shift, squares,
+                    block * width, score, drift, noise, sigma2, state,
+                    state_at + block * (2 * dim + EXTRA) * width, factors,
+                )  # fmt: skip
+
+    return absorb_heads

@@ -26,6 +26,7 @@ from wflow._degree import (
     plan,
 )
 from wflow._fast_tokens import evaluate_tokens
+from wflow._fused import SYMMETRIC_TOKENS
 from wflow._harmonics import count, quadrature, recursion_table
 from wflow._headsums import N_TERMS
 from wflow._pairsums import TILE, padded
@@ -38,8 +39,7 @@ Floats = NDArray[np.float64]
 # in any case; and per multiply-add or so of the passes.
 EXACT_BOTH, EXACT = {2: 0.38, 3: 0.42}, {2: 0.58, 3: 0.65}
 FIXED, MOMENTS, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.5, 0.06, 0.03, 20.0
-# Up to how many tokens the exact sums use a value twice; below how many the series never pays.
-_SYMMETRIC_TOKENS, FEWEST_TOKENS = 4096, 256
+FEWEST_TOKENS = 256  # below, the series never pays
 
 
 class Series(NamedTuple):
@@ -290,6 +290,8 @@ def choose(
     if d not in LARGEST_DEGREE or n < FEWEST_TOKENS:
         return result
     exact = exact_cost(n, D.shape[1], d, symmetric)
+    if x.dtype == np.float32:  # twice the lanes; the series is always in double precision
+        exact /= 2
     if exact <= FIXED:
         return result
     tokens = as_doubles(x)
@@ -305,7 +307,7 @@ def choose(
 
 def exact_cost(n: int, heads: int, d: int, symmetric: bool) -> float:
     """Predicted time of the exact sums, in ns of one core."""
-    both = symmetric and n <= _SYMMETRIC_TOKENS
+    both = symmetric and n <= SYMMETRIC_TOKENS
     return heads * n * n * (EXACT_BOTH[d] if both else EXACT[d])
 
 

@@ -40,7 +40,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 # of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
 # per token are worth their room.
 _NEAR_BYTES, _HEAD_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 18, 1 << 26, 16, 8
-_SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION = 200_000, 6
+SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION = 200_000, 6
 
 
 class Plan(NamedTuple):
@@ -295,7 +295,7 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     """
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
-    both = bool(symmetric) and d <= _SYMMETRIC_DIMENSION and n <= _SYMMETRIC_TOKENS
+    both = bool(symmetric) and d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
     plan, size = _plan(paths, n, d, score.shape[1], x.itemsize, get_num_threads(), both)
     sums = _sums_of_dimension(d if own_loops else 0, both)
     return sums(

@@ -29,35 +29,13 @@ import numba
 import numpy as np
 from limits import Kind, calls, pairs_of_step, per_pair
 from report import in_turn, write
+from variants import TERMS, plain_einsum
 
 from wflow._study_session import machine
 from wflow.attention import evaluate
 
 N, HEADS, D = 200, 64, 3
 LIMIT_PAIRS = 8_000_000  # pairs of a call of the limit
-
-
-def einsum_numpy(x, D, f, B, sigma2, optimize=False):
-    """Every quantity of the ledger, written as in docs/mathematics.md sections 1 and 4."""
-    n, heads = len(x), len(D)
-    U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x, optimize=optimize))
-    m = np.einsum("hij->hi", U) / n
-    S = np.einsum("hij,jb->hib", U, x, optimize=optimize) / n
-    g = np.einsum("hab,hib->hia", D, S, optimize=optimize)
-    g -= np.einsum("hia,ia->hi", g, x)[..., None] * x
-    v = -np.mean(g / m[..., None], axis=0)
-    b = 1 / np.mean(1 / m, axis=0)
-    gbar = g.mean(axis=0)
-    pairs = 2 * heads * n * n
-    gram = 1 + np.einsum("ia,ja->ij", x, x) ** 2
-    return v, [
-        U.sum() / pairs,
-        np.einsum("hij,ia,hab,jb->", U, x, f, x, optimize=optimize) / pairs,
-        np.einsum("h,hij,ij->", sigma2, U, gram, optimize=optimize) / (4 * pairs),
-        np.einsum("hij,ia,hab,jb->", U, x, B, x, optimize=optimize) / pairs,
-        -np.sum(gbar * v) / n,
-        np.mean(b * np.sum(v * v, axis=1)),
-    ]
 
 
 def einsum_torch() -> Callable | None:
@@ -138,18 +116,16 @@ def main() -> None:
     variants: dict[str, Callable] = {
         "fused": fused,
         "fused, one way": lambda: fused(False),
-        "einsum numpy": lambda: einsum_numpy(*arrays),
-        "einsum numpy, ordered": lambda: einsum_numpy(*arrays, optimize=True),
+        "einsum numpy": lambda: plain_einsum(*arrays),
+        "einsum numpy, ordered": lambda: plain_einsum(*arrays, optimize=True),
     }
     torch_step = einsum_torch()
     if torch_step is not None:
         variants["einsum torch"] = lambda: torch_step(*arrays)
 
-    reference, terms = einsum_numpy(*arrays)
+    reference, terms = plain_einsum(*arrays)
     velocity, ledger = fused()
-    names = ("energy", "weight_power", "ito_power", "martingale", "dissipation",
-             "upper_gradient_sq")  # fmt: skip
-    gap = max(abs(ledger[k][0] / t - 1) for k, t in zip(names, terms, strict=True))
+    gap = max(abs(ledger[k][0] / t - 1) for k, t in zip(TERMS, terms, strict=True))
     gap = max(gap, float(np.abs(velocity[0] - reference).max()))
 
     taken = in_turn(variants | registers, options.rounds, least=0.05)

@@ -13,7 +13,6 @@ follows from S and m, so that U is made once and read twice.
 """
 
 import importlib.util
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -82,13 +81,16 @@ def matrix_products(xp: Any, x: Any, D: Any, f: Any, B: Any, sigma2: Any) -> tup
     return v, terms
 
 
-def plain_einsum(x: Any, D: Any, f: Any, B: Any, sigma2: Any) -> tuple[Any, Any]:
-    """Every quantity as its formula stands, one np.einsum each, no order of contraction given."""
+def plain_einsum(
+    x: Any, D: Any, f: Any, B: Any, sigma2: Any, optimize: bool = False
+) -> tuple[Any, Any]:
+    """Every quantity as its formula stands, one np.einsum each; `optimize` lets it choose the order
+    of contraction."""
     n, heads = len(x), len(D)
-    U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x))
+    U = np.exp(np.einsum("ia,hab,jb->hij", x, D, x, optimize=optimize))
     m = np.einsum("hij->hi", U) / n
-    S = np.einsum("hij,jb->hib", U, x) / n
-    g = np.einsum("hab,hib->hia", D, S)
+    S = np.einsum("hij,jb->hib", U, x, optimize=optimize) / n
+    g = np.einsum("hab,hib->hia", D, S, optimize=optimize)
     g -= np.einsum("hia,ia->hi", g, x)[..., None] * x
     v = -np.mean(g / m[..., None], axis=0)
     b = 1 / np.mean(1 / m, axis=0)
@@ -97,9 +99,9 @@ def plain_einsum(x: Any, D: Any, f: Any, B: Any, sigma2: Any) -> tuple[Any, Any]
     gram = 1 + np.einsum("ia,ja->ij", x, x) ** 2
     terms = (
         U.sum() / pairs,
-        np.einsum("hij,ia,hab,jb->", U, x, f, x) / pairs,
-        np.einsum("h,hij,ij->", sigma2, U, gram) / (4 * pairs),
-        np.einsum("hij,ia,hab,jb->", U, x, B, x) / pairs,
+        np.einsum("hij,ia,hab,jb->", U, x, f, x, optimize=optimize) / pairs,
+        np.einsum("h,hij,ij->", sigma2, U, gram, optimize=optimize) / (4 * pairs),
+        np.einsum("hij,ia,hab,jb->", U, x, B, x, optimize=optimize) / pairs,
         -np.sum(gbar * v) / n,
         np.mean(b * np.sum(v * v, axis=1)),
     )
@@ -111,13 +113,9 @@ def wflow_exact(problem: Problem, paths: int = 1) -> Call:
     from wflow.attention import evaluate
 
     x, D, f, B, s = (np.repeat(a[None], paths, axis=0) for a in problem)
-    # Not "auto", which may take the fast sums.
-    how: dict[str, Any] = {}
-    if "method" in inspect.signature(evaluate).parameters:
-        how["method"] = "exact"
 
     def step() -> Any:
-        velocity, table = evaluate(x, D, drift=f, noise=B, sigma2=s, symmetric=True, **how)[:2]
+        velocity, table = evaluate(x, D, drift=f, noise=B, sigma2=s, symmetric=True)
         return velocity[0], [table[name][0] for name in TERMS]
 
     return step

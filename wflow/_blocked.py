@@ -17,8 +17,6 @@ Tasks are independent and every group of tokens has its own fixed order of summa
 threads nor the groups that share a task change a bit.
 """
 
-import threading
-
 import numpy as np
 from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
@@ -33,10 +31,11 @@ from wflow._blocked_group import (
     scaled_scores,
     shifted_block,
 )
-from wflow._headsums import EXTRA, N_TERMS, clear, finish_block
+from wflow._headsums import EXTRA, N_TERMS, clear, finish_block, path_terms
 from wflow._kernel_cache import compiled
 from wflow._pairsums import vectors
 from wflow._products import COLUMN_UNIT, pack, pack_transposed, panels, product
+from wflow._scratch import scratch
 from wflow._simd import fma, lanes, load, splat, store
 from wflow._tile import TILE_COLUMNS
 
@@ -256,21 +255,7 @@ def _entry_points(source, cache):
                         flow, sign, causal, tied, begin, end - begin, room,
                         v[first + p], part[first + p],
                     )  # fmt: skip
-        terms = np.zeros((paths, N_TERMS))
-        for p in range(paths):
-            for b in range(blocks):
-                for term in range(8):
-                    terms[p, term] += part[p, b, term]
-                for term in range(8, N_TERMS):
-                    terms[p, term] = max(terms[p, term], part[p, b, term])
-            pairs = 2.0 * heads * n * n
-            terms[p, 0] /= pairs
-            terms[p, 1] /= pairs
-            terms[p, 2] /= 4.0 * pairs
-            terms[p, 3] /= pairs
-            for term in range(4, 8):
-                terms[p, term] /= n
-        return v, terms
+        return v, path_terms(part, heads, n)
 
     return sums
 
@@ -278,18 +263,6 @@ def _entry_points(source, cache):
 _sums = compiled(
     _entry_points, _blocked_group, _headsums, _pairsums, _products, _simd, _sweep, _tile
 )
-_kept = threading.local()
-
-
-def _matrix_room(paths: int, heads: int, size: int, kind: np.dtype) -> NDArray[np.floating]:
-    """Room for the packed matrices of as many paths as are treated together."""
-    one = heads * size * kind.itemsize
-    batch = max(1, min(paths, _PACKED // one))
-    room = getattr(_kept, "room", None)
-    if room is None or room.size < batch * one:
-        room = np.empty(batch * one, np.uint8)
-        _kept.room = room if room.size <= _KEPT else None
-    return room[: batch * one].view(kind).reshape(batch, heads, size)
 
 
 def blocked_sums(
@@ -323,7 +296,10 @@ def blocked_sums(
     kinds = 2 - symmetric + (drift.shape[1] > 0) + (noise.shape[1] > 0)
     paths, heads, d = score.shape[:3]
     size = kinds * panels(d) * TILE_COLUMNS * d
-    matrices = _matrix_room(paths, heads, size, x.dtype)
+    one = heads * size
+    batch = max(1, min(paths, _PACKED // (one * x.itemsize)))  # paths that are treated together
+    room = scratch(-(-batch * one * x.itemsize // 64), x.dtype, _KEPT)
+    matrices = room[: batch * one].reshape(batch, heads, size)
     # The number of threads is read here: compiled code that reads it cannot be kept on disk.
     slots = get_num_threads()
     return _sums(

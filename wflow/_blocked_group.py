@@ -4,19 +4,9 @@ A group has one or two adjacent vectors of tokens in its rows: `step` is the num
 one row (a coordinate, or a token j) to the next.
 """
 
-import math
-
 from numba import njit
 
-from wflow._headsums import (
-    _E_GRADIENT,
-    _E_INVERSE,
-    _INVERSE,
-    _LARGEST,
-    _SCALED,
-    _TOTALS,
-    _rescale,
-)
+from wflow._headsums import _INVERSE, _LARGEST, _TOTALS, common_scales
 from wflow._pairsums import (
     LOG2E,
     TILE,
@@ -132,32 +122,12 @@ def absorb_products(
     m, q, power, increment, shift and square are vectors at `few_at`.
     """
     width = lanes(state)
-    kind = state.dtype.type
-    zero = splat(kind(0.0))
-    one = splat(kind(1.0))
     rest = at + 2 * d * width
-    keep_inverse = one
-    add_inverse = one
-    keep_gradient = one
-    add_gradient = one
-    grow = one
-    if shifted:
-        state[rest + _SCALED * width] = 1.0
-    if state[rest + _SCALED * width] != 0.0:
-        _rescale(state, rest + _E_INVERSE * width, zero - load(shift, few_at), factors)
-        keep_inverse = load(factors, 0)
-        add_inverse = load(factors, width)
-        _rescale(state, rest + _E_GRADIENT * width, load(shift, few_at), factors)
-        keep_gradient = load(factors, 0)
-        add_gradient = load(factors, width)
-        for lane in range(width):
-            factors[lane] = math.exp(shift[few_at + lane])
-        grow = load(factors, 0)
-    elif h == 0:
-        store(state, rest + _E_INVERSE * width, zero)
-        store(state, rest + _E_GRADIENT * width, zero)
+    keep_inverse, add_inverse, keep_gradient, add_gradient, grow = common_scales(
+        h == 0, shifted, shift, few_at, state, rest, factors
+    )
     total = load(m, few_at)
-    inverse_m = one / total
+    inverse_m = splat(state.dtype.type(1.0)) / total
     mine = rest + _INVERSE * width
     store(state, mine, fma(add_inverse, inverse_m, load(state, mine) * keep_inverse))
     for k in range(d):

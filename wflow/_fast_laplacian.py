@@ -28,10 +28,10 @@ from wflow import (
 from wflow._degree import check_tolerance, plan
 from wflow._diffusion import _sweep as pair_sweep
 from wflow._fast import Floats, as_doubles, expand_heads, plain, relative_error, table_of
-from wflow._fast_tokens import GROUP
-from wflow._harmonics import PAIR, count, harmonics
+from wflow._fast_tokens import GROUP, load_group, lowest_sum
+from wflow._harmonics import PAIR, count
 from wflow._kernel_cache import compiled
-from wflow._pairsums import LOG2E, TILE, by_lane, direct_bound, head_scores, padded, vectors
+from wflow._pairsums import LOG2E, TILE, direct_bound, head_scores, padded, vectors
 from wflow._series import task_count
 from wflow._simd import lanes
 from wflow._tile import TILE_COLUMNS, tile_product
@@ -103,11 +103,7 @@ def _task(
     for group in range(first, last, GROUP * width):
         blocks = min(GROUP, (last - group + width - 1) // width)
         gradient[:] = 0.0
-        for block in range(GROUP):
-            by_lane(x, n, group + block * width, own, block * d * width)
-        for start in range(0, blocks, PAIR):
-            if order.shape[0] > 0:
-                harmonics(own[start * d * width :], d, degree, table, basis, start * number * width)
+        load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
         for panel in range(sizes.shape[0]):
             for start in range(0, blocks, PAIR):
                 tile_product(
@@ -121,11 +117,7 @@ def _task(
                     for s in range(panel * per_panel, min((panel + 1) * per_panel, order.shape[0])):
                         h = order[s]
                         at = place + (s - panel * per_panel) * (d + 1) * width
-                        low = np.inf
-                        good = True
-                        for lane in range(min(width, n - begin)):
-                            good = good and tile[at + lane] >= limit[h]  # false for NaN
-                            low = min(low, tile[at + lane])
+                        low, good = lowest_sum(tile, at, min(width, n - begin), limit[h])
                         head_scores(score, h, own, mine, z, 0, d, square)
                         shift[:] = 0.0
                         if good:

@@ -45,6 +45,30 @@ def _add(
 
 
 @njit(error_model="numpy")
+def load_group(x, n, group, blocks, expanded, degree, table, own, basis):
+    """Coordinates of a group of blocks, and if any head is `expanded` the harmonics there."""
+    d = x.shape[1]
+    width = lanes(x)
+    for block in range(GROUP):
+        by_lane(x, n, group + block * width, own, block * d * width)
+    if expanded:
+        for start in range(0, blocks, PAIR):
+            at = start * count(degree, d) * width
+            harmonics(own[start * d * width :], d, degree, table, basis, at)
+
+
+@njit(error_model="numpy", forceinline=True)
+def lowest_sum(tile, at, real, limit):
+    """Smallest value of the first `real` lanes, and whether none is below `limit` or NaN."""
+    low = np.inf
+    good = True
+    for lane in range(real):
+        good = good and tile[at + lane] >= limit  # false for NaN
+        low = min(low, tile[at + lane])
+    return low, good
+
+
+@njit(error_model="numpy")
 def _tokens_task(
     x, n, weight, score, value, drift, noise, sigma2, none, flow, sign, order, alone, panels, sizes,
     limit, degree, table, first, last, v, terms, lowest, redone,
@@ -79,11 +103,7 @@ def _tokens_task(
     for group in range(first, last, GROUP * width):
         blocks = min(GROUP, (last - group + width - 1) // width)
         clear(state, d, GROUP)
-        for block in range(GROUP):
-            by_lane(x, n, group + block * width, own, block * d * width)
-        for start in range(0, blocks, PAIR):
-            if order.shape[0] > 0:
-                harmonics(own[start * d * width :], d, degree, table, basis, start * number * width)
+        load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
         for panel in range(sizes.shape[0]):
             for start in range(0, blocks, PAIR):
                 tile_product(
@@ -97,13 +117,7 @@ def _tokens_task(
                     for s in range(panel * per_panel, min((panel + 1) * per_panel, order.shape[0])):
                         h = order[s]
                         at = place + (s - panel * per_panel) * (d + 1) * width
-                        low = np.inf
-                        good = True
-                        for lane in range(real):
-                            total = tile[at + lane]
-                            good = good and total >= limit[h]  # false for NaN
-                            low = min(low, total)
-                        mine = block * d * width
+                        low, good = lowest_sum(tile, at, real, limit[h])
                         shifted = False
                         if good:
                             lowest[h] = min(lowest[h], low)

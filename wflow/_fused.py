@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import get_num_threads, njit, prange
+from numba.extending import overload
 
 from wflow import _headsums, _oneway, _pairsums, _simd, _sweep, _symmetric
-from wflow._headsums import EXTRA, N_TERMS, clear, finish_tokens
+from wflow._headsums import EXTRA, N_TERMS, clear, finish_tokens, path_terms
 from wflow._kernel_cache import compiled
 from wflow._oneway import make_rows, room_of_rows
 from wflow._pairsums import (
@@ -186,87 +187,51 @@ def _make_both_ways(dim):
     return both_ways
 
 
-_one_way_any = _make_one_way(0)
-_one_way_2, _one_way_3, _one_way_4, _one_way_5, _one_way_6, _one_way_7, _one_way_8 = (
-    _make_one_way(d) for d in DIMENSIONS
-)
-_both_2, _both_3, _both_4, _both_5, _both_6 = (
-    _make_both_ways(d) for d in range(2, _SYMMETRIC_DIMENSION + 1)
-)
+def _pass(
+    dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+):
+    """The pass over all pairs for d = `dim` (0: any d), one way or `both`: see `_pass_of`."""
+    raise NotImplementedError
+
+
+@overload(_pass, prefer_literal=True)
+def _pass_of(
+    dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+):  # fmt: skip
+    """`dim` and `both` are constants of the caller, so that only their code is compiled."""
+    make = _make_both_ways if both.literal_value else _make_one_way
+    run = make(dim.literal_value)
+
+    def tied(
+        dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+    ):  # fmt: skip
+        run(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
+
+    def general(
+        dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
+    ):  # fmt: skip
+        run(x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part)
+
+    return tied if both.literal_value else general
 
 
 @functools.cache
 def _sums_of_dimension(dim: int, both: bool):
     """The compiled function for d = `dim` (0: any d), one way or `both`."""
 
-    # The branches on `dim` and `both` are resolved before compilation: what is left is one call.
     def entry_points(source, cache):
         @njit(cache=cache, error_model="numpy")
         def sums(x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room):
             _ = source  # part of the cache key
             paths, n, _ = x.shape
-            heads = score.shape[1]
             blocks = (n + lanes(x) - 1) // lanes(x)
             v = np.empty_like(x)
             part = np.zeros((paths, blocks, N_TERMS))
-            if both:
-                if dim == 2:
-                    _both_2(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
-                elif dim == 3:
-                    _both_3(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
-                elif dim == 4:
-                    _both_4(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
-                elif dim == 5:
-                    _both_5(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
-                else:
-                    _both_6(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
-            elif dim == 2:
-                _one_way_2(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            elif dim == 3:
-                _one_way_3(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            elif dim == 4:
-                _one_way_4(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            elif dim == 5:
-                _one_way_5(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            elif dim == 6:
-                _one_way_6(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            elif dim == 7:
-                _one_way_7(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            elif dim == 8:
-                _one_way_8(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            else:
-                _one_way_any(
-                    x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
-                )
-            terms = np.zeros((paths, N_TERMS))
-            for p in range(paths):
-                for b in range(blocks):
-                    for term in range(8):
-                        terms[p, term] += part[p, b, term]
-                    for term in range(8, N_TERMS):
-                        terms[p, term] = max(terms[p, term], part[p, b, term])
-                pairs = 2.0 * heads * n * n
-                terms[p, 0] /= pairs
-                terms[p, 1] /= pairs
-                terms[p, 2] /= 4.0 * pairs
-                terms[p, 3] /= pairs
-                for term in range(4, 8):
-                    terms[p, term] /= n
-            return v, terms
+            _pass(
+                dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room,
+                v, part,
+            )  # fmt: skip
+            return v, path_terms(part, score.shape[1], n)
 
         return sums
 

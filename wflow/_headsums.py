@@ -6,6 +6,7 @@ heads can be laid side by side.
 
 import math
 
+import numpy as np
 from numba import njit
 
 from wflow._pairsums import LOG2E, exponent_floor
@@ -65,6 +66,56 @@ def _rescale(state, at, exponent, factors):
 
 
 @njit(error_model="numpy", forceinline=True)
+def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
+    """Factors that bring the sums of a head and the running sums of a block to common scales.
+
+    The sums of the head are exp(-shift) times the true ones. Factors for the sum of 1/m: of what
+    is there and of what comes; likewise for that of D S; and exp(shift). The scales of a block stay
+    at zero until a head comes whose scores need a shift.
+    """
+    width = lanes(state)
+    kind = state.dtype.type
+    zero = splat(kind(0.0))
+    one = splat(kind(1.0))
+    keep_inverse = one
+    add_inverse = one
+    keep_gradient = one
+    add_gradient = one
+    grow = one
+    if shifted:
+        state[rest + _SCALED * width] = 1.0
+    if state[rest + _SCALED * width] != 0.0:
+        _rescale(state, rest + _E_INVERSE * width, zero - load(shift, shift_at), factors)
+        keep_inverse = load(factors, 0)
+        add_inverse = load(factors, width)
+        _rescale(state, rest + _E_GRADIENT * width, load(shift, shift_at), factors)
+        keep_gradient = load(factors, 0)
+        add_gradient = load(factors, width)
+        for lane in range(width):
+            factors[lane] = math.exp(shift[shift_at + lane])
+        grow = load(factors, 0)
+    elif fresh:
+        store(state, rest + _E_INVERSE * width, zero)
+        store(state, rest + _E_GRADIENT * width, zero)
+    return keep_inverse, add_inverse, keep_gradient, add_gradient, grow
+
+
+@njit(error_model="numpy", forceinline=True)
+def _along(matrix, h, d, own, own_at, acc, acc_at):
+    """<x_i, A_h S_i> of a block."""
+    width = lanes(acc)
+    total = splat(acc.dtype.type(0.0))
+    for k in range(d):
+        product = splat(acc.dtype.type(0.0))
+        for line in range(d):
+            product = fma(
+                splat(matrix[h, k, line]), load(acc, acc_at + (1 + line) * width), product
+            )
+        total = fma(load(own, own_at + k * width), product, total)
+    return total
+
+
+@njit(error_model="numpy", forceinline=True)
 def absorb_blocks(
     h, fresh, shifted, d, blocks, own, own_at, acc, acc_at, shift, square, square_at, value, drift,
     noise, sigma2, state, state_at, factors,
@@ -86,26 +137,9 @@ def absorb_blocks(
         at = state_at + block * (2 * d + EXTRA) * width
         rest = at + 2 * d * width
         m = load(acc, mine)
-        keep_inverse = one
-        add_inverse = one
-        keep_gradient = one
-        add_gradient = one
-        grow = one
-        if shifted:
-            state[rest + _SCALED * width] = 1.0
-        if state[rest + _SCALED * width] != 0.0:
-            _rescale(state, rest + _E_INVERSE * width, zero - load(shift, 0), factors)
-            keep_inverse = load(factors, 0)
-            add_inverse = load(factors, width)
-            _rescale(state, rest + _E_GRADIENT * width, load(shift, 0), factors)
-            keep_gradient = load(factors, 0)
-            add_gradient = load(factors, width)
-            for lane in range(width):
-                factors[lane] = math.exp(shift[lane])
-            grow = load(factors, 0)
-        elif fresh:
-            store(state, rest + _E_INVERSE * width, zero)
-            store(state, rest + _E_GRADIENT * width, zero)
+        keep_inverse, add_inverse, keep_gradient, add_gradient, grow = common_scales(
+            fresh, shifted, shift, 0, state, rest, factors
+        )
         inverse_m = one / m
         row = rest + _INVERSE * width
         store(state, row, fma(add_inverse, inverse_m, load(state, row) * keep_inverse))
@@ -121,12 +155,7 @@ def absorb_blocks(
         store(state, row, fma(m, grow, load(state, row)))
         row += width
         if drift.shape[0] > 0:
-            power = zero
-            for k in range(d):
-                fs = zero
-                for line in range(d):
-                    fs = fma(splat(drift[h, k, line]), load(acc, mine + (1 + line) * width), fs)
-                power = fma(load(own, coordinates + k * width), fs, power)
+            power = _along(drift, h, d, own, coordinates, acc, mine)
             store(state, row, fma(power, grow, load(state, row)))
         row += width
         if sigma2.shape[0] > 0:
@@ -134,12 +163,7 @@ def absorb_blocks(
             store(state, row, fma(q, grow, load(state, row)))
         row += width
         if noise.shape[0] > 0:
-            increment = zero
-            for k in range(d):
-                bs = zero
-                for line in range(d):
-                    bs = fma(splat(noise[h, k, line]), load(acc, mine + (1 + line) * width), bs)
-                increment = fma(load(own, coordinates + k * width), bs, increment)
+            increment = _along(noise, h, d, own, coordinates, acc, mine)
             store(state, row, fma(increment, grow, load(state, row)))
         row = rest + _LARGEST * width
         largest = maximum(load(state, row), load(square, square_at + block * width))
@@ -241,3 +265,24 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
 def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
     """`finish_tokens` for any d."""
     finish_tokens(x, n, x.shape[1], start, heads, flow, sign, state, at, v, out)
+
+
+@njit(error_model="numpy")
+def path_terms(part, heads, n):
+    """Terms of every path, (paths, N_TERMS), from the shares (paths, blocks, N_TERMS) of blocks."""
+    paths, blocks, _ = part.shape
+    terms = np.zeros((paths, N_TERMS))
+    pairs = 2.0 * heads * n * n
+    for p in range(paths):
+        for b in range(blocks):
+            for term in range(8):
+                terms[p, term] += part[p, b, term]
+            for term in range(8, N_TERMS):
+                terms[p, term] = max(terms[p, term], part[p, b, term])
+        terms[p, 0] /= pairs
+        terms[p, 1] /= pairs
+        terms[p, 2] /= 4.0 * pairs
+        terms[p, 3] /= pairs
+        for term in range(4, 8):
+            terms[p, term] /= n
+    return terms

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from wflow import _runread
-from wflow._march import State, march
+from wflow._march import State
 from wflow._problem import Problem
 from wflow._rundisk import InUse, refuse_if_running
 from wflow._runread import checkpoint_of, partial_of
 from wflow._threads import numba_threads
-from wflow.errors import BlowUpError, InputError, RunFileError
+from wflow.errors import InputError, RunFileError
 from wflow.runfile import RunWriter, config_text, dataset_attrs, differences
-from wflow.solver import write_initial_state
+from wflow.solver import march_into
 
 Range = tuple[int, int]  # paths first <= p < last
 
@@ -138,14 +138,12 @@ def _compute(
     tick: Callable[[int], None],
 ) -> bool:
     problem, config = job.part(paths)
-    writer, state = _opened(job, file, problem, config, anew=paths is not None)
     try:
-        if state is None:
-            write_initial_state(problem, writer)
         with numba_threads(job.threads or threads):
-            complete = march(
-                problem,
+            writer, state = _opened(job, file, problem, config, anew=paths is not None)
+            return march_into(
                 writer,
+                problem,
                 batch=min(job.batch, problem.paths),
                 state=state,
                 save=writer.checkpoint,
@@ -153,26 +151,11 @@ def _compute(
                 stopping=stopping,
                 tick=tick,
             )
-        if complete:
-            writer.finish()
-        else:
-            writer.abandon()
-    except BlowUpError as error:
-        if state is None and error.time == 0 and error.path - problem.first_path < job.batch:
-            writer.discard()  # nothing was recorded yet
-        else:
-            writer.abandon()
-        raise
     except MemoryError:
-        writer.abandon()
         raise InputError(
             f"{problem.paths} paths of {problem.x0.shape[-2]} tokens and {problem.heads} heads "
             "need more memory than the worker has; take fewer tokens or heads, or larger workers"
         ) from None
-    except BaseException:
-        writer.abandon()
-        raise
-    return complete
 
 
 def _opened(

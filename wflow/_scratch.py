@@ -21,10 +21,10 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def scratch(vectors: int, dtype: np.dtype) -> NDArray[np.floating]:
+def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[np.floating]:
     """A flat array of at least so many vectors of 64 bytes, aligned, with anything in it.
 
-    The next call in the same thread may return the same memory.
+    The next call in the same thread may return the same memory, if it is at most `kept` bytes.
     """
     room = _kept.rooms.get(dtype)
     if room is not None and room.nbytes >= vectors * _ALIGNMENT:
@@ -32,6 +32,6 @@ def scratch(vectors: int, dtype: np.dtype) -> NDArray[np.floating]:
     fresh = np.empty((vectors + 1) * _ALIGNMENT, np.uint8)
     first = -fresh.ctypes.data % _ALIGNMENT
     room = fresh[first : first + vectors * _ALIGNMENT].view(dtype)
-    if room.nbytes <= _KEPT_BYTES:
+    if room.nbytes <= kept:
         _kept.rooms[dtype] = room
     return room

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from wflow._checks import number, whole
 from wflow._march import State, march
 from wflow._problem import Problem, pose
+from wflow._runread import partial_of
 from wflow._threads import numba_threads
 from wflow.errors import BlowUpError, InputError, Interrupted
 from wflow.heads import QKV, HeadLaw, law_from_config
@@ -278,12 +279,10 @@ def _in_file(
         _log.info("%s: saved at step %d, path %d", out, int(state["step"]), int(state["first"]))
 
     try:
-        if state is None:
-            write_initial_state(problem, writer)
         with caught_signals() as caught:
-            complete = march(
-                problem,
+            complete = march_into(
                 writer,
+                problem,
                 batch=batch,
                 state=state,
                 save=save,
@@ -291,22 +290,12 @@ def _in_file(
                 stopping=lambda: bool(caught),
                 tick=tick,
             )
-        if complete:
-            writer.finish()
-        else:
-            writer.abandon()
     except BlowUpError as error:
-        if state is None and error.time == 0 and error.path < batch:  # nothing was recorded yet
-            writer.discard()
-        else:
-            writer.abandon()
+        if partial_of(out).exists():
             error.args = (
                 f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
                 "output, or replace it (--overwrite)",
             )
-        raise
-    except BaseException:
-        writer.abandon()
         raise
     if caught:
         where = (
@@ -321,6 +310,40 @@ def _in_file(
         )
     _log.info("%s: complete", out)
     return open_run(out)
+
+
+def march_into(
+    writer: RunWriter, problem: Problem, *, batch: int, state: State | None, **how: Any
+) -> bool:
+    """March, and leave the run file whole, ready to be resumed, or gone if it recorded nothing.
+
+    Parameters
+    ----------
+    state : where to go on; None begins
+    how : further arguments of `march`
+
+    Returns
+    -------
+    whether the run is complete
+    """
+    try:
+        if state is None:
+            write_initial_state(problem, writer)
+        complete = march(problem, writer, batch=batch, state=state, **how)
+        if complete:
+            writer.finish()
+        else:
+            writer.abandon()
+    except BlowUpError as error:
+        if state is None and error.time == 0 and error.path - problem.first_path < batch:
+            writer.discard()
+        else:
+            writer.abandon()
+        raise
+    except BaseException:
+        writer.abandon()
+        raise
+    return complete
 
 
 def check_comparable(config: dict[str, Any]) -> None:

@@ -12,11 +12,14 @@ single precision: n = 200 tokens x 1000 paths with 64 heads, and n = 100,000 x 1
   Triton too; without Triton the rate of a large matrix product over the multiply-adds of a pair.
 
 A token counts once for every evaluation of the sums: an Euler step. "call" is one evaluation as the
-solver makes it, from NumPy arrays to NumPy arrays, and "transfers" its share that is not the sums.
-Before anything is timed, every variant is compared with the Numba kernel. `--tune` also times other
-numbers of heads abreast, of unrolled tokens and of groups than those that the kernel takes.
+solver makes it, from NumPy arrays to NumPy arrays, and "transfers" its share that is not the sums;
+"solve" is the time of a step of a whole `wflow.solve` of the first problem. Where the clock and the
+FP64 lanes of the card are known, `share_of_peak` is the share of its peak in multiply-adds.
+Before anything is timed, every variant is compared with the Numba kernel, velocities and terms, and
+with itself; what is timed is compared again. `--tune` also times other numbers of heads abreast, of
+unrolled tokens and of groups than those that the kernel takes. The file is written after each case.
 
-Needs torch, triton, numba and numpy only.
+Needs torch, triton, numba and numpy only; for the solver xarray, h5py and rich as well.
 """
 # A name in a Triton kernel may hold tuples of several lengths, joined by + only.
 # mypy: disable-error-code="assignment, misc"
@@ -49,6 +52,12 @@ CASES = {"200 x 1000 paths": (1000, 200, 64), "100,000 x 1 path": (1, 100_000, 8
 QUICK = {"50 x 4 paths": (4, 50, 4), "400 x 1 path": (1, 400, 2)}
 DOUBLE, SINGLE = "float64", "float32"
 TOLERANCE = {DOUBLE: 1e-12, SINGLE: 2e-5}
+# (paths, n, heads, norm of one strong head): both builds of the kernel, more tokens than it sums
+# up in one piece, odd heads. At 70 scores need a shift in both precisions and stay in range.
+CHECKS = ((3, 61, 5, 0.0), (3, 61, 5, 70.0), (1, 2100, 5, 0.0))
+# FP64 multiply-adds that a multiprocessor starts per cycle, by compute capability.
+LANES = {(6, 0): 32, (7, 0): 32, (8, 0): 64, (9, 0): 64, (10, 0): 64}
+SOLVE_STEPS = (2, 12)
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 if HAS_TRITON:
@@ -149,6 +158,8 @@ def timed(call: Callable[[], Any], device: str, rounds: int, least: float) -> li
         return (time.perf_counter() - start) / repeats
 
     call()  # compiles
+    if device != "cpu":
+        torch.cuda.synchronize(device)
     repeats = max(1, round(least / max(once(1), 1e-6)))
     return [once(repeats) for _ in range(rounds)]
 
@@ -168,7 +179,8 @@ def limit_rate(device: str, dtype: str, heads: int, rounds: int) -> tuple[float,
     if device != "cpu" and HAS_TRITON:
         abreast, unroll = _triton_sums.abreast_and_unroll(D, heads, double)
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        programs, turns = 16 * processors, 1 << 16
+        # Four times what a multiprocessor can hold, so that the last programs weigh little.
+        programs, turns = 4 * 32 * processors, 1 << 14
         out = torch.empty(programs * 32, dtype=getattr(torch, dtype), device=device)
         kinds = (tl.float64, tl.int64) if double else (tl.float32, tl.int32)
 
@@ -183,41 +195,103 @@ def limit_rate(device: str, dtype: str, heads: int, rounds: int) -> tuple[float,
     return size**3 / best / (3 * D + 18), "matrix product over multiply-adds of a pair"
 
 
+def peak_rate(device: str, dtype: str, heads: int) -> float | None:
+    """Pairs (head, i, j) per second at the card's FP64 peak, by the multiply-adds of a pair."""
+    if device == "cpu" or dtype != DOUBLE or not HAS_TRITON:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    lanes = LANES.get((properties.major, properties.minor))
+    clock = getattr(properties, "clock_rate", None)  # kHz
+    if lanes is None or not clock:
+        return None
+    abreast, _ = _triton_sums.abreast_and_unroll(D, heads, True)
+    per_pair = D + 14 + (D + 2) + (D + 1) / abreast  # 24 for two heads abreast
+    return properties.multi_processor_count * lanes * clock * 1e3 / per_pair
+
+
+Sums = tuple[np.ndarray, np.ndarray]
+
+
+def differences(found: Sums, expected: Sums, arrays: list[np.ndarray]) -> dict[str, float]:
+    """Largest difference of velocities and of each term, relative to the scale of its summands."""
+    (v, table), (u, exact) = found, expected
+    columns = dict(zip(TERMS, exact.T, strict=True))
+    energy, size = columns["energy"], columns["max_score"].max()
+    speed = max(float(np.abs(u).max()), size, 1.0)
+    drift, noise = (np.linalg.norm(a, axis=(-2, -1)).max() for a in arrays[3:5])
+    scales = {
+        "energy": energy,
+        "weight_power": energy * drift,
+        "ito_power": energy * arrays[5].max(),
+        "martingale": energy * noise,
+        "dissipation": 2 * energy * size * speed,
+        "upper_gradient_sq": columns["upper_gradient_sq"] + 2 * energy * speed**2,
+        "edi_defect": columns["upper_gradient_sq"] + 2 * energy * speed * size,
+        "speed_sq": speed**2,
+        "max_speed": speed,
+        "max_score": size,
+    }
+    gaps = {"velocity": float(np.abs(v - u).max()) / speed}
+    for at, name in enumerate(TERMS):
+        gaps[name] = float((np.abs(table[:, at] - exact[:, at]) / scales[name]).max())
+    return gaps
+
+
+def agree(what: str, found: Sums, expected: Sums, arrays: list[np.ndarray], dtype: str) -> float:
+    """The largest of `differences`; ends the program where it is beyond the tolerance."""
+    gaps = differences(found, expected, arrays)
+    wrong = {name: gap for name, gap in gaps.items() if not gap <= TOLERANCE[dtype]}
+    if wrong:
+        told = ", ".join(f"{name} by {gap:.3e}" for name, gap in wrong.items())
+        sys.exit(f"{what} in {dtype} is wrong: {told}; allowed are {TOLERANCE[dtype]:g}")
+    return max(gaps.values())
+
+
+def on_host(pair: tuple[torch.Tensor, torch.Tensor]) -> Sums:
+    return pair[0].cpu().numpy(), pair[1].cpu().numpy()
+
+
 def check(device: str, variants: list[str]) -> dict[str, float]:
-    """Largest difference of each variant to the Numba kernel, relative to the largest speed."""
-    exact = arguments(3, 61, 5, DOUBLE, seed=1)
-    exact[1][1, 2] *= 60  # one head that needs a shift
-    v, terms = with_numba(exact)
+    """Largest difference of each variant to the Numba kernel: see `differences`."""
     found = {}
-    for dtype in (DOUBLE, SINGLE):
-        arrays = [a.astype(dtype) for a in exact]
-        if dtype == SINGLE:  # the numbers that single precision holds
-            v, terms = with_numba([a.astype(DOUBLE) for a in arrays])
-        strong = _torch_sums.strong_heads(arrays[1])
-        for variant in variants:
-            w, table = evaluate(on_device(arrays, device), strong, variant == "triton")
-            size = terms[:, TERMS.index("max_score")].max()
-            gap = float(np.abs(w.cpu().numpy() - v).max()) / max(size, 1.0)
-            energy, other = terms[0, 0], float(table[0, 0])  # path 0 is in range
-            gap = max(gap, abs(other / energy - 1))
-            found[f"{variant} {dtype}"] = gap
-            print(f"{variant:<8}{dtype:<9} differs from numba by {gap:.2e}")
-            if not gap <= TOLERANCE[dtype]:
-                sys.exit(f"{variant} in {dtype} is wrong: {gap:.3e} > {TOLERANCE[dtype]:g}")
+    for paths, n, heads, size in CHECKS:
+        exact = arguments(paths, n, heads, DOUBLE, seed=1)
+        if size:
+            exact[1][-1, 2] *= size / np.linalg.norm(exact[1][-1, 2], 2)
+        for dtype in (DOUBLE, SINGLE):
+            arrays = [a.astype(dtype) for a in exact]
+            arrays[2] = arrays[1]
+            # For single precision the numbers that it holds.
+            expected = with_numba([a.astype(DOUBLE) for a in arrays])
+            strong = _torch_sums.strong_heads(arrays[1])
+            assert strong.any() == bool(size)
+            tensors = on_device(arrays, device)
+            for variant in variants:
+                chosen = variant == "triton"
+                sums, again = (on_host(evaluate(tensors, strong, chosen)) for _ in range(2))
+                label = f"{variant} {dtype} n = {n}{', a strong head' if size else ''}"
+                found[label] = agree(label, sums, expected, arrays, dtype)
+                print(f"{label:<40} differs from numba by {found[label]:.2e}", flush=True)
+                if not all(np.array_equal(a, b) for a, b in zip(sums, again, strict=True)):
+                    sys.exit(f"{label}: two calls give different bits")
     return found
 
 
 def measure(
     name: str, size: tuple[int, int, int], dtype: str, device: str, variants: list[str],
-    rounds: int, least: float,
+    rounds: int, least: float, references: dict[str, Sums],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One row per variant for a problem of (paths, n, heads)."""
+    """One row per variant for a problem of (paths, n, heads), double precision first.
+
+    `references` keeps what Numba finds for a case, to which the variants are compared.
+    """
     paths, n, heads = size
     arrays = arguments(*size, dtype)
     strong = _torch_sums.strong_heads(arrays[1])
     tensors = on_device(arrays, device)
     pairs = float(paths) * n * n * heads
     limit, found_by = limit_rate(device, dtype, heads, rounds)
+    peak = peak_rate(device, dtype, heads)
     head: dict[str, Any] = {
         "case": name,
         "paths": paths,
@@ -228,11 +302,25 @@ def measure(
     }
     rows = []
     results = {}
+    if dtype == DOUBLE:
+        seconds = timed(
+            lambda: references.update({name: with_numba(arrays)}), "cpu", max(1, rounds // 2), 0.0
+        )
+        row = head | {"variant": "numba"} | spread(seconds)
+        row |= {
+            "tokens_per_second": paths * n / row["median_ms"] * 1e3,
+            "ps_per_pair": row["median_ms"] / 1e3 / pairs * 1e12,
+            "threads": numba.get_num_threads(),
+        }
+        rows.append(row)
+        show(row)
     for variant in variants:
         chosen = variant == "triton"
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats(device)
-        results[variant] = evaluate(tensors, strong, chosen)[0].cpu().numpy()
+        results[variant] = on_host(evaluate(tensors, strong, chosen))
+        what = f"{variant}, {name},"
+        gap = agree(what, results[variant], references[name], arrays, dtype)
         seconds = timed(partial(evaluate, tensors, strong, chosen), device, rounds, least)
         row = head | {"variant": variant} | spread(seconds)
         median = row["median_ms"] / 1e3
@@ -242,7 +330,10 @@ def measure(
             "share_of_limit": pairs / limit / median,
             "limit": found_by,
             "limit_ms": pairs / limit * 1e3,
+            "difference_from_numba": gap,
         }
+        if peak is not None and chosen:
+            row |= {"share_of_peak": pairs / peak / median, "peak_ms": pairs / peak * 1e3}
         if device != "cpu":
             row["gpu_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
         if variant == variants[0]:
@@ -253,17 +344,38 @@ def measure(
         show(row)
     first, *others = results.values()
     for other in others:
-        rows[-1]["largest_difference_of_variants"] = float(np.abs(first - other).max())
-    if dtype == DOUBLE:
-        seconds = timed(lambda: with_numba(arrays), "cpu", max(1, rounds // 2), 0.0)
-        row = head | {"variant": "numba"} | spread(seconds)
-        row |= {
-            "tokens_per_second": paths * n / row["median_ms"] * 1e3,
-            "ps_per_pair": row["median_ms"] / 1e3 / pairs * 1e12,
-            "threads": numba.get_num_threads(),
-        }
-        rows.append(row)
-        show(row)
+        gap = agree(f"difference of variants, {name},", other, first, arrays, dtype)
+        rows[-1]["largest_difference_of_variants"] = gap
+    return rows
+
+
+def solve_step(size: tuple[int, int, int], device: str) -> list[dict[str, Any]]:
+    """Milliseconds of a step of `wflow.solve`: the time by which more steps make a run longer.
+
+    With the batches of paths that the solver chooses, and with all paths together.
+    """
+    import wflow
+
+    paths, n, heads = size
+    x0 = arguments(1, n, 1, DOUBLE)[0][0]
+    law = wflow.heads.OrnsteinUhlenbeck(np.eye(D))
+
+    def run(steps: int, batch: int | None) -> float:
+        start = time.perf_counter()
+        wflow.solve(
+            x0, law, heads=heads, t_final=steps * 2.0**-10, dt=2.0**-10, paths=paths,
+            method="exact", backend="torch", device=device, batch=batch,
+        )  # fmt: skip
+        return time.perf_counter() - start
+
+    rows = []
+    few, many = SOLVE_STEPS
+    for batch in (None, paths):
+        run(1, batch)  # compiles
+        seconds = [(run(many, batch) - run(few, batch)) / (many - few) for _ in range(3)]
+        row: dict[str, Any] = {"paths": paths, "n": n, "heads": heads, "batch": batch}
+        rows.append(row | {"dtype": DOUBLE} | spread(seconds))
+        print(f"solve, batch {batch}: {rows[-1]['median_ms']:.3f} ms a step", flush=True)
     return rows
 
 
@@ -273,15 +385,19 @@ def show(row: dict[str, Any]) -> None:
     text += f"  {row['ps_per_pair']:.3f} ps/pair"
     if "share_of_limit" in row:
         text += f"  {row['share_of_limit']:.1%} of limit"
+    if "share_of_peak" in row:
+        text += f"  {row['share_of_peak']:.1%} of peak"
     if "call_ms" in row:
         text += f"  call {row['call_ms']:.3f} ms, transfers {row['transfers_share']:.1%}"
     print(text, flush=True)
 
 
-def tune(cases: dict[str, tuple[int, int, int]], device: str, rounds: int) -> list[dict[str, Any]]:
-    """Times of the kernel with other choices than `_triton_sums` makes."""
+def tune(
+    cases: dict[str, tuple[int, int, int]], device: str, rounds: int, rows: list[dict[str, Any]],
+    save: Callable[[], None],
+) -> None:  # fmt: skip
+    """Times of the kernel with other choices than `_triton_sums` makes, saved one by one."""
     usual, groups = _triton_sums.abreast_and_unroll, _triton_sums._GROUPS
-    rows = []
     try:
         for dtype, abreast, unroll, split in (
             (DOUBLE, 1, 4, 4), (DOUBLE, 2, 2, 4), (DOUBLE, 2, 4, 2), (DOUBLE, 2, 4, 4),
@@ -294,13 +410,18 @@ def tune(cases: dict[str, tuple[int, int, int]], device: str, rounds: int) -> li
                 arrays = arguments(*size, dtype)
                 strong = _torch_sums.strong_heads(arrays[1])
                 tensors = on_device(arrays, device)
-                seconds = timed(partial(evaluate, tensors, strong, True), device, rounds, 0.05)
-                row = {"case": name, "dtype": dtype, "abreast": abreast, "unroll": unroll}
-                rows.append(row | {"groups": split} | spread(seconds))
-                print(*(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+                row: dict[str, Any] = {"case": name, "dtype": dtype, "abreast": abreast}
+                row |= {"unroll": unroll, "groups": split}
+                try:
+                    call = partial(evaluate, tensors, strong, True)
+                    row |= spread(timed(call, device, rounds, 0.05))
+                except Exception as error:  # too many registers, say: others may do
+                    row["error"] = f"{type(error).__name__}: {error}"
+                rows.append(row)
+                print(*(f"{k} {v}" for k, v in row.items()), flush=True)
+                save()
     finally:
         _triton_sums.abreast_and_unroll, _triton_sums._GROUPS = usual, groups
-    return rows
 
 
 def processor() -> str:
@@ -323,16 +444,13 @@ def main(words: list[str] | None = None) -> None:
     device = _torch_sums.resolve_device(flags.device)
     cases = QUICK if flags.quick else CASES
     rounds, least = (2, 0.0) if flags.quick else (flags.rounds, 0.2)
-    variants = ["triton", "tiles"] if device != "cpu" and HAS_TRITON else ["tiles"]
+    kernel = device != "cpu" and HAS_TRITON and os.environ.get("WFLOW_TRITON", "1") != "0"
+    variants = ["triton", "tiles"] if kernel else ["tiles"]
     name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
     print(f"{name}, torch {torch.__version__}, {numba.get_num_threads()} threads of {processor()}")
 
     start = time.perf_counter()
-    differences = check(device, variants)
-    rows = []
-    for case, size in cases.items():
-        for dtype in (DOUBLE, SINGLE):
-            rows += measure(case, size, dtype, device, variants, rounds, least)
+    rows: list[dict[str, Any]] = []
     body: dict[str, Any] = {
         "command": "python benchmarks/gpu_particles.py " + " ".join(words or sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -342,14 +460,32 @@ def main(words: list[str] | None = None) -> None:
         "threads": numba.get_num_threads(),
         "versions": {"python": platform.python_version(), "cuda": torch.version.cuda}
         | {p: version_of(p) for p in ("wflow", "numpy", "numba", "torch", "triton")},
-        "differences_from_numba": differences,
+        "differences_from_numba": check(device, variants),
         "results": rows,
     }
-    if flags.tune and variants[0] == "triton":
-        body["tuning"] = tune(cases, device, rounds)
-    body["seconds"] = time.perf_counter() - start
-    flags.json.parent.mkdir(parents=True, exist_ok=True)
-    flags.json.write_text(json.dumps(body, indent=2) + "\n")
+
+    def save() -> None:
+        body["seconds"] = time.perf_counter() - start
+        flags.json.parent.mkdir(parents=True, exist_ok=True)
+        flags.json.write_text(json.dumps(body, indent=2) + "\n")
+
+    save()
+    references: dict[str, Sums] = {}
+    for case, size in cases.items():
+        for dtype in (DOUBLE, SINGLE):
+            rows += measure(case, size, dtype, device, variants, rounds, least, references)
+            save()
+        references.clear()
+        if "solve" not in body:
+            try:
+                body["solve"] = solve_step(size, device)
+            except ImportError as error:
+                body["solve"] = f"not measured: {error}"
+                print(body["solve"])
+            save()
+    if flags.tune and kernel:
+        body["tuning"] = []
+        tune(cases, device, rounds, body["tuning"], save)
     print(f"wrote {flags.json}")
 
 

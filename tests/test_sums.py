@@ -9,6 +9,7 @@ import xarray as xr
 import wflow
 from wflow import _fast, heads, tokens
 from wflow._sums import Sums, energy_laplacian, evaluate
+from wflow.attention import mobility
 from wflow.cli import describe
 from wflow.errors import InputError
 from wflow.verify import verify
@@ -172,3 +173,42 @@ def test_a_choice_that_cannot_be_is_named(changes, said):
     arguments = {"x0": tokens.uniform(10, 3, seed=1), "law": heads.Frozen()} | SHORT | changes
     with pytest.raises(InputError, match=said):
         wflow.solve(**arguments)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f8", 698.0), ("f4", 84.0)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_terms_that_overflow_are_infinite_and_never_nan(dtype, size, symmetric):
+    x = np.zeros((1, 200, 3), dtype)
+    x[0, :100, 0] = x[0, 100:, 1] = 1.0
+    D = size * np.eye(3, dtype=dtype)[None, None]
+    balance = np.diag([size, -size, 0.0]).astype(dtype)[None, None]  # inf - inf
+    terms = evaluate(x, D, drift=balance, noise=balance, symmetric=symmetric).terms
+    assert not any(np.isnan(values).any() for values in terms.values())
+    assert terms["weight_power"] == np.inf
+    assert terms["martingale"] == np.inf
+
+
+@pytest.mark.parametrize("d", [3, 10])
+def test_terms_that_are_not_asked_for_are_zero_beyond_the_range_of_floats(d):
+    x = clouds(50, d)
+    terms = evaluate(x, 800.0 * np.eye(d)[None, None], symmetric=True).terms
+    assert terms["energy"] == np.inf
+    assert terms["weight_power"] == terms["ito_power"] == terms["martingale"] == 0.0
+
+
+@pytest.mark.parametrize("d", [3, 10])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_score_that_is_not_a_number_is_never_hidden_by_finite_values(d, causal):
+    x = clouds(30, d)
+    D, values = matrices(2, d), matrices(2, d)
+    D[0, 1, 0, 0] = np.nan
+    assert np.isnan(evaluate(x, D, values=values, causal=causal).velocity).any()
+
+
+def test_sums_of_shifted_scores_keep_their_digits_in_single_precision():
+    angle = np.arccos(1 + np.log(0.5) / 30)  # the others' kernel value is half of the largest
+    x = np.tile(np.array([np.cos(angle), np.sin(angle)], np.float32), (10_000, 1))
+    x[0] = 1.0, 0.0
+    D = 30.0 * np.eye(2)[None]
+    single, double = mobility(x, D.astype(np.float32)), mobility(x.astype(float), D)
+    assert np.abs(single / double - 1).max() < 2e-5

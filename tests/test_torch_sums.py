@@ -76,7 +76,8 @@ def assert_same(found, expected, arguments, tolerance):
         }
     given = {"weight_power": drift, "martingale": noise, "ito_power": sigma2}
     for name in TERMS:
-        if given.get(name, x).size == 0:  # not asked for: 0, or 0 inf
+        if given.get(name, x).size == 0:  # not asked for
+            assert not ours[name].any() and not theirs[name].any(), name
             continue
         for p, value in enumerate(theirs[name]):
             scale = np.broadcast_to(scales[name], theirs[name].shape)[p]
@@ -273,6 +274,7 @@ def test_device_names_are_checked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 8 * 10**9))
     assert _torch_sums.resolve_device(None) == _torch_sums.resolve_device("cuda") == "cuda:1"
     assert _torch_sums.resolve_device("cuda:0") == "cuda:0"
     with pytest.raises(InputError, match=r"'cuda:2' is absent: PyTorch finds 2 GPU\(s\)"):
@@ -280,6 +282,19 @@ def test_device_names_are_checked(monkeypatch):
     monkeypatch.setattr(_torch_sums, "torch", None)
     with pytest.raises(InputError, match=r"pip install 'wflow\[nets\]'"):
         _torch_sums.resolve_device("cpu")
+
+
+@pytest.mark.parametrize("where", ["current_device", "device_count", "mem_get_info"])
+def test_card_that_cuda_cannot_use_is_an_input_error(monkeypatch, where):
+    def taken(*arguments):
+        raise RuntimeError("CUDA error: device(s) is/are busy or unavailable\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, where, taken)
+    with pytest.raises(InputError, match=r"'cuda' cannot be used: CUDA error: .* unavailable; ano"):
+        _torch_sums.resolve_device("cuda")
 
 
 def test_arrays_that_do_not_fit_the_card_are_an_input_error(monkeypatch):
@@ -292,11 +307,40 @@ def test_arrays_that_do_not_fit_the_card_are_an_input_error(monkeypatch):
         _torch_sums.torch_sums(*make(0, 1, 3, 2, 1, 1.0), SOFTMAX, -1.0, False, "cpu")
 
 
-def test_without_triton_the_tiles_do_the_work(monkeypatch):
+def test_without_triton_the_tiles_do_the_work_and_one_warning_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "wflow._triton_sums", None)
     monkeypatch.setattr(_torch_sums, "_BROKEN", set())
-    compare(make(9, 1, 9, 3, 2, 2.0), SOFTMAX, -1.0, False, triton=True)
-    assert _torch_sums._BROKEN
+    monkeypatch.setattr(_torch_sums, "_wants_kernel", lambda x: True)
+    with pytest.warns(RuntimeWarning, match="Triton kernel does not run here"):
+        compare(make(9, 1, 9, 3, 2, 2.0), SOFTMAX, -1.0, False)
+    compare(make(9, 1, 9, 3, 2, 2.0), SOFTMAX, -1.0, False)
+    compare(make(9, 1, 9, 3, 2, 200.0), SOFTMAX, -1.0, False)  # warnings are errors here
+    assert {(3, torch.float64, False), (3, torch.float64, True)} == _torch_sums._BROKEN
+
+
+def test_build_of_the_kernel_that_fails_leaves_the_others_in_use(monkeypatch):
+    calls = []
+
+    def kernel_sums(*arguments):
+        calls.append(arguments[-1])
+        if arguments[-1]:
+            raise RuntimeError("out of resource: registers")
+        return _torch_tiles.tiled_sums(*arguments[:-1], np.zeros((1, 2), bool))[None]
+
+    monkeypatch.setattr(_torch_sums, "_kernel_sums", kernel_sums)
+    monkeypatch.setattr(_torch_sums, "_BROKEN", set())
+    monkeypatch.setattr(_torch_sums, "_wants_kernel", lambda x: True)
+    with pytest.warns(RuntimeWarning, match="out of resource"):
+        compare(make(9, 1, 9, 3, 2, 200.0), SOFTMAX, -1.0, False)
+    for size in (200.0, 2.0, 2.0):
+        compare(make(9, 1, 9, 3, 2, size), SOFTMAX, -1.0, False)
+    assert calls == [True, False, False]
+
+
+def test_kernel_that_is_asked_for_and_does_not_run_is_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wflow._triton_sums", None)
+    with pytest.raises(ImportError):
+        compare(make(9, 1, 9, 3, 2, 2.0), SOFTMAX, -1.0, False, triton=True)
 
 
 def test_precision_of_products_that_a_program_chose_is_given_back():
@@ -307,6 +351,42 @@ def test_precision_of_products_that_a_program_chose_is_given_back():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+NEW_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
+
+@pytest.mark.skipif(not NEW_PRECISIONS, reason="this PyTorch has one precision for all libraries")
+@pytest.mark.parametrize("library", ["cuda", "mkldnn"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_precision_that_a_program_chose_for_one_library_is_given_back(library, dtype):
+    settings = getattr(torch.backends, library).matmul
+    before, chosen = settings.fp32_precision, "tf32" if library == "cuda" else "bf16"
+    try:
+        settings.fp32_precision = chosen  # the common setting cannot be read from here on
+        compare(make(10, 1, 50, 16, 2, 5.0, dtype), SOFTMAX, -1.0, False, 2e-5)
+        assert settings.fp32_precision == chosen
+    finally:
+        settings.fp32_precision = before
+
+
+def test_autocast_of_a_program_does_not_shorten_the_numbers():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compare(make(10, 1, 50, 16, 2, 5.0, "f4"), SOFTMAX, -1.0, False, 2e-5)
+
+
+def test_room_in_host_memory_does_not_follow_the_default_device(monkeypatch):
+    devices = []
+    empty = torch.empty
+
+    def without_pins(*arguments, pin_memory, device=None, **options):
+        devices.append(device)
+        return empty(*arguments, device=device, **options)
+
+    monkeypatch.setattr(torch, "empty", without_pins)
+    with torch.device("meta"):
+        _torch_sums.upload(np.ones(3), "meta")
+    assert devices == ["cpu"]
 
 
 def test_importing_the_solver_does_not_import_torch():
@@ -325,6 +405,69 @@ def test_benchmark_runs_on_the_cpu_and_finds_equal_numbers(tmp_path):
     variants = {(row["variant"], row["dtype"]) for row in found["results"]}
     assert variants == {("tiles", "float64"), ("tiles", "float32"), ("numba", "float64")}
     assert all(row["tokens_per_second"] > 0 for row in found["results"])
+
+
+ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@ON_CARD
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("size", [2.0, [1.0, 90.0, 3.0, 400.0, 2.0]])
+@pytest.mark.parametrize("d", [2, 3, 5, 24])
+@pytest.mark.parametrize("triton", [None, False])
+def test_card_gives_the_numbers_of_the_processor_and_the_same_bits_again(
+    monkeypatch, dtype, size, d, triton
+):
+    if dtype == "f4":  # beyond 85 terms overflow in one place sooner than in the other
+        size = np.minimum(size, 40.0)
+    if triton is False:
+        monkeypatch.setenv("WFLOW_TRITON", "0")
+    arguments = make(16, 3, 75, d, 5, size, dtype)
+    expected = _torch_sums.torch_sums(*arguments, SOFTMAX, -1.0, False, "cpu")
+    found, again = (
+        _torch_sums.torch_sums(*arguments, SOFTMAX, -1.0, False, "cuda:0") for _ in range(2)
+    )
+    assert_same(found, expected, arguments, 1e-12 if dtype == "f8" else 2e-5)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(found, again, strict=True))
+
+
+@ON_CARD
+def test_more_tokens_than_a_partial_sum_holds_on_a_card_equal_the_numba_kernel():
+    arguments = make(17, 1, 2100, 3, 5, 3.0)
+    expected = _fused.fused_sums(*arguments, SOFTMAX, -1.0, False, False)
+    found = _torch_sums.torch_sums(*arguments, SOFTMAX, -1.0, False, "cuda:0")
+    assert_same(found, expected, arguments, 1e-12)
+
+
+@ON_CARD
+def test_run_on_a_card_equals_the_run_by_numba():
+    import wflow
+
+    x0 = unit(np.random.default_rng(18), 40, 3)
+    law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
+    options = {"heads": 5, "t_final": 0.2, "dt": 0.01, "paths": 3, "seed": 7, "method": "exact"}
+    expected = wflow.solve(x0, law, **options)
+    found = wflow.solve(x0, law, **options, backend="torch", device="cuda")
+    again = wflow.solve(x0, law, **options, backend="torch", device="cuda")
+    for name in expected.data_vars:
+        exact, ours, others = (run[name].values for run in (expected, found, again))
+        if exact.dtype.kind == "f":
+            assert np.array_equal(ours, others, equal_nan=True), name
+            scale = max(1.0, float(np.abs(exact).max(initial=0)))
+            np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-10 * scale, err_msg=name)
+
+
+@ON_CARD
+def test_arrays_that_do_not_fit_the_real_card_are_an_input_error():
+    arguments = make(19, 1, 2_000_000, 3, 1, 2.0, ledger=False)  # running sums of 224 MB
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(100e6 / total, 0)
+    try:
+        with pytest.raises(InputError, match="do not fit into the memory of cuda:0"):
+            _torch_sums.torch_sums(*arguments, SOFTMAX, -1.0, False, "cuda:0")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
 
 
 # (paths, n, d, heads, size, dtype, flow, causal, general): few and tiny, since the interpreter
@@ -350,7 +493,8 @@ def interpret():
         compare(arguments, flow, -1.0, causal, 1e-12 if dtype == "f8" else 2e-5, triton=True)
     from wflow import _triton_sums
 
-    assert not _torch_sums._BROKEN  # the kernel ran, not the tiles
+    bare = make(15, 1, 3, 2, 1, 1e4, ledger=False)
+    compare(bare, SOFTMAX, -1.0, False, triton=True)  # rates not asked for are 0, not 0 inf
     _triton_sums._CHUNK = 4
     compare(make(12, 1, 9, 3, 1, 2.0), SOFTMAX, -1.0, False, triton=True)
     together = make(14, 3, 4, 2, 2, 2.0)
@@ -363,6 +507,13 @@ def interpret():
     x[0, 1] = np.nan
     v, _ = kernel((x, *rest))
     assert torch.isnan(v).any()
+    for dtype in ("f8", "f4"):
+        x, D, _, *rest = make(13, 2, 2, 2, 3, 2.0, dtype)
+        value = D.copy()
+        D[1, 1, 0, 0] = np.nan  # a head that is no number, with values that are
+        v, terms = kernel((x, D, value, *rest))
+        assert torch.isnan(v[1]).all() and torch.isfinite(v[0]).all()
+        assert torch.isnan(terms[1]).all() and torch.isfinite(terms[0]).all()
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")

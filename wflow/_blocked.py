@@ -22,7 +22,6 @@ from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
 from wflow import _blocked_group, _headsums, _pairsums, _products, _simd, _sweep, _tile
-from wflow import _fused as _fused  # sets how OpenMP threads wait
 from wflow._blocked_group import (
     absorb_products,
     exponentials,
@@ -186,8 +185,8 @@ def _task(
             for k in range(0, step, width):
                 block = 2 * g + k // width
                 absorb_products(
-                    h, shifted[block], d, products, g * of_d + k, step, m, q, sigma2, power,
-                    increment, shift, square, g * two + k, state, block * of_state, factors,
+                    h, shifted[block], d, products, g * of_d + k, step, m, q, drift, noise, sigma2,
+                    power, increment, shift, square, g * two + k, state, block * of_state, factors,
                 )  # fmt: skip
     for g in range(groups):
         for k in range(0, two if g < full else width, width):

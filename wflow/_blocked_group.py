@@ -100,10 +100,8 @@ def scaled_scores(z, at, step, d, square, few_at, shifted, block):
 @njit(error_model="numpy")
 def inner(a, a_at, b, b_at, step, d):
     """sum_k a_k b_k of one vector of a group."""
-    width = lanes(a)
     even = splat(a.dtype.type(0.0))
     odd = even
-    _ = width
     for k in range(0, d - 1, 2):
         even = fma(load(a, a_at + k * step), load(b, b_at + k * step), even)
         odd = fma(load(a, a_at + (k + 1) * step), load(b, b_at + (k + 1) * step), odd)
@@ -114,8 +112,8 @@ def inner(a, a_at, b, b_at, step, d):
 
 @njit(error_model="numpy")
 def absorb_products(
-    h, shifted, d, ds, ds_at, step, m, q, sigma2, power, increment, shift, square, few_at, state,
-    at, factors,
+    h, shifted, d, ds, ds_at, step, m, q, drift, noise, sigma2, power, increment, shift, square,
+    few_at, state, at, factors,
 ):  # fmt: skip
     """`_headsums.absorb` for one vector of a group, whose products with S are ready in `ds`.
 
@@ -139,12 +137,14 @@ def absorb_products(
     mine = rest + _TOTALS * width
     store(state, mine, fma(total, grow, load(state, mine)))
     mine += width
-    store(state, mine, fma(load(power, few_at), grow, load(state, mine)))
+    if drift.shape[0] > 0:
+        store(state, mine, fma(load(power, few_at), grow, load(state, mine)))
     mine += width
     if sigma2.shape[0] > 0:
         store(state, mine, fma(load(q, few_at) * splat(sigma2[h]), grow, load(state, mine)))
     mine += width
-    store(state, mine, fma(load(increment, few_at), grow, load(state, mine)))
+    if noise.shape[0] > 0:
+        store(state, mine, fma(load(increment, few_at), grow, load(state, mine)))
     mine = rest + _LARGEST * width
     store(state, mine, maximum(load(state, mine), load(square, few_at)))
 

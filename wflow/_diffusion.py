@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from wflow import _fused, _pairsums, _simd  # _fused sets how OpenMP threads wait
+from wflow import _pairsums, _simd, _sweep
 from wflow._kernel_cache import compiled
 from wflow._pairsums import (
     LOG2E,
@@ -35,7 +35,7 @@ from wflow._simd import exp2, fma, lanes, load, maximum, splat, store
 
 
 @njit(error_model="numpy", forceinline=True)
-def _sweep(x, weight, z, shift, acc):
+def pair_sweep(x, weight, z, shift, acc):
     """(M, S, Q) exp(-shift) of one head for one block; Q in units of log2(e)^2."""
     rows, d = x.shape
     width = lanes(z)
@@ -53,8 +53,8 @@ def _sweep(x, weight, z, shift, acc):
             zk = load(z, k * width)
             s0 = fma(zk, splat(x[j, k]), s0)
             s1 = fma(zk, splat(x[j + 1, k]), s1)
-        u0 = exp2(maximum(s0 - low, bottom)) * splat(weight[j])
-        u1 = exp2(maximum(s1 - low, bottom)) * splat(weight[j + 1])
+        u0 = exp2(maximum(bottom, s0 - low)) * splat(weight[j])
+        u1 = exp2(maximum(bottom, s1 - low)) * splat(weight[j + 1])
         store(acc, 0, (load(acc, 0) + u0) + u1)
         for k in range(d):
             row = (1 + k) * width
@@ -87,7 +87,7 @@ def _block(x, n, weight, score, start, gradient):
             moderate = moderate and square[lane] <= limit * limit  # false for NaN
         for lane in range(width):
             shift[lane] = 0.0 if moderate else math.sqrt(square[lane])
-        _sweep(x, weight, z, shift, acc)
+        pair_sweep(x, weight, z, shift, acc)
         for lane in range(min(width, n - start)):
             grow = math.exp(float(shift[lane]))
             itself = 0.0
@@ -155,4 +155,4 @@ def _entry_points(source, cache):
     return energy_laplacian
 
 
-energy_laplacian = compiled(_entry_points, _fused, _pairsums, _simd)
+energy_laplacian = compiled(_entry_points, _pairsums, _simd, _sweep)

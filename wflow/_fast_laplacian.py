@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from wflow import (
     _diffusion,
     _fast_tokens,
-    _fused,
     _harmonics,
     _pairsums,
     _series,
@@ -26,7 +25,7 @@ from wflow import (
     _tile,
 )
 from wflow._degree import check_tolerance, plan
-from wflow._diffusion import _sweep as pair_sweep
+from wflow._diffusion import pair_sweep
 from wflow._fast import Floats, as_doubles, expand_heads, plain, relative_error, table_of
 from wflow._fast_tokens import GROUP, load_group, lowest_sum
 from wflow._harmonics import PAIR, count
@@ -186,7 +185,6 @@ laplacian_tokens = compiled(
     _entry_points,
     _diffusion,
     _fast_tokens,
-    _fused,
     _harmonics,
     _pairsums,
     _series,

@@ -8,7 +8,7 @@ summed exactly in that head.
 import numpy as np
 from numba import njit, prange
 
-from wflow import _fused, _harmonics, _headsums, _pairsums, _series, _simd, _sweep, _tile
+from wflow import _harmonics, _headsums, _pairsums, _series, _simd, _sweep, _tile
 from wflow._harmonics import PAIR, count, harmonics
 from wflow._headsums import EXTRA, N_TERMS, absorb, clear, finish_block
 from wflow._kernel_cache import compiled
@@ -23,12 +23,12 @@ GROUP = 8
 
 @njit(error_model="numpy")
 def _exactly(
-    x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, start, acc, part, shift, square
+    x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, start, acc, shift, square
 ):  # fmt: skip
     """`head_sums` over all tokens, compiled once for its two places below."""
     return head_sums(
         x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, False, start, x.shape[0], acc,
-        part, shift, square,
+        shift, square,
     )  # fmt: skip
 
 
@@ -92,7 +92,6 @@ def _tokens_task(
     z = vectors(d, x)
     z_low = vectors(d, x)
     again = vectors(d + 2, x)
-    part = vectors(d + 2, x)
     pair = vectors(rows if ito else 0, x)
     mask = vectors(width, x)
     shift = vectors(1, x)
@@ -127,7 +126,7 @@ def _tokens_task(
                             redone[0] += real
                             shifted = _exactly(
                                 x, n, weight, score, h, own, block * d * width, z, z_low, pair,
-                                False, mask, begin, again, part, shift, square,
+                                False, mask, begin, again, shift, square,
                             )  # fmt: skip
                             tile[at : at + (d + 1) * width] = again[: (d + 1) * width]
                         _add(
@@ -144,7 +143,7 @@ def _tokens_task(
                 redone[0] += min(width, n - begin)
                 shifted = _exactly(
                     x, n, weight, score, h, own, mine, z, z_low, pair, ito, mask, begin, again,
-                    part, shift, square,
+                    shift, square,
                 )  # fmt: skip
                 _add(
                     h, order.shape[0] == 0 and s == 0, shifted, d, own, mine, again, 0, shift,
@@ -200,5 +199,5 @@ def _entry_points(source, cache):
 
 
 evaluate_tokens = compiled(
-    _entry_points, _fused, _harmonics, _headsums, _pairsums, _series, _simd, _sweep, _tile
+    _entry_points, _harmonics, _headsums, _pairsums, _series, _simd, _sweep, _tile
 )

@@ -8,7 +8,6 @@ Tasks are independent and the order of summation is fixed: threads do not change
 """
 
 import functools
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +29,6 @@ from wflow._scratch import scratch
 from wflow._simd import lanes
 from wflow._sweep import DIMENSIONS
 from wflow._symmetric import make_absorb, make_symmetric, room_of_sums, strips_for
-
-# A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
-# share the cores, the spinning takes the time of the thread it waits for: beside one busy process
-# a step took up to 50 times longer. Read when the first parallel function starts.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
 # of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
@@ -143,7 +136,7 @@ def _make_both_ways(dim):
         room = plan.room * width
         sums = scratch[workers * room : workers * room + together * per_path]
         state = scratch[workers * room + together * per_path :]
-        moderate = np.empty((together, batch), np.bool_)
+        tops = np.empty((together, batch))
         for p0 in range(0, paths, together):
             count = min(together, paths - p0)
             for head in range(0, all_heads, batch):
@@ -162,7 +155,7 @@ def _make_both_ways(dim):
                         here = p * per_path + low * strips * size
                         symmetric_sums(
                             tokens[p0 + p], n, weight, score[p0 + p], head + low, some, strip,
-                            strips, sigma2.shape[1] > 0, moderate[p, low : low + some],
+                            strips, sigma2.shape[1] > 0, tops[p, low : low + some],
                             sums[here : here + some * strips * size], mine,
                         )  # fmt: skip
                 for task in prange(count * parts):
@@ -175,7 +168,7 @@ def _make_both_ways(dim):
                         clear(its[low * row : high * row], dim, high - low)
                     absorb_heads(
                         tokens[q], n, score[q], drift[q], noise[q], sigma2[q], head, heads, strips,
-                        low, high, moderate[p], sums[p * per_path : (p + 1) * per_path], its,
+                        low, high, tops[p], sums[p * per_path : (p + 1) * per_path], its,
                     )  # fmt: skip
                     if head + heads == all_heads:
                         for block in range(low, high):
@@ -260,7 +253,7 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     """
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
-    both = bool(symmetric) and d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
+    both = bool(symmetric) and 2 <= d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
     plan, size = _plan(paths, n, d, score.shape[1], x.itemsize, get_num_threads(), both)
     sums = _sums_of_dimension(d if own_loops else 0, both)
     return sums(
@@ -283,8 +276,8 @@ def _mobility_entry(source, cache):
         blocks = (n + width - 1) // width
         shifts = np.empty((heads, n), x.dtype)
         totals = np.empty((heads, n), x.dtype)
+        tokens, weight = padded(x, TILE)
         for b in prange(blocks):
-            tokens, weight = padded(x, TILE)
             start = b * width
             own = vectors(d, x)
             z = vectors(d, x)
@@ -297,7 +290,7 @@ def _mobility_entry(source, cache):
             for h in range(heads):
                 head_sums(
                     tokens, n, weight, score, h, own, 0, z, z_low, none, False, none, False, start,
-                    tokens.shape[0], acc, acc, shift, square,
+                    tokens.shape[0], acc, shift, square,
                 )  # fmt: skip
                 for lane in range(min(width, n - start)):
                     shifts[h, start + lane] = shift[lane]

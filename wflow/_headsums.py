@@ -60,8 +60,8 @@ def _rescale(state, at, exponent, factors):
     bottom = splat(kind(exponent_floor(state)))
     before = load(state, at)
     after = maximum(before, exponent)
-    store(factors, 0, exp2(maximum((before - after) * log2e, bottom)))
-    store(factors, width, exp2(maximum((exponent - after) * log2e, bottom)))
+    store(factors, 0, exp2(maximum(bottom, (before - after) * log2e)))
+    store(factors, width, exp2(maximum(bottom, (exponent - after) * log2e)))
     store(state, at, after)
 
 

@@ -1,11 +1,18 @@
-"""Compiled functions that are kept on disk, and compiled again when any kernel file changes."""
+"""Compiled functions that are kept on disk, and compiled again when a file they rest on changes."""
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
+# share the cores, the spinning takes the time of the thread it waits for: beside one busy process
+# a step took up to 50 times longer. Read when the first parallel function starts.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> Any:

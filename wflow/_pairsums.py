@@ -7,8 +7,8 @@ With U_hij = exp(<x_i, D_h x_j>) (docs/mathematics.md sections 1 and 4), for the
 A block is 8 tokens in double and 16 in single precision, one per lane of a SIMD vector; the loop
 over the tokens j is in `_sweep`.
 
-Nothing here is cached on disk by itself: `_fused` holds the entry points, and its cache follows
-the text of this file.
+Nothing here is cached on disk by itself: the modules that hold the entry points (`_kernel_cache`)
+are, and their cache follows the text of this file.
 """
 
 import math
@@ -81,22 +81,28 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift):
             high = fma(load(diagonal, (j - start) * width) - one, hidden, high)
         top = maximum(top, high)
     store(shift, 0, top)
+    part = vectors(d + 2, acc)
     for row in range(d + 2):
         store(acc, row * width, zero)
+        store(part, row * width, zero)
     for j in range(stop):
         high, low = _score(x, j, z, z_low)
         if causal and j >= start:
             high = fma(load(diagonal, (j - start) * width) - one, hidden, high)
-        u = exp2(maximum(((high - top) + low) * log2e, bottom))
+        u = exp2(maximum(bottom, ((high - top) + low) * log2e))
         if causal and j >= start:
             u = u * load(diagonal, (j - start) * width)
-        store(acc, 0, load(acc, 0) + u)
+        store(part, 0, load(part, 0) + u)
         for k in range(d):
             row = (1 + k) * width
-            store(acc, row, fma(u, splat(x[j, k]), load(acc, row)))
+            store(part, row, fma(u, splat(x[j, k]), load(part, row)))
         if ito:
             row = (1 + d) * width
-            store(acc, row, fma(u, load(pair, j * width), load(acc, row)))
+            store(part, row, fma(u, load(pair, j * width), load(part, row)))
+        if (j + 1) % CHUNK == 0 or j + 1 == stop:
+            for row in range(d + 2):
+                store(acc, row * width, load(acc, row * width) + load(part, row * width))
+                store(part, row * width, zero)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -171,11 +177,11 @@ def shifted_sums(
 @njit(error_model="numpy", forceinline=True)
 def head_sums(
     x, n, weight, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop,
-    acc, part, shift, square,
+    acc, shift, square,
 ):  # fmt: skip
     """(m, S, q) exp(-shift) of head h for one block of tokens; returns whether it shifted.
 
-    `square` receives |D^T x_i|^2. `part` is not used.
+    `square` receives |D^T x_i|^2.
     """
     width = lanes(z)
     d = x.shape[1]

@@ -1,7 +1,7 @@
 """Room for the compiled sums that is kept from one call to the next.
 
-A block of memory of some hundred kilobytes that is allocated and given back at every step is, each
-time, made of fresh pages, which the operating system hands out slowly.
+A block of memory that is allocated and given back at every step is, each time, made of fresh
+pages, which the operating system hands out slowly.
 """
 
 import threading
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64  # bytes: a vector that straddles two cache lines costs two accesses
-_KEPT_BYTES = 1 << 25  # more than this is given back: such steps are long enough
+_KEPT_BYTES = 1 << 25  # unless the caller says otherwise: longer steps do not notice
 
 
 class _Kept(threading.local):

@@ -10,13 +10,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from wflow import (  # _fused sets how OpenMP threads wait
-    _fused,
-    _harmonics,
-    _pairsums,
-    _simd,
-    _sweep,
-)
+from wflow import _harmonics, _pairsums, _simd, _sweep
 from wflow._harmonics import PAIR, count, harmonics, radial_factors
 from wflow._kernel_cache import compiled
 from wflow._pairsums import by_lane, vectors
@@ -327,5 +321,5 @@ def _entry_points(source, cache):
 
 
 survey, lowest_along, moments, expand, coefficients = compiled(
-    _entry_points, _fused, _harmonics, _pairsums, _simd, _sweep
+    _entry_points, _harmonics, _pairsums, _simd, _sweep
 )

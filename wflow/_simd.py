@@ -152,7 +152,7 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def maximum(typingctx, a, b):
-    """Larger of a and b, lane by lane."""
+    """Larger of a and b, lane by lane; b where either is NaN."""
 
     def codegen(context, builder, sig, args):
         return builder.select(builder.fcmp_ordered(">", *args), *args)

@@ -67,8 +67,8 @@ def _fold_columns(columns, d, blocks, sums, sums_at):
 
 def _make_tile(dim: int, ito: bool):
     """One head in one tile, with or without the Ito sum."""
-    itself = make_sweep(dim, 1, both=False, ito=ito)
-    neighbour = make_sweep(dim, 1, both=True, ito=ito)
+    alone = make_sweep(dim, 1, both=False, ito=ito)
+    within = make_sweep(dim, 2, both=False, ito=ito)
     others = make_sweep(dim, 2, both=True, ito=ito)
 
     @njit(error_model="numpy")
@@ -79,24 +79,21 @@ def _make_tile(dim: int, ito: bool):
         width = lanes(x)
         for block in range(low, high, 2):
             start = block * width
-            middle = start + width
             begin = first
             own_at = start * dim
             at = z_at + own_at
             acc_at = sums_at + block * (dim + 2) * width
             place = pair_at + block * step
-            if start >= first:
-                # The two blocks in themselves, each with itself and one with the other.
-                begin = min(middle + width, last)
-                for half in range(min(2, high - block)):
-                    here = start + half * width
-                    itself(x, weight, z, 0, z, at + half * dim * width, pair, place + half * step,
-                           0, z, 0, here, here + width, sums,
-                           acc_at + half * (dim + 2) * width)  # fmt: skip
-                neighbour(x, weight, own, own_at, z, at, pair, place, 0, columns,
-                          (middle - first) * (dim + 1) * width, middle, begin, sums,
-                          acc_at)  # fmt: skip
-            if begin < last:  # not for a single block
+            if start >= first and high - block > 1:
+                # Among themselves each direction apart: more arithmetic, but one loop for all.
+                begin = start + 2 * width
+                within(x, weight, z, 0, z, at, pair, place, step, z, 0, start, begin, sums,
+                       acc_at)  # fmt: skip
+            elif start >= first:
+                begin = last
+                alone(x, weight, z, 0, z, at, pair, place, 0, z, 0, start, last, sums,
+                      acc_at)  # fmt: skip
+            if begin < last:
                 others(x, weight, own, own_at, z, at, pair, place, step, columns,
                        (begin - first) * (dim + 1) * width, begin, last, sums,
                        acc_at)  # fmt: skip
@@ -109,15 +106,16 @@ def _make_table(dim: int):
 
     @njit(error_model="numpy")
     def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
-        """Half of it for pairs within a block, which come twice; 0 for padding."""
+        """Half of it for pairs within two blocks, which come twice; 0 for padding."""
         width = lanes(x)
         one = splat(x.dtype.type(1.0))
         half = splat(x.dtype.type(0.5))
         zero = splat(x.dtype.type(0.0))
         for block in range(low, high):
             start = block * width
+            both = block // 2 * 2 * width  # first token of the two blocks
             place = pair_at + block * step
-            for j in range(max(first, start), last, 4):
+            for j in range(max(first, both), last, 4):
                 c0 = zero
                 c1 = zero
                 c2 = zero
@@ -134,7 +132,7 @@ def _make_table(dim: int):
                 store(pair, at + 2 * width, fma(c2, c2, one))
                 store(pair, at + 3 * width, fma(c3, c3, one))
             if start >= first:
-                for j in range(start, start + width):
+                for j in range(both, min(both + 2 * width, last)):
                     store(pair, place + j * width, load(pair, place + j * width) * half)
             for j in range(max(first, n), last):
                 store(pair, place + j * width, zero)
@@ -149,13 +147,14 @@ def make_symmetric(dim: int):
 
     @njit(error_model="numpy")
     def symmetric_sums(
-        x, n, weight, score, head, heads, strip, strips, ito, moderate, sums, room
+        x, n, weight, score, head, heads, strip, strips, ito, tops, sums, room
     ):  # fmt: skip
         """(m, S, q) of the heads head <= h < head + heads for all blocks, one strip of the pairs.
 
         sums : flat, (heads, strips, blocks, d + 2) vectors, of which this strip is written; the q
         are half of what they are to be
-        moderate : (heads,), set by the first strip; the sums of other heads are not computed
+        tops : (heads,), set by the first strip: the largest |D^T x_i|^2, or inf for a head whose
+            scores need a shift and whose sums are not computed
         room : `room_of_sums` vectors
         """
         rows = x.shape[0]
@@ -194,7 +193,7 @@ def make_symmetric(dim: int):
             store(total, 0, all_of)
             good[h] = is_moderate(largest, total, x)
             if strip == 0:
-                moderate[h] = good[h]
+                tops[h] = np.max(largest) if good[h] else np.inf
             clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
         for c in range((rows + chunk - 1) // chunk):
             # 0 1 .. 1 0 0 1 ..: later chunks meet more blocks.
@@ -230,7 +229,7 @@ def make_absorb(dim: int):
 
     @njit(error_model="numpy")
     def absorb_heads(
-        x, n, score, drift, noise, sigma2, head, heads, strips, low, high, moderate, sums, state
+        x, n, score, drift, noise, sigma2, head, heads, strips, low, high, tops, sums, state
     ):  # fmt: skip
         """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
         rows = x.shape[0]
@@ -242,7 +241,7 @@ def make_absorb(dim: int):
         zero = splat(x.dtype.type(0.0))
         all_moderate = True
         for h in range(heads):
-            all_moderate = all_moderate and moderate[h]
+            all_moderate = all_moderate and tops[h] < np.inf
         table = vectors(0 if all_moderate or not ito else rows, x)
         count = high - low
         own = vectors(count * dim, x)
@@ -258,8 +257,10 @@ def make_absorb(dim: int):
         # Heads outside: the sums of one head lie together.
         for h in range(heads):
             store(shift, 0, zero)
-            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
-            if moderate[h]:
+            if tops[h] < np.inf:
+                # Only the largest of all tokens counts in the end: it stands for every token here.
+                for block in range(count):
+                    store(squares, block * width, splat(x.dtype.type(tops[h])))
                 # The sums of all strips go to those of the first.
                 here = h * strips * size + low * block_size
                 for row in range(count * (dim + 2) if strips > 1 else 0):
@@ -276,6 +277,7 @@ def make_absorb(dim: int):
                     0, score, drift, noise, sigma2, state, state_at, factors,
                 )  # fmt: skip
                 continue
+            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
             for block in range(count):
                 own_at = block * dim * width
                 if ito:

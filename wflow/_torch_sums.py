@@ -45,7 +45,8 @@ def resolve_device(device: str | None) -> str:
     Raises
     ------
     InputError
-        Where PyTorch is not installed, the name is none of these, or there is no such GPU.
+        Where PyTorch is not installed, the name is none of these, there is no such GPU, or CUDA
+        cannot use it.
     """
     if torch is None:
         raise InputError(
@@ -65,14 +66,22 @@ def resolve_device(device: str | None) -> str:
         raise InputError(
             f"device {name!r} is absent: PyTorch {torch.__version__} {found}; {advice}"
         )
-    count = torch.cuda.device_count()
-    number = int(name[5:]) if ":" in name else torch.cuda.current_device()
-    if number >= count:
+    try:
+        count = torch.cuda.device_count()
+        number = int(name[5:]) if ":" in name else torch.cuda.current_device()
+        if number < count:
+            torch.cuda.mem_get_info(number)  # opens the card, which may be taken
+            return f"cuda:{number}"
+    except RuntimeError as error:  # of CUDA too, whose further lines say how to debug kernels
+        reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"device {name!r} is absent: PyTorch finds {count} GPU(s), cuda:0 to cuda:{count - 1}; "
-            f"take one of them, or {advice[5:]}"
-        )
-    return f"cuda:{number}"
+            f"device {name!r} cannot be used: {reason}; another program may hold the GPU or its "
+            f"memory (nvidia-smi shows which): end it, or {advice}"
+        ) from None
+    raise InputError(
+        f"device {name!r} is absent: PyTorch finds {count} GPU(s), cuda:0 to cuda:{count - 1}; "
+        f"take one of them, or {advice[5:]}"
+    )
 
 
 def torch_sums(
@@ -146,7 +155,7 @@ def upload(array: NDArray, device: str) -> torch.Tensor:
     host = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if device == "cpu":
         return host
-    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+    pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
     return pinned.copy_(host).to(device, non_blocking=True)
 
 
@@ -154,7 +163,7 @@ def download(tensor: torch.Tensor) -> NDArray:
     """The tensor as a NumPy array."""
     if tensor.device.type == "cpu":
         return tensor.numpy()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
     return pinned.numpy()
@@ -175,54 +184,56 @@ def device_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`torch_sums` for tensors that are on one device; `strong` from `strong_heads`.
 
-    `triton` chooses the kernel or the tiles; None takes the kernel where it can run.
+    `triton` chooses the kernel, or an error where it does not run, or the tiles; None takes the
+    kernel where it runs.
     """
     arguments = (x, score, value, drift, noise, sigma2, causal)
-    if triton is None:
-        triton = _has_kernel(x)
+    any_size = bool(strong.any())
     state = None
     if triton:
-        state = _kernel_sums(*arguments, bool(strong.any()))
+        state = _kernel_sums(*arguments, any_size)
+    elif triton is None and _wants_kernel(x):
+        state = _kernel_sums_or_none(*arguments, any_size)
     if state is None:
         state = tiled_sums(*arguments, strong)[None]
     return finish(state, x, score.shape[1], flow, sign)
 
 
-_BROKEN: set[str] = set()  # why the kernel does not run here, once that is known
-
-
-def _has_kernel(x: torch.Tensor) -> bool:
+def _wants_kernel(x: torch.Tensor) -> bool:
     """Whether the Triton kernel is to be tried; WFLOW_TRITON=0 switches it off."""
-    return (
-        x.is_cuda
-        and x.shape[-1] <= _KERNEL_D
-        and not _BROKEN
-        and os.environ.get("WFLOW_TRITON", "1") != "0"
-    )
+    return x.is_cuda and x.shape[-1] <= _KERNEL_D and os.environ.get("WFLOW_TRITON", "1") != "0"
 
 
-def _kernel_sums(*arguments) -> torch.Tensor | None:
-    """Running sums from the Triton kernel; None, with one warning, where it cannot be built."""
-    try:
-        from wflow import _triton_sums
-    except ImportError as error:
-        _BROKEN.add(str(error))
+def _kernel_sums(*arguments) -> torch.Tensor:
+    """Running sums from the Triton kernel."""
+    from wflow import _triton_sums
+
+    with _on_device(arguments[0]):
+        return _triton_sums.group_sums(*arguments)
+
+
+_BROKEN: set[tuple[int, torch.dtype, bool]] = set()  # builds that do not run: d, dtype, any_size
+
+
+def _kernel_sums_or_none(*arguments) -> torch.Tensor | None:
+    """`_kernel_sums`; None where this build of it does not run, the first time with a warning."""
+    x, any_size = arguments[0], arguments[-1]
+    build = (x.shape[-1], x.dtype, any_size)
+    if build in _BROKEN:
         return None
     try:
-        with _on_device(arguments[0]):
-            return _triton_sums.group_sums(*arguments)
+        return _kernel_sums(*arguments)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # no C compiler, an old GPU, ...: the tiles need neither
-        if not arguments[0].is_cuda:
-            raise
-        _BROKEN.add(str(error))
-        warnings.warn(
-            f"the Triton kernel does not run here ({error}); the sums go through slower matrix "
-            "products. WFLOW_TRITON=0 in the environment silences this",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    except Exception as error:  # no Triton, no C compiler, an old GPU, ...: the tiles need none
+        if not _BROKEN:
+            warnings.warn(
+                f"the Triton kernel does not run here ({error}); the sums go through slower matrix "
+                "products. WFLOW_TRITON=0 in the environment silences this",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        _BROKEN.add(build)
         return None
 
 

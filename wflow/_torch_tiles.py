@@ -7,9 +7,11 @@ folded at once into the running sums over heads of every token.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +28,28 @@ _COLUMNS, _ABREAST = 1024, 8
 
 
 @contextmanager
-def _whole_products() -> Iterator[None]:
-    """Matrix products without the shortened formats (TF32) that a program may have allowed."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _whole_products(x: torch.Tensor) -> Iterator[None]:
+    """Matrix products without the shortened formats that a program may have allowed: autocast, and
+    in single precision TF32 and the like."""
+    with torch.autocast(x.device.type, enabled=False):
+        if x.dtype == torch.float64:
+            yield
+            return
+        # PyTorch from 2.9 has a setting per library, and may refuse to read the common one.
+        library = torch.backends.cuda if x.is_cuda else torch.backends.mkldnn
+        settings: Any = getattr(library, "matmul", None)
+        choose: Callable[[str], None]
+        if hasattr(settings, "fp32_precision"):
+            before, whole = settings.fp32_precision, "ieee"
+            choose = partial(setattr, settings, "fp32_precision")
+        else:
+            before, whole = torch.get_float32_matmul_precision(), "highest"
+            choose = torch.set_float32_matmul_precision
+        choose(whole)
+        try:
+            yield
+        finally:
+            choose(before)
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,7 @@ def tiled_sums(
     tile = Tile.of(x, heads)
     out = torch.empty((2 * d + len(SCALARS), paths, n), dtype=x.dtype, device=x.device)
     batch = 1 if strong.any() else tile.paths
-    with _whole_products():
+    with _whole_products(x):
         for p in range(0, paths, batch):
             chosen = slice(p, p + batch)
             cloud = x[chosen]

@@ -68,8 +68,8 @@ def exp2(s):
 
 @triton.jit
 def _larger(a, b):
-    """The larger of a and b; b where a is no number."""
-    return tl.where(a > b, a, b)
+    """The larger of a and b; no number where either is none."""
+    return tl.where((a > b) | (a != a), a, b)
 
 
 @triton.jit
@@ -236,7 +236,8 @@ def _shifted(cloud, own, matrix, i, stop, d: tl.constexpr, ito: tl.constexpr, ca
         sums = sums + (zero,)
     for j in range(stop):
         high, low = _score(cloud, j, z, z_low, d)
-        u = exp2(_larger(((high - top) + low) * log2e, bottom))
+        s = ((high - top) + low) * log2e
+        u = tl.where(s != s, s, exp2(_larger(s, bottom)))  # `exp2` need not keep what is no number
         if causal:
             u = tl.where(j <= i, u, zero)
         fresh = (sums[0] + u,)
@@ -365,8 +366,10 @@ def _group_sums(
                     if has_noise:
                         head_increment = tl.fma(xk, _times(noise, at, acc, d), head_increment)
                 energy = tl.fma(acc[0], grow, energy)
-                power = tl.fma(head_power, grow, power)
-                increment = tl.fma(head_increment, grow, increment)
+                if has_drift:  # 0 grow is no number where grow is infinite
+                    power = tl.fma(head_power, grow, power)
+                if has_noise:
+                    increment = tl.fma(head_increment, grow, increment)
                 if ito:
                     size = tl.load(sigma2 + (path.to(tl.int64) * heads + (head + a)))
                     q_total = tl.fma(acc[d + 1] * size, grow, q_total)

@@ -14,7 +14,7 @@ No shift: callers bound |D_h x| by `_pairsums.DIRECT_BOUND_DOUBLE`, and b/m_h <=
 import numpy as np
 from numba import njit, prange
 
-from wflow import _fused, _pairsums, _simd  # _fused sets how OpenMP threads wait
+from wflow import _pairsums, _simd, _sweep
 from wflow._kernel_cache import compiled
 from wflow._pairsums import TILE, by_lane, head_scores, padded, vectors
 from wflow._simd import exp2, fma, lanes, load, splat, store
@@ -200,4 +200,4 @@ def _entry_points(source, cache):
     return weighted_sums
 
 
-weighted_sums = compiled(_entry_points, _fused, _pairsums, _simd)
+weighted_sums = compiled(_entry_points, _pairsums, _simd, _sweep)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import xarray
 
 _log = logging.getLogger("wflow")
-_BATCH_BYTES = 64 * 2**20
+_BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
 
 
 def solve(
@@ -228,9 +228,9 @@ def rerun(path: str | Path, *, out: str | Path | None = None, **changes) -> "xar
 def batch_size(problem: Problem) -> int:
     """Paths that fit into a fixed amount of memory together."""
     n, d = problem.x0.shape[-2:]
-    running_sums = min(problem.heads, 8) * n * (2 * d + 9)  # see wflow._fused
+    running_sums = min(problem.heads, 8) * n * (2 * d + 9)
     per_path = 8 * (6 * n * d + 8 * problem.heads * d * d + running_sums + 8 * 1024)
-    return max(1, min(problem.paths, _BATCH_BYTES // per_path))
+    return max(1, min(problem.paths, _BATCH_BYTES[problem.sums.backend] // per_path))
 
 
 def write_initial_state(problem: Problem, sink) -> None:

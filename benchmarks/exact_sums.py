@@ -156,7 +156,7 @@ def goals(rows: list[Row]) -> list[dict[str, Any]]:
             below = sum(row[key] < target for row in candidates)
             if below:
                 why = f"{below} of {len(candidates)} below, least at {_where(worst)}"
-            if below and "share_of_fastest" in worst:
+            if below and candidates is small:
                 shares = [row["share_of_fastest"] for row in candidates]
                 below = sum(share < target for share in shares)
                 why += f"; by the fastest rounds {below} below, least {100 * min(shares):.0f} %"

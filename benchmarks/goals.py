@@ -126,12 +126,32 @@ def _double_gap(document: Mapping[str, Any]) -> float:
     return float(max(gap for name, gap in gaps.items() if "float64" in name))
 
 
+STUDY_MEMORY = "peak memory of ou_heads --heads 64 --paths 16 (MB)"
+
 # In the order of the page; what a benchmark does not list itself.
 PLACES: dict[str, tuple[Place, ...]] = {
     "exact_sums": (
         Place("exact sums, share of the machine's limit, d = 2, 3, 4", 0.8, True, "%"),
         Place("exact sums, share of the rate of matrix products, d = 64", 0.7, True, "%"),
         Place("exact sums, single precision over double", 1.8, True, "times"),
+    ),
+    "fused_step": (
+        Place(
+            "a step of 64 heads and 200 tokens over plain einsum",
+            30.0,
+            True,
+            "times",
+            lambda document: document["figures"]["speedup over einsum numpy"],
+        ),
+        Place(
+            "memory of `ou_heads --heads 64 --paths 16` (MB)",
+            400.0,
+            False,
+            "",
+            lambda document: document["figures"][
+                "peak memory of ou_heads --heads 64 --paths 16 (MB)"
+            ],
+        ),
     ),
     "startup": (Place("second start of a study begins stepping", 2.0, False, "s"),),
     "fast_sums": (

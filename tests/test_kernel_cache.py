@@ -12,6 +12,7 @@ import pytest
 from numba.core.extending import _Intrinsic
 
 import wflow
+from wflow._fused import _make_both_ways, _make_one_way
 
 HOME = Path(wflow.__file__).parent
 KEEPERS = sorted(
@@ -82,7 +83,24 @@ def files_of_the_key(name: str) -> list[set[str]]:
 
 @pytest.mark.parametrize("name", KEEPERS)
 def test_the_key_of_compiled_code_names_every_file_behind_it(name):
-    behind = files_behind(name)
+    behind = files_behind(name) - {"_kernel_cache"}  # names functions, and is not compiled
     assert name in behind
     for key in files_of_the_key(name):
         assert behind <= key
+
+
+def variants_within(function: numba.core.registry.CPUDispatcher) -> set[str]:
+    """Names of a compiled function and of those that it closes over, which have variants."""
+    found = {function.py_func.__qualname__}
+    for cell in function.py_func.__closure__ or ():
+        if isinstance(cell.cell_contents, numba.core.registry.CPUDispatcher):
+            found |= variants_within(cell.cell_contents)
+    return found
+
+
+@pytest.mark.parametrize("make", [_make_one_way, _make_both_ways])
+def test_variants_of_compiled_code_have_names_of_their_own(make):
+    # Under one name, code kept by two processes was linked as one: NaN for one of the dimensions.
+    two, three = variants_within(make(2)), variants_within(make(3))
+    assert len(two) == len(three) > 1
+    assert not two & three

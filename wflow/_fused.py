@@ -16,7 +16,7 @@ from numba.extending import overload
 
 from wflow import _headsums, _oneway, _pairsums, _simd, _sweep, _symmetric
 from wflow._headsums import EXTRA, N_TERMS, clear, finish_tokens, path_terms
-from wflow._kernel_cache import compiled
+from wflow._kernel_cache import compiled, variant
 from wflow._oneway import make_rows, room_of_rows
 from wflow._pairsums import (
     TILE,
@@ -92,6 +92,7 @@ def _make_one_way(dim):
     rows_of_blocks = make_rows(dim)
 
     @njit(parallel=True, error_model="numpy")
+    @variant(dim)
     def one_way(x, score, value, drift, noise, sigma2, flow, sign, causal, plan, scratch, v, part):
         paths, n, _ = x.shape
         width = lanes(x)
@@ -122,6 +123,7 @@ def _make_both_ways(dim):
     symmetric_sums, absorb_heads = make_symmetric(dim), make_absorb(dim)
 
     @njit(parallel=True, error_model="numpy")
+    @variant(dim)
     def both_ways(x, score, drift, noise, sigma2, flow, sign, plan, scratch, v, part):
         paths, n, _ = x.shape
         all_heads = score.shape[1]
@@ -195,11 +197,13 @@ def _pass_of(
     make = _make_both_ways if both.literal_value else _make_one_way
     run = make(dim.literal_value)
 
+    @variant(dim.literal_value)
     def tied(
         dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
     ):  # fmt: skip
         run(x, score, drift, noise, sigma2, flow, sign, plan, room, v, part)
 
+    @variant(dim.literal_value)
     def general(
         dim, both, x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room, v, part
     ):  # fmt: skip
@@ -214,6 +218,7 @@ def _sums_of_dimension(dim: int, both: bool):
 
     def entry_points(source, cache):
         @njit(cache=cache, error_model="numpy")
+        @variant(dim, "both" if both else "one")
         def sums(x, score, value, drift, noise, sigma2, flow, sign, causal, plan, room):
             _ = source  # part of the cache key
             paths, n, _ = x.shape

@@ -15,6 +15,23 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def variant(*marks: object) -> Callable[[Callable], Callable]:
+    """Decorator of a function that is compiled in several variants, closures over these `marks`.
+
+    Compiled code that is read from disk is linked by names. Numba tells the variants apart by
+    numbers that begin anew in each process, so that two variants kept by two processes could have
+    one name, and one of them would be run for both.
+    """
+
+    def rename(function: Callable) -> Callable:
+        mark = "_".join(str(mark) for mark in marks)
+        function.__qualname__ = f"{function.__qualname__}_{mark}"
+        function.__name__ = f"{function.__name__}_{mark}"
+        return function
+
+    return rename
+
+
 def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> Any:
     """Call `entry_points(source, cache)`, which compiles the functions that Python calls.
 

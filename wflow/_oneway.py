@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from wflow._headsums import EXTRA, absorb_blocks, clear, finish_tokens
+from wflow._kernel_cache import variant
 from wflow._pairsums import (
     CHUNK,
     TILE,
@@ -41,6 +42,7 @@ def make_rows(dim: int):
     one_way = one_way_loops(dim)
 
     @njit(error_model="numpy")
+    @variant(dim)
     def head_by_head(
         x, n, weight, score, value, drift, noise, sigma2, flow, sign, causal, start, blocks, v, out,
         room,

@@ -20,6 +20,7 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
+from wflow._kernel_cache import variant
 from wflow._simd import (
     _VECTORS,
     _fma,
@@ -212,6 +213,7 @@ def one_way_loops(d: int):
     )
 
     @njit(error_model="numpy", forceinline=True)
+    @variant(d)
     def one_way(
         x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
     ):  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from wflow._headsums import EXTRA, absorb_blocks
+from wflow._kernel_cache import variant
 from wflow._pairsums import block_scores, by_lane, is_moderate, pair_rows, shifted_sums
 from wflow._simd import fma, lane_sums, lanes, load, maximum, splat, store
 from wflow._sweep import clear_vectors, make_sweep, vectors
@@ -72,6 +73,7 @@ def _make_tile(dim: int, ito: bool):
     others = make_sweep(dim, 2, both=True, ito=ito)
 
     @njit(error_model="numpy")
+    @variant(dim, "ito" if ito else "plain")
     def sweep_tile(
         x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums, sums_at
     ):  # fmt: skip
@@ -105,6 +107,7 @@ def _make_table(dim: int):
     """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `_headsums.absorb_blocks`."""
 
     @njit(error_model="numpy")
+    @variant(dim)
     def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
         """Half of it for pairs within two blocks, which come twice; 0 for padding."""
         width = lanes(x)
@@ -146,6 +149,7 @@ def make_symmetric(dim: int):
     plain_tile, ito_tile = _make_tile(dim, False), _make_tile(dim, True)
 
     @njit(error_model="numpy")
+    @variant(dim)
     def symmetric_sums(
         x, n, weight, score, head, heads, strip, strips, ito, tops, sums, room
     ):  # fmt: skip
@@ -228,6 +232,7 @@ def make_absorb(dim: int):
     """What follows from the sums of some heads, block by block, for d = `dim`."""
 
     @njit(error_model="numpy")
+    @variant(dim)
     def absorb_heads(
         x, n, score, drift, noise, sigma2, head, heads, strips, low, high, tops, sums, state
     ):  # fmt: skip

@@ -6,11 +6,11 @@ One evaluation of the velocity and every ledger term (drift, noise, Ito term) of
 threads. Tied heads: each kernel value serves both tokens of a pair; general heads: each direction
 is computed. The limit for d <= 8 is `limits.py`: the same multiply-adds and exponentials with every
 operand in a register, for as many pairs, on as many threads, in the same rounds. For d = 64 it is
-the rate of matrix products (`matrix_rate.py`) for the 2 d flops of a score and the 2 (d + 1) of its
-sums, and the exponential at its register limit. Variants run in turn, round after round; medians
-with the smallest and largest. A share is that of the medians, or where it says so of the fastest
-rounds: what other programs on the same cores take comes on top, and more from loads and stores than
-from arithmetic in registers.
+the flops of a step's products (`matrix_rate.py`) at the rate of NumPy's product of two large
+matrices, and the exponentials at their register limit, in the same rounds. Variants run in turn,
+round after round; medians with the smallest and largest. A share is that of the medians, or where
+it says so of the fastest rounds: what other programs on the same cores take comes on top, and more
+from loads and stores than from arithmetic in registers.
 """
 
 import argparse
@@ -98,7 +98,8 @@ def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     """Rows of d = 64; none where the blocked sums or the rate of products are not there."""
     if importlib.util.find_spec("matrix_rate") is None:
         return []
-    from matrix_rate import matrix_rate
+    from matrix_rate import ORDER, flops, matrix_product
+    from threadpoolctl import threadpool_limits
 
     from wflow._blocked import blocked_sums
 
@@ -107,13 +108,16 @@ def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
         dtype: functools.partial(sums, *problem(n, heads, LARGE, dtype), True) for dtype in DTYPES
     }
     kinds = [Kind(3, False, True, dtype) for dtype in DTYPES]
-    taken = in_turn(
-        calls | limits.calls(kinds, _PAIRS, threads), rounds, least=0.05, pause=0.05
-    )  # fmt: skip
+    rates = {("matrix", dtype): matrix_product(dtype) for dtype in DTYPES}
+    with threadpool_limits(threads, user_api="blas"):
+        taken = in_turn(
+            calls | limits.calls(kinds, _PAIRS, threads) | rates, rounds, least=0.05, pause=0.05
+        )  # fmt: skip
     rows = []
     for dtype, kind in zip(DTYPES, kinds, strict=True):
         pairs = heads * n * n
-        products = pairs * (2 * LARGE + 2 * (LARGE + 1)) / matrix_rate(threads, dtype)
+        rate = 2.0 * ORDER**3 / float(np.median(taken["matrix", dtype]))
+        products = flops(LARGE, n, heads) / rate
         exponential = 13 if dtype == "float64" else 10
         each = float(np.median(limits.per_pair(taken, kind, _PAIRS)))
         powers = pairs * each * exponential / kind.multiply_adds()

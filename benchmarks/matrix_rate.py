@@ -41,7 +41,8 @@ COMMAND = "python benchmarks/matrix_rate.py"
 LARGEST_TORCH = 50_000_000  # numbers in its array of kernel values
 
 
-def _matrix_product(dtype: str, order: int) -> Callable[[], Any]:
+def matrix_product(dtype: str, order: int = ORDER) -> Callable[[], Any]:
+    """The product of two square matrices by NumPy, as a call."""
     a = np.random.default_rng(0).random((order, order)).astype(dtype)
     out = np.empty_like(a)
     return lambda: np.matmul(a, a, out=out)
@@ -59,7 +60,7 @@ def matrix_rate(threads: int, dtype: str, rounds: int = 5, order: int = ORDER) -
     """
     with threadpool_limits(threads, user_api="blas"):
         (taken,) = in_turn(
-            {"": _matrix_product(dtype, order)}, rounds, least=0.0, pause=0.0
+            {"": matrix_product(dtype, order)}, rounds, least=0.0, pause=0.0
         ).values()
     return 2.0 * order**3 / min(taken)
 
@@ -112,7 +113,7 @@ def row(d: int, n: int, heads: int, dtype: str, rounds: int, order: int) -> dict
     calls: dict[str, Callable[[], Any]] = {
         "blocked": lambda: blocked_sums(*args),
         "loops": lambda: fused_sums(*args),
-        "product": _matrix_product(dtype, order),
+        "product": matrix_product(dtype, order),
     }
     if heads * n * n <= LARGEST_TORCH:
         step = torch_step(args[0], args[1], args[3], args[4], threads)

@@ -376,3 +376,22 @@ def test_a_task_holds_one_batch_at_most_and_one_path_at_least(tmp_path) -> None:
     task = problem(paths=50, batch=4, out=tmp_path / "run.h5")
     assert max(last - first for first, last in tasks_of(Run(task, 1e9), pace=0.01)) == 4
     assert tasks_of(Run(task, 0.0)) == [(path, path + 1) for path in range(50)]
+
+
+def test_starting_workers_leaves_the_environment_of_this_process_alone() -> None:
+    # Numba compiles nothing more once it sees another NUMBA_NUM_THREADS.
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+    def limits() -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    before = limits()
+    with (
+        _workers.local_cluster(1, 1) as local,
+        distributed.Client(local, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(1)
+        assert limits()[-1] == before[-1]
+        (of_worker,) = client.run(lambda: [os.environ.get(name) for name in names]).values()
+        assert of_worker == ["1", "1", "1"]
+    assert limits() == before

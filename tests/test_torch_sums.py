@@ -104,7 +104,7 @@ def compare(arguments, flow, sign, causal, tolerance=1e-12, triton=None):
     seed=st.integers(0, 2**32 - 1),
     paths=st.integers(1, 3),
     n=st.integers(1, 60),
-    d=st.sampled_from((2, 3, 5, 16, 64)),
+    d=st.sampled_from((2, 3, 4, 16, 64)),
     heads=st.integers(1, 5),
     size=st.sampled_from([0.0, 1.0, 20.0, 63.0, 100.0, 600.0, 1e4]),
     flow=st.sampled_from(FLOWS),
@@ -121,7 +121,7 @@ def test_velocities_and_terms_equal_the_numba_kernel(
 @given(
     seed=st.integers(0, 2**32 - 1),
     n=st.integers(1, 60),
-    d=st.sampled_from((2, 3, 5)),
+    d=st.sampled_from((2, 3, 4)),
     size=st.sampled_from([1.0, 30.0, 300.0, 1e4]),
     causal=st.booleans(),
     dtype=st.sampled_from(["f8", "f4"]),

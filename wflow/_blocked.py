@@ -30,12 +30,14 @@ from wflow._blocked_group import (
     scaled_scores,
     shifted_block,
 )
+from wflow._fused import PAIRS_OF_THREAD
 from wflow._headsums import EXTRA, N_TERMS, clear, finish_block, path_terms
 from wflow._kernel_cache import compiled
 from wflow._pairsums import vectors
 from wflow._products import COLUMN_UNIT, pack, pack_transposed, panels, product
 from wflow._scratch import scratch
 from wflow._simd import fma, lanes, load, splat, store
+from wflow._threads import threads_for
 from wflow._tile import TILE_COLUMNS
 
 # From this d on these sums beat `fused_sums`, whose loops over coordinates are unrolled up to 8:
@@ -299,8 +301,10 @@ def blocked_sums(
     batch = max(1, min(paths, _PACKED // (one * x.itemsize)))  # paths that are treated together
     room = scratch(-(-batch * one * x.itemsize // 64), x.dtype, _KEPT)
     matrices = room[: batch * one].reshape(batch, heads, size)
-    # The number of threads is read here: compiled code that reads it cannot be kept on disk.
-    slots = get_num_threads()
-    return _sums(
-        x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric, slots, matrices
-    )
+    n = x.shape[1]
+    with threads_for(paths * heads * n * n * d // BLOCKED_FROM, PAIRS_OF_THREAD):
+        # The number of threads is read here: compiled code that reads it cannot be kept on disk.
+        slots = get_num_threads()
+        return _sums(
+            x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric, slots, matrices
+        )

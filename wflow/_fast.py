@@ -34,10 +34,11 @@ from wflow._tile import TILE_COLUMNS
 
 Floats = NDArray[np.float64]
 
-# Times in ns of one core, measured by benchmarks/fast_sums.py, that `choose` compares: a pair of
-# tokens and head of the exact sums, each value used for both tokens or for one; what a path costs
-# in any case; and per multiply-add or so of the passes.
-EXACT_BOTH, EXACT = {2: 0.38, 3: 0.42}, {2: 0.58, 3: 0.65}
+# Times in ns of one core that `choose` compares, so set that it takes the fast sums from where they
+# are faster in benchmarks/fast_sums.py: a pair of tokens and head of the exact sums, each value
+# used for both tokens or for one; what a path costs in any case; and per multiply-add or so of the
+# passes.
+EXACT_BOTH, EXACT = {2: 0.14, 3: 0.21}, {2: 0.20, 3: 0.31}
 FIXED, MOMENTS, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.5, 0.06, 0.03, 20.0
 FEWEST_TOKENS = 256  # below, the series never pays
 

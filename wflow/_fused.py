@@ -29,12 +29,15 @@ from wflow._scratch import scratch
 from wflow._simd import lanes
 from wflow._sweep import DIMENSIONS
 from wflow._symmetric import make_absorb, make_symmetric, room_of_sums, strips_for
+from wflow._threads import threads_for
 
 # Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
 # of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
 # per token are worth their room.
 _NEAR_BYTES, _HEAD_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 18, 1 << 26, 16, 8
 SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION = 200_000, 6
+# A thread that has fewer pairs, some 0.05 ms of work, takes longer to wake than it helps.
+PAIRS_OF_THREAD = 100_000
 
 
 class Plan(NamedTuple):
@@ -259,12 +262,14 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
     both = bool(symmetric) and 2 <= d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
-    plan, size = _plan(paths, n, d, score.shape[1], x.itemsize, get_num_threads(), both)
+    heads = score.shape[1]
     sums = _sums_of_dimension(d if own_loops else 0, both)
-    return sums(
-        x, score, value, drift, noise, sigma2, flow, sign, causal, plan,
-        scratch(size, x.dtype),
-    )  # fmt: skip
+    with threads_for(paths * heads * n * n, PAIRS_OF_THREAD):
+        plan, size = _plan(paths, n, d, heads, x.itemsize, get_num_threads(), both)
+        return sums(
+            x, score, value, drift, noise, sigma2, flow, sign, causal, plan,
+            scratch(size, x.dtype),
+        )  # fmt: skip
 
 
 def _mobility_entry(source, cache):

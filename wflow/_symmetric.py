@@ -199,9 +199,10 @@ def make_symmetric(dim: int):
             if strip == 0:
                 tops[h] = np.max(largest) if good[h] else np.inf
             clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
-        for c in range((rows + chunk - 1) // chunk):
-            # 0 1 .. 1 0 0 1 ..: later chunks meet more blocks.
-            turn = c % (2 * strips)
+        chunks = (rows + chunk - 1) // chunk
+        for c in range(chunks):
+            # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
+            turn = (chunks - 1 - c) % (2 * strips)
             if min(turn, 2 * strips - 1 - turn) != strip:
                 continue
             first = c * chunk

@@ -20,10 +20,11 @@ def available() -> int:
 
 
 @contextmanager
-def threads_for(pairs: int) -> Iterator[None]:
-    """Give the compiled functions called within no more threads than `pairs` pairs are worth."""
+def threads_for(pairs: int, each: int = _PAIRS) -> Iterator[None]:
+    """Give the compiled functions called within no more threads than `pairs` pairs are worth, so
+    that every thread has `each` of them or more."""
     before = numba.get_num_threads()
-    numba.set_num_threads(max(1, min(before, pairs // _PAIRS)))
+    numba.set_num_threads(max(1, min(before, pairs // each)))
     try:
         yield
     finally:

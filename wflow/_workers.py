@@ -1,6 +1,7 @@
 """Where the runs of a study are computed: in this process, or by workers of dask."""
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ Pool = Callable[["list[Task]"], None]
 CONNECT_SECONDS = 10
 TASK_SECONDS = 5.0  # what a task should take
 _BARS = 8  # runs up to which each has a progress bar of its own
-_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @contextmanager
@@ -76,13 +77,16 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
 
     share = str(threads or default_threads(workers))
     settings = {
-        # What limits the threads of BLAS and Numba must be there before they are loaded.
+        # What limits the threads of BLAS must be there before it is loaded; dask sets it in this
+        # process. Numba, which is loaded later, would refuse to compile here if it saw a change.
         "distributed.nanny.pre-spawn-environ": {name: share for name in _LIMITS},
+        "distributed.nanny.environ": {"NUMBA_NUM_THREADS": share},
         # A worker that computes one long step is silent; here its death shows by its process.
         "distributed.scheduler.worker-ttl": None,
     }
     # No limit of memory: runs stay small, and dask would kill a worker that nears it.
     with (
+        _environment_restored(),
         dask.config.set(settings),
         LocalCluster(
             n_workers=workers,
@@ -96,6 +100,20 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
         ) as cluster,
     ):
         yield cluster
+
+
+@contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Give the limits of threads back the values they have now, for later children."""
+    before = {name: os.environ.get(name) for name in _LIMITS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _client_of(address: str) -> Any:

@@ -378,9 +378,11 @@ def test_a_task_holds_one_batch_at_most_and_one_path_at_least(tmp_path) -> None:
     assert tasks_of(Run(task, 0.0)) == [(path, path + 1) for path in range(50)]
 
 
-def test_starting_workers_leaves_the_environment_of_this_process_alone() -> None:
+def test_starting_workers_leaves_the_environment_of_this_process_alone(monkeypatch) -> None:
     # Numba compiles nothing more once it sees another NUMBA_NUM_THREADS.
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    for name in names:  # a value of the user's own would hold for the workers too
+        monkeypatch.delenv(name, raising=False)
 
     def limits() -> list[str | None]:
         return [os.environ.get(name) for name in names]

@@ -332,7 +332,9 @@ def limit_figure(
         log_axis(left)
         left.set_xlabel("number of tokens $n$")
         left.set_ylabel("rms deviation from the limit at $T$")
-        left.legend(title="quantity, slope")
+        low, high = left.get_ylim()
+        left.set_ylim(low, high * (high / low) ** 0.6)  # room for the legend above the lines
+        left.legend(title="quantity, slope", loc="upper right")
         time = energies["time"]
         for place, m in enumerate(flags.n[:3]):
             colour = colormaps["viridis"](0.84 * place / 2)

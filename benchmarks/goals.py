@@ -148,9 +148,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
             400.0,
             False,
             "",
-            lambda document: document["figures"][
-                "peak memory of ou_heads --heads 64 --paths 16 (MB)"
-            ],
+            lambda document: document["figures"][STUDY_MEMORY],
         ),
     ),
     "startup": (Place("second start of a study begins stepping", 2.0, False, "s"),),

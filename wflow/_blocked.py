@@ -18,7 +18,7 @@ threads nor the groups that share a task change a bit.
 """
 
 import numpy as np
-from numba import get_num_threads, njit, prange
+from numba import njit, prange
 from numpy.typing import NDArray
 
 from wflow import _blocked_group, _headsums, _pairsums, _products, _simd, _sweep, _tile
@@ -302,9 +302,8 @@ def blocked_sums(
     room = scratch(-(-batch * one * x.itemsize // 64), x.dtype, _KEPT)
     matrices = room[: batch * one].reshape(batch, heads, size)
     n = x.shape[1]
-    with threads_for(paths * heads * n * n * d // BLOCKED_FROM, PAIRS_OF_THREAD):
-        # The number of threads is read here: compiled code that reads it cannot be kept on disk.
-        slots = get_num_threads()
+    # The number of threads is read here: compiled code that reads it cannot be kept on disk.
+    with threads_for(paths * heads * n * n * d // BLOCKED_FROM, PAIRS_OF_THREAD) as slots:
         return _sums(
             x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric, slots, matrices
         )

@@ -11,7 +11,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from numba import get_num_threads, njit, prange
+from numba import njit, prange
 from numba.extending import overload
 
 from wflow import _headsums, _oneway, _pairsums, _simd, _sweep, _symmetric
@@ -264,8 +264,8 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     both = bool(symmetric) and 2 <= d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
     heads = score.shape[1]
     sums = _sums_of_dimension(d if own_loops else 0, both)
-    with threads_for(paths * heads * n * n, PAIRS_OF_THREAD):
-        plan, size = _plan(paths, n, d, heads, x.itemsize, get_num_threads(), both)
+    with threads_for(paths * heads * n * n, PAIRS_OF_THREAD) as threads:
+        plan, size = _plan(paths, n, d, heads, x.itemsize, threads, both)
         return sums(
             x, score, value, drift, noise, sigma2, flow, sign, causal, plan,
             scratch(size, x.dtype),

@@ -39,6 +39,8 @@ class Recorder:
         self.problem, self.sink = problem, sink
         self.rows = slice(first, last)
         self.records = len(problem.record_steps)
+        steps = problem.snapshot_steps.tolist()
+        self._snapshot_at = {step: at for at, step in reversed(list(enumerate(steps)))}
         self._table: dict[str, NDArray[np.float64]] = {}
         self._start = self._filled = 0
 
@@ -70,10 +72,9 @@ class Recorder:
     def snapshot(self, step: int, x: NDArray, D: NDArray, total: NDArray | None) -> None:
         """Keep tokens and heads of the chosen paths, and the mean over all paths."""
         problem = self.problem
-        found = np.flatnonzero(problem.snapshot_steps == step)
-        if not found.size:
+        at = self._snapshot_at.get(step)
+        if at is None:
             return
-        at = int(found[0])
         for place, path in enumerate(problem.snapshot_paths):
             if self.rows.start <= path < self.rows.stop:
                 local = int(path) - self.rows.start
@@ -152,7 +153,7 @@ class Batch:
 
     def _check_symmetry(self, t: float) -> None:
         """The energy and the pass that uses each kernel value twice need D = D^T."""
-        if np.isfinite(self.D).all() and not is_symmetric(self.D):
+        if not is_symmetric(self.D) and np.isfinite(self.D).all():
             raise InputError(
                 f"the law {type(self.problem.law).__name__} made heads asymmetric before time "
                 f"{t:g}, but says that it keeps them symmetric; mend its drift, or give it "
@@ -240,7 +241,7 @@ class Batch:
             )
         if not self.problem.ledger or "overflow" in self.told:
             return
-        if not all(np.isfinite(terms[name]).all() for name in self.ledger.rates):
+        if not np.isfinite([terms[name] for name in self.ledger.rates]).all():
             self.told.add("overflow")
             warn_overflow(f"an energy term of time {t:g}", float(terms["max_score"].max()))
 

@@ -40,6 +40,8 @@ def fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> NDArra
 
 def is_symmetric(D: Matrices) -> bool:
     """Whether D = D^T to rounding, (..., d, d)."""
+    if np.array_equal(D, np.swapaxes(D, -1, -2)):  # mostly; a fifth of the time
+        return True
     tolerance = 16 * np.finfo(D.dtype).eps * max(1.0, float(np.abs(D).max(initial=0.0)))
     return bool(np.all(np.abs(D - np.swapaxes(D, -1, -2)) <= tolerance))
 

@@ -121,20 +121,12 @@ def evaluate(
     The shapes are taken as they are: this is the solver's inner call. `symmetric` promises
     D_h = D_h^T, which halves the work.
     """
-    paths, heads = D.shape[:2]
     kind = x.dtype
-    none = np.empty((paths, 0, *D.shape[2:]), kind)
-
-    def matrices(array: NDArray[np.floating] | None) -> NDArray[np.floating]:
-        return none if array is None else _dense(array, D.shape, kind)
-
-    x, score = _dense(x, x.shape, kind), matrices(D)
-    variance = (
-        np.empty((paths, 0), kind) if sigma2 is None else _dense(sigma2, (paths, heads), kind)
-    )
+    x, score = _dense(x, x.shape, kind), _dense(D, D.shape, kind)
     per_path = (
-        x, score, score if values is None else matrices(values), matrices(drift), matrices(noise),
-        variance,
+        x, score, score if values is None else _dense(values, D.shape, kind),
+        _dense_or_none(drift, D.shape, kind), _dense_or_none(noise, D.shape, kind),
+        _dense_or_none(sigma2, D.shape[:2], kind),
     )  # fmt: skip
     sign = 1.0 if values is not None else DIRECTIONS[direction]
     symmetric = symmetric and values is None and not causal
@@ -216,6 +208,13 @@ def mark_overflow(
     if beyond.any():
         for name in names:
             terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
+
+
+def _dense_or_none(array: NDArray | None, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
+    """As `_dense`; where there is none, an array of no heads: (paths, 0, ...)."""
+    if array is None:
+        return np.empty((shape[0], 0, *shape[2:]), kind)
+    return _dense(array, shape, kind)
 
 
 def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:

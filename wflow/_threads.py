@@ -20,13 +20,17 @@ def available() -> int:
 
 
 @contextmanager
-def threads_for(pairs: int, each: int = _PAIRS) -> Iterator[None]:
+def threads_for(pairs: int, each: int = _PAIRS) -> Iterator[int]:
     """Give the compiled functions called within no more threads than `pairs` pairs are worth, so
-    that every thread has `each` of them or more."""
+    that every thread has `each` of them or more; yields their number."""
     before = numba.get_num_threads()
-    numba.set_num_threads(max(1, min(before, pairs // each)))
+    number = max(1, min(before, pairs // each))
+    if number == before:  # setting it costs as much as a small step's arithmetic
+        yield number
+        return
+    numba.set_num_threads(number)
     try:
-        yield
+        yield number
     finally:
         numba.set_num_threads(before)
 

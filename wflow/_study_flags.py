@@ -47,17 +47,9 @@ def _shown(metavar: str, default: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """Flags of every study; `tyro` turns them into the command line."""
+class OutputFlags:
+    """Flags of anything that writes results; `tyro` turns them into the command line."""
 
-    paths: int = 16
-    """Monte Carlo paths; all share the initial tokens and heads."""
-    t_final: float = 20.0
-    """End time T."""
-    dt: float = 5e-3
-    """Time step."""
-    seed: int = 0
-    """Seed of initial heads and noise: one seed gives the same run bit for bit."""
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
     resume: Annotated[
@@ -70,12 +62,6 @@ class Flags:
     overwrite: Annotated[
         Switch, tyro.conf.arg(help="Replace the runs of this call in --out, and the summary.")
     ] = False
-    workers: int = 0
-    """Worker processes of dask that share the paths of all runs; 0: all in this process."""
-    scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
-    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
-    threads: Annotated[int | None, _shown("INT", "all cores, shared between the workers")] = None
-    """Threads of each run, or of each worker."""
     verbose: Switch = False
     """Log on stderr what the runs do: start, checkpoints, end."""
 
@@ -87,6 +73,31 @@ class Flags:
         InputError
             That names the flag, its value, and what was expected.
         """
+        if self.resume and self.overwrite:
+            raise InputError("--resume keeps what --overwrite would delete: give one of the two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(OutputFlags):
+    """Flags of every study of particles."""
+
+    paths: int = 16
+    """Monte Carlo paths; all share the initial tokens and heads."""
+    t_final: float = 20.0
+    """End time T."""
+    dt: float = 5e-3
+    """Time step."""
+    seed: int = 0
+    """Seed of initial heads and noise: one seed gives the same run bit for bit."""
+    workers: int = 0
+    """Worker processes of dask that share the paths of all runs; 0: all in this process."""
+    scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
+    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
+    threads: Annotated[int | None, _shown("INT", "all cores, shared between the workers")] = None
+    """Threads of each run, or of each worker."""
+
+    def check(self) -> None:
+        super().check()
         whole(self.paths, "--paths")
         for name in ("seed", "workers"):
             whole(getattr(self, name), flag(name), 0)
@@ -101,8 +112,6 @@ class Flags:
                 raise InputError(
                     f"--threads is {self.threads}: expected a whole number >= 1{upper}"
                 )
-        if self.resume and self.overwrite:
-            raise InputError("--resume keeps what --overwrite would delete: give one of the two")
         if self.workers and self.scheduler:
             raise InputError(
                 "--workers starts a cluster and --scheduler joins one: give one of them"
@@ -224,7 +233,7 @@ class StudyFlags(TokenFlags):
             )
 
 
-AnyFlags = TypeVar("AnyFlags", bound=Flags)
+AnyFlags = TypeVar("AnyFlags", bound=OutputFlags)
 
 
 def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
@@ -233,7 +242,7 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     Raises
     ------
     InputError
-        Of `Flags.check`.
+        Of `OutputFlags.check`.
     SystemExit
         For `--help` (0) and for arguments that cannot be read (2).
     """

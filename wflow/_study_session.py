@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wflow import _study_files
-from wflow._study_flags import Flags
+from wflow._study_flags import Flags, OutputFlags
 from wflow._workers import default_threads, pool
 from wflow.errors import InputError
 from wflow.progress import Advance, progress
@@ -49,7 +49,7 @@ class Finding:
 class Session:
     """One call of a study; made by `wflow.study.session`."""
 
-    def __init__(self, name: str, flags: Flags) -> None:
+    def __init__(self, name: str, flags: OutputFlags) -> None:
         self.name, self.flags = name, flags
         self.files: dict[str, Path] = {}
 
@@ -70,6 +70,7 @@ class Session:
             For arguments or files that cannot be used; nothing has been computed then.
         """
         flags = self.flags
+        assert isinstance(flags, Flags), "only a study of particles has runs to solve"
         files = {name: flags.out / f"{name}.h5" for name in runs}
         for name, file in files.items():
             _study_files.check_output(file, _study_files.configuration(runs[name]), flags)
@@ -134,7 +135,7 @@ class Session:
 
 
 @contextmanager
-def session(name: str, flags: Flags) -> Iterator[Session]:
+def session(name: str, flags: OutputFlags) -> Iterator[Session]:
     """Open the folder of a study: `with study.session(name, flags) as session: ...`.
 
     Parameters

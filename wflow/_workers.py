@@ -185,7 +185,7 @@ def _end_parts(task: "Task") -> None:
     """Compute what is missing of a run in parts, in this process, and put it together."""
     from wflow._job import compute
     from wflow._plan import Run
-    from wflow.solver import caught_signals
+    from wflow._signals import caught_signals
 
     run = Run(task, TASK_SECONDS)
     try:

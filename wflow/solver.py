@@ -5,9 +5,7 @@ import json
 import logging
 import os
 import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from wflow._checks import number, whole
 from wflow._march import State, march
 from wflow._problem import Problem, pose
 from wflow._runread import partial_of
+from wflow._signals import caught_signals
 from wflow._threads import numba_threads
 from wflow.errors import BlowUpError, InputError, Interrupted
 from wflow.heads import QKV, HeadLaw, law_from_config
@@ -367,29 +366,3 @@ def open_finished(config: dict[str, Any], out: Path) -> "xarray.Dataset":
             "output or overwrite it (--overwrite)"
         )
     return ds
-
-
-@contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """Catch SIGINT and SIGTERM: the list receives the signal, and a second one is not caught.
-
-    Python hears a signal when the compiled step in progress returns.
-    """
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    previous = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(kind: int, frame) -> None:
-        caught.append(kind)
-        for other, handler in previous.items():
-            signal.signal(other, handler)
-
-    for kind in previous:
-        signal.signal(kind, note)
-    try:
-        yield caught
-    finally:
-        for kind, handler in previous.items():
-            signal.signal(kind, handler)

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from wflow import _study_summary as summary
 from wflow._study_files import config_differences, configuration
-from wflow._study_flags import Flags, Folder, StudyFlags, TokenFlags, command_line, flags_of
-from wflow._study_session import Finding, Session, markdown_table, session
+from wflow._study_flags import (
+    Flags,
+    Folder,
+    OutputFlags,
+    StudyFlags,
+    Switch,
+    TokenFlags,
+    command_line,
+    flags_of,
+)
+from wflow._study_session import Finding, Session, machine, markdown_table, session
 from wflow.errors import WflowError
 
 if TYPE_CHECKING:
@@ -27,10 +36,13 @@ __all__ = [
     "Finding",
     "Flags",
     "Folder",
+    "OutputFlags",
     "Session",
     "StudyFlags",
+    "Switch",
     "TokenFlags",
     "command_line",
+    "machine",
     "markdown_table",
     "run",
     "session",

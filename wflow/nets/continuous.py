@@ -1,0 +1,354 @@
+"""Continuous-time transformers: the blocks of a network as the velocity of a dynamical system.
+
+dX/dt = f(X), f = f_D o ... o f_1, from t = 0 to T in M steps of dt = T/M, with the transport cost
+(1/2) int_0^T ||f(X(t))||_F^2 dt that a loss adds to its own: [OTT] eqs. 7 to 9. `NodeTransformer`
+makes one system of each block instead: [OTT] eq. 13.
+
+[OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
+arXiv 2505.13499; [OTT1] its first version, "OT-Transformer".
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from wflow._checks import check_choice, positive, whole
+from wflow.errors import InputError
+from wflow.nets._flow import Flow, Output, as_flow, at_least_single, hidden_states
+from wflow.nets.layers import Stack
+
+__all__ = [
+    "SCHEMES",
+    "ContinuousTransformer",
+    "Flow",
+    "NodeTransformer",
+    "Output",
+    "Trajectory",
+    "as_flow",
+]
+
+Scheme = Literal["euler", "heun", "rk4"]
+Velocity = Literal["block", "residual"]
+Cost = Literal["mean", "sum"]
+
+
+class Trajectory(NamedTuple):
+    """The way of the hidden states through M steps."""
+
+    states: Tensor  # X_0 .. X_M: (M + 1, *shape of X)
+    times: Tensor  # (M + 1,), in double precision, on the CPU
+    costs: Tensor  # (M,): what each step adds to the transport cost
+    velocities: Tensor  # f(X_m) at the beginning of each step: (M, *shape of X)
+
+
+class _Tableau(NamedTuple):
+    """Runge-Kutta: k_i = f(x + dt sum_j stages[i-1][j] k_j), x + dt sum_i weights[i] k_i."""
+
+    stages: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+
+
+SCHEMES = {
+    "euler": _Tableau((), (1.0,)),
+    "heun": _Tableau(((1.0,),), (1 / 2, 1 / 2)),
+    "rk4": _Tableau(((1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+}
+
+
+class ContinuousTransformer(nn.Module):
+    """Wrap blocks that map hidden states to hidden states of the same shape, as a velocity.
+
+    X_{m+1} = X_m + dt f(X_m), dt = T/M, m = 0 .. M-1 (`euler`; `heun` and `rk4` are of order 2
+    and 4), and the transport cost, a mean over the samples of
+
+        sum:   (dt/2) sum_m ||f(X_m)||_F^2            [OTT] eq. 8
+        mean:  that over the number of entries of X   [OTT1] eq. 8
+
+    so that a loss is `loss(state) + lam * cost`. With heun and rk4 the cost is the quadrature of
+    the same order. It is computed in single precision at least, also under autocast.
+
+    Parameters
+    ----------
+    blocks : a module, or several in sequence, in any form: list, `nn.Sequential`, `nn.ModuleList`,
+        `Stack`. A module that answers with a tuple or with `.last_hidden_state` is taken at its
+        first tensor, so that encoders of other libraries fit
+    t_final : end time T
+    steps : number of steps M; may be set anew at any time, as `t_final` may
+    scheme : `euler` (the published one), `heun`, `rk4`
+    velocity : `block`, f is what the blocks return, with their own skip connections: the published
+        model; `residual`, f(x) = blocks(x) - x: then T = 1 in one Euler step is the discrete
+        network
+    cost : `mean` or `sum`
+    checkpointing : keep only the states between steps for the gradient and compute the inside of
+        each step again: memory of one step instead of M, for a second forward pass
+    batch_dim : dimension of X that counts the samples
+
+    Raises
+    ------
+    InputError
+        For steps < 1, T <= 0, an unknown choice, no blocks; later, for blocks that change the
+        shape of what they are given.
+    """
+
+    def __init__(
+        self,
+        blocks: nn.Module | Iterable[nn.Module],
+        *,
+        t_final: float = 1.0,
+        steps: int = 1,
+        scheme: Scheme = "euler",
+        velocity: Velocity = "block",
+        cost: Cost = "mean",
+        checkpointing: bool = False,
+        batch_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        check_choice("scheme", scheme, SCHEMES)
+        check_choice("velocity", velocity, ("block", "residual"))
+        check_choice("cost", cost, ("mean", "sum"))
+        self.blocks = _one_module(blocks)
+        self.t_final = t_final
+        self.steps = steps
+        self.scheme, self.velocity, self.cost = scheme, velocity, cost
+        self.checkpointing, self.batch_dim = checkpointing, batch_dim
+
+    @property
+    def steps(self) -> int:
+        """Number of steps M from 0 to T."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._steps = whole(value, "steps")
+
+    @property
+    def t_final(self) -> float:
+        """End time T."""
+        return self._t_final
+
+    @t_final.setter
+    def t_final(self, value: float) -> None:
+        self._t_final = positive(value, "t_final")
+
+    @property
+    def dt(self) -> float:
+        """Length T/M of a step."""
+        return self.t_final / self.steps
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
+        """Take hidden states from t = 0 to T.
+
+        Parameters
+        ----------
+        x : hidden states X(0), such as (batch, tokens, width)
+        valid : (batch, tokens), True where a token is there: only those count in the cost
+            (in any order in which `x` has these dimensions first)
+        context : handed to the blocks at each evaluation, such as a padding mask
+
+        Returns
+        -------
+        Flow(state, cost)
+
+        Raises
+        ------
+        InputError
+            For blocks that change the shape.
+        """
+        size = self._size(x, valid)
+        total = x.new_zeros((), dtype=at_least_single(x.dtype))
+        step: Callable[..., tuple[Tensor, Tensor]] = self._step
+        if self.checkpointing and torch.is_grad_enabled():
+            step = _recomputed(self._step)
+        for _ in range(self.steps):
+            x, cost = step(x, size, context)
+            total = total + cost
+        return Flow(x, total)
+
+    def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
+        """Take hidden states from 0 to T as `forward` does, and keep the way; same parameters."""
+        size = self._size(x, valid)
+        states, costs, velocities = [x], [], []
+        for _ in range(self.steps):
+            velocities.append(self.velocity_of(x, **context))
+            x, cost = self._advance(x, velocities[-1], size, context)
+            states.append(x)
+            costs.append(cost)
+        times = torch.linspace(0, self.t_final, self.steps + 1, dtype=torch.float64)
+        return Trajectory(torch.stack(states), times, torch.stack(costs), torch.stack(velocities))
+
+    def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
+        """The velocity f(x) of hidden states, of their shape."""
+        image = hidden_states(self.blocks(x, **context))
+        if image.shape != x.shape:
+            raise InputError(
+                f"the blocks turned hidden states {tuple(x.shape)} into {tuple(image.shape)}: "
+                "expected the same shape, for a dynamical system moves in one space; put what "
+                "changes the width before or after it"
+            )
+        return image - x if self.velocity == "residual" else image
+
+    def extra_repr(self) -> str:
+        return (
+            f"t_final={self.t_final}, steps={self.steps}, scheme={self.scheme!r}, "
+            f"velocity={self.velocity!r}, cost={self.cost!r}, checkpointing={self.checkpointing}"
+        )
+
+    def _step(self, x: Tensor, size: "_Size", context: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return self._advance(x, self.velocity_of(x, **context), size, context)
+
+    def _advance(
+        self, x: Tensor, first: Tensor, size: "_Size", context: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """One step from x, where the velocity is `first`: the next state, and the step's cost."""
+        tableau, dt = SCHEMES[self.scheme], self.dt
+        slopes = [first]
+        for row in tableau.stages:
+            slopes.append(self.velocity_of(_combined(x, dt, row, slopes), **context))
+        cost = sum(
+            (dt / 2 * weight * size.squared(slope))
+            for weight, slope in zip(tableau.weights, slopes, strict=True)
+        )
+        assert isinstance(cost, Tensor)
+        return _combined(x, dt, tableau.weights, slopes), cost
+
+    def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
+        samples = x.shape[self.batch_dim]
+        if valid is None:
+            return _Size(1 / (x.numel() if self.cost == "mean" else samples), None)
+        if valid.shape != x.shape[: valid.ndim] or valid.ndim < 2:
+            raise InputError(
+                f"valid is of shape {tuple(valid.shape)}: expected {tuple(x.shape[:2])}, the "
+                f"samples and tokens of the hidden states {tuple(x.shape)}"
+            )
+        weight = valid.to(at_least_single(x.dtype))
+        if self.cost == "mean":  # each sample over the entries that it has
+            others = [axis for axis in range(valid.ndim) if axis != self.batch_dim]
+            entries = weight.sum(others, keepdim=True) * (x.numel() // valid.numel())
+            weight = weight / entries.clamp(min=1)
+        weight = weight / samples
+        return _Size(1.0, weight.sqrt().reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)))
+
+
+class NodeTransformer(nn.Module):
+    """One dynamical system per block, in sequence: X_i(0) = X_{i-1}(T), dX_i/dt = f_i(X_i).
+
+    [OTT] eq. 13 (there after Baier-Reinio and De Sterck). The cost is the sum over the systems,
+    each of which goes from 0 to T in M steps. In the published model the feed-forward layer of a
+    block has no skip connection: `layers.Block(..., skip=False)`.
+
+    Parameters
+    ----------
+    blocks : the blocks, as for `ContinuousTransformer`
+    options : those of `ContinuousTransformer`, the same for each block
+
+    Raises
+    ------
+    InputError
+        As `ContinuousTransformer` does.
+    """
+
+    def __init__(self, blocks: nn.Module | Iterable[nn.Module], **options: Any) -> None:
+        super().__init__()
+        systems = [ContinuousTransformer(block, **options) for block in _each(blocks)]
+        if not systems:
+            raise InputError("there are no blocks: expected at least one")
+        self.systems = nn.ModuleList(systems)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps M of each system."""
+        return self._first.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        for system in self._each_system():
+            system.steps = value
+
+    @property
+    def t_final(self) -> float:
+        """End time T of each system."""
+        return self._first.t_final
+
+    @t_final.setter
+    def t_final(self, value: float) -> None:
+        for system in self._each_system():
+            system.t_final = value
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
+        """Take hidden states through all systems; parameters and returns of one system."""
+        total = x.new_zeros((), dtype=at_least_single(x.dtype))
+        for system in self._each_system():
+            x, cost = system(x, valid=valid, **context)
+            total = total + cost
+        return Flow(x, total)
+
+    def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
+        """The way through all systems; times go on from one to the next, to D T."""
+        parts: list[Trajectory] = []
+        for system in self._each_system():
+            part = system.trajectory(x, valid=valid, **context)
+            parts.append(part._replace(times=part.times + len(parts) * system.t_final))
+            x = part.states[-1]
+        return Trajectory(
+            torch.cat([parts[0].states[:1], *(part.states[1:] for part in parts)]),
+            torch.cat([parts[0].times[:1], *(part.times[1:] for part in parts)]),
+            torch.cat([part.costs for part in parts]),
+            torch.cat([part.velocities for part in parts]),
+        )
+
+    @property
+    def _first(self) -> ContinuousTransformer:
+        return self._each_system()[0]
+
+    def _each_system(self) -> list[ContinuousTransformer]:
+        return list(self.systems)  # type: ignore[arg-type]
+
+
+class _Size(NamedTuple):
+    """How the square of a velocity is counted: scale * |root * f|^2."""
+
+    scale: float
+    root: Tensor | None  # square roots of weights, to be broadcast against f
+
+    def squared(self, velocity: Tensor) -> Tensor:
+        if self.root is not None:
+            velocity = velocity * self.root
+        # One pass forward and one backward, where f.square().sum() takes two of each.
+        norm = torch.linalg.vector_norm(velocity, dtype=at_least_single(velocity.dtype))
+        return self.scale * norm.square()
+
+
+def _combined(x: Tensor, dt: float, weights: Iterable[float], slopes: list[Tensor]) -> Tensor:
+    """x + dt sum_i weights[i] slopes[i]."""
+    for weight, slope in zip(weights, slopes, strict=True):
+        if weight:
+            x = torch.add(x, slope, alpha=dt * weight)
+    return x
+
+
+def _recomputed(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def again(*arguments: Any) -> tuple[Tensor, Tensor]:
+        return checkpoint(step, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
+
+    return again
+
+
+def _each(blocks: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
+    if isinstance(blocks, Stack):
+        return list(blocks.blocks)
+    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
+        return [blocks]
+    return list(blocks)
+
+
+def _one_module(blocks: nn.Module | Iterable[nn.Module]) -> nn.Module:
+    """The blocks as one module that hands its context to each."""
+    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
+        return blocks
+    parts = _each(blocks)
+    if not parts:
+        raise InputError("there are no blocks: expected at least one")
+    return Stack(parts)

@@ -1,0 +1,388 @@
+"""Parts of transformers: attention, feed-forward layer, block, stack of blocks, token embedding.
+
+Hidden states are tensors (batch, tokens, width). Blocks keep their shape, so that a stack of them
+can be the velocity of a dynamical system (`wflow.nets.ContinuousTransformer`). Inputs are checked
+in eager mode only: under `torch.compile` a check would break the graph, or guard it for nothing.
+
+[OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
+arXiv 2505.13499.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wflow._checks import check_choice, number, whole
+from wflow.errors import InputError
+from wflow.nets._flow import hidden_states
+
+Gelu = Literal["none", "tanh"]
+
+
+class Attention(nn.Module):
+    """Self-attention: sum_h W^h V^h X softmax((K^h X)^T Q^h x_j / sqrt(k)) for each token x_j.
+
+    X has the tokens as columns here, k is the width of a head. The rows of `qkv.weight` are the
+    queries, the keys and the values, in this order, and in each of them head after head: Q^h is
+    `qkv.weight[h * k : (h + 1) * k]`. W^h is `out.weight[:, h * k : (h + 1) * k]`. Source:
+    Vaswani et al., "Attention is all you need" (2017), section 3.2; [OTT] eq. 3.
+
+    Parameters
+    ----------
+    width : width of the hidden states
+    heads : number of heads H
+    head_width : k; None is width / heads
+    causal : a token sees itself and those before it only
+    bias : whether linear layers have biases
+    qkv_bias : the same for queries, keys and values; None is `bias`
+    project : False leaves the output matrix W out: the heads one beside the other are the output
+    dropout : rate at which attention weights and outputs are dropped, in training only
+
+    Raises
+    ------
+    InputError
+        For a width that the heads cannot share, or sizes and rates out of range.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        head_width: int | None = None,
+        causal: bool = False,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        project: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.width, self.heads = whole(width, "width"), whole(heads, "heads")
+        self.head_width = (
+            share(width, heads) if head_width is None else whole(head_width, "head_width")
+        )
+        self.causal, self.dropout = causal, rate(dropout)
+        inner = self.heads * self.head_width
+        if not project and inner != width:
+            raise InputError(
+                f"{heads} heads of width {self.head_width} give {inner} numbers per token, and the "
+                f"hidden states have width {width}: expected the same with project=False; use "
+                "project=True"
+            )
+        self.qkv = nn.Linear(width, 3 * inner, bias=bias if qkv_bias is None else qkv_bias)
+        self.out: nn.Module = nn.Linear(inner, width, bias=bias) if project else nn.Identity()
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Let tokens see each other.
+
+        Parameters
+        ----------
+        x : hidden states (batch, tokens, width)
+        mask : bool (batch, tokens), True where a token is there: only those are seen. What comes
+            out for tokens that are not there is finite and means nothing
+
+        Returns
+        -------
+        tensor (batch, tokens, width)
+
+        Raises
+        ------
+        InputError
+            For other shapes, or a mask that is not bool.
+        """
+        check_hidden(x, self.width, mask)
+        batch, tokens, _ = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, self.head_width)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (batch, heads, tokens, k)
+        mixed = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if mask is None else _visible(mask, self.causal),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+        )  # (batch, heads, tokens, k)
+        mixed = mixed.transpose(1, 2).reshape(batch, tokens, self.heads * self.head_width)
+        return functional.dropout(self.out(mixed), self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.heads}, head_width={self.head_width}, causal={self.causal}, "
+            f"dropout={self.dropout}"
+        )
+
+
+class FeedForward(nn.Module):
+    """Fully connected layer for each token: B gelu(A x + a) + b.
+
+    Source: Vaswani et al. (2017), section 3.3, with the GELU of Hendrycks and Gimpel (2016);
+    g_f of [OTT] eq. 4.
+
+    Parameters
+    ----------
+    width : width of the hidden states
+    hidden : width between A and B
+    bias : whether a and b are there
+    gelu : `none`, the function itself; `tanh`, its approximation that GPT-2 was trained with
+    dropout : rate at which outputs are dropped, in training only
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        bias: bool = True,
+        gelu: Gelu = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_choice("gelu", gelu, ("none", "tanh"))
+        width, hidden = whole(width, "width"), whole(hidden, "hidden")
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.gelu = nn.GELU(approximate=gelu)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.dropout = rate(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map hidden states (..., width) to (..., width)."""
+        x = self.gelu(self.up(x))  # (..., hidden)
+        return functional.dropout(self.down(x), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """Transformer block, norms before the layers: u = x + attention(norm(x)), u + ff(norm(u)).
+
+    [OTT] eqs. 3 and 4, with the layer norms that are left out there; norms before the layers as
+    in Radford et al., "Language models are unsupervised multitask learners" (2019), section 2.3.
+
+    Parameters
+    ----------
+    width, heads, head_width, causal, bias, qkv_bias, project : as for `Attention`; `bias` is that
+        of the feed-forward layer and of the layer norms too
+    hidden : inner width of the feed-forward layer; None leaves the layer out, with its norm
+    norm : False leaves the layer norms out
+    skip : False leaves the skip connection of the feed-forward layer out, ff(norm(u)) alone: the
+        blocks of N-ODE transformers ([OTT], after eq. 13). Without a feed-forward layer there is
+        nothing to leave out, and the block is x + attention(norm(x)) either way
+    gelu, dropout : as for `FeedForward`; dropout is that of `Attention` too
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        hidden: int | None = None,
+        head_width: int | None = None,
+        causal: bool = False,
+        norm: bool = True,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        project: bool = True,
+        skip: bool = True,
+        gelu: Gelu = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm_attention = layer_norm(width, norm, bias)
+        self.attention = Attention(
+            width,
+            heads,
+            head_width=head_width,
+            causal=causal,
+            bias=bias,
+            qkv_bias=qkv_bias,
+            project=project,
+            dropout=dropout,
+        )
+        self.skip = skip
+        self.feed_forward: FeedForward | None = None
+        if hidden is not None:
+            self.norm_feed_forward = layer_norm(width, norm, bias)
+            self.feed_forward = FeedForward(width, hidden, bias=bias, gelu=gelu, dropout=dropout)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Map hidden states (batch, tokens, width) to the same shape; mask as for `Attention`."""
+        x = x + self.attention(self.norm_attention(x), mask=mask)
+        if self.feed_forward is None:
+            return x
+        change = self.feed_forward(self.norm_feed_forward(x))
+        return x + change if self.skip else change
+
+
+class Stack(nn.Module):
+    """Blocks one after another: f = f_D o ... o f_1 ([OTT] eq. 9).
+
+    Parameters
+    ----------
+    blocks : modules, each of which maps hidden states to hidden states of the same shape; of a
+        tuple, or an object with `.last_hidden_state`, the hidden states are taken
+
+    Raises
+    ------
+    InputError
+        For no blocks.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        if not len(self.blocks):
+            raise InputError("a stack of no blocks: expected at least one")
+
+    def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Tensor:
+        """Map hidden states x through the blocks, each of which is handed the context.
+
+        `valid` is taken and not used: it says which tokens count in a transport cost, and a
+        discrete network has none. So a network calls a stack and what wraps it in one way.
+        """
+        for block in self.blocks:
+            x = hidden_states(block(x, **context))
+        return x
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.blocks)
+
+    def __getitem__(self, i: int) -> nn.Module:
+        return self.blocks[i]
+
+
+class TokenEmbedding(nn.Module):
+    """Hidden states of a text, with learned positions: x_j = E[token_j] + P[j] ([OTT] eq. 2).
+
+    Parameters
+    ----------
+    vocabulary : number of token ids
+    context : number of positions, the length of the longest text
+    width : width of the hidden states
+    std : standard deviation of E and P at the start
+    dropout : rate at which entries are dropped, in training only
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        context: int,
+        width: int,
+        *,
+        std: float = 0.02,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        width = whole(width, "width")
+        self.token = nn.Embedding(whole(vocabulary, "vocabulary"), width)
+        self.position = nn.Embedding(whole(context, "context"), width)
+        self.dropout = rate(dropout)
+        nn.init.normal_(self.token.weight, std=std)
+        nn.init.normal_(self.position.weight, std=std)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed token ids.
+
+        Parameters
+        ----------
+        tokens : integers (batch, tokens) in 0 .. vocabulary - 1, at most `context` per text
+
+        Returns
+        -------
+        tensor (batch, tokens, width)
+
+        Raises
+        ------
+        InputError
+            For other shapes or types, texts longer than the context, ids beyond the vocabulary.
+        """
+        check_tokens(tokens, self.token.num_embeddings, self.position.num_embeddings)
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]  # (batch, tokens, width)
+        return functional.dropout(x, self.dropout, self.training)
+
+
+def layer_norm(width: int, norm: bool = True, bias: bool = True) -> nn.Module:
+    """The layer norm over the width, or nothing where `norm` is False."""
+    return nn.LayerNorm(whole(width, "width"), bias=bias) if norm else nn.Identity()
+
+
+def share(width: int, heads: int) -> int:
+    """Width of a head, width / heads; InputError where that is no whole number."""
+    if whole(width, "width") % whole(heads, "heads"):
+        raise InputError(
+            f"width {width} cannot be shared by {heads} heads: expected a multiple of {heads}, or "
+            "a head_width"
+        )
+    return width // heads
+
+
+def rate(dropout: Any) -> float:
+    """Check that a rate of dropout lies in [0, 1); InputError otherwise."""
+    if number(dropout, "dropout", 0) >= 1:
+        raise InputError(f"dropout is {dropout}: expected a rate below 1, such as 0.1")
+    return float(dropout)
+
+
+def check_hidden(x: Tensor, width: int, mask: Tensor | None = None) -> None:
+    """Check hidden states (batch, tokens, width) and a mask (batch, tokens), in eager mode."""
+    if torch.compiler.is_compiling():
+        return
+    if x.ndim != 3 or x.shape[2] != width:
+        raise InputError(
+            f"hidden states are of shape {tuple(x.shape)}: expected (batch, tokens, {width})"
+        )
+    if mask is None:
+        return
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        raise InputError(
+            f"the mask is {mask.dtype} of shape {tuple(mask.shape)}: expected torch.bool of shape "
+            f"{tuple(x.shape[:2])}, True where a token is there"
+        )
+
+
+def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None) -> None:
+    """Check token ids (batch, tokens), in eager mode: a bad one would kill a CUDA process.
+
+    Parameters
+    ----------
+    tokens : what was given
+    vocabulary : number of ids
+    context : length of the longest text that is taken; None takes any
+    """
+    if torch.compiler.is_compiling():
+        return
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"token ids are {tokens.dtype}: expected integers, torch.int64 or int32")
+    if tokens.ndim != 2 or tokens.shape[1] == 0:
+        raise InputError(
+            f"token ids are of shape {tuple(tokens.shape)}: expected (batch, tokens), with at "
+            "least one token"
+        )
+    if context is not None and tokens.shape[1] > context:
+        raise InputError(
+            f"texts of {tokens.shape[1]} tokens: expected at most {context}, the context of the "
+            "network; crop them, or build a network with a longer context"
+        )
+    # Reading a value waits for the device, which is not allowed while a graph is captured.
+    if tokens.numel() == 0 or (tokens.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    least, most = torch.stack(torch.aminmax(tokens)).tolist()
+    if least < 0 or most >= vocabulary:
+        raise InputError(
+            f"token id {least if least < 0 else most} is beyond the vocabulary: expected ids in "
+            f"0 .. {vocabulary - 1}; was the text encoded for another network?"
+        )
+
+
+def _visible(mask: Tensor, causal: bool) -> Tensor:
+    """Which tokens (last dimension) each token sees: bool (batch, 1, tokens, tokens)."""
+    tokens = mask.shape[1]
+    seen = mask[:, None, None, :]  # (batch, 1, 1, tokens)
+    if causal:
+        seen = seen & torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
+    # Each token sees itself. Those that are there do anyway; for the others a softmax over
+    # nothing would be NaN, and its gradient would reach every weight.
+    return seen | torch.eye(tokens, dtype=torch.bool, device=mask.device)

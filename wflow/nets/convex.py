@@ -1,0 +1,297 @@
+"""A convex test problem of optimal-transport training, solved to rounding.
+
+The velocity is free, one vector per step and sample, and the output layer A is linear:
+
+    min over f_0 .. f_{M-1} of  G(X_M, y) + (lambda dt / 2) sum_m |f_m|^2,
+    X_{m+1} = X_m + dt f_m,  dt = T / M,
+
+with G(X, y) = |A X - y|^2 / 2, or the cross-entropy of softmax(A X). For lambda > 0 the optimum is
+unique, X(T) = X(0) - (T/lambda) grad G(X(T), y), along straight lines at the constant speed
+-(1/lambda) grad G(X(T), y): [OTT] F.5. For lambda = 0 it is not unique: [OTT] Theorem 1. So what a
+trained network should show can be measured here on an optimum that is known.
+
+X(T) is the proximal point argmin |X - X(0)|^2 / 2 + (T/lambda) G(X, y), and grad G is monotone. So
+|dX(T)| <= |dX(0)| + (T L / lambda) |dy| for every lambda > 0: sharper than [OTT] Theorem 2, and
+without its condition lambda > T L^2.
+
+[OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
+arXiv 2505.13499.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wflow._checks import check_choice, number, positive, whole
+from wflow.errors import InputError, WflowError
+from wflow.nets._minimise import by_lbfgs, by_newton
+from wflow.nets.continuous import Trajectory
+from wflow.nets.diagnostics import Stability, check_stability, operator_norm
+
+Loss = Literal["squared", "cross-entropy"]
+Method = Literal["newton", "lbfgs"]
+
+
+class ConvexProblem:
+    """One velocity per step and sample, a linear output layer, and a convex loss of it.
+
+    Everything is in double precision, on the device of `output`.
+
+    Parameters
+    ----------
+    output : A (c, d): d entries of a state, c outputs
+    loss : "squared", G = |A X - y|^2 / 2; "cross-entropy", G = -<y, log softmax(A X)>
+    t_final, steps : T and M
+    lam : lambda >= 0, weight of the transport cost as a sum ([OTT] eq. 8)
+
+    Raises
+    ------
+    InputError
+        For an output that is no finite matrix, or numbers out of range.
+
+    Source: [OTT] eq. 10, F.1 for the losses, F.4 to F.7 for the optimum.
+    """
+
+    def __init__(
+        self,
+        output: Tensor,
+        loss: Loss = "squared",
+        *,
+        t_final: float = 1.0,
+        steps: int = 8,
+        lam: float = 1.0,
+    ) -> None:
+        if not isinstance(output, Tensor) or output.ndim != 2 or not torch.isfinite(output).all():
+            raise InputError("output must be a finite matrix (outputs, entries of a state)")
+        check_choice("loss", loss, ("squared", "cross-entropy"))
+        self.output = output.detach().double()
+        self.loss = loss
+        self.t_final = positive(t_final, "t_final")
+        self.steps = whole(steps, "steps")
+        self.lam = number(lam, "lam", least=0.0)
+
+    @property
+    def dt(self) -> float:
+        """Length T/M of a step."""
+        return self.t_final / self.steps
+
+    @property
+    def L(self) -> float:
+        """Operator norm of the output layer."""
+        return operator_norm(self.output)
+
+    def value(self, x: Tensor, y: Tensor) -> Tensor:
+        """G(X, y) of every sample: x (..., d), y (..., c) -> (...)."""
+        logits = x @ self.output.T  # (..., c)
+        if self.loss == "squared":
+            return (logits - y).square().sum(-1) / 2
+        return -(y * functional.log_softmax(logits, -1)).sum(-1)
+
+    def prediction(self, x: Tensor) -> Tensor:
+        """Model output of states (..., d): A X, or softmax(A X); (..., c)."""
+        logits = x.double() @ self.output.T
+        return logits if self.loss == "squared" else torch.softmax(logits, -1)
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """grad G(X, y) = A^T (prediction - y), (..., d): [OTT] F.1, for y of sum one."""
+        return (self.prediction(x) - y) @ self.output
+
+    def terminal_state(self, x0: Tensor, y: Tensor) -> Tensor:
+        """X(T) of the optimum: the root of X + (T/lambda) grad G(X, y) = X(0), to rounding.
+
+        Newton's method on |X - X(0)|^2 / 2 + (T/lambda) G(X, y), which is strongly convex, with the
+        Hessian I + (T/lambda) A^T diag(p) A - .., written out.
+
+        Parameters
+        ----------
+        x0 : (batch, d)
+        y : (batch, c); for cross-entropy, >= 0 and of sum one
+
+        Returns
+        -------
+        (batch, d)
+
+        Raises
+        ------
+        InputError
+            For lambda = 0, where it is not unique; for shapes that do not fit.
+        """
+        if self.lam == 0:
+            raise InputError("lam is 0: the optimum is not unique; `minimise` finds one of them")
+        x0, y = self._given(x0, y)
+        scale = self.t_final / self.lam
+        eye = torch.eye(x0.shape[1], dtype=x0.dtype, device=x0.device)
+
+        def value(x: Tensor) -> Tensor:
+            return (x - x0).square().sum(-1) / 2 + scale * self.value(x, y)
+
+        def gradient(x: Tensor) -> Tensor:
+            return x - x0 + scale * self.gradient(x, y)
+
+        def hessian(x: Tensor) -> Tensor:
+            return eye + scale * self._curvature(x)
+
+        return by_newton(value, gradient, hessian, x0)
+
+    def velocities(self, x0: Tensor, y: Tensor) -> Tensor:
+        """Velocities of the optimum, all equal to -(1/lambda) grad G(X(T), y): (M, batch, d).
+
+        Parameters and errors as for `terminal_state`. Source: [OTT] eq. 56.
+        """
+        x0, y = self._given(x0, y)
+        velocity = -self.gradient(self.terminal_state(x0, y), y) / self.lam
+        return velocity.expand(self.steps, *x0.shape).clone()
+
+    def objective(self, velocities: Tensor, x0: Tensor, y: Tensor) -> Tensor:
+        """G(X_M, y) + (lambda dt / 2) sum_m |f_m|^2 of every sample, (batch,)."""
+        x0, y = self._given(x0, y)
+        velocities = self._fitting(velocities, x0)
+        reached = x0 + self.dt * velocities.sum(0)
+        return self.value(reached, y) + self.lam * self._cost(velocities).sum(0)
+
+    def minimise(
+        self,
+        x0: Tensor,
+        y: Tensor,
+        start: Tensor | int = 0,
+        *,
+        method: Method = "newton",
+    ) -> Tensor:
+        """Minimise over the velocities themselves, from any start, by derivatives from torch.
+
+        It knows nothing of `terminal_state`: that both agree is what shows that the optimum is what
+        [OTT] F.5 says. With lambda = 0 it returns the optimum that it comes upon, which depends
+        on the start; cross-entropy then needs targets y > 0, or there is none.
+
+        Parameters
+        ----------
+        x0, y : as for `terminal_state`
+        start : velocities (M, batch, d), or a seed of standard normal ones
+        method : "newton" with all second derivatives, "lbfgs" with none
+
+        Returns
+        -------
+        velocities (M, batch, d); gradients vanish to rounding for "newton", to 1e-8 or so for
+        "lbfgs"
+
+        Raises
+        ------
+        InputError
+            For shapes that do not fit, or an unknown method.
+        WflowError
+            If the gradient does not vanish: for lambda = 0 there need not be an optimum.
+        """
+        check_choice("method", method, ("newton", "lbfgs"))
+        x0, y = self._given(x0, y)
+        begin = self._start(start, x0)
+        if method == "lbfgs":
+            found = by_lbfgs(lambda f: self.objective(f, x0, y).sum(), begin)
+        else:
+            found = self._by_newton(x0, y, begin)
+        slope = torch.func.grad(lambda f: self.objective(f, x0, y).sum())(found)
+        size = 1 + float(self.gradient(x0, y).abs().max())
+        if not float(slope.abs().max()) <= 1e-6 * size:
+            raise WflowError(
+                f"the gradient stays at {float(slope.abs().max()):.3g}: "
+                + (
+                    "with lam = 0 there need not be an optimum (cross-entropy needs targets > 0)"
+                    if self.lam == 0
+                    else "take method='newton', or a start nearer to zero"
+                )
+            )
+        return found
+
+    def trajectory(self, x0: Tensor, velocities: Tensor) -> Trajectory:
+        """The path of given velocities, for `wflow.nets.diagnostics`; costs are sums."""
+        x0 = x0.detach().double()
+        velocities = self._fitting(velocities, x0)
+        moved = torch.cat([torch.zeros_like(x0)[None], self.dt * velocities.cumsum(0)])
+        times = self.dt * torch.arange(self.steps + 1, dtype=torch.float64, device=x0.device)
+        return Trajectory(x0 + moved, times, self._cost(velocities).mean(1), velocities)
+
+    def stability(self, x1: Tensor, y1: Tensor, x2: Tensor, y2: Tensor) -> Stability:
+        """The optimal outputs of pairs (X(0), y) against the bound of [OTT] Theorem 2.
+
+        Raises
+        ------
+        InputError
+            Unless lambda > T L^2, and as `terminal_state`.
+        """
+        return check_stability(
+            self.prediction(self.terminal_state(x1, y1)),
+            self.prediction(self.terminal_state(x2, y2)),
+            x1.double(),
+            x2.double(),
+            y1.double(),
+            y2.double(),
+            t_final=self.t_final,
+            L=self.L,
+            lam=self.lam,
+        )
+
+    def _by_newton(self, x0: Tensor, y: Tensor, begin: Tensor) -> Tensor:
+        """Newton's method over the (M d) velocities of each sample, derivatives by torch."""
+        steps, batch, d = begin.shape
+
+        def one(f: Tensor, x: Tensor, target: Tensor) -> Tensor:
+            """Objective of one sample, f (M d)."""
+            parts = f.reshape(steps, d)
+            reached = x + self.dt * parts.sum(0)
+            cost = self.dt / 2 * parts.square().sum()
+            return self.value(reached, target) + self.lam * cost
+
+        value = torch.func.vmap(one)
+        gradient = torch.func.vmap(torch.func.grad(one))
+        hessian = torch.func.vmap(torch.func.hessian(one))
+        found = by_newton(
+            lambda f: value(f, x0, y),
+            lambda f: gradient(f, x0, y),
+            lambda f: hessian(f, x0, y),
+            begin.transpose(0, 1).reshape(batch, steps * d),
+            singular=self.lam == 0,
+        )
+        return found.reshape(batch, steps, d).transpose(0, 1).contiguous()
+
+    def _curvature(self, x: Tensor) -> Tensor:
+        """Hessian of G: A^T A, or A^T (diag p - p p^T) A; (batch, d, d)."""
+        if self.loss == "squared":
+            return (self.output.T @ self.output).expand(len(x), -1, -1)
+        p = self.prediction(x)  # (batch, c)
+        mean = p @ self.output  # (batch, d)
+        weighted = torch.einsum("bc,ci,cj->bij", p, self.output, self.output)
+        return weighted - mean[:, :, None] * mean[:, None, :]
+
+    def _cost(self, velocities: Tensor) -> Tensor:
+        """(dt/2) |f_m|^2 of every step and sample, (M, batch)."""
+        return self.dt / 2 * velocities.square().sum(-1)
+
+    def _start(self, start: Tensor | int, x0: Tensor) -> Tensor:
+        if isinstance(start, Tensor):
+            return self._fitting(start.detach(), x0).clone()
+        generator = torch.Generator().manual_seed(whole(start, "start", 0))
+        drawn = torch.randn(self.steps, *x0.shape, generator=generator, dtype=torch.float64)
+        return drawn.to(x0.device)
+
+    def _fitting(self, velocities: Tensor, x0: Tensor) -> Tensor:
+        if velocities.shape != (self.steps, *x0.shape):
+            raise InputError(
+                f"the velocities have shape {tuple(velocities.shape)}: expected "
+                f"{(self.steps, *x0.shape)}, one per step and sample"
+            )
+        return velocities.double()
+
+    def _given(self, x0: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        c, d = self.output.shape
+        if x0.ndim != 2 or x0.shape[1] != d or y.shape != (len(x0), c):
+            raise InputError(
+                f"x0 has shape {tuple(x0.shape)} and y {tuple(y.shape)}: expected (batch, {d}) and "
+                f"(batch, {c})"
+            )
+        x0, y = x0.detach().double(), y.detach().double()
+        if self.loss == "cross-entropy" and not (
+            bool((y >= 0).all()) and torch.allclose(y.sum(-1), y.new_ones(()), atol=1e-12, rtol=0)
+        ):
+            raise InputError("targets of cross-entropy are >= 0 and of sum one, row by row")
+        return x0, y

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
-	transport jko_step clustering_grid
+	transport jko_step clustering_grid continuous_networks
 
 .PHONY: run test lint bench bench-again benchmarks docs clean
 

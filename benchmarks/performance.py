@@ -40,6 +40,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("Start-up", "startup", sections.startup),
     ("Many paths on several workers", "dask_scaling", sections.anything),
     ("On a GPU", "gpu_particles", sections.gpu_particles),
+    ("Continuous-time networks", "continuous_networks", sections.anything),
 )
 OPTIONAL = {"matrix_rate"}  # not by `make bench`: exact_sums has its figures too
 HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->

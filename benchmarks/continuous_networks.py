@@ -1,0 +1,292 @@
+"""Training of continuous-time transformers: what the wrapper costs, and what checkpointing saves.
+
+    python benchmarks/continuous_networks.py [--json benchmarks/results/continuous_networks.json]
+
+One process, one run. For each network, a training iteration (forward, loss, backward, AdamW) of
+
+- discrete: the blocks applied M times in a row, x <- f(x), with the loss alone: as many evaluations
+  of the blocks as the continuous model makes;
+- wrapped: `ContinuousTransformer` with M Euler steps, loss and lam times the transport cost;
+- checkpointed: the same, with the inside of each step computed again for the gradient.
+
+The overhead is the time of `wrapped` over `discrete`, minus 1. The variants run in turn, round
+after round; the overhead is the median of the ratios within a round, printed with the smallest and
+largest. Peak memory is the growth of the process (of the GPU's allocations, with --device cuda)
+during one iteration after others have run.
+
+On a GPU also the GPT step in bfloat16 with `torch.compile`: tokens per second, share of the card's
+rate of matrix products measured in the same run, and the same step of a plain GPT loop without the
+wrapper.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from report import goal, peak_memory, spread, write
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wflow.nets import GPT, ContinuousTransformer, ViT
+
+STEPS, PAPER_STEPS = 20, 10  # of ours, and of the published GPT
+COMMAND = "python benchmarks/continuous_networks.py"
+
+
+class Case(NamedTuple):
+    """A network, its inputs and targets."""
+
+    name: str
+    make: Callable[[], Any]
+    inputs: Tensor
+    targets: Tensor
+    steps: int
+
+
+class Repeated(nn.Module):
+    """x <- f(x), M times: the discrete network with as many evaluations."""
+
+    def __init__(self, blocks: nn.Module, steps: int) -> None:
+        super().__init__()
+        self.blocks, self.steps = blocks, steps
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        for _ in range(self.steps):
+            x = self.blocks(x, **context)
+        return x
+
+
+def cases(device: torch.device) -> list[Case]:
+    """The networks of the two experiments; the GPT of the paper's size on a GPU."""
+    large = device.type == "cuda"
+    depth, heads, width = (5, 5, 320) if large else (3, 4, 128)
+    context, rows = (256, 64) if large else (128, 8)
+    tokens = torch.randint(65, (rows, context + 1), device=device)
+    digits = torch.randn(100, 1, 28, 28, device=device)
+    return [
+        Case(
+            "ViT, width 64, batch 100",
+            lambda: ViT(width=64),
+            digits,
+            torch.randint(10, (100,), device=device),
+            STEPS,
+        ),
+        Case(
+            f"GPT, {depth} x {heads} x {width}, {rows} x {context}",
+            lambda: GPT(
+                vocabulary=65, context=context, width=width, depth=depth, heads=heads, norm=False
+            ),
+            tokens[:, :-1],
+            tokens[:, 1:],
+            STEPS,
+        ),
+    ]
+
+
+def variant(case: Case, kind: str, device: torch.device) -> Callable[[], None]:
+    """One training iteration of a case."""
+    torch.manual_seed(0)
+    model = case.make().to(device)
+    if kind == "discrete":
+        model.body = Repeated(model.body, case.steps)
+    else:
+        model.body = ContinuousTransformer(
+            model.body, steps=case.steps, checkpointing=kind == "checkpointed"
+        )
+    # A learning rate of 0 keeps the weights, and so the work, the same for ever.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    with_cost = kind != "discrete"
+
+    def iteration() -> None:
+        output, cost = model(case.inputs)
+        loss = functional.cross_entropy(output.flatten(0, -2), case.targets.flatten())
+        if with_cost:
+            loss = loss + 0.01 * cost
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return iteration
+
+
+def timed(call: Callable[[], None], least: float) -> float:
+    """Mean seconds of a call over as many as take `least` seconds."""
+    start, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - start < least:
+        call()
+        count += 1
+    return (time.perf_counter() - start) / count
+
+
+def memory(call: Callable[[], None], device: torch.device) -> float | None:
+    """Peak memory (MB) that one iteration takes beyond what stays between two."""
+    call()
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return (torch.cuda.max_memory_allocated(device) - before) / 1e6
+    give_back_memory()
+    with peak_memory() as found:
+        call()
+    return found["mb"]
+
+
+def give_back_memory() -> None:
+    """Have the C library return freed memory, so that the next peak is counted from below it."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: the growth is a lower bound
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+class Result(NamedTuple):
+    """Rows of the page: one for each variant, and the overhead."""
+
+    variants: list[dict[str, Any]]
+    overhead: dict[str, Any]
+
+
+def measure(case: Case, device: torch.device, rounds: int, least: float) -> Result:
+    """Times, overhead and memory of the variants of a case."""
+    calls = {kind: variant(case, kind, device) for kind in ("discrete", "wrapped", "checkpointed")}
+    taken: dict[str, list[float]] = {kind: [] for kind in calls}
+    for call in calls.values():
+        timed(call, least)
+    for _ in range(rounds):
+        for kind, call in calls.items():
+            taken[kind].append(timed(call, least))
+    ratios = np.array(taken["wrapped"]) / np.array(taken["discrete"]) - 1
+    peaks = {kind: memory(call, device) for kind, call in calls.items()}
+    of = {"network": case.name, "steps": case.steps}
+    result = Result(
+        [
+            of | {"variant": kind} | spread(values) | {"peak_mb": peaks[kind]}
+            for kind, values in taken.items()
+        ],
+        of | spread((100 * ratios).tolist(), "percent"),
+    )
+    print(f"{case.name}, {case.steps} steps")
+    for kind, values in taken.items():
+        peak = "" if peaks[kind] is None else f"{peaks[kind]:8.1f} MB"
+        print(f"  {kind:13s} {1e3 * np.median(values):9.2f} ms {peak}")
+    print(
+        f"  overhead {100 * np.median(ratios):.2f} % ({100 * ratios.min():.2f} to "
+        f"{100 * ratios.max():.2f})"
+    )
+    return result
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiply-adds per second of a large product of matrices, the best of some."""
+    n = 8192
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    best = 0.0
+    for _ in range(10):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        torch.cuda.synchronize(device)
+        best = max(best, 5 * n**3 / (time.perf_counter() - start))
+    return best
+
+
+def compiled_gpt(
+    case: Case, device: torch.device, rounds: int, least: float
+) -> list[dict[str, Any]]:
+    """The GPT step at bfloat16 with `torch.compile`, with the wrapper and without."""
+    found = []
+    rate = matrix_rate(device, torch.bfloat16)
+    tokens = case.inputs.numel()
+    for kind in ("discrete", "wrapped"):
+        torch.manual_seed(0)
+        model = case.make().to(device)
+        blocks = model.body
+        blocks.compile()
+        model.body = (
+            Repeated(blocks, PAPER_STEPS)
+            if kind == "discrete"
+            else ContinuousTransformer(blocks, steps=PAPER_STEPS)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+
+        def iteration(model: Any = model, optimizer: Any = optimizer) -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                output, cost = model(case.inputs)
+                loss = functional.cross_entropy(output.flatten(0, -2), case.targets.flatten())
+            (loss + 0.01 * cost).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize(device)
+
+        timed(iteration, 3 * least)
+        taken = [timed(iteration, least) for _ in range(rounds)]
+        seconds = float(np.median(taken))
+        width, context = model.embed.token.embedding_dim, case.inputs.shape[1]
+        # Per token and evaluation of a block: 12 width^2 products, and scores and means of values.
+        depth = len(blocks)
+        products = depth * PAPER_STEPS * (12 * width**2 + context * width)
+        found.append(
+            {"network": case.name, "steps": PAPER_STEPS, "variant": kind}
+            | spread(taken)
+            | {
+                "tokens_per_second": tokens / seconds,
+                "share_of_matrix_rate": 3 * products * tokens / seconds / rate,
+            }
+        )
+        print(f"  compiled bfloat16 {kind}: {tokens / seconds:.0f} tokens/s")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--least", type=float, default=2.0, help="seconds of each measurement")
+    flags = parser.parse_args()
+    device = torch.device(flags.device)
+    found = cases(device)
+    results = [measure(case, device, flags.rounds, flags.least) for case in found]
+    body: dict[str, Any] = {
+        "device": _name(device),
+        "iterations": [row for result in results for row in result.variants],
+        "overhead": [result.overhead for result in results],
+    }
+    if device.type == "cuda":
+        body["compiled_bfloat16"] = compiled_gpt(found[-1], device, flags.rounds, flags.least)
+    worst = max(result.overhead["median_percent"] for result in results) / 100
+    saved = []
+    for result in results:
+        peak = {row["variant"]: row["peak_mb"] for row in result.variants}
+        if peak["wrapped"]:
+            saved.append(peak["checkpointed"] / peak["wrapped"])
+    body["goals"] = [
+        goal(
+            "overhead of the continuous wrapper and its cost",
+            COMMAND, worst, 0.03, least=False, unit="%",
+        ),
+        goal(
+            "peak memory with checkpointing over without, 20 steps",
+            COMMAND, max(saved, default=None), 0.5, least=False, unit="%",
+        ),
+    ]  # fmt: skip
+    if flags.json:
+        write(flags.json, COMMAND, torch.get_num_threads(), **body)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+if __name__ == "__main__":
+    main()

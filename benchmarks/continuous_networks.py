@@ -22,6 +22,7 @@ wrapper.
 import argparse
 import contextlib
 import ctypes
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,9 @@ from report import goal, peak_memory, spread, write
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wflow.nets import GPT, ContinuousTransformer, ViT
+from wflow._checks import positive, whole
+from wflow.cli import guarded
+from wflow.nets import GPT, ContinuousTransformer, ViT, train
 
 STEPS, PAPER_STEPS = 20, 10  # of ours, and of the published GPT
 COMMAND = "python benchmarks/continuous_networks.py"
@@ -156,13 +159,8 @@ class Result(NamedTuple):
 def measure(case: Case, device: torch.device, rounds: int, least: float) -> Result:
     """Times, overhead and memory of the variants of a case."""
     calls = {kind: variant(case, kind, device) for kind in ("discrete", "wrapped", "checkpointed")}
-    taken: dict[str, list[float]] = {kind: [] for kind in calls}
-    for call in calls.values():
-        timed(call, least)
-    for _ in range(rounds):
-        for kind, call in calls.items():
-            taken[kind].append(timed(call, least))
-    ratios = np.array(taken["wrapped"]) / np.array(taken["discrete"]) - 1
+    taken = in_rounds(calls, rounds, least)
+    shares = overhead(taken)
     peaks = {kind: memory(call, device) for kind, call in calls.items()}
     of = {"network": case.name, "steps": case.steps}
     result = Result(
@@ -170,16 +168,13 @@ def measure(case: Case, device: torch.device, rounds: int, least: float) -> Resu
             of | {"variant": kind} | spread(values) | {"peak_mb": peaks[kind]}
             for kind, values in taken.items()
         ],
-        of | spread((100 * ratios).tolist(), "percent"),
+        of | spread(shares, "percent"),
     )
     print(f"{case.name}, {case.steps} steps")
     for kind, values in taken.items():
         peak = "" if peaks[kind] is None else f"{peaks[kind]:8.1f} MB"
         print(f"  {kind:13s} {1e3 * np.median(values):9.2f} ms {peak}")
-    print(
-        f"  overhead {100 * np.median(ratios):.2f} % ({100 * ratios.min():.2f} to "
-        f"{100 * ratios.max():.2f})"
-    )
+    print(f"  overhead {np.median(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f})")
     return result
 
 
@@ -198,63 +193,86 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     return best
 
 
-def compiled_gpt(
-    case: Case, device: torch.device, rounds: int, least: float
-) -> list[dict[str, Any]]:
-    """The GPT step at bfloat16 with `torch.compile`, with the wrapper and without."""
-    found = []
+def compiled_step(case: Case, kind: str, device: torch.device) -> Callable[[], None]:
+    """One iteration at bfloat16 with compiled blocks, with the wrapper or in a plain loop."""
+    torch.manual_seed(0)
+    model = case.make().to(device)
+    blocks = model.body
+    blocks.compile()
+    if kind == "discrete":
+        model.body = Repeated(blocks, PAPER_STEPS)
+    else:
+        model.body = ContinuousTransformer(blocks, steps=PAPER_STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+
+    def iteration() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            output, cost = model(case.inputs)
+            loss = functional.cross_entropy(output.flatten(0, -2), case.targets.flatten())
+        (loss + 0.01 * cost).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(device)
+
+    return iteration
+
+
+def compiled_gpt(case: Case, device: torch.device, rounds: int, least: float) -> dict[str, Any]:
+    """The GPT step at bfloat16 with `torch.compile`: rows for the page."""
+    calls = {kind: compiled_step(case, kind, device) for kind in ("discrete", "wrapped")}
+    taken = in_rounds(calls, rounds, least)
     rate = matrix_rate(device, torch.bfloat16)
     tokens = case.inputs.numel()
-    for kind in ("discrete", "wrapped"):
-        torch.manual_seed(0)
-        model = case.make().to(device)
-        blocks = model.body
-        blocks.compile()
-        model.body = (
-            Repeated(blocks, PAPER_STEPS)
-            if kind == "discrete"
-            else ContinuousTransformer(blocks, steps=PAPER_STEPS)
-        )
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
-
-        def iteration(model: Any = model, optimizer: Any = optimizer) -> None:
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                output, cost = model(case.inputs)
-                loss = functional.cross_entropy(output.flatten(0, -2), case.targets.flatten())
-            (loss + 0.01 * cost).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            torch.cuda.synchronize(device)
-
-        timed(iteration, 3 * least)
-        taken = [timed(iteration, least) for _ in range(rounds)]
-        seconds = float(np.median(taken))
-        width, context = model.embed.token.embedding_dim, case.inputs.shape[1]
-        # Per token and evaluation of a block: 12 width^2 products, and scores and means of values.
-        depth = len(blocks)
-        products = depth * PAPER_STEPS * (12 * width**2 + context * width)
-        found.append(
-            {"network": case.name, "steps": PAPER_STEPS, "variant": kind}
-            | spread(taken)
-            | {
-                "tokens_per_second": tokens / seconds,
-                "share_of_matrix_rate": 3 * products * tokens / seconds / rate,
-            }
-        )
-        print(f"  compiled bfloat16 {kind}: {tokens / seconds:.0f} tokens/s")
-    return found
+    model = case.make()
+    width, depth = model.embed.token.embedding_dim, len(model.body)
+    # Per token and evaluation of a block: 12 width^2 products, and scores and means of values.
+    products = depth * PAPER_STEPS * (12 * width**2 + case.inputs.shape[1] * width)
+    of = {"network": case.name, "steps": PAPER_STEPS}
+    rows = []
+    for kind, values in taken.items():
+        seconds = float(np.median(values))
+        rate_of_tokens = tokens / seconds
+        share = 3 * products * rate_of_tokens / rate
+        found = {"tokens_per_second": rate_of_tokens, "share_of_matrix_rate": share}
+        rows.append(of | {"variant": kind} | spread(values) | found)
+        print(f"  compiled bfloat16 {kind}: {rate_of_tokens:.0f} tokens/s, {100 * share:.0f} %")
+    return {
+        "compiled_bfloat16": rows,
+        "compiled_overhead": [of | spread(overhead(taken), "percent")],
+    }
 
 
-def main() -> None:
+def in_rounds(
+    calls: dict[str, Callable[[], None]], rounds: int, least: float
+) -> dict[str, list[float]]:
+    """Seconds of every call in every round, after each has run for a while."""
+    for call in calls.values():
+        timed(call, least)
+    taken: dict[str, list[float]] = {kind: [] for kind in calls}
+    for _ in range(rounds):
+        for kind, call in calls.items():
+            taken[kind].append(timed(call, least))
+    return taken
+
+
+def overhead(taken: dict[str, list[float]]) -> list[float]:
+    """Per cent that the wrapper adds, round by round."""
+    ratios = np.array(taken["wrapped"]) / np.array(taken["discrete"]) - 1
+    return (100 * ratios).tolist()
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--least", type=float, default=2.0, help="seconds of each measurement")
     flags = parser.parse_args()
-    device = torch.device(flags.device)
+    device = train.device(flags.device)
+    whole(flags.rounds, "--rounds")
+    positive(flags.least, "--least")
     found = cases(device)
     results = [measure(case, device, flags.rounds, flags.least) for case in found]
     body: dict[str, Any] = {
@@ -263,7 +281,7 @@ def main() -> None:
         "overhead": [result.overhead for result in results],
     }
     if device.type == "cuda":
-        body["compiled_bfloat16"] = compiled_gpt(found[-1], device, flags.rounds, flags.least)
+        body |= compiled_gpt(found[-1], device, flags.rounds, flags.least)
     worst = max(result.overhead["median_percent"] for result in results) / 100
     saved = []
     for result in results:
@@ -282,6 +300,7 @@ def main() -> None:
     ]  # fmt: skip
     if flags.json:
         write(flags.json, COMMAND, torch.get_num_threads(), **body)
+    return 0
 
 
 def _name(device: torch.device) -> str:
@@ -289,4 +308,4 @@ def _name(device: torch.device) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

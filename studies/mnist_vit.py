@@ -13,36 +13,39 @@ With one block the N-ODE transformer is the same system as the continuous one ([
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from wflow import study
-from wflow._checks import number, whole
+from wflow import _net_study, study
+from wflow._checks import whole
+from wflow._net_study import Record, Results, Run, Trained
 from wflow.cli import guarded
-from wflow.nets import ContinuousTransformer, ViT, _experiment, data, diagnostics, train
-from wflow.nets._experiment import Run, Trained, percent
-
-if TYPE_CHECKING:
-    from xarray import Dataset
+from wflow.nets import ContinuousTransformer, ViT, data, diagnostics, train
 
 LEVELS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # of noise
 Noise = Callable[[torch.Tensor, float, int], torch.Tensor]
 INFERENCE = (1, 2, 4, 8, 16, 20)
 EVALUATION = 1000  # images at a time
 MODELS = ("baseline", "unregularised", "continuous")
-# [OTT] Tables 3 and 7, [OTT1] Table 5: test accuracy in per cent.
-PUBLISHED = {"baseline": "93.0 ± 0.69", "unregularised": "96.8 ± 0.23", "continuous": "97.1 ± 0.16"}
-PUBLISHED_STEPS = {
+# [OTT] Table 7: test accuracy in per cent after the last epoch, and of the best one.
+PUBLISHED = {"baseline": "93.0 ± 0.67", "unregularised": "96.8 ± 0.25", "continuous": "97.1 ± 0.15"}
+PUBLISHED_BEST = {
+    "baseline": "93.0 ± 0.69",
+    "unregularised": "96.8 ± 0.23",
+    "continuous": "97.1 ± 0.16",
+}
+# [OTT1] Table 5 and [OTT] Table 3.
+PUBLISHED_STEPS: dict[str, tuple[float, ...]] = {
     "unregularised": (18.2, 42.0, 85.1, 96.3, 96.7, 96.8),
     "continuous": (17.9, 46.8, 87.1, 96.6, 97.0, 97.1),
 }
-PUBLISHED_NOISE = {
+PUBLISHED_NOISE: dict[str, dict[str, tuple[float, ...]]] = {
     "gaussian": {
         "baseline": (92.97, 92.99, 92.96, 92.76, 91.70, 80.64),
         "continuous": (97.05, 97.05, 96.99, 96.89, 96.39, 90.10),
@@ -59,6 +62,7 @@ class Setup:
     """What a preset decides, and flags may decide otherwise."""
 
     dataset: str = "mnist"
+    digits: int | None = None  # the first so many of the training digits; None: all
     seeds: int = 5
     epochs: int = 45
     batch: int = 100
@@ -71,7 +75,7 @@ class Setup:
 
 PRESETS = {
     "paper": Setup(),
-    "cpu": Setup(seeds=3, epochs=15),
+    "cpu": Setup(digits=10_000, seeds=2, epochs=15),
     "smoke": Setup(
         dataset="digits", seeds=2, epochs=2, batch=50, patch=2, width_baseline=16, width=8, steps=4
     ),
@@ -79,17 +83,13 @@ PRESETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MnistVit(_experiment.NetFlags):
+class MnistVit(_net_study.NetFlags):
     """Flags of this study."""
 
     dataset: Literal["mnist", "digits"] | None = None
     """Digits of MNIST, or the small ones of scikit-learn; default: of the preset."""
     epochs: int | None = None
     """Epochs; the learning rate falls after 35/45 and 41/45 of them. Default: of the preset."""
-    steps: int | None = None
-    """Steps M in training; default: of the preset."""
-    lam: float | None = None
-    """Weight lam of the transport cost; default: of the preset."""
     cost: Literal["mean", "sum"] = "mean"
     """Transport cost over the entries of the hidden states ([OTT1] eq. 8), or their sum ([OTT])."""
     noise_on: Literal["pixels", "inputs"] = "pixels"
@@ -99,11 +99,23 @@ class MnistVit(_experiment.NetFlags):
 
     def check(self) -> None:
         super().check()
-        for name in ("epochs", "steps"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}")
-        if self.lam is not None:
-            number(self.lam, "--lam", least=0.0)
+        if self.epochs is not None:
+            whole(self.epochs, "--epochs")
+
+
+def load(setup: Setup, flags: MnistVit) -> data.Images:
+    """The digits; the published set-up takes nothing but all of them."""
+    if setup.dataset == "digits":
+        return data.digits()
+    images = data.mnist(folder=flags.data, full=flags.preset == "paper")
+    if setup.digits is None or setup.digits >= len(images.train_images):
+        return images
+    return replace(
+        images,
+        train_images=images.train_images[: setup.digits],
+        train_labels=images.train_labels[: setup.digits],
+        source=f"the first {setup.digits:,} of {images.source}",
+    )
 
 
 def network(name: str, setup: Setup, images: data.Images, cost: str, seed: int) -> ViT:
@@ -172,15 +184,21 @@ def accuracy_and_loss(
     """Share of right answers and mean cross-entropy."""
     batches = zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
     right, loss = 0, 0.0
-    for logits, targets in _experiment.outputs(model, batches, device):
+    for logits, targets in _net_study.outputs(model, batches, device):
         right += int((logits.argmax(1) == targets).sum())
         loss += float(functional.cross_entropy(logits.float(), targets, reduction="sum"))
     return {"accuracy": right / len(labels), "test_loss": loss / len(labels)}
 
 
-def examine(found: Trained, flags: MnistVit, images: data.Images, seed: int) -> dict[str, Any]:
-    """Everything that is asked of a trained network."""
+def examine(found: Trained, flags: MnistVit, images: data.Images, seed: int) -> Record:
+    """Everything that is asked of a trained network, in single precision."""
     model, device = found.model, found.device
+    record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)
+    record |= dict.fromkeys(("straightness", "speed_variation", "transport"), np.nan)
+    record |= {key: [np.nan] * len(LEVELS) for key in ("gaussian", "uniform")}
+    record |= {"steps": [np.nan] * len(INFERENCE), "seconds": float(found.history["seconds"].sum())}
+    if found.diverged:
+        return record
     clean = normalised(images)
 
     def accuracy(inputs: torch.Tensor) -> float:
@@ -191,17 +209,11 @@ def examine(found: Trained, flags: MnistVit, images: data.Images, seed: int) -> 
             return accuracy(noise(clean, level, seed))
         return accuracy(normalised(images, noise(data.unit(images.test_images), level, seed)))
 
-    curve = found.history["accuracy"].values
-    record: dict[str, Any] = {
-        "final": float(curve[-1]),
-        "best": float(curve.max()),
+    record |= {
+        "final": accuracy(clean),
+        "best": float(found.history["accuracy"].max()),
         "gaussian": [noisy(data.gaussian_noise, level) for level in LEVELS],
         "uniform": [noisy(data.uniform_noise, level) for level in LEVELS],
-        "steps": [np.nan] * len(INFERENCE),
-        "straightness": np.nan,
-        "speed_variation": np.nan,
-        "transport": np.nan,
-        "seconds": float(found.history["seconds"].sum()),
         "output_norm": float(diagnostics.operator_norm(model.head.linear.weight)),  # type: ignore
     }
     body = model.body
@@ -222,158 +234,126 @@ def examine(found: Trained, flags: MnistVit, images: data.Images, seed: int) -> 
 
 def main() -> int:
     flags = study.command_line(MnistVit, __doc__)
-    setup = _experiment.with_flags(PRESETS[flags.preset], flags)
-    names = _experiment.chosen(MODELS, flags)
-    images = data.mnist(folder=flags.data) if setup.dataset == "mnist" else data.digits()
-    clock = _experiment.Clock()
+    setup = _net_study.with_flags(PRESETS[flags.preset], flags)
+    names = _net_study.chosen(MODELS, setup.seeds, flags)
+    images = load(setup, flags)
     with study.session("mnist_vit", flags) as session:
-        records: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        curves: dict[str, list[Dataset]] = {name: [] for name in names}
-        for seed in range(setup.seeds):
-            for name in names:
-                run = plan(name, setup, images, flags, seed)
-                found = _experiment.trained(session, flags, f"{name}-{seed}", run)
-                records[name].append(examine(found, flags, images, seed))
-                curves[name].append(found.history)
+        results = _net_study.train_all(
+            session,
+            flags,
+            names,
+            setup.seeds,
+            lambda name, seed: plan(name, setup, images, flags, seed),
+            lambda name, seed, found: examine(found, flags, images, seed),
+        )
+        told = _net_study.is_preset(setup, flags, PRESETS) and len(names) == len(MODELS)
         session.finish(
-            table=tabulated(records),
-            text=report(flags, setup, images, records, clock()),
-            # What a network of seconds finds is no evidence for or against the paper.
-            findings=findings(records) if told(flags, names) else [],
-            figures=figures(setup, records, curves),
+            table=tabulated(results),
+            text=report(flags, setup, images, results),
+            findings=findings(results) if told else [],
+            figures=figures(setup, results),
         )
     return 0
 
 
-def told(flags: MnistVit, names: Sequence[str]) -> bool:
-    """Whether the claims of the paper can be held against what was trained."""
-    return flags.preset != "smoke" and len(names) == len(MODELS)
-
-
-def tabulated(records: Mapping[str, list[dict[str, Any]]]) -> "Dataset":
+def tabulated(results: Results) -> Any:
     """All numbers as a Dataset."""
-    import xarray
-
-    one = ("model", "seed")
-    names = {
-        "final": "test accuracy after the last epoch",
-        "best": "best test accuracy of any epoch",
-        "straightness": "arc length over chord of hidden states, mean over test images",
-        "speed_variation": "standard deviation over mean of the speed of hidden states",
-        "transport": "transport cost on test images",
-        "output_norm": "2-norm L of the output layer",
-    }
-    variables: dict[str, Any] = {
-        key: (one, _experiment.stacked(records, key), {"long_name": text, "units": "1"})
-        for key, text in names.items()
-    }
-    variables["seconds"] = (
-        one,
-        _experiment.stacked(records, "seconds"),
-        {"long_name": "time of the training steps", "units": "s"},
+    return _net_study.dataset(
+        results,
+        {
+            "final": ("test accuracy after the last epoch", "1"),
+            "best": ("best test accuracy of any epoch", "1"),
+            "straightness": ("arc length over chord of hidden states, first test images", "1"),
+            "speed_variation": ("standard deviation over mean of the speed, likewise", "1"),
+            "transport": ("transport cost, likewise", "1"),
+            "output_norm": ("2-norm L of the output layer", "1"),
+            "seconds": ("time of the training steps", "s"),
+        },
+        {
+            "gaussian": ("accuracy_gaussian", "level", "test accuracy under Gaussian noise"),
+            "uniform": ("accuracy_uniform", "level", "test accuracy under uniform noise"),
+            "steps": ("accuracy_steps", "inference_steps", "test accuracy with other steps"),
+        },
+        {
+            "level": (LEVELS, "noise level"),
+            "inference_steps": (INFERENCE, "steps M at inference"),
+        },
     )
-    for key, along in (("gaussian", "level"), ("uniform", "level"), ("steps", "inference_steps")):
-        what = f"under {key} noise" if along == "level" else "with other numbers of steps"
-        variables[f"accuracy_{key}"] = (
-            (*one, along),
-            _experiment.stacked(records, key),
-            {"long_name": f"test accuracy {what}", "units": "1"},
-        )
-    coords = {
-        "model": ("model", list(records), {"long_name": "model"}),
-        "seed": ("seed", range(len(next(iter(records.values())))), {"long_name": "seed"}),
-        "level": ("level", list(LEVELS), {"long_name": "noise level", "units": "1"}),
-        "inference_steps": ("inference_steps", list(INFERENCE), {"long_name": "steps M"}),
-    }
-    return xarray.Dataset(variables, coords)
 
 
-def spread(records: list[dict[str, Any]], key: str, place: int | None = None) -> str:
-    values = [record[key] if place is None else record[key][place] for record in records]
-    return _experiment.mean_and_spread(values, percent)
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
 
 
-def report(
-    flags: MnistVit,
-    setup: Setup,
-    images: data.Images,
-    records: Mapping[str, list[dict[str, Any]]],
-    seconds: float,
-) -> str:
+def report(flags: MnistVit, setup: Setup, images: data.Images, results: Results) -> str:
     """The tables, beside the published ones."""
-    names = list(records)
+    names = list(results.records)
+    beside = setup.dataset == "mnist"  # other digits have no published values
     sizes = [
         str(sum(p.numel() for p in network(name, setup, images, flags.cost, 0).parameters()))
         for name in names
     ]
 
-    def plain(key: str, style: str) -> list[str]:
-        return [
-            _experiment.mean_and_spread([r[key] for r in records[name]], lambda v: f"{v:{style}}")
-            for name in names
-        ]
+    def column(key: str, style: str) -> list[str]:
+        return _net_study.column(results, key, lambda value: f"{value:{style}}")
 
     main_table = {
         "model": names,
         "parameters": sizes,
-        "test accuracy (%)": [spread(records[name], "final") for name in names],
-        "best epoch (%)": [spread(records[name], "best") for name in names],
-        "published (%)": _experiment.versus(PUBLISHED, names),
-        "arc over chord": plain("straightness", ".3f"),
-        "speed variation": plain("speed_variation", ".3f"),
-        "transport cost": plain("transport", ".3g"),
-        "training (s)": plain("seconds", ".0f"),
+        "test accuracy (%)": _net_study.column(results, "final", percent),
+        "published (%)": [PUBLISHED[name] for name in names],
+        "difference": _net_study.differences(
+            results, "final", {k: float(v.split()[0]) for k, v in PUBLISHED.items()}, "+.1f", 100
+        ),
+        "best epoch (%)": _net_study.column(results, "best", percent),
+        "published best (%)": [PUBLISHED_BEST[name] for name in names],
+        "arc over chord": column("straightness", ".3f"),
+        "speed variation": column("speed_variation", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "norm of the output layer": column("output_norm", ".2f"),
+        "training (s)": column("seconds", ".0f"),
     }
-    beside = setup.dataset == "mnist"  # other digits have no published values
-    if not beside:
-        del main_table["published (%)"]
-    continuous = [name for name in names if name != "baseline"]
     parts = [
-        f"Data: {images.source}. Device: {_experiment.described(flags.device)}, "
-        f"{flags.precision}. {setup.epochs} epochs, batch {setup.batch}, {setup.seeds} "
-        f"seed{'s' if setup.seeds > 1 else ''}; T = 1, {setup.steps} Euler steps, lam = "
-        f"{setup.lam:g} ({flags.cost} of the squared velocity); noise on {flags.noise_on}; "
-        f"{seconds:.0f} s in all. "
-        f"{'Published: 60,000 training digits, 5 seeds. ' if beside else ''}"
-        "± is the standard deviation over seeds.",
-        study.markdown_table(main_table),
+        _net_study.caption(flags, setup.seeds, results, images.source)
+        + f" {setup.epochs} epochs, batch {setup.batch}; T = 1, {setup.steps} Euler steps, lam = "
+        f"{setup.lam:g} times the {flags.cost} of the squared velocity over 2; noise on "
+        f"{flags.noise_on}. Hidden states are those of the first {EVALUATION} test images. With "
+        "one block the N-ODE transformer is the same system as the continuous one."
+    ]
+    if beside:
+        parts[0] += (
+            " Published: 60,000 training digits (50,000 by section 5.2 of [OTT]), 45 epochs, 5 "
+            "seeds."
+        )
+    else:
+        main_table = _net_study.unpublished(main_table)
+    parts.append(study.markdown_table(main_table))
+    continuous = {name: runs for name, runs in results.records.items() if name != "baseline"}
+    tables: list[tuple[str, str, Any, dict[str, tuple[float, ...]]]] = [
+        (f"{noise} noise", noise, LEVELS, PUBLISHED_NOISE[noise])
+        for noise in ("gaussian", "uniform")
     ]
     if continuous:
-        by_steps: dict[str, list[str]] = {"steps at inference": [str(m) for m in INFERENCE]}
-        for name in continuous:
-            by_steps[f"{name} (%)"] = [
-                spread(records[name], "steps", k) for k in range(len(INFERENCE))
-            ]
-            if beside:
-                by_steps["published (%)" + " " * len(by_steps)] = [
-                    f"{value}" for value in PUBLISHED_STEPS[name]
-                ]
-        parts += ["Trained with one number of steps, asked with another:"]
-        parts += [study.markdown_table(by_steps)]
-    for noise in ("gaussian", "uniform"):
-        by_level: dict[str, list[str]] = {f"{noise} noise": [f"{s:g}" for s in LEVELS]}
-        for name in names:
-            by_level[f"{name} (%)"] = [spread(records[name], noise, k) for k in range(len(LEVELS))]
-            if beside and name in PUBLISHED_NOISE[noise]:
-                by_level["published (%)" + " " * len(by_level)] = [
-                    f"{value}" for value in PUBLISHED_NOISE[noise][name]
-                ]
-        parts.append(study.markdown_table(by_level))
+        parts.append("Trained with one number of steps, asked with another; then under noise:")
+        tables.insert(0, ("steps at inference", "steps", INFERENCE, PUBLISHED_STEPS))
+    for title, key, settings, published in tables:
+        shown = Results(continuous, {}) if key == "steps" else results
+        table = {title: [f"{value:g}" for value in settings]}
+        by_setting = [_net_study.column(shown, key, percent, k) for k in range(len(settings))]
+        for place, name in enumerate(shown.records):
+            table[f"{name} (%)"] = [cells[place] for cells in by_setting]
+            if beside and name in published:
+                table[f"published, {name}"] = [f"{value}" for value in published[name]]
+        parts.append(study.markdown_table(table))
     return "\n\n".join(parts)
 
 
-def findings(records: Mapping[str, list[dict[str, Any]]]) -> list[study.Finding]:
+def findings(results: Results) -> list[study.Finding]:
     """What the paper claims, and what came out."""
 
     def values(name: str, key: str, place: int | None = None) -> np.ndarray:
-        return np.array([r[key] if place is None else r[key][place] for r in records[name]])
-
-    def compared(better: str, worse: str, key: str, place: int | None = None) -> tuple[str, Any]:
-        one, other = values(better, key, place), values(worse, key, place)
-        gap = one.mean() - other.mean()
-        noise = float(np.hypot(one.std(ddof=1), other.std(ddof=1))) if len(one) > 1 else 0.0
-        verdict = "held" if gap > noise else "held in part" if gap > 0 else "not held"
-        return f"{100 * gap:+.2f} points, spread over seeds {100 * noise:.2f}", verdict
+        found = [r[key] if place is None else r[key][place] for r in results.records[name]]
+        return np.array(found)
 
     claims = [
         ("the continuous model with transport cost is more accurate than the baseline twice as "
@@ -387,9 +367,10 @@ def findings(records: Mapping[str, list[dict[str, Any]]]) -> list[study.Finding]
     ]  # fmt: skip
     found = []
     for statement, source, (better, worse, key, place) in claims:
-        text, verdict = compared(better, worse, key, place)
+        pair = values(better, key, place), values(worse, key, place)
+        text, verdict = _net_study.compared(*pair, unit="points")
         found.append(study.Finding(statement, source, text, verdict))
-    drop = values("continuous", "final") - values("continuous", "steps", INFERENCE.index(8))
+    drop = values("continuous", "steps", -1) - values("continuous", "steps", INFERENCE.index(8))
     found.append(
         study.Finding(
             "8 steps at inference cost about half a point against 20",
@@ -402,44 +383,40 @@ def findings(records: Mapping[str, list[dict[str, Any]]]) -> list[study.Finding]
             else "not held",
         )
     )
-    straight, winding = (values(name, "straightness") for name in ("continuous", "unregularised"))
+    winding, straight = (values(name, "straightness") for name in ("unregularised", "continuous"))
+    text, verdict = _net_study.compared(winding, straight)
     found.append(
         study.Finding(
             "the transport cost makes hidden states move straighter",
             "[OTT] Prop. 1",
-            f"arc over chord {straight.mean():.4f} with it, {winding.mean():.4f} without",
-            "held" if straight.mean() < winding.mean() else "not held",
+            f"arc over chord {winding.mean():.4f} without, {straight.mean():.4f} with it: {text}",
+            verdict,
         )
     )
     return found
 
 
-def figures(
-    setup: Setup,
-    records: Mapping[str, list[dict[str, Any]]],
-    curves: "Mapping[str, list[Dataset]]",
-) -> dict[str, Any]:
+def figures(setup: Setup, results: Results) -> dict[str, Any]:
     """Learning curves; accuracy under noise and against the number of steps."""
-    from wflow.nets._experiment_figures import Line, learning_curves, lines
+    from wflow._net_figures import Line, learning_curves, lines
 
-    learning = learning_curves(curves, {"data": "training loss", "accuracy": "test accuracy"})
-    levels = [max(level, 0.005) for level in LEVELS]  # the first one is 0
-    panels = {}
-    for noise in ("gaussian", "uniform"):
-        panels[f"{noise} noise"] = (
-            "noise level (0 at the left)",
-            [Line(name, levels, [r[noise] for r in rows]) for name, rows in records.items()],
-        )
-    continuous = {name: rows for name, rows in records.items() if name != "baseline"}
+    def drawn(key: str, settings: Any, names: list[str]) -> list[Line]:
+        return [Line(name, settings, [r[key] for r in results.records[name]]) for name in names]
+
+    names = list(results.records)
+    panels = {
+        f"{noise} noise": ("noise level", drawn(noise, LEVELS, names))
+        for noise in ("gaussian", "uniform")
+    }
+    continuous = [name for name in names if name != "baseline"]
     if continuous:
-        panels[f"trained with {setup.steps} steps"] = (
-            "steps at inference",
-            [
-                Line(name, list(INFERENCE), [r["steps"] for r in rows])
-                for name, rows in continuous.items()
-            ],
-        )
-    return {"learning_curves": learning, "robustness": lines(panels, "test accuracy")}
+        title = f"trained with {setup.steps} steps"
+        panels[title] = ("steps at inference", drawn("steps", INFERENCE, continuous))
+    curves = {"data": "training loss", "accuracy": "test accuracy"}
+    return {
+        "learning_curves": learning_curves(results.histories, curves),
+        "robustness": lines(panels, "test accuracy"),
+    }
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ from torch import Tensor
 
 from wflow import study
 from wflow._checks import whole
+from wflow._heads_figures import figures
+from wflow._heads_table import PER_PASS, Layers, layers_of, tabulated, with_layers
 from wflow.cli import guarded
 from wflow.errors import InputError
 from wflow.nets import GPT, ContinuousTransformer, data, particles, train
-from wflow.nets._heads_figures import figures
-from wflow.nets._heads_table import PER_PASS, Layers, layers_of, tabulated, with_layers
 from wflow.nets._restore import restore_gpt
 
 LAM = 2.0  # lambda = 1 of the published runs, whose cost has no factor 1/2

@@ -58,6 +58,9 @@ SCHEMES = {
 }
 
 
+_Step = tuple[Tensor, list[Tensor]]  # the next state, and the norm of each stage
+
+
 class ContinuousTransformer(nn.Module):
     """Wrap blocks that map hidden states to hidden states of the same shape, as a velocity.
 
@@ -158,26 +161,28 @@ class ContinuousTransformer(nn.Module):
             For blocks that change the shape.
         """
         size = self._size(x, valid)
-        total = x.new_zeros((), dtype=at_least_single(x.dtype))
-        step: Callable[..., tuple[Tensor, Tensor]] = self._step
+        step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
             step = _recomputed(self._step)
+        norms = []
         for _ in range(self.steps):
-            x, cost = step(x, size, context)
-            total = total + cost
-        return Flow(x, total)
+            x, found = step(x, size, context)
+            norms.append(found)
+        return Flow(x, self._costs(norms, size).sum())
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
         """Take hidden states from 0 to T as `forward` does, and keep the way; same parameters."""
         size = self._size(x, valid)
-        states, costs, velocities = [x], [], []
+        states, norms, velocities = [x], [], []
         for _ in range(self.steps):
             velocities.append(self.velocity_of(x, **context))
-            x, cost = self._advance(x, velocities[-1], size, context)
+            x, found = self._advance(x, velocities[-1], size, context)
             states.append(x)
-            costs.append(cost)
+            norms.append(found)
         times = torch.linspace(0, self.t_final, self.steps + 1, dtype=torch.float64)
-        return Trajectory(torch.stack(states), times, torch.stack(costs), torch.stack(velocities))
+        return Trajectory(
+            torch.stack(states), times, self._costs(norms, size), torch.stack(velocities)
+        )
 
     def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
         """The velocity f(x) of hidden states, of their shape."""
@@ -196,23 +201,27 @@ class ContinuousTransformer(nn.Module):
             f"velocity={self.velocity!r}, cost={self.cost!r}, checkpointing={self.checkpointing}"
         )
 
-    def _step(self, x: Tensor, size: "_Size", context: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _step(self, x: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
         return self._advance(x, self.velocity_of(x, **context), size, context)
 
-    def _advance(
-        self, x: Tensor, first: Tensor, size: "_Size", context: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """One step from x, where the velocity is `first`: the next state, and the step's cost."""
+    def _advance(self, x: Tensor, first: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
+        """One step from x, where the velocity is `first`: next state, norm of each stage."""
         tableau, dt = SCHEMES[self.scheme], self.dt
         slopes = [first]
         for row in tableau.stages:
             slopes.append(self.velocity_of(_combined(x, dt, row, slopes), **context))
-        cost = sum(
-            (dt / 2 * weight * size.squared(slope))
-            for weight, slope in zip(tableau.weights, slopes, strict=True)
-        )
-        assert isinstance(cost, Tensor)
-        return _combined(x, dt, tableau.weights, slopes), cost
+        return _combined(x, dt, tableau.weights, slopes), [size.norm(slope) for slope in slopes]
+
+    def _costs(self, norms: list[list[Tensor]], size: "_Size") -> Tensor:
+        """What each step adds to the cost, (M,): (dt/2) sum_i weights[i] |k_i|^2, scaled.
+
+        All steps at once: their numbers one by one would take as long as a small block.
+        """
+        of_stage = [torch.stack(found).square() for found in zip(*norms, strict=True)]
+        weights = SCHEMES[self.scheme].weights
+        pairs = zip(weights, of_stage, strict=True)
+        total = torch.stack([weight * squares for weight, squares in pairs]).sum(0)
+        return self.dt / 2 * size.scale * total
 
     def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
         samples = x.shape[self.batch_dim]
@@ -313,12 +322,11 @@ class _Size(NamedTuple):
     scale: float
     root: Tensor | None  # square roots of weights, to be broadcast against f
 
-    def squared(self, velocity: Tensor) -> Tensor:
+    def norm(self, velocity: Tensor) -> Tensor:
         if self.root is not None:
             velocity = velocity * self.root
         # One pass forward and one backward, where f.square().sum() takes two of each.
-        norm = torch.linalg.vector_norm(velocity, dtype=at_least_single(velocity.dtype))
-        return self.scale * norm.square()
+        return torch.linalg.vector_norm(velocity, dtype=at_least_single(velocity.dtype))
 
 
 def _combined(x: Tensor, dt: float, weights: Iterable[float], slopes: list[Tensor]) -> Tensor:
@@ -329,8 +337,8 @@ def _combined(x: Tensor, dt: float, weights: Iterable[float], slopes: list[Tenso
     return x
 
 
-def _recomputed(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def again(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _recomputed(step: Callable[..., _Step]) -> Callable[..., _Step]:
+    def again(*arguments: Any) -> _Step:
         return checkpoint(step, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
 
     return again

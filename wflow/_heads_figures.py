@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from wflow._figure import PAGE, grid, style, time_axis
-from wflow.nets._heads_table import Layers
+from wflow._heads_table import Layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -51,28 +51,25 @@ def learning_curves(
 
 
 def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Figure":
-    """Panels of lines over a logarithmic axis: title -> (label of the axis, lines)."""
+    """Panels of lines: title -> (label of the axis, lines).
+
+    The settings stand at equal distances: 0, 0.01, 0.05, ... has room on no other axis.
+    """
     with style():
         figure, axes = grid(1, len(panels), PAGE, 2.8, sharey=True)
+        first = next(iter(panels.values()))[1]
+        place_of = {line.label: k for k, line in enumerate(first)}
         for axis, (title, (xlabel, drawn)) in zip(axes[0], panels.items(), strict=True):
-            colour_of = {line.label: k for k, line in enumerate(panels_first(panels))}
+            at = np.arange(len(drawn[0].x))
             for line in drawn:
-                place = colour_of[line.label]
-                _band(axis, np.asarray(line.x), np.asarray(line.y), line.label, place, marked=True)
-            axis.set_xscale("log")
-            ticks = drawn[0].x
-            axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
-            axis.set_xticks([], minor=True)
+                place = place_of[line.label]
+                _band(axis, at, np.asarray(line.y), line.label, place, marked=True)
+            axis.set_xticks(at, [f"{value:g}" for value in drawn[0].x])
             axis.set_xlabel(xlabel)
             axis.set_title(title)
         axes[0, 0].legend()
         axes[0, 0].set_ylabel(ylabel)
     return figure
-
-
-def panels_first(panels: Mapping[str, tuple[str, Sequence[Line]]]) -> Sequence[Line]:
-    """The lines of the first panel: they decide on the colours."""
-    return next(iter(panels.values()))[1]
 
 
 def thinned(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

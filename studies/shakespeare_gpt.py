@@ -206,7 +206,9 @@ def plan(model: Model, setup: Setup, text: data.Text, flags: ShakespeareGpt, see
         compile=flags.compile,
     )
     part = text.train[: max(setup.context + 1, int(setup.share * len(text.train)))]
-    batches = data.CropBatches(part, context=setup.context, batch=rows, seed=seed)
+    batches = data.CropBatches(
+        part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
+    )
     device = training.device(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:

@@ -184,7 +184,13 @@ def trained(name: str, flags: TrainedHeads, setup: Setup, text: data.Text) -> GP
     train.train(
         gpt,
         train.objective(train.cross_entropy, LAM if continuous else 0.0),
-        data.CropBatches(text.train, context=setup.tokens, batch=setup.batch, seed=flags.seed + 1),
+        data.CropBatches(
+            text.train,
+            context=setup.tokens,
+            batch=setup.batch,
+            seed=flags.seed + 1,
+            vocabulary=text.vocabulary,
+        ),
         config,
         out=out,
         resume=flags.resume and (out / train.CHECKPOINT).exists(),

@@ -126,6 +126,37 @@ def test_an_encoder_of_torch_fits_as_it_is():
     assert model(states(2, 5, 8)).state.shape == (2, 5, 8)
 
 
+def test_systems_of_an_encoder_of_torch_are_its_layers():
+    whole, x = encoder(), states(2, 5, 8)
+    there = torch.tensor([[True, True, True, False, False], [True] * 5])
+    model = NodeTransformer(whole, steps=2)
+    apart = NodeTransformer(list(whole.layers), steps=2)
+    assert len(model.systems) == len(whole.layers) == 3
+    found, expected = (net(x, valid=there, src_key_padding_mask=~there) for net in (model, apart))
+    assert torch.equal(found.state, expected.state) and torch.equal(found.cost, expected.cost)
+    whole.norm = nn.LayerNorm(8)
+    with pytest.raises(InputError, match="final norm"):
+        NodeTransformer(whole)
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"t_final": 2.0},
+        {"steps": 3},
+        {"scheme": "heun"},
+        {"velocity": "residual"},
+        {"cost": "sum"},
+        {"checkpointing": True},
+        {"batch_dim": 1},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_are_in_the_words_of_a_system(wrap, option):
+    assert str(wrap([Linear()])) != str(wrap([Linear()], **option))
+
+
 @pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
 def test_checkpointing_changes_neither_state_nor_gradient(wrap):
     torch.manual_seed(0)

@@ -585,6 +585,15 @@ def test_crops_are_shifted_by_one_and_a_pure_function_of_seed_and_step():
     assert not torch.equal(other(7)[0], inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.int64])
+def test_crops_of_a_text_within_its_vocabulary_are_those_without_the_check(dtype):
+    text, checked = torch.arange(50).to(dtype), {"vocabulary": 50}
+    plain = data.CropBatches(text, context=8, batch=5)
+    same = data.CropBatches(text, context=8, batch=5, **checked)
+    assert torch.equal(plain(3)[0], same(3)[0]) and vars(plain).keys() == vars(same).keys()
+    assert len(list(data.windows(text, context=8, **checked))) == 7
+
+
 def test_crops_begin_everywhere_alike():
     batches = data.CropBatches(torch.arange(12), context=8, batch=1000, seed=0)
     begins = torch.cat([batches(step)[0][:, 0] for step in range(4)])
@@ -622,6 +631,16 @@ def test_windows_make_every_token_a_target_once(n, batch):
         (lambda i, t: data.CropBatches(i, context=1, batch=1), "tokens are torch.uint8 .10, 2"),
         (lambda i, t: data.CropBatches(t.float(), context=1, batch=1), "tokens are torch.float32"),
         (lambda i, t: data.CropBatches(t, context=0, batch=1), "context is 0"),
+        (
+            lambda i, t: data.CropBatches(t, context=1, batch=1, vocabulary=9),
+            "token 9: expected 0 .. 8",
+        ),
+        (
+            lambda i, t: data.CropBatches(t.long() - 1, context=1, batch=1, vocabulary=10),
+            "token -1: expected 0 .. 9",
+        ),
+        (lambda i, t: data.CropBatches(t, context=1, batch=1, vocabulary=0), "vocabulary is 0"),
+        (lambda i, t: data.windows(t, context=4, vocabulary=5), "token 9: expected 0 .. 4"),
         (lambda i, t: data.windows(t[:1], context=4), "more than the context, 1"),
         (lambda i, t: data.windows(t, context=4, batch=0), "batch is 0"),
     ],

@@ -281,6 +281,32 @@ def test_wrong_tokens_are_refused(tokens, message):
         TokenEmbedding(7, 5, 8)(tokens)
 
 
+def test_ids_on_a_device_are_not_waited_for():
+    # A tensor without values stands for one on a GPU: reading it would fail here, and wait there.
+    check_tokens(torch.zeros(2, 3, dtype=torch.long, device="meta"), 7)
+    with pytest.raises(InputError, match="texts of 6 tokens"):
+        check_tokens(torch.zeros(2, 6, dtype=torch.long, device="meta"), 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "values"),
+    [
+        (lambda **o: Attention(8, **{"heads": 2, **o}), "heads", (2, 4)),
+        (lambda **o: Attention(8, 2, **o), "causal", (False, True)),
+        (lambda **o: Attention(8, 2, **o), "dropout", (0.0, 0.1)),
+        (lambda **o: FeedForward(8, 12, **o), "gelu", ("none", "tanh")),
+        (lambda **o: FeedForward(8, 12, **o), "dropout", (0.0, 0.1)),
+        (lambda **o: Block(8, 2, hidden=12, **o), "skip", (True, False)),
+        (lambda **o: Block(8, 2, hidden=12, **o), "norm", (True, False)),
+        (lambda **o: Block(8, 2, hidden=12, **o), "dropout", (0.0, 0.1)),
+        (lambda **o: TokenEmbedding(7, 5, 8, **o), "dropout", (0.0, 0.1)),
+    ],
+)
+def test_options_that_weights_do_not_show_are_in_the_words_of_a_part(make, option, values):
+    one, other = (make(**{option: value}) for value in values)
+    assert str(one) != str(other)
+
+
 def test_an_empty_batch_and_any_length_pass_where_they_may():
     assert TokenEmbedding(7, 5, 8)(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3, 8)
     assert Block(8, 2, hidden=12)(torch.zeros(0, 3, 8)).shape == (0, 3, 8)

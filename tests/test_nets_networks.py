@@ -31,12 +31,14 @@ def network(name, dtype=DOUBLE, **options):
     """A small network, and inputs for it."""
     if name == "vit":
         size = {"image": (2, 4, 6), "patch": 2, "classes": 3, "width": 8, "depth": 2, "heads": 2}
-        return ViT(**size, hidden=12, **options).to(dtype), torch.randn(3, 2, 4, 6, dtype=dtype)
+        return ViT(**size | {"hidden": 12} | options).to(dtype), torch.randn(
+            3, 2, 4, 6, dtype=dtype
+        )
     if name == "gpt":
-        return GPT(**SMALL_GPT, **options).to(dtype), TEXTS
+        return GPT(**SMALL_GPT | options).to(dtype), TEXTS
     if name == "text":
-        return TextClassifier(**SMALL_TEXT, **options).to(dtype), TEXTS
-    return SetTransformer(**SMALL_SETS, **options).to(dtype), torch.randn(3, 9, 3, dtype=dtype)
+        return TextClassifier(**SMALL_TEXT | options).to(dtype), TEXTS
+    return SetTransformer(**SMALL_SETS | options).to(dtype), torch.randn(3, 9, 3, dtype=dtype)
 
 
 def numbers(net: nn.Module) -> int:
@@ -123,6 +125,34 @@ def test_skip_reaches_the_blocks(name):
     full, _ = network(name)
     full.load_state_dict(net.state_dict())
     assert not torch.allclose(net(inputs).output, full(inputs).output, rtol=1e-3)
+
+
+OPTIONS = {
+    ("vit", "skip"): (True, False),
+    ("vit", "dropout"): (0.0, 0.1),
+    ("vit", "heads"): (2, 4),
+    ("vit", "image"): ((2, 4, 6), (2, 6, 4)),
+    ("gpt", "skip"): (True, False),
+    ("gpt", "dropout"): (0.0, 0.1),
+    ("gpt", "heads"): (2, 4),
+    ("gpt", "gelu"): ("none", "tanh"),
+    ("text", "skip"): (True, False),
+    ("text", "dropout"): (0.0, 0.1),
+    ("text", "heads"): (2, 4),
+    ("text", "pad"): (0, 1),
+    ("text", "pooling"): ("mean", "first"),
+    ("sets", "skip"): (True, False),
+    ("sets", "dropout"): (0.0, 0.1),
+    ("sets", "heads"): (2, 4),
+}
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_options_that_weights_do_not_show_are_in_the_words_of_a_network(name, option):
+    # By these a checkpoint is known to be of another network.
+    one, other = (network(name, **{option: value})[0] for value in OPTIONS[name, option])
+    other.load_state_dict(one.state_dict())
+    assert str(one) != str(other)
 
 
 @EACH

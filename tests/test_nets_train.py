@@ -23,7 +23,7 @@ from torch.nn import functional  # noqa: E402
 
 from wflow.errors import InputError, Interrupted  # noqa: E402
 from wflow.nets import _checkpoint, train  # noqa: E402
-from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
+from wflow.nets.continuous import ContinuousTransformer, NodeTransformer  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (train.CHECKPOINT, train.METRICS, train.METRICS_JSON)
@@ -224,31 +224,47 @@ def test_bfloat16_computes_in_half_and_keeps_weights_whole():
 class Body(nn.Module):
     """A network with a continuous body."""
 
-    def __init__(self, steps=3):
+    def __init__(self, steps=3, wrap=ContinuousTransformer):
         super().__init__()
         torch.manual_seed(0)
-        block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU())
-        self.body, self.head = ContinuousTransformer([block], steps=steps), nn.Linear(6, 3)
+        blocks = [nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU()) for _ in range(3)]
+        self.embed, self.body, self.head = (
+            nn.Linear(6, 6),
+            wrap(blocks, steps=steps),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, x):
-        state, cost = self.body(x)
+        state, cost = self.body(self.embed(x))
         return self.head(state), cost
 
 
-def test_a_compiled_continuous_network_trains_as_it_does_uncompiled(monkeypatch):
+@pytest.mark.parametrize(
+    ("wrap", "layers"), [(ContinuousTransformer, 3), (NodeTransformer, 1), (None, 2)]
+)
+def test_a_compiled_network_trains_as_it_does_and_one_graph_serves_all_steps(
+    wrap, layers, monkeypatch
+):
     graphs = []
+
+    def make():
+        return network(dropout=0) if wrap is None else Body(wrap=wrap)
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
     compiler = functools.partial(torch.compile, backend=backend, fullgraph=True)
-    plain = run(model=Body())
+    plain = run(model=make())
     monkeypatch.setattr(torch, "compile", compiler)
-    compiled = run(model=Body(), config={"compile": True})
+    torch._dynamo.reset()
+    model, found = run(model=make(), config={"compile": True})
     assert len(graphs) == 1  # one graph with no break, compiled once
-    np.testing.assert_allclose(compiled[1]["loss"], plain[1]["loss"], rtol=1e-5)
-    assert (plain[1]["transport"] > 0).all()
+    maps = [node for node in graphs[0].graph.nodes if "linear" in str(node.target)]
+    assert len([node for node in maps if node.op == "call_function"]) == layers
+    np.testing.assert_allclose(found["loss"], plain[1]["loss"], rtol=1e-5)
+    assert str(model) == str(plain[0])  # nothing compiled is left in it
+    assert ((plain[1]["transport"] > 0) == (wrap is not None)).all()
     np.testing.assert_allclose(
         plain[1]["loss"], plain[1]["data"] + 0.1 * plain[1]["transport"], rtol=1e-5
     )
@@ -280,6 +296,13 @@ def test_evaluation_sees_the_network_at_rest_and_training_goes_on_in_its_own_mod
     run(model=model, evaluate=look)
     assert seen == [(False, False)] * 4 and modes == {True}
     assert not model.training  # as it was given
+
+
+def test_training_gives_every_module_its_own_mode_back(tmp_path):
+    model = network()
+    model[2].eval()
+    run(model=model)
+    assert [part.training for part in model.modules()] == [True, True, True, False, True]
 
 
 def test_the_callers_random_numbers_are_left_alone():

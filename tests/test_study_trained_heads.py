@@ -62,20 +62,22 @@ def test_study_trains_runs_and_writes_its_files(tmp_path, monkeypatch, capsys):
     assert json.loads((out / "summary.json").read_text())["findings"] == document["findings"]
 
 
+@pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "node"])
-def test_a_checkpoint_gives_its_network_back(kind, tmp_path):
-    gpt = network(norm=kind == "discrete", bias=kind == "discrete", skip=kind != "node",
-                  gelu="tanh" if kind == "discrete" else "none")  # fmt: skip
+def test_a_checkpoint_gives_its_network_back(kind, skip, tmp_path):
+    gpt = network(norm=kind == "discrete", bias=kind == "discrete", skip=skip,
+                  gelu="tanh" if kind == "discrete" else "none", dropout=0.1)  # fmt: skip
     if kind == "continuous":
         gpt.body = ContinuousTransformer(gpt.body, t_final=0.5, steps=3, scheme="heun")
     elif kind == "node":
-        gpt.body = NodeTransformer(gpt.body, steps=2, velocity="residual", cost="sum")
+        options = {"velocity": "residual", "cost": "sum", "checkpointing": True}
+        gpt.body = NodeTransformer(gpt.body, steps=2, **options)
     found = restore_gpt(checkpoint(tmp_path / "run", gpt))
     text = torch.randint(0, 9, (2, 8), generator=torch.Generator().manual_seed(0))
     gpt.eval()
     assert torch.equal(found(text).output, gpt(text).output)
     assert torch.equal(found(text).cost, gpt(text).cost)
-    assert not found.training
+    assert not found.training and str(found) == str(gpt)
     one, two = particles.head_law(found), particles.head_law(gpt)
     assert one.config() == two.config()
 
@@ -125,3 +127,23 @@ def test_what_is_no_checkpoint_of_a_gpt_is_refused(tmp_path):
     torch.save({"model": 3}, tmp_path / "odd.pt")
     with pytest.raises(InputError, match="no checkpoint"):
         restore_gpt(tmp_path / "odd.pt")
+
+
+def test_a_damaged_or_edited_checkpoint_of_a_gpt_is_refused(tmp_path):
+    path = checkpoint(tmp_path / "run", network())
+    whole = torch.load(path, weights_only=True)
+    state, words = whole["model"], whole["description"]
+    cases = {
+        "its model is int": {"model": 3},
+        "its description is NoneType": {"description": None},
+        "embed.token.weight": {"model": {}},
+        "not enough values": {"model": state | {"embed.token.weight": torch.zeros(9)}},
+        "has no attribute 'shape'": {"model": state | {"embed.position.weight": 3}},
+        "shared by 5 heads": {"description": words.replace("heads=3", "heads=5")},
+        "'skip=no' in the file": {"description": words.replace("skip=True", "skip=no")},
+        "ReLU.* in the file, '.*GELU": {"description": words.replace("GELU(", "ReLU(")},
+    }  # fmt: skip
+    for match, change in cases.items():
+        torch.save(whole | change, path)
+        with pytest.raises(InputError, match=rf"checkpoint\.pt.*{match}"):
+            restore_gpt(path)

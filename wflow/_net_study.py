@@ -16,6 +16,7 @@ from wflow import study
 from wflow._checks import number, whole
 from wflow.errors import InputError
 from wflow.nets import train
+from wflow.nets._modes import evaluating
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,9 +234,10 @@ def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
 def outputs(
     model: nn.Module, batches: Iterable[tuple[Tensor, ...]], device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(output, targets) of every batch; the model is in evaluation mode already."""
-    for inputs, targets in batches:
-        yield model(inputs.to(device)).output, targets.to(device)
+    """(output, targets) of every batch, in evaluation mode."""
+    with evaluating(model):
+        for inputs, targets in batches:
+            yield model(inputs.to(device)).output, targets.to(device)
 
 
 def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, Any]:

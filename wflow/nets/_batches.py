@@ -157,15 +157,26 @@ class CropBatches:
     context : tokens in a crop, >= 1
     batch : crops per step, >= 1
     seed : integer >= 0
+    vocabulary : tokens must lie in 0 .. vocabulary - 1, which is checked here, once: on a GPU no
+        network looks at them, and one beyond its vocabulary ends the process. None checks nothing
 
     Raises
     ------
     InputError
-        For tokens of another shape or type, a text that is too short, numbers out of range.
+        For tokens of another shape or type or beyond the vocabulary, a text that is too short,
+        numbers out of range.
     """
 
-    def __init__(self, tokens: Tensor, *, context: int, batch: int, seed: int = 0) -> None:
-        self.tokens, self.context = _text(tokens, context)
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        context: int,
+        batch: int,
+        seed: int = 0,
+        vocabulary: int | None = None,
+    ) -> None:
+        self.tokens, self.context = _text(tokens, context, vocabulary)
         self.batch, self.seed = whole(batch, "batch", 1), whole(seed, "seed", 0)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
@@ -187,7 +198,9 @@ class CropBatches:
         return crops[:, :-1], crops[:, 1:]
 
 
-def windows(tokens: Tensor, *, context: int, batch: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+def windows(
+    tokens: Tensor, *, context: int, batch: int = 1, vocabulary: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Cover a text by windows that do not overlap, in order: the evaluation of a language model.
 
     Tokens 1 to n - 1 are each a target exactly once. A mean over the text weighs each pair by the
@@ -198,6 +211,7 @@ def windows(tokens: Tensor, *, context: int, batch: int = 1) -> Iterator[tuple[T
     tokens : (n,), integers, n >= 2
     context : tokens in a window, >= 1; a shorter text is one shorter window
     batch : windows at a time, >= 1
+    vocabulary : as for `CropBatches`
 
     Yields
     ------
@@ -207,10 +221,11 @@ def windows(tokens: Tensor, *, context: int, batch: int = 1) -> Iterator[tuple[T
     Raises
     ------
     InputError
-        For tokens of another shape or type, a text of fewer than two tokens, numbers out of range.
+        For tokens of another shape or type or beyond the vocabulary, a text of fewer than two
+        tokens, numbers out of range.
     """
     context = whole(context, "context", 1)
-    tokens, _ = _text(tokens, 1)
+    tokens, _ = _text(tokens, 1, vocabulary)
     return _windows(tokens, context, whole(batch, "batch", 1))
 
 
@@ -225,7 +240,7 @@ def _windows(tokens: Tensor, context: int, batch: int) -> Iterator[tuple[Tensor,
         yield rest[None, :-1], rest[None, 1:]
 
 
-def _text(tokens: Tensor, context: int) -> tuple[Tensor, int]:
+def _text(tokens: Tensor, context: int, vocabulary: int | None) -> tuple[Tensor, int]:
     context = whole(context, "context", 1)
     if tokens.dim() != 1 or not _whole_numbers(tokens):
         raise InputError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; expected integers (n,)")
@@ -234,6 +249,14 @@ def _text(tokens: Tensor, context: int) -> tuple[Tensor, int]:
             f"the text has {len(tokens)} tokens; expected more than the context, {context}: take a "
             "longer text or a smaller context"
         )
+    if vocabulary is not None:
+        whole(vocabulary, "vocabulary")
+        least, most = (int(end) for end in tokens.to(torch.int64).aminmax())
+        if least < 0 or most >= vocabulary:
+            raise InputError(
+                f"the text holds token {least if least < 0 else most}: expected 0 .. "
+                f"{vocabulary - 1}; was it encoded for another network?"
+            )
     return tokens, context
 
 

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,14 @@ from wflow.nets._metrics import METRICS, METRICS_JSON
 
 CHECKPOINT = "checkpoint.pt"
 _RUN, _MODEL = "wflow-training/1", "wflow-model/1"
-_FIELDS = ("config", "description", "step", "model", "optimizer", "history")
+_FIELDS: dict[str, type] = {
+    "config": str,
+    "description": str,
+    "step": int,
+    "model": dict,
+    "optimizer": dict,
+    "history": dict,
+}
 # What says how a run goes on, and not what comes out of it.
 _FREE = ("device", "checkpoint_every")
 
@@ -71,12 +79,15 @@ def load_model(path: str | Path, model: nn.Module) -> Any:
     """
     path = Path(path)
     saved = read(path)
-    if saved.get("format") not in (_MODEL, _RUN) or "model" not in saved:
+    if saved.get("format") not in (_MODEL, _RUN):
         raise InputError(f"{path} is no file of wflow.nets.train.save_model, and no checkpoint")
+    check_fields(path, saved, ("model", "description"))
+    words = saved["description"]
+    if saved["format"] == _MODEL:
+        words = _parsed(path, "description", words)
     check_weights(path, saved["model"], model)
     model.load_state_dict(saved["model"])
-    words = saved.get("description", '""')
-    return json.loads(words) if saved["format"] == _MODEL else words
+    return words
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -224,6 +235,29 @@ def described(model: nn.Module) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", str(model))
 
 
+def check_fields(path: Path, saved: Mapping[str, Any], names: Iterable[str] = _FIELDS) -> None:
+    """Check that a file holds what a checkpoint holds under these names.
+
+    Raises
+    ------
+    InputError
+        For a name that is missing, or something of another type under it.
+    """
+    for name in names:
+        kind, found = _FIELDS[name], saved.get(name)
+        if not isinstance(found, kind) or isinstance(found, bool):
+            raise InputError(
+                f"{path} is damaged, or no checkpoint of a training of wflow.nets: its {name} is "
+                f"{type(found).__name__}, expected {kind.__name__}; take another copy of it"
+            )
+
+
+def first_difference(before: str, now: str) -> tuple[str, str] | None:
+    """The first lines in which two networks in words differ, or None."""
+    pairs = zip_longest(before.splitlines(), now.splitlines(), fillvalue="nothing")
+    return next(((old.strip(), new.strip()) for old, new in pairs if old != new), None)
+
+
 def check_weights(
     path: Path, saved: Mapping[str, Tensor], model: nn.Module, *, types: bool = False
 ) -> None:
@@ -254,9 +288,12 @@ def check_weights(
 def _checked(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """The checkpoint, if it is one of the run asked for."""
     saved = read(path)
-    if saved.get("format") != _RUN or any(field not in saved for field in _FIELDS):
+    if saved.get("format") != _RUN:
         raise InputError(f"{path} is no checkpoint of a training of wflow.nets")
-    held, asked = json.loads(saved["config"]), json.loads(json.dumps(config))
+    check_fields(path, saved)
+    held, asked = _parsed(path, "config", saved["config"]), json.loads(json.dumps(config))
+    if not isinstance(held, dict):
+        raise InputError(f"{path} is damaged: its config is no configuration; take another copy")
     different = differences(held, asked)
     if different:
         words = (f"{k} ({_inner(held, k)} there, {_inner(asked, k)} here)" for k in different)
@@ -265,15 +302,24 @@ def _checked(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[st
             "with, choose another folder, or replace it with overwrite=True"
         )
     check_weights(path, saved["model"], model, types=True)
-    before, now = saved["description"].splitlines(), described(model).splitlines()
-    if before != now:
-        pairs = zip([*before, "nothing"], [*now, "nothing"], strict=False)
-        old, new = next((a.strip(), b.strip()) for a, b in pairs if a != b)
+    lines = first_difference(saved["description"], described(model))
+    if lines is not None:
         raise InputError(
-            f"{path} holds another network: '{old}' in the file, '{new}' in the model; make the "
-            "model that the file was written for, choose another folder, or overwrite=True"
+            f"{path} holds another network: '{lines[0]}' in the file, '{lines[1]}' in the model; "
+            "make the model that the file was written for, choose another folder, or "
+            "overwrite=True"
         )
     return saved
+
+
+def _parsed(path: Path, name: str, text: str) -> Any:
+    """What JSON text in a file says."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"{path} is damaged: its {name} is no JSON ({error}); take another copy of it"
+        ) from None
 
 
 def _inner(config: Any, name: str) -> Any:
@@ -285,7 +331,7 @@ def _inner(config: Any, name: str) -> Any:
 
 def _kind(value: Any, types: bool) -> str:
     if not isinstance(value, Tensor):
-        return "absent"
+        return "absent" if value is None else f"no tensor but {type(value).__name__}"
     return f"{value.dtype} {tuple(value.shape)}" if types else f"of shape {tuple(value.shape)}"
 
 

@@ -1,7 +1,5 @@
 """Hidden states of a network as clouds of tokens on the sphere."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from wflow.errors import InputError
+from wflow.nets._modes import evaluating
 from wflow.nets._trained_heads import Array, blocks_of, body_of, order_of
 from wflow.nets._wide import wide
 from wflow.nets.continuous import ContinuousTransformer, NodeTransformer
@@ -69,7 +68,7 @@ def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
     """
     hidden, context = _hidden_states(network, inputs)
     body, order = body_of(network), order_of(network)
-    with _still(network):
+    with evaluating(network), torch.no_grad():
         if isinstance(body, ContinuousTransformer | NodeTransformer):
             path = body.trajectory(hidden, **context)
             states, times = list(path.states), wide(path.times).cpu().numpy()
@@ -102,7 +101,7 @@ def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
     modules = {id(part): part for pair in parts for part in pair if part is not None}
     handles = [part.register_forward_hook(note) for part in modules.values()]
     try:
-        with _still(network):
+        with evaluating(network), torch.no_grad():
             network(inputs)
     finally:
         for handle in handles:
@@ -123,7 +122,7 @@ def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str
 
         handle = body.register_forward_pre_hook(catch, with_kwargs=True)
         try:
-            with _still(network):
+            with evaluating(network), torch.no_grad():
                 network(inputs)
         finally:
             handle.remove()
@@ -152,16 +151,3 @@ def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64]
     if tokens.shape[-1] != blocks_of(network)[0].attention.width:
         raise InputError(f"the hidden states have width {tokens.shape[-1]}, and the blocks another")
     return tokens, radius
-
-
-@contextmanager
-def _still(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients for a while."""
-    modes = [(part, part.training) for part in network.modules()]
-    try:
-        network.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

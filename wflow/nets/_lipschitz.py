@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from wflow._checks import positive, whole
 from wflow.errors import InputError
+from wflow.nets._modes import evaluating
 from wflow.nets._wide import output_of, wide
 
 # Layers that do not change a difference of two inputs, whatever their parameters.
@@ -78,7 +79,7 @@ def lipschitz(
         )
     x = x.detach()
     generator = torch.Generator().manual_seed(whole(seed, "seed", 0))
-    with _evaluating(function), _frozen(function):
+    with evaluating(function), _frozen(function):
         with torch.no_grad():
             base = _finite(output_of(function(x)))
 
@@ -183,20 +184,6 @@ def _pulled_back(
         (gradient,) = torch.autograd.grad(value, point, change.to(value))
     found = _norm(wide(gradient)) > 0
     return torch.where(_like(found, x), _unit(wide(gradient)).to(x), before)
-
-
-@contextmanager
-def _evaluating(function: Any) -> Iterator[None]:
-    """A module without dropout for a while."""
-    parts = list(function.modules()) if isinstance(function, nn.Module) else []
-    modes = [part.training for part in parts]
-    try:
-        for part in parts:
-            part.training = False
-        yield
-    finally:
-        for part, mode in zip(parts, modes, strict=True):
-            part.training = mode
 
 
 @contextmanager

@@ -14,17 +14,17 @@ from wflow.nets.continuous import ContinuousTransformer, NodeTransformer
 from wflow.nets.gpt import GPT
 
 _NUMBER = r"([-+.\deE]+)"
+_ATTENTION = re.compile(
+    rf"Attention\(\s*heads=(\d+), head_width=\d+, causal=\w+, dropout={_NUMBER}"
+)
 _SYSTEM = re.compile(
     rf"ContinuousTransformer\(\s*t_final={_NUMBER}, steps=(\d+), scheme='(\w+)', "
-    r"velocity='(\w+)', cost='(\w+)'"
+    r"velocity='(\w+)', cost='(\w+)', checkpointing=(\w+), batch_dim=(-?\d+)"
 )
 
 
 def restore_gpt(path: str | Path) -> GPT:
     """The trained GPT of a checkpoint.pt of `wflow.nets.train`, in evaluation mode on the CPU.
-
-    Blocks of N-ODE transformers are made without the skip connection of the feed-forward layer, as
-    `studies/shakespeare_gpt.py` trains them.
 
     Parameters
     ----------
@@ -32,48 +32,47 @@ def restore_gpt(path: str | Path) -> GPT:
 
     Returns
     -------
-    GPT, its body wrapped as it was in training
+    GPT with the options that it was trained with, its body wrapped as it was
 
     Raises
     ------
     InputError
-        For a file that is missing, damaged, or no checkpoint of a GPT.
+        For a file that is missing, damaged, or no checkpoint of a GPT, and for a GPT that was
+        changed by hand: what is built must describe itself in the words of the file.
     """
     path = Path(path)
     saved = _checkpoint.read(path)
-    state, words = saved.get("model"), saved.get("description")
-    if not isinstance(state, Mapping) or not isinstance(words, str):
-        raise InputError(f"{path} is no checkpoint of a training of wflow.nets")
-    heads = re.search(r"Attention\(\s*heads=(\d+)", words)
-    if heads is None or not words.startswith("GPT("):
+    _checkpoint.check_fields(path, saved, ("model", "description"))
+    state, words = saved["model"], saved["description"]
+    attention = _ATTENTION.search(words)
+    if attention is None or not words.startswith("GPT("):
         raise InputError(
             f"{path} does not hold a GPT and how it was built: expected checkpoint.pt of a "
             "training, such as studies/shakespeare_gpt.py writes"
         )
-    node = "NodeTransformer(" in words
     try:
-        network = _built(state, int(heads[1]), words, skip=not node)
-    except KeyError as error:
-        raise InputError(f"{path} holds a GPT without {error}: expected all its weights") from None
-    system = _SYSTEM.search(words)
-    if system is not None:
-        options: dict[str, Any] = {
-            "t_final": float(system[1]),
-            "steps": int(system[2]),
-            "scheme": system[3],
-            "velocity": system[4],
-            "cost": system[5],
-        }
-        kind = NodeTransformer if node else ContinuousTransformer
-        network.body = kind(network.body, **options)
+        network = _built(state, words, int(attention[1]), float(attention[2]))
+        _wrap(network, words)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} does not hold the weights and words of one GPT ({error}): it is damaged, or "
+            "was edited; take another copy of it"
+        ) from None
+    lines = _checkpoint.first_difference(words, _checkpoint.described(network))
+    if lines is not None:
+        raise InputError(
+            f"{path} holds a GPT that cannot be built from its words: '{lines[0]}' in the file, "
+            f"'{lines[1]}' in what was built; it was changed by hand, or written by another "
+            "version of wflow or torch"
+        )
     _checkpoint.load_model(path, network)
     return network.eval()
 
 
-def _built(state: Mapping[str, Tensor], heads: int, words: str, *, skip: bool) -> GPT:
+def _built(state: Mapping[str, Tensor], words: str, heads: int, dropout: float) -> GPT:
     """An untrained GPT of these sizes."""
     vocabulary, width = state["embed.token.weight"].shape
-    context = state["embed.position.weight"].shape[0]
+    context, _ = state["embed.position.weight"].shape
     depth = sum(name.endswith("attention.qkv.weight") for name in state)
     with torch.random.fork_rng([]):
         return GPT(
@@ -84,6 +83,25 @@ def _built(state: Mapping[str, Tensor], heads: int, words: str, *, skip: bool) -
             heads=heads,
             norm=any("norm_attention" in name for name in state),
             bias=any(name.endswith("attention.qkv.bias") for name in state),
+            skip="skip=False" not in words,
             gelu="tanh" if "approximate='tanh'" in words else "none",
-            skip=skip,
+            dropout=dropout,
         )
+
+
+def _wrap(network: GPT, words: str) -> None:
+    """Make the body of a GPT the continuous-time one that the words tell of, if they do."""
+    system = _SYSTEM.search(words)
+    if system is None:
+        return
+    options: dict[str, Any] = {
+        "t_final": float(system[1]),
+        "steps": int(system[2]),
+        "scheme": system[3],
+        "velocity": system[4],
+        "cost": system[5],
+        "checkpointing": system[6] == "True",
+        "batch_dim": int(system[7]),
+    }
+    kind = NodeTransformer if "NodeTransformer(" in words else ContinuousTransformer
+    network.body = kind(network.body, **options)

@@ -1,6 +1,9 @@
 """One step of the optimiser: the arithmetic of a training, without its books."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +14,7 @@ from wflow.errors import InputError
 from wflow.nets._objective import Loss, Objective
 from wflow.nets._parallel import Team
 from wflow.nets._train_config import TrainConfig
+from wflow.nets.continuous import ContinuousTransformer
 
 TRAINING, EVALUATION = 0, 1  # purposes of random numbers
 
@@ -44,10 +48,13 @@ class Learner:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = _optimizer(self.parameters, config)
         self.parts: tuple[str, ...] | None = None
+        # A graph of all steps of a system would hold its blocks as many times: one serves them all.
+        systems = [part for part in model.modules() if isinstance(part, ContinuousTransformer)]
+        self._systems = systems if config.compile else []
+        self._compiled = [_compiled(system.blocks) for system in self._systems]
         # Gradients are averaged around the compiled network, which so stays one graph.
-        called = torch.compile(model) if config.compile else model
-        assert isinstance(called, nn.Module)
-        self._module = crew.wrap(called)
+        whole = config.compile and not systems
+        self._module = crew.wrap(_compiled(model) if whole else model)
         self.autocast = partial(
             torch.autocast,
             crew.device.type,
@@ -83,7 +90,8 @@ class Learner:
         pieces = crew.parts(batch, config.accumulate)
         values = []
         for place, piece in enumerate(pieces, 1):
-            with crew.quiet(self._module, more=place < len(pieces)):
+            more = place < len(pieces)
+            with crew.quiet(self._module, more=more), self._compiled_blocks():
                 with self.autocast():
                     loss = self.objective(self._module, *piece)
                 values.append(self._values(loss))
@@ -96,9 +104,51 @@ class Learner:
         mean = torch.stack(values).mean(dim=0)
         return torch.cat([mean, norm.detach().to(mean).reshape(1)])
 
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over the running means of the optimiser from a checkpoint.
+
+        Parameters
+        ----------
+        saved : `optimizer.state_dict()` of the same network; rates and the like are taken from the
+            configuration
+
+        Raises
+        ------
+        AttributeError, KeyError, TypeError, ValueError
+            For a state that is not of this optimiser; nothing has changed then.
+        """
+        own = self.optimizer.state_dict()["param_groups"]
+        if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in own]:
+            raise ValueError("the optimiser had other parameters")
+        # State is numbered in the order of the groups, which is not that of the network.
+        places = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for place, state in saved["state"].items():
+            if place not in range(len(places)):
+                raise ValueError(f"the optimiser has no parameter {place}")
+            shapes = {"exp_avg": places[place].shape, "exp_avg_sq": places[place].shape, "step": ()}
+            for name, shape in shapes.items():
+                if state[name].shape != shape:
+                    raise ValueError(f"{name} of parameter {place} is of another shape")
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": own})
+
     def finite(self) -> bool:
         """Whether all weights are finite."""
         return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
+
+    @contextmanager
+    def _compiled_blocks(self) -> Iterator[None]:
+        """Compiled blocks in place of the plain ones for a step, forward and backward.
+
+        Only then: compiled code does not see the hooks by which a network is looked at later.
+        """
+        plain = [system.blocks for system in self._systems]
+        try:
+            for system, blocks in zip(self._systems, self._compiled, strict=True):
+                system.blocks = blocks
+            yield
+        finally:
+            for system, blocks in zip(self._systems, plain, strict=True):
+                system.blocks = blocks
 
     def _values(self, loss: Loss) -> Tensor:
         """The numbers of a loss: (1 + parts,), float64, on the device."""
@@ -121,6 +171,12 @@ class Learner:
 def reseed(*key: int) -> None:
     """Draw torch's random numbers from here on from a key: seed, purpose, step, process."""
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    found = torch.compile(module)
+    assert isinstance(found, nn.Module)
+    return found
 
 
 def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:

@@ -26,7 +26,8 @@ class TrainConfig:
     clip : largest norm of the gradient, longer ones are scaled to it; None leaves them
     accumulate : parts in which a process computes its share of a batch, for memory
     precision : `float32`, or `bfloat16` by autocast: weights and optimiser stay as they are
-    compile : compile the network by `torch.compile`
+    compile : compile the blocks of continuous-time bodies by `torch.compile`, one graph for all
+        steps; the whole network where it has none
     evaluate_every : steps between evaluations; there is one before the first step and one after
         the last in any case
     checkpoint_every : steps between checkpoints; there is one at the end in any case

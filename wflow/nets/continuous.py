@@ -198,7 +198,8 @@ class ContinuousTransformer(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"t_final={self.t_final}, steps={self.steps}, scheme={self.scheme!r}, "
-            f"velocity={self.velocity!r}, cost={self.cost!r}, checkpointing={self.checkpointing}"
+            f"velocity={self.velocity!r}, cost={self.cost!r}, "
+            f"checkpointing={self.checkpointing}, batch_dim={self.batch_dim}"
         )
 
     def _step(self, x: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
@@ -250,13 +251,15 @@ class NodeTransformer(nn.Module):
 
     Parameters
     ----------
-    blocks : the blocks, as for `ContinuousTransformer`
+    blocks : the blocks, as for `ContinuousTransformer`. An `nn.TransformerEncoder` without a final
+        norm is taken as its layers, whose context has their names (`src_mask`, not `mask`); any
+        other single module is one block and makes one system: give a list of what is inside it
     options : those of `ContinuousTransformer`, the same for each block
 
     Raises
     ------
     InputError
-        As `ContinuousTransformer` does.
+        As `ContinuousTransformer` does, and for an `nn.TransformerEncoder` with a final norm.
     """
 
     def __init__(self, blocks: nn.Module | Iterable[nn.Module], **options: Any) -> None:
@@ -347,6 +350,13 @@ def _recomputed(step: Callable[..., _Step]) -> Callable[..., _Step]:
 def _each(blocks: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
     if isinstance(blocks, Stack):
         return list(blocks.blocks)
+    if isinstance(blocks, nn.TransformerEncoder):
+        if blocks.norm is not None:
+            raise InputError(
+                "the nn.TransformerEncoder has a final norm, which belongs to none of its layers: "
+                "give its `.layers`, and apply the norm to what comes out"
+            )
+        return list(blocks.layers)
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
         return [blocks]
     return list(blocks)

@@ -5,7 +5,9 @@ from ../shared/data beside a checkout, or from a download that is kept in the us
 file is checked against its SHA-256 first. `digits` and `embedded_text` need no file at all.
 
     text = shakespeare()
-    batches = CropBatches(text.train, context=256, batch=64, seed=1)
+    batches = CropBatches(
+        text.train, context=256, batch=64, seed=1, vocabulary=text.vocabulary
+    )
     inputs, targets = batches(step)
 """
 

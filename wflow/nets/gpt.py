@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from wflow._checks import number, whole
 from wflow.errors import InputError
+from wflow.nets._modes import evaluating
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.layers import Block, Gelu, Stack, TokenEmbedding, check_tokens, layer_norm
 
@@ -143,20 +144,15 @@ class GPT(nn.Module):
         """
         new, temperature = whole(new, "new", 0), number(temperature, "temperature", 0)
         kept = self.vocabulary if top_k is None else min(whole(top_k, "top_k"), self.vocabulary)
-        check_tokens(tokens, self.vocabulary)
+        check_tokens(tokens.cpu(), self.vocabulary)  # once, so the ids of a GPU are read, too
         tokens = tokens.long()
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
+        with evaluating(self):
             for _ in range(new):
                 hidden = self.embed(tokens[:, -self.context :])
                 state = as_flow(self.body(hidden)).state
                 logits = self.head(state[:, -1])  # (batch, vocabulary)
                 drawn = _draw(logits, temperature, kept, generator)  # (batch, 1)
                 tokens = torch.cat([tokens, drawn], dim=1)
-        finally:
-            for module, training in modes:
-                module.training = training
         return tokens
 
     @classmethod

@@ -152,6 +152,9 @@ class FeedForward(nn.Module):
         x = self.gelu(self.up(x))  # (..., hidden)
         return functional.dropout(self.down(x), self.dropout, self.training)
 
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
+
 
 class Block(nn.Module):
     """Transformer block, norms before the layers: u = x + attention(norm(x)), u + ff(norm(u)).
@@ -212,6 +215,9 @@ class Block(nn.Module):
             return x
         change = self.feed_forward(self.norm_feed_forward(x))
         return x + change if self.skip else change
+
+    def extra_repr(self) -> str:
+        return f"skip={self.skip}"
 
 
 class Stack(nn.Module):
@@ -297,11 +303,15 @@ class TokenEmbedding(nn.Module):
         Raises
         ------
         InputError
-            For other shapes or types, texts longer than the context, ids beyond the vocabulary.
+            For other shapes or types, texts longer than the context, ids beyond the vocabulary (on
+            the CPU: see `check_tokens`).
         """
         check_tokens(tokens, self.token.num_embeddings, self.position.num_embeddings)
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]  # (batch, tokens, width)
         return functional.dropout(x, self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
 
 
 def layer_norm(width: int, norm: bool = True, bias: bool = True) -> nn.Module:
@@ -344,7 +354,10 @@ def check_hidden(x: Tensor, width: int, mask: Tensor | None = None) -> None:
 
 
 def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None) -> None:
-    """Check token ids (batch, tokens), in eager mode: a bad one would kill a CUDA process.
+    """Check token ids (batch, tokens), in eager mode; ids themselves on the CPU only.
+
+    Reading one on a GPU would wait for all its work, in every forward pass, and a bad one ends the
+    process there: check ids before they are moved, as `data.CropBatches(vocabulary=)` does.
 
     Parameters
     ----------
@@ -366,8 +379,7 @@ def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None) ->
             f"texts of {tokens.shape[1]} tokens: expected at most {context}, the context of the "
             "network; crop them, or build a network with a longer context"
         )
-    # Reading a value waits for the device, which is not allowed while a graph is captured.
-    if tokens.numel() == 0 or (tokens.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if tokens.numel() == 0 or tokens.device.type != "cpu":
         return
     least, most = torch.stack(torch.aminmax(tokens)).tolist()
     if least < 0 or most >= vocabulary:

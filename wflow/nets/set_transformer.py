@@ -131,6 +131,9 @@ class CrossBlock(nn.Module):
         change = functional.relu(self.feed_forward(x))
         return self.norm_feed_forward(x + change if self.skip else change)
 
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, skip={self.skip}"
+
 
 class InducedBlock(nn.Module):
     """Induced set attention block ISAB(X) = MAB(X, MAB(I, X)), I = m learned inducing points.
@@ -194,3 +197,6 @@ class PoolingHead(nn.Module):
         seeds = self.seeds.expand(hidden.shape[0], -1, -1)  # (batch, k, width)
         pooled = self.pool(seeds, hidden).flatten(1)  # (batch, k width)
         return self.linear(functional.dropout(pooled, self.dropout, self.training))
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"

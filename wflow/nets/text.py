@@ -103,6 +103,9 @@ class TextClassifier(nn.Module):
         state, cost = as_flow(self.body(self.embed(tokens), valid=there, mask=there))
         return Output(self.head(state, mask=there), cost)
 
+    def extra_repr(self) -> str:
+        return f"pad={self.pad}"
+
 
 class PooledHead(nn.Module):
     """Layer norm, pooling over tokens, linear map: (batch, tokens, width) to logits.

@@ -43,6 +43,7 @@ from wflow.nets._metrics import (
     peak_memory,
     tensorboard_log,
 )
+from wflow.nets._modes import evaluating, kept_modes
 from wflow.nets._objective import Batches, Loss, Objective, cross_entropy, objective
 from wflow.nets._parallel import device, team
 from wflow.nets._schedules import Constant, Cosine, Schedule, StepDecay
@@ -164,9 +165,8 @@ def train(
         look = partial(_checkpoint.open_folder, folder, identity, model)
         saved = crew.share(partial(look, resume=resume, overwrite=overwrite))
 
-    training = model.training
     with ExitStack() as stack:
-        stack.callback(model.train, training)
+        stack.enter_context(kept_modes(model))
         stack.enter_context(torch.random.fork_rng([crew.device] if on_gpu else []))
         learner = Learner(model.to(crew.device), objective, config, crew)
         run = _Run(learner, model, evaluate, folder, identity, label)
@@ -218,11 +218,18 @@ class _Run:
         self.clock = time.perf_counter()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint; where it is damaged, the network stays as it is."""
+        try:
+            history = _recorded(saved, self.config.steps)
+            self.learner.restore(saved["optimizer"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            assert self.folder is not None
+            raise InputError(
+                f"{self.folder / CHECKPOINT} is damaged ({type(error).__name__}: {error}): take "
+                "another copy of it, or train anew with overwrite=True"
+            ) from None
         self.model.load_state_dict(saved["model"])
-        self.learner.optimizer.load_state_dict(saved["optimizer"])
-        self.history = History.from_state(saved["history"])
-        self.done = saved["step"]
+        self.history, self.done = history, saved["step"]
         # A kill may have come between the checkpoint and the metrics.
         self.crew.share(self._write_metrics)
 
@@ -293,10 +300,8 @@ class _Run:
         if self.evaluate is None or (before and before[-1][0] == self.done):
             return  # a resumed run may begin where it was evaluated
         reseed(self.config.seed, EVALUATION, self.done, self.crew.rank)
-        self.model.eval()
-        with torch.no_grad(), self.learner.autocast():
+        with evaluating(self.model), torch.no_grad(), self.learner.autocast():
             found = self.evaluate(self.model)
-        self.model.train()
         log(self.done, self.history.evaluated(self.done, found))
         self.changed = True
         self.clock = time.perf_counter()
@@ -346,6 +351,16 @@ class _Run:
         )
         error.history = self.dataset()
         return error
+
+
+def _recorded(saved: Mapping[str, Any], steps: int) -> History:
+    """What a checkpoint recorded, if it is one row of numbers for each step that was done."""
+    history, done = History.from_state(saved["history"]), saved["step"]
+    if len(history.rows) != done or done > steps:
+        raise ValueError(f"{len(history.rows)} rows of history and {done} steps of {steps}")
+    history.peak_memory = int(history.peak_memory)
+    history.dataset({})  # a table of another form fails here, before anything is changed
+    return history
 
 
 def _batch(batches: Batches, step: int, rows: int) -> tuple[Tensor, ...]:

@@ -151,6 +151,9 @@ class PatchEmbedding(nn.Module):
         x = torch.cat([first, self.linear(patches)], dim=1)  # (batch, 1 + patches, width)
         return functional.dropout(x + self.positions, self.dropout, self.training)
 
+    def extra_repr(self) -> str:
+        return f"image={self.image}, patch={self.patch}, dropout={self.dropout}"
+
     def _check(self, images: Tensor) -> None:
         if images.ndim != 4 or images.shape[1:] != self.image:
             raise InputError(

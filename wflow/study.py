@@ -25,7 +25,7 @@ from wflow._study_flags import (
     command_line,
     flags_of,
 )
-from wflow._study_session import Finding, Session, machine, markdown_table, session
+from wflow._study_session import Finding, Session, markdown_table, session
 from wflow.errors import WflowError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ __all__ = [
     "Switch",
     "TokenFlags",
     "command_line",
-    "machine",
     "markdown_table",
     "run",
     "session",

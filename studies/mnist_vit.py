@@ -205,13 +205,17 @@ def examine(found: Trained, flags: MnistVit, images: data.Images, seed: int) -> 
     def accuracy(inputs: torch.Tensor) -> float:
         return accuracy_and_loss(model, inputs, images.test_labels, device)["accuracy"]
 
+    final = accuracy(clean)  # also without noise, and with the steps of the training
+
     def noisy(noise: Noise, level: float) -> float:
+        if level == 0:
+            return final
         if flags.noise_on == "inputs":
             return accuracy(noise(clean, level, seed))
         return accuracy(normalised(images, noise(data.unit(images.test_images), level, seed)))
 
     record |= {
-        "final": accuracy(clean),
+        "final": final,
         "best": float(found.history["accuracy"].max()),
         "gaussian": [noisy(data.gaussian_noise, level) for level in LEVELS],
         "uniform": [noisy(data.uniform_noise, level) for level in LEVELS],
@@ -222,7 +226,7 @@ def examine(found: Trained, flags: MnistVit, images: data.Images, seed: int) -> 
         trained_with = body.steps
         for place, steps in enumerate(INFERENCE):
             body.steps = steps
-            record["steps"][place] = accuracy(clean)
+            record["steps"][place] = final if steps == trained_with else accuracy(clean)
         body.steps = trained_with
         with torch.no_grad():
             hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]

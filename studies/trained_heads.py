@@ -193,7 +193,7 @@ def trained(name: str, flags: TrainedHeads, setup: Setup, text: data.Text) -> GP
         ),
         config,
         out=out,
-        resume=flags.resume and (out / train.CHECKPOINT).exists(),
+        resume=flags.resume,
         overwrite=flags.overwrite,
         label=f"training {name}",
     )

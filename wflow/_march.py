@@ -153,7 +153,7 @@ class Batch:
 
     def _check_symmetry(self, t: float) -> None:
         """The energy and the pass that uses each kernel value twice need D = D^T."""
-        if not is_symmetric(self.D) and np.isfinite(self.D).all():
+        if np.isfinite(self.D).all() and not is_symmetric(self.D):
             raise InputError(
                 f"the law {type(self.problem.law).__name__} made heads asymmetric before time "
                 f"{t:g}, but says that it keeps them symmetric; mend its drift, or give it "

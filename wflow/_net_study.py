@@ -207,7 +207,7 @@ def _trained(session: study.Session, flags: NetFlags, name: str, seed: int, run:
             run.config,
             out=out,
             evaluate=run.evaluate,
-            resume=flags.resume and (out / train.CHECKPOINT).exists(),
+            resume=flags.resume,
             overwrite=flags.overwrite,
             label=out.name,
         )

@@ -6,13 +6,14 @@ One process, one run. For each network, a training iteration (forward, loss, bac
 
 - discrete: the blocks applied M times in a row, x <- f(x), with the loss alone: as many evaluations
   of the blocks as the continuous model makes;
+- loop: x <- x + dt f(x) written by hand, without a cost: what any sum of Euler costs;
 - wrapped: `ContinuousTransformer` with M Euler steps, loss and lam times the transport cost;
 - checkpointed: the same, with the inside of each step computed again for the gradient.
 
-The overhead is the time of `wrapped` over `discrete`, minus 1. The variants run in turn, round
-after round; the overhead is the median of the ratios within a round, printed with the smallest and
-largest. Peak memory is the growth of the process (of the GPU's allocations, with --device cuda)
-during one iteration after others have run.
+The overhead is the time of `wrapped` over `discrete`, minus 1, and that of `loop` beside it. The
+variants run in turn, in many short rounds; the overhead is the median of the ratios within a round,
+printed with the smallest and largest. Peak memory is the growth of the process (of the GPU's
+allocations, with --device cuda) during one iteration after others have run.
 
 On a GPU also the GPT step in bfloat16 with `torch.compile`: tokens per second, share of the card's
 rate of matrix products measured in the same run, and the same step of a plain GPT loop without the
@@ -38,6 +39,7 @@ from wflow._checks import positive, whole
 from wflow.cli import guarded
 from wflow.nets import GPT, ContinuousTransformer, ViT, train
 
+VARIANTS = ("discrete", "loop", "wrapped", "checkpointed")
 STEPS, PAPER_STEPS = 20, 10  # of ours, and of the published GPT
 COMMAND = "python benchmarks/continuous_networks.py"
 
@@ -53,16 +55,26 @@ class Case(NamedTuple):
 
 
 class Repeated(nn.Module):
-    """x <- f(x), M times: the discrete network with as many evaluations."""
+    """x <- f(x), M times: the discrete network with as many evaluations; or x <- x + dt f(x)."""
 
-    def __init__(self, blocks: nn.Module, steps: int) -> None:
+    def __init__(self, blocks: nn.Module, steps: int, dt: float | None = None) -> None:
         super().__init__()
-        self.blocks, self.steps = blocks, steps
+        self.blocks, self.steps, self.dt = blocks, steps, dt
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         for _ in range(self.steps):
-            x = self.blocks(x, **context)
+            found = self.blocks(x, **context)
+            x = found if self.dt is None else torch.add(x, found, alpha=self.dt)
         return x
+
+
+def body(kind: str, blocks: nn.Module, steps: int) -> nn.Module:
+    """The blocks as the body of a variant."""
+    if kind == "discrete":
+        return Repeated(blocks, steps)
+    if kind == "loop":
+        return Repeated(blocks, steps, 1 / steps)
+    return ContinuousTransformer(blocks, steps=steps, checkpointing=kind == "checkpointed")
 
 
 def cases(device: torch.device) -> list[Case]:
@@ -96,15 +108,10 @@ def variant(case: Case, kind: str, device: torch.device) -> Callable[[], None]:
     """One training iteration of a case."""
     torch.manual_seed(0)
     model = case.make().to(device)
-    if kind == "discrete":
-        model.body = Repeated(model.body, case.steps)
-    else:
-        model.body = ContinuousTransformer(
-            model.body, steps=case.steps, checkpointing=kind == "checkpointed"
-        )
+    model.body = body(kind, model.body, case.steps)
     # A learning rate of 0 keeps the weights, and so the work, the same for ever.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    with_cost = kind != "discrete"
+    with_cost = isinstance(model.body, ContinuousTransformer)
 
     def iteration() -> None:
         output, cost = model(case.inputs)
@@ -150,17 +157,16 @@ def give_back_memory() -> None:
 
 
 class Result(NamedTuple):
-    """Rows of the page: one for each variant, and the overhead."""
+    """Rows of the page: one for each variant, and the overhead of `wrapped` and of `loop`."""
 
     variants: list[dict[str, Any]]
-    overhead: dict[str, Any]
+    overhead: list[dict[str, Any]]
 
 
 def measure(case: Case, device: torch.device, rounds: int, least: float) -> Result:
     """Times, overhead and memory of the variants of a case."""
-    calls = {kind: variant(case, kind, device) for kind in ("discrete", "wrapped", "checkpointed")}
+    calls = {kind: variant(case, kind, device) for kind in VARIANTS}
     taken = in_rounds(calls, rounds, least)
-    shares = overhead(taken)
     peaks = {kind: memory(call, device) for kind, call in calls.items()}
     of = {"network": case.name, "steps": case.steps}
     result = Result(
@@ -168,13 +174,15 @@ def measure(case: Case, device: torch.device, rounds: int, least: float) -> Resu
             of | {"variant": kind} | spread(values) | {"peak_mb": peaks[kind]}
             for kind, values in taken.items()
         ],
-        of | spread(shares, "percent"),
+        overheads(of, taken),
     )
     print(f"{case.name}, {case.steps} steps")
     for kind, values in taken.items():
         peak = "" if peaks[kind] is None else f"{peaks[kind]:8.1f} MB"
         print(f"  {kind:13s} {1e3 * np.median(values):9.2f} ms {peak}")
-    print(f"  overhead {np.median(shares):.2f} % ({min(shares):.2f} to {max(shares):.2f})")
+    for row in result.overhead:
+        found = (f"{row[f'{key}_percent']:.2f}" for key in ("median", "min", "max"))
+        print("  overhead of {}: {} % ({} to {})".format(row["variant"], *found))
     return result
 
 
@@ -199,10 +207,7 @@ def compiled_step(case: Case, kind: str, device: torch.device) -> Callable[[], N
     model = case.make().to(device)
     blocks = model.body
     blocks.compile()
-    if kind == "discrete":
-        model.body = Repeated(blocks, PAPER_STEPS)
-    else:
-        model.body = ContinuousTransformer(blocks, steps=PAPER_STEPS)
+    model.body = body(kind, blocks, PAPER_STEPS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
 
     def iteration() -> None:
@@ -219,7 +224,7 @@ def compiled_step(case: Case, kind: str, device: torch.device) -> Callable[[], N
 
 def compiled_gpt(case: Case, device: torch.device, rounds: int, least: float) -> dict[str, Any]:
     """The GPT step at bfloat16 with `torch.compile`: rows for the page."""
-    calls = {kind: compiled_step(case, kind, device) for kind in ("discrete", "wrapped")}
+    calls = {kind: compiled_step(case, kind, device) for kind in ("discrete", "loop", "wrapped")}
     taken = in_rounds(calls, rounds, least)
     rate = matrix_rate(device, torch.bfloat16)
     tokens = case.inputs.numel()
@@ -238,7 +243,7 @@ def compiled_gpt(case: Case, device: torch.device, rounds: int, least: float) ->
         print(f"  compiled bfloat16 {kind}: {rate_of_tokens:.0f} tokens/s, {100 * share:.0f} %")
     return {
         "compiled_bfloat16": rows,
-        "compiled_overhead": [of | spread(overhead(taken), "percent")],
+        "compiled_overhead": overheads(of, taken),
     }
 
 
@@ -255,10 +260,14 @@ def in_rounds(
     return taken
 
 
-def overhead(taken: dict[str, list[float]]) -> list[float]:
-    """Per cent that the wrapper adds, round by round."""
-    ratios = np.array(taken["wrapped"]) / np.array(taken["discrete"]) - 1
-    return (100 * ratios).tolist()
+def overheads(of: dict[str, Any], taken: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Per cent that the wrapper, and Euler's sum alone, add to the discrete network."""
+
+    def row(kind: str) -> dict[str, Any]:
+        ratios = np.array(taken[kind]) / np.array(taken["discrete"]) - 1
+        return of | {"variant": kind} | spread((100 * ratios).tolist(), "percent")
+
+    return [row("wrapped"), row("loop")]
 
 
 def main() -> int:
@@ -267,8 +276,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--least", type=float, default=2.0, help="seconds of each measurement")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--least", type=float, default=0.5, help="seconds of each measurement")
     flags = parser.parse_args()
     device = train.device(flags.device)
     whole(flags.rounds, "--rounds")
@@ -278,11 +287,11 @@ def main() -> int:
     body: dict[str, Any] = {
         "device": _name(device),
         "iterations": [row for result in results for row in result.variants],
-        "overhead": [result.overhead for result in results],
+        "overhead": [row for result in results for row in result.overhead],
     }
     if device.type == "cuda":
         body |= compiled_gpt(found[-1], device, flags.rounds, flags.least)
-    worst = max(result.overhead["median_percent"] for result in results) / 100
+    worst = max(result.overhead[0]["median_percent"] for result in results) / 100
     saved = []
     for result in results:
         peak = {row["variant"]: row["peak_mb"] for row in result.variants}

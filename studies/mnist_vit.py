@@ -90,6 +90,8 @@ class MnistVit(_net_study.NetFlags):
     """Digits of MNIST, or the small ones of scikit-learn; default: of the preset."""
     epochs: int | None = None
     """Epochs; the learning rate falls after 35/45 and 41/45 of them. Default: of the preset."""
+    digits: int | None = None
+    """Number of training digits, from the beginning of the file; default: of the preset."""
     cost: Literal["mean", "sum"] = "mean"
     """Transport cost over the entries of the hidden states ([OTT1] eq. 8), or their sum ([OTT])."""
     noise_on: Literal["inputs", "pixels"] = "inputs"
@@ -100,8 +102,9 @@ class MnistVit(_net_study.NetFlags):
 
     def check(self) -> None:
         super().check()
-        if self.epochs is not None:
-            whole(self.epochs, "--epochs")
+        for name in ("epochs", "digits"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), f"--{name}")
 
 
 def load(setup: Setup, flags: MnistVit) -> data.Images:
@@ -251,11 +254,12 @@ def main() -> int:
             lambda name, seed: plan(name, setup, images, flags, seed),
             lambda name, seed, found: examine(found, flags, images, seed),
         )
-        told = _net_study.is_preset(setup, flags, PRESETS) and len(names) == len(MODELS)
+        as_published = flags.cost == "mean" and flags.noise_on == "inputs"
+        whole_preset = _net_study.is_preset(setup, flags, PRESETS) and len(names) == len(MODELS)
         session.finish(
             table=tabulated(results),
             text=report(flags, setup, images, results),
-            findings=findings(results) if told else [],
+            findings=findings(results) if as_published and whole_preset else [],
             figures=figures(setup, results),
         )
     return 0

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_nets_train import network, refused, run  # noqa: E402
+from trainings import network, refused, run  # noqa: E402
 
 from wflow.errors import InputError  # noqa: E402
 from wflow.nets import train  # noqa: E402

@@ -245,6 +245,25 @@ def test_batch_dimension_may_be_another():
     assert first.item() == pytest.approx(second.item(), rel=1e-14)
 
 
+@pytest.mark.parametrize("cost", ["mean", "sum"])
+def test_batch_dimension_may_be_counted_from_the_last(cost):
+    x, valid = states(4, 2, 3), torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0]]).bool()
+    found = [
+        ContinuousTransformer(Linear(), steps=3, cost=cost, batch_dim=dim)(x, valid=valid).cost
+        for dim in (1, -2)
+    ]
+    assert torch.equal(*found)
+    for dim in (3, -4):
+        with pytest.raises(InputError, match=f"batch_dim = {dim}"):
+            ContinuousTransformer(Linear(), batch_dim=dim)(x)
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+def test_end_time_and_steps_may_be_given_in_their_order(wrap):
+    model = wrap([Linear()], 2.0, 5)
+    assert (model.t_final, model.steps) == (2.0, 5)
+
+
 def test_a_velocity_of_zero_has_a_gradient_of_zero():
     block = nn.Linear(3, 3, bias=False)
     nn.init.zeros_(block.weight)
@@ -260,6 +279,18 @@ def test_autocast_keeps_states_and_cost_in_single_precision():
         assert model.velocity_of(x).dtype == torch.bfloat16
     assert state.dtype == cost.dtype == torch.float32
     assert torch.allclose(state, model(x).state, atol=0.05)
+
+
+def test_autocast_sums_steps_in_single_precision_whatever_the_embedding_gives():
+    block = nn.Linear(8, 8)
+    nn.init.zeros_(block.weight)
+    nn.init.constant_(block.bias, 2.0**-7)
+    model = ContinuousTransformer(block, steps=64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state = model(torch.ones(1, 8, dtype=torch.bfloat16)).state
+        way = model.trajectory(torch.ones(1, 8, dtype=torch.bfloat16))
+    assert state.dtype == torch.float32 and torch.equal(way.states[-1], state)
+    assert torch.allclose(state, torch.tensor(1 + 2.0**-7), rtol=1e-6)  # each step rounds to 1
 
 
 def test_outputs_of_other_libraries_are_taken_at_their_hidden_states():

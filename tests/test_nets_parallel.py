@@ -3,6 +3,7 @@
 `torchrun` runs this very file (`main`); the tests read what it left.
 """
 
+import functools
 import json
 import os
 import signal
@@ -120,6 +121,10 @@ def main(folder):
     torch.save(model.state_dict(), folder / f"weights{RANK}.pt")
     run(folder / "half", model=Net(seed=5), resume=True)  # begun by one process
     run(folder / "unbroken", model=Net(dropout=0.3))
+    plain = torch.compile
+    torch.compile = functools.partial(plain, backend="eager")
+    run(folder / "compiled", compile=True)
+    torch.compile = plain
     refused("signal", out=folder / "signal", model=Net(dropout=0.3), batches=Points(terminate, 5))
     run(folder / "signal", model=Net(5, dropout=0.3), resume=True)
     refused("taken", out=folder / "two")
@@ -180,6 +185,11 @@ def test_two_processes_are_one_with_the_same_batch(two, one):
     for name, value in one[1].state_dict().items():
         assert torch.equal(weights[0][name], weights[1][name])
         torch.testing.assert_close(weights[0][name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_compiled_blocks_are_averaged_over_the_processes(two, one):
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(metrics(two / "compiled")[name], one[0][name], rtol=1e-11)
 
 
 def test_a_training_begun_by_one_process_goes_on_with_two(two, one):

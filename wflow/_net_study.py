@@ -151,6 +151,7 @@ class Results(NamedTuple):
             for runs in self.histories.values()
             for history in runs
             for place in str(history.attrs["devices"]).split("; ")
+            if place  # none where the first step diverged
         ]
         return "; ".join(dict.fromkeys(places))
 
@@ -275,13 +276,18 @@ def column(
 
 
 def mean_and_spread(values: Sequence[Any], style: Callable[[float], str]) -> str:
-    """Mean and standard deviation over seeds; the value alone for one seed, a dash for none."""
-    found = np.asarray(values, dtype=float)
-    if not np.isfinite(found).any():
+    """Mean and standard deviation over seeds; the value alone for one seed, a dash for none.
+
+    Diverged runs are left out, and the rest of them counted.
+    """
+    everyone = np.asarray(values, dtype=float)
+    found = everyone[np.isfinite(everyone)]
+    if not found.size:
         return "–"
-    if found.size == 1:
-        return style(float(found[0]))
-    return f"{style(float(found.mean()))} ± {style(float(found.std(ddof=1)))}"
+    text = style(float(found.mean()))
+    if found.size > 1:
+        text += f" ± {style(float(found.std(ddof=1)))}"
+    return text if found.size == everyone.size else f"{text} ({found.size} of {everyone.size})"
 
 
 def differences(
@@ -290,9 +296,10 @@ def differences(
     """Mean minus the published value of every model; a dash where there is none."""
     cells = []
     for name, runs in results.records.items():
-        mean = scale * float(np.mean([record[key] for record in runs]))
-        known = name in published and np.isfinite(mean)
-        cells.append(f"{mean - published[name]:{style}}" if known else "–")
+        found = np.array([record[key] for record in runs], dtype=float)
+        found = found[np.isfinite(found)]
+        known = name in published and found.size
+        cells.append(f"{scale * found.mean() - published[name]:{style}}" if known else "–")
     return cells
 
 

@@ -10,10 +10,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +36,7 @@ _FIELDS: dict[str, type] = {
 }
 # What says how a run goes on, and not what comes out of it.
 _FREE = ("device", "checkpoint_every")
+_DEPTH = 4  # of objects within objects, whose settings are part of what a run computes
 
 
 def save_model(
@@ -220,7 +224,8 @@ def identity(config: Mapping[str, Any], objective: Any, batches: Any) -> dict[st
     ----------
     config : `TrainConfig.as_dict`
     objective, batches : named by what they are, with their public attributes (numbers, text,
-        digests of tensors); functions by their name alone
+        digests of arrays, and objects in the same way); functions by their name alone, with what
+        `functools.partial` has given them
 
     Returns
     -------
@@ -335,19 +340,34 @@ def _kind(value: Any, types: bool) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if types else f"of shape {tuple(value.shape)}"
 
 
-def _named(thing: Any) -> dict[str, Any]:
+def _named(thing: Any, depth: int = 0) -> dict[str, Any]:
     """Name and public attributes of a function or an object."""
+    if isinstance(thing, partial):
+        inside = {"of": thing.func, "arguments": thing.args, "keywords": thing.keywords}
+        return {"kind": "partial"} | {k: _attribute(v, depth) for k, v in inside.items()}
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     public = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("_")}
-    plain = {k: _attribute(v) for k, v in public.items()}
-    return {"kind": name} | {k: v for k, v in plain.items() if v is not None}
+    return {"kind": name} | {k: _attribute(v, depth) for k, v in public.items()}
 
 
-def _attribute(value: Any) -> Any:
+def _attribute(value: Any, depth: int) -> Any:
+    """An attribute for JSON; of what cannot be told apart by its contents, the type."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.as_tensor(value)
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
         digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
         return f"{value.dtype} {tuple(value.shape)} sha256 {digest}"
-    if isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
-    return getattr(value, "__qualname__", None) if callable(value) else None
+    if depth == _DEPTH:
+        return type(value).__qualname__
+    if isinstance(value, list | tuple):
+        return [_attribute(entry, depth + 1) for entry in value]
+    if isinstance(value, dict):
+        return {str(k): _attribute(entry, depth + 1) for k, entry in value.items()}
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        return value.__qualname__
+    return _named(value, depth + 1)

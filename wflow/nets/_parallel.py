@@ -113,7 +113,8 @@ class Team:
 
     def _moved(self, rows: Tensor) -> Tensor:
         if self.device.type == "cuda" and rows.device.type == "cpu":
-            rows = rows.pin_memory()  # the copy then goes on while the GPU computes
+            # The copy then goes on while the GPU computes; of rows with gaps it would not.
+            rows = rows.contiguous().pin_memory()
         return rows.to(self.device, non_blocking=True)
 
 

@@ -2,10 +2,19 @@
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from wflow._checks import number, positive, whole
 from wflow.errors import InputError
+
+
+def keep(frozen: Any, name: str, value: Any) -> None:
+    """Set a field of a frozen dataclass while it is made: the plain number that a check returned.
+
+    NumPy's numbers pass the checks too, and neither JSON nor a checkpoint takes them.
+    """
+    object.__setattr__(frozen, name, value)
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class Constant:
     rate: float
 
     def __post_init__(self) -> None:
-        positive(self.rate, "rate")
+        keep(self, "rate", positive(self.rate, "rate"))
 
     def __call__(self, step: int) -> float:
         return self.rate
@@ -53,11 +62,13 @@ class Cosine:
     steps: int
 
     def __post_init__(self) -> None:
-        positive(self.rate, "rate")
-        if number(self.least, "least", 0) > self.rate:
+        keep(self, "rate", positive(self.rate, "rate"))
+        keep(self, "least", number(self.least, "least", 0))
+        if self.least > self.rate:
             raise InputError(f"least is {self.least}: expected at most the rate, {self.rate}")
-        whole(self.warm_up, "warm_up", 0)
-        whole(self.steps, "steps", self.warm_up + 1, "the wave ends after the warm-up")
+        keep(self, "warm_up", whole(self.warm_up, "warm_up", 0))
+        ends = whole(self.steps, "steps", self.warm_up + 1, "the wave ends after the warm-up")
+        keep(self, "steps", ends)
 
     def __call__(self, step: int) -> float:
         if step < self.warm_up:
@@ -85,16 +96,14 @@ class StepDecay:
     boundaries: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", tuple(self.rates))
-        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        keep(self, "rates", tuple(positive(rate, "a rate") for rate in self.rates))
+        keep(self, "boundaries", tuple(whole(step, "a boundary", 0) for step in self.boundaries))
         if len(self.rates) != len(self.boundaries) + 1:
             raise InputError(
                 f"{len(self.rates)} rates with {len(self.boundaries)} boundaries: expected one "
                 "boundary between each rate and the next"
             )
-        for rate in self.rates:
-            positive(rate, "a rate")
-        for before, boundary in zip((0, *self.boundaries), self.boundaries, strict=False):
+        for before, boundary in pairwise(self.boundaries):
             whole(boundary, "a boundary", before, "boundaries do not go back")
 
     def __call__(self, step: int) -> float:

@@ -61,6 +61,7 @@ class Learner:
             dtype=torch.bfloat16,
             enabled=config.precision == "bfloat16",
         )
+        self.optimizer.zero_grad(set_to_none=True)  # what a caller, or a crash, has left there
 
     def step(self, number: int, batch: tuple[Tensor, ...]) -> Tensor:
         """Take a step with a global batch.

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from wflow._checks import check_choice, number, positive, whole
 from wflow.errors import InputError
-from wflow.nets._schedules import Constant, Schedule, schedule_dict
+from wflow.nets._schedules import Constant, Schedule, keep, schedule_dict
 
 _RATE = Constant(1e-3)
 
@@ -57,20 +59,23 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "checkpoint_every"):
-            whole(getattr(self, name), name)
-        whole(self.seed, "seed", 0)
+            keep(self, name, whole(getattr(self, name), name))
+        keep(self, "seed", whole(self.seed, "seed", 0))
         if self.evaluate_every is not None:
-            whole(self.evaluate_every, "evaluate_every")
+            keep(self, "evaluate_every", whole(self.evaluate_every, "evaluate_every"))
         if not isinstance(self.schedule, Schedule):
             raise InputError(f"schedule is {self.schedule!r}: expected Constant, Cosine, StepDecay")
         check_choice("optimizer", self.optimizer, ("adam", "adamw"))
         check_choice("precision", self.precision, ("float32", "bfloat16"))
-        object.__setattr__(self, "betas", tuple(self.betas))
-        if len(self.betas) != 2 or any(number(beta, "a beta", 0) >= 1 for beta in self.betas):
+        if not isinstance(self.compile, bool | np.bool_):
+            raise InputError(f"compile is {self.compile!r}: expected True or False")
+        keep(self, "compile", bool(self.compile))
+        keep(self, "betas", tuple(number(beta, "a beta", 0) for beta in self.betas))
+        if len(self.betas) != 2 or max(self.betas) >= 1:
             raise InputError(f"betas are {self.betas}: expected two numbers in [0, 1)")
-        number(self.weight_decay, "weight_decay", 0)
+        keep(self, "weight_decay", number(self.weight_decay, "weight_decay", 0))
         if self.clip is not None:
-            positive(self.clip, "clip")
+            keep(self, "clip", positive(self.clip, "clip"))
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration for JSON."""

@@ -71,7 +71,7 @@ class ContinuousTransformer(nn.Module):
         mean:  that over the number of entries of X   [OTT1] eq. 8
 
     so that a loss is `loss(state) + lam * cost`. With heun and rk4 the cost is the quadrature of
-    the same order. It is computed in single precision at least, also under autocast.
+    the same order. Under autocast the states move, and the cost is computed, in single precision.
 
     Parameters
     ----------
@@ -87,21 +87,21 @@ class ContinuousTransformer(nn.Module):
     cost : `mean` or `sum`
     checkpointing : keep only the states between steps for the gradient and compute the inside of
         each step again: memory of one step instead of M, for a second forward pass
-    batch_dim : dimension of X that counts the samples
+    batch_dim : dimension of X that counts the samples; negative ones count from the last
 
     Raises
     ------
     InputError
         For steps < 1, T <= 0, an unknown choice, no blocks; later, for blocks that change the
-        shape of what they are given.
+        shape of what they are given, and hidden states without the dimension `batch_dim`.
     """
 
     def __init__(
         self,
         blocks: nn.Module | Iterable[nn.Module],
-        *,
         t_final: float = 1.0,
         steps: int = 1,
+        *,
         scheme: Scheme = "euler",
         velocity: Velocity = "block",
         cost: Cost = "mean",
@@ -160,7 +160,7 @@ class ContinuousTransformer(nn.Module):
         InputError
             For blocks that change the shape.
         """
-        size = self._size(x, valid)
+        x, size = _unrounded(x), self._size(x, valid)
         step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
             step = _recomputed(self._step)
@@ -172,7 +172,7 @@ class ContinuousTransformer(nn.Module):
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
         """Take hidden states from 0 to T as `forward` does, and keep the way; same parameters."""
-        size = self._size(x, valid)
+        x, size = _unrounded(x), self._size(x, valid)
         states, norms, velocities = [x], [], []
         for _ in range(self.steps):
             velocities.append(self.velocity_of(x, **context))
@@ -225,6 +225,11 @@ class ContinuousTransformer(nn.Module):
         return self.dt / 2 * size.scale * total
 
     def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
+        if not -x.ndim <= self.batch_dim < x.ndim:
+            raise InputError(
+                f"hidden states are of shape {tuple(x.shape)}: expected one with the dimension "
+                f"batch_dim = {self.batch_dim} for the samples"
+            )
         samples = x.shape[self.batch_dim]
         if valid is None:
             return _Size(1 / (x.numel() if self.cost == "mean" else samples), None)
@@ -235,7 +240,7 @@ class ContinuousTransformer(nn.Module):
             )
         weight = valid.to(at_least_single(x.dtype))
         if self.cost == "mean":  # each sample over the entries that it has
-            others = [axis for axis in range(valid.ndim) if axis != self.batch_dim]
+            others = [axis for axis in range(valid.ndim) if axis != self.batch_dim % x.ndim]
             entries = weight.sum(others, keepdim=True) * (x.numel() // valid.numel())
             weight = weight / entries.clamp(min=1)
         weight = weight / samples
@@ -254,7 +259,7 @@ class NodeTransformer(nn.Module):
     blocks : the blocks, as for `ContinuousTransformer`. An `nn.TransformerEncoder` without a final
         norm is taken as its layers, whose context has their names (`src_mask`, not `mask`); any
         other single module is one block and makes one system: give a list of what is inside it
-    options : those of `ContinuousTransformer`, the same for each block
+    t_final, steps, options : those of `ContinuousTransformer`, the same for each block
 
     Raises
     ------
@@ -262,9 +267,15 @@ class NodeTransformer(nn.Module):
         As `ContinuousTransformer` does, and for an `nn.TransformerEncoder` with a final norm.
     """
 
-    def __init__(self, blocks: nn.Module | Iterable[nn.Module], **options: Any) -> None:
+    def __init__(
+        self,
+        blocks: nn.Module | Iterable[nn.Module],
+        t_final: float = 1.0,
+        steps: int = 1,
+        **options: Any,
+    ) -> None:
         super().__init__()
-        systems = [ContinuousTransformer(block, **options) for block in _each(blocks)]
+        systems = [ContinuousTransformer(b, t_final, steps, **options) for b in _each(blocks)]
         if not systems:
             raise InputError("there are no blocks: expected at least one")
         self.systems = nn.ModuleList(systems)
@@ -330,6 +341,13 @@ class _Size(NamedTuple):
             velocity = velocity * self.root
         # One pass forward and one backward, where f.square().sum() takes two of each.
         return torch.linalg.vector_norm(velocity, dtype=at_least_single(velocity.dtype))
+
+
+def _unrounded(x: Tensor) -> Tensor:
+    """Hidden states in single precision at least under autocast: sums of steps need the digits."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(at_least_single(x.dtype))
+    return x
 
 
 def _combined(x: Tensor, dt: float, weights: Iterable[float], slopes: list[Tensor]) -> Tensor:

@@ -157,8 +157,10 @@ def train(
     crew = team(config.device)
     crew.check_batch(config.batch, config.accumulate)
     on_gpu = crew.device.type == "cuda"
-    if config.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
-        raise InputError("this GPU has no bfloat16: choose precision float32")
+    if config.precision == "bfloat16" and on_gpu:
+        with torch.cuda.device(crew.device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                raise InputError("this GPU has no bfloat16: choose precision float32")
     identity = _checkpoint.identity(config.as_dict(), objective, batches)
     saved = None
     if folder is not None:
@@ -285,6 +287,7 @@ class _Run:
         self.waiting.clear()
         assert self.learner.parts is not None
         self.history.begin(self.learner.parts)
+        self.history.at(machine(self.crew.device, self.crew.count))
         for step, row in enumerate(table.tolist(), self.done - len(table)):
             numbers = (*row, self.config.schedule(step), seconds)
             self.history.rows.append(numbers)
@@ -297,8 +300,11 @@ class _Run:
 
     def _evaluate(self, log: Log) -> None:
         before = self.history.evaluations
-        if self.evaluate is None or (before and before[-1][0] == self.done):
-            return  # a resumed run may begin where it was evaluated
+        if before and before[-1][0] == self.done:  # a resumed run may begin where it was evaluated
+            log(*before[-1])  # TensorBoard has dropped it
+            return
+        if self.evaluate is None:
+            return
         reseed(self.config.seed, EVALUATION, self.done, self.crew.rank)
         with evaluating(self.model), torch.no_grad(), self.learner.autocast():
             found = self.evaluate(self.model)
@@ -312,7 +318,6 @@ class _Run:
             raise self._not_finite("weights", self.done - 1)
         device = self.crew.device
         self.history.peak_memory = max(self.history.peak_memory, peak_memory(device))
-        self.history.at(machine(device, self.crew.count))
         if self.folder is not None:
             self.crew.share(self._write)
         self.changed = False

@@ -109,9 +109,11 @@ class MnistVit(_net_study.NetFlags):
 
 def load(setup: Setup, flags: MnistVit) -> data.Images:
     """The digits; the published set-up takes nothing but all of them."""
-    if setup.dataset == "digits":
-        return data.digits()
-    images = data.mnist(folder=flags.data, full=flags.preset == "paper")
+    images = (
+        data.digits()
+        if setup.dataset == "digits"
+        else data.mnist(folder=flags.data, full=flags.preset == "paper")
+    )
     if setup.digits is None or setup.digits >= len(images.train_images):
         return images
     return replace(

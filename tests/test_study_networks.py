@@ -50,6 +50,22 @@ def test_digits_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsy
         call("mnist_vit", monkeypatch, *flags)
 
 
+def test_digits_share_and_rate_are_those_of_the_flags(monkeypatch, no_data, digits):
+    vision, text = script("mnist_vit"), script("shakespeare_gpt")
+    flags = vision.MnistVit(preset="smoke", digits=100)
+    setup = vision._net_study.with_flags(vision.PRESETS["smoke"], flags)
+    few, every = vision.load(setup, flags), vision.data.digits()
+    assert torch.equal(few.train_images, every.train_images[:100])
+    assert few.source.startswith("the first 100 of")
+    assert len(vision.plan("baseline", setup, few, flags, 0).batches.images) == 100
+    flags = text.ShakespeareGpt(preset="smoke", share=0.25, rate=0.5, device="cpu")
+    setup = text._net_study.with_flags(text.PRESETS["smoke"], flags)
+    source = text.data.embedded_text()
+    run = text.plan(text.models(setup, "none")["baseline"], setup, source, flags, 0)
+    assert torch.equal(run.batches.tokens, source.train[: len(source.train) // 4])
+    assert (run.config.schedule.rate, run.config.schedule.least) == (0.5, 0.05)
+
+
 def test_the_published_vision_transformers_have_their_sizes(monkeypatch):
     study = script("mnist_vit")
     setup = study.PRESETS["paper"]
@@ -119,9 +135,11 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
     [
         ("mnist_vit", ["--only", "best"], "--only best: expected some of baseline"),
         ("mnist_vit", ["--epochs", "0"], "--epochs is 0"),
+        ("mnist_vit", ["--digits", "0"], "--digits is 0"),
         ("mnist_vit", ["--lam", "-1"], "--lam is -1"),
         ("shakespeare_gpt", ["--steps", "0"], "--steps is 0"),
         ("shakespeare_gpt", ["--share", "0"], "--share is 0"),
+        ("shakespeare_gpt", ["--rate", "0"], "--rate is 0"),
         ("shakespeare_gpt", ["--seeds", "0"], "--seeds is 0"),
         ("shakespeare_gpt", ["--resume", "--overwrite"], "give one of the two"),
     ],

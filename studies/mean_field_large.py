@@ -258,7 +258,7 @@ def findings(flags: MeanFieldLarge, table: "Dataset", fits: Fits) -> list[study.
     residual, of_limit = table["residual"].values, float(table["reference_residual"])
     rows.append(
         study.Finding(
-            "the energy balance closes as well for a million tokens as for a thousand",
+            "the energy balance closes as well for the largest number of tokens as for the least",
             "chain rule, docs/mathematics.md section 4",
             f"largest residual {residual[0].max():.2e} at n = {flags.n[0]}, "
             f"{residual[-1].max():.2e} at n = {flags.n[-1]}, {of_limit:.2e} for the limit",

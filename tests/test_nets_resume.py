@@ -269,6 +269,11 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_name(tmp_path, fiel
             "objective.loss.label_smoothing",
         ),
         (
+            train.objective(nn.CrossEntropyLoss(weight=torch.ones(3))),
+            train.objective(nn.CrossEntropyLoss(weight=torch.arange(3.0))),
+            "objective.loss.weight .*sha256",
+        ),
+        (
             train.objective(functools.partial(functional.cross_entropy, weight=torch.ones(3))),
             train.objective(functools.partial(functional.cross_entropy, weight=torch.arange(3.0))),
             "objective.loss.keywords.weight .*sha256",

@@ -347,6 +347,8 @@ def _named(thing: Any, depth: int = 0) -> dict[str, Any]:
         return {"kind": "partial"} | {k: _attribute(v, depth) for k, v in inside.items()}
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     public = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("_")}
+    if isinstance(thing, nn.Module):  # weights of classes and the like are kept apart by torch
+        public |= thing.named_buffers(recurse=False)
     return {"kind": name} | {k: _attribute(v, depth) for k, v in public.items()}
 
 

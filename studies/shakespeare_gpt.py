@@ -457,6 +457,8 @@ def findings(results: Results) -> list[study.Finding]:
          gain("continuous", "unregularised"), gain("node with cost", "node")),
         ("with a tenth of the characters replaced the test loss of the continuous model rises less",
          "[OTT] Table 3", loss("baseline"), loss("continuous")),
+        ("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
+         values("unregularised", "straightness"), values("continuous", "straightness")),
     ]  # fmt: skip
     if overfits(results):
         claims.append(

@@ -314,6 +314,18 @@ def test_outputs_of_other_libraries_are_taken_at_their_hidden_states():
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+def test_an_encoder_of_hugging_face_fits_as_it_is():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=2)
+    encoder = transformers.BertModel(config).encoder.eval()
+    x, mask = torch.randn(2, 5, 32), torch.zeros(2, 1, 1, 5)
+    residual = ContinuousTransformer(encoder, velocity="residual")
+    assert torch.allclose(residual(x).state, encoder(x).last_hidden_state, atol=1e-6)
+    several = ContinuousTransformer(encoder, t_final=1.0, steps=3)
+    assert torch.allclose(several(x, attention_mask=mask).state, several(x).state, atol=1e-6)
+
+
 def test_forms_of_several_blocks_are_the_same_composition():
     first, second = Linear(seed=1), Linear(seed=2)
     x = states(2, 3)

@@ -33,8 +33,8 @@ class NetFlags(study.OutputFlags):
     """Flags of every study of networks."""
 
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, data that needs no download; cpu: minutes on two cores; paper: the published
-    set-up, for a GPU."""
+    """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
+    the published set-up, for a GPU."""
     only: tuple[str, ...] = ()
     """Models to train, by name. With --resume the finished ones are in the tables, too."""
     seeds: int | None = None

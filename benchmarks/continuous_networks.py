@@ -69,7 +69,7 @@ class Repeated(nn.Module):
         return x
 
 
-def body(kind: str, blocks: nn.Module, steps: int) -> nn.Module:
+def moving(kind: str, blocks: nn.Module, steps: int) -> nn.Module:
     """The blocks as the body of a variant."""
     if kind == "discrete":
         return Repeated(blocks, steps)
@@ -109,7 +109,7 @@ def variant(case: Case, kind: str, device: torch.device) -> Callable[[], None]:
     """One training iteration of a case."""
     torch.manual_seed(0)
     model = case.make().to(device)
-    model.body = body(kind, model.body, case.steps)
+    model.body = moving(kind, model.body, case.steps)
     # A learning rate of 0 keeps the weights, and so the work, the same for ever.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     with_cost = isinstance(model.body, ContinuousTransformer)
@@ -205,7 +205,7 @@ def compiled_step(case: Case, kind: str, device: torch.device) -> Callable[[], N
     model = case.make().to(device)
     blocks = model.body
     blocks.compile()
-    model.body = body(kind, blocks, PAPER_STEPS)
+    model.body = moving(kind, blocks, PAPER_STEPS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
 
     def iteration() -> None:

@@ -1,22 +1,18 @@
 """The trainer on a GPU: copies that overlap, numbers that are read late, half precision, NCCL."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import xarray
 
 torch = pytest.importorskip("torch")
 from trainings import (  # noqa: E402
-    ROOT,
     Body,
     Points,
     assert_same,
     crash,
     network,
     run,
+    torchrun,
 )
 
 from wflow.errors import InputError  # noqa: E402
@@ -124,17 +120,7 @@ def test_two_gpus_are_one_with_the_same_batch(tmp_path):
         f"run({str(tmp_path / 'two')!r}, model=Body(), evaluate=None, config={GPU!r})\n"
         "assert torch.distributed.get_backend() == 'nccl'\n"
     )
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launch, str(program)],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    torchrun(program)
     _, expected = run(model=Body(), evaluate=None, config=GPU)
     with xarray.open_dataset(tmp_path / "two" / train.METRICS, engine="h5netcdf") as found:
         np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-4)

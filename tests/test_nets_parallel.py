@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,14 +15,15 @@ import pytest
 import xarray
 
 torch = pytest.importorskip("torch")
+import trainings  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from trainings import torchrun  # noqa: E402
 
 from wflow.errors import InputError, WflowError  # noqa: E402
 from wflow.nets import _parallel, train  # noqa: E402
 from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -60,17 +60,12 @@ class Points:
 def config(**changes):
     settings = {
         "steps": 10,
-        "batch": 8,
         "schedule": train.Cosine(1e-2, 1e-3, 2, 10),
-        "optimizer": "adamw",
-        "weight_decay": 0.1,
         "clip": 0.2,
         "accumulate": 2,
         "evaluate_every": 4,
-        "checkpoint_every": 4,
-        "device": "cpu",
     }
-    return train.TrainConfig(**settings | changes)
+    return trainings.config(**settings | changes)
 
 
 def evaluate(model):
@@ -140,18 +135,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     with pytest.raises(RuntimeError):
         run(folder / "half", batches=Points(crash, 7, rank=0))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [*launch, __file__, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    torchrun(__file__, folder)
     return folder
 
 

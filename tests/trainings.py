@@ -3,6 +3,8 @@
 import copy
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,21 @@ class Body(nn.Module):
     def forward(self, x):
         state, cost = self.body(self.embed(x))
         return self.head(state), cost
+
+
+def torchrun(program, *arguments):
+    """Two processes that run a program, in which these modules can be imported."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*launch, str(program), *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def crash():

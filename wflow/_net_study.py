@@ -280,14 +280,13 @@ def mean_and_spread(values: Sequence[Any], style: Callable[[float], str]) -> str
 
     Diverged runs are left out, and the rest of them counted.
     """
-    everyone = np.asarray(values, dtype=float)
-    found = everyone[np.isfinite(everyone)]
+    found = _finite(values)
     if not found.size:
         return "–"
     text = style(float(found.mean()))
     if found.size > 1:
         text += f" ± {style(float(found.std(ddof=1)))}"
-    return text if found.size == everyone.size else f"{text} ({found.size} of {everyone.size})"
+    return text if found.size == len(values) else f"{text} ({found.size} of {len(values)})"
 
 
 def differences(
@@ -296,11 +295,16 @@ def differences(
     """Mean minus the published value of every model; a dash where there is none."""
     cells = []
     for name, runs in results.records.items():
-        found = np.array([record[key] for record in runs], dtype=float)
-        found = found[np.isfinite(found)]
+        found = _finite([record[key] for record in runs])
         known = name in published and found.size
         cells.append(f"{scale * found.mean() - published[name]:{style}}" if known else "–")
     return cells
+
+
+def _finite(values: Sequence[Any]) -> FloatArray:
+    """The numbers of the runs that came to an end."""
+    found = np.asarray(values, dtype=float)
+    return found[np.isfinite(found)]
 
 
 def unpublished(table: Mapping[str, list[str]]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wflow._checks import number, positive, whole
 from wflow.errors import InputError
+from wflow.nets.layers import beyond
 
 # Purposes of random numbers: equal seeds give independent numbers for different purposes.
 ORDER, CROPS, SPLIT, GAUSS, UNIFORM, REPLACE, DROP = range(7)
@@ -250,12 +251,11 @@ def _text(tokens: Tensor, context: int, vocabulary: int | None) -> tuple[Tensor,
             "longer text or a smaller context"
         )
     if vocabulary is not None:
-        whole(vocabulary, "vocabulary")
-        least, most = (int(end) for end in tokens.to(torch.int64).aminmax())
-        if least < 0 or most >= vocabulary:
+        wrong = beyond(tokens, whole(vocabulary, "vocabulary"))
+        if wrong is not None:
             raise InputError(
-                f"the text holds token {least if least < 0 else most}: expected 0 .. "
-                f"{vocabulary - 1}; was it encoded for another network?"
+                f"the text holds token {wrong}: expected 0 .. {vocabulary - 1}; was it encoded for "
+                "another network?"
             )
     return tokens, context
 

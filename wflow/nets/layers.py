@@ -381,12 +381,20 @@ def check_tokens(tokens: Tensor, vocabulary: int, context: int | None = None) ->
         )
     if tokens.numel() == 0 or tokens.device.type != "cpu":
         return
-    least, most = torch.stack(torch.aminmax(tokens)).tolist()
-    if least < 0 or most >= vocabulary:
+    wrong = beyond(tokens, vocabulary)
+    if wrong is not None:
         raise InputError(
-            f"token id {least if least < 0 else most} is beyond the vocabulary: expected ids in "
+            f"token id {wrong} is beyond the vocabulary: expected ids in "
             f"0 .. {vocabulary - 1}; was the text encoded for another network?"
         )
+
+
+def beyond(tokens: Tensor, vocabulary: int) -> int | None:
+    """A token id outside of 0 .. vocabulary - 1, or None if there is none."""
+    least, most = (int(end) for end in tokens.to(torch.int64).aminmax())
+    if least < 0:
+        return least
+    return most if most >= vocabulary else None
 
 
 def _visible(mask: Tensor, causal: bool) -> Tensor:

@@ -6,15 +6,21 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
-	transport jko_step clustering_grid continuous_networks
+	transport jko_step clustering_grid continuous_networks digests
 
-.PHONY: run test lint bench bench-again benchmarks docs clean
+.PHONY: run test test-long lint bench bench-again benchmarks docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
 
+# Before them all kernels are compiled, which takes minutes in a fresh clone.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python tests/precompile.py
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# The tests of many cases, with all of them.
+test-long: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --long --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

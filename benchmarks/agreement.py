@@ -74,7 +74,7 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
             raise SystemExit(f"cannot compare {before} and {after}: {error}") from None
         machines |= {document.get("machine", "unknown") for document in documents}
         dates.add(tuple(document.get("date", "unknown") for document in documents))
-        # Figures of the same name (rows without one of NAMES) are told apart by their order.
+        # Figures of the same name (rows without one of NAMES) are distinguished by their order.
         tables = [_numbered(document) for document in documents]
         for name in tables[0].keys() & tables[1].keys():
             one, other = tables[0][name], tables[1][name]

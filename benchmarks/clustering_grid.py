@@ -33,7 +33,7 @@ from report import write
 
 import wflow
 from wflow import clusters
-from wflow._study_session import machine
+from wflow.study.frame import machine
 
 GOAL_SECONDS = 300.0
 
@@ -53,7 +53,7 @@ def by_wflow(task: dict[str, Any], scale: float, folder: Path | None) -> NDArray
     """Numbers of clusters (start, when) of a cell, by way of a run file or in memory."""
     run: Any = wflow.solve(**task) if folder is None else folder / "cell.h5"
     if folder is not None:
-        wflow.solve(**task, out=run, overwrite=True).close()
+        wflow.solve(**task, out=run, if_exists="overwrite").close()
     return np.asarray(clusters.over_time(run, scale, quantities=["count"])["count"].values)
 
 
@@ -130,7 +130,7 @@ def main() -> None:
                 start = time.perf_counter()
                 by_wflow(task, flags.scale, None)
                 spent["memory_shared_s"] += time.perf_counter() - start
-                time.sleep(0.3)  # the idle threads of the other go on spinning for a while
+                time.sleep(0.3)  # the idle threads of the other spin for a while
                 start = time.perf_counter()
                 other = cell(task, flags.scale)
                 spent["torch_shared_s"] += time.perf_counter() - start

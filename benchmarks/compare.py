@@ -1,17 +1,17 @@
-"""One evaluation of velocity and energy ledger, by wflow and by other libraries, side by side.
+"""One evaluation of velocity and energy terms, by wflow and by other libraries, side by side.
 
     python benchmarks/compare.py [--json benchmarks/results/compare.json]
     python benchmarks/compare.py --problems 200x64x3 --rounds 2 --starts 1
 
-Double precision, softmax descent, with drift, noise and Ito term, for the problems n x heads x d.
-The variants stand in `variants.py`: wflow exact and fast, NumPy plain and in matrix products,
+Double precision, softmax descent, with drift, noise and Itô term, for the problems n x heads x d.
+The variants are in `variants.py`: wflow exact and fast, NumPy plain and in matrix products,
 torch eager and compiled, JAX jit, KeOps; a library that is not installed is reported as such
-(`pip install -e '.[bench]'` brings them). Each runs in a process of its own, with as many threads
+(`pip install -e '.[bench]'` brings them). Each runs in a separate process, with as many threads
 as wflow: the thread pools of several libraries in one process disturb each other.
 
 Every variant must agree with NumPy's matrix products to 1e-9, in the velocity absolutely and in
 each term relatively, before it is timed. Then the processes are asked in turn, round after round;
-the others wait. All processes are started --starts times over, since a start lays out memory anew.
+the others wait. All processes are started --starts times over, since a start lays out memory again.
 Printed: median over all rounds with the smallest and largest; how much memory a step adds; the
 first call, in which a library may compile; and the machine's limit for the same problem.
 """

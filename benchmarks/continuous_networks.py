@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from wflow._checks import positive, whole
+from wflow._core.checks import positive, whole
 from wflow.cli import guarded
 from wflow.nets import GPT, ContinuousTransformer, ViT, train
 

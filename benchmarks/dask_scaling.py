@@ -3,12 +3,12 @@
     python benchmarks/dask_scaling.py [--json benchmarks/results/dask_scaling.json]
 
 The work is that of the study `ou_heads` with 64 heads: n = 200 tokens in d = 3, Ornstein-Uhlenbeck
-heads, every ledger term recorded each fifth step, snapshots, a run file. One thread each: the
+heads, every energy term recorded each fifth step, snapshots, a run file. One thread each: the
 serial run has one as well. Overhead = time of one worker over that of the serial run, less one;
 scaling = time of one worker over that of two. The variants run in turn, round after round, on
-clusters that have started and have loaded their compiled code; what that takes is told apart. The
-three run files are compared bit by bit. How long the tasks took is told as well: they aim at five
-seconds, and the last ones are shorter so that no worker waits.
+clusters that have started and have loaded their compiled code; that time is reported apart. The
+three run files are compared bit by bit. The times of the tasks are reported as well:
+they aim at five seconds, and the last ones are shorter so that no worker waits.
 
 Two processors of a virtual machine may be one core: what two threads gain on arithmetic in
 registers alone (`limits.py`), in the same rounds, is the most that workers can gain.
@@ -30,10 +30,10 @@ from distributed import Client
 from report import goal, spread, write
 
 import wflow
-from wflow import cluster
-from wflow._study_session import machine
-from wflow._workers import local_cluster
+from wflow import distributed
+from wflow.distributed.workers import local_cluster
 from wflow.heads import OrnsteinUhlenbeck
+from wflow.study.frame import machine
 
 HEADS, DT = 64, 5e-3
 
@@ -47,10 +47,8 @@ def problem(paths: int, t_final: float) -> dict[str, Any]:
         "t_final": t_final,
         "dt": DT,
         "paths": paths,
-        "record_every": 5,
-        "snapshots": [0, t_final / 4, t_final],
-        "save_heads": True,
-        "threads": 1,
+        "save": wflow.SaveAt(every=5, snapshots=[0, t_final / 4, t_final], heads=True),
+        "compute": wflow.Compute(threads=1),
     }
 
 
@@ -83,16 +81,16 @@ def timed(task: dict[str, Any], out: Path, client: Client | None) -> tuple[float
 
     used, start = processor(), time.perf_counter()
     if client is None:
-        wflow.solve(**task, out=out, overwrite=True).close()
+        wflow.solve(**task, out=out, if_exists="overwrite").close()
     else:
-        cluster.solve(**task, out=out, overwrite=True, scheduler=client).close()
+        distributed.solve(**task, out=out, if_exists="overwrite", scheduler=client).close()
     return time.perf_counter() - start, processor() - used
 
 
 def gain_of_the_machine() -> float:
     """Arithmetic in registers that two threads do in a given time, over that of one.
 
-    Measured by a process of its own: that of the study has the number of threads of its workers.
+    Measured by a separate process: that of the study has the number of threads of its workers.
     """
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from limits import Kind, register_loop;"
@@ -134,9 +132,9 @@ def main() -> None:
             started = time.perf_counter() - start
             # Two tasks a worker, so that each of them has loaded its compiled code.
             first = problem(2 * workers, 4 * DT)
-            first |= {"out": folder / "warm.h5", "overwrite": True, "task_seconds": 0.0}
+            first |= {"out": folder / "warm.h5", "if_exists": "overwrite", "task_seconds": 0.0}
             start = time.perf_counter()
-            cluster.solve(**first, scheduler=client).close()
+            distributed.solve(**first, scheduler=client).close()
             name = f"{workers} worker{'s' if workers > 1 else ''}"
             clients[name] = client
             loaded = time.perf_counter() - start

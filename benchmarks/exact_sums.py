@@ -2,7 +2,7 @@
 
     python benchmarks/exact_sums.py [--json benchmarks/results/exact_sums.json] [--quick]
 
-One evaluation of the velocity and every ledger term (drift, noise, Ito term) of one path, on all
+One evaluation of the velocity and every energy term (drift, noise, Itô term) of one path, on all
 threads. Tied heads: each kernel value serves both tokens of a pair; general heads: each direction
 is computed. The limit for d <= 8 is `limits.py`: the same multiply-adds and exponentials with every
 operand in a register, for as many pairs, on as many threads, in the same rounds. For d = 64 it is
@@ -25,8 +25,8 @@ import numpy as np
 from limits import Kind
 from report import goal, in_turn, spread, write
 
-from wflow import _fused
-from wflow._headsums import SOFTMAX
+from wflow.kernels.pairs import fused
+from wflow.kernels.pairs.headsums import SOFTMAX
 
 DIMENSIONS = (2, 3, 4, 8)
 SIZES = ((200, 64), (200, 8), (1000, 8), (4000, 8), (20_000, 8))  # n, heads
@@ -52,7 +52,7 @@ def problem(n: int, heads: int, d: int, dtype: str) -> tuple[Any, ...]:
 def measure(d: int, n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     """Rows of one problem: both precisions, tied and general heads."""
     kinds = [Kind(d, both, True, dtype) for dtype in DTYPES for both in (True, False)]
-    sums: Callable[..., Any] = _fused.fused_sums
+    sums: Callable[..., Any] = fused.fused_sums
     step: dict[Any, Callable[[], Any]] = {}
     for dtype in DTYPES:
         arguments = problem(n, heads, d, dtype)
@@ -98,7 +98,7 @@ def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     from matrix_rate import ORDER, flops, matrix_product
     from threadpoolctl import threadpool_limits
 
-    from wflow._blocked import blocked_sums
+    from wflow.kernels.blocked.sums import blocked_sums
 
     sums: Callable[..., Any] = blocked_sums
     calls: dict[Any, Callable[[], Any]] = {

@@ -3,7 +3,7 @@
     python benchmarks/fast_sums.py [--json benchmarks/results/fast_sums.json]
     python benchmarks/fast_sums.py --check 10000
 
-One process, double precision: velocity and every ledger term (drift, noise and Ito term) of one
+One process, double precision: velocity and every energy term (drift, noise and Itô term) of one
 path, as `wflow.solve` asks for them, softmax descent, tolerance 1e-10. Heads D = Z + Z^T, and
 D = I + W with W symmetric noise as the Ornstein-Uhlenbeck law has it in the long run. Tokens are
 uniform on the sphere. The exact sums take the same step up to `--exact-until` tokens, in turn with
@@ -28,12 +28,12 @@ import random_clouds
 from numpy.typing import NDArray
 from report import RESULTS, goal, in_turn, spread, write
 
-from wflow._degree import plan
-from wflow._fast import choose, exact_cost, fast_sums, predicted_cost
-from wflow._fused import fused_sums
-from wflow._headsums import SOFTMAX
-from wflow._study_session import machine
-from wflow.fits import power_law
+from wflow.analysis.fits import power_law
+from wflow.kernels.harmonic.fast import choose, exact_cost, fast_sums, predicted_cost
+from wflow.kernels.harmonic.series import plan
+from wflow.kernels.pairs.fused import fused_sums
+from wflow.kernels.pairs.headsums import SOFTMAX
+from wflow.study.frame import machine
 
 COMMAND = "python benchmarks/fast_sums.py"
 TOLERANCE, HEADS, MILLION = 1e-10, 8, 1_000_000
@@ -122,7 +122,7 @@ def crossover(d: int, heads: int, rounds: int) -> dict[str, Any]:
 
 
 def peak_memory_gb() -> float:
-    """Peak resident memory of a process of its own that takes two steps with 10^6 tokens."""
+    """Peak resident memory of a separate process that takes two steps with 10^6 tokens."""
     code = (
         "import resource, sys; sys.path.insert(0, sys.argv[1]); import fast_sums;"
         "given = fast_sums.problem(fast_sums.MILLION, 3); fast_sums.fast(given);"

@@ -4,7 +4,7 @@
 
 One process, one run, double precision, n = 200 tokens, 64 heads, d = 3:
 
-- fused: velocity and every ledger term (with drift, noise, Ito term) as `wflow.solve` asks for
+- fused: velocity and every energy term (with drift, noise, Itô term) as `wflow.solve` asks for
   them, each kernel value used for both tokens of a pair; "one way": each direction computed, as for
   general heads;
 - einsum: the same quantities written plainly with NumPy's einsum; "ordered" lets it choose the
@@ -31,8 +31,8 @@ from limits import Kind, calls, pairs_of_step, per_pair
 from report import in_turn, write
 from variants import TERMS, plain_einsum
 
-from wflow._study_session import machine
-from wflow.attention import evaluate
+from wflow.attention.cloud import evaluate
+from wflow.study.frame import machine
 
 N, HEADS, D = 200, 64, 3
 LIMIT_PAIRS = 8_000_000  # pairs of a call of the limit
@@ -71,7 +71,7 @@ def einsum_torch() -> Callable | None:
 
 
 def peak_memory_mb(arguments: list[str]) -> tuple[float, float]:
-    """Peak resident memory (MB = 1e6 bytes) and wall time of a study in a process of its own.
+    """Peak resident memory (MB = 1e6 bytes) and wall time of a study in a separate process.
 
     A small process stands between: a child begins with the peak of the parent that forks it.
     """
@@ -124,8 +124,8 @@ def main() -> None:
         variants["einsum torch"] = lambda: torch_step(*arrays)
 
     reference, terms = plain_einsum(*arrays)
-    velocity, ledger = fused()
-    gap = max(abs(ledger[k][0] / t - 1) for k, t in zip(TERMS, terms, strict=True))
+    velocity, energies = fused()
+    gap = max(abs(energies[k][0] / t - 1) for k, t in zip(TERMS, terms, strict=True))
     gap = max(gap, float(np.abs(velocity[0] - reference).max()))
 
     taken = in_turn(variants | registers, options.rounds, least=0.05)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sections import figure
 
-from wflow._study_session import markdown_table
+from wflow.study.frame import markdown_table
 
 Documents = Mapping[str, Mapping[str, Any]]
 
@@ -17,14 +17,17 @@ SHARE = "exact sums, share of the machine's limit, d = 2, 3, 4"
 SINGLE = "exact sums, single precision over double"
 WRAPPER = "overhead of the continuous wrapper and its cost"
 OVERHEAD = "overhead of workers against the serial run, tasks of 5 s"
+DIGESTS = "digests, share of a run"
 WHY: dict[str, str] = {
     SHARE: "the limit keeps everything in registers. Tied heads add the second use of each kernel "
     "value to memory, and still take less time for a pair than general ones, which come nearer; a "
     "step of n = 200, H = 8 lasts some 0.2 ms, and starting two threads is part of it",
     SINGLE: "mostly where a step lasts 0.3 ms or less: what it does besides the pair sums does not "
     "shrink with the precision",
+    DIGESTS: "missed by the run that stores every token of every path at every step and has one "
+    "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     OVERHEAD: "a task of five seconds holds two or three of the 24 paths; what a step does besides "
-    "the pair sums (0.4 ms in Python) is shared by the paths that march together, all 24 in the "
+    "the pair sums (0.4 ms in Python) is shared by the paths of one batch, all 24 in the "
     "serial run",
     WRAPPER: "missed by the ViT alone, whose one block of width 64 takes 3.4 ms forward and back; "
     "the GPT keeps it by the median, and the spread of the machine is larger than the goal. What "
@@ -182,6 +185,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "dask_scaling": (
         Place(OVERHEAD, 0.05, False, "%"),
         Place("two workers over one", 1.8, True, "times"),
+    ),
+    "digests": (
+        Place(DIGESTS, 0.02, False, "%"),
+        Place("digests checked by resume", 500.0, True, "MB/s"),
+        Place("digests checked by verify", 500.0, True, "MB/s"),
     ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
     "continuous_networks": (

@@ -2,11 +2,11 @@
 
     PYTHONPATH=. python benchmarks/gpu_particles.py [--device cuda] [--json FILE] [--quick] [--tune]
 
-Random tokens at d = 3 with velocity and every ledger term (drift, noise, Ito term), double and
+Random tokens at d = 3 with velocity and every energy term (drift, noise, Itô term), double and
 single precision: n = 200 tokens x 1000 paths with 64 heads, and n = 100,000 x 1 path with 8.
 
-- triton: the fused kernel of `wflow/_triton_sums.py` on arrays that lie on the card;
-- tiles: the same sums as matrix products of tiles (`wflow/_torch_sums.py`);
+- triton: the fused kernel of `wflow/kernels/torch/triton.py` on arrays on the card;
+- tiles: the same sums as matrix products of tiles (`wflow/kernels/torch/tiles.py`);
 - numba: the kernel that runs without a GPU, on the processor of the same machine;
 - limit: the kernel's multiply-adds and exponentials with every operand in a register, written in
   Triton too; without Triton the rate of a large matrix product over the multiply-adds of a pair.
@@ -16,8 +16,9 @@ solver makes it, from NumPy arrays to NumPy arrays, and "transfers" its share th
 "solve" is the time of a step of a whole `wflow.solve` of the first problem. Where the clock and the
 FP64 lanes of the card are known, `share_of_peak` is the share of its peak in multiply-adds.
 Before anything is timed, every variant is compared with the Numba kernel, velocities and terms, and
-with itself; what is timed is compared again. `--tune` also times other numbers of heads abreast, of
-unrolled tokens and of groups than those that the kernel takes. The file is written after each case.
+with itself; what is timed is compared again. `--tune` also times other numbers of heads per pass,
+of unrolled tokens and of groups than those that the kernel takes. The file is written after each
+case.
 
 Needs torch, triton, numba and numpy only; for the solver xarray, h5py and rich as well.
 """
@@ -43,9 +44,10 @@ import numba
 import numpy as np
 import torch
 
-from wflow import _fused, _torch_sums
-from wflow._headsums import SOFTMAX, TERMS
-from wflow.schema import version_of
+from wflow.io.schema import version_of
+from wflow.kernels.pairs import fused
+from wflow.kernels.pairs.headsums import SOFTMAX, TERMS
+from wflow.kernels.torch import sums as torch_sums
 
 D = 3
 CASES = {"200 x 1000 paths": (1000, 200, 64), "100,000 x 1 path": (1, 100_000, 8)}
@@ -64,15 +66,15 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from wflow import _triton_sums
-    from wflow._triton_sums import LAUNCH, _number, exp2
+    from wflow.kernels.torch import triton as triton_kernel
+    from wflow.kernels.torch.triton import LAUNCH, _number, exp2
 
     @triton.jit
     def _limit(
-        out, turns, kind: tl.constexpr, bits: tl.constexpr, abreast: tl.constexpr,
+        out, turns, kind: tl.constexpr, bits: tl.constexpr, together: tl.constexpr,
         unroll: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
-        """The arithmetic of `_triton_sums._sweep` at d = 3 for `turns` tokens j, in registers.
+        """The arithmetic of the Triton kernel at d = 3 for `turns` tokens j, in registers.
 
         `base`, whose bits count the tokens, keeps them different, so that none is left out.
         """
@@ -83,9 +85,9 @@ if HAS_TRITON:
         own = (x + _number(0.05, x), x - _number(0.15, x), x + _number(0.25, x))
         z = ()
         sums = ()
-        for a in tl.static_range(abreast * 3):
+        for a in tl.static_range(together * 3):
             z = z + (x + _number(0.1 * a, x),)
-        for _ in tl.static_range(abreast * 5):
+        for _ in tl.static_range(together * 5):
             sums = sums + (_number(0.0, x),)
         base = step
         for _ in tl.range(0, turns, loop_unroll_factor=unroll):
@@ -93,7 +95,7 @@ if HAS_TRITON:
             c = tl.fma(own[2], y[2], tl.fma(own[1], y[1], tl.fma(own[0], y[0], base)))
             pair = tl.fma(c, c, step)
             fresh = ()
-            for a in tl.static_range(abreast):
+            for a in tl.static_range(together):
                 s = tl.fma(z[3 * a], y[0], base)
                 s = tl.fma(z[3 * a + 1], y[1], s)
                 u = exp2(tl.fma(z[3 * a + 2], y[2], s))
@@ -103,7 +105,7 @@ if HAS_TRITON:
                 fresh = fresh + (tl.fma(u, pair, sums[5 * a + 4]),)
             sums = fresh
         total = sums[0]
-        for k in tl.static_range(1, abreast * 5):
+        for k in tl.static_range(1, together * 5):
             total = total + sums[k]
         tl.store(out + lane, total)
 
@@ -119,7 +121,7 @@ def arguments(paths: int, n: int, heads: int, dtype: str, seed: int = 0) -> list
 
 
 def on_device(arrays: list[np.ndarray], device: str) -> list[torch.Tensor]:
-    tensors = [_torch_sums.upload(a, device) for a in arrays]
+    tensors = [torch_sums.upload(a, device) for a in arrays]
     tensors[2] = tensors[1]
     return tensors
 
@@ -129,21 +131,21 @@ def evaluate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, score, value, drift, noise, sigma2 = tensors
     with torch.inference_mode():
-        return _torch_sums.device_sums(
+        return torch_sums.device_sums(
             x, score, value, drift, noise, sigma2, SOFTMAX, -1.0, False, strong, triton
         )
 
 
 def from_numpy_to_numpy(arrays: list[np.ndarray], device: str) -> tuple[np.ndarray, np.ndarray]:
     x, score, value, drift, noise, sigma2 = arrays
-    return _torch_sums.torch_sums(
+    return torch_sums.torch_sums(
         x, score, value, drift, noise, sigma2, SOFTMAX, -1.0, False, device
     )
 
 
 def with_numba(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     rest: tuple[Any, ...] = (SOFTMAX, -1.0, False, arrays[2] is arrays[1])
-    return _fused.fused_sums(*arrays, *rest)
+    return fused.fused_sums(*arrays, *rest)
 
 
 def timed(call: Callable[[], Any], device: str, rounds: int, least: float) -> list[float]:
@@ -177,7 +179,7 @@ def limit_rate(device: str, dtype: str, heads: int, rounds: int) -> tuple[float,
     """Pairs (head, i, j) per second that the device's arithmetic allows, and how that was found."""
     double = dtype == DOUBLE
     if device != "cpu" and HAS_TRITON:
-        abreast, unroll = _triton_sums.abreast_and_unroll(D, heads, double)
+        together, unroll = triton_kernel.heads_and_unroll(D, heads, double)
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         # Four times what a multiprocessor can hold, so that the last programs weigh little.
         programs, turns = 4 * 32 * processors, 1 << 14
@@ -185,10 +187,10 @@ def limit_rate(device: str, dtype: str, heads: int, rounds: int) -> tuple[float,
         kinds = (tl.float64, tl.int64) if double else (tl.float32, tl.int32)
 
         def run() -> None:
-            _limit[(programs,)](out, turns, *kinds, abreast, unroll, 32, **LAUNCH)
+            _limit[(programs,)](out, turns, *kinds, together, unroll, 32, **LAUNCH)
 
         best = min(timed(run, device, rounds, 0.05))
-        return programs * 32 * turns * abreast / best, "register-only kernel"
+        return programs * 32 * turns * together / best, "register-only kernel"
     size = 512 if device == "cpu" else 8192
     a, b = (torch.rand((size, size), dtype=getattr(torch, dtype), device=device) for _ in "ab")
     best = min(timed(lambda: a @ b, device, rounds, 0.02))
@@ -204,8 +206,8 @@ def peak_rate(device: str, dtype: str, heads: int) -> float | None:
     clock = getattr(properties, "clock_rate", None)  # kHz
     if lanes is None or not clock:
         return None
-    abreast, _ = _triton_sums.abreast_and_unroll(D, heads, True)
-    per_pair = D + 14 + (D + 2) + (D + 1) / abreast  # 24 for two heads abreast
+    together, _ = triton_kernel.heads_and_unroll(D, heads, True)
+    per_pair = D + 14 + (D + 2) + (D + 1) / together  # 24 for two heads together
     return properties.multi_processor_count * lanes * clock * 1e3 / per_pair
 
 
@@ -242,8 +244,8 @@ def agree(what: str, found: Sums, expected: Sums, arrays: list[np.ndarray], dtyp
     gaps = differences(found, expected, arrays)
     wrong = {name: gap for name, gap in gaps.items() if not gap <= TOLERANCE[dtype]}
     if wrong:
-        told = ", ".join(f"{name} by {gap:.3e}" for name, gap in wrong.items())
-        sys.exit(f"{what} in {dtype} is wrong: {told}; allowed are {TOLERANCE[dtype]:g}")
+        errors = ", ".join(f"{name} by {gap:.3e}" for name, gap in wrong.items())
+        sys.exit(f"{what} in {dtype} is wrong: {errors}; allowed are {TOLERANCE[dtype]:g}")
     return max(gaps.values())
 
 
@@ -263,7 +265,7 @@ def check(device: str, variants: list[str]) -> dict[str, float]:
             arrays[2] = arrays[1]
             # For single precision the numbers that it holds.
             expected = with_numba([a.astype(DOUBLE) for a in arrays])
-            strong = _torch_sums.strong_heads(arrays[1])
+            strong = torch_sums.strong_heads(arrays[1])
             assert strong.any() == bool(size)
             tensors = on_device(arrays, device)
             for variant in variants:
@@ -287,7 +289,7 @@ def measure(
     """
     paths, n, heads = size
     arrays = arguments(*size, dtype)
-    strong = _torch_sums.strong_heads(arrays[1])
+    strong = torch_sums.strong_heads(arrays[1])
     tensors = on_device(arrays, device)
     pairs = float(paths) * n * n * heads
     limit, found_by = limit_rate(device, dtype, heads, rounds)
@@ -364,7 +366,7 @@ def solve_step(size: tuple[int, int, int], device: str) -> list[dict[str, Any]]:
         start = time.perf_counter()
         wflow.solve(
             x0, law, heads=heads, t_final=steps * 2.0**-10, dt=2.0**-10, paths=paths,
-            method="exact", backend="torch", device=device, batch=batch,
+            compute=wflow.Compute(method="exact", backend="torch", device=device, batch=batch),
         )  # fmt: skip
         return time.perf_counter() - start
 
@@ -396,21 +398,21 @@ def tune(
     cases: dict[str, tuple[int, int, int]], device: str, rounds: int, rows: list[dict[str, Any]],
     save: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Times of the kernel with other choices than `_triton_sums` makes, saved one by one."""
-    usual, groups = _triton_sums.abreast_and_unroll, _triton_sums._GROUPS
+    """Times of the kernel with other settings than its usual ones, saved one by one."""
+    usual, groups = triton_kernel.heads_and_unroll, triton_kernel._GROUPS
     try:
-        for dtype, abreast, unroll, split in (
+        for dtype, together, unroll, split in (
             (DOUBLE, 1, 4, 4), (DOUBLE, 2, 2, 4), (DOUBLE, 2, 4, 2), (DOUBLE, 2, 4, 4),
             (DOUBLE, 2, 4, 8), (DOUBLE, 4, 2, 4), (SINGLE, 2, 4, 4), (SINGLE, 4, 2, 4),
             (SINGLE, 4, 4, 2), (SINGLE, 4, 4, 4), (SINGLE, 8, 2, 4),
         ):  # fmt: skip
-            _triton_sums.abreast_and_unroll = lambda *_, a=abreast, u=unroll: (a, u)
-            _triton_sums._GROUPS = split
+            triton_kernel.heads_and_unroll = lambda *_, a=together, u=unroll: (a, u)
+            triton_kernel._GROUPS = split
             for name, size in cases.items():
                 arrays = arguments(*size, dtype)
-                strong = _torch_sums.strong_heads(arrays[1])
+                strong = torch_sums.strong_heads(arrays[1])
                 tensors = on_device(arrays, device)
-                row: dict[str, Any] = {"case": name, "dtype": dtype, "abreast": abreast}
+                row: dict[str, Any] = {"case": name, "dtype": dtype, "together": together}
                 row |= {"unroll": unroll, "groups": split}
                 try:
                     call = partial(evaluate, tensors, strong, True)
@@ -421,7 +423,7 @@ def tune(
                 print(*(f"{k} {v}" for k, v in row.items()), flush=True)
                 save()
     finally:
-        _triton_sums.abreast_and_unroll, _triton_sums._GROUPS = usual, groups
+        triton_kernel.heads_and_unroll, triton_kernel._GROUPS = usual, groups
 
 
 def processor() -> str:
@@ -441,7 +443,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of every variant")
     parser.add_argument("--tune", action="store_true", help="try other shapes of the kernel")
     flags = parser.parse_args(words)
-    device = _torch_sums.resolve_device(flags.device)
+    device = torch_sums.resolve_device(flags.device)
     cases = QUICK if flags.quick else CASES
     rounds, least = (2, 0.0) if flags.quick else (flags.rounds, 0.2)
     kernel = device != "cpu" and HAS_TRITON and os.environ.get("WFLOW_TRITON", "1") != "0"

@@ -3,7 +3,7 @@
     python benchmarks/jko_step.py [--json benchmarks/results/jko_step.json]
 
 One process, one run, double precision, n = 200 tokens, d = 3, H = 1, 8 and 64 heads, tau = 0.05,
-W_2 and the metric weighted by the effective mobility (one segment):
+W₂ and the metric weighted by the effective mobility (one segment):
 
 - wflow: `wflow.jko.step`, its check of the coupling by an optimal assignment included;
 - torch: the functional written plainly with einsum, gradients by autograd, `torch.optim.LBFGS` with
@@ -29,23 +29,27 @@ from numpy.typing import NDArray
 from report import write
 from scipy.optimize import minimize
 
-from wflow import jko, velocity
-from wflow._jko_step import StepProblem
-from wflow._study_session import machine
+from wflow import flows, jko, velocity
 from wflow.sphere import normalise
+from wflow.study import MetricName
+from wflow.study.frame import machine
+from wflow.transport.jko import StepProblem
+from wflow.transport.metric import as_metric
 
 N, D, TAU, HEADS = 200, 3, 0.05, (1, 8, 64)
-METRICS = {"w2": "unnormalised", "weighted": "effective"}
+METRICS: dict[MetricName, "flows.FlowName"] = {"w2": "unnormalised", "weighted": "effective"}
 GRADIENT = 1e-8  # relative, where the plain versions stop
 Array = NDArray[np.floating]
 
 
-def explicit(x: Array, heads: Array, metric: str) -> Array:
+def explicit(x: Array, heads: Array, metric: MetricName) -> Array:
     """The start of all variants."""
     return normalise(x + TAU * velocity(x, heads, flow=METRICS[metric]))
 
 
-def plain_numpy(x: Array, heads: Array, metric: str) -> Callable[[Array], tuple[float, Array]]:
+def plain_numpy(
+    x: Array, heads: Array, metric: MetricName
+) -> Callable[[Array], tuple[float, Array]]:
     """n tau times the functional and its gradient by unconstrained vectors p, y = p/|p|."""
     n = len(x)
 
@@ -87,11 +91,11 @@ def plain_numpy(x: Array, heads: Array, metric: str) -> Callable[[Array], tuple[
     return functional
 
 
-def by_wflow(x: Array, heads: Array, metric: str) -> Array:
+def by_wflow(x: Array, heads: Array, metric: MetricName) -> Array:
     return jko.step(x, heads, TAU, metric=metric).tokens
 
 
-def by_scipy(x: Array, heads: Array, metric: str, stop: float) -> Array:
+def by_scipy(x: Array, heads: Array, metric: MetricName, stop: float) -> Array:
     start = explicit(x, heads, metric).ravel()
     options = {"maxiter": 500, "ftol": 0.0, "gtol": stop / np.sqrt(N * D)}
     found = minimize(
@@ -100,7 +104,7 @@ def by_scipy(x: Array, heads: Array, metric: str, stop: float) -> Array:
     return normalise(found.x.reshape(x.shape))
 
 
-def by_torch(x: Array, heads: Array, metric: str, stop: float) -> Array:
+def by_torch(x: Array, heads: Array, metric: MetricName, stop: float) -> Array:
     import torch
 
     torch.set_num_threads(numba.get_num_threads())
@@ -152,7 +156,7 @@ def main() -> None:
             z = rng.normal(size=(count, D, D))
             heads = (z + z.swapaxes(-1, -2)) / 2
             functional = plain_numpy(x, heads, metric)
-            problem = StepProblem(x, heads, metric, 1.0, 1)
+            problem = StepProblem(x, heads, as_metric(metric, 1), 1.0)
             first = float(np.linalg.norm(TAU * problem.gradient))
             stop = GRADIENT * first
             variants: dict[str, Callable[[], Array]] = {

@@ -2,10 +2,10 @@
 
     python benchmarks/limits.py
 
-A pair of tokens costs d multiply-adds for the score, an exponential (`wflow._simd.exp2`), d + 1
-multiply-adds for the sums, d + 1 more where the value serves both tokens, and one for the Ito term.
-The loops here do just that: no loads, no stores, and as many pairs abreast as is fastest of 4, 6
-and 8. Printed: nanoseconds per pair on one thread and on all, both precisions.
+A pair of tokens costs d multiply-adds for the score, an exponential (`wflow._core.simd.exp2`),
+d + 1 multiply-adds for the sums, d + 1 more where the value serves both tokens, and one for the Itô
+term. The loops here do just that: no loads, no stores, and as many pairs together as is
+fastest of 4, 6 and 8. Printed: nanoseconds per pair on one thread and on all, both precisions.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from numba.core import types
 from numba.extending import intrinsic
 from report import in_turn
 
-from wflow._simd import _VECTORS, _fma, _splat, _vector_ir, exp2_together, lanes, store
+from wflow._core.simd import _VECTORS, _fma, _splat, _vector_ir, exp2_together, lanes, store
 
-ABREAST = (4, 6, 8)
+TOGETHER = (4, 6, 8)
 _SUMS = 8  # two multiply-adds a cycle, each four cycles long
 _REGISTER = "=v,0" if platform.machine() in ("x86_64", "AMD64") else "=w,0"
 
 
 class Kind(NamedTuple):
-    """Which sums: dimension, whether a value serves both tokens, with the Ito term, precision."""
+    """Which sums: dimension, whether a value serves both tokens, with the Itô term, precision."""
 
     d: int
     both: bool
@@ -43,8 +43,8 @@ class Kind(NamedTuple):
         return self.d + exponential + (self.d + 1) * (2 if self.both else 1) + self.ito
 
 
-def _loop(kind: Kind, abreast: int) -> Any:
-    """Intrinsic turn(value, turns) -> vector: so many turns of `abreast` vectors of pairs."""
+def _loop(kind: Kind, together: int) -> Any:
+    """Intrinsic turn(value, turns) -> vector: so many turns of `together` vectors of pairs."""
     terms = (kind.d + 1) * (2 if kind.both else 1) + kind.ito
 
     @intrinsic
@@ -74,13 +74,13 @@ def _loop(kind: Kind, abreast: int) -> Any:
             before = [builder.phi(shape) for _ in range(_SUMS)]
             sums = list(before)
             # The exponents move a little every turn, so that nothing is computed only once.
-            scores = [its_own(moving) for _ in range(abreast)]
+            scores = [its_own(moving) for _ in range(together)]
             for k in range(kind.d):
                 scores = [_fma(builder, z[k % 2], z[0], score) for score in scores]
             values = exp2_together(context, builder, vector, scores)
             for term in range(terms):
                 for c, u in enumerate(values):
-                    at = (term * abreast + c) % _SUMS
+                    at = (term * together + c) % _SUMS
                     if kind.both and term == kind.d + 1:
                         sums[at] = builder.fadd(u, sums[at])
                     else:
@@ -103,14 +103,14 @@ def _loop(kind: Kind, abreast: int) -> Any:
 
 
 @functools.cache
-def register_loop(kind: Kind, abreast: int) -> Callable[[int, int], Any]:
+def register_loop(kind: Kind, together: int) -> Callable[[int, int], Any]:
     """Function (pairs, threads) that computes so many pairs, shared among threads."""
-    turn = _loop(kind, abreast)
+    turn = _loop(kind, together)
 
     @njit(parallel=True, error_model="numpy")
     def run(like, pairs, threads):
         width = lanes(like)
-        turns = max(pairs // (width * abreast * threads), 1)
+        turns = max(pairs // (width * together * threads), 1)
         out = np.empty((threads, width), like.dtype)
         for thread in prange(threads):
             store(out[thread], 0, turn(like[thread], turns))
@@ -124,17 +124,17 @@ def register_loop(kind: Kind, abreast: int) -> Callable[[int, int], Any]:
 
 
 def calls(kinds: Iterable[Kind], pairs: int, threads: int) -> dict[Any, Callable[[], Any]]:
-    """Calls to time in turn with others: (kind, abreast) -> the arithmetic of `pairs` pairs."""
+    """Calls to time in turn with others: (kind, together) -> the arithmetic of `pairs` pairs."""
     return {
-        ("limit", kind, abreast): functools.partial(register_loop(kind, abreast), pairs, threads)
+        ("limit", kind, together): functools.partial(register_loop(kind, together), pairs, threads)
         for kind in kinds
-        for abreast in ABREAST
+        for together in TOGETHER
     }
 
 
 def per_pair(taken: dict[Any, list[float]], kind: Kind, pairs: int) -> list[float]:
-    """Seconds per pair in every round, of the fastest number abreast, from the times of `calls`."""
-    fastest = min(ABREAST, key=lambda abreast: float(np.median(taken["limit", kind, abreast])))
+    """Seconds per pair in every round, of the fastest number, from the times of `calls`."""
+    fastest = min(TOGETHER, key=lambda together: float(np.median(taken["limit", kind, together])))
     return [seconds / pairs for seconds in taken["limit", kind, fastest]]
 
 

@@ -2,13 +2,14 @@
 
     python benchmarks/matrix_rate.py [--quick] [--json benchmarks/results/matrix_rate.json]
 
-`wflow._blocked` with every ledger term (drift, noise, Ito term), tied heads, one path. Its products
-count 2 flops per multiply-add: 4 d per head and pair of tokens for scores and sums, 2 d^2 per head
-and token for each of D, its values, drift and noise, and 2 d per pair for the Gram matrix. "share"
-is these flops over time over the rate of NumPy's own product of two 2000 x 2000 matrices on the
-same threads: the exponentials and whatever else a step does count for nothing. "speed-up" compares
-with the sums in loops (`wflow._fused`), and, where torch is installed, with batched products and
-exponentials in torch, heads x n x n numbers in memory. The variants run in turn, round after round.
+`wflow.kernels.blocked` with every energy term (drift, noise, Itô term), tied heads, one path. Its
+products count 2 flops per multiply-add: 4 d per head and pair of tokens for scores and sums, 2 d^2
+per head and token for each of D, its values, drift and noise, and 2 d per pair for the Gram matrix.
+"share" is these flops over time over the rate of NumPy's own product of two 2000 x 2000 matrices on
+the same threads: the exponentials and whatever else a step does count for nothing. "speed-up"
+compares with the sums in loops (`wflow.kernels.pairs.fused`), and, where torch is installed, with
+batched products and exponentials in torch, heads x n x n numbers in memory. The variants run in
+turn, round after round.
 """
 
 import argparse
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 from report import RESULTS, goal, in_turn, spread, write
 from threadpoolctl import threadpool_limits
 
-from wflow._blocked import blocked_sums
-from wflow._fused import fused_sums
-from wflow._headsums import SOFTMAX
+from wflow.kernels.blocked.sums import blocked_sums
+from wflow.kernels.pairs.fused import fused_sums
+from wflow.kernels.pairs.headsums import SOFTMAX
 
 CASES = (
     (64, 200, 12),
@@ -66,7 +67,7 @@ def matrix_rate(threads: int, dtype: str, rounds: int = 5, order: int = ORDER) -
 
 
 def flops(d: int, n: int, heads: int, matrices: int = 4) -> int:
-    """Of the products of one step with all ledger terms (tied heads: D serves twice)."""
+    """Of the products of one step with all energy terms (tied heads: D serves twice)."""
     return heads * (4 * n * n * d + 2 * matrices * n * d * d) + 2 * n * n * d
 
 

@@ -39,6 +39,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ),
     ("Start-up", "startup", sections.startup),
     ("Many paths on several workers", "dask_scaling", sections.anything),
+    ("Digests of run files", "digests", sections.anything),
     ("On a GPU", "gpu_particles", sections.gpu_particles),
     ("Continuous-time networks", "continuous_networks", sections.anything),
 )
@@ -52,7 +53,7 @@ runs every benchmark and writes this page; the figures are in `benchmarks/result
 benchmark the variants run in turn, round after round, so that a drift of the machine's speed hits
 all of them; a figure is the median over the rounds, with the smallest and the largest. The speed
 of transport, minimizing movements and phase diagrams has
-[a page of its own](results/geometry_speed.md).
+[a separate page](results/geometry_speed.md).
 """
 
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow import _series
-from wflow._degree import plan
-from wflow._fast import expand_heads, fast_sums, table_of
-from wflow._harmonics import count
-from wflow._headsums import SOFTMAX
-from wflow._tile import TILE_COLUMNS
+from wflow.kernels.blocked.products import TILE_COLUMNS
+from wflow.kernels.harmonic import series as passes
+from wflow.kernels.harmonic.fast import expand_heads, fast_sums, table_of
+from wflow.kernels.harmonic.series import plan
+from wflow.kernels.pairs.headsums import SOFTMAX
+from wflow.sphere.harmonics import count
 
 Floats = NDArray[np.float64]
 CLOUDS = ("uniform", "cross-polytope", "cluster", "antipodal", "repeated", "pole", "meridian")
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Estimate over true error: of single sums, of velocities, of the energy and its Ito term."""
+    """Estimate over true error: of single sums, of velocities, of the energy and its Itô term."""
 
     sums: float
     velocity: float
@@ -139,7 +139,7 @@ def _series_errors(given: Case, m: NDArray, S: NDArray) -> float:
         panel = panel[: count(series.degree, d)]
         at = place % per_panel * (1 + d)
         found = [
-            _series.expand(x, np.ascontiguousarray(panel[:, at + c]), series.degree, table_of(d))
+            passes.expand(x, np.ascontiguousarray(panel[:, at + c]), series.degree, table_of(d))
             for c in range(1 + d)
         ]
         off_m = float(np.abs(found[0] / n - m[h]).max())

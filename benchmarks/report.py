@@ -1,4 +1,4 @@
-"""What every benchmark does around its figures: rounds taken in turn, their spread, and JSON."""
+"""Rounds of timings taken in turn, their spread, and the JSON reports of all benchmarks."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from wflow._study_session import machine
-from wflow.schema import version_of
+from wflow.io.schema import version_of
+from wflow.study.frame import machine
 
 PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "torch", "jax", "pykeops", "triton")
 RESULTS = Path("benchmarks/results")
@@ -62,7 +62,7 @@ def in_turn(
 ) -> dict[Any, list[float]]:
     """Seconds of every call in every round; a drift of the machine's speed hits all of them.
 
-    `pause` lets the idle threads of the call before, which go on spinning for a while, fall asleep.
+    `pause` lets the idle threads of the call before, which spin for a while, fall asleep.
     """
     taken: dict[Any, list[float]] = {name: [] for name in calls}
     for call in calls.values():

@@ -2,8 +2,8 @@
 
     python benchmarks/scaling.py [--json benchmarks/results/scaling.json]
 
-A step is one evaluation of the velocity and every ledger term in double precision (softmax descent,
-drift, noise, Ito term), as in `compare.py`. One of n, H, d, paths varies at a time; the points of
+A step is one evaluation of the velocity and every energy term in double precision (softmax descent,
+drift, noise, Itô term), as in `compare.py`. One of n, H, d, paths varies at a time; the points of
 all series are taken in turn, round after round. The exponent b of time = a x^b is fitted by
 `wflow.fits.power_law` to all points of a series and to its larger half, where what does not grow
 has less weight; the standard error is that of a bootstrap over the rounds, and the largest factor

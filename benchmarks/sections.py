@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wflow._study_session import markdown_table
+from wflow.study.frame import markdown_table
 
 Document = Mapping[str, Any]
 
@@ -14,7 +14,7 @@ VARIABLES = {
     "d": "dimension d",
     "paths": "number of paths",
 }
-# What stands around the figures of every benchmark, or has a place of its own on the page.
+# What surrounds the figures of every benchmark, or has a separate place on the page.
 HEAD = ("command", "date", "machine", "device", "cores", "threads", "versions", "problem", "goals")
 NOT_MEASURED = "Not measured on this machine."
 
@@ -61,10 +61,10 @@ def compare(document: Document) -> str:
     rounds = problem["starts"] * problem["rounds_per_start"]
     lines = [
         made_by(document),
-        "One evaluation of the velocity and every ledger term (softmax descent; drift, noise and "
-        "Itô term), double precision, the same arrays for all. Every library runs in a process of "
-        f"its own on {document['threads']} threads; the processes are asked in turn, {rounds} "
-        f"rounds in all, and started anew {problem['starts']} times. Before it is timed, each must "
+        "One evaluation of the velocity and every energy term (softmax descent; drift, noise and "
+        "Itô term), double precision, the same arrays for all. Every library runs in a separate "
+        f"process on {document['threads']} threads; the processes are asked in turn, {rounds} "
+        f"rounds in all, and restarted {problem['starts']} times. Before it is timed, each must "
         f"agree with NumPy to {problem['agree_to']:.0e}; *gap* is the largest difference found. "
         "*Memory* is what a step adds at its peak; *first call* includes compilation, where the "
         "library compiles and does not find its code on disk.",
@@ -257,7 +257,7 @@ def fast_sums(document: Document) -> str:
     span = next(iter(document["exponents"].values()))
     return "\n\n".join([
         made_by(document),
-        f"One path with {problem['heads']} heads, velocity and every ledger term, tolerance "
+        f"One path with {problem['heads']} heads, velocity and every energy term, tolerance "
         f"{problem['tolerance']:.0e}, double precision; uniform tokens; median (min to max). "
         "*Estimate* is the bound of the relative error that a step reports.",
         table(rows),
@@ -293,7 +293,7 @@ def gpu_particles(document: Document) -> str:
     return "\n\n".join([
         made_by(document),
         f"{document['device']}, {document['threads']} threads of {document['machine']}; d = 3, "
-        "velocity and every ledger term. A token counts once for every step. *triton* is the fused "
+        "velocity and every energy term. A token counts once for every step. *triton* is the fused "
         "kernel, *tiles* the same sums as matrix products of tiles, *numba* the processor of the "
         "same machine. *Transfers* is the share of a call, as the solver makes it from NumPy "
         "arrays to NumPy arrays, that is not the sums. "

@@ -41,12 +41,12 @@ IMPORTS = {
 # Runs a study script and ends after its first steps, telling when; in argv: script and flags.
 WATCH = """
 import json, os, runpy, sys, time
-from wflow import _march  # the study imports it anyway
-step, seen = _march.Batch.advance, []
+from wflow.particles import integrate  # the study imports it anyway
+step, seen = integrate.Batch.advance, []
 def advance(batch, *rest, **named):
     if not seen:
         seen.append(time.time())
-    step(batch, *rest, **named)
+    following = step(batch, *rest, **named)
     seen.append(time.time())
     if len(seen) > STEPS:
         import resource
@@ -54,7 +54,8 @@ def advance(batch, *rest, **named):
         answer = json.dumps({"seen": seen, "peak": peak})
         os.write(1, ("\\n" + answer + "\\n").encode())
         os._exit(0)
-_march.Batch.advance = advance
+    return following
+integrate.Batch.advance = advance
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/transport.py [--json benchmarks/results/transport.json]
 
-One process, one run, double precision. W_2 of two clouds of 2,000 uniform tokens:
+One process, one run, double precision. W₂ of two clouds of 2,000 uniform tokens:
 
 - sphere: S^2, geodesic cost; POT: arccos of the products, squared, and `ot.emd2`;
 - sphere, chordal: the chord as cost; POT: `ot.dist` (squared Euclidean) and `ot.emd2`;
@@ -30,26 +30,26 @@ from report import write
 
 import wflow
 from wflow import tokens, transport
-from wflow._study_session import machine
 from wflow.heads import OrnsteinUhlenbeck
+from wflow.study.frame import machine
 
 N, SMALL, STEPS, TIMES, HEADS = 2000, 200, 4000, 50, 4
 ITERATIONS = 10**9
 
 
 def plain_geodesic(x, y, a=None):
-    """W_2 by POT, the angle from the product of the tokens."""
+    """W₂ by POT, the angle from the product of the tokens."""
     costs = np.arccos(np.clip(x @ y.T, -1, 1)) ** 2
     return ot.emd2([] if a is None else a, [], costs, numItermax=ITERATIONS) ** 0.5
 
 
 def plain_chordal(x, y):
-    """W_2 by POT with its own squared Euclidean distance."""
+    """W₂ by POT with its own squared Euclidean distance."""
     return ot.emd2([], [], ot.dist(x, y), numItermax=ITERATIONS) ** 0.5
 
 
 def plain_circle(x, y):
-    """W_2 by POT's search on the circle, from turns to radians."""
+    """W₂ by POT's search on the circle, from turns to radians."""
     u, v = (ot.utils.get_coordinate_circle(cloud) for cloud in (x, y))
     return 2 * np.pi * ot.wasserstein_circle(u, v, p=2)[0] ** 0.5
 
@@ -59,8 +59,8 @@ def make_run(file: Path) -> float:
     start = time.perf_counter()
     wflow.solve(
         tokens.cross_polytope(SMALL, 3, seed=42), OrnsteinUhlenbeck(np.eye(3), sigma2=2.0),
-        heads=HEADS, t_final=20.0, dt=20.0 / STEPS, record_every=5, out=file,
-        snapshots=np.linspace(0, 20, TIMES).tolist(),
+        heads=HEADS, t_final=20.0, dt=20.0 / STEPS, out=file,
+        save=wflow.SaveAt(every=5, snapshots=np.linspace(0, 20, TIMES)),
     ).close()  # fmt: skip
     return time.perf_counter() - start
 

@@ -1,4 +1,4 @@
-"""One evaluation of the velocity and every ledger term, by wflow and by other libraries.
+"""One evaluation of the velocity and every energy term, by wflow and by other libraries.
 
 A variant is a function of the name's library that takes the arrays of a problem as NumPy has them,
 moves them to where the library wants them, and returns the step as a call without arguments; the
@@ -8,7 +8,7 @@ the call is what a solver would repeat: the arrays have been converted and the c
     E = 1/(2Hn^2) sum U,   U_hij = exp(<x_i, D_h x_j>),   v = -(1/H) sum_h g_h/m_h
 
 with m_h, g_h and the terms of docs/mathematics.md sections 1 and 4. Apart from the plain einsum,
-all share the best order that we know for matrix libraries: with S_h = U_h x every term but Ito's
+all share the best order that we know for matrix libraries: with S_h = U_h x every term but Itô's
 follows from S and m, so that U is made once and read twice.
 """
 
@@ -110,7 +110,7 @@ def plain_einsum(
 
 def wflow_exact(problem: Problem, paths: int = 1) -> Call:
     """The step as `wflow.solve` asks for it, with exact sums; several paths hold the same."""
-    from wflow.attention import evaluate
+    from wflow.attention.cloud import evaluate
 
     x, D, f, B, s = (np.repeat(a[None], paths, axis=0) for a in problem)
 
@@ -123,9 +123,9 @@ def wflow_exact(problem: Problem, paths: int = 1) -> Call:
 
 def wflow_fast(problem: Problem) -> Call:
     """The step with the fast sums of the circle and the sphere, d = 2 and 3."""
-    from wflow._fast import fast_sums
-    from wflow._headsums import SOFTMAX
-    from wflow._headsums import TERMS as COLUMNS
+    from wflow.kernels.harmonic.fast import fast_sums
+    from wflow.kernels.pairs.headsums import SOFTMAX
+    from wflow.kernels.pairs.headsums import TERMS as COLUMNS
 
     x, D, f, B, s = (np.ascontiguousarray(a[None]) for a in problem)
     places = [COLUMNS.index(name) for name in TERMS]
@@ -230,7 +230,7 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "wflow, exact": Variant(wflow_exact),
-    "wflow, fast": Variant(wflow_fast, ("wflow._fast",), largest_d=3),
+    "wflow, fast": Variant(wflow_fast, ("wflow.kernels.harmonic.fast",), largest_d=3),
     "NumPy, plain einsum": Variant(_numpy_plain, most_work=10**9),
     "NumPy, matrix products": Variant(_numpy),
     "torch, eager": Variant(_torch, ("torch",)),

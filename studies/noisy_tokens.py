@@ -1,9 +1,9 @@
-"""Tokens that diffuse: the energy still balances, and noise melts the clusters.
+"""Diffusing tokens: energy balance with noise, and the critical diffusion of clusters.
 
 dx = v dt + sqrt(2 kappa) P_x dB is the McKean-Vlasov equation that [MHT] section 7 points to. Three
-questions: without interaction, is the stationary law uniform; does the ledger close in expectation
-with the Itô term of the tokens; and, for one head D = beta I in ascent, do clouds lose and regain
-their order at the diffusion and by the amount that the stationary equation predicts?
+questions: without interaction, is the stationary law uniform; does the energy budget close in
+expectation with the Itô term of the tokens; and, for one head D = beta I in ascent, do clouds lose
+and regain their order at the diffusion and by the amount that the stationary equation predicts?
 
     python studies/noisy_tokens.py
 
@@ -13,28 +13,28 @@ their order at the diffusion and by the amount that the stationary equation pred
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from _noisy_tokens import STARTS, expected_order, listed, order_figure, order_of, report, uniformity
 from numpy.typing import NDArray
 
 import wflow
-from wflow import stationary, study
-from wflow._checks import positive, whole
+from wflow import InputError, SaveAt, stationary, study
+from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
-from wflow.errors import InputError
-from wflow.fits import mean_and_error
 from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.study import Finding, FlowName, positive, whole
+from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 LEVEL = 0.01  # of the Kolmogorov-Smirnov tests together
-TOLD = 0.25  # error of a ratio of residuals beyond which halving cannot be told
+RESOLVED = 0.25  # error of a ratio of residuals beyond which halving is not resolved
 FLUCTUATION = 0.3  # share of the fluctuations of n tokens by which they may be off
-STARTS = ("uniform", "cluster")
-LEDGER = ("edi_residual", "work_diffusion", "martingale_tokens")
+BUDGET = ("edi_residual", "work_diffusion", "martingale_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,14 @@ class NoisyTokens(study.Flags):
     """Flags of this study."""
 
     n: int = 500
-    """Number of tokens of the ordering runs; the ledger takes a tenth of them."""
+    """Number of tokens of the ordering runs; those of the energy budget take a tenth of them."""
     d: int = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
     beta: float = 2.0
     """The head of the ordering runs is D = beta I."""
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
     """Diffusions kappa of the ordering runs, in units of the critical one."""
-    flow: Literal["softmax", "unnormalised", "effective"] = "softmax"
+    flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     paths: int = 4
     """Monte Carlo paths of the ordering runs; all share the initial tokens."""
@@ -76,16 +76,13 @@ class NoisyTokens(study.Flags):
         whole(self.ledger_heads, "--ledger-heads")
         for name in ("beta", "ledger_kappa", "ledger_t"):
             positive(getattr(self, name), "--" + name.replace("_", "-"))
-        if not self.ratios or len(set(self.ratios)) < len(self.ratios):
-            raise InputError("--ratios: expected different numbers, such as --ratios 0.5 1 2")
+        study.distinct(self.ratios, "--ratios")
         for ratio in self.ratios:
             positive(ratio, "--ratios")
-        if len({f"{ratio:g}" for ratio in self.ratios}) < len(self.ratios):
-            raise InputError("--ratios: expected numbers that differ in their first six digits")
-        if round(self.t_final / self.dt) < 2:
-            raise InputError(
-                f"--t-final is {self.t_final:g}: expected two steps --dt of {self.dt:g} or more"
-            )
+        if self.t_final < 2 * self.dt:
+            least = f"two steps --dt of {self.dt:g} or more"
+            raise InputError(f"--t-final is {self.t_final:g}: expected {least}")
+        study.count_steps(self.t_final, self.dt)
 
     @property
     def critical(self) -> float:
@@ -99,71 +96,43 @@ def uniform_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
     start = np.tile(np.eye(flags.d)[0], (4 * flags.n, 1))
     heads = np.zeros((1, flags.d, flags.d))
     task = {"x0": start, "heads": heads, "t_final": 200 * dt, "dt": dt, "kappa": 1.0}
-    return {"brownian": task | {"law": Frozen(), "ledger": False, "seed": flags.seed}}
+    return {"brownian": task | {"law": Frozen(), "save": SaveAt(budget=False), "seed": flags.seed}}
 
 
-def ledger_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
+def budget_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
     """The same problem at three steps."""
     x0 = wflow.tokens.uniform(flags.n // 10, flags.d, seed=flags.seed)
     law = OrnsteinUhlenbeck(np.eye(flags.d), rate=1.0, sigma2=2.0)
     return {
         f"ledger_{steps:03d}": {
-            "x0": x0,
-            "law": law,
-            "heads": flags.ledger_heads,
-            "t_final": flags.ledger_t,
-            "dt": flags.ledger_t / steps,
-            "paths": flags.ledger_paths,
-            "seed": flags.seed,
-            "kappa": flags.ledger_kappa,
-            "record_every": steps // 50,
-            "flow": flags.flow,
+            "x0": x0, "law": law, "heads": flags.ledger_heads, "t_final": flags.ledger_t,
+            "dt": flags.ledger_t / steps, "paths": flags.ledger_paths, "seed": flags.seed,
+            "kappa": flags.ledger_kappa, "flow": flags.flow, "save": SaveAt(every=steps // 50),
         }
         for steps in (50, 100, 200)
-    }
+    }  # fmt: skip
 
 
 def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
     """Ascent from a uniform cloud and from one cluster, at every diffusion."""
     unit = 1 / ((flags.d - 1) * flags.critical)
-    steps = round(flags.t_final / flags.dt)
+    steps, paths = study.count_steps(flags.t_final, flags.dt), range(flags.paths)
     times = np.unique(np.rint(np.linspace(0, 1, 41) * steps)) * flags.dt * unit
     starts = {
         "uniform": wflow.tokens.uniform(flags.n, flags.d, seed=flags.seed),
         "cluster": wflow.tokens.clusters(flags.n, flags.d, clusters=1, spread=0.1, seed=flags.seed),
     }
+    save = SaveAt(every=max(1, steps // 100), snapshots=times, paths=paths, budget=False)
     return {
         f"ratio_{ratio:g}_from_{start}": {
-            "x0": starts[start],
-            "law": Frozen(),
-            "heads": flags.beta * np.eye(flags.d)[None],
-            "t_final": steps * flags.dt * unit,
-            "dt": flags.dt * unit,
-            "paths": flags.paths,
-            "seed": flags.seed,
-            "kappa": ratio * flags.critical,
-            "flow": flags.flow,
+            "x0": starts[start], "law": Frozen(), "heads": flags.beta * np.eye(flags.d)[None],
+            "t_final": steps * flags.dt * unit, "dt": flags.dt * unit, "paths": flags.paths,
+            "seed": flags.seed, "kappa": ratio * flags.critical, "flow": flags.flow, "save": save,
             "direction": "ascent",
-            "ledger": False,
-            "snapshots": times,
-            "snapshot_paths": tuple(range(flags.paths)),
-            "record_every": max(1, steps // 100),
         }
         for start in STARTS
         for ratio in flags.ratios
-    }
-
-
-def uniformity(file: Path) -> tuple[float, float]:
-    """Smallest p-value of Kolmogorov-Smirnov tests of every coordinate, times their number."""
-    from scipy.stats import beta, kstest
-
-    with wflow.open(file) as run:
-        tokens = run["tokens"].values[0, -1]
-    d = tokens.shape[1]
-    law = beta((d - 1) / 2, (d - 1) / 2)  # of (1 + x_k)/2 for a uniform token
-    tests = [kstest((1 + tokens[:, k]) / 2, law.cdf) for k in range(d)]
-    return min(1.0, d * min(t.pvalue for t in tests)), max(t.statistic for t in tests)
+    }  # fmt: skip
 
 
 def balances(files: dict[float, Path]) -> xr.Dataset:
@@ -172,7 +141,7 @@ def balances(files: dict[float, Path]) -> xr.Dataset:
     for file in files.values():
         with wflow.open(file) as run:
             last = run.isel(time=-1)
-            columns = {name: last[name].values for name in LEDGER}
+            columns = {name: last[name].values for name in BUDGET}
             columns["energy_change"] = (last["energy"] - run["energy"][:, 0]).values
         for name, values in columns.items():
             mean, error = mean_and_error(values)
@@ -182,176 +151,84 @@ def balances(files: dict[float, Path]) -> xr.Dataset:
     return table.assign_coords(dt=list(files))
 
 
-def order_of(file: Path) -> tuple[NDArray, NDArray]:
-    """Times and order parameters (paths, times) of a run, freed of their bias for finite n.
-
-    The mean of <x_i, x_j> over pairs of different tokens is (n |mean token|^2 - 1)/(n - 1), and
-    estimates the square of the order parameter.
-    """
-    with wflow.open(file) as run:
-        n = run.sizes["token"]
-        mean = run["tokens"].mean("token").values
-        square = (n * np.einsum("pta,pta->pt", mean, mean) - 1) / (n - 1)
-        return run["snapshot"].values, square
-
-
-def expected_order(flags: NoisyTokens, ratio: float) -> float:
-    """Order of the stationary law; above the critical diffusion, that of n tokens' fluctuations.
-
-    The mean token m of n tokens in the uniform law follows an Ornstein-Uhlenbeck process of rate
-    (d - 1)(kappa - critical) and E |m|^2 = (1/n) kappa/(kappa - critical).
-    """
-    if ratio <= 1:
-        return stationary.stationary_order(flags.beta, flags.d, ratio * flags.critical, flags.flow)
-    return float(min(1.0, 1 / np.sqrt((flags.n - 1) * (ratio - 1))))
-
-
 def ordering(flags: NoisyTokens, files: dict[str, Path]) -> xr.Dataset:
     """Order parameter over the second half of the time, and the one that theory gives."""
-    found = np.empty((len(STARTS), len(flags.ratios), flags.paths))
-    for a, start in enumerate(STARTS):
-        for k, ratio in enumerate(flags.ratios):
-            times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
-            late = square[:, times >= times[-1] / 2].mean(axis=1)
-            found[a, k] = np.sqrt(np.maximum(late, 0.0))
-    theory = [expected_order(flags, ratio) for ratio in flags.ratios]
-    return xr.Dataset(
+
+    def measure(start: str, ratio: float) -> dict[str, NDArray[np.float64]]:
+        times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
+        late = square[:, times >= times[-1] / 2].mean(axis=1)
+        return {"order": np.sqrt(np.maximum(late, 0.0))}
+
+    table = study.sweep(
         {
-            "order": (("start", "ratio", "path"), found, {"long_name": "order parameter"}),
-            "theory": ("ratio", theory, {"long_name": "order parameter expected"}),
+            "start": (STARTS, "initial cloud"),
+            "ratio": (flags.ratios, "kappa over the critical one"),
         },
-        {"start": list(STARTS), "ratio": list(flags.ratios)},
-    )
-
-
-def listed(values: NDArray, errors: NDArray) -> str:
-    """Write values with their errors in a line."""
-    return ", ".join(f"{v:.2g} ± {e:.1g}" for v, e in zip(values, errors, strict=True))
+        measure,
+        {"order": (("path",), "order parameter")},
+        {"path": (np.arange(flags.paths), "Monte Carlo path")},
+    ).drop_vars("path")
+    theory = [expected_order(flags, ratio) for ratio in flags.ratios]
+    return table.assign(theory=("ratio", theory, {"long_name": "order parameter expected"}))
 
 
 def findings(
-    flags: NoisyTokens, ks: tuple[float, float], ledger: xr.Dataset, order: xr.Dataset
-) -> list[study.Finding]:
-    """Hold the numbers against the three predictions."""
+    flags: NoisyTokens, ks: tuple[float, float], budget: xr.Dataset, order: xr.Dataset
+) -> list[Finding]:
+    """The three predictions and what came out of each."""
     pvalue, distance = ks
-    first = study.Finding(
+    first = Finding.decided(
         "without interaction (H = 1, D = 0) the stationary law is uniform",
         "docs/mathematics.md section 6",
         f"Kolmogorov-Smirnov distance at most {distance:.3g} over the coordinates, p = "
         f"{pvalue:.2g} (level {LEVEL:g})",
-        "held" if pvalue > LEVEL else "not held",
+        pvalue > LEVEL,
     )
-    residual, error = ledger["edi_residual"].values, ledger["edi_residual_error"].values
+    residual, error = budget["edi_residual"].values, budget["edi_residual_error"].values
     ratio = residual[1:] / residual[:-1]
     spread = np.abs(ratio) * np.hypot(error[1:] / residual[1:], error[:-1] / residual[:-1])
     halves = bool(np.all(np.abs(ratio - 0.5) <= 2 * spread + 0.05))
-    work = abs(ledger["work_diffusion"].values[-1])
+    work = abs(budget["work_diffusion"].values[-1])
     small = bool(abs(residual[-1]) < 0.05 * work + 3 * error[-1])
-    told = bool(np.all(spread <= TOLD) and error[-1] <= TOLD * work)
-    second = study.Finding(
+    resolved = bool(np.all(spread <= RESOLVED) and error[-1] <= RESOLVED * work)
+    verdict: Verdict = "not confirmed"
+    if small:
+        verdict = "confirmed in part" if resolved else "inconclusive"
+    if small and halves and resolved:
+        verdict = "confirmed"
+    second = Finding(
         "the balance closes in expectation, with a residual that halves with dt",
         "Itô's formula, docs/mathematics.md section 4",
         f"residual {listed(residual, error)}; ratios {listed(ratio, spread)}"
-        + ("" if told else ": too few paths to tell"),
-        "held" if halves and small and told else "held in part" if small else "not held",
+        + ("" if resolved else ": too few paths"),
+        verdict,
     )
     mean = order["order"].mean("path").values  # (start, ratio)
     gap = np.abs(mean - order["theory"].values).max(axis=0)
-    # Above the critical diffusion the order expected is small itself: hold it against its size.
+    # Above the critical diffusion the order expected is small itself: compare with its size.
     theory, ratios = order["theory"].values, order["ratio"].values
     close = gap < np.where(ratios > 1, np.minimum(0.05, FLUCTUATION * theory), 0.05)
     outside = ratios[~close]
     at = ", ".join(f"{r:g}" for r in outside)
     within = f"order parameter within {gap[close].max(initial=0.0):.2g} of theory for both starts"
     beyond = f"at kappa = {at} critical off by up to {gap.max():.2g}"
-    third = study.Finding(
+    third = Finding.decided(
         "tokens order below the critical diffusion, as much as the stationary law does, and above "
         "it only by the fluctuations of n tokens",
         "docs/mathematics.md section 6",
         within if close.all() else f"{within}, but {beyond}" if close.any() else beyond,
-        "held" if close.all() else "held in part" if close.any() else "not held",
+        close,
     )
     return [first, second, third]
-
-
-def report(flags: NoisyTokens, ledger: xr.Dataset, order: xr.Dataset) -> str:
-    """Write the two tables."""
-    cells = {"dt": [f"{dt:g}" for dt in ledger["dt"].values]}
-    titles = {"energy_change": "E(T) - E(0)", "work_diffusion": "diffusion of tokens"}
-    titles |= {"martingale_tokens": "martingale of tokens", "edi_residual": "residual"}
-    for name, title in titles.items():
-        pairs = zip(ledger[name].values, ledger[f"{name}_error"].values, strict=True)
-        cells[title] = [f"{mean:.4f} ± {error:.1g}" for mean, error in pairs]
-    mean = order["order"].mean("path")
-    columns = {"kappa / critical": [f"{r:g}" for r in flags.ratios]}
-    for start in STARTS:
-        columns[f"from {start}"] = [f"{v:.3f}" for v in mean.sel(start=start).values]
-    columns["theory"] = [f"{v:.3f}" for v in order["theory"].values]
-    return (
-        f"Energy balance, {flags.ledger_heads} Ornstein-Uhlenbeck heads, n = {flags.n // 10}, "
-        f"d = {flags.d}, kappa = {flags.ledger_kappa:g}, T = {flags.ledger_t:g}, mean ± standard "
-        f"error over {flags.ledger_paths} paths:\n\n{study.markdown_table(cells)}\n\n"
-        f"Order parameter, one head D = {flags.beta:g} I, ascent, {flags.flow}, n = {flags.n}, "
-        f"d = {flags.d}, mean over t >= T/2 and {flags.paths} paths; critical kappa "
-        f"{flags.critical:.4f}:\n\n{study.markdown_table(columns)}"
-    )
-
-
-def order_figure(flags: NoisyTokens, order: xr.Dataset, files: dict[str, Path]) -> "Figure":
-    """Order parameter against diffusion with the theory's curve, and over time."""
-    from matplotlib import colormaps
-
-    from wflow._figure import PAGE, grid, style, time_axis
-
-    with style():
-        figure, axes = grid(1, 2, PAGE, 2.8)
-        left, right = axes.flat
-        for low, high, dash, label in (
-            (min(flags.ratios), min(1.0, max(flags.ratios)), "-", "stationary law"),
-            (max(1.05, min(flags.ratios)), max(flags.ratios), "--", "fluctuations of n tokens"),
-        ):
-            if low < high:
-                span = np.linspace(low, high, 60)
-                curve = [expected_order(flags, r) for r in span]
-                left.plot(span, curve, color="0.4", linestyle=dash, label=label)
-        left.axvline(1.0, color="0.7", linewidth=0.8, linestyle=":")
-        looks = {"uniform": ("o", "#0072B2", 7.5), "cluster": ("s", "#D55E00", 4.0)}
-        for start, (marker, colour, size) in looks.items():
-            values = order["order"].sel(start=start)
-            error = values.std("path", ddof=1) / np.sqrt(flags.paths) if flags.paths > 1 else None
-            left.errorbar(
-                flags.ratios, values.mean("path"), yerr=error, fmt=marker, color=colour,
-                markerfacecolor="none", markersize=size, capsize=2, label=f"from {start}",
-            )  # fmt: skip
-        left.set_xlabel(r"diffusion $\kappa$ / critical $\kappa$")
-        left.set_ylabel("order parameter")
-        left.set_ylim(-0.03, 1.0)
-        left.legend(loc="upper right", handlelength=2.4)
-        left.set_title(
-            rf"{flags.flow}, ascent, $D = {flags.beta:g}\, I$, $n$ = {flags.n}, $d$ = {flags.d}"
-        )
-        for k, ratio in enumerate(flags.ratios):
-            shade = colormaps["viridis"](0.85 * k / max(1, len(flags.ratios) - 1))
-            for start, line in zip(STARTS, ("-", "--"), strict=True):
-                times, square = order_of(files[f"ratio_{ratio:g}_from_{start}"])
-                mean = np.sqrt(np.maximum(square.mean(axis=0), 0.0))
-                name = f"{ratio:g}" if start == "uniform" else None
-                right.plot(times, mean, color=shade, linestyle=line, linewidth=1, label=name)
-        right.set_ylim(-0.03, 1.0)
-        time_axis(right)
-        right.set_title(f"{flags.paths} paths; solid: from uniform, dashed: from cluster")
-        curves = right.get_legend_handles_labels()
-        figure.legend(*curves, title=r"$\kappa$ / critical", loc="outside right upper")
-    return figure
 
 
 def main() -> int:
     flags = study.command_line(NoisyTokens, __doc__)
     with study.session("noisy_tokens", flags) as session:
         ordering_tasks = ordering_runs(flags)
-        files = session.solve(uniform_runs(flags) | ledger_runs(flags) | ordering_tasks)
+        files = session.solve(uniform_runs(flags) | budget_runs(flags) | ordering_tasks)
         steps = {flags.ledger_t / k: files[f"ledger_{k:03d}"] for k in (50, 100, 200)}
-        ledger, order = balances(steps), ordering(flags, files)
+        budget, order = balances(steps), ordering(flags, files)
         ks = uniformity(files["brownian"])
         with wflow.open(files["ledger_200"]) as run:
             from wflow.plots import energy_balance
@@ -360,11 +237,11 @@ def main() -> int:
                 "energy_balance": energy_balance(run),
                 "order": order_figure(flags, order, files),
             }
-        table = xr.merge([ledger, order]).assign(
+        table = xr.merge([budget, order]).assign(
             uniformity_pvalue=((), ks[0], {"long_name": "p-value of the uniform law, D = 0"})
         )
         session.finish(
-            table, report(flags, ledger, order), findings(flags, ks, ledger, order), figures
+            table, report(flags, budget, order), findings(flags, ks, budget, order), figures
         )
     return 0
 

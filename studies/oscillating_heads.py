@@ -1,4 +1,4 @@
-"""Oscillating heads: weights that never settle keep the tokens moving.
+"""Oscillating heads: periodic weights keep the tokens moving.
 
 Every interaction matrix follows a periodic target, dD = (M_h(t) - D) dt, without noise. The squared
 upper gradient G^2 does not decay in time. With common phases it does not fall with the number H of

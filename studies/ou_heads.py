@@ -1,4 +1,4 @@
-"""Ornstein-Uhlenbeck heads: the more heads, the nearer the tokens come to rest.
+"""Ornstein-Uhlenbeck heads: decay of the squared upper gradient with the number of heads.
 
 Every interaction matrix fluctuates about the identity, dD = rate (I - D) dt + sigma dW_sym. The
 heads average their noise, and the squared upper gradient G^2, averaged over the second half of the
@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 
 from wflow import study
-from wflow._checks import positive
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
+from wflow.study import positive
 
 
 @dataclass(frozen=True, kw_only=True)

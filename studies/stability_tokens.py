@@ -1,8 +1,8 @@
-"""How fast two token clouds part under the same heads, against the bound of [MHT] Theorem 5.1.
+"""Distance between two token clouds under the same heads, against [MHT] Theorem 5.1.
 
-A cloud and clouds perturbed by eps move under the same heads: frozen, or Ornstein-Uhlenbeck with
-the same noise, each at several sizes of the weights, up and down the energy. Their W2 over time is
-compared with C exp(int_0^t L ds) W2(0), L from the norms of the heads (docs/mathematics.md,
+A cloud and clouds perturbed by ε move under the same heads: frozen, or Ornstein-Uhlenbeck with
+the same noise, each at several sizes of the weights, up and down the energy. Their W₂ over time is
+compared with C exp(int_0^t L ds) W₂(0), L from the norms of the heads (docs/mathematics.md,
 stability), and the rates of growth with the size of the weights.
 
     python studies/stability_tokens.py
@@ -10,37 +10,31 @@ stability), and the rates of growth with the size of the weights.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, Theorem 5.1, Remark 5.2.
 """
 
-import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
+from _stability import COSTS, DIRECTIONS, WEIGHTS, growth_figure, mean_constant, rate_figure
+from _stability import report as tokens_report
 from numpy.typing import NDArray
 
-from wflow import stability, study
-from wflow._checks import number, positive, whole
-from wflow._problem import count_steps
+import wflow
+from wflow import InputError, SaveAt, fits, stability, study
 from wflow.cli import guarded
-from wflow.errors import InputError
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
-from wflow.rng import INITIAL_HEADS, CounterNormals
 from wflow.sphere import normalise, project
+from wflow.study import Finding, FlowName, count_steps, number, positive, whole
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
 
-WEIGHTS = ("frozen", "ornstein-uhlenbeck")
-DIRECTIONS = ("ascent", "descent")
 SMALLEST = 1e-7  # perturbation of which rounding leaves the digits that rates need
-COSTS: tuple[stability.Cost, ...] = ("chordal", "geodesic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +62,14 @@ class StabilityTokens(study.TokenFlags):
     itself. Each has its own noise of the heads."""
     sigma2: float = 2.0
     """Variance sigma^2 of the noise of the Ornstein-Uhlenbeck heads per unit time, at size 1."""
-    flow: Literal["softmax", "unnormalised", "effective"] = "softmax"
+    flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     t_final: float = 4.0
     """End time T."""
     dt: float = 0.02
     """Time step."""
     times: int = 20
-    """Number of times, after the start, at which W2 is computed."""
+    """Number of times, after the start, at which W₂ is computed."""
     out: study.Folder = Path("results/stability_tokens")
     """Folder for run files, summary and figures."""
 
@@ -85,8 +79,7 @@ class StabilityTokens(study.TokenFlags):
         whole(self.paths, "--paths", 2, why="an interval needs two")
         number(self.sigma2, "--sigma2", least=0.0)
         for name, values, least in (("--sizes", self.sizes, 2), ("--eps", self.eps, 1)):
-            if len(values) < least or len(set(values)) < len(values):
-                raise InputError(f"{name}: expected {least} or more numbers, each once")
+            study.distinct(values, name, least)
             for value in values:
                 positive(value, name)
         if min(self.eps) < SMALLEST:
@@ -100,7 +93,7 @@ class StabilityTokens(study.TokenFlags):
 
 
 def perturbed(x: FloatArray, flags: StabilityTokens, eps: float) -> FloatArray:
-    """Clouds (paths, n, d): the tokens moved by eps along random fields of mean square one."""
+    """Clouds (paths, n, d): the tokens moved by ε along random fields of mean square one."""
     moved = []
     for path in range(flags.paths):
         rng = np.random.default_rng([flags.seed, path])
@@ -111,289 +104,139 @@ def perturbed(x: FloatArray, flags: StabilityTokens, eps: float) -> FloatArray:
     return np.array(moved)
 
 
-def cases(flags: StabilityTokens) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Names of all problems, and their places (weights, direction, size)."""
-    for w, s, k in product(range(len(WEIGHTS)), range(len(DIRECTIONS)), range(len(flags.sizes))):
-        yield f"{WEIGHTS[w].split('-')[0]}_{DIRECTIONS[s]}_size{k}", (w, s, k)
-
-
-def main() -> int:
-    flags = study.command_line(StabilityTokens, __doc__)
-    x0 = flags.cloud()
-    n, d = x0.shape
-    flags = replace(  # the summary says what they were; sizes in order, for steps between them
-        flags, n=n, d=d, sizes=tuple(sorted(flags.sizes)), eps=tuple(sorted(flags.eps))
-    )
-    shape = (flags.heads, d, d)
-    z = CounterNormals(flags.seed).draw(shape, path=0, step=0, purpose=INITIAL_HEADS)
-    first = z + z.swapaxes(-1, -2)
-    clouds = {"reference": x0} | {
-        f"eps{e}": perturbed(x0, flags, eps) for e, eps in enumerate(flags.eps)
-    }
-    tasks: dict[str, dict[str, Any]] = {}
-    for name, (w, s, k) in cases(flags):
-        size = flags.sizes[k]
+def tasks(flags: StabilityTokens, x0: FloatArray) -> dict[str, dict[str, Any]]:
+    """All runs: name -> arguments of `wflow.solve`."""
+    d = x0.shape[1]
+    first = study.initial_heads(flags.seed, flags.heads, d)
+    clouds = {"reference": x0}
+    clouds |= {f"eps{e}": perturbed(x0, flags, eps) for e, eps in enumerate(flags.eps)}
+    save = SaveAt(every=10**9, snapshots=flags.snapshots(), paths=range(flags.paths), budget=False)
+    runs = {}
+    for weights, direction, size in product(WEIGHTS, DIRECTIONS, flags.sizes):
         ou = OrnsteinUhlenbeck(size * np.eye(d), rate=1.0, sigma2=size**2 * flags.sigma2)
-        law: HeadLaw = ou if w else Frozen()
+        law: HeadLaw = Frozen() if weights == "frozen" else ou
         for cloud, tokens in clouds.items():
-            tasks[f"{name}_{cloud}"] = {
+            runs[f"{case_name(flags, weights, direction, size)}_{cloud}"] = {
                 "x0": tokens, "law": law, "heads": size * first, "t_final": flags.t_final,
                 "dt": flags.dt, "paths": flags.paths, "seed": flags.seed, "flow": flags.flow,
-                "direction": DIRECTIONS[s], "snapshots": flags.snapshots(), "ledger": False,
-                "snapshot_paths": range(flags.paths), "record_every": 10**9,
+                "direction": direction, "save": save,
             }  # fmt: skip
-    with study.session("stability_tokens", flags) as session:
-        files = session.solve(tasks)
-        pairs = len(tasks) * len(flags.eps) // len(clouds)
-        with session.progress(pairs, "W2") as advance:
-            table = collect(flags, files, advance)
-        session.finish(
-            table=table,
-            text=report(flags, table),
-            findings=findings(table),
-            figures={
-                "growth": growth_figure(flags, table),
-                "rates": rate_figure(flags, table),
-            },
-        )
-    return 0
+    return runs
 
 
-def collect(flags: StabilityTokens, files: dict[str, Path], advance: Any) -> "Dataset":
-    """W2, bound, exponent and rates of every problem, size of perturbation and path."""
-    import xarray
+def case_name(flags: StabilityTokens, weights: str, direction: str, size: float) -> str:
+    return f"{weights.split('-')[0]}_{direction}_size{flags.sizes.index(size)}"
 
-    groups = (len(WEIGHTS), len(DIRECTIONS), len(flags.sizes))
-    shape = (*groups, len(flags.eps), flags.paths, flags.times + 1)
-    numbers: dict[str, Any] = {}
-    growth, largest, holds = np.empty(shape[:3] + shape[4:]), np.empty(shape[:4]), {}
-    fastest = np.empty(shape[:4])
-    constant, rate, ci = np.empty(growth.shape), np.empty(shape[:4]), np.empty((*shape[:4], 2))
-    for cost in COSTS:
-        numbers[cost], holds[cost] = np.empty(shape), np.empty(shape, dtype=bool)
-    time = flags.snapshots()
-    for name, at in cases(flags):
-        for e in range(len(flags.eps)):
-            pair = stability.compare(files[f"{name}_reference"], files[f"{name}_eps{e}"])
-            time = pair["snapshot"].values
-            growth[at], constant[at] = pair["exponent"].values, pair["growth_constant"].values
-            for cost in COSTS:
-                numbers[cost][(*at, e)] = pair[f"w2_{cost}"].values
-                holds[cost][(*at, e)] = pair[f"holds_{cost}"].values
-            fit = stability.growth_rate(time, pair["w2_chordal"].values)
-            largest[(*at, e)], rate[(*at, e)], ci[(*at, e)] = fit.largest, fit.rate, fit.ci
-            logs = np.log(pair["w2_chordal"].values)
-            changes = np.abs(logs[:, 1:] - logs[:, :1]) / time[1:]
-            fastest[(*at, e)] = changes.max()
-            advance(1)
-    group = ("weights", "direction", "size")
-    one, each = (*group, "path", "time"), (*group, "eps", "path", "time")
-    variables: dict[str, Any] = {
-        "growth_constant": (one, constant, {"long_name": "growth constant L of the heads"}),
-        "exponent": (one, growth, {"long_name": "exponent of the bound, integral of L"}),
+
+def collect(flags: StabilityTokens, files: dict[str, Path], session: study.Session) -> "Dataset":
+    """W₂, bound, exponent and rates of every problem, size of perturbation and path."""
+    with wflow.open(next(iter(files.values()))) as run:
+        time = run["snapshot"].values
+
+    def measure(weights: str, direction: str, size: float) -> dict[str, Any]:
+        name = case_name(flags, weights, direction, size)
+        pairs = [
+            stability.compare(files[f"{name}_reference"], files[f"{name}_eps{e}"])
+            for e in range(len(flags.eps))
+        ]
+        logs = np.log([pair["w2_chordal"].values for pair in pairs])  # (eps, path, time)
+        changes = np.abs(logs[..., 1:] - logs[..., :1]) / time[1:]
+        laws = [stability.growth_rate(time, pair["w2_chordal"].values) for pair in pairs]
+        values = {
+            "growth_constant": pairs[-1]["growth_constant"].values,
+            "exponent": pairs[-1]["exponent"].values,
+            "largest_rate": [law.largest for law in laws],
+            "fastest_change": changes.max(axis=(1, 2)),
+            "rate": [law.rate for law in laws],
+            "rate_ci": [law.ci for law in laws],
+        }
+        for key in (f"{kind}_{cost}" for cost in COSTS for kind in ("w2", "holds")):
+            values[key] = [pair[key].values for pair in pairs]
+        return values
+
+    one, each = ("path", "time"), ("eps", "path", "time")
+    texts: dict[str, Any] = {
+        "growth_constant": (one, "growth constant L of the heads"),
+        "exponent": (one, "exponent of the bound, integral of L"),
+        "largest_rate": (("eps",), "largest log(W_2(t) / W_2(0)) / t over times and paths"),
+        "fastest_change": (("eps",), "largest |log(W_2(t) / W_2(0))| / t over times and paths"),
+        "rate": (("eps",), "slope of the mean over paths of log W_2 in time"),
+        "rate_ci": (("eps", "bound"), "bootstrap interval of the rate over paths, 95 %"),
     }
     for cost in COSTS:
-        name = f"{cost} W2 between the cloud and the perturbed one"
-        variables[f"w2_{cost}"] = (each, numbers[cost], {"long_name": name})
-        variables[f"holds_{cost}"] = (each, holds[cost], {"long_name": f"bound holds for {name}"})
-    spread = (*group, "eps")
-    for key, values, text in (
-        ("largest_rate", largest, "largest log(W2(t) / W2(0)) / t over times and paths"),
-        ("fastest_change", fastest, "largest |log(W2(t) / W2(0))| / t over times and paths"),
-        ("rate", rate, "slope of the mean over paths of log W2 in time"),
-    ):
-        variables[key] = (spread, values, {"long_name": text})
-    text = "bootstrap interval of the rate over paths, 95 %"
-    variables["rate_ci"] = ((*spread, "bound"), ci, {"long_name": text})
-    for name, (dims, values, attrs) in variables.items():
-        variables[name] = (dims, values, attrs | {"units": "1"})
-    coords = {
-        "weights": ("weights", list(WEIGHTS), {"long_name": "head law"}),
-        "direction": ("direction", list(DIRECTIONS), {"long_name": "up or down the energy"}),
-        "size": ("size", list(flags.sizes), {"long_name": "factor of all heads"}),
-        "eps": ("eps", list(flags.eps), {"long_name": "size of the perturbation"}),
-        "path": ("path", np.arange(flags.paths), {"long_name": "perturbation"}),
-        "time": ("time", time, {"long_name": "time", "units": "1"}),
-        "bound": ("bound", ["low", "high"], {"long_name": "end of the interval"}),
+        name = f"{cost} W_2 between the cloud and the perturbed one"
+        texts |= {f"w2_{cost}": (each, name), f"holds_{cost}": (each, f"bound holds for {name}")}
+    problems: dict[str, Any] = {
+        "weights": (WEIGHTS, "head law"),
+        "direction": (DIRECTIONS, "up or down the energy"),
+        "size": (flags.sizes, "factor of all heads"),
     }
-    return xarray.Dataset(variables, coords)
+    along: dict[str, Any] = {
+        "eps": (flags.eps, "size of the perturbation"),
+        "path": (np.arange(flags.paths), "perturbation"),
+        "time": (time, "time"),
+        "bound": (["low", "high"], "end of the interval"),
+    }
+    total = len(WEIGHTS) * len(DIRECTIONS) * len(flags.sizes)
+    with session.progress(total, "W₂") as advance:
+        return study.sweep(problems, measure, texts, along, advance)
 
 
-def findings(table: "Dataset") -> list[study.Finding]:
-    """Every prediction, and what came out."""
+def findings(table: "Dataset") -> list[Finding]:
+    """Every prediction with its verdict."""
     rows = []
     for cost, factor in (("chordal", "1"), ("geodesic", "pi/2")):
         holds = table[f"holds_{cost}"].values[..., 1:]
         rows.append(
-            study.Finding(
-                f"W2(t) <= {factor} exp(int L ds) W2(0) at every recorded time, {cost} W2",
+            Finding.decided(
+                f"W₂(t) <= {factor} exp(int L ds) W₂(0) at every recorded time, {cost} W₂",
                 "[MHT] Thm 5.1",
                 f"at {holds.sum()} of {holds.size} recorded times",
-                "held" if holds.all() else "not held",
+                bool(holds.all()),
             )
         )
-    allowed = mean_constant(table)
-    fastest = table["fastest_change"].max("eps").values  # (weights, direction, size)
-    rising = np.diff(fastest, axis=-1) > 0
-    sizes = np.log(table["size"].values)
-    found = [f"{rising.sum()} of {rising.size} steps in size raise it"]
-    for (w, weights), (s, direction) in product(enumerate(WEIGHTS), enumerate(DIRECTIONS)):
-        y = fastest[w, s]
-        slope = np.polyfit(sizes, np.log(y), 1)[0]
-        found.append(f"{weights}, {direction}: {y[0]:.3g} to {y[-1]:.3g}, like size^{slope:.2f}")
-    rows.append(
-        study.Finding(
-            "the exponent is controlled by the size of the weights: the fastest change, "
-            "max |log(W2(t)/W2(0))|/t, grows with it and vanishes with it",
-            "[MHT] Rem. 5.2",
-            "; ".join(found),
-            "held" if rising.all() else "held in part" if rising.mean() > 0.5 else "not held",
-        )
-    )
-    largest = table["largest_rate"].max("eps").values
-    below = largest <= allowed
-    share = largest / allowed
+    fastest = table["fastest_change"].max("eps")
+    rising = np.diff(fastest.values, axis=-1) > 0
+    numbers = [f"{rising.sum()} of {rising.size} steps in size raise it"]
+    for weights, direction in product(WEIGHTS, DIRECTIONS):
+        y = fastest.sel(weights=weights, direction=direction).values
+        slope = fits.line(np.log(table["size"].values), y[:, None], of=np.log).slope
+        numbers.append(f"{weights}, {direction}: {y[0]:.3g} to {y[-1]:.3g}, like size^{slope:.2f}")
+    controlled = Finding.decided(
+        "the exponent is controlled by the size of the weights: the fastest change, "
+        "max |log(W₂(t)/W₂(0))|/t, grows with it and vanishes with it",
+        "[MHT] Rem. 5.2", "; ".join(numbers), rising,
+    )  # fmt: skip
+    share = table["largest_rate"].max("eps").values / mean_constant(table)
     low, high = share[..., 0].max(), share[..., -1].max()
-    rows.append(
-        study.Finding(
-            "the largest growth rate, max log(W2(t)/W2(0))/t, stays below the mean growth constant "
-            "(1/T) int L ds",
-            "[MHT] Thm 5.1, Rem. 5.2",
-            f"in {below.sum()} of {below.size} cases; at most {low:.2g} of it for the smallest "
-            f"weights, {high:.1g} for the largest",
-            "held" if below.all() else "held in part" if below.mean() > 0.5 else "not held",
-        )
+    bounded = Finding.decided(
+        "the largest growth rate, max log(W₂(t)/W₂(0))/t, stays below the mean growth constant "
+        "(1/T) int L ds",
+        "[MHT] Thm 5.1, Rem. 5.2",
+        f"in {(share <= 1).sum()} of {share.size} cases; at most {low:.2g} of it for the smallest "
+        f"weights, {high:.1g} for the largest",
+        share <= 1,
     )
-    return rows
+    return [*rows, controlled, bounded]
 
 
-def mean_constant(table: "Dataset") -> FloatArray:
-    """(1/T) int L ds by the trapezoidal rule, mean over paths: (weights, direction, size)."""
-    L, t = table["growth_constant"].values, table["time"].values
-    mean = (np.diff(t) * (L[..., 1:] + L[..., :-1]) / 2).sum(axis=-1) / (t[-1] - t[0])
-    return np.asarray(mean.mean(axis=-1))
-
-
-def report(flags: StabilityTokens, table: "Dataset") -> str:
-    """The table."""
-    titles = ("heads", "direction", "size", "mean L", "largest rate", "fastest change",
-              "rate (95 % interval)", "max W2(t)/W2(0)", "bound at T", "holds")  # fmt: skip
-    rows: dict[str, list[str]] = {title: [] for title in titles}
-    allowed = mean_constant(table)
-    for (w, weights), (s, direction), (k, size) in product(
-        enumerate(WEIGHTS), enumerate(DIRECTIONS), enumerate(flags.sizes)
-    ):
-        at = table.isel(weights=w, direction=s, size=k)
-        ratio = at["w2_chordal"] / at["w2_chordal"].isel(time=0)
-        log_bound = float(at["exponent"].isel(time=-1).max()) / math.log(10)
-        low, high = at["rate_ci"].isel(eps=0).values
-        holds = np.stack([at[f"holds_{cost}"].values[..., 1:] for cost in COSTS])
-        cells = (
-            weights, direction, f"{size:g}", f"{allowed[w, s, k]:.3g}",
-            f"{float(at['largest_rate'].max()):.3g}", f"{float(at['fastest_change'].max()):.3g}",
-            f"{float(at['rate'].isel(eps=0)):.3g} ({low:.3g} to {high:.3g})",
-            f"{float(ratio.max()):.3f}",
-            f"{10**log_bound:.3g}" if log_bound < 6 else f"10^{log_bound:.0f}",
-            f"{holds.sum()} of {holds.size}",
+def main() -> int:
+    flags = study.command_line(StabilityTokens, __doc__)
+    with study.session("stability_tokens", flags) as session:
+        x0 = flags.cloud()
+        # The summary records them; sizes in order, for steps between them.
+        flags = session.flags = replace(
+            flags, n=x0.shape[0], d=x0.shape[1], sizes=tuple(sorted(flags.sizes)),
+            eps=tuple(sorted(flags.eps)),
         )  # fmt: skip
-        for title, cell in zip(titles, cells, strict=True):
-            rows[title].append(cell)
-    return "\n\n".join(
-        (
-            f"n = {flags.n}, d = {flags.d}, H = {flags.heads}, {flags.flow}, T = "
-            f"{flags.t_final:g}, {flags.paths} perturbations of each size "
-            f"{', '.join(f'{e:g}' for e in flags.eps)}:",
-            study.markdown_table(rows),
-            "Mean L: (1/T) int L ds, mean over paths. Largest rate: max over times, paths and eps "
-            "of log(W2(t)/W2(0))/t, chordal; fastest change: of its size. Rate: slope of the mean "
-            "over paths of log W2, smallest eps. Bound: exp of the exponent. Holds: at "
-            f"{flags.times} times, for each path, eps, and both costs.",
+        table = collect(flags, session.solve(tasks(flags, x0)), session)
+        session.finish(
+            table=table,
+            text=tokens_report(flags, table),
+            findings=findings(table),
+            figures={"growth": growth_figure(flags, table), "rates": rate_figure(flags, table)},
         )
-    )
-
-
-def _colour(k: int, count: int) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.84 * k / max(count - 1, 1))
-
-
-def growth_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
-    """W2(t)/W2(0) of each size of the weights, with the bound."""
-    from wflow._figure import PAGE, grid, spaced, style, time_axis
-
-    time = table["time"].values
-    count = len(flags.sizes)
-    with style():
-        figure, axes = grid(2, 2, PAGE, 4.8, sharex=True, sharey=True)
-        bottom = top = 1.0
-        for (w, weights), (s, direction) in product(enumerate(WEIGHTS), enumerate(DIRECTIONS)):
-            axis = axes[w, s]
-            for k, size in enumerate(flags.sizes):
-                at = table.isel(weights=w, direction=s, size=k)
-                ratio = at["w2_chordal"].values
-                log = np.log(ratio / ratio[..., :1])  # (eps, path, time)
-                log = log.reshape(-1, len(time))
-                middle, low, high = log.mean(axis=0), log.min(axis=0), log.max(axis=0)
-                bottom, top = min(bottom, np.exp(low).min()), max(top, np.exp(high).max())
-                colour = _colour(k, count)
-                axis.plot(time, np.exp(middle), color=colour, marker="osD^v"[k % 5],
-                          markevery=spaced(len(time), 4, k, count), label=f"{size:g}")  # fmt: skip
-                axis.fill_between(time, np.exp(low), np.exp(high), color=colour, alpha=0.15,
-                                  linewidth=0)  # fmt: skip
-                growth = at["exponent"].values.mean(axis=0)
-                axis.plot(time, np.exp(np.minimum(growth, 50)), color=colour, linewidth=0.9,
-                          linestyle=(0, (4, 2)))  # fmt: skip
-            axis.set_yscale("log")
-            axis.set_title(f"{weights} heads, {direction}")
-            if s == 0:
-                axis.set_ylabel(r"$W_2(t)\,/\,W_2(0)$")
-            if w == 1:
-                time_axis(axis)
-        axes[0, 0].set_ylim(bottom / 2, 30 * top)
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, title="size of the weights", ncols=count,
-                      loc="outside lower center")  # fmt: skip
-        figure.suptitle(
-            _facts(flags) + "; band: all perturbations; dashed: bound",
-            fontsize=8.5, x=0.01, ha="left",
-        )  # fmt: skip
-    return figure
-
-
-def rate_figure(flags: StabilityTokens, table: "Dataset") -> "Figure":
-    """Fastest changes of W2 and growth constants against the size of the weights."""
-    from wflow._figure import grid, style
-
-    allowed = mean_constant(table)
-    fastest = table["fastest_change"].max("eps").values
-    with style():
-        figure, axes = grid(1, 1, 5.2, 3.2)
-        axis = axes[0, 0]
-        for (w, weights), (s, direction) in product(enumerate(WEIGHTS), enumerate(DIRECTIONS)):
-            colour = ("#0072B2", "#D55E00")[w]
-            dash: Any = "-" if s == 0 else (0, (1.5, 1))
-            axis.plot(flags.sizes, fastest[w, s], color=colour, marker="o^"[s], linestyle=dash,
-                      label=f"{weights}, {direction}")  # fmt: skip
-            axis.plot(flags.sizes, allowed[w, s], color=colour, linewidth=0.9,
-                      linestyle=(0, (5, 2)) if s == 0 else (0, (5, 1.5, 1, 1.5)),
-                      label=f"mean $L$: {weights}, {direction}")  # fmt: skip
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xticks(flags.sizes, [f"{size:g}" for size in flags.sizes])
-        axis.minorticks_off()
-        axis.set_xlabel("size of the weights")
-        axis.set_ylabel(r"$\max_t\ |\log(W_2(t)/W_2(0))|\,/\,t$,  mean $L$")
-        axis.set_title(_facts(flags))
-        figure.legend(loc="outside lower center", ncols=2, fontsize=7)
-    return figure
-
-
-def _facts(flags: StabilityTokens) -> str:
-    return (
-        f"$n$ = {flags.n}, $d$ = {flags.d}, $H$ = {flags.heads}, {flags.flow}, "
-        f"{flags.paths * len(flags.eps)} perturbations"
-    )
+    return 0
 
 
 if __name__ == "__main__":

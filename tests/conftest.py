@@ -1,13 +1,78 @@
 """Settings shared by the suite."""
 
 import os
+import socket
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import matplotlib
 import pytest
+from hypothesis import settings
+
+from wflow.plots import figure
 
 matplotlib.use("Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# The same examples in every run; HYPOTHESIS_PROFILE=random looks for others.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("random", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+# Glyphs as they are and few pixels: a third of the time of a figure.
+figure.STYLE.update({"pdf.fonttype": 3, "savefig.dpi": 50, "figure.dpi": 50})
+
+# Files that take longest, longest first: begun last, one would keep a single worker busy.
+LONGEST = (
+    "studies/test_studies.py", "studies/test_study_stability.py", "cli/test_cli.py",
+    "distributed/test_distributed.py", "particles/test_adaptive.py", "particles/test_resume.py",
+    "fuzz/test_laws.py", "nets/test_nets_parallel.py", "fuzz/test_damage.py", "fuzz/test_kills.py",
+    "studies/test_study_clustering.py", "studies/test_study_mean_field.py",
+    "studies/test_study_jko.py", "studies/test_study_networks.py", "fuzz/test_calls.py",
+    "kernels/test_fast_sums.py", "analysis/test_verify.py", "analysis/test_stationary.py",
+    "studies/test_study_trained_heads.py", "particles/test_token_noise.py", "plots/test_plots.py",
+)  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="only tests that have many cases, with all of them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what --long or its absence leaves out, and begin with the longest files."""
+    if config.getoption("--long"):
+        kept = [item for item in items if "cases" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+    places = {Path(__file__).parent / file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+@pytest.fixture
+def cases(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """`cases(few, all)`: the number of cases to try, all of them with --long."""
+    long = request.config.getoption("--long")
+    return lambda few, every: every if long else few
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """Address of a port that is taken, and at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a few bytes in the place of each figure: drawing takes most of the time."""
+
+    def draw(drawn: object, kind: str, file: Path) -> None:
+        marks = {"png": b"\x89PNG Software\0wflow", "pdf": b"%PDF /Creator (wflow)"}
+        file.write_bytes(marks[kind])
+
+    monkeypatch.setattr(figure, "draw", draw)
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,19 @@
 """Small run files for the tests of what writes and reads them."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 
-from wflow.runfile import RunLayout, RunWriter, dataset_attrs
-from wflow.schema import VARIABLES
+from wflow.io import disk
+from wflow.io.runfile import RunLayout, RunWriter, dataset_attrs
+from wflow.io.schema import VARIABLES
 
 CONFIG = {"law": {"name": "Frozen", "rate": 1.0}, "heads": 2, "seed": 3}
 ROOT = Path(__file__).parents[1]
@@ -48,6 +52,16 @@ def finished(path: Path, **changes) -> Path:
     writer = RunWriter.create(path, layout, attrs())
     fill(writer, layout)
     return writer.finish()
+
+
+def spoiled(path: Path, folder: Path, act: Callable[[h5py.File], None]) -> Path:
+    """A changed copy of a finished file, of version 1: without the digests that would tell."""
+    copy = Path(shutil.copy(path, folder / "spoiled.h5"))
+    disk.unseal(copy)
+    with h5py.File(copy, "r+") as file:
+        file.attrs.update({"schema": "wflow-run/1", "complete": np.array([1])})
+        act(file)
+    return copy
 
 
 def in_child(code: str, *arguments: str) -> subprocess.CompletedProcess:

@@ -5,10 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
+from wflow.study.frame import Verdict
+
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
+VERDICTS = get_args(Verdict)
+sys.path.insert(0, str(STUDIES))  # as Python does for a script
 
 
 def script(name: str) -> ModuleType:

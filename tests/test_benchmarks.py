@@ -70,7 +70,7 @@ def test_several_paths_hold_the_same_problem():
 
 
 def test_fast_variant_keeps_its_tolerance():
-    pytest.importorskip("wflow._fast")
+    pytest.importorskip("wflow.kernels.harmonic.fast")
     problem = variants.make(400, 3, 3)
     assert variants.gap(variants.wflow_fast(problem)(), variants.wflow_exact(problem)()) < 1e-9
 
@@ -140,9 +140,9 @@ def test_limit_of_a_step_adds_up_its_pairs(monkeypatch):
     at = compare.Shape(80, 2, 3)
     found = compare.Limits([at])
     for both, ns in ((True, 3.0), (False, 2.0)):
-        for abreast in limits.ABREAST:  # the fastest counts
-            key = "limit", limits.Kind(3, both, True, "float64"), abreast
-            found.taken[key] = [ns * 1e-9 * found.PAIRS * abreast / min(limits.ABREAST)] * 2
+        for together in limits.TOGETHER:  # the fastest counts
+            key = "limit", limits.Kind(3, both, True, "float64"), together
+            found.taken[key] = [ns * 1e-9 * found.PAIRS * together / min(limits.TOGETHER)] * 2
     # Of 2 x 80 x 80 ordered pairs those of a block of 8 go one way, the others by twos.
     within = 2 * 80 * 8
     expected = (2 * 80 * 80 - within) / 2 * 3e-9 + within * 2e-9

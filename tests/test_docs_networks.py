@@ -1,4 +1,4 @@
-"""What the README and docs/networks.md show runs, word for word."""
+"""The code in the README and in docs/networks.md runs as it is printed."""
 
 import re
 from pathlib import Path

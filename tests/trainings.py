@@ -13,7 +13,7 @@ import xarray
 from torch import nn
 from torch.nn import functional
 
-from wflow.errors import InputError
+from wflow import InputError
 from wflow.nets import train
 from wflow.nets.continuous import ContinuousTransformer
 
@@ -22,14 +22,14 @@ FILES = (train.CHECKPOINT, train.METRICS, train.METRICS_JSON)
 
 
 class Points:
-    """Points in R^6 and which of their first three coordinates is largest; may do harm once."""
+    """Points in R^6, labelled by the largest of three coordinates; calls `fault` at one step."""
 
-    def __init__(self, batch=8, seed=0, harm=None, at=-1):
-        self.batch, self.seed, self._harm, self._at = batch, seed, harm, at
+    def __init__(self, batch=8, seed=0, fault=None, at=-1):
+        self.batch, self.seed, self._fault, self._at = batch, seed, fault, at
 
     def __call__(self, step):
         if step == self._at:
-            self._harm()
+            self._fault()
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
         x = torch.randn(self.batch, 6, generator=generator)
         return x, x[:, :3].argmax(1)

@@ -7,60 +7,60 @@ Names are loaded when they are first used: `import wflow` compiles and imports n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from wflow._version import __version__ as __version__
 
 _HOMES = {
-    "solve": ("wflow.solver", "solve"),
-    "rerun": ("wflow.solver", "rerun"),
-    "open": ("wflow.runfile", "open_run"),
-    "energy": ("wflow.attention", "energy"),
-    "mobility": ("wflow.attention", "mobility"),
-    "effective_mobility": ("wflow.attention", "effective_mobility"),
-    "velocity": ("wflow.attention", "velocity"),
-    "upper_gradient_sq": ("wflow.attention", "upper_gradient_sq"),
-    "dissipation": ("wflow.attention", "dissipation"),
-    "edi_defect": ("wflow.attention", "edi_defect"),
-    "WflowError": ("wflow.errors", "WflowError"),
-    "InputError": ("wflow.errors", "InputError"),
-    "RunFileError": ("wflow.errors", "RunFileError"),
-    "BlowUpError": ("wflow.errors", "BlowUpError"),
-    "Interrupted": ("wflow.errors", "Interrupted"),
+    "solve": ("wflow.particles.solver", "solve"),
+    "rerun": ("wflow.particles.solver", "rerun"),
+    "SaveAt": ("wflow.particles.options", "SaveAt"),
+    "Compute": ("wflow.particles.options", "Compute"),
+    "Dopri5": ("wflow._core.adaptive", "Dopri5"),
+    "Flow": ("wflow.attention.flows", "Flow"),
+    "Tableau": ("wflow._core.tableaux", "Tableau"),
+    "open": ("wflow.io.runfile", "open_run"),
+    "energy": ("wflow.attention.cloud", "energy"),
+    "mobility": ("wflow.attention.cloud", "mobility"),
+    "effective_mobility": ("wflow.attention.cloud", "effective_mobility"),
+    "velocity": ("wflow.attention.cloud", "velocity"),
+    "upper_gradient_sq": ("wflow.attention.cloud", "upper_gradient_sq"),
+    "dissipation": ("wflow.attention.cloud", "dissipation"),
+    "edi_defect": ("wflow.attention.cloud", "edi_defect"),
+    "WflowError": ("wflow._core.errors", "WflowError"),
+    "InputError": ("wflow._core.errors", "InputError"),
+    "RunFileError": ("wflow._core.errors", "RunFileError"),
+    "BlowUpError": ("wflow._core.errors", "BlowUpError"),
+    "Interrupted": ("wflow._core.errors", "Interrupted"),
 }
-_MODULES = (
-    "cluster",
-    "clusters",
-    "equilibria",
-    "fits",
-    "heads",
-    "jko",
-    "metric",
-    "plots",
-    "sphere",
-    "stability",
-    "stationary",
-    "tokens",
-    "transport",
-)
+_MODULES = {
+    "heads": "wflow.heads",
+    "flows": "wflow.attention.flows",
+    "tokens": "wflow.sphere.tokens",
+    "sphere": "wflow.sphere",
+    "transport": "wflow.transport",
+    "metric": "wflow.transport.metric",
+    "jko": "wflow.transport.jko",
+    "clusters": "wflow.analysis.clusters",
+    "equilibria": "wflow.analysis.equilibria",
+    "stationary": "wflow.analysis.stationary",
+    "stability": "wflow.analysis.stability",
+    "fits": "wflow.analysis.fits",
+    "verify": "wflow.analysis.verify",
+    "distributed": "wflow.distributed",
+    "nets": "wflow.nets",
+    "plots": "wflow.plots",
+    "study": "wflow.study",
+}
 
-__all__ = [*sorted(_HOMES), *_MODULES]
+__all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
 if TYPE_CHECKING:
-    from wflow import (
-        cluster,
-        clusters,
-        equilibria,
-        fits,
-        heads,
-        jko,
-        metric,
-        plots,
-        sphere,
-        stability,
-        stationary,
-        tokens,
-        transport,
-    )
-    from wflow.attention import (
+    from wflow import distributed, heads, nets, plots, sphere, study, transport
+    from wflow._core.adaptive import Dopri5
+    from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
+    from wflow._core.tableaux import Tableau
+    from wflow.analysis import clusters, equilibria, fits, stability, stationary, verify
+    from wflow.attention import flows
+    from wflow.attention.cloud import (
         dissipation,
         edi_defect,
         effective_mobility,
@@ -69,18 +69,22 @@ if TYPE_CHECKING:
         upper_gradient_sq,
         velocity,
     )
-    from wflow.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
-    from wflow.runfile import open_run as open
-    from wflow.solver import rerun, solve
+    from wflow.attention.flows import Flow
+    from wflow.io.runfile import open_run as open
+    from wflow.particles.options import Compute, SaveAt
+    from wflow.particles.solver import rerun, solve
+    from wflow.sphere import tokens
+    from wflow.transport import jko, metric
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"wflow.{name}")
-    if name not in _HOMES:
+        value = importlib.import_module(_MODULES[name])
+    elif name in _HOMES:
+        module, attribute = _HOMES[name]
+        value = getattr(importlib.import_module(module), attribute)
+    else:
         raise AttributeError(f"module 'wflow' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 

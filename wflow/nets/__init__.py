@@ -1,10 +1,15 @@
-"""The network path: continuous-time transformers with optimal-transport regularisation, in torch.
+"""Networks: continuous-time transformers with optimal-transport regularisation, in torch.
 
     vit = nets.ViT(width=64)
     vit.body = nets.ContinuousTransformer(vit.body, t_final=1.0, steps=20)
     logits, cost = vit(images)
     loss = functional.cross_entropy(logits, labels) + lam * cost
 
+`blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `models`
+whole networks, `registry` their configurations; `training`, `data` and `diagnostics` serve them;
+`convex` is a test problem with a known solution, `particles` turns trained heads into a head law.
+Only `study` imports this package.
+Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 
@@ -14,38 +19,45 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "ContinuousTransformer": "continuous",
     "NodeTransformer": "continuous",
-    "Flow": "continuous",
-    "Output": "continuous",
+    "Flow": "blocks",
+    "Output": "blocks",
     "Trajectory": "continuous",
-    "ViT": "vit",
-    "GPT": "gpt",
-    "TextClassifier": "text",
-    "SetTransformer": "set_transformer",
+    "ViT": "models.vit",
+    "GPT": "models.gpt",
+    "TextClassifier": "models.text",
+    "SetTransformer": "models.set_transformer",
+    "build": "registry",
+    "config": "registry",
+    "register": "registry",
 }
-_MODULES = ("convex", "data", "diagnostics", "layers", "particles", "train")
+_MODULES = {
+    "blocks": "blocks",
+    "convex": "convex",
+    "data": "data",
+    "diagnostics": "diagnostics",
+    "particles": "particles",
+    "train": "training.train",
+}
 
 __all__ = [*sorted(_HOMES), *_MODULES]
 
 if TYPE_CHECKING:
-    from wflow.nets import convex, data, diagnostics, layers, particles, train
-    from wflow.nets.continuous import (
-        ContinuousTransformer,
-        Flow,
-        NodeTransformer,
-        Output,
-        Trajectory,
-    )
-    from wflow.nets.gpt import GPT
-    from wflow.nets.set_transformer import SetTransformer
-    from wflow.nets.text import TextClassifier
-    from wflow.nets.vit import ViT
+    from wflow.nets import blocks, convex, data, diagnostics, particles
+    from wflow.nets.blocks import Flow, Output
+    from wflow.nets.continuous import ContinuousTransformer, NodeTransformer, Trajectory
+    from wflow.nets.models.gpt import GPT
+    from wflow.nets.models.set_transformer import SetTransformer
+    from wflow.nets.models.text import TextClassifier
+    from wflow.nets.models.vit import ViT
+    from wflow.nets.registry import build, config, register
+    from wflow.nets.training import train
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'wflow.nets' has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"wflow.nets.{_HOMES.get(name, name)}")
+        module = importlib.import_module(f"wflow.nets.{(_HOMES | _MODULES)[name]}")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -9,16 +9,18 @@ arXiv 2505.13499; [OTT1] its first version, "OT-Transformer".
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from wflow._checks import check_choice, positive, whole
-from wflow.errors import InputError
-from wflow.nets._flow import Flow, Output, as_flow, at_least_single, hidden_states
-from wflow.nets.layers import Stack
+from wflow._core.checks import check_choice, positive, switch, whole
+from wflow._core.errors import InputError
+from wflow._core.tableaux import TABLEAUX
+from wflow.nets.blocks import Flow, Output, Stack, as_flow, at_least_single, hidden_states
+from wflow.nets.checks import autocast, modules, tensor
+from wflow.nets.registry import register
 
 __all__ = [
     "SCHEMES",
@@ -36,7 +38,7 @@ Cost = Literal["mean", "sum"]
 
 
 class Trajectory(NamedTuple):
-    """The way of the hidden states through M steps."""
+    """Trajectory of the hidden states through M steps."""
 
     states: Tensor  # X_0 .. X_M: (M + 1, *shape of X)
     times: Tensor  # (M + 1,), in double precision, on the CPU
@@ -44,23 +46,13 @@ class Trajectory(NamedTuple):
     velocities: Tensor  # f(X_m) at the beginning of each step: (M, *shape of X)
 
 
-class _Tableau(NamedTuple):
-    """Runge-Kutta: k_i = f(x + dt sum_j stages[i-1][j] k_j), x + dt sum_i weights[i] k_i."""
-
-    stages: tuple[tuple[float, ...], ...]
-    weights: tuple[float, ...]
-
-
-SCHEMES = {
-    "euler": _Tableau((), (1.0,)),
-    "heun": _Tableau(((1.0,),), (1 / 2, 1 / 2)),
-    "rk4": _Tableau(((1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
-}
+SCHEMES = {name: TABLEAUX[name] for name in get_args(Scheme)}
 
 
 _Step = tuple[Tensor, list[Tensor]]  # the next state, and the norm of each stage
 
 
+@register
 class ContinuousTransformer(nn.Module):
     """Wrap blocks that map hidden states to hidden states of the same shape, as a velocity.
 
@@ -79,7 +71,7 @@ class ContinuousTransformer(nn.Module):
         `Stack`. A module that answers with a tuple or with `.last_hidden_state` is taken at its
         first tensor, so that encoders of other libraries fit
     t_final : end time T
-    steps : number of steps M; may be set anew at any time, as `t_final` may
+    steps : number of steps M; may be changed at any time, as `t_final` may
     scheme : `euler` (the published one), `heun`, `rk4`
     velocity : `block`, f is what the blocks return, with their own skip connections: the published
         model; `residual`, f(x) = blocks(x) - x: then T = 1 in one Euler step is the discrete
@@ -116,7 +108,8 @@ class ContinuousTransformer(nn.Module):
         self.t_final = t_final
         self.steps = steps
         self.scheme, self.velocity, self.cost = scheme, velocity, cost
-        self.checkpointing, self.batch_dim = checkpointing, batch_dim
+        self.checkpointing = switch(checkpointing, "checkpointing")
+        self.batch_dim = whole(batch_dim, "batch_dim", -64)
 
     @property
     def steps(self) -> int:
@@ -160,25 +153,27 @@ class ContinuousTransformer(nn.Module):
         InputError
             For blocks that change the shape.
         """
-        x, size = _unrounded(x), self._size(x, valid)
+        size = self._size(x, valid)
+        x = _unrounded(x)
         step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
             step = _recomputed(self._step)
         norms = []
         for _ in range(self.steps):
-            x, found = step(x, size, context)
-            norms.append(found)
+            x, stage_norms = step(x, size, context)
+            norms.append(stage_norms)
         return Flow(x, self._costs(norms, size).sum())
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
-        """Take hidden states from 0 to T as `forward` does, and keep the way; same parameters."""
-        x, size = _unrounded(x), self._size(x, valid)
+        """Trajectory of hidden states from 0 to T; parameters as for `forward`."""
+        size = self._size(x, valid)
+        x = _unrounded(x)
         states, norms, velocities = [x], [], []
         for _ in range(self.steps):
             velocities.append(self.velocity_of(x, **context))
-            x, found = self._advance(x, velocities[-1], size, context)
+            x, stage_norms = self._advance(x, velocities[-1], size, context)
             states.append(x)
-            norms.append(found)
+            norms.append(stage_norms)
         times = torch.linspace(0, self.t_final, self.steps + 1, dtype=torch.float64)
         return Trajectory(
             torch.stack(states), times, self._costs(norms, size), torch.stack(velocities)
@@ -186,6 +181,7 @@ class ContinuousTransformer(nn.Module):
 
     def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
         """The velocity f(x) of hidden states, of their shape."""
+        tensor(x, "hidden states", "real")
         image = hidden_states(self.blocks(x, **context))
         if image.shape != x.shape:
             raise InputError(
@@ -209,7 +205,7 @@ class ContinuousTransformer(nn.Module):
         """One step from x, where the velocity is `first`: next state, norm of each stage."""
         tableau, dt = SCHEMES[self.scheme], self.dt
         slopes = [first]
-        for row in tableau.stages:
+        for row in tableau.matrix[1:]:
             slopes.append(self.velocity_of(_combined(x, dt, row, slopes), **context))
         return _combined(x, dt, tableau.weights, slopes), [size.norm(slope) for slope in slopes]
 
@@ -218,13 +214,16 @@ class ContinuousTransformer(nn.Module):
 
         All steps at once: their numbers one by one would take as long as a small block.
         """
-        of_stage = [torch.stack(found).square() for found in zip(*norms, strict=True)]
+        of_stage = [torch.stack(stage_norms).square() for stage_norms in zip(*norms, strict=True)]
         weights = SCHEMES[self.scheme].weights
         pairs = zip(weights, of_stage, strict=True)
         total = torch.stack([weight * squares for weight, squares in pairs]).sum(0)
         return self.dt / 2 * size.scale * total
 
     def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
+        tensor(x, "hidden states", "real")
+        if not x.numel():
+            raise InputError(f"hidden states are of shape {tuple(x.shape)}: expected some")
         if not -x.ndim <= self.batch_dim < x.ndim:
             raise InputError(
                 f"hidden states are of shape {tuple(x.shape)}: expected one with the dimension "
@@ -233,6 +232,7 @@ class ContinuousTransformer(nn.Module):
         samples = x.shape[self.batch_dim]
         if valid is None:
             return _Size(1 / (x.numel() if self.cost == "mean" else samples), None)
+        tensor(valid, "valid", "bool")
         if valid.shape != x.shape[: valid.ndim] or valid.ndim < 2:
             raise InputError(
                 f"valid is of shape {tuple(valid.shape)}: expected {tuple(x.shape[:2])}, the "
@@ -247,12 +247,13 @@ class ContinuousTransformer(nn.Module):
         return _Size(1.0, weight.sqrt().reshape(*valid.shape, *[1] * (x.ndim - valid.ndim)))
 
 
+@register
 class NodeTransformer(nn.Module):
     """One dynamical system per block, in sequence: X_i(0) = X_{i-1}(T), dX_i/dt = f_i(X_i).
 
     [OTT] eq. 13 (there after Baier-Reinio and De Sterck). The cost is the sum over the systems,
     each of which goes from 0 to T in M steps. In the published model the feed-forward layer of a
-    block has no skip connection: `layers.Block(..., skip=False)`.
+    block has no skip connection: `blocks.Block(..., skip=False)`.
 
     Parameters
     ----------
@@ -302,6 +303,7 @@ class NodeTransformer(nn.Module):
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
         """Take hidden states through all systems; parameters and returns of one system."""
+        tensor(x, "hidden states", "real")
         total = x.new_zeros((), dtype=at_least_single(x.dtype))
         for system in self._each_system():
             x, cost = system(x, valid=valid, **context)
@@ -309,7 +311,7 @@ class NodeTransformer(nn.Module):
         return Flow(x, total)
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
-        """The way through all systems; times go on from one to the next, to D T."""
+        """Trajectory through all systems; times continue from one to the next, up to D T."""
         parts: list[Trajectory] = []
         for system in self._each_system():
             part = system.trajectory(x, valid=valid, **context)
@@ -331,7 +333,7 @@ class NodeTransformer(nn.Module):
 
 
 class _Size(NamedTuple):
-    """How the square of a velocity is counted: scale * |root * f|^2."""
+    """Weights of the squared norm of a velocity: scale * |root * f|^2."""
 
     scale: float
     root: Tensor | None  # square roots of weights, to be broadcast against f
@@ -345,7 +347,7 @@ class _Size(NamedTuple):
 
 def _unrounded(x: Tensor) -> Tensor:
     """Hidden states in single precision at least under autocast: sums of steps need the digits."""
-    if torch.is_autocast_enabled(x.device.type):
+    if autocast(x):
         x = x.to(at_least_single(x.dtype))
     return x
 
@@ -377,11 +379,11 @@ def _each(blocks: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
         return list(blocks.layers)
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
         return [blocks]
-    return list(blocks)
+    return modules(blocks)
 
 
 def _one_module(blocks: nn.Module | Iterable[nn.Module]) -> nn.Module:
-    """The blocks as one module that hands its context to each."""
+    """The blocks as one module that passes its context to each."""
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.Sequential | nn.ModuleList):
         return blocks
     parts = _each(blocks)

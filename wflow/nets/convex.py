@@ -1,4 +1,4 @@
-"""A convex test problem of optimal-transport training, solved to rounding.
+"""Convex test problem of optimal-transport training, solved to rounding error.
 
 The velocity is free, one vector per step and sample, and the output layer A is linear:
 
@@ -7,8 +7,8 @@ The velocity is free, one vector per step and sample, and the output layer A is 
 
 with G(X, y) = |A X - y|^2 / 2, or the cross-entropy of softmax(A X). For lambda > 0 the optimum is
 unique, X(T) = X(0) - (T/lambda) grad G(X(T), y), along straight lines at the constant speed
--(1/lambda) grad G(X(T), y): [OTT] F.5. For lambda = 0 it is not unique: [OTT] Theorem 1. So what a
-trained network should show can be measured here on an optimum that is known.
+-(1/lambda) grad G(X(T), y): [OTT] F.5. For lambda = 0 it is not unique: [OTT] Theorem 1. So
+properties of trained networks can be checked here on a known optimum.
 
 X(T) is the proximal point argmin |X - X(0)|^2 / 2 + (T/lambda) G(X, y), and grad G is monotone. So
 |dX(T)| <= |dX(0)| + (T L / lambda) |dy| for every lambda > 0: sharper than [OTT] Theorem 2, and
@@ -18,17 +18,124 @@ without its condition lambda > T L^2.
 arXiv 2505.13499.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wflow._checks import check_choice, number, positive, whole
-from wflow.errors import InputError, WflowError
-from wflow.nets._minimise import by_lbfgs, by_newton
+from wflow._core.checks import check_choice, number, positive, whole
+from wflow._core.errors import InputError, WflowError
+from wflow.nets.checks import tensor
 from wflow.nets.continuous import Trajectory
-from wflow.nets.diagnostics import Stability, check_stability, operator_norm
+from wflow.nets.diagnostics.measures import Stability, check_stability, operator_norm
+
+# Minimisation of smooth convex functions of many samples at once
+# ---------------------------------------------------------------
+
+_STEPS = 200
+_HALVINGS = 40
+_NEAR = 1e-12  # what a step may promise to lower the value by, where only rounding is left to gain
+
+
+def by_newton(
+    value: Callable[[Tensor], Tensor],
+    gradient: Callable[[Tensor], Tensor],
+    hessian: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    singular: bool = False,
+) -> Tensor:
+    """Newton's method with halved steps until no sample's gradient gets smaller any more.
+
+    Parameters
+    ----------
+    value, gradient, hessian : (batch, k) -> (batch,), (batch, k), (batch, k, k); convex in each
+    start : (batch, k)
+    singular : whether the Hessian may have a kernel; steps then have no part in it
+
+    Returns
+    -------
+    (batch, k), where the gradient vanishes to rounding if there is such a point
+    """
+    x = start.clone()
+    slope = gradient(x)
+    best, least = x, _norm(slope)
+    still = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for _ in range(_STEPS):
+        step = _newton_step(hessian(x), slope, singular)
+        now = value(x)
+        near = (slope * step).sum(-1).abs() <= _NEAR * (1 + now.abs())
+        x = x + _damping(value, now, x, step, slope) * step
+        slope = gradient(x)
+        length = _norm(slope)
+        # At rounding the gradient wanders: a sample is done after three steps without gain there.
+        still = torch.where(near & (length >= 0.5 * least), still + 1, 0)
+        best = torch.where((length < least)[:, None], x, best)
+        least = torch.minimum(least, length)
+        if bool((still >= 3).all()):
+            break
+    return best
+
+
+def by_lbfgs(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Minimise by torch's L-BFGS with a strong Wolfe line search, restarted until it stays."""
+    x = start.clone().requires_grad_(True)
+    for _ in range(3):
+        before = x.detach().clone()
+        search = torch.optim.LBFGS(
+            [x],
+            max_iter=500,
+            history_size=50,
+            tolerance_grad=1e-11,
+            tolerance_change=1e-16,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure(search: torch.optim.LBFGS = search) -> Tensor:
+            search.zero_grad()
+            total = objective(x)
+            total.backward()
+            return total
+
+        search.step(closure)  # type: ignore[no-untyped-call]
+        if torch.equal(before, x.detach()):
+            break
+    return x.detach()
+
+
+def _newton_step(hessian: Tensor, slope: Tensor, singular: bool) -> Tensor:
+    if singular:
+        # A regularised step stays in the range of the Hessian, where the gradient lies, and is
+        # as good as Newton's once the gradient is small.
+        diagonal = torch.diagonal(hessian, dim1=1, dim2=2)
+        floor = 1e-9 * diagonal.amax(1).clamp(min=torch.finfo(slope.dtype).tiny)
+        eye = torch.eye(slope.shape[1], dtype=slope.dtype, device=slope.device)
+        hessian = hessian + (_norm(slope) + floor)[:, None, None] * eye
+    return -torch.linalg.solve(hessian, slope[:, :, None])[:, :, 0]
+
+
+def _damping(
+    value: Callable[[Tensor], Tensor], now: Tensor, x: Tensor, step: Tensor, slope: Tensor
+) -> Tensor:
+    """Largest 2^-k per sample that lowers the value `now` at x enough, (batch, 1)."""
+    promised = (slope * step).sum(-1)
+    share = torch.ones_like(now)
+    # What rounding leaves of the value; at the optimum full steps are taken.
+    slack = 16 * torch.finfo(now.dtype).eps * (1 + now.abs())
+    for _ in range(_HALVINGS):
+        tried = value(x + share[:, None] * step)
+        enough = tried <= now + 1e-4 * share * promised + slack
+        if bool(enough.all()):
+            break
+        share = torch.where(enough, share, share / 2)
+    return share[:, None]
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1)
+
 
 Loss = Literal["squared", "cross-entropy"]
 Method = Literal["newton", "lbfgs"]
@@ -63,7 +170,8 @@ class ConvexProblem:
         steps: int = 8,
         lam: float = 1.0,
     ) -> None:
-        if not isinstance(output, Tensor) or output.ndim != 2 or not torch.isfinite(output).all():
+        tensor(output, "output", "number")
+        if output.ndim != 2 or not output.numel() or not torch.isfinite(output).all():
             raise InputError("output must be a finite matrix (outputs, entries of a state)")
         check_choice("loss", loss, ("squared", "cross-entropy"))
         self.output = output.detach().double()
@@ -84,6 +192,10 @@ class ConvexProblem:
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """G(X, y) of every sample: x (..., d), y (..., c) -> (...)."""
+        return self._value(self._states(x), self._targets(x, y))
+
+    def _value(self, x: Tensor, y: Tensor) -> Tensor:
+        """The same of what is checked, which a derivative of it may be taken of."""
         logits = x @ self.output.T  # (..., c)
         if self.loss == "squared":
             return (logits - y).square().sum(-1) / 2
@@ -91,12 +203,18 @@ class ConvexProblem:
 
     def prediction(self, x: Tensor) -> Tensor:
         """Model output of states (..., d): A X, or softmax(A X); (..., c)."""
-        logits = x.double() @ self.output.T
+        return self._prediction(self._states(x))
+
+    def _prediction(self, x: Tensor) -> Tensor:
+        logits = x @ self.output.T
         return logits if self.loss == "squared" else torch.softmax(logits, -1)
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """grad G(X, y) = A^T (prediction - y), (..., d): [OTT] F.1, for y of sum one."""
-        return (self.prediction(x) - y) @ self.output
+        return self._gradient(self._states(x), self._targets(x, y))
+
+    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self._prediction(x) - y) @ self.output
 
     def terminal_state(self, x0: Tensor, y: Tensor) -> Tensor:
         """X(T) of the optimum: the root of X + (T/lambda) grad G(X, y) = X(0), to rounding.
@@ -125,10 +243,10 @@ class ConvexProblem:
         eye = torch.eye(x0.shape[1], dtype=x0.dtype, device=x0.device)
 
         def value(x: Tensor) -> Tensor:
-            return (x - x0).square().sum(-1) / 2 + scale * self.value(x, y)
+            return (x - x0).square().sum(-1) / 2 + scale * self._value(x, y)
 
         def gradient(x: Tensor) -> Tensor:
-            return x - x0 + scale * self.gradient(x, y)
+            return x - x0 + scale * self._gradient(x, y)
 
         def hessian(x: Tensor) -> Tensor:
             return eye + scale * self._curvature(x)
@@ -141,15 +259,18 @@ class ConvexProblem:
         Parameters and errors as for `terminal_state`. Source: [OTT] eq. 56.
         """
         x0, y = self._given(x0, y)
-        velocity = -self.gradient(self.terminal_state(x0, y), y) / self.lam
+        velocity = -self._gradient(self.terminal_state(x0, y), y) / self.lam
         return velocity.expand(self.steps, *x0.shape).clone()
 
     def objective(self, velocities: Tensor, x0: Tensor, y: Tensor) -> Tensor:
         """G(X_M, y) + (lambda dt / 2) sum_m |f_m|^2 of every sample, (batch,)."""
         x0, y = self._given(x0, y)
         velocities = self._fitting(velocities, x0)
+        return self._objective(velocities, x0, y)
+
+    def _objective(self, velocities: Tensor, x0: Tensor, y: Tensor) -> Tensor:
         reached = x0 + self.dt * velocities.sum(0)
-        return self.value(reached, y) + self.lam * self._cost(velocities).sum(0)
+        return self._value(reached, y) + self.lam * self._cost(velocities).sum(0)
 
     def minimise(
         self,
@@ -161,9 +282,9 @@ class ConvexProblem:
     ) -> Tensor:
         """Minimise over the velocities themselves, from any start, by derivatives from torch.
 
-        It knows nothing of `terminal_state`: that both agree is what shows that the optimum is what
-        [OTT] F.5 says. With lambda = 0 it returns the optimum that it comes upon, which depends
-        on the start; cross-entropy then needs targets y > 0, or there is none.
+        It does not use `terminal_state`: their agreement confirms the optimum of [OTT] F.5. With
+        lambda = 0 it returns one of the optima, which depends on the start; cross-entropy then
+        needs targets y > 0, or there is none.
 
         Parameters
         ----------
@@ -187,11 +308,11 @@ class ConvexProblem:
         x0, y = self._given(x0, y)
         begin = self._start(start, x0)
         if method == "lbfgs":
-            found = by_lbfgs(lambda f: self.objective(f, x0, y).sum(), begin)
+            velocities = by_lbfgs(lambda f: self._objective(f, x0, y).sum(), begin)
         else:
-            found = self._by_newton(x0, y, begin)
-        slope = torch.func.grad(lambda f: self.objective(f, x0, y).sum())(found)
-        size = 1 + float(self.gradient(x0, y).abs().max())
+            velocities = self._by_newton(x0, y, begin)
+        slope = torch.func.grad(lambda f: self._objective(f, x0, y).sum())(velocities)
+        size = 1 + float(self._gradient(x0, y).abs().max())
         if not float(slope.abs().max()) <= 1e-6 * size:
             raise WflowError(
                 f"the gradient stays at {float(slope.abs().max()):.3g}: "
@@ -201,11 +322,11 @@ class ConvexProblem:
                     else "take method='newton', or a start nearer to zero"
                 )
             )
-        return found
+        return velocities
 
     def trajectory(self, x0: Tensor, velocities: Tensor) -> Trajectory:
         """The path of given velocities, for `wflow.nets.diagnostics`; costs are sums."""
-        x0 = x0.detach().double()
+        x0 = self._states(x0).detach()
         velocities = self._fitting(velocities, x0)
         moved = torch.cat([torch.zeros_like(x0)[None], self.dt * velocities.cumsum(0)])
         times = self.dt * torch.arange(self.steps + 1, dtype=torch.float64, device=x0.device)
@@ -240,25 +361,25 @@ class ConvexProblem:
             parts = f.reshape(steps, d)
             reached = x + self.dt * parts.sum(0)
             cost = self.dt / 2 * parts.square().sum()
-            return self.value(reached, target) + self.lam * cost
+            return self._value(reached, target) + self.lam * cost
 
         value = torch.func.vmap(one)
         gradient = torch.func.vmap(torch.func.grad(one))
         hessian = torch.func.vmap(torch.func.hessian(one))
-        found = by_newton(
+        optimum = by_newton(
             lambda f: value(f, x0, y),
             lambda f: gradient(f, x0, y),
             lambda f: hessian(f, x0, y),
             begin.transpose(0, 1).reshape(batch, steps * d),
             singular=self.lam == 0,
         )
-        return found.reshape(batch, steps, d).transpose(0, 1).contiguous()
+        return optimum.reshape(batch, steps, d).transpose(0, 1).contiguous()
 
     def _curvature(self, x: Tensor) -> Tensor:
         """Hessian of G: A^T A, or A^T (diag p - p p^T) A; (batch, d, d)."""
         if self.loss == "squared":
             return (self.output.T @ self.output).expand(len(x), -1, -1)
-        p = self.prediction(x)  # (batch, c)
+        p = self._prediction(x)  # (batch, c)
         mean = p @ self.output  # (batch, d)
         weighted = torch.einsum("bc,ci,cj->bij", p, self.output, self.output)
         return weighted - mean[:, :, None] * mean[:, None, :]
@@ -275,6 +396,7 @@ class ConvexProblem:
         return drawn.to(x0.device)
 
     def _fitting(self, velocities: Tensor, x0: Tensor) -> Tensor:
+        tensor(velocities, "velocities", "real")
         if velocities.shape != (self.steps, *x0.shape):
             raise InputError(
                 f"the velocities have shape {tuple(velocities.shape)}: expected "
@@ -282,13 +404,33 @@ class ConvexProblem:
             )
         return velocities.double()
 
+    def _states(self, x: Tensor) -> Tensor:
+        """States (..., d) in double precision."""
+        tensor(x, "the states", "number")
+        d = self.output.shape[1]
+        if not x.ndim or x.shape[-1] != d:
+            raise InputError(f"the states have shape {tuple(x.shape)}: expected (..., {d})")
+        return x.double()
+
+    def _targets(self, x: Tensor, y: Tensor) -> Tensor:
+        """Targets (..., c) of states x (..., d) in double precision."""
+        tensor(y, "y", "number")
+        expected = (*x.shape[:-1], len(self.output))
+        if y.shape != expected:
+            raise InputError(f"y has shape {tuple(y.shape)}: expected {expected}, one per state")
+        return y.double()
+
     def _given(self, x0: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         c, d = self.output.shape
+        tensor(x0, "x0", "number")
+        tensor(y, "y", "number")
         if x0.ndim != 2 or x0.shape[1] != d or y.shape != (len(x0), c):
             raise InputError(
                 f"x0 has shape {tuple(x0.shape)} and y {tuple(y.shape)}: expected (batch, {d}) and "
                 f"(batch, {c})"
             )
+        if not len(x0) or not (x0.isfinite().all() and y.isfinite().all()):
+            raise InputError("x0 and y must hold finite numbers, of one sample at least")
         x0, y = x0.detach().double(), y.detach().double()
         if self.loss == "cross-entropy" and not (
             bool((y >= 0).all()) and torch.allclose(y.sum(-1), y.new_ones(()), atol=1e-12, rtol=0)

@@ -21,28 +21,26 @@ sees what those before it made of the state at once, and not in a step of length
 norms the scores depend on the norms of the tokens themselves, and all of them get one.
 """
 
+import hashlib
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from wflow._checks import positive, whole
-from wflow._sums import evaluate
-from wflow.attention import as_unit_tokens
-from wflow.errors import InputError
-from wflow.heads import QKV
-from wflow.nets._hidden import Clouds, Motion, clouds_of, motion_of, tokens_of
-from wflow.nets._trained_heads import (
-    Array,
-    TrainedHeads,
-    blocks_of,
-    fold_all,
-    order_of,
-    radii_given,
-    rotations,
-    sizes,
-)
+from wflow._core.checks import number, positive, reals, switch, whole
+from wflow._core.errors import InputError
+from wflow.attention.cloud import as_unit_tokens
+from wflow.heads.laws import QKV, Schedule, register
+from wflow.kernels.evaluate import evaluate
+from wflow.nets.blocks import Block, evaluating, wide
+from wflow.nets.checks import listed, module, tensor
+from wflow.nets.continuous import ContinuousTransformer, NodeTransformer
+from wflow.particles.options import SaveAt
+from wflow.sphere.geometry import as_tokens
 
 __all__ = [
     "Clouds",
@@ -61,6 +59,423 @@ __all__ = [
     "tokens_of",
     "velocity",
 ]
+
+# Attention layers as a schedule of general heads
+# -----------------------------------------------
+
+Array = NDArray[np.float64]
+
+
+@register
+class TrainedHeads(Schedule):
+    """Heads of L attention layers, one after the other, each for a time of length `duration`.
+
+    In the k-th interval the score matrices are score_factors[k] D_{h, order[k]} and the value
+    matrices value_factors[k] V_{h, order[k]}. Made by `head_law` and `randomised`.
+
+    Parameters
+    ----------
+    heads : QKV with a leading axis of layers: query and key (L, H, k, d), value (L, H, d, d)
+    order : (K,), which layer acts in each interval
+    duration : length of an interval
+    score_factors, value_factors : (K,)
+    causal : whether a token sees only itself and those before it; for `wflow.solve(causal=)`
+    centred : whether tokens have mean zero over their entries, as a layer norm makes them
+    """
+
+    def __init__(
+        self,
+        heads: QKV,
+        order: Sequence[int],
+        duration: float,
+        score_factors: ArrayLike,
+        value_factors: ArrayLike,
+        *,
+        causal: bool,
+        centred: bool,
+    ) -> None:
+        if not isinstance(heads, QKV):
+            raise InputError(f"heads are {type(heads).__name__}: expected QKV")
+        query = reals(heads.query, "heads.query")
+        if query.ndim != 4:
+            raise InputError(f"heads.query has shape {query.shape}: expected (layers, heads, k, d)")
+        layers = len(query)
+        super().__init__([float(k) for k in range(layers)], heads, "constant")
+        numbers = [whole(k, "a layer in order", 0) for k in listed(order, "order")]
+        if not numbers or max(numbers) >= layers:
+            raise InputError(f"order is {numbers}: expected numbers of layers, 0 to {layers - 1}")
+        self.order = np.asarray(numbers, np.int64)
+        self.duration = positive(duration, "duration")
+        self.times = self.duration * np.arange(len(self.order), dtype=np.float64)
+        self.score_factors = reals(score_factors, "score_factors")
+        self.value_factors = reals(value_factors, "value_factors")
+        for name in ("score_factors", "value_factors"):
+            if getattr(self, name).shape != self.order.shape:
+                raise InputError(f"{name} must be {len(numbers)} numbers, one for each of order")
+        self.causal, self.centred = switch(causal, "causal"), switch(centred, "centred")
+
+    @property
+    def t_final(self) -> float:
+        """End of the last interval."""
+        return self.duration * len(self.order)
+
+    @property
+    def layer_scores(self) -> Array:
+        """D_{h, l} without factors, (L, H, d, d)."""
+        return self._scores
+
+    @property
+    def layer_values(self) -> Array:
+        """V_{h, l} without factors, (L, H, d, d)."""
+        assert self._values is not None
+        return self._values
+
+    def with_heads(self, scores: Array, values: Array) -> "TrainedHeads":
+        """The same schedule with other matrices, (L, H, d, d) both."""
+        scores, values = reals(scores, "scores"), reals(values, "values")
+        if scores.ndim != 4 or scores.shape[2] != scores.shape[3]:
+            raise InputError(f"scores have shape {scores.shape}: expected (layers, heads, d, d)")
+        layers, count, d, _ = scores.shape
+        query = np.broadcast_to(np.eye(d), (layers, count, d, d))
+        return TrainedHeads(
+            QKV(query, scores, values), self.order.tolist(), self.duration, self.score_factors,
+            self.value_factors, causal=self.causal, centred=self.centred,
+        )  # fmt: skip
+
+    def to_config(self) -> dict[str, Any]:
+        # Matrices of a network are too large for the text of a configuration: their digest tells
+        # whether a run that is resumed has the same.
+        digest = hashlib.sha256()
+        for array in (
+            self._scores, self.layer_values, self.order, self.score_factors, self.value_factors
+        ):  # fmt: skip
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return {
+            "shape": list(self._scores.shape),
+            "intervals": len(self.order),
+            "duration": self.duration,
+            "causal": self.causal,
+            "sha256": digest.hexdigest(),
+        }
+
+    def _at(self, table: NDArray[np.float64], t: float) -> NDArray[np.float64]:
+        # A time that rounding left just below a knot belongs to it.
+        nudged = t + 1e-9 * max(1.0, abs(t))
+        interval = int(np.searchsorted(self.times, nudged, side="right")) - 1
+        k = min(max(interval, 0), len(self.order) - 1)
+        factors = self.score_factors if table is self._scores else self.value_factors
+        return np.asarray(factors[k] * table[self.order[k]])
+
+
+class Order(NamedTuple):
+    """Which block acts when, in the time of the network."""
+
+    blocks: tuple[int, ...]  # of each interval
+    duration: float  # of an interval
+    gain: float  # factor of a block's output, so that it adds what it did in the network
+
+
+class Folded(NamedTuple):
+    """One attention layer on the sphere, for an input of norm one to the attention."""
+
+    query: Array  # (H, k, d)
+    key: Array  # (H, k, d), with 1/sqrt(k)
+    value: Array  # (H, d, d): W_out^h W_v^h
+    query_bias: Array  # (H, k)
+    drift: Array  # (d,): what biases add to every token
+    norm: bool
+    eps: float
+
+
+def body_of(network: nn.Module) -> nn.Module:
+    """The part of a network that moves hidden states; a body is returned itself."""
+    return module(getattr(module(network, "network"), "body", network), "the body of the network")
+
+
+def blocks_of(network: nn.Module) -> list[Block]:
+    """The blocks of a network in the order in which they act; one that is used twice comes twice.
+
+    Raises
+    ------
+    InputError
+        For a network with other modules between the blocks, or with none.
+    """
+    blocks: list[Block] = []
+    if not _collect(body_of(network), blocks):
+        raise InputError(
+            f"{type(network).__name__} is not made of blocks of self-attention alone: expected "
+            "wflow.nets.blocks.Block, in a Stack, ContinuousTransformer or NodeTransformer, such "
+            "as the body of ViT, GPT or TextClassifier"
+        )
+    return blocks
+
+
+def _collect(module: nn.Module, blocks: list[Block]) -> bool:
+    """Append the blocks of a module to a list; return whether it has no other layers."""
+    if isinstance(module, Block):
+        blocks.append(module)
+        return True
+    # `children` would leave a block out that is used for the second time.
+    named = module.named_modules(remove_duplicate=False)
+    inside = [part for name, part in named if name and "." not in name]
+    if not inside or list(module.parameters(recurse=False)):
+        return False
+    return all(_collect(part, blocks) for part in inside)
+
+
+def order_of(network: nn.Module) -> Order:
+    """Which block acts when: discrete, [0, D) with D blocks; continuous, M times through them all;
+    N-ODE, block after block."""
+    body, count = body_of(network), len(blocks_of(network))
+    if isinstance(body, ContinuousTransformer):
+        # Each block of f = f_D o .. o f_1 adds to a step of length dt, and has dt/D to do it.
+        return Order(tuple(range(count)) * body.steps, body.dt / count, float(count))
+    if isinstance(body, NodeTransformer):
+        return Order(tuple(range(count)), body.t_final, 1.0)
+    return Order(tuple(range(count)), 1.0, 1.0)
+
+
+def fold(block: Block) -> Folded:
+    """The matrices of an attention layer with the gain of its layer norm in them.
+
+    A layer norm takes x to sqrt(d) g * C x / |C x| + b, C = I - 1 1^T/d (up to its eps): the
+    factor is left to the caller, g and C go into the matrices, b and the biases are kept apart.
+    """
+    attention, norm = block.attention, block.norm_attention
+    d, count, k = attention.width, attention.heads, attention.head_width
+    normed = isinstance(norm, nn.LayerNorm)
+    if not normed and not isinstance(norm, nn.Identity):
+        raise InputError(
+            f"the norm of a block is {type(norm).__name__}: expected LayerNorm, or none"
+        )
+    centre = np.eye(d) - 1 / d if normed else np.eye(d)
+    gain, shift = np.ones(d), np.zeros(d)
+    if isinstance(norm, nn.LayerNorm):
+        gain = gain if norm.weight is None else _numpy(norm.weight)
+        shift = shift if norm.bias is None else _numpy(norm.bias)
+    into = gain[:, None] * centre  # diag(g) C
+    weight = _numpy(attention.qkv.weight).reshape(3, count, k, d)
+    bias = np.zeros((3, count, k))
+    if attention.qkv.bias is not None:
+        bias = _numpy(attention.qkv.bias).reshape(3, count, k)
+    bias = bias + weight @ shift
+    matrix, constant = np.eye(d, count * k), np.zeros(d)
+    if isinstance(attention.out, nn.Linear):
+        matrix = _numpy(attention.out.weight)
+        constant = constant if attention.out.bias is None else _numpy(attention.out.bias)
+    out = matrix.reshape(d, count, k)
+    folded = weight @ into  # (3, H, k, d)
+    # What leaves along (1, .., 1) is seen by no later layer norm: C takes it away.
+    value = np.einsum("ab,bhk,hkc->hac", centre, out, folded[2])
+    drift = centre @ (np.einsum("ahk,hk->a", out, bias[2]) + constant)
+    return Folded(
+        folded[0],
+        folded[1] / math.sqrt(k),
+        value,
+        bias[0],
+        drift,
+        normed,
+        float(norm.eps) if isinstance(norm, nn.LayerNorm) else 0.0,
+    )
+
+
+def fold_all(blocks: Sequence[Block]) -> list[Folded]:
+    """All layers of a network, which must be alike in shape, norm and mask."""
+    folded = [fold(block) for block in blocks]
+    for place, (block, layer) in enumerate(zip(blocks, folded, strict=True)):
+        if layer.norm != folded[0].norm or layer.query.shape != folded[0].query.shape:
+            raise InputError(
+                f"block {place} differs from block 0 in its norm, or in number or width of its "
+                "heads: a schedule of heads needs blocks that are alike"
+            )
+        if block.attention.causal != blocks[0].attention.causal:
+            raise InputError(f"block {place} is causal or block 0 is, and not both")
+    return folded
+
+
+def sizes(layer: Folded, radius: NDArray) -> tuple[Array, Array]:
+    """Norms a of what the attention is given, for tokens of norm r, and a / r for the values.
+
+    With a layer norm a = r / sqrt(r^2 / d + eps), about sqrt(d); without one, a = r.
+    """
+    d = layer.value.shape[-1]
+    size = radius / np.sqrt(radius**2 / d + layer.eps) if layer.norm else radius
+    return size, size / radius
+
+
+def radii_given(radius: ArrayLike, intervals: int) -> Array:
+    """Norms of the tokens in each interval, (intervals,)."""
+    given = reals(radius, "radius")
+    if given.shape not in ((), (intervals,)) or (given <= 0).any():
+        raise InputError(
+            f"radius is of shape {given.shape}: expected one number > 0, or {intervals}, one for "
+            "each interval of the schedule"
+        )
+    return np.array(np.broadcast_to(given, (intervals,)))
+
+
+def rotations(count: int, d: int, centred: bool, seed: int) -> Array:
+    """Random orthogonal matrices (count, d, d), uniform; `centred` ones keep (1, .., 1) fixed."""
+    rng = np.random.Generator(np.random.Philox(whole(seed, "seed", 0)))
+    inner = d - 1 if centred else d
+    q, r = np.linalg.qr(rng.standard_normal((count, inner, inner)))
+    q = q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
+    if not centred:
+        return np.asarray(q)
+    # An orthonormal basis whose first vector is (1, .., 1)/sqrt(d).
+    basis = np.linalg.qr(np.column_stack([np.ones(d), np.eye(d)[:, : d - 1]]))[0]
+    rest = basis[:, 1:]
+    return np.asarray(rest @ q @ rest.T + 1 / d)
+
+
+def _numpy(parameter: Tensor) -> Array:
+    with torch.no_grad():
+        return wide(parameter).cpu().numpy().astype(np.float64)
+
+
+# Hidden states as clouds of tokens on the sphere
+# -----------------------------------------------
+
+
+class Clouds(NamedTuple):
+    """Hidden states of a network on the sphere, as the network itself moves them.
+
+    times : (K + 1,), in the time of `head_law` without t_final
+    tokens : (K + 1, samples, n, d), unit vectors
+    radii : (K + 1,), mean norm of the tokens (of what a layer norm sees of them)
+    """
+
+    times: Array
+    tokens: Array
+    radii: Array
+
+
+class Motion(NamedTuple):
+    """Change of the hidden states by each layer: mean norm over the tokens, (L,) each."""
+
+    attention: Array
+    feed_forward: Array  # 0 for blocks without one
+
+
+def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
+    """Token embeddings of inputs as a cloud on the sphere: the directions u = C x/|C x|.
+
+    C takes the mean over the entries away where the blocks have layer norms, as these do.
+
+    Parameters
+    ----------
+    network : as for `head_law`
+    inputs : what the network is given: images, token ids; for a body alone, hidden states
+        (samples, tokens, width)
+
+    Returns
+    -------
+    (n, d) for one sample, (samples, n, d) for more: as `wflow.solve` takes them
+
+    Raises
+    ------
+    InputError
+        For a token without direction, and for padded samples: cut them to the tokens that are
+        there, and take samples of one length together.
+    """
+    hidden, _ = _hidden_states(network, inputs)
+    tokens = _directions(network, hidden)[0]
+    return tokens[0] if len(tokens) == 1 else tokens
+
+
+def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
+    """The hidden states of a network at the ends of its blocks (discrete) or steps, on the sphere.
+
+    Parameters and errors as for `tokens_of`. Returns Clouds(times, tokens, radii).
+    """
+    hidden, context = _hidden_states(network, inputs)
+    body, order = body_of(network), order_of(network)
+    with evaluating(network), torch.no_grad():
+        if isinstance(body, ContinuousTransformer | NodeTransformer):
+            path = body.trajectory(hidden, **context)
+            states, times = list(path.states), wide(path.times).cpu().numpy()
+        else:
+            states = [hidden]
+            mask = {key: value for key, value in context.items() if key != "valid"}
+            for block in blocks_of(network):
+                states.append(block(states[-1], **mask))
+            times = order.duration * np.arange(len(states))
+    directions = [_directions(network, state) for state in states]
+    return Clouds(
+        np.asarray(times, np.float64),
+        np.stack([tokens for tokens, _ in directions]),
+        np.array([radius for _, radius in directions]),
+    )
+
+
+def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
+    """Changes by attention and by feed-forward layers, which a head law leaves out.
+
+    Parameters and errors as for `tokens_of`. Means over all evaluations of a block.
+    """
+    blocks = blocks_of(network)
+    parts = [(block.attention, block.feed_forward) for block in blocks]
+    seen: dict[int, list[float]] = {}
+
+    def note(module: nn.Module, _: Any, output: Tensor) -> None:
+        seen.setdefault(id(module), []).append(float(wide(output).norm(dim=-1).mean()))
+
+    modules = {id(part): part for pair in parts for part in pair if part is not None}
+    handles = [part.register_forward_hook(note) for part in modules.values()]
+    try:
+        with evaluating(network), torch.no_grad():
+            network(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    table = [[float(np.mean(seen.get(id(part), [0.0]))) for part in pair] for pair in parts]
+    return Motion(*np.array(table).T)
+
+
+def _hidden_states(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """What the body of a network is given: hidden states, and the context beside them."""
+    body = body_of(network)
+    hidden, context = inputs, dict[str, Any]()
+    if body is not network:
+        caught: list[tuple[Tensor, dict[str, Any]]] = []
+
+        def catch(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            caught.append((given[0], dict(named)))
+
+        handle = body.register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            with evaluating(network), torch.no_grad():
+                network(inputs)
+        finally:
+            handle.remove()
+        hidden, context = caught[0]
+    tensor(hidden, "hidden states", "real")
+    if not hidden.numel():
+        raise InputError(f"the inputs are of shape {tuple(hidden.shape)}: expected some")
+    if hidden.ndim != 3:
+        raise InputError(
+            f"the hidden states have shape {tuple(hidden.shape)}: expected (samples, tokens, width)"
+        )
+    for name in ("mask", "valid"):
+        there = context.get(name)
+        if there is not None and not bool(there.all()):
+            raise InputError(
+                "some samples are padded: cut each to the tokens that are there, and take samples "
+                "of one length together"
+            )
+    return hidden, context
+
+
+def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64], float]:
+    """Unit tokens (samples, n, d) of hidden states, and their mean norm."""
+    x = wide(hidden).cpu().numpy().astype(np.float64)
+    if isinstance(blocks_of(network)[0].norm_attention, nn.LayerNorm):
+        x = x - x.mean(axis=-1, keepdims=True)
+    radius = float(np.sqrt(np.einsum("...k,...k->...", x, x)).mean())
+    tokens = as_tokens(x, "hidden states")
+    if tokens.shape[-1] != blocks_of(network)[0].attention.width:
+        raise InputError(f"the hidden states have width {tokens.shape[-1]}, and the blocks another")
+    return tokens, radius
 
 
 class Dropped(NamedTuple):
@@ -117,7 +532,7 @@ def head_law(
 
     Parameters
     ----------
-    network : one with a body of `layers.Block`, or such a body
+    network : one with a body of `blocks.Block`, or such a body
     t_final : T, of one pass; None is the natural one
     radius : norm r of the tokens in the network, one number or one for each interval of a pass; the
         larger, the slower their direction moves (`problem` measures it)
@@ -179,8 +594,8 @@ def problem(
 
     Returns
     -------
-    dict with x0, law, t_final, dt, paths, causal, ledger (False: general heads have no energy),
-    snapshots (at the interval ends) and snapshot_paths (all)
+    dict with x0, law, t_final, dt, paths, causal and save: tokens of all paths at the interval
+    ends, and no energy budget, as general heads have no energy
 
     Raises
     ------
@@ -207,9 +622,11 @@ def problem(
         "dt": law.duration / whole(steps, "steps"),
         "paths": paths,
         "causal": law.causal,
-        "ledger": False,
-        "snapshots": (law.duration * np.arange(len(law.order) + 1)).tolist(),
-        "snapshot_paths": tuple(range(paths)),
+        "save": SaveAt(
+            snapshots=tuple((law.duration * np.arange(len(law.order) + 1)).tolist()),
+            paths=tuple(range(paths)),
+            budget=False,
+        ),
     }
 
 
@@ -218,7 +635,8 @@ def velocity(law: TrainedHeads, x: ArrayLike, t: float = 0.0) -> NDArray[np.floa
 
     Returns (n, d), tangential. Raises InputError for tokens off the sphere or of another d.
     """
-    tokens = as_unit_tokens(x)
+    tokens, t = as_unit_tokens(x), number(t, "t")
+    law = _checked(law)
     scores, values = law._at(law.layer_scores, t), law.values(t)
     if tokens.shape[1] != scores.shape[-1]:
         raise InputError(f"x has d = {tokens.shape[1]}, and the heads have d = {scores.shape[-1]}")
@@ -260,9 +678,9 @@ def dropped(network: nn.Module, *, radius: float = 1.0) -> Dropped:
 
 
 def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
-    """Random heads with the singular values of the given ones: what training chose, taken away.
+    """Random heads with the singular values of the given ones, as a control without training.
 
-    D' = U_1 D U_2^T and V' = U_3 V U_4^T with rotations U drawn uniformly, anew for every head and
+    D' = U_1 D U_2^T and V' = U_3 V U_4^T with rotations U drawn uniformly for every head and
     layer, that keep the mean over the entries where the law does. Ranks and all unitarily
     invariant norms stay; directions, and how D and V belong together, go.
 
@@ -271,7 +689,7 @@ def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
     law : of `head_law`
     seed : of the rotations
     """
-    layers, heads, d, _ = law.layer_scores.shape
+    layers, heads, d, _ = _checked(law).layer_scores.shape
     drawn = rotations(4 * layers * heads, d, law.centred, seed).reshape(4, layers, heads, d, d)
     return law.with_heads(
         drawn[0] @ law.layer_scores @ np.swapaxes(drawn[1], -1, -2),
@@ -284,7 +702,7 @@ def tied(law: TrainedHeads) -> Tied:
 
     Source: [MHT] section 1; docs/mathematics.md section 1. A head of zero gives NaN.
     """
-    D, V = law.layer_scores, law.layer_values
+    D, V = _checked(law).layer_scores, law.layer_values
     transposed = np.swapaxes(D, -1, -2)
     symmetric = (D + transposed) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -292,6 +710,13 @@ def tied(law: TrainedHeads) -> Tied:
         inner = np.einsum("lhab,lhab->lh", V, symmetric)
         alignment = inner / (_frobenius(V) * _frobenius(symmetric))
     return Tied(asymmetry, alignment)
+
+
+def _checked(law: Any) -> TrainedHeads:
+    """A law of `head_law`; InputError for anything else."""
+    if not isinstance(law, TrainedHeads):
+        raise InputError(f"law is {type(law).__name__}: expected what head_law returns")
+    return law
 
 
 def _frobenius(A: Array) -> Array:

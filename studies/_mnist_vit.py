@@ -1,0 +1,276 @@
+"""Networks, trainings and tables of the study `mnist_vit`.
+
+Torch is loaded when something is trained: the flags and their `--help` work without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wflow import nets, study
+from wflow.study import networks
+from wflow.study.networks import Record, Results, Run, Trained
+
+if TYPE_CHECKING:
+    import torch
+
+    Noise = Callable[[torch.Tensor, float, int], torch.Tensor]
+
+# [OTT] Table 7: test accuracy in per cent after the last epoch, and of the best one.
+PUBLISHED = {"baseline": "93.0 ± 0.67", "unregularised": "96.8 ± 0.25", "continuous": "97.1 ± 0.15"}
+PUBLISHED_BEST = {
+    "baseline": "93.0 ± 0.69",
+    "unregularised": "96.8 ± 0.23",
+    "continuous": "97.1 ± 0.16",
+}
+# [OTT1] Table 5 and [OTT] Table 3.
+PUBLISHED_STEPS: dict[str, tuple[float, ...]] = {
+    "unregularised": (18.2, 42.0, 85.1, 96.3, 96.7, 96.8),
+    "continuous": (17.9, 46.8, 87.1, 96.6, 97.0, 97.1),
+}
+PUBLISHED_NOISE: dict[str, dict[str, tuple[float, ...]]] = {
+    "gaussian": {
+        "baseline": (92.97, 92.99, 92.96, 92.76, 91.70, 80.64),
+        "continuous": (97.05, 97.05, 96.99, 96.89, 96.39, 90.10),
+    },
+    "uniform": {
+        "baseline": (92.97, 92.99, 92.98, 92.90, 92.64, 90.02),
+        "continuous": (97.05, 97.03, 97.00, 96.97, 96.79, 95.57),
+    },
+}
+LEVELS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # of noise
+INFERENCE = (1, 2, 4, 8, 16, 20)
+EVALUATION = 1000  # images at a time
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings of a preset, which flags may change."""
+
+    dataset: str = "mnist"
+    digits: int | None = None  # the first so many of the training digits; None: all
+    seeds: int = 5
+    epochs: int = 45
+    batch: int = 100
+    patch: int = 7
+    width_baseline: int = 128
+    width: int = 64
+    steps: int = 20
+    lam: float = 0.01
+
+
+def network(name: str, setup: Setup, images: nets.data.Images, cost: str, seed: int) -> nets.ViT:
+    """A model with weights drawn from its seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    size = images.train_images.shape[1:]
+    baseline = name == "baseline"
+    model = nets.ViT(
+        image=(1, *size),
+        patch=setup.patch,
+        classes=10,
+        width=setup.width_baseline if baseline else setup.width,
+    )
+    if not baseline:
+        model.body = nets.ContinuousTransformer(model.body, steps=setup.steps, cost=cost)  # type: ignore[arg-type]
+    return model
+
+
+def plan(name: str, setup: Setup, images: nets.data.Images, flags: Any, seed: int) -> Run:
+    """The training run of one model with one seed."""
+    import torch
+
+    batches = nets.data.ImageBatches(
+        images.train_images,
+        images.train_labels,
+        batch=setup.batch,
+        seed=seed,
+        mean=images.mean,
+        std=images.std,
+    )
+    epoch = batches.per_epoch
+    boundaries = tuple(epoch * round(setup.epochs * k / 45) for k in (35, 41))
+    config = nets.train.TrainConfig(
+        steps=setup.epochs * epoch,
+        batch=setup.batch,
+        schedule=nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries),
+        evaluate_every=epoch,
+        checkpoint_every=5 * epoch,
+        seed=seed,
+        device=flags.device,
+        precision=flags.precision,
+        compile=flags.compile,
+    )
+    lam = setup.lam if name == "continuous" else 0.0
+    device = nets.train.device(flags.device)
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        return accuracy_and_loss(model, normalised(images), images.test_labels, device)
+
+    return Run(
+        network(name, setup, images, flags.cost, seed),
+        nets.train.objective(torch.nn.functional.cross_entropy, lam),
+        batches,
+        config,
+        evaluate,
+    )
+
+
+def normalised(images: nets.data.Images, pixels: torch.Tensor | None = None) -> torch.Tensor:
+    """Inputs of the network (n, 1, height, width): the test images, or `pixels` in [0, 1]."""
+    values = nets.data.unit(images.test_images) if pixels is None else pixels
+    return ((values - images.mean) / images.std).unsqueeze(1)
+
+
+def accuracy_and_loss(
+    model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor, device: torch.device
+) -> dict[str, float]:
+    """Share of right answers and mean cross-entropy."""
+    import torch
+
+    batches = zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
+    right, loss = 0, 0.0
+    for logits, targets in networks.outputs(model, batches, device):
+        right += int((logits.argmax(1) == targets).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum"))
+    return {"accuracy": right / len(labels), "test_loss": loss / len(labels)}
+
+
+def examine(training: Trained, flags: Any, images: nets.data.Images, seed: int) -> Record:
+    """All quantities of a trained network, in single precision."""
+    import torch
+
+    model, device = training.model, training.device
+    record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)
+    record |= dict.fromkeys(("straightness", "speed_variation", "transport"), np.nan)
+    record |= {key: [np.nan] * len(LEVELS) for key in ("gaussian", "uniform")}
+    record |= {
+        "steps": [np.nan] * len(INFERENCE),
+        "seconds": float(training.history["seconds"].sum()),
+    }
+    if training.diverged:
+        return record
+    clean = normalised(images)
+
+    def accuracy(inputs: torch.Tensor) -> float:
+        return accuracy_and_loss(model, inputs, images.test_labels, device)["accuracy"]
+
+    final = accuracy(clean)  # also without noise, and with the steps of the training
+
+    def noisy(noise: Noise, level: float) -> float:
+        if level == 0:
+            return final
+        if flags.noise_on == "inputs":
+            return accuracy(noise(clean, level, seed))
+        return accuracy(normalised(images, noise(nets.data.unit(images.test_images), level, seed)))
+
+    record |= {
+        "final": final,
+        "best": float(training.history["accuracy"].max()),
+        "gaussian": [noisy(nets.data.gaussian_noise, level) for level in LEVELS],
+        "uniform": [noisy(nets.data.uniform_noise, level) for level in LEVELS],
+        "output_norm": float(nets.diagnostics.operator_norm(model.head.linear.weight)),  # type: ignore
+    }
+    body = model.body
+    if isinstance(body, nets.ContinuousTransformer):
+        trained_with = body.steps
+        for place, steps in enumerate(INFERENCE):
+            body.steps = steps
+            record["steps"][place] = final if steps == trained_with else accuracy(clean)
+        body.steps = trained_with
+        with torch.no_grad():
+            hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]
+            trajectory = body.trajectory(hidden)
+        record["straightness"] = float(nets.diagnostics.straightness(trajectory).mean())
+        record["speed_variation"] = float(nets.diagnostics.speed_variation(trajectory).mean())
+        record["transport"] = float(trajectory.costs.sum())
+    return record
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def load(setup: Setup, flags: Any) -> nets.data.Images:
+    """The digits; the published set-up requires all of them."""
+    images = (
+        nets.data.digits()
+        if setup.dataset == "digits"
+        else nets.data.mnist(folder=flags.data, full=flags.preset == "paper")
+    )
+    if setup.digits is None or setup.digits >= len(images.train_images):
+        return images
+    return replace(
+        images,
+        train_images=images.train_images[: setup.digits],
+        train_labels=images.train_labels[: setup.digits],
+        source=f"the first {setup.digits:,} of {images.source}",
+    )
+
+
+def report(flags: Any, setup: Setup, images: nets.data.Images, results: Results) -> str:
+    """The tables, beside the published ones."""
+    names = list(results.records)
+    beside = setup.dataset == "mnist"  # other digits have no published values
+    sizes = [
+        str(sum(p.numel() for p in network(name, setup, images, flags.cost, 0).parameters()))
+        for name in names
+    ]
+
+    def column(key: str, style: str) -> list[str]:
+        return networks.column(results, key, lambda value: f"{value:{style}}")
+
+    main_table = {
+        "model": names,
+        "parameters": sizes,
+        "test accuracy (%)": networks.column(results, "final", percent),
+        "published (%)": [PUBLISHED[name] for name in names],
+        "difference": networks.differences(
+            results, "final", {k: float(v.split()[0]) for k, v in PUBLISHED.items()}, "+.1f", 100
+        ),
+        "best epoch (%)": networks.column(results, "best", percent),
+        "published best (%)": [PUBLISHED_BEST[name] for name in names],
+        "arc over chord": column("straightness", ".3f"),
+        "speed variation": column("speed_variation", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "norm of the output layer": column("output_norm", ".2f"),
+        "training (s)": column("seconds", ".0f"),
+    }
+    parts = [
+        networks.caption(flags, setup.seeds, results, images.source)
+        + f" {setup.epochs} epochs, batch {setup.batch}; T = 1, {setup.steps} Euler steps, lam = "
+        f"{setup.lam:g} times the {flags.cost} of the squared velocity over 2; noise on "
+        f"{flags.noise_on}. Hidden states are those of the first {EVALUATION} test images. With "
+        "one block the N-ODE transformer is the same system as the continuous one."
+    ]
+    if beside:
+        parts[0] += (
+            " Published: 60,000 training digits (50,000 by section 5.2 of [OTT]), 45 epochs, 5 "
+            "seeds."
+        )
+    else:
+        main_table = networks.unpublished(main_table)
+    parts.append(study.markdown_table(main_table))
+    continuous = {name: runs for name, runs in results.records.items() if name != "baseline"}
+    tables: list[tuple[str, str, Any, dict[str, tuple[float, ...]]]] = [
+        (f"{noise} noise", noise, LEVELS, PUBLISHED_NOISE[noise])
+        for noise in ("gaussian", "uniform")
+    ]
+    if continuous:
+        parts.append("Trained with one number of steps, asked with another; then under noise:")
+        tables.insert(0, ("steps at inference", "steps", INFERENCE, PUBLISHED_STEPS))
+    for title, key, settings, published in tables:
+        shown = Results(continuous, {}) if key == "steps" else results
+        table = {title: [f"{value:g}" for value in settings]}
+        by_setting = [networks.column(shown, key, percent, k) for k in range(len(settings))]
+        for place, name in enumerate(shown.records):
+            table[f"{name} (%)"] = [cells[place] for cells in by_setting]
+            if beside and name in published:
+                table[f"published, {name}"] = [f"{value}" for value in published[name]]
+        parts.append(study.markdown_table(table))
+    return "\n\n".join(parts)

@@ -1,0 +1,297 @@
+"""Networks, trainings and tables of the study `shakespeare_gpt`.
+
+Torch is loaded when something is trained: the flags and their `--help` work without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from wflow import nets, study
+from wflow.study import networks
+from wflow.study.networks import Record, Results, Run, Trained
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+REPLACED = (0.0, 0.005, 0.01, 0.05, 0.1)
+LAMS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+STEPS = (1, 5, 10, 15, 20)
+EVALUATION = 64  # windows at a time
+SAMPLE = 500  # characters
+WINDOWS = 8  # of the test text, whose hidden states are followed
+# [OTT] Tables 10, 5 and 3: test loss and perplexity.
+PUBLISHED = {"baseline": "2.68 ± 0.006", "continuous": "1.44 ± 0.005"}
+PUBLISHED |= dict(
+    zip((f"lam={v:g}" for v in LAMS), ("2.68", "2.29", "2.05", "1.52", "1.44", "1.48"), strict=True)
+)
+PUBLISHED |= dict(
+    zip((f"steps={v}" for v in STEPS), ("1.46", "1.43", "1.44", "1.46", "1.49"), strict=True)
+)
+PUBLISHED_BEST = {"baseline": "1.47 ± 0.005", "continuous": "1.44 ± 0.004"}
+PUBLISHED_PERPLEXITY = {"baseline": "17.26", "continuous": "4.40"}
+PUBLISHED_REPLACED = {
+    "baseline": (2.68, 2.78, 2.88, 3.65, 4.60),
+    "continuous": (1.44, 1.49, 1.55, 1.95, 2.42),
+}
+
+
+class Size(NamedTuple):
+    """Blocks, heads and width of a network."""
+
+    depth: int
+    heads: int
+    width: int
+
+
+PAPER_BASELINE, PAPER_CONTINUOUS = Size(6, 6, 384), Size(5, 5, 320)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings of a preset, which flags may change."""
+
+    text: str = "characters"
+    seeds: int = 3
+    iterations: int = 5000
+    batch: int = 64
+    accumulate: int = 4
+    context: int = 256
+    baseline: Size = PAPER_BASELINE
+    continuous: Size = PAPER_CONTINUOUS
+    steps: int = 10
+    lam: float = 1.0
+    dropout: float = 0.2
+    rate: float = 1e-3
+    evaluate_every: int = 250
+    share: float = 1.0
+
+
+class Model(NamedTuple):
+    """One model of the comparison."""
+
+    name: str
+    kind: Literal["baseline", "continuous", "node"]
+    lam: float
+    steps: int
+
+
+def network(model: Model, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
+    """A network with weights drawn from its seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    size = setup.baseline if model.kind == "baseline" else setup.continuous
+    net = nets.GPT(
+        vocabulary=vocabulary,
+        context=setup.context,
+        depth=size.depth,
+        heads=size.heads,
+        width=size.width,
+        dropout=setup.dropout,
+        norm=model.kind == "baseline",  # the published continuous models have no layer norms
+        skip=model.kind != "node",  # [OTT] after eq. 13
+    )
+    if model.kind == "continuous":
+        net.body = nets.ContinuousTransformer(net.body, steps=model.steps)
+    elif model.kind == "node":
+        net.body = nets.NodeTransformer(net.body, steps=model.steps)
+    return net
+
+
+def plan(model: Model, setup: Setup, text: nets.data.Text, flags: Any, seed: int) -> Run:
+    """The training run of one model with one seed."""
+    rows = setup.batch * setup.accumulate
+    config = nets.train.TrainConfig(
+        steps=setup.iterations,
+        batch=rows,
+        accumulate=setup.accumulate,
+        schedule=nets.train.Cosine(
+            rate=setup.rate,
+            least=setup.rate / 10,
+            warm_up=min(100, setup.iterations // 2),
+            steps=setup.iterations,
+        ),
+        optimizer="adamw",
+        betas=(0.9, 0.99),
+        weight_decay=0.1,
+        clip=1.0,
+        evaluate_every=setup.evaluate_every,
+        checkpoint_every=setup.evaluate_every,
+        seed=seed,
+        device=flags.device,
+        precision=flags.precision,
+        compile=flags.compile,
+    )
+    part = text.train[: max(setup.context + 1, int(setup.share * len(text.train)))]
+    batches = nets.data.CropBatches(
+        part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
+    )
+    device = nets.train.device(flags.device)
+
+    def evaluate(net: torch.nn.Module) -> dict[str, float]:
+        return {"test_loss": loss_on(net, text.test, setup.context, device)}
+
+    return Run(
+        network(model, setup, text.vocabulary, seed),
+        nets.train.objective(
+            nets.train.cross_entropy, 2 * model.lam
+        ),  # the published cost has no 1/2
+        batches,
+        config,
+        evaluate,
+    )
+
+
+def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.device) -> float:
+    """Mean loss per token over all of a text, in windows that do not overlap."""
+    total, count = 0.0, 0
+    windows = nets.data.windows(tokens, context=context, batch=EVALUATION)
+    for logits, targets in networks.outputs(net, windows, device):
+        total += float(nets.train.cross_entropy(logits.float(), targets)) * targets.numel()
+        count += targets.numel()
+    return total / count
+
+
+def examine(training: Trained, setup: Setup, text: nets.data.Text, seed: int) -> Record:
+    """All quantities of a trained network, in single precision."""
+    import torch
+
+    net, device = training.model, training.device
+    record: Record = dict.fromkeys(("final", "best", "straightness", "transport"), math.nan)
+    record |= {
+        "training": float(training.history["data"].values[-50:].mean()),
+        "replaced": [math.nan] * len(REPLACED),
+        "milliseconds": 1e3 * float(np.median(training.history["seconds"].values)),
+        "seconds": float(training.history["seconds"].sum()),
+        "sample": "",
+    }
+    if training.diverged:
+        return record
+    assert isinstance(net, nets.GPT)
+
+    def loss_with(rate: float) -> float:
+        tokens = nets.data.replace_tokens(text.test, rate, text.vocabulary, seed)
+        return loss_on(net, tokens, setup.context, device)
+
+    losses = [loss_with(rate) for rate in REPLACED]
+    best = float(np.nanmin(training.history["test_loss"].values))
+    record |= {"final": losses[0], "best": min(best, losses[0]), "replaced": losses}
+    record["sample"] = sample(net, text, device, seed)
+    if isinstance(net.body, nets.ContinuousTransformer | nets.NodeTransformer):
+        inputs, _ = next(iter(nets.data.windows(text.test, context=setup.context, batch=WINDOWS)))
+        with torch.no_grad():
+            trajectory = net.body.trajectory(net.embed(inputs.to(device)))
+        record["straightness"] = float(nets.diagnostics.straightness(trajectory).mean())
+        record["transport"] = float(trajectory.costs.sum())
+    return record
+
+
+def sample(net: nets.GPT, text: nets.data.Text, device: torch.device, seed: int) -> str:
+    """Text that the network generates after a line break."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+    start = text.encode("\n")[None].to(device)
+    return text.decode(net.generate(start, SAMPLE, generator=generator)[0])
+
+
+def report(
+    flags: Any,
+    setup: Setup,
+    text: nets.data.Text,
+    listed: Mapping[str, Model],
+    results: Results,
+) -> str:
+    """The tables, beside the published ones."""
+    names = list(results.records)
+    beside = setup.text == "characters"  # another text has no published values
+
+    def column(key: str, style: str) -> list[str]:
+        return networks.column(results, key, lambda value: f"{value:{style}}")
+
+    sizes = [network(listed[name], setup, text.vocabulary, 0).count() for name in names]
+    published = {name: float(value.split()[0]) for name, value in PUBLISHED.items()}
+    final = {
+        name: np.array([record["final"] for record in results.records[name]]) for name in names
+    }
+    main_table = {
+        "model": names,
+        "parameters": [f"{size / 1e6:.3g}M" for size in sizes],
+        "final test loss": column("final", ".3f"),
+        "published final": [PUBLISHED.get(name, "–") for name in names],
+        "difference": networks.differences(results, "final", published, "+.2f"),
+        "best": column("best", ".3f"),
+        "published best": [PUBLISHED_BEST.get(name, "–") for name in names],
+        "perplexity": [
+            networks.mean_and_spread(np.exp(final[name]).tolist(), lambda value: f"{value:.2f}")
+            for name in names
+        ],
+        "published perplexity": [PUBLISHED_PERPLEXITY.get(name, "–") for name in names],
+        "training loss": column("training", ".3f"),
+        "arc over chord": column("straightness", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "ms per iteration": column("milliseconds", ".0f"),
+    }
+    if "; " not in results.devices and "baseline" in names:  # times of one machine
+        times = {
+            name: np.mean([r["milliseconds"] for r in results.records[name]]) for name in names
+        }
+        main_table["times baseline"] = [f"{times[name] / times['baseline']:.2f}" for name in names]
+    by_rate: dict[str, list[str]] = {"replaced": [f"{rate:g}" for rate in REPLACED]}
+    cells = [
+        networks.column(results, "replaced", lambda value: f"{value:.3f}", k)
+        for k in range(len(REPLACED))
+    ]
+    for place, name in enumerate(names):
+        by_rate[name] = [row[place] for row in cells]
+        if beside and name in PUBLISHED_REPLACED:
+            by_rate[f"published, {name}"] = [f"{value:.2f}" for value in PUBLISHED_REPLACED[name]]
+    used = "" if setup.share == 1 else f", the first {100 * setup.share:g} % of the training part"
+    lead = (
+        f"{networks.caption(flags, setup.seeds, results, text.source + used)} "
+        f"{setup.iterations} iterations of {setup.batch} x {setup.accumulate} crops of "
+        f"{setup.context} characters; blocks x heads x width: baseline {shown(setup.baseline)}, "
+        f"continuous models {shown(setup.continuous)} without layer norms, T = 1, {setup.steps} "
+        f"Euler steps, lam = {setup.lam:g} (of the cost without the 1/2; the column has it), "
+        f"dropout {setup.dropout:g}, learning rate {setup.rate:g} to a tenth of it. Hidden states "
+        f"are those of {WINDOWS} windows of the test text."
+    )
+    if beside:
+        lead += (
+            " Published: 6 x 6 x 384 and 5 x 5 x 320, 10 steps, 5,000 iterations of 64 x 4 crops "
+            "of 256, learning rate 0.001, 3 seeds; an iteration of the continuous model took 2.7 "
+            "times that of the baseline (A100). Table 11 of [OTT] has perplexities 14.59 and 4.22, "
+            "the exponentials of its losses."
+        )
+    else:
+        main_table = networks.unpublished(main_table)
+    if {"baseline", "continuous"} <= set(names) and not overfits(results):
+        lead += (
+            " The baseline does not overfit here: its test loss is lowest at the end. The "
+            "published gain is one of avoided overfitting, which this set-up cannot show."
+        )
+    return "\n\n".join(
+        (
+            lead,
+            study.markdown_table(main_table),
+            "Test loss with characters of the test text replaced at random, inputs and targets:",
+            study.markdown_table(by_rate),
+        )
+    )
+
+
+def shown(size: Size) -> str:
+    return f"{size.depth} x {size.heads} x {size.width}"
+
+
+def overfits(results: Results) -> bool:
+    """Whether the test loss of the baseline rises again after its best value."""
+    rises = [record["final"] - record["best"] for record in results.records["baseline"]]
+    return bool(np.mean(rises) > 0.02)

@@ -1,0 +1,363 @@
+"""Strict checks of numbers, switches, arrays and paths, in every function that takes them."""
+
+import json
+import os
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import wflow
+from wflow import (
+    InputError,
+    clusters,
+    equilibria,
+    fits,
+    jko,
+    metric,
+    sphere,
+    stationary,
+    tokens,
+    transport,
+)
+from wflow._core import checks, memory
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
+
+X = tokens.uniform(6, 3, seed=0)
+D = np.diag([1.0, 0.5, -0.5])[None]
+LAW = OrnsteinUhlenbeck(np.eye(3), sigma2=0.0)
+RUN = {"heads": 2, "t_final": 0.2, "dt": 0.1}
+
+
+@pytest.mark.parametrize("flag", ["no", "False", 0, 1, 1.0, [True]])
+@pytest.mark.parametrize("name", ["causal", "progress", "save.budget", "save.heads"])
+def test_a_flag_is_true_or_false_and_nothing_else(name, flag, tmp_path):
+    group, _, key = name.rpartition(".")
+    option = {"save": wflow.SaveAt(**{key: flag})} if group else {name: flag}
+    with pytest.raises(InputError, match=f"{name} is .*expected True or False"):
+        wflow.solve(X, LAW, **RUN, out=tmp_path / "run.h5", **option)
+
+
+def test_swapped_arguments_of_solve_are_named_in_one_line():
+    with pytest.raises(InputError, match=r"an array of shape \(6, 3\).*swapped: give") as error:
+        wflow.solve(LAW, X, **RUN)
+    assert len(str(error.value)) < 200 and "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"this is the class: make a law of it, Frozen\(...\)"):
+        wflow.solve(X, Frozen, **RUN)
+
+
+@pytest.mark.parametrize(
+    ("t_final", "dt", "proposed"),
+    [(20, 0.3, "0.25"), (20, 0.007, "0.005"), (1, 2, "1"), (0.1, 0.03, "0.025"), (7, 0.3, "0.25")],
+)
+def test_a_step_that_does_not_divide_the_time_gets_a_round_one_proposed(t_final, dt, proposed):
+    with pytest.raises(InputError, match=f"example dt = {proposed}$") as error:
+        wflow.solve(X, LAW, heads=2, t_final=t_final, dt=dt)
+    wflow.solve(X, LAW, heads=2, t_final=t_final, dt=float(str(error.value).split()[-1]))
+
+
+def test_flags_of_laws_are_checked_as_well():
+    with pytest.raises(InputError, match="exact is 'no'"):
+        OrnsteinUhlenbeck(np.eye(3), exact="no")
+    with pytest.raises(InputError, match="symmetric is 1"):
+        HeadLaw(symmetric=1)
+
+
+@pytest.mark.parametrize(
+    ("strange", "message"),
+    [
+        (np.ma.array(X, mask=X > 0.5), "masked entries"),
+        ([np.ma.array(row, mask=True) for row in X], "masked entries"),
+        (X.astype(str), "text"),
+        ((X * 9).astype("M8[s]"), "dates"),
+        ((X * 9).astype("m8[s]"), "time spans"),
+        (X > 0, "booleans"),
+        (X.astype(complex), "complex"),
+        ((X > 0).astype(object), "objects"),
+        (X.astype(str).astype(object), "objects"),
+        (X.astype(complex).astype(object), "objects"),
+        (np.where(X > 0.5, None, X), "objects"),
+        (pd.DataFrame(X).mask(X > 0.5).convert_dtypes(), "objects"),
+        ((X * 9).astype("m8[s]").astype(object), "objects"),
+        ([[1.0, 2.0], [1.0]], "inhomogeneous"),
+        (np.broadcast_to(0.5, (2**45, 3)), "memory"),
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        sphere.as_tokens,
+        lambda x: wflow.energy(x, D),
+        lambda x: wflow.velocity(X, x),
+        clusters.order_parameter,
+        lambda x: transport.w2(X, x),
+        lambda x: metric.metric_derivative(X, x),
+        fits.mean_and_error,
+        lambda x: tokens.pca(x, 2),
+    ],
+)
+def test_arrays_hold_real_numbers(call, strange, message):
+    with pytest.raises(InputError, match=message):
+        call(strange)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x.astype(object),
+        lambda x: pd.DataFrame(x).convert_dtypes(),
+        lambda x: [[np.float64(entry) for entry in row] for row in x],
+        lambda x: [[Decimal(entry) for entry in row] for row in x.tolist()],
+        lambda x: [[Fraction(entry) for entry in row] for row in x.tolist()],
+    ],
+)
+def test_numbers_that_are_objects_are_the_same_numbers(form):
+    assert np.array_equal(checks.reals(form(X), "x"), X)
+    assert wflow.energy(form(X), D) == wflow.energy(X, D)
+
+
+def test_whole_numbers_among_objects_are_numbers_as_well():
+    given = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.0]}).convert_dtypes()
+    assert np.array_equal(checks.reals(given, "x"), [[1.0, 0.5], [2.0, 1.0]])
+    assert checks.reals([2**70, 1], "x")[0] == 2.0**70
+    with pytest.raises(InputError, match="x must be"):
+        checks.reals([10**400, 1], "x")
+
+
+def test_numpy_scalars_become_python_numbers_before_the_work():
+    options = {"seed": np.int64(3), "path": np.uint8(1), "segments": np.int32(1)}
+    options |= {"tolerance": np.float64(1e-6), "t_final": np.float64(0.2), "tau": np.float64(0.1)}
+    found = jko.minimizing_movements(X, LAW, heads=2, **options)
+    plain = {name: value.item() for name, value in options.items()}
+    expected = jko.minimizing_movements(X, LAW, heads=2, **plain)
+    assert found.attrs["config"] == expected.attrs["config"]
+    assert json.loads(found.attrs["config"])["seed"] == 3
+    assert found.identical(expected)
+
+
+def test_a_configuration_that_cannot_be_written_is_refused_before_the_work(monkeypatch):
+    law = OrnsteinUhlenbeck(np.eye(3), sigma2=0.0)
+    monkeypatch.setattr(law, "to_config", lambda: {"rate": object()})
+    monkeypatch.setattr(jko.StepProblem, "solve", lambda *_, **__: pytest.fail("work was done"))
+    with pytest.raises(InputError, match="cannot be written as JSON"):
+        jko.minimizing_movements(X, law, heads=2, t_final=0.2, tau=0.1)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("", "expected a path"),
+        (".", "not a folder"),
+        ("..", "not a folder"),
+        ("results/", "not a folder"),
+        ("a\0b.h5", "expected a path"),
+        ("\ud800.h5", "expected a path"),
+        (b"run.h5", "expected a path"),
+        (7, "expected a path"),
+        ("x" * 300 + ".h5", "255"),
+        ("x" * 240 + ".h5", "longer names"),
+        ("x/" * 2500 + "run.h5", "shorter"),
+        ("run.h5.partial", "the finished run, run.h5"),
+    ],
+)
+@pytest.mark.parametrize("solve", [wflow.solve, wflow.distributed.solve])
+def test_the_path_of_an_output_is_checked_at_the_start(solve, out, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        solve(X, LAW, **RUN, out=out)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: equilibria.lower_bound(X, D[0] @ D[0], seed=1.5),
+        lambda: fits.mean_and_error(X, axis="0"),
+        lambda: fits.mean_and_error(X, axis=0.5),
+        lambda: fits.power_law([1, 2], [[1.0], [2.0]], level="0.9"),
+        lambda: tokens.make(None),
+        lambda: tokens.make("a\0b"),
+        lambda: tokens.uniform(10**400, 3),
+        lambda: transport.over_time(wflow.solve(X, LAW, **RUN), p="1"),
+        lambda: transport.over_time(wflow.solve(X, LAW, **RUN), to="a\0b"),
+        lambda: transport.w2(X, X, tolerance="0.1"),
+        lambda: wflow.open(""),
+        lambda: wflow.open("x" * 300),
+        lambda: wflow.open(None),
+    ],
+)
+def test_what_cannot_be_used_is_an_input_error(call):
+    with pytest.raises(InputError):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: tokens.uniform(n, 3),
+        lambda n: tokens.uniform(3, n),
+        lambda n: tokens.cross_polytope(n, 3),
+        lambda n: tokens.clusters(n, 3),
+        lambda n: wflow.solve(X, LAW, **{**RUN, "heads": n}),
+        lambda n: wflow.solve(X, LAW, **RUN, paths=n),
+        lambda n: wflow.solve(X, LAW, **{**RUN, "t_final": n * 1.0, "dt": 1.0}),
+        lambda n: jko.minimizing_movements(X, LAW, heads=1, t_final=1.0 * n, tau=1.0),
+        lambda n: jko.step(X, D, 0.1, metric="weighted", segments=n),
+        lambda n: jko.energy_inequality(X, D, 0.1, nodes=n),
+        lambda n: metric.weighted_distance(X, X[::-1], D, segments=n),
+        lambda n: equilibria.lower_bound(X, D[0] @ D[0], starts=n),
+        lambda n: equilibria.minimal_cloud_energy(n, 1.0, 2),
+        lambda n: fits.power_law([1, 2], [[1.0, 2.0], [2.0, 3.0]], resamples=n),
+        lambda n: transport.w2(X, X[::-1], method="sliced", projections=n),
+    ],
+)
+@pytest.mark.parametrize("size", [2**40, 2**62])
+def test_sizes_beyond_memory_are_refused_with_what_to_reduce(call, size):
+    with pytest.raises(InputError, match=r"memory|too many to count"):
+        call(size)
+
+
+def test_the_limit_of_address_space_counts_as_memory(monkeypatch):
+    monkeypatch.setattr(memory, "_of_process", lambda: 1e6)
+    with pytest.raises(InputError, match=r"needs 0.012 GB of memory, and 0.001 GB are free; take"):
+        tokens.uniform(100_000, 3)
+
+
+V1 = {"memory.limit_in_bytes": 9e9, "memory.usage_in_bytes": 3e9}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("", {}, np.inf),
+        ("0::/a/b", {"a/b": {"memory.max": 8e9, "memory.current": 5e9}}, 3e9),
+        ("0::/a/b", {"a/b": {"memory.max": "max", "memory.current": 5e9}}, np.inf),
+        ("0::/a/b", {"a": {"memory.max": 8e9, "memory.current": 7e9}, "a/b": {}}, 1e9),
+        ("0::/a", {"a": {"memory.max": 8e9, "memory.current": 9e9}}, 0.0),
+        ("0::/", {"": {"memory.max": 8e9, "memory.current": 7e9}}, 1e9),
+        ("0::/../..", {"": {"memory.max": 8e9, "memory.current": 7e9}}, 1e9),
+        (
+            "0::/",
+            {
+                "": {
+                    "memory.max": 8e9,
+                    "memory.current": 7e9,
+                    "memory.stat": "anon 5\nactive_file 1000000000\ninactive_file 2000000000\n",
+                }
+            },
+            4e9,
+        ),
+        ("3:cpu:/a\n4:cpuacct,memory:/a\n0::/", {"memory/a": V1}, 6e9),
+        ("4:memory:/docker/host", {"memory": V1}, 6e9),
+        ("4:memory:/a", {"memory/a": {"memory.limit_in_bytes": 2**63 - 4096}}, np.inf),
+        ("nonsense", {}, np.inf),
+    ],
+)
+def test_limits_of_control_groups_count_as_memory(groups, files, expected, tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for group, contents in files.items():
+        folder = tmp_path / "sys/fs/cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            text = content if isinstance(content, str) else f"{int(content)}\n"
+            (folder / name).write_text(text)
+    assert memory._of_cgroups(tmp_path) == expected
+
+
+def test_without_a_list_of_control_groups_none_limits_the_memory(tmp_path, monkeypatch):
+    assert memory._of_cgroups(tmp_path) == np.inf
+    monkeypatch.setattr(memory, "_of_cgroups", lambda: 1e6)
+    assert memory.free_memory() == 1e6
+
+
+@pytest.mark.parametrize("size", [1e16, 1e150, 1e300])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_scores_that_a_precision_cannot_tell_apart_are_refused(size, dtype):
+    x, heads = X.astype(dtype), D * size
+    for call in (wflow.velocity, wflow.energy, wflow.mobility, clusters.stationarity):
+        with pytest.raises(InputError, match=r"expected norms up to (4.5e\+15|8.4e\+06)"):
+            call(x, heads)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_large_scores_that_it_can_give_numbers_or_infinity_with_a_warning(dtype):
+    x, heads = X.astype(dtype), D * (0.9 / float(np.finfo(dtype).eps))
+    assert np.isfinite(wflow.velocity(x, heads)).all()
+    assert np.isfinite(clusters.stationarity(x, heads)).all()
+    for name in ("energy", "mobility", "upper_gradient_sq"):
+        with pytest.warns(RuntimeWarning, match="beta = "):
+            assert not np.isnan(getattr(wflow, name)(x, heads)).any()
+
+
+def test_velocities_out_of_range_are_infinite_with_a_warning_and_never_nan():
+    vertices = np.concatenate([np.eye(3), -np.eye(3)])  # gradients with entries that are zero
+    with pytest.warns(RuntimeWarning, match="velocity leaves the range"):
+        found = wflow.velocity(vertices, D * 1e4 + 1.0, flow="unnormalised")
+    assert np.isinf(found).any() and not np.isnan(found).any()
+
+
+@pytest.mark.parametrize("d", [2, 3, 10, 101])
+def test_closed_forms_go_on_where_scipy_has_no_bessel_functions(d):
+    # 1 - (d - 1) / (2 beta) + O(beta^-2)
+    for beta in (2.0**31, 1e12):
+        expected = 1 - (d - 1) / (2 * beta)
+        assert stationary.critical_diffusion(beta, d) == pytest.approx(expected, rel=1e-14)
+        assert stationary.kernel_eigenvalue(beta, d, 1) == np.inf
+        assert equilibria.uniform_energy(beta, d) == np.inf
+    assert stationary.critical_diffusion(1e308, d) == 1.0
+    assert stationary.kernel_eigenvalue(1e8, d, 10**9) == 0.0
+
+
+def test_the_two_forms_of_the_ratio_of_bessel_functions_meet():
+    order = 0.5
+    for beta in (1e6, 1e8):
+        center = np.hypot(beta, np.sqrt((order + 0.5) * (order + 1.5)))
+        known = stationary.critical_diffusion(beta, 3)
+        assert beta / (order + 0.5 + center) == pytest.approx(known, rel=1e-14)
+
+
+def test_entropy_of_tokens_of_the_same_seed_is_that_of_other_seeds():
+    # The random directions were the tokens themselves, and their tangential part was rounding.
+    x = tokens.uniform(400, 3, seed=0)
+    values = [clusters.entropy(x, seed=seed, directions=1) for seed in range(4)]
+    assert np.isfinite(values).all()
+    assert values[0] == pytest.approx(np.mean(values[1:]), abs=4 * np.std(values[1:]) + 1e-3)
+
+
+@pytest.mark.parametrize("x", ["text", [[1.0, 0.0, 0.0], [np.nan, 0.0, 1.0]], [1.0], 2 * X])
+@pytest.mark.parametrize(
+    "call", [lambda x: transport.w2(X, x), lambda x: metric.weighted_distance(X, x, D, segments=1)]
+)
+def test_messages_name_an_array_once(call, x):
+    with pytest.raises(InputError, match=r"^(token \d of )?y [^:]*\b") as caught:
+        call(x)
+    assert not {"x", "y:"} & set(str(caught.value).split())
+
+
+def test_messages_hold_no_bound_and_no_digits_that_say_nothing():
+    with pytest.raises(InputError, match=r"axis is 1\.5: expected a whole number$"):
+        fits.mean_and_error(X, axis=1.5)
+    with pytest.raises(InputError, match=r"range over e\^1e\+300 and") as caught:
+        metric.weighted_distance(X, X[::-1], D * 1e300, segments=1)
+    assert len(str(caught.value)) < 250
+
+
+def test_messages_stay_short_and_say_what_an_object_is():
+    class Silent:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    for value in (Silent(), 10**5000, "x" * 10_000):
+        with pytest.raises(InputError) as caught:
+            checks.whole(value, "n")
+        assert len(str(caught.value)) < 250
+
+
+def test_a_custom_drift_returns_real_numbers():
+    law = HeadLaw(lambda D, t: (0.1 * D).astype(str))
+    with pytest.raises(InputError, match="expected real numbers that broadcast"):
+        wflow.solve(X, law, **RUN)
+    assert wflow.solve(X, Frozen(), **RUN)["energy"].notnull().all()

@@ -1,0 +1,97 @@
+"""Atomic replacement of files, drafts of killed processes, and kernel locks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from wflow import InputError
+from wflow._core.files import draft_of, opened, remove_drafts, replace_file, take_lock
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    for text in ("first", "second"):
+        replace_file(path, lambda draft, text=text: draft.write_text(text))
+        assert path.read_text() == text
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
+def broken(draft):
+    draft.write_text("half")
+    raise RuntimeError("disk full")
+
+
+def gone(draft):
+    draft.unlink()
+
+
+@pytest.mark.parametrize("writer", [broken, gone])
+def test_a_writer_that_fails_leaves_the_earlier_file_and_no_draft(writer, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("first")
+    with pytest.raises((RuntimeError, FileNotFoundError)):
+        replace_file(path, writer)
+    assert path.read_text() == "first"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_file_is_seen_by_others_only_when_it_is_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    seen = []
+
+    def writer(draft):
+        draft.write_text("half")
+        seen.append(path.exists())
+        draft.write_text("whole")
+
+    replace_file(path, writer)
+    assert seen == [False] and path.read_text() == "whole"
+
+
+def test_drafts_are_removed_by_the_names_of_their_files_and_nothing_else(tmp_path):
+    left = [draft_of(tmp_path / "a.h5"), tmp_path / "a.h5.0123abcd.new"]
+    kept = [draft_of(tmp_path / "b.h5"), tmp_path / "a.h5.new", tmp_path / "axh5.0123abcd.new"]
+    kept += [tmp_path / "a.h5.0123abcdef.new", tmp_path / "a.h5"]
+    for file in (*left, *kept):
+        file.write_text("")
+    link = draft_of(tmp_path / "a.h5")
+    link.symlink_to(kept[0])
+    remove_drafts(tmp_path, ["a.h5", "c.h5"])
+    assert set(tmp_path.iterdir()) == {*kept, link}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
+def test_a_lock_keeps_others_out_until_its_process_ends(tmp_path):
+    program = (
+        "import os, sys; from wflow._core.files import take_lock\n"
+        f"assert take_lock(os.open({str(tmp_path)!r}, os.O_RDONLY))\n"
+        "print('taken', flush=True); sys.stdin.read()"
+    )
+    number = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout is not None and other.stdout.readline() == b"taken\n"
+            assert not take_lock(number)
+            other.kill()
+        assert take_lock(number)
+    finally:
+        os.close(number)
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    file, fifo = tmp_path / "file", tmp_path / "fifo"
+    file.write_bytes(b"words")
+    os.mkfifo(fifo)
+    with opened(file, "words") as found:
+        assert found.read() == b"words"
+    cases = {fifo: "is a fifo", tmp_path: "is a directory", tmp_path / "x": "does not exist"}
+    for path, reason in cases.items():
+        with (
+            pytest.raises(InputError, match=f"{path} {reason}.*expected words"),
+            opened(path, "words"),
+        ):
+            pass

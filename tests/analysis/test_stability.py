@@ -1,0 +1,466 @@
+"""The bound on W₂ between clouds under the same heads, and the rate at which they part."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wflow
+from wflow import InputError
+from wflow.analysis import stability
+from wflow.analysis.stability import bound, compare, exponent, growth_constant, growth_rate
+from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
+from wflow.heads.process import head_path
+from wflow.sphere import normalise
+
+FLOWS = ("softmax", "unnormalised", "effective")
+QUICK = settings(max_examples=40, deadline=None)
+LAW = OrnsteinUhlenbeck(0.3 * np.eye(3), rate=1.0, sigma2=0.2)
+
+
+def symmetric(rng: np.random.Generator, heads: int, d: int, size: float) -> np.ndarray:
+    z = rng.standard_normal((heads, d, d))
+    return size * (z + z.swapaxes(-1, -2)) / 2
+
+
+def pair(seed: int, n: int, d: int, distance: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = normalise(rng.standard_normal((n, d)))
+    return x, normalise(x + distance * rng.standard_normal((n, d)))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    flow=st.sampled_from(FLOWS),
+    direction=st.sampled_from(["ascent", "descent"]),
+    n=st.integers(1, 9),
+    d=st.sampled_from([2, 3, 5]),
+    heads=st.integers(1, 4),
+    size=st.sampled_from([0.01, 0.1, 0.5, 1.0, 2.0]),
+    distance=st.sampled_from([1e-4, 0.1, 3.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_velocities_part_no_faster_than_the_constant_says(
+    seed, flow, direction, n, d, heads, size, distance
+):
+    x, y = pair(seed, n, d, distance)
+    D = symmetric(np.random.default_rng(seed + 1), heads, d, size)
+    v, w = (wflow.velocity(z, D, flow=flow, direction=direction) for z in (x, y))
+    gap = np.sum((x - y) ** 2)
+    limit = growth_constant(D, flow=flow, direction=direction)
+    assert np.sum((x - y) * (v - w)) <= (limit * (1 + 1e-9) + 1e-8) * gap
+    steep = growth_constant(D, flow=flow, direction="ascent")
+    assert np.linalg.norm(v - w) <= (steep * (1 + 1e-9) + 1e-8) * np.sqrt(gap)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("direction", ["ascent", "descent"])
+def test_constant_of_small_heads_is_reached(flow, direction):
+    # One token on the circle moves by -+a sin 2p: neighbours part at the rate 2a next to an axis.
+    D = 1e-6 * np.diag([1.0, -1.0])[None]
+    found = 0.0
+    for seed in range(200):
+        x, y = pair(seed, 1, 2, 1e-4)
+        v, w = (wflow.velocity(z, D, flow=flow, direction=direction) for z in (x, y))
+        found = max(found, np.sum((x - y) * (v - w)) / np.sum((x - y) ** 2))
+    constant = growth_constant(D, flow=flow, direction=direction)
+    assert constant == pytest.approx(2e-6, rel=1e-5)
+    assert 0.95 * constant < found <= constant * (1 + 1e-6)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    flow=st.sampled_from(FLOWS),
+    direction=st.sampled_from(["ascent", "descent"]),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([0.1, 0.4, 1.0]),
+    noisy=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_bound_holds_along_runs_with_steps_of_any_size(seed, flow, direction, heads, size, noisy):
+    x, y = pair(seed, 8, 3, 0.2)
+    D = symmetric(np.random.default_rng(seed + 1), heads, 3, size)
+    law = LAW if noisy else Frozen()
+    options = {
+        "heads": D, "t_final": 1.0, "dt": 0.1, "seed": seed, "flow": flow,
+        "direction": direction, "save": wflow.SaveAt(snapshots=np.linspace(0, 1, 6), budget=False),
+    }  # fmt: skip
+    table = compare(wflow.solve(x, law, **options), wflow.solve(y, law, **options))
+    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert np.all(table["w2_chordal"] <= table["w2_geodesic"] + 1e-12)
+    assert np.all(table["w2_geodesic"] <= np.pi / 2 * table["w2_chordal"] + 1e-12)
+
+
+@given(seed=st.integers(0, 1000), flow=st.sampled_from(FLOWS), size=st.floats(1e-3, 2))
+@QUICK
+def test_constant_grows_with_the_size_of_the_heads_and_vanishes_with_it(seed, flow, size):
+    D = symmetric(np.random.default_rng(seed), 3, 4, 1.0)
+    for direction in ("ascent", "descent"):
+        at = [growth_constant(s * D, flow=flow, direction=direction) for s in (size, 1.1 * size)]
+        assert at[0] < at[1]
+        assert growth_constant(0 * D, flow=flow, direction=direction) == 0
+        tiny = growth_constant(1e-9 * D, flow=flow, direction=direction)
+        norms = np.linalg.norm(D, 2, axis=(1, 2))
+        assert tiny == pytest.approx(2e-9 * norms.mean(), rel=1e-6)
+
+
+@given(seed=st.integers(0, 1000), flow=st.sampled_from(FLOWS))
+@QUICK
+def test_constant_is_that_of_its_formula_and_of_rotated_and_permuted_heads(seed, flow):
+    rng = np.random.default_rng(seed)
+    D = symmetric(rng, 3, 3, 0.7)
+    a = np.linalg.norm(D, 2, axis=(1, 2))
+    for direction, up in (("ascent", 1.0), ("descent", 0.0)):
+        own = a + up * a**2 + a * np.sqrt(1 + a**2) * np.exp(a)
+        if flow == "softmax":
+            expected = own.mean()
+        elif flow == "unnormalised":
+            expected = np.mean(np.exp(a) * (a + up * a**2 + a * (1 + a)))
+        else:
+            expected = sum(
+                own[h]
+                if h == k
+                else np.exp(a[h] + a[k])
+                * (a[h] + up * a[h] ** 2 + a[h] * a[k] + a[h] * (1 + a[h])
+                   + a[h] * a[k] * np.exp(a[k]))
+                for h in range(3)
+                for k in range(3)
+            ) / 9  # fmt: skip
+        assert growth_constant(D, flow=flow, direction=direction) == pytest.approx(expected)
+        q = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+        turned = (q @ D @ q.T)[[2, 0, 1]]
+        assert growth_constant(turned, flow=flow, direction=direction) == pytest.approx(expected)
+
+
+def test_constants_of_many_times_come_as_an_array():
+    D = symmetric(np.random.default_rng(0), 12, 3, 0.5).reshape(2, 3, 2, 3, 3)
+    table = growth_constant(D)
+    assert table.shape == (2, 3)
+    assert table[1, 2] == pytest.approx(growth_constant(D[1, 2]))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_constant_of_enormous_heads_is_infinite_and_never_nan(flow):
+    D = np.stack([1e4 * np.eye(3), np.zeros((3, 3)), np.eye(3)])
+    for direction in ("ascent", "descent"):
+        assert growth_constant(D, flow=flow, direction=direction) == np.inf
+    assert np.isfinite(growth_constant(np.zeros((3, 2, 2)), flow=flow))
+
+
+def test_pairs_with_a_head_of_norm_zero_take_part_in_the_effective_flow():
+    # The effective flow mixes heads: the zero head changes how the other one is weighted.
+    a = 0.8
+    D = np.stack([a * np.eye(3), np.zeros((3, 3))])
+    single = a + a * np.sqrt(1 + a**2) * np.exp(a)
+    mixed = np.exp(a) * (a + a * (1 + a))  # h = the first, k = the zero head; the other way 0
+    assert growth_constant(D, flow="effective") == pytest.approx((single + mixed) / 4)
+
+
+def test_exponent_of_frozen_heads_grows_by_the_same_at_every_step():
+    D = symmetric(np.random.default_rng(2), 2, 3, 0.4)
+    x, _ = pair(0, 5, 3, 0.1)
+    L, M = growth_constant(D), growth_constant(D, direction="ascent")
+    times = [0.0, 0.5, 2.0]
+    euler = wflow.solve(
+        x, Frozen(), heads=D, t_final=2.0, dt=0.1, save=wflow.SaveAt(snapshots=times)
+    )
+    expected = np.log(1 + 2 * 0.1 * L + 0.01 * M**2) / 2 * np.array([0, 5, 20])
+    np.testing.assert_allclose(exponent(euler)[0], expected)
+    rk4 = wflow.solve(
+        x,
+        Frozen(),
+        heads=D,
+        t_final=2.0,
+        dt=0.1,
+        save=wflow.SaveAt(snapshots=times, heads=True),
+        scheme="rk4",
+    )
+    np.testing.assert_allclose(exponent(rk4)[0], L * np.array(times))
+    np.testing.assert_allclose(exponent(rk4, weights="snapshots")[0], L * np.array(times))
+    up = wflow.solve(
+        x,
+        Frozen(),
+        heads=D,
+        t_final=2.0,
+        dt=0.1,
+        save=wflow.SaveAt(snapshots=times),
+        direction="ascent",
+    )
+    np.testing.assert_allclose(exponent(up)[0], np.log(1 + 0.1 * M) * np.array([0, 5, 20]))
+
+
+def test_exponent_follows_the_heads_of_each_path_and_tends_to_the_integral_of_the_constant():
+    x, _ = pair(0, 4, 3, 0.1)
+    start = symmetric(np.random.default_rng(1), 3, 3, 0.3)
+    options = {
+        "heads": start,
+        "t_final": 1.0,
+        "paths": 3,
+        "seed": 5,
+    }
+    times = np.linspace(0, 1, 101)
+    save = wflow.SaveAt(snapshots=times, paths=[0, 2], heads=True, budget=False)
+    run = wflow.solve(x, LAW, dt=0.01, save=save, **options)
+    table = exponent(run)
+    assert table.dims == ("snapshot_path", "snapshot") and table.shape == (2, 101)
+    assert not np.allclose(table[0], table[1])
+    for row, path in enumerate((0, 2)):
+        walk = head_path(LAW, heads=start, d=3, t_final=1.0, dt=0.01, seed=5, path=path)
+        norms = np.array([stability.spectral_norms(D) for _, D in walk])
+        np.testing.assert_array_equal(norms, stability.spectral_norms(run["heads"][row].values))
+        L, M = (
+            growth_constant(run["heads"][row].values, direction=s) for s in ("descent", "ascent")
+        )
+        steps = np.log(1 + 0.02 * L + 1e-4 * M**2)[:-1] / 2
+        np.testing.assert_allclose(table[row, 1:], np.cumsum(steps))
+    rough = exponent(run, weights="snapshots")
+    np.testing.assert_allclose(table[:, -1], rough[:, -1], rtol=0.1)
+
+
+def test_exponent_knows_jumps_of_the_heads_and_laws_of_functions():
+    x, _ = pair(0, 4, 3, 0.1)
+    values = np.stack([0.2 * np.eye(3)[None], 0.6 * np.eye(3)[None]])
+    run = wflow.solve(x, Schedule([0.0, 0.5], values, "constant"), t_final=1.0, dt=0.05,
+                      scheme="rk4")  # fmt: skip
+    low, high = growth_constant(values[0]), growth_constant(values[1])
+    # The larger end counts: the step up to the jump counts as one after it.
+    assert float(exponent(run)[0, -1]) == pytest.approx(0.45 * low + 0.55 * high)
+    law = HeadLaw(drift=lambda D, t: -D)
+    own = wflow.solve(x, law, heads=values[1], t_final=1.0, dt=0.05)
+    with pytest.raises(InputError, match="Python functions"):
+        exponent(own)
+    assert 0 < float(exponent(own, law=law)[0, -1]) < high
+
+
+def test_growth_of_one_token_on_the_circle_is_exact():
+    # D = diag(a, -a), one token at angle p: dp/dt = -+a sin 2p, away from p = 0 in descent.
+    a = 0.3
+    for direction, at in (("descent", 0.0), ("ascent", np.pi / 2)):
+        runs = [
+            wflow.solve([[np.cos(at + p), np.sin(at + p)]], Frozen(), heads=[[[a, 0], [0, -a]]],
+                        t_final=2.0, dt=0.01, scheme="rk4", direction=direction,
+                        save=wflow.SaveAt(snapshots=np.linspace(0, 2, 9)))
+            for p in (0.0, 1e-6)
+        ]  # fmt: skip
+        table = compare(*runs)
+        fit = growth_rate(table.snapshot, table.w2_geodesic)
+        assert fit.rate == pytest.approx(2 * a, rel=1e-6)
+        assert fit.rate <= growth_constant([[[a, 0], [0, -a]]], direction=direction)
+        assert fit.prefactor == pytest.approx(1, rel=1e-6)
+        assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+
+
+@given(
+    rate=st.floats(-3, 3),
+    start=st.floats(1e-8, 1),
+    replicates=st.integers(1, 5),
+    first=st.floats(0, 3),
+)
+@QUICK
+def test_exponential_growth_is_recovered_with_an_interval_of_no_width(
+    rate, start, replicates, first
+):
+    t = first + np.linspace(0, 2, 7)
+    fit = growth_rate(t, np.tile(start * np.exp(rate * (t - first)), (replicates, 1)), resamples=20)
+    assert fit.rate == pytest.approx(rate, abs=1e-9)
+    assert fit.largest == pytest.approx(rate, abs=1e-9)
+    assert fit.prefactor == pytest.approx(1, abs=1e-9)
+    assert fit(2.0) == pytest.approx(np.exp(2 * rate), rel=1e-8)
+    if replicates > 1:
+        assert fit.ci == pytest.approx((rate, rate), abs=1e-9)
+    else:
+        assert np.isnan(fit.ci).all()
+
+
+def test_interval_covers_the_rate_of_noisy_replicates():
+    t = np.linspace(0, 3, 16)
+    covered = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        slopes = 0.7 + 0.2 * rng.standard_normal((30, 1))
+        noise = 0.1 * rng.standard_normal((30, 16))
+        fit = growth_rate(t, 1e-3 * np.exp(slopes * t + noise), resamples=400)
+        covered += fit.ci[0] <= 0.7 <= fit.ci[1]
+        assert fit.largest > fit.rate
+    assert 33 <= covered <= 40
+
+
+def test_largest_rate_names_its_time():
+    fit = growth_rate([0, 1, 2, 4], [[1, 1, np.exp(3), np.exp(2)], [1, 1, 1, 1]])
+    assert fit.largest == pytest.approx(1.5) and fit.largest_at == 2
+    assert fit.replicates == 2 and fit.points == 4
+
+
+def test_bound_is_chordal_or_geodesic_and_safe():
+    assert bound(0.1, 2.0) == pytest.approx(0.1 * np.exp(2))
+    assert bound(0.1, 2.0, cost="geodesic") == pytest.approx(np.pi / 2 * 0.1 * np.exp(2))
+    np.testing.assert_array_equal(bound([0.0, 1e-3], np.inf), [0.0, np.inf])
+    assert bound(1e-300, 800.0) == pytest.approx(np.exp(800 - 300 * np.log(10)))
+    with pytest.raises(InputError, match="distance"):
+        bound(-1.0, 0.0)
+    with pytest.raises(InputError, match="distance"):
+        bound(np.nan, 0.0)
+
+
+def test_equal_clouds_stay_equal_under_any_heads():
+    x, _ = pair(3, 6, 3, 0.1)
+    options = {"heads": 50 * np.eye(3)[None], "t_final": 0.05, "dt": 0.01}
+    table = compare(*(wflow.solve(z, Frozen(), **options) for z in (x, x[::-1])))
+    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    assert np.all(table["w2_chordal"] < 1e-12)
+
+
+def test_runs_that_differ_in_how_their_sums_are_formed_are_compared():
+    options = {"heads": 2, "t_final": 0.2, "dt": 0.05, "direction": "ascent", "seed": 1}
+    law = OrnsteinUhlenbeck(0.3 * np.eye(3), rate=1.0, sigma2=0.0)
+    few, many = (wflow.tokens.uniform(n, 3, seed=n) for n in (100, 300))
+    small, large = (wflow.solve(x, law, **options) for x in (few, many))
+    assert "sum_error" in large and "sum_error" not in small  # "auto" is exact for few tokens
+    table = compare(small, large)
+    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+    # Equal clouds part by the error of the series, and the bound is zero.
+    rough = wflow.solve(many, law, compute=wflow.Compute(method="fast", tolerance=5e-3), **options)
+    table = compare(wflow.solve(many, law, compute=wflow.Compute(method="exact"), **options), rough)
+    assert table["w2_chordal"].values[0, -1] > 1e-12
+    assert table["bound_chordal"].values[0, -1] == 0
+    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+
+
+def test_runs_in_single_precision_are_compared_up_to_its_rounding():
+    x, y = pair(3, 6, 3, 0.1)
+    options = {
+        "heads": 1e-9 * np.eye(3)[None],
+        "t_final": 1.0,
+        "dt": 0.1,
+        "compute": wflow.Compute(dtype="float32"),
+    }
+    runs = [
+        wflow.solve(z, Frozen(), save=wflow.SaveAt(snapshots=np.linspace(0, 1, 6)), **options)
+        for z in (x, y)
+    ]
+    table = compare(*runs)
+    assert table["holds_chordal"].all() and table["holds_geodesic"].all()
+
+
+def test_runs_in_files_are_compared_at_the_snapshots_and_paths_they_share(tmp_path):
+    x, y = pair(3, 6, 3, 0.1)
+    options = {"heads": 2, "dt": 0.1, "paths": 3, "seed": 1}
+    wflow.solve(x, LAW, t_final=1.0, save=wflow.SaveAt(snapshots=[0, 0.2, 0.4, 1], paths=[0, 1]),
+                out=tmp_path / "a.h5", **options).close()  # fmt: skip
+    wflow.solve(y[:4], LAW, t_final=0.4, save=wflow.SaveAt(snapshots=[0.2, 0.3, 0.4], paths=[2, 1]),
+                out=tmp_path / "b.h5", **options).close()  # fmt: skip
+    table = compare(tmp_path / "a.h5", str(tmp_path / "b.h5"), costs=("chordal",))
+    np.testing.assert_allclose(table.snapshot, [0.2, 0.4])
+    assert table.snapshot_path.values.tolist() == [1]
+    assert table.exponent[0, 0] == 0 and table.exponent[0, 1] > 0
+    np.testing.assert_array_equal(table.bound_chordal[:, 0], table.w2_chordal[:, 0])
+    assert "w2_geodesic" not in table
+    assert all("long_name" in table[name].attrs for name in table.data_vars)
+
+
+def test_replicates_of_heads_given_as_an_array_need_no_common_seed():
+    x, y = pair(3, 6, 3, 0.1)
+    heads = symmetric(np.random.default_rng(0), 2, 3, 0.3)
+    runs = [wflow.solve(z, Frozen(), heads=heads, t_final=0.2, dt=0.1, seed=s)
+            for s, z in enumerate((x, y))]  # fmt: skip
+    assert compare(*runs)["holds_chordal"].all()
+
+
+def test_runs_that_do_not_compare_are_refused(tmp_path):
+    x, y = pair(3, 5, 3, 0.1)
+    options = {"heads": 2, "t_final": 0.4, "dt": 0.1, "seed": 1}
+    run = wflow.solve(x, LAW, **options)
+    for change in ({"seed": 2}, {"heads": 3}, {"dt": 0.2}, {"flow": "effective"},
+                   {"direction": "ascent"}):  # fmt: skip
+        with pytest.raises(InputError, match=rf"differ in .*{next(iter(change))}"):
+            compare(run, wflow.solve(y, LAW, **(options | change)))
+    with pytest.raises(InputError, match="differ in law"):
+        compare(run, wflow.solve(y, OrnsteinUhlenbeck(np.eye(3)), **options))
+    with pytest.raises(InputError, match="snapshot times"):
+        compare(run, wflow.solve(y, LAW, save=wflow.SaveAt(snapshots=[0.1, 0.2]), **options))
+    flat = wflow.solve(pair(0, 4, 2, 0.1)[0], Frozen(), heads=1, t_final=0.2, dt=0.1)
+    deep = wflow.solve(x, Frozen(), heads=1, t_final=0.2, dt=0.1)
+    with pytest.raises(InputError, match="dimension 2 and 3"):
+        compare(flat, deep)
+    with pytest.raises(InputError, match="expected one of chordal"):
+        compare(run, run, costs=("euclidean",))
+
+
+def test_runs_the_bound_is_not_about_are_refused():
+    x, _ = pair(3, 5, 3, 0.1)
+    short = {"t_final": 0.2, "dt": 0.1}
+    general = QKV(*np.random.default_rng(0).standard_normal((3, 2, 3, 3)))
+    with pytest.raises(InputError, match="Q, K, V"):
+        exponent(wflow.solve(x, Frozen(), heads=general, **short))
+    with pytest.raises(InputError, match="causal"):
+        exponent(wflow.solve(x, Frozen(), heads=1, causal=True, **short))
+    with pytest.raises(InputError, match="noise on the tokens"):
+        exponent(wflow.solve(x, Frozen(), heads=1, kappa=0.1, **short))
+    run = wflow.solve(x, Oscillating(3), heads=1, **short)
+    with pytest.raises(InputError, match=r"SaveAt\(heads=True\)"):
+        exponent(run, weights="snapshots")
+    with pytest.raises(InputError, match="no tokens"):
+        exponent(run.drop_vars("tokens"))
+    with pytest.raises(InputError, match="no run of wflow"):
+        exponent(run.assign_attrs(config=None).drop_attrs())
+
+
+def test_bad_numbers_are_refused_by_name():
+    with pytest.raises(InputError, match=r"heads, d, d"):
+        growth_constant(np.eye(3))
+    with pytest.raises(InputError, match="flow"):
+        growth_constant(np.eye(3)[None], flow="hardmax")
+    with pytest.raises(InputError, match="not finite"):
+        growth_constant(np.full((1, 2, 2), np.nan))
+    with pytest.raises(InputError, match="increasing"):
+        growth_rate([0, 0], [1, 2])
+    with pytest.raises(InputError, match="positive"):
+        growth_rate([0, 1], [0, 2])
+    with pytest.raises(InputError, match="shape"):
+        growth_rate([0, 1], [[1, 2, 3]])
+    with pytest.raises(InputError, match="level"):
+        growth_rate([0, 1], [1, 2], level=1.0)
+
+
+def test_bound_of_a_step_covers_heads_between_its_ends():
+    # One head grows as another shrinks: L of `effective` is largest between the ends.
+    def heads(s: float) -> np.ndarray:
+        return np.stack([s * np.eye(2), (1 - s) * np.eye(2)])
+
+    middle = growth_constant(heads(0.5), flow="effective")
+    assert middle > growth_constant(heads(0.0), flow="effective")
+    law = Schedule([0.0, 1.0], np.stack([heads(0.0), heads(1.0)]), "linear")
+    x, _ = pair(0, 4, 2, 0.1)
+    run = wflow.solve(x, law, t_final=1.0, dt=1.0, scheme="heun", flow="effective")
+    assert float(exponent(run)[0, -1]) >= middle
+
+
+def test_what_is_no_run_or_not_its_law_is_refused():
+    x, _ = pair(0, 4, 3, 0.1)
+    run = wflow.solve(x, LAW, heads=2, t_final=0.2, dt=0.1)
+    with pytest.raises(InputError, match="law differs from that of the run"):
+        exponent(run, law=Frozen())
+    with pytest.raises(InputError, match=r"in sigma2:"):
+        compare(run, run, law=OrnsteinUhlenbeck(0.3 * np.eye(3), rate=1.0, sigma2=0.3))
+    with pytest.raises(InputError, match=r"expected a wflow\.heads law"):
+        exponent(run, law=3)
+    np.testing.assert_array_equal(exponent(run, law=LAW), exponent(run))
+    for costs in ("chordal", ()):
+        with pytest.raises(InputError, match="costs is"):
+            compare(run, run, costs=costs)
+    for nothing in (None, {"a": 1}):
+        with pytest.raises(InputError, match="expected a run file, or the Dataset"):
+            exponent(nothing)
+
+
+@pytest.mark.parametrize(
+    ("distance", "at"), [("a", 1.0), ([1.0, 2.0], [1.0, 2.0, 3.0]), (1.0, np.nan), (-1.0, 1.0)]
+)
+def test_bound_refuses_what_is_no_distance_or_exponent(distance, at):
+    with pytest.raises(InputError, match=r"distance|exponent"):
+        bound(distance, at)
+
+
+def test_seed_of_an_interval_is_checked():
+    with pytest.raises(InputError, match="seed"):
+        growth_rate([0, 1], np.ones((3, 2)), seed=-1)

@@ -1,0 +1,153 @@
+"""Stationary laws of diffusing tokens: eigenvalues, critical diffusion, order; and their study."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import integrate, special
+from scripts import call, script
+
+import wflow
+from wflow import InputError, stationary
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 9])
+def test_kernel_eigenvalues_equal_the_integral_over_the_sphere(d) -> None:
+    beta = 1.7
+
+    def weighted(value):
+        return integrate.quad(lambda t: value(np.cos(t)) * np.sin(t) ** (d - 2), 0, np.pi)[0]
+
+    total = weighted(lambda z: 1.0)
+    for degree, polynomial in ((0, lambda z: 1.0), (1, lambda z: z)):
+        expected = weighted(lambda z, p=polynomial: np.exp(beta * z) * p(z)) / total
+        assert stationary.kernel_eigenvalue(beta, d, degree) == pytest.approx(expected, rel=1e-9)
+
+
+def test_large_beta_stays_in_range_or_says_infinite() -> None:
+    assert np.isfinite(stationary.kernel_eigenvalue(600.0, 3, 1))
+    assert stationary.kernel_eigenvalue(2000.0, 3, 0) == np.inf
+    assert stationary.critical_diffusion(2000.0, 3) == pytest.approx(1 - 1 / 2000, rel=1e-12)
+
+
+def test_many_dimensions_stay_in_range() -> None:
+    # a_l by its series: 1 + beta^2/(2 d) + ... and beta/d + ..., where Bessel functions underflow.
+    assert stationary.kernel_eigenvalue(2.0, 3000, 0) == pytest.approx(1 + 4 / 6000, rel=1e-6)
+    assert stationary.kernel_eigenvalue(2.0, 3000, 1) == pytest.approx(2 / 3000, rel=1e-3)
+    assert stationary.critical_diffusion(2.0, 3000) == pytest.approx(2 / 3000, rel=1e-3)
+
+
+def test_critical_diffusion_in_three_dimensions_is_the_langevin_function() -> None:
+    for beta in (0.3, 2.0, 9.0):
+        langevin = 1 / np.tanh(beta) - 1 / beta
+        assert stationary.critical_diffusion(beta, 3) == pytest.approx(langevin, rel=1e-12)
+        assert stationary.critical_diffusion(beta, 3, "unnormalised") == pytest.approx(
+            langevin * np.sinh(beta) / beta, rel=1e-12
+        )
+
+
+@pytest.mark.parametrize("flow", ["softmax", "effective", "unnormalised"])
+@pytest.mark.parametrize("d", [2, 3, 6])
+def test_order_is_lost_at_the_critical_diffusion(flow, d) -> None:
+    critical = stationary.critical_diffusion(2.0, d, flow)
+    orders = [
+        stationary.stationary_order(2.0, d, ratio * critical, flow) for ratio in (0.3, 0.6, 0.9)
+    ]
+    assert 1 > orders[0] > orders[1] > orders[2] > 0.2
+    assert stationary.stationary_order(2.0, d, 1.2 * critical, flow) == 0.0
+
+
+def test_stationary_order_solves_its_equation_on_the_circle() -> None:
+    # d = 2 by another way: the density on a grid of angles, mu ~ u^(1/kappa).
+    beta, kappa = 3.0, 0.5 * stationary.critical_diffusion(3.0, 2)
+    angle = np.linspace(-np.pi, np.pi, 200, endpoint=False)
+    kernel = np.exp(beta * np.cos(angle[:, None] - angle))
+    law = special.softmax(20 * np.cos(angle))
+    for _ in range(2000):
+        law = (kernel @ law) ** (1 / kappa)
+        law /= law.sum()
+    expected = law @ np.cos(angle)
+    assert stationary.stationary_order(beta, 2, kappa) == pytest.approx(expected, abs=1e-8)
+
+
+def test_order_at_large_beta_is_close_to_one_and_finite() -> None:
+    # A Gaussian of variance s with s = kappa (s + 1/beta): s = kappa/(beta (1 - kappa)) = 0.004.
+    assert stationary.stationary_order(1000.0, 2, 0.8) == pytest.approx(np.exp(-0.002), abs=1e-5)
+    orders = [stationary.stationary_order(beta, 2, 0.8) for beta in (300.0, 600.0, 900.0)]
+    assert orders == sorted(orders)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 3, 0.1), "beta is 0"),
+        ((1.0, 1, 0.1), "d is 1"),
+        ((1.0, 3, -1.0), "kappa is -1"),
+        ((1.0, 3, 1e-5), "too narrow to resolve; take kappa >="),
+        ((1.0, 3, 0.1, "uphill"), "flow is 'uphill'"),
+        ((800.0, 3, 1.0, "unnormalised"), "too narrow to resolve; take a smaller beta"),
+        ((1e5, 3, 1.0), "take beta <="),
+        ((1.0, 3000, 0.1), "d is 3000"),
+        (("1", 3, 0.1), "beta is '1'"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message) -> None:
+    with pytest.raises(InputError, match=message):
+        stationary.stationary_order(*arguments)
+
+
+SMALL = ["--n", "60", "--paths", "2", "--t-final", "20", "--dt", "0.05", "--ratios", "0.4", "2"]
+SMALL += ["--ledger-paths", "200", "--ledger-t", "0.4", "--threads", "1"]
+
+
+def test_study_finds_order_below_the_critical_diffusion_only(tmp_path, monkeypatch, capsys) -> None:
+    assert call("noisy_tokens", monkeypatch, *SMALL, "--out", str(tmp_path)) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    verdicts = [finding["verdict"] for finding in summary["findings"]]
+    assert verdicts[0] == "confirmed" and verdicts[1] != "not confirmed"
+    assert "critical kappa 0.5373" in capsys.readouterr().out
+    with wflow.open(tmp_path / "ratio_0.4_from_uniform.h5") as run:
+        order = np.linalg.norm(run["tokens"].values[:, -1].mean(axis=1), axis=1)
+    assert np.all(order > 0.7)
+    for name in ("order.png", "energy_balance.pdf", "summary.h5", "summary.md"):
+        assert (tmp_path / name).exists()
+
+
+def test_study_refuses_ratios_that_are_no_diffusions(monkeypatch, tmp_path) -> None:
+    for ratios in (["0"], ["1", "1"], ["0.5", "0.5000000001"]):
+        with pytest.raises(InputError, match="--ratios"):
+            call("noisy_tokens", monkeypatch, "--ratios", *ratios, "--out", str(tmp_path / "new"))
+    with pytest.raises(InputError, match="--t-final"):
+        call("noisy_tokens", monkeypatch, "--t-final", "0.01", "--out", str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def _judged(order, theory, residual, error) -> list[str]:
+    """Verdicts on an order above the critical diffusion, and on residuals at three steps."""
+    noisy = script("noisy_tokens")
+    values = np.full((2, 1, 3), order)
+    found = xr.Dataset(
+        {"order": (("start", "ratio", "path"), values), "theory": ("ratio", [theory])}
+    )
+    found = found.assign_coords(ratio=[2.0])
+    budget = xr.Dataset(
+        {
+            "edi_residual": ("dt", np.array(residual)),
+            "edi_residual_error": ("dt", np.full(3, error)),
+            "work_diffusion": ("dt", np.full(3, 0.12)),
+        }
+    )
+    flags = noisy.NoisyTokens()
+    return [finding.verdict for finding in noisy.findings(flags, (0.4, 0.1), budget, found)[1:]]
+
+
+def test_fluctuations_that_are_not_there_fail_their_prediction() -> None:
+    balance = ([0.016, 0.008, 0.004], 1e-4)
+    assert _judged(0.044, 0.045, *balance) == ["confirmed", "confirmed"]
+    assert _judged(0.0, 0.045, *balance) == ["confirmed", "not confirmed"]
+
+
+def test_balance_that_too_few_paths_measure_is_not_called_held() -> None:
+    assert _judged(0.044, 0.045, [0.01, -0.2, -0.2], 0.5)[0] == "inconclusive"
+    assert _judged(0.044, 0.045, [0.1, 0.1, 0.1], 1e-4)[0] == "not confirmed"

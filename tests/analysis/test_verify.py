@@ -1,0 +1,189 @@
+"""`wflow.verify`: changed runs fail and unchanged ones pass, on runs of the solver with noise."""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from run_layouts import spoiled
+
+import wflow
+from wflow import RunFileError
+from wflow.analysis.verify import verify
+from wflow.cli import main
+
+BALANCE = "the energy balance closes"
+SUMS = "running integrals are the sums of their rates"
+
+
+def solved(path: Path, *, law=None, n: int = 16, **options) -> Path:
+    x0 = wflow.tokens.cross_polytope(n=n, d=3, spread=0.05, seed=42)
+    law = wflow.heads.OrnsteinUhlenbeck(np.eye(3)) if law is None else law
+    shared = {
+        "heads": 3,
+        "t_final": 4.0,
+        "dt": 1e-2,
+        "save": wflow.SaveAt(every=5),
+        "compute": wflow.Compute(threads=1),
+    }
+    wflow.solve(x0, law, out=path, **(shared | options)).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def ou(tmp_path_factory) -> Path:
+    return solved(tmp_path_factory.mktemp("ou") / "ou.h5", paths=4)
+
+
+def scaled(name: str, factor: float, sign: float):
+    """Multiply a running integral and hide it in the residuals, so that the columns agree."""
+
+    def act(file):
+        change = (factor - 1) * file[name][:]
+        file[name][:] += change
+        file["edi_residual"][:] += sign * change
+        if name != "dissipated":
+            file["edi_residual_upper_gradient"][:] += sign * change
+
+    return act
+
+
+def found(path: Path, **options) -> dict:
+    return {check.name: check for check in verify(path, **options).checks}
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.8, 1.2])
+def test_wrong_dissipated_fails_though_the_columns_agree_and_not_all_steps_are_recorded(
+    ou, tmp_path, factor
+):
+    report = verify(spoiled(ou, tmp_path, scaled("dissipated", factor, 1.0)))
+    assert not report.passed
+    assert {check.name for check in report.checks if check.passed is False} >= {SUMS}
+
+
+@pytest.mark.parametrize(("name", "factor"), [("work_weights", 0.8), ("work_ito", 1.1)])
+def test_wrong_work_of_the_weights_fails(ou, tmp_path, name, factor):
+    assert found(spoiled(ou, tmp_path, scaled(name, factor, -1.0)))[SUMS].passed is False
+
+
+TABLE = np.stack([np.eye(3), 2 * np.eye(3)])[:, None]
+
+
+def jump_twice(self, t, dt):
+    return (2 - t) * np.eye(3) if round((t + dt) / dt) % 50 == 0 else None
+
+
+Jumping = type("Jumping", (wflow.heads.HeadLaw,), {"jump": jump_twice})
+
+
+@pytest.mark.parametrize(
+    "law",
+    [Jumping(), wflow.heads.Schedule([0.0, 0.4, 0.8], [*TABLE, TABLE[0]], "constant")],
+    ids=["custom", "schedule"],
+)
+def test_energy_of_jumps_is_not_missed_in_the_rates(tmp_path, law):
+    heads = None if law.initial() else TABLE[0]
+    path = solved(tmp_path / "run.h5", law=law, heads=heads, t_final=1.0, save=wflow.SaveAt())
+    with wflow.open(path) as run:
+        assert np.abs(run["work_weights"]).max() > 0.1
+    assert verify(path).passed
+
+
+def test_wrong_work_of_a_schedule_that_does_not_jump_fails(tmp_path):
+    law = wflow.heads.Schedule([0.0, 1.0], TABLE, "linear")
+    path = solved(tmp_path / "run.h5", law=law, heads=None, t_final=1.0, save=wflow.SaveAt())
+    assert verify(path).passed
+    wrong = spoiled(path, tmp_path, scaled("work_weights", 0.8, -1.0))
+    assert found(wrong)[SUMS].passed is False
+
+
+def test_balance_without_the_dissipation_fails_where_drift_and_ito_nearly_cancel(ou, tmp_path):
+    checks = found(spoiled(ou, tmp_path, scaled("dissipated", 0.0, 1.0)))
+    assert checks[BALANCE].passed is False, str(checks[BALANCE])
+
+
+def test_energy_turned_over_does_not_count_what_drift_and_ito_cancel(ou, tmp_path):
+    def inflate(file):  # as a longer run would: both grow, their sum stays
+        ramp = 1e3 * file["time"][:]
+        file["work_weights"][:] -= ramp
+        file["work_ito"][:] += ramp
+
+    limit = found(ou)[BALANCE].limit
+    assert found(spoiled(ou, tmp_path, inflate))[BALANCE].limit == pytest.approx(limit, rel=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 5, 40])
+@pytest.mark.parametrize(("heads", "paths"), [(1, 1), (1, 3), (8, 1)])
+def test_honest_runs_with_noise_pass(tmp_path, heads, paths, every):
+    options = {"heads": heads, "paths": paths, "save": wflow.SaveAt(every=every), "seed": 5}
+    report = verify(solved(tmp_path / "run.h5", **options))
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("scheme", ["euler", "heun", "rk4"])
+def test_honest_runs_of_every_scheme_pass_with_few_records(tmp_path, scheme):
+    law = wflow.heads.Oscillating(3, phases="spread")
+    report = verify(solved(tmp_path / "run.h5", law=law, scheme=scheme, save=wflow.SaveAt(every=8)))
+    assert report.passed, str(report)
+    assert {check.name: check.passed for check in report.checks}[SUMS] is True
+
+
+def test_one_path_says_what_its_limit_is_made_of(tmp_path):
+    note = found(solved(tmp_path / "run.h5", paths=1))[BALANCE].note
+    assert "one path" in note and "Itô" in note
+
+
+def test_too_few_records_to_sum_are_skipped_and_said(tmp_path):
+    check = found(solved(tmp_path / "run.h5", t_final=0.4, save=wflow.SaveAt(every=20)))[SUMS]
+    assert check.passed is None and "record" in check.note
+
+
+@pytest.mark.parametrize("lost", [["dissipated"], ["edi_defect", "work_ito"]])
+def test_part_of_a_budget_fails_and_names_what_is_missing(ou, tmp_path, lost, capsys):
+    def drop(file):
+        for name in lost:
+            del file[name]
+
+    path = spoiled(ou, tmp_path, drop)
+    check = found(path)["the budget is complete"]
+    assert check.passed is False and all(name in check.note for name in lost)
+    assert main(["verify", str(path)]) == 1
+    assert main(["info", str(path)]) == 0
+    assert main(["plot", str(path), "--out", str(tmp_path)]) == 0
+    err = capsys.readouterr().err
+    assert "energy balance" in err and all(name in err for name in lost if name != "edi_defect")
+
+
+def test_infinite_energies_are_not_called_finite(ou, tmp_path):
+    def grow(file):
+        for name in ("energy", "edi_residual", "edi_residual_upper_gradient"):
+            file[name][1, 10:30] = np.inf
+
+    report = verify(spoiled(ou, tmp_path, grow))
+    assert report.passed, str(report)
+    (check,) = (check for check in report.checks if "inf" in check.note)
+    assert "finite" not in check.name
+
+
+def test_summary_of_a_study_is_named_as_such(tmp_path, capsys):
+    path = tmp_path / "summary.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"schema": "wflow-study/1", "config": json.dumps({}), "created": "now"})
+    with pytest.raises(RunFileError, match=r"summary of a study.*give one of its run files"):
+        verify(path)
+    assert main(["verify", str(path)]) == 2
+    assert "not written by wflow" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dt": 0.02}, {"save": {"every": 7}}, {"seed": 9}],
+)
+def test_a_configuration_that_is_not_that_of_the_data_fails(ou, tmp_path, change):
+    def act(file):
+        file.attrs["config"] = json.dumps(json.loads(file.attrs["config"]) | change)
+
+    assert found(ou)["the configuration fits the data"].passed
+    report = verify(spoiled(ou, tmp_path, act))
+    assert not report.passed

@@ -1,0 +1,445 @@
+"""Flows: the contract of a custom one against the kernels of the three of wflow, and its runs."""
+
+import json
+
+import numpy as np
+import pytest
+from twin import symmetric, unit
+
+import wflow
+from wflow import Compute, InputError, SaveAt, WflowError, flows, stability, stationary
+from wflow.analysis.verify import verify
+from wflow.attention.flows import FLOWS, Flow, evaluate, flow_config, flow_from_config, register
+from wflow.distributed.plan import Run
+from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck
+from wflow.kernels.evaluate import FLOWS as KERNELS
+from wflow.particles import integrate
+from wflow.study.flags import OutputFlags
+from wflow.study.folder import check_output
+
+
+class MySoftmax(Flow):
+    general_heads = True
+
+    def velocity(self, cloud):
+        return cloud.attention()
+
+    def log_metric(self, cloud):
+        return -np.log(np.mean(np.exp(-cloud.log_mobility()), axis=1))
+
+
+class MyUnnormalised(Flow):
+    def velocity(self, cloud):
+        return cloud.attention(log_factors=cloud.log_mobility())
+
+    def gradient_flow(self, heads):
+        return True
+
+
+class MyEffective(MySoftmax):
+    def velocity(self, cloud):
+        log_m = cloud.log_mobility()
+        return cloud.attention(log_factors=log_m - self.log_metric(cloud)[:, None])
+
+
+class Balanced(Flow):
+    """Doubly stochastic attention (Sander, Ablin, Blondel, Peyre 2022), D symmetric."""
+
+    def __init__(self, rounds=60):
+        self.rounds = rounds
+
+    def potential_of(self, cloud):
+        """f with (1/n) sum_j e^{f_i + f_j} exp(<x_i, D x_j>) = 1, (paths, heads, n)."""
+        f = -cloud.log_mobility() / 2
+        for _ in range(self.rounds):
+            f = (f - cloud.log_mobility(f)) / 2
+        return f
+
+    def velocity(self, cloud):
+        return cloud.attention(log_weights=self.potential_of(cloud))
+
+    def to_config(self):
+        return {"rounds": self.rounds}
+
+
+OWN = {"softmax": MySoftmax(), "unnormalised": MyUnnormalised(), "effective": MyEffective()}
+
+
+@pytest.fixture
+def registered():
+    """Balanced is known by its name while a test runs."""
+    register(Balanced)
+    yield
+    FLOWS.classes.pop("Balanced")
+
+
+def cloud_of(n, d, paths=1, heads=1, scale=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    return flows.Cloud(unit(rng, paths, n, d), scale * symmetric(rng, paths, heads, d, d))
+
+
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+@pytest.mark.parametrize("d", [2, 3, 12])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_flow_written_as_a_class_has_velocities_and_terms_of_the_kernel(name, d, kind, direction):
+    rng = np.random.default_rng(d)
+    paths, heads, n = 2, 3, 17
+    x = unit(rng, paths, n, d).astype(kind)
+    D, drift, noise = (symmetric(rng, paths, heads, d, d).astype(kind) / 2 for _ in range(3))
+    how = {"drift": drift, "noise": noise, "sigma2": rng.random((paths, heads)).astype(kind)}
+    how |= {"direction": direction, "symmetric": True}
+    kernel = evaluate(x, D, flow=name, **how)
+    own = evaluate(x, D, flow=OWN[name], **how)
+    rounding = 1e-13 if kind == "float64" else 1e-5
+    assert own.velocity.dtype == kernel.velocity.dtype
+    assert np.abs(own.velocity - kernel.velocity).max() <= rounding * np.abs(kernel.velocity).max()
+    assert list(own.terms) == list(kernel.terms)
+    for term, values in kernel.terms.items():
+        scale = np.abs(values) + (term == "edi_defect") * np.abs(kernel.terms["dissipation"])
+        assert np.all(np.abs(own.terms[term] - values) <= rounding * scale), term
+
+
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+@pytest.mark.parametrize("flow", [flows.Softmax, flows.Unnormalised, flows.Effective])
+def test_terms_of_a_class_are_those_of_the_kernel_where_scores_leave_the_range(flow, direction):
+    """Scores up to about 5000: energies are inf, velocities of softmax attention are right."""
+    cloud = cloud_of(9, 3, heads=2, scale=2000.0)
+    own = type("Own", (flow,), {})()
+    assert FLOWS.is_custom(own)
+    found = evaluate(cloud.x, cloud.D, flow=own, direction=direction)
+    kernel = evaluate(cloud.x, cloud.D, flow=flow.name, direction=direction)
+    assert np.isinf(kernel.terms["energy"]).all()
+    assert np.isfinite(found.velocity).all() == (flow is flows.Softmax)
+    assert np.allclose(found.velocity, kernel.velocity, rtol=1e-10, equal_nan=True)
+    for term, values in kernel.terms.items():
+        assert np.allclose(found.terms[term], values, rtol=1e-10), term
+
+
+def test_general_heads_and_a_causal_mask_reach_a_flow_that_admits_them():
+    rng = np.random.default_rng(4)
+    x0 = unit(rng, 12, 3)
+    heads = QKV(*rng.normal(size=(3, 2, 3, 3)))
+    how = {"heads": heads, "t_final": 0.2, "dt": 0.05, "causal": True}
+    kernel = wflow.solve(x0, Frozen(), **how)["tokens"].values
+    own = wflow.solve(x0, Frozen(), flow=MySoftmax(), **how)["tokens"].values
+    assert np.abs(own - kernel).max() < 1e-14
+    for options in (how | {"causal": False}, how | {"heads": np.eye(3)[None]}):
+        with pytest.raises(InputError, match=r"general_heads = True, not 'Balanced'"):
+            wflow.solve(x0, Frozen(), flow=Balanced(), **options)
+
+
+def test_the_part_of_a_velocity_along_the_token_is_left_out():
+    class Outwards(MySoftmax):
+        def velocity(self, cloud):
+            return super().velocity(cloud) + 3.0 * cloud.x
+
+    cloud = cloud_of(7, 3)
+    x, D = cloud.x[0], cloud.D[0]
+    assert np.allclose(wflow.velocity(x, D, flow=Outwards()), wflow.velocity(x, D), atol=1e-14)
+
+
+# Sinkhorn attention
+# ------------------
+
+
+def test_rows_and_columns_of_sinkhorn_attention_sum_to_one():
+    cloud, flow = cloud_of(40, 3, paths=2, heads=2, scale=0.7), Balanced(rounds=300)
+    f = flow.potential_of(cloud)
+    scores = np.einsum("pia,phab,pjb->phij", cloud.x, cloud.D, cloud.x)
+    plan = np.exp(f[..., :, None] + scores + f[..., None, :]) / 40
+    assert np.abs(plan.sum(axis=3) - 1).max() < 1e-12
+    assert np.abs(plan.sum(axis=2) - 1).max() < 1e-12
+    attended = np.einsum("phij,pjb->phib", plan, cloud.x)
+    assert np.allclose(attended.mean(axis=2), cloud.x.mean(axis=1)[:, None], atol=1e-13)
+    v = np.einsum("phab,phib->pia", cloud.D, attended) / 2
+    v -= np.einsum("pia,pia->pi", v, cloud.x)[..., None] * cloud.x
+    assert np.abs(flow.velocity(cloud) - v).max() < 1e-11
+
+
+def test_sinkhorn_attention_is_a_gradient_flow_in_w2():
+    """v_i is n times the tangential gradient of F = -(1/(H n)) sum_hi f_hi, by differences."""
+    x, D = cloud_of(11, 3, heads=2).x[0], cloud_of(11, 3, heads=2).D[0]
+    flow, step = Balanced(rounds=200), 1e-5
+
+    def energy(tokens):
+        return -flow.potential_of(flows.Cloud(tokens[None], D[None])).mean()
+
+    v = wflow.velocity(x, D, flow=flow, direction="ascent")
+    for i, direction in ((0, 1), (4, 0), (7, 2)):
+        tangent = np.eye(3)[direction] - x[i, direction] * x[i]
+        ends = [x.copy(), x.copy()]
+        for end, sign in zip(ends, (-1, 1), strict=True):
+            end[i] += sign * step * tangent
+            end[i] /= np.linalg.norm(end[i])
+        slope = (energy(ends[1]) - energy(ends[0])) / (2 * step)
+        assert 11 * slope == pytest.approx(v[i] @ tangent, rel=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_the_potential_of_sinkhorn_attention_changes_by_the_integral_of_the_speed(direction):
+    cloud = cloud_of(20, 3, scale=0.5)
+    x, D, flow = cloud.x[0], cloud.D[0], Balanced(rounds=200)
+    run = wflow.solve(
+        x, Frozen(), heads=D, t_final=1.0, dt=0.02, scheme="rk4", flow=flow, direction=direction
+    )
+    ends = [run["tokens"].values[0, at] for at in (0, -1)]
+    before, after = (-flow.potential_of(flows.Cloud(y[None], D[None])).mean() for y in ends)
+    sign = 1.0 if direction == "ascent" else -1.0
+    gained = sign * float(run["dissipated_upper_gradient"][0, -1])  # of b = 1
+    assert abs(gained) > 0.1
+    assert after - before == pytest.approx(gained, rel=1e-7)
+    assert float(np.abs(run["edi_residual"]).max()) < 1e-7
+
+
+OPTIONS = {"heads": 3, "t_final": 0.5, "dt": 0.02, "paths": 3, "seed": 2}
+OPTIONS |= {"save": SaveAt(heads=True)}
+TWO = Compute(batch=2)
+
+
+def test_a_run_of_a_custom_flow_is_verified_run_again_and_resumed(tmp_path, registered):
+    x0, law, out = unit(np.random.default_rng(0), 15, 3), OrnsteinUhlenbeck(np.eye(3)), "run.h5"
+    whole = wflow.solve(x0, law, flow=Balanced(20), out=tmp_path / out, compute=TWO, **OPTIONS)
+    config = json.loads(whole.attrs["config"])["flow"]
+    assert config == flow_config(Balanced(20)) and config["rounds"] == 20
+    report = verify(tmp_path / out)
+    assert report.passed, str(report)
+    notes = {check.name: check for check in report.checks}
+    assert notes["the first recorded step follows from the configuration"].passed
+    same = notes["dissipation and upper_gradient_sq coincide"]
+    assert same.passed is None and "flow = Balanced" in same.note
+    again = wflow.rerun(tmp_path / out)
+    assert all(np.array_equal(whole[name], again[name]) for name in whole.data_vars)
+    finished = wflow.solve(
+        x0, law, flow=Balanced(20), out=tmp_path / out, if_exists="resume", compute=TWO, **OPTIONS
+    )
+    finished.close()
+    for other in (Balanced(19), "softmax"):
+        with pytest.raises(InputError, match="differs in flow"):
+            wflow.solve(x0, law, flow=other, out=tmp_path / out, if_exists="resume", **OPTIONS)
+    other = wflow.rerun(tmp_path / out, flow="softmax")
+    assert json.loads(other.attrs["config"])["flow"] == "softmax"
+    whole.close()
+
+
+def test_an_interrupted_run_of_a_custom_flow_resumes_to_the_same_bits(tmp_path, monkeypatch):
+    x0 = unit(np.random.default_rng(0), 15, 3)
+    options = OPTIONS | {"flow": Balanced(20), "law": OrnsteinUhlenbeck(np.eye(3))}
+    whole = wflow.solve(x0, compute=TWO, **options)
+    count, real = [0], integrate.evaluate
+
+    def stopping(*args, **how):
+        count[0] += 1
+        if count[0] == 17:
+            raise KeyboardInterrupt
+        return real(*args, **how)
+
+    monkeypatch.setattr(integrate, "evaluate", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        wflow.solve(
+            x0, out=tmp_path / "run.h5", compute=Compute(batch=2, checkpoint_every=0.0), **options
+        )
+    monkeypatch.undo()
+    resumed = wflow.solve(x0, out=tmp_path / "run.h5", if_exists="resume", compute=TWO, **options)
+    assert all(np.array_equal(whole[name], resumed[name]) for name in whole.data_vars)
+    resumed.close()
+
+
+def test_a_custom_flow_gives_the_same_bits_for_any_batches():
+    x0 = unit(np.random.default_rng(0), 15, 3)
+    options = OPTIONS | {"flow": Balanced(10), "law": OrnsteinUhlenbeck(np.eye(3))}
+    one, all_ = (wflow.solve(x0, compute=Compute(batch=batch), **options) for batch in (1, 3))
+    assert all(np.array_equal(one[name], all_[name]) for name in one.data_vars)
+
+
+def test_adaptive_steps_and_noisy_tokens_take_a_custom_flow():
+    cloud = cloud_of(10, 3, scale=0.3)
+    x, D = cloud.x[0], cloud.D[0]
+    ends = {}
+    for scheme in ("dopri5", "rk4"):
+        run = wflow.solve(
+            x, Frozen(), heads=D, t_final=1.0, dt=0.05, scheme=scheme, flow=Balanced(20)
+        )
+        ends[scheme] = run["tokens"].values[0, -1]
+        assert float(np.abs(run["edi_residual"]).max()) < 1e-6
+    assert np.abs(ends["dopri5"] - ends["rk4"]).max() < 1e-6
+    noisy = wflow.solve(
+        x, Frozen(), heads=D, t_final=0.5, dt=0.01, kappa=0.1, flow=Balanced(5), paths=20
+    )
+    residual = noisy["edi_residual"].values[:, -1]
+    assert abs(residual.mean()) < 5 * residual.std() / np.sqrt(20)
+
+
+# Identity
+# --------
+
+
+def test_a_flow_comes_back_from_its_configuration(registered):
+    for name in KERNELS:
+        assert flow_config(name) == name == flow_config(flow_from_config(name))
+    config = flow_config(Balanced(7))
+    again = flow_from_config(config)
+    assert isinstance(again, Balanced) and again.rounds == 7
+    with pytest.raises(InputError, match=r"'Balanced' differs .* in fingerprint"):
+        flow_from_config(config | {"rounds": 8})
+    with pytest.raises(InputError, match="no flow is registered as 'Other'"):
+        flow_from_config({"name": "Other"})
+
+
+def test_a_flow_that_is_not_registered_is_asked_for(tmp_path):
+    x0, out = np.eye(3), tmp_path / "run.h5"
+    how = {"heads": 1, "t_final": 0.1, "dt": 0.05}
+    wflow.solve(x0, Frozen(), flow=Balanced(3), out=out, **how).close()
+    with pytest.raises(InputError, match=r"flow 'Balanced' is custom: .* \(wflow\.flows\.register"):
+        wflow.rerun(out)
+    replay = "the first recorded step follows from the configuration"
+    check = next(check for check in verify(out).checks if check.name == replay)
+    assert check.passed is None and "'Balanced' is custom" in check.note
+    assert wflow.rerun(out, flow=Balanced(3)).attrs["complete"]
+
+
+def test_a_flow_that_cannot_be_compared_is_named_when_the_run_starts(tmp_path):
+    class Random(MySoftmax):
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def velocity(self, cloud):
+            return self.rng.random() * super().velocity(cloud)
+
+    how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5", "flow": Random()}
+    with pytest.warns(UserWarning, match="cannot be resumed because .* a random generator") as said:
+        wflow.solve(np.eye(3), Frozen(), **how).close()
+    assert said[0].filename == __file__
+    with pytest.raises(InputError, match="cannot tell whether the flow is the one that began"):
+        wflow.solve(np.eye(3), Frozen(), if_exists="resume", **how)
+
+
+def test_a_flow_that_changes_itself_is_named_at_the_end(tmp_path):
+    class Counting(MySoftmax):
+        calls = 0
+
+        def velocity(self, cloud):
+            self.calls += 1
+            return super().velocity(cloud)
+
+    how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5"}
+    with pytest.warns(UserWarning, match="the flow changed itself while it ran"):
+        wflow.solve(np.eye(3), Frozen(), flow=Counting(), **how).close()
+
+
+def test_workers_and_studies_refuse_runs_of_another_flow(tmp_path):
+    task = {"x0": np.eye(3), "law": Frozen(), "heads": 1, "t_final": 0.1, "dt": 0.05, "paths": 2}
+    task |= {"out": tmp_path / "run.h5", "flow": Balanced(3)}
+    run = Run(task, 5.0)
+    run.begin(may_be_one=False)  # leaves the folder of the parts
+    with pytest.raises(WflowError, match=r"flow\.rounds"):
+        Run(task | {"flow": Balanced(4), "if_exists": "resume"}, 5.0)
+    flags = OutputFlags(out=tmp_path, resume=True)
+    for flow in (Balanced(4), "softmax"):
+        with pytest.raises(InputError, match="holds a run that differs in"):
+            check_output(task["out"], task | {"flow": flow}, flags)
+    run.close()
+
+
+class Wrong(Flow):
+    def __init__(self, found):
+        self.found = found
+
+    def velocity(self, cloud):
+        return self.found(cloud)
+
+
+@pytest.mark.parametrize(
+    ("flow", "said"),
+    [
+        (
+            "sofmax",
+            "flow is 'sofmax': expected one of softmax, unnormalised, effective, or a wflow",
+        ),
+        (3, "flow is 3: expected one of"),
+        (Balanced, "flow is the class Balanced: expected an object of it"),
+        (Flow(), "the flow Flow has no velocity"),
+        (Wrong(lambda cloud: cloud.x[0]), r"Wrong.velocity\(cloud\) returned .* \(1, 3, 3\)"),
+        (Wrong(lambda cloud: None), r"Wrong.velocity\(cloud\) returned an array of object"),
+        (Wrong(lambda cloud: cloud.x.__imul__(2.0)), "must not write into the cloud"),
+        (Wrong(lambda cloud: cloud.log_mobility().__imul__(2.0)), "must not write into the cloud"),
+    ],
+)
+def test_what_is_no_flow_is_refused(flow, said):
+    with pytest.raises(InputError, match=said):
+        wflow.velocity(np.eye(3), np.eye(3)[None], flow=flow)
+    with pytest.raises(InputError, match=said):
+        wflow.solve(np.eye(3), Frozen(), heads=1, t_final=0.1, dt=0.1, flow=flow)
+
+
+# What theory knows of a flow
+# ---------------------------
+
+
+def test_verify_finds_a_flow_that_claims_a_balance_that_it_does_not_have(tmp_path):
+    class Claims(MySoftmax):
+        def gradient_flow(self, heads):
+            return True
+
+    register(Claims)
+    try:
+        checks = []
+        for heads in (1, 4):
+            out = tmp_path / f"{heads}.h5"
+            wflow.solve(
+                unit(np.random.default_rng(0), 9, 3), Frozen(), heads=heads, t_final=0.2, dt=0.01,
+                flow=Claims(), out=out,
+            ).close()  # fmt: skip
+            name = "dissipation and upper_gradient_sq coincide"
+            checks += [check.passed for check in verify(out).checks if check.name == name]
+        assert checks == [True, False]
+    finally:
+        FLOWS.classes.pop("Claims")
+
+
+def test_bounds_and_stationary_laws_are_those_that_a_flow_states():
+    class Known(MySoftmax):
+        potential = "log m"
+
+        def growth(self, norms):
+            return flows.softmax.growth(norms)
+
+    D = cloud_of(3, 3, heads=2).D[0]
+    with pytest.raises(InputError, match=r"no bound on the growth of W₂ is known .* Balanced"):
+        stability.growth_constant(D, flow=Balanced())
+    assert stability.growth_constant(D, flow=Known()) == stability.growth_constant(D)
+    with pytest.raises(InputError, match="Balanced does not say of which function"):
+        stationary.critical_diffusion(1.0, 3, Balanced())
+    with pytest.raises(InputError, match="Balanced does not say of which function"):
+        stationary.stationary_order(1.0, 3, 0.5, Balanced())
+    assert stationary.critical_diffusion(1.0, 3, Known()) == stationary.critical_diffusion(1.0, 3)
+
+
+def test_sum_over_pairs_of_heads_does_not_cancel():
+    f, g = np.array([1e200, 1.0, 2.0]), np.array([1e-200, 3.0, 5.0])
+    expected = (1e200 * 8 + 1.0 * 5 + 2.0 * 3) / 9
+    assert flows._pairs(f, g) == pytest.approx(expected)
+    tiny = np.array([1e20, 1.0])
+    assert flows._pairs(tiny * 0 + [0.0, 1.0], tiny) == pytest.approx(1e20 / 4)
+
+
+def test_the_exponent_of_a_run_is_that_of_its_flow():
+    x0 = unit(np.random.default_rng(0), 9, 3)
+    how = {"heads": 2, "t_final": 0.2, "dt": 0.05, "save": SaveAt(snapshots=[0.0, 0.1, 0.2])}
+    law = HeadLaw(lambda D, t: -D)
+    register(MySoftmax)
+    try:
+        run = wflow.solve(x0, law, flow=MySoftmax(), **how)
+        with pytest.raises(InputError, match="no bound on the growth"):
+            stability.exponent(run, law=law)
+    finally:
+        FLOWS.classes.pop("MySoftmax")
+    known = stability.exponent(wflow.solve(x0, law, **how), law=law)
+    assert float(known[0, -1]) > 0
+
+
+def test_the_description_of_a_run_names_a_custom_flow(tmp_path, capsys):
+    from wflow.cli.commands import describe
+
+    run = wflow.solve(np.eye(3), Frozen(), heads=1, t_final=0.1, dt=0.05, flow=Balanced(3))
+    assert "Balanced, descent, euler" in str(describe(run))

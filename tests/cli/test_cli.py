@@ -1,0 +1,422 @@
+"""The command `wflow`, and what `wflow.verify` accepts and refuses."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from run_layouts import spoiled
+
+import wflow
+from wflow import InputError, Interrupted, RunFileError
+from wflow._core.command_line import check_folder
+from wflow.analysis.verify import verify
+from wflow.cli import guarded, main
+from wflow.io.runfile import RunLayout, RunWriter, dataset_attrs
+
+ROOT = Path(__file__).parents[2]
+RECORDED = "every value is recorded"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """Small real runs, one of a kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    x0 = wflow.tokens.cross_polytope(n=12, d=3, spread=0.05, seed=1)
+    ou = wflow.heads.OrnsteinUhlenbeck(mean=np.eye(3), rate=1.0, sigma2=2.0)
+    shared = {"t_final": 0.4, "dt": 5e-3, "seed": 0}
+    kept = {"save": wflow.SaveAt(snapshots=[0.0, 0.2, 0.4], paths=(0, 1), heads=True)}
+    rng = np.random.default_rng(0)
+    heads = wflow.heads.QKV(*rng.normal(size=(3, 2, 3, 3)))
+    plans = {
+        "ou": (ou, {"heads": 3, "paths": 2} | kept),
+        "single": (ou, {"heads": 3, "paths": 2, "compute": wflow.Compute(dtype="float32")} | kept),
+        "bare": (ou, {"heads": 3, "save": wflow.SaveAt(every=3)}),
+        "effective": (
+            wflow.heads.Frozen(),
+            {"heads": 3, "flow": "effective", "direction": "ascent", "scheme": "rk4"},
+        ),
+        "general": (wflow.heads.Frozen(), {"heads": heads}),
+    }
+    for name, (law, more) in plans.items():
+        out = folder / f"{name}.h5"
+        wflow.solve(x0, law, out=out, **shared, **more).close()
+    return {name: folder / f"{name}.h5" for name in plans}
+
+
+def checks(path: Path, **options) -> dict[str, bool | None]:
+    return {check.name: check.passed for check in verify(path, **options).checks}
+
+
+@pytest.mark.parametrize("name", ["ou", "single", "bare", "effective", "general"])
+def test_a_run_of_the_solver_verifies(runs, name, capsys):
+    assert main(["verify", str(runs[name])]) == 0
+    out = capsys.readouterr().out
+    assert "PASSED" in out and "FAIL" not in out
+
+
+def test_verify_says_what_it_could_not_check(runs):
+    found = checks(runs["bare"])
+    assert found["energy follows from the stored tokens and heads"] is None
+    assert found["running integrals are the sums of their rates"] is True
+    assert found["dissipation and upper_gradient_sq coincide"] is None
+    assert checks(runs["general"])["energy and its balance"] is None
+    assert checks(runs["effective"])["dissipation and upper_gradient_sq coincide"] is True
+
+
+def add(name: str, place: tuple, amount: float):
+    def act(file):
+        file[name][place] += amount
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (add("energy", (1, 40), 1e-6), "energy follows from the stored tokens and heads"),
+        (add("energy", (0, 0), 1e-6), "energy at time 0 follows from the initial tokens and heads"),
+        (add("tokens", (0, 1, 2, 0), 1e-3), "tokens lie on the sphere"),
+        (add("tokens_mean", (1, 0, 0), 1e-3), "tokens_mean is the mean of the tokens"),
+        (add("heads", (0, 1, 0, 0, 0), 1e-3), "energy follows from the stored tokens and heads"),
+        (add("edi_residual", (1, 7), 1e-9), "edi_residual is what its terms leave"),
+        (
+            add("edi_residual_upper_gradient", (1, 7), 1e-9),
+            "edi_residual_upper_gradient is what its terms leave",
+        ),
+        (add("edi_defect", (1, 7), 1e-6), "edi_defect is dissipation minus upper_gradient_sq"),
+        (add("work_ito", (1, slice(None)), 1e-6), "the budget starts at zero"),
+        (
+            add("work_ito", (1, slice(5, None)), 1e-6),
+            "running integrals are the sums of their rates",
+        ),
+        (add("dissipation", (0, 3), np.nan), RECORDED),
+        (add("tokens", (0, 1, 2, 0), np.inf), "no token and no head is infinite"),
+    ],
+)
+def test_a_changed_number_fails_the_check_that_guards_it(runs, tmp_path, act, name, capsys):
+    path = spoiled(runs["ou"], tmp_path, act)
+    assert checks(path)[name] is False
+    assert main(["verify", str(path)]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_balance_that_does_not_close_fails(runs, tmp_path):
+    def leak(file):
+        file["dissipated"][:, -1] -= 10.0
+        file["edi_residual"][:, -1] -= 10.0
+
+    assert checks(spoiled(runs["ou"], tmp_path, leak))["the energy balance closes"] is False
+    assert checks(runs["effective"], tolerance=1e-15)["the energy balance closes"] is False
+
+
+def test_energy_beyond_the_range_of_doubles_is_no_fault_of_a_run(runs, tmp_path):
+    def grow(file):
+        for name in ("energy", "edi_residual", "edi_residual_upper_gradient"):
+            file[name][1, 10:30] = np.inf
+
+    report = verify(spoiled(runs["ou"], tmp_path, grow))
+    assert report.passed, str(report)
+    assert "60 energy terms are inf" in str(report)
+
+
+def test_unfinished_run_fails_for_that_alone(runs, tmp_path):
+    with wflow.open(runs["ou"]) as ds:
+        layout = RunLayout(2, ds["time"], ds["snapshot"], [0, 1], 12, 3, 3, save_heads=True)
+        writer = RunWriter.create(tmp_path / "run.h5", layout, dict(ds.attrs))
+        for name in map(str, ds.data_vars):
+            values = ds[name].values
+            if "time" in ds[name].dims:
+                writer.write(name, (0, slice(0, 50)), values[0, :50])  # path 1 has not begun
+            elif ds[name].dims[0] == "snapshot_path":
+                writer.write(name, (0, slice(0, 2)), values[0, :2])
+            elif name != "tokens_mean":
+                writer.write(name, (), values)
+    writer.abandon()
+    failed = {name for name, passed in checks(tmp_path / "run.h5").items() if passed is False}
+    assert failed == {"the run is complete", RECORDED}
+
+
+def test_run_that_recorded_nothing_is_reported_and_not_crashed_on(tmp_path):
+    layout = RunLayout(2, [0.0, 1.0], [0.0], [0], 12, 3, 3)
+    attrs = dataset_attrs({"law": {"name": "Frozen"}}, seed=0)
+    RunWriter.create(tmp_path / "run.h5", layout, attrs).abandon()
+    assert not verify(tmp_path / "run.h5").passed
+    assert main(["info", str(tmp_path / "run.h5")]) == 0
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, float("nan")])
+def test_tolerance_must_be_positive(runs, tolerance):
+    with pytest.raises(InputError, match="tolerance"):
+        verify(runs["ou"], tolerance=tolerance)
+
+
+def test_info_tells_run_provenance_and_numbers(runs, capsys):
+    assert main(["info", str(runs["ou"])]) == 0
+    out = capsys.readouterr().out
+    for text in ("complete", "OrnsteinUhlenbeck", "n = 12, d = 3", "softmax, descent, euler"):
+        assert text in out
+    for text in ("81 times up to 0.4", "seed", "command", "edi_residual(T)", "upper_gradient_sq"):
+        assert text in out
+    assert main(["info", str(runs["general"])]) == 0
+    out = capsys.readouterr().out
+    assert "speed_sq" in out and re.search(r"heads +2\n", out)
+
+
+@pytest.mark.parametrize("name", ["general", "effective", "single"])
+def test_plot_draws_every_kind_of_run_of_the_solver(runs, tmp_path, name, capsys):
+    assert main(["plot", str(runs[name]), "--out", str(tmp_path)]) == 0
+    assert f"{name}_tokens_path0.pdf" in capsys.readouterr().out
+
+
+def test_figures_of_an_unfinished_run_bear_its_name(runs, tmp_path, capsys):
+    copy = Path(shutil.copy(runs["ou"], tmp_path / "dt0.01.h5.partial"))
+    with h5py.File(copy, "r+") as file:
+        file.attrs.modify("complete", np.array([0]))
+    assert main(["plot", str(tmp_path / "dt0.01.h5")]) == 0
+    written = capsys.readouterr().out.split()
+    assert written and all(Path(name).name.startswith("dt0.01_") for name in written)
+
+
+def test_info_of_an_unfinished_run_warns_in_one_line(runs, tmp_path, capsys):
+    copy = Path(shutil.copy(runs["ou"], tmp_path / "run.h5.partial"))
+    with h5py.File(copy, "r+") as file:
+        file.attrs.modify("complete", np.array([0]))
+    assert main(["info", str(tmp_path / "run.h5")]) == 0
+    shown = capsys.readouterr()
+    assert "NOT COMPLETE" in shown.out
+    assert shown.err.startswith("wflow: warning: ") and shown.err.count("\n") == 1
+
+
+def test_plot_writes_figures_and_prints_where(runs, tmp_path, capsys):
+    assert main(["plot", str(runs["ou"]), "--out", str(tmp_path / "figures")]) == 0
+    written = capsys.readouterr().out.split()
+    assert written and all(Path(name).stat().st_size > 0 for name in written)
+    assert {Path(name).suffix for name in written} == {".png", ".pdf"}
+
+
+@pytest.mark.parametrize("command", ["info", "plot", "verify"])
+def test_missing_and_foreign_files_are_a_message_and_status_2(tmp_path, command, capsys):
+    text = tmp_path / "notes.txt"
+    text.write_text("hello")
+    for path in (tmp_path / "absent.h5", text):
+        assert main([command, str(path)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("wflow: error: ") and str(path) in err and "Traceback" not in err
+
+
+def test_unknown_command_is_status_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["draw"])
+    assert stop.value.code == 2
+
+
+def raising(error: BaseException):
+    def act() -> int:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (InputError("dt is -1"), 2, "wflow: error: dt is -1"),
+        (RunFileError("run.h5 is cut"), 2, "wflow: error: run.h5 is cut"),
+        (Interrupted("stopped", signal.SIGTERM), 128 + signal.SIGTERM, "wflow: stopped"),
+        (Interrupted("stopped"), 130, "wflow: stopped"),
+        (KeyboardInterrupt(), 130, "wflow: interrupted"),
+        (MemoryError(), 2, "needs more memory than there is; smaller --n, --heads or --paths"),
+        (np._core._exceptions._ArrayMemoryError((9,), np.dtype("f8")), 2, "more memory"),
+        (PermissionError(13, "Permission denied", "a.png"), 2, "a.png: Permission denied"),
+    ],
+)
+def test_guard_turns_errors_into_message_and_status(error, status, message, capsys):
+    assert guarded(raising(error)) == status
+    assert message in capsys.readouterr().err
+
+
+def test_guard_passes_the_status_on_and_keeps_the_traceback_of_a_fault():
+    assert guarded(lambda: 1) == 1
+    with pytest.raises(ZeroDivisionError):
+        guarded(lambda: 1 // 0)
+
+
+def test_closed_pipe_ends_quietly():
+    code = "import sys\nfrom wflow.cli import guarded\n"
+    code += "def main():\n    for _ in range(100000): print('line')\n    return 0\n"
+    code += "sys.exit(guarded(main))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    assert child.wait() == 141
+    child.stderr.close()
+
+
+def test_help_loads_neither_arrays_nor_figures():
+    code = "import sys\nfrom wflow.cli import main\n"
+    code += "try:\n    main(['--help'])\nexcept SystemExit: pass\n"
+    code += "heavy = {'numpy', 'numba', 'xarray', 'h5py', 'matplotlib'} & set(sys.modules)\n"
+    code += "assert not heavy, heavy"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout
+
+
+BYTES = os.fsdecode(b"run\xff.h5")  # a name that is not UTF-8
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "plot"])
+def test_a_name_that_is_not_utf8_is_taken(runs, tmp_path, command):
+    file = tmp_path / os.fsdecode(b"folder\xff") / BYTES
+    file.parent.mkdir()
+    shutil.copy(runs["bare"], file)
+    code = "import sys; from wflow.cli import main; sys.exit(main())"
+    words = [sys.executable, "-c", code, command, str(file)]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(words, capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert b"run\\udcff" in done.stdout
+
+
+def test_a_stream_that_writes_names_as_they_are_is_left_so():
+    code = "def main():\n    print('1 ± 2', '\\udcff')\n    return 0\n"
+    code = f"import sys\nfrom wflow.cli import guarded\n{code}\nsys.exit(guarded(main))"
+    for encoding, text in (
+        ("utf-8", "1 ± 2 ".encode() + b"\xff\n"),
+        ("ascii", b"1 \\xb1 2 \\udcff\n"),
+    ):
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        env |= {"PYTHONIOENCODING": f"{encoding}:surrogateescape"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env)
+        assert (done.stdout, done.stderr, done.returncode) == (text, b"", 0)
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "plot"])
+def test_a_folder_is_the_same_message_for_all_commands(tmp_path, command, capsys):
+    assert main([command, str(tmp_path)]) == 2
+    message = f"wflow: error: {tmp_path} cannot be read: Is a directory; give a run file\n"
+    assert capsys.readouterr().err == message
+
+
+def test_a_summary_is_refused_with_the_name_of_a_run_that_is_there(runs, tmp_path, capsys):
+    with h5py.File(tmp_path / "summary.h5", "w") as file:
+        file.attrs["schema"] = "wflow-study/1"
+    assert main(["info", str(tmp_path / "summary.h5")]) == 2
+    assert capsys.readouterr().err.endswith("give one of its run files\n")
+    shutil.copy(runs["bare"], tmp_path / "trial.h5")
+    (tmp_path / "foreign.h5").write_text("mine")
+    assert main(["info", str(tmp_path / "summary.h5")]) == 2
+    assert capsys.readouterr().err.endswith(f"run files, such as {tmp_path / 'trial.h5'}\n")
+
+
+def test_data_that_is_no_folder_is_said_to_be_none(tmp_path):
+    with pytest.raises(InputError, match="--data /dev/null: this is no folder; name one"):
+        check_folder("/dev/null", "--data")
+    with pytest.raises(InputError, match="there is no such folder; name one"):
+        check_folder(tmp_path / "missing", "--data")
+
+
+@pytest.mark.parametrize("words", [["info", ""], ["verify", ""], ["plot", ""],
+                                   ["plot", "run.h5", "--out", ""]])  # fmt: skip
+def test_an_empty_name_is_not_the_current_folder(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2 and "it is empty" in capsys.readouterr().err
+
+
+def child(code: str, **environment: str) -> subprocess.Popen:
+    code = f"import sys\nfrom wflow.cli import guarded\n{code}\nsys.exit(guarded(main))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+
+
+def test_signs_that_the_terminal_lacks_are_printed_as_escapes():
+    code = "def main():\n    print('1 ± 2', '\\udcff')\n    return 0\n"
+    process = child(code, PYTHONIOENCODING="ascii")
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("1 \\xb1 2 \\udcff\n", "", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_outside_a_run_is_a_message_and_a_status(number):
+    code = "def main():\n    print('begun', flush=True)\n    import time; time.sleep(60)\n"
+    process = child(code)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    name = signal.Signals(number).name
+    assert err == f"wflow: {name} ended the command; what it had written before is kept\n"
+    assert process.returncode == 128 + number
+
+
+def test_a_second_signal_ends_a_command_that_does_not_heed_the_first():
+    code = "import time\ndef main():\n    try:\n        print('begun', flush=True)\n"
+    code += "        time.sleep(60)\n    finally:\n        print('first', flush=True)\n"
+    code += "        time.sleep(60)\n"
+    process = child(code)
+    for word in ("begun\n", "first\n"):
+        assert process.stdout.readline() == word
+        process.terminate()
+    assert process.wait(30) == -signal.SIGTERM
+    process.communicate()
+
+
+def test_plot_replaces_the_figures_of_version_0_1_0_beside_their_run(
+    runs, tmp_path, capsys, sketched
+):
+    run, figure = tmp_path / "a.run.h5", tmp_path / "a.run_energy_balance.png"
+    shutil.copy(runs["bare"], run)
+    Figure().savefig(figure)
+    assert main(["plot", str(run)]) == 0
+    assert b"Software\0wflow" in figure.read_bytes()
+    Figure().savefig(figure)
+    (tmp_path / "out").mkdir()
+    figure.rename(tmp_path / "out" / figure.name)  # nothing there says what it is
+    capsys.readouterr()
+    assert main(["plot", str(run), "--out", str(tmp_path / "out")]) == 2
+    assert "or by a version that did not mark its figures" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["text", "folder", "link", "fifo"])
+def test_plot_replaces_no_foreign_file(runs, tmp_path, kind, capsys, sketched):
+    target, figure = tmp_path / "target", tmp_path / "out" / "bare_energy_balance.pdf"
+    target.write_text("mine")
+    figure.parent.mkdir()
+    if kind == "text":
+        figure.write_text("mine")
+    elif kind == "folder":
+        figure.mkdir()
+    elif kind == "link":
+        figure.symlink_to(target)
+    else:
+        os.mkfifo(figure)
+    before = os.lstat(figure).st_ino, os.lstat(figure).st_mtime_ns
+    command = ["plot", str(runs["bare"]), "--out", str(figure.parent)]
+    assert main(command) == 2
+    assert "was not written by wflow" in capsys.readouterr().err
+    assert (os.lstat(figure).st_ino, os.lstat(figure).st_mtime_ns) == before
+    assert target.read_text() == "mine"
+    assert not list(figure.parent.glob(".*")), "a draft is left"
+    figure.rmdir() if kind == "folder" else figure.unlink()
+    assert main(command) == 0 == main(command)  # its own figures are replaced

@@ -1,0 +1,413 @@
+"""Runs whose paths are spread over workers: the same bits, whatever dies on the way."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow import _version
+from wflow.distributed import job
+from wflow.distributed import workers as pools
+from wflow.distributed.job import Parts, compute
+from wflow.distributed.plan import Run
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
+from wflow.io.reading import lock_of
+from wflow.io.runfile import RunWriter, dataset_attrs
+
+library = pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+
+
+SAVE = wflow.SaveAt(every=3, snapshots=[0, 0.2, 0.5], paths=[1, 2, 5], heads=True)
+
+
+def problem(**changes: Any) -> dict[str, Any]:
+    """Seven paths with everything that a run file can hold."""
+    settings = {
+        "x0": wflow.tokens.cross_polytope(n=12, d=3, spread=0.05, seed=1),
+        "law": OrnsteinUhlenbeck(np.eye(3)),
+        "heads": 2,
+        "t_final": 0.5,
+        "dt": 0.005,
+        "paths": 7,
+        "seed": 3,
+        "save": SAVE,
+        "kappa": 0.05,
+        "compute": wflow.Compute(threads=1),
+    }
+    return settings | changes
+
+
+def check_same(one: Any, other: Any) -> None:
+    """Two runs have the same variables to the bit and the same configuration."""
+    assert set(one.variables) == set(other.variables)
+    for name in one.variables:
+        assert np.array_equal(one[name].values, other[name].values), name
+    for name in ("config", "seed", "schema", "title", "complete"):
+        assert one.attrs[name] == other.attrs[name]
+
+
+def in_parts(task: dict[str, Any], out: Path, cuts: list[int], if_exists: str = "error") -> Run:
+    """Compute the paths between the cuts as workers do, in this process."""
+    run = Run({**task, "out": out, "if_exists": if_exists}, 0.0)
+    run.begin(may_be_one=False)
+    parts = run._parts
+    assert parts is not None
+    for paths in itertools.pairwise(cuts):
+        assert compute(run.job, parts.file(paths), paths)
+    return run
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    """Two workers of one thread each."""
+    with (
+        library.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
+        ) as workers,
+        library.Client(workers, set_as_default=False) as made,
+    ):
+        yield made
+
+
+def when(happened: Callable[[], Any], act: Callable[[], Any]) -> threading.Thread:
+    """Act as soon as something has happened."""
+
+    def watch() -> None:
+        limit = time.monotonic() + 120
+        while not happened():
+            assert time.monotonic() < limit, "it never happened"
+            time.sleep(0.01)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("changes", "cuts"),
+    [
+        ({}, [0, 7]),
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (
+            {"kappa": 0.0, "scheme": "rk4", "law": Frozen(), "save": replace(SAVE, heads=False)},
+            [0, 2, 6, 7],
+        ),
+        ({"kappa": 0.0, "scheme": "dopri5", "law": Frozen()}, [0, 2, 6, 7]),
+        (
+            {"save": replace(SAVE, paths=[]), "compute": wflow.Compute(dtype="float32")},
+            [0, 2, 6, 7],
+        ),
+        ({"save": replace(SAVE, snapshots=[])}, [0, 3, 7]),
+        ({"save": replace(SAVE, budget=False), "compute": wflow.Compute(batch=2)}, [0, 3, 7]),
+    ],
+    ids=["one", "seven", "rk4", "dopri5", "float32", "no snapshots", "batches"],
+)
+def test_parts_merge_to_the_bits_of_the_serial_run(tmp_path, changes, cuts) -> None:
+    task = problem(**changes)
+    run = in_parts(task, tmp_path / "run.h5", cuts)
+    run.finish()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+    with wflow.open(tmp_path / "run.h5") as merged:
+        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
+
+
+def test_each_path_starts_where_the_serial_run_starts_it(tmp_path) -> None:
+    x0 = np.stack([wflow.tokens.uniform(5, 3, seed=s) for s in range(7)])
+    task = problem(x0=x0)
+    in_parts(task, tmp_path / "run.h5", [0, 3, 7]).finish()
+    with wflow.open(tmp_path / "run.h5") as merged:
+        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
+
+
+def test_workers_compute_the_bits_of_the_serial_run_and_keep_the_command(client, tmp_path) -> None:
+    task, out = problem(), tmp_path / "run.h5"
+    with wflow.distributed.solve(**task, out=out, scheduler=client, task_seconds=0.0) as run:
+        check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
+        assert run.attrs["command"].split()[0] in " ".join(sys.argv)
+    # A run that is shorter than a task is computed in one, without parts.
+    with wflow.distributed.solve(**task, out=tmp_path / "short.h5", scheduler=client) as run:
+        check_same(run, wflow.open(out))
+    assert {file.name for file in tmp_path.iterdir()} == {"run.h5", "serial.h5", "short.h5"}
+
+
+def test_a_law_of_functions_travels_and_one_that_cannot_is_refused(client, tmp_path) -> None:
+    rate, guard = 2.0, threading.Lock()
+    options: dict[str, Any] = {"scheduler": client, "task_seconds": 0.0}
+    task = problem(law=HeadLaw(lambda D, t: -rate * D))
+    with wflow.distributed.solve(**task, out=tmp_path / "run.h5", **options) as run:
+        check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
+
+    def drift(D, t):
+        with guard:
+            return -D
+
+    with pytest.raises(wflow.InputError, match="cannot travel to other processes"):
+        wflow.distributed.solve(**problem(law=HeadLaw(drift)), out=tmp_path / "x.h5", **options)
+    assert not list(tmp_path.glob("x.h5*"))
+
+
+def test_a_worker_killed_in_mid_run_is_replaced_and_the_bits_stay(client, tmp_path) -> None:
+    task, out = (
+        problem(t_final=4.0, compute=wflow.Compute(threads=1, checkpoint_every=0.05)),
+        tmp_path / "run.h5",
+    )
+    before = set(client.run(os.getpid).values())
+    victim = min(before)
+
+    def running() -> bool:
+        return len(list(out.parent.glob("run.h5.parts/*.checkpoint"))) > 1
+
+    killer = when(running, lambda: os.kill(victim, signal.SIGKILL))
+    with wflow.distributed.solve(**task, out=out, scheduler=client, task_seconds=0.0) as run:
+        killer.join()
+        check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
+    client.wait_for_workers(2, timeout=60)
+    after = set(client.run(os.getpid).values())
+    assert victim not in after and len(after) == 2
+    assert not (tmp_path / "run.h5.parts").exists()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_run_that_blows_up_is_not_tried_again(client, tmp_path) -> None:
+    out = tmp_path / "run.h5"
+    law = OrnsteinUhlenbeck(np.eye(3), rate=500.0)
+    with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.parts; run again") as caught:
+        wflow.distributed.solve(**problem(law=law), out=out, scheduler=client, task_seconds=0.0)
+    assert 0 <= caught.value.path < 7 and caught.value.time > 0
+    parts = list((tmp_path / "run.h5.parts").glob("*.h5.partial"))
+    assert 1 <= len(parts) <= 4  # those that were under way, and no other
+
+
+def test_a_worker_of_another_version_is_refused(client, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(_version, "__version__", "9.9")
+    with pytest.raises(wflow.InputError, match=r"has wflow .*, and the study 9\.9"):
+        wflow.distributed.solve(**problem(), out=tmp_path / "run.h5", scheduler=client)
+
+
+@pytest.mark.parametrize("by", ["this process", "workers"])
+def test_resume_keeps_finished_parts_and_computes_the_others(
+    client, tmp_path, monkeypatch, by
+) -> None:
+    task, out = problem(), tmp_path / "run.h5"
+    in_parts(task, out, [0, 2, 3]).close()
+    folder = tmp_path / "run.h5.parts"
+    made = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.h5")}
+    assert set(made) == {"00000-00001.h5", "00002-00002.h5"}
+    # Neither half a part nor that of another run is taken for a whole one.
+    whole = (folder / "00000-00001.h5").read_bytes()
+    (folder / "00003-00003.h5").write_bytes(whole[: len(whole) // 2])
+    (folder / "00004-00005.h5").write_bytes(whole)
+    (folder / "whole.h5.partial").write_bytes(whole[:1000])  # of a merge that was killed
+
+    kept, merge = {}, Parts.merge
+
+    def look(parts: Parts) -> None:
+        kept.update({name: (folder / name).stat().st_mtime_ns for name in made})
+        merge(parts)
+
+    monkeypatch.setattr(Parts, "merge", look)
+    options = {"scheduler": client, "task_seconds": 0.0} if by == "workers" else {}
+    with wflow.distributed.solve(**task, out=out, if_exists="resume", **options) as run:
+        check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
+    assert kept == made
+    assert {file.name for file in tmp_path.iterdir()} == {"run.h5", "serial.h5"}
+    before = out.stat().st_mtime_ns
+    # Nothing is left to do.
+    wflow.distributed.solve(**task, out=out, if_exists="resume", **options).close()
+    assert out.stat().st_mtime_ns == before
+
+
+def test_parts_are_neither_ignored_nor_mixed_up(tmp_path) -> None:
+    task, out = problem(), tmp_path / "run.h5"
+    in_parts(task, out, [0, 2]).close()
+    for solve in (wflow.solve, wflow.distributed.solve):
+        with pytest.raises(wflow.RunFileError, match="parts of an unfinished run"):
+            solve(**task, out=out)
+    with pytest.raises(wflow.RunFileError, match="what was computed of it is in"):
+        wflow.open(out)
+    with pytest.raises(wflow.InputError, match="seed differ"):
+        wflow.distributed.solve(**problem(seed=4), out=out, if_exists="resume")
+    with wflow.solve(**problem(seed=4), out=out, if_exists="overwrite") as run:
+        assert run.attrs["seed"] == 4
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Another process writes to a file, or seems to."""
+    command = [sys.executable, "-c", HOLD, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
+def test_a_lock_that_outlives_its_worker_does_not_stop_the_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(job, "_PATIENCE", 0.3)
+    task, out = problem(), tmp_path / "run.h5"
+    run = in_parts(task, out, [0, 3])
+    file = out.parent / "run.h5.parts" / "00003-00006.h5"
+    assert not compute(run.job, file, (3, 7), stopping=lambda: True)  # begun, not ended
+    with held(lock_of(file)):
+        assert compute(run.job, file, (3, 7))
+    run.finish()
+    with wflow.open(out) as merged:
+        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
+
+
+def test_two_studies_do_not_write_the_same_run(tmp_path) -> None:
+    task, out = problem(), tmp_path / "run.h5"
+    in_parts(task, out, [0, 2]).close()
+    with held(lock_of(out)):
+        for how in ("resume", "overwrite"):
+            with pytest.raises(wflow.RunFileError, match="being written by another process"):
+                wflow.distributed.solve(**task, out=out, if_exists=how)
+
+
+def test_a_worker_of_a_replaced_run_does_not_call_the_new_part_whole(tmp_path) -> None:
+    files, writers = [], []
+    for seed in (1, 2):
+        run = Run(problem(seed=seed, out=tmp_path / "run.h5", if_exists="overwrite"), 0.0)
+        run.begin(may_be_one=False)
+        assert run._parts is not None
+        files.append(run._parts.file((0, 7)))
+        part, config = run.job.part((0, 7))
+        attrs = dataset_attrs(config, seed)
+        writers.append(RunWriter.create(files[-1], part.layout(), attrs, overwrite=True))
+        run._parts.close()
+    with pytest.raises(wflow.RunFileError, match="replaced by another process"):
+        writers[0].finish()
+    assert files[0] == files[1] and not files[1].exists()
+    assert writers[1].finish() == files[1]
+
+
+def test_a_scheduler_is_found_from_a_notebook_whose_thread_runs_a_loop(client) -> None:
+    async def cell() -> str:
+        with pools._client_of(client.scheduler.address) as own:
+            return own.status
+
+    assert asyncio.run(cell()) == "running"
+
+
+def dask(*words: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "dask", *words, "--no-dashboard"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_scheduler_that_dies_leaves_what_resume_completes(tmp_path) -> None:
+    task, out = problem(t_final=4.0), tmp_path / "run.h5"
+    file = tmp_path / "scheduler.json"
+    scheduler = dask("scheduler", "--host", "127.0.0.1:0", "--scheduler-file", str(file))
+    worker = dask("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-nanny")
+    try:
+        when(lambda: file.exists() and file.read_text().endswith("}"), lambda: None).join(60)
+        address = json.loads(file.read_text())["address"]
+        folder = tmp_path / "run.h5.parts"
+        killer = when(lambda: len(list(folder.glob("*.h5"))) > 1, scheduler.kill)
+        with pytest.raises(wflow.WflowError, match=rf"{address} is lost.*--resume"):
+            wflow.distributed.solve(**task, out=out, scheduler=address, task_seconds=0.0)
+        killer.join()
+        worker.wait(60)  # it ends by itself
+    finally:
+        scheduler.kill()
+        worker.kill()
+    assert not out.exists() and len(list(folder.glob("*.h5"))) < 7
+    with wflow.distributed.solve(**task, out=out, if_exists="resume") as run:
+        check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
+
+
+def test_arguments_that_cannot_be_used(tmp_path, monkeypatch, silent_address) -> None:
+    monkeypatch.setattr(pools, "CONNECT_SECONDS", 1)
+    out = tmp_path / "run.h5"
+    with pytest.raises(wflow.InputError, match=r"no dask scheduler at --scheduler tcp://127\.0"):
+        wflow.distributed.solve(**problem(), out=out, scheduler=silent_address)
+    with pytest.raises(wflow.InputError, match="missing port"):
+        wflow.distributed.solve(**problem(), out=out, scheduler="localhost")
+    with pytest.raises(wflow.InputError, match="give one of them"):
+        wflow.distributed.solve(**problem(), out=out, scheduler=silent_address, workers=1)
+    with pytest.raises(wflow.InputError, match="workers is -1"):
+        wflow.distributed.solve(**problem(), out=out, workers=-1)
+    with pytest.raises(TypeError, match="speed"):
+        wflow.distributed.solve(**problem(), out=out, speed=3)
+    with pytest.raises(wflow.InputError, match="batch is 0"):
+        Run(problem(compute=wflow.Compute(batch=0), out=out), 5.0)
+    assert not list(tmp_path.iterdir())
+
+
+def tasks_of(run: Run, workers: int = 2, pace: float | None = None) -> list[tuple[int, int]]:
+    """Paths of the tasks that a run is cut into, each taking `pace` seconds per path."""
+    run.begin(may_be_one=False)
+    taken = []
+    while order := run.take(run.left / workers):
+        paths = order[1]
+        assert paths is not None
+        taken.append(paths)
+        if pace is not None:
+            run.done(paths, run._once + pace * (paths[1] - paths[0]))
+    run.close()
+    return taken
+
+
+def test_tasks_take_the_seconds_asked_for_and_cover_every_path_once(tmp_path) -> None:
+    task = problem(paths=500, out=tmp_path / "run.h5")
+    for pace, least, most in ((0.5, 9, 10), (0.1, 45, 50), (60.0, 1, 1)):
+        taken = tasks_of(Run(task, 5.0), pace=pace)
+        assert taken[0][0] == 0 and taken[-1][1] == 500
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(taken))
+        counts = [last - first for first, last in taken]
+        # The first tasks go by an estimate, the last ones are short so that no worker waits long.
+        assert least <= max(counts[5:]) <= most
+        assert counts[-1] * pace <= max(pace, 1.0)
+
+
+def test_a_task_holds_one_batch_at_most_and_one_path_at_least(tmp_path) -> None:
+    task = problem(paths=50, compute=wflow.Compute(threads=1, batch=4), out=tmp_path / "run.h5")
+    assert max(last - first for first, last in tasks_of(Run(task, 1e9), pace=0.01)) == 4
+    assert tasks_of(Run(task, 0.0)) == [(path, path + 1) for path in range(50)]
+
+
+def test_starting_workers_leaves_the_environment_of_this_process_alone(monkeypatch) -> None:
+    # Numba compiles nothing more once it sees another NUMBA_NUM_THREADS.
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    for name in names:  # a value of the user's own would hold for the workers too
+        monkeypatch.delenv(name, raising=False)
+
+    def limits() -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    before = limits()
+    with (
+        pools.local_cluster(1, 1) as local,
+        library.Client(local, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(1)
+        assert limits()[-1] == before[-1]
+        (of_worker,) = client.run(lambda: [os.environ.get(name) for name in names]).values()
+        assert of_worker == ["1", "1", "1"]
+    assert limits() == before

@@ -1,0 +1,338 @@
+"""Command lines with wrong words: a result, or status 2 with one message and nothing written."""
+
+import dataclasses
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import traceback
+import typing
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from scripts import STUDIES, script, shell
+
+import wflow
+from wflow import InputError, study
+from wflow.cli import commands
+from wflow.study import frame
+
+SECONDS = 60  # a command that takes longer to refuse its words hangs
+WHOLE = 600  # and one that takes longer to compute what is small
+MEMORY = 4 << 30  # bytes that a command may take
+LINES = 30  # of an error that tyro puts into a box; those of wflow have one
+
+# Sizes at which a study is done in seconds.
+SMALL = {
+    "clustering": "--betas 1 --dims 2 --n 4 --paths 2 --t-final 1 --series-betas 1 --series-n 4 "
+    "--series-paths 1 --series-t 1",
+    "edi_defect": "--n 6 --t-final 0.4 --dt 0.05 --halvings 1 --heads 2 --noisy-heads 1 2 "
+    "--paths 2",
+    "equilibria": "--n 4 --paths 2 --t-final 1 --sizes 4",
+    "jko": "--n 4 --heads 2 --paths 2 --taus 0.25 0.125 --t-final 0.25 --dt 0.125",
+    "long_time": "--n 4 --t-final 8 --dt 0.1 --noisy-dt 0.1 --noisy-heads 2 --spread-heads 2 "
+    "--heads 1 --paths 2",
+    "mean_field_large": "--n 4 8 --reference 8 --paths 2 --heads 1 --t-final 0.1",
+    "mean_field_limit": "--n 3 6 --d 2 --heads 1 --paths 2 --t-final 0.1 --dt 0.05",
+    "metric": "--n 4 --heads 1 --paths 2 --times 0 --deltas 0.02 0.01 --t-final 0.02 --dt 0.01 "
+    "--pairs 2 --segments 1",
+    "mnist_vit": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
+    "noisy_tokens": "--n 20 --paths 1 --ratios 2 --t-final 1 --ledger-paths 2 --ledger-heads 1",
+    "oscillating_heads": "--n 4 --heads 1 2 --fit-from 1 --t-final 0.1 --dt 0.01",
+    "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
+    "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
+    "stability_tokens": "--n 4 --heads 1 --sizes 0.1 0.2 --eps 0.01 --paths 2 --t-final 0.1 "
+    "--times 2",
+    "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
+    "--t-final 0.1 --times 1",
+    "trained_heads": "--preset smoke --paths 1 --t-final 1",
+}
+
+NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
+           "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",
+           "\u0663", "2"]  # fmt: skip
+NAMES = ["", " ", ".", "..", "a" * 300, "a/" * 600, os.fsdecode(b"\xff\xfe"), "\u00e9\u4e2d",
+         "-", "--", "~", "none", "../../nowhere", "tcp://127.0.0.1:9", "tcp://", "localhost:x",
+         "[::1]:1", "cuda:99", "digits", "uniform"]  # fmt: skip
+
+
+class Accepted(BaseException):
+    """The command line stood all checks: here the runs would begin."""
+
+
+class Hangs(BaseException):
+    """The command took too long."""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder of files that no command may take for its own, hang on, or change."""
+    folder = tmp_path / "hostile"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "text.h5").write_text("not HDF5")
+    (folder / "empty.h5").touch()
+    (folder / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
+    (folder / "numbers.csv").write_text("1,2,3\n4,5,x\n")
+    (folder / "rows.csv").write_text("1,2,3\n4,5,6\n7,8,10\n1,0,0\n")
+    np.save(folder / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with h5py.File(folder / "foreign.h5", "w") as file:
+        file["mine"] = [1.0]
+    (folder / "link.h5").symlink_to("foreign.h5")
+    (folder / "loop.h5").symlink_to("loop.h5")
+    for kind in ("h5", "npy", "pt"):
+        os.mkfifo(folder / f"fifo.{kind}")
+        (folder / f"device.{kind}").symlink_to("/dev/zero")
+    with wflow.solve(np.eye(3), wflow.heads.Frozen(), heads=1, t_final=0.1, dt=0.1,
+                     out=folder / "run.h5"):  # fmt: skip
+        pass
+    for name in ("summary.h5", "summary.json"):  # of a study's folder, but foreign
+        (folder / "folder" / name).write_text("mine")
+    return folder
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """Let no command take all memory of the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    def end(*_: Any) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def snapshot(*folders: Path) -> dict[Path, tuple[int, int, int]]:
+    """What lies in the folders: kind, size and time of change of every file."""
+    found = {}
+    for folder in folders:
+        for place in sorted(folder.rglob("*")):
+            state = os.lstat(place)
+            changed = 0 if place.is_dir() else state.st_mtime_ns
+            found[place] = state.st_mode, state.st_size * bool(changed), changed
+    return found
+
+
+def flags_of(module: ModuleType) -> type:
+    """The class of the flags of a study, which are the cases of this driver."""
+    (found,) = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, study.OutputFlags)
+        and value.__module__ == module.__name__
+    ]
+    return found
+
+
+def words(rng: random.Random, hint: Any, hostile: Path) -> list[str]:
+    """Values of one flag, most of them wrong."""
+    files = [str(file) for file in sorted(hostile.iterdir())]
+    files += ["/dev/null", "/proc/self/mem", f"{hostile / 'text.h5'}/below", "missing.h5"]
+    kinds, many = set[Any](), False
+    waiting = [hint]
+    while waiting:
+        kind = waiting.pop()
+        many |= typing.get_origin(kind) is tuple
+        kinds.add(kind)
+        waiting += [part for part in typing.get_args(kind) if not isinstance(part, str)]
+    if bool in kinds:
+        return rng.choice([[], [], ["yes"], ["True"]])
+    pool = NAMES + 2 * files if kinds & {str, Path} else NUMBERS
+    if rng.random() < 0.1:
+        pool = NUMBERS + NAMES
+    literal = [text for kind in kinds for text in typing.get_args(kind) if isinstance(text, str)]
+    pool = pool + literal
+    return [rng.choice(pool) for _ in range(rng.choice([0, 1, 2, 3]) if many else 1)]
+
+
+def hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def flags(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and types of the flags of a class, those of options such as `save.every` included."""
+    of = hints(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = prefix + field.name.replace("_", "-"), of[field.name]
+        if hint in (wflow.SaveAt, wflow.Compute):
+            yield from flags(hint, f"{name}.")
+        elif name != "save.budget":  # which no study takes
+            yield name, hint
+
+
+def wrong_lines(name: str, module: ModuleType, hostile: Path, count: int) -> Iterator[list[str]]:
+    """Every flag of a study once with wrong words, then two or three of them together."""
+    of = dict(flags(flags_of(module)))
+    fields = list(of)
+    rng = random.Random(name)
+    order = rng.sample(fields, len(fields))
+    for number in range(count):
+        chosen = [order[number]] if number < len(order) else rng.sample(fields, rng.randint(2, 3))
+        line = SMALL[name].split()
+        for field in chosen:
+            line += ["--" + field, *words(rng, of[field], hostile)]
+        if rng.random() < 0.05:
+            line += rng.choice([["--flag", "1"], ["word"], ["--out"], ["-x"]])
+        yield line
+
+
+def outcome(
+    run: Callable[[], int],
+    listing: Callable[[], Any],
+    capsys: Any,
+    *,
+    also: tuple[int, ...] = (),
+    seconds: int = SECONDS,
+) -> tuple[int | None, str]:
+    """Status of a command, and what is wrong with how it ended; nothing for 0 or a message.
+
+    The status is None where the runs would begin; `also` is right, too.
+    """
+    there = listing()
+    capsys.readouterr()
+    by_tyro, status = False, None
+    with time_limit(seconds), warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a separate process
+        try:
+            status = commands.guarded(run)
+        except Accepted:
+            return None, ""
+        except SystemExit as stop:
+            status, by_tyro = stop.code if isinstance(stop.code, int) else 1, True
+        except Hangs:
+            return 1, "hangs"
+        except BaseException:
+            return 1, traceback.format_exc()
+    said = capsys.readouterr().err
+    if status not in (0, 2, *also):
+        return status, f"status {status}: {said}"
+    if status == 2:
+        ours = [text for text in said.splitlines() if text.startswith("wflow: error: ")]
+        if not said.strip() or len(ours) != (not by_tyro) or len(said.splitlines()) > LINES:
+            return status, f"not one message: {said}"
+        if listing() != there:
+            return status, f"wrote {set(listing()) ^ set(there)}: {said}"
+    return status, ""
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in STUDIES.glob("[a-z]*.py")))
+def test_a_wrong_flag_of_a_study_is_a_message(
+    name, tmp_path, monkeypatch, capsys, cases, hostile, bounded
+) -> None:
+    if name in ("mnist_vit", "shakespeare_gpt", "trained_heads"):
+        pytest.importorskip("torch")
+    module = script(name)
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    stop_at_runs(monkeypatch)
+    monkeypatch.setattr("wflow.distributed.workers.CONNECT_SECONDS", 0.2)
+    refused, wrong, accepted = 0, [], []
+    for line in wrong_lines(name, module, hostile, cases(2, 30)):
+        monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *line])
+        status, fault = outcome(module.main, lambda: snapshot(work, hostile), capsys)
+        refused += status == 2
+        accepted += [line] if status is None else []
+        if list(work.iterdir()):
+            fault += f" left {list(work.iterdir())}"
+        wrong += [f"{' '.join(line)}: {fault}"] if fault else []
+    assert not wrong, "\n\n".join(wrong)
+    assert refused >= cases(0, 10)
+    monkeypatch.undo()
+    monkeypatch.chdir(work)
+    for line in accepted[: cases(0, 3)]:  # what is accepted comes to an end
+        monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *line])
+        _, fault = outcome(module.main, dict, capsys, seconds=WHOLE)
+        wrong += [f"{' '.join(line)}: {fault}"] if fault else []
+        shutil.rmtree(work)
+        work.mkdir()
+        monkeypatch.chdir(work)
+    assert not wrong, "\n\n".join(wrong)
+
+
+def stop_at_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs, training and downloads are as far as a wrong flag may get."""
+
+    def begins(*_: Any, **__: Any) -> None:
+        raise Accepted
+
+    @contextmanager
+    def pool(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
+        yield begins
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise InputError("no network")
+
+    monkeypatch.setattr(frame, "pool", pool)
+    if "torch" in sys.modules:
+        from wflow.nets import train
+        from wflow.nets.data import download
+
+        monkeypatch.setattr(train, "train", begins)
+        monkeypatch.setattr(download, "download", offline)
+
+
+def test_wrong_words_of_the_command_wflow_are_a_message(
+    tmp_path, monkeypatch, capsys, cases, hostile, bounded
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    rng = random.Random(0)
+    files = [str(file) for file in sorted(hostile.iterdir())]
+    names = [*files, "/dev/null", "/dev/zero", "missing.h5", "/proc/self/mem", *NAMES]
+    wrong = []
+    for number in range(cases(20, 150)):
+        command = rng.choice(["info", "plot", "verify"])
+        line = [command, names[number] if number < len(names) else rng.choice(names)]
+        if rng.random() < 0.4:
+            line += {
+                "plot": ["--out", rng.choice(names)],
+                "verify": ["--tolerance", rng.choice(NUMBERS)],
+                "info": [rng.choice([*names, "--all"])],
+            }[command]
+        kept = [hostile] if command == "plot" else [tmp_path]
+        also = (1,) if command == "verify" else ()  # the check failed
+        _, fault = outcome(
+            partial(commands.main, line), partial(snapshot, *kept), capsys, also=also
+        )
+        wrong += [f"{' '.join(line)}: {fault}"] if fault else []
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_small_studies_run_to_their_end(name, tmp_path, cases) -> None:
+    """The sizes above are right: what is refused is refused for the wrong flag."""
+    if not cases(0, 1):
+        pytest.skip("with --long")
+    if name in ("mnist_vit", "shakespeare_gpt", "trained_heads"):
+        pytest.importorskip("torch")
+    done = shell(name, *SMALL[name].split(), "--out", str(tmp_path / "out"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"summary.h5", "summary.json"} <= names
+    assert not [name for name in names if name.endswith((".new", ".partial", ".checkpoint"))]

@@ -1,0 +1,177 @@
+"""Studies that are killed at random moments and resumed, or started twice at once."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import wflow
+
+STUDY = """
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import xarray
+from matplotlib.figure import Figure
+
+import wflow
+from wflow import study
+from wflow.cli import guarded
+from wflow.heads import OrnsteinUhlenbeck
+
+x0 = wflow.tokens.cross_polytope(12, 3, spread=0.05, seed=1)
+
+
+def main():
+    flags = study.command_line(study.Flags, "A study of two runs and two figures.")
+    with study.session("trial", flags) as session:
+        files = session.solve({
+            f"heads_{count}": {
+                "x0": x0, "law": OrnsteinUhlenbeck(np.eye(3)), "heads": count, "t_final": 10.0,
+                "dt": 0.01, "paths": 4, "seed": 5,
+                "save": wflow.SaveAt(snapshots=[0, 3, 10], heads=True),
+            }
+            for count in (1, 3)
+        })
+        energy = []
+        for file in files.values():
+            with wflow.open(file) as run:
+                energy.append(run["energy"].values)
+        figures = {}
+        for name in ("first", "last"):
+            figures[name] = Figure()
+            figures[name].subplots().plot(energy[-(name == "last")].T)
+        table = xarray.Dataset({"energy": (("run", "path", "time"), np.array(energy))})
+        session.finish(table, "a report", [], figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
+"""
+RUNS = ("heads_1.h5", "heads_3.h5")
+DRAWN = ("first.png", "first.pdf", "last.png", "last.pdf")
+FILES = {*RUNS, *DRAWN, "summary.h5", "summary.json", "summary.md"}
+
+
+def start(out: Path, *more: str) -> subprocess.Popen[str]:
+    script = out.parent / "trial.py"  # a file, for the processes of workers
+    script.write_text(STUDY)
+    command = [sys.executable, str(script), "--threads", "1", "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The study, not disturbed, and the seconds that it took."""
+    out = tmp_path_factory.mktemp("whole") / "study"
+    begun = time.monotonic()
+    process = start(out)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert {file.name for file in out.iterdir()} == FILES
+    return out, time.monotonic() - begun
+
+
+def check_same(out: Path, whole: Path) -> None:
+    """Run files, numbers and figures are those of the study that was not disturbed."""
+    assert {file.name for file in out.iterdir()} == FILES
+    for name in RUNS:
+        with wflow.open(out / name) as one, wflow.open(whole / name) as other:
+            assert set(one.variables) == set(other.variables)
+            for variable in other.variables:
+                assert np.array_equal(one[variable].values, other[variable].values), variable
+            assert one.attrs["config"] == other.attrs["config"] and one.attrs["complete"] == 1
+    with (
+        xr.open_dataset(out / "summary.h5", engine="h5netcdf") as one,
+        xr.open_dataset(whole / "summary.h5", engine="h5netcdf") as other,
+    ):
+        xr.testing.assert_equal(one, other)
+    for name in DRAWN:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def check_summary(out: Path) -> None:
+    """A summary.json that is there names files that are, all of one call."""
+    if (out / "summary.json").exists():
+        document = json.loads((out / "summary.json").read_text())
+        with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+            assert table.attrs["created"] == document["created"]
+        assert {file.name for file in out.iterdir()} >= FILES
+
+
+def cut_short(out: Path, number: signal.Signals, after: float, *more: str) -> bool:
+    """Start the study and send it a signal after some seconds; whether it had ended before."""
+    process = start(out, *more)
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert "Traceback" not in said, said
+    if process.returncode == 128 + number:
+        assert number.name in said and "\n" not in said.strip().rpartition("wflow: ")[2], said
+    else:  # not caught before main() is there, and too late at the end
+        assert process.returncode in (0, -number), said
+    return process.returncode == 0
+
+
+def kill_and_resume(out: Path, whole: tuple[Path, float], seed: int, *more: str) -> None:
+    rng = random.Random(seed)
+    done, seconds = False, whole[1]
+    for count in range(rng.randint(1, 3) if seed >= 3 else 1):
+        number = rng.choice([signal.SIGKILL, signal.SIGTERM])
+        resume = ["--resume"] if count else []
+        done = cut_short(out, number, rng.uniform(0.05, 1.1 * seconds), *resume, *more)
+        if out.exists():
+            check_summary(out)
+        if done:
+            break
+    if not done:
+        process = start(out, "--resume", *more)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    check_same(out, whole[0])
+
+
+def test_a_study_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, whole, cases) -> None:
+    for seed in range(cases(1, 14)):
+        kill_and_resume(tmp_path / f"study{seed}", whole, seed)
+
+
+def test_a_study_with_workers_killed_at_random_moments_resumes_to_the_same_bits(
+    tmp_path, whole, cases
+) -> None:
+    pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+    if not cases(0, 1):
+        pytest.skip("with --long: workers are slow to start")
+    path, seconds = whole
+    for seed in range(100, 110):
+        kill_and_resume(tmp_path / f"study{seed}", (path, seconds + 5), seed, "--workers", "2")
+
+
+def test_of_two_studies_started_at_once_one_is_done_and_the_other_refused(
+    tmp_path, whole, cases
+) -> None:
+    if not cases(0, 1):
+        pytest.skip("with --long; tests/study/test_frame.py has one race")
+    for seed in range(10):
+        out = tmp_path / f"study{seed}"
+        first = start(out)
+        time.sleep(random.Random(seed).uniform(0, 0.5))
+        second = start(out)
+        ended = {}
+        for process in (first, second):
+            _, said = process.communicate(timeout=300)
+            ended[process.returncode] = said
+        assert set(ended) == {0, 2}, ended
+        assert "another study is running" in ended[2] or "exists: add --resume" in ended[2]
+        check_same(out, whole[0])

@@ -1,0 +1,532 @@
+"""Calls of every public name of wflow.nets with wrong arguments: they work, or raise a wflow error.
+
+A call is a valid one in which one argument is something else. What is given is never modified.
+"""
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from trainings import OBJECTIVE, Points, config, network  # noqa: E402
+
+from wflow import (  # noqa: E402
+    InputError,
+    WflowError,
+    nets,
+)
+from wflow.nets import blocks, convex, data, diagnostics, particles, train  # noqa: E402
+from wflow.nets.data import download  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ids(*shape, below=7):
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(0))
+
+
+GPT = {"vocabulary": 7, "context": 5, "width": 8, "depth": 2, "heads": 2}
+VIT = {"image": (1, 4, 4), "patch": 2, "classes": 3, "width": 8, "heads": 2}
+TEXT = GPT | {"classes": 3}
+SETS = {"features": 3, "classes": 3, "width": 8, "heads": 2, "inducing": 2}
+BLOCK = {"width": 8, "heads": 2}
+PUBLISHED = {
+    "wte.weight": (7, 8), "wpe.weight": (5, 8), "ln_f.weight": (8,), "ln_f.bias": (8,),
+    "h.0.ln_1.weight": (8,), "h.0.ln_1.bias": (8,), "h.0.ln_2.weight": (8,), "h.0.ln_2.bias": (8,),
+    "h.0.attn.c_attn.weight": (8, 24), "h.0.attn.c_attn.bias": (24,),
+    "h.0.attn.c_proj.weight": (8, 8), "h.0.attn.c_proj.bias": (8,),
+    "h.0.mlp.c_fc.weight": (8, 32), "h.0.mlp.c_fc.bias": (32,),
+    "h.0.mlp.c_proj.weight": (32, 8), "h.0.mlp.c_proj.bias": (8,),
+}  # fmt: skip
+
+
+def body(wrap=nets.ContinuousTransformer):
+    return wrap([blocks.Block(**BLOCK) for _ in range(2)], steps=2)
+
+
+def problem():
+    return convex.ConvexProblem(draw(2, 3), steps=2)
+
+
+def path():
+    return body().trajectory(draw(2, 4, 8))
+
+
+def heads(**sizes):
+    return particles.head_law(nets.GPT(**GPT | sizes))
+
+
+def directions(d=8):
+    x = draw(4, d).double().numpy()
+    x -= x.mean(axis=1, keepdims=True)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def images():
+    return {"images": torch.rand(6, 4, 4), "labels": ids(6, below=3), "batch": 2}
+
+
+def crops():
+    return {"tokens": ids(30), "context": 4, "batch": 2, "vocabulary": 7}
+
+
+def pairs():
+    return {
+        "outputs1": draw(3, 2), "outputs2": draw(3, 2, seed=1), "x1": draw(3, 4),
+        "x2": draw(3, 4, seed=2), "y1": ids(3, below=2), "y2": ids(3, below=2),
+        "t_final": 1.0, "L": 0.5, "lam": 2.0,
+    }  # fmt: skip
+
+
+def training():
+    return {
+        "model": network(), "objective": OBJECTIVE, "batches": Points(), "config": config(steps=2),
+        "evaluate": None, "resume": False, "overwrite": False, "label": "", "tensorboard": False,
+    }  # fmt: skip
+
+
+SETTINGS = {
+    "steps": 2, "batch": 4, "schedule": train.Constant(0.1), "optimizer": "adam",
+    "betas": (0.9, 0.99), "weight_decay": 0.1, "clip": 1.0, "accumulate": 1,
+    "precision": "float32", "compile": False, "evaluate_every": None, "checkpoint_every": 10,
+    "seed": 0, "device": "cpu",
+}  # fmt: skip
+
+# name -> (function, arguments by name), made again for every call
+CALLS = {
+    "GPT": lambda: (
+        nets.GPT,
+        GPT | {"norm": True, "bias": False, "skip": True, "gelu": "none", "dropout": 0.0},
+    ),
+    "GPT.forward": lambda: (nets.GPT(**GPT), {"tokens": ids(2, 5)}),
+    "GPT.count": lambda: (nets.GPT(**GPT).count, {"positions": True}),
+    "GPT.generate": lambda: (
+        nets.GPT(**GPT).generate,
+        {"tokens": ids(2, 3), "new": 2, "temperature": 0.8, "top_k": 3, "generator": None},
+    ),
+    "GPT.from_gpt2": lambda: (
+        nets.GPT.from_gpt2,
+        {
+            "state": {name: draw(*shape) for name, shape in PUBLISHED.items()},
+            "heads": 2,
+            "dropout": 0.0,
+        },
+    ),
+    "ViT": lambda: (
+        nets.ViT,
+        VIT
+        | {"depth": 1, "head_width": None, "hidden": 4, "qkv_bias": False, "project": None}
+        | {"skip": True, "position_std": 1.0, "dropout": 0.1},
+    ),
+    "ViT.forward": lambda: (nets.ViT(**VIT), {"images": draw(2, 1, 4, 4)}),
+    "TextClassifier": lambda: (
+        nets.TextClassifier,
+        TEXT
+        | {"hidden": 8, "pad": 0, "pooling": "max", "norm": True, "skip": True, "dropout": 0.0},
+    ),
+    "TextClassifier.forward": lambda: (nets.TextClassifier(**TEXT), {"tokens": ids(2, 5)}),
+    "SetTransformer": lambda: (
+        nets.SetTransformer,
+        SETS | {"blocks": 1, "seeds": 1, "norm": True, "skip": True, "dropout": 0.0},
+    ),
+    "SetTransformer.forward": lambda: (nets.SetTransformer(**SETS), {"points": draw(2, 4, 3)}),
+    "ContinuousTransformer": lambda: (
+        nets.ContinuousTransformer,
+        {
+            "blocks": [blocks.Block(**BLOCK)], "t_final": 1.0, "steps": 2, "scheme": "heun",
+            "velocity": "block", "cost": "mean", "checkpointing": False, "batch_dim": 0,
+        },
+    ),
+    "ContinuousTransformer.forward": lambda: (
+        body(),
+        {"x": draw(2, 4, 8), "valid": torch.ones(2, 4, dtype=torch.bool), "mask": None},
+    ),
+    "ContinuousTransformer.trajectory": lambda: (
+        body().trajectory,
+        {"x": draw(2, 4, 8), "valid": torch.ones(2, 4, dtype=torch.bool), "mask": None},
+    ),
+    "ContinuousTransformer.velocity_of": lambda: (body().velocity_of, {"x": draw(2, 4, 8)}),
+    "NodeTransformer": lambda: (
+        nets.NodeTransformer,
+        {"blocks": [blocks.Block(**BLOCK)], "t_final": 1.0, "steps": 2, "checkpointing": True},
+    ),
+    "NodeTransformer.forward": lambda: (
+        body(nets.NodeTransformer),
+        {"x": draw(2, 4, 8), "valid": torch.ones(2, 4, dtype=torch.bool), "mask": None},
+    ),
+    "NodeTransformer.trajectory": lambda: (
+        body(nets.NodeTransformer).trajectory,
+        {"x": draw(2, 4, 8), "valid": None},
+    ),
+    "blocks.Attention": lambda: (
+        blocks.Attention,
+        BLOCK
+        | {"head_width": 4, "causal": False, "bias": True, "qkv_bias": None, "project": True}
+        | {"dropout": 0.0},
+    ),
+    "blocks.Attention.forward": lambda: (
+        blocks.Attention(**BLOCK, causal=True),
+        {"x": draw(2, 4, 8), "mask": torch.ones(2, 4, dtype=torch.bool)},
+    ),
+    "blocks.FeedForward": lambda: (
+        blocks.FeedForward,
+        {"width": 8, "hidden": 8, "bias": True, "gelu": "tanh", "dropout": 0.0},
+    ),
+    "blocks.FeedForward.forward": lambda: (blocks.FeedForward(8, 4), {"x": draw(2, 8)}),
+    "blocks.Block": lambda: (
+        blocks.Block,
+        BLOCK
+        | {"hidden": 8, "head_width": 4, "causal": False, "norm": True, "bias": True}
+        | {"qkv_bias": None, "project": True, "skip": True, "gelu": "none", "dropout": 0.0},
+    ),
+    "blocks.Block.forward": lambda: (
+        blocks.Block(**BLOCK, hidden=8),
+        {"x": draw(2, 4, 8), "mask": torch.ones(2, 4, dtype=torch.bool)},
+    ),
+    "blocks.Stack": lambda: (blocks.Stack, {"blocks": [blocks.Block(**BLOCK)]}),
+    "blocks.Stack.forward": lambda: (
+        blocks.Stack([blocks.Block(**BLOCK)]),
+        {"x": draw(2, 4, 8), "valid": None},
+    ),
+    "blocks.TokenEmbedding": lambda: (
+        blocks.TokenEmbedding,
+        {"vocabulary": 7, "context": 5, "width": 8, "std": 0.02, "dropout": 0.0},
+    ),
+    "blocks.TokenEmbedding.forward": lambda: (
+        blocks.TokenEmbedding(7, 5, 8),
+        {"tokens": ids(2, 5)},
+    ),
+    "convex.ConvexProblem": lambda: (
+        convex.ConvexProblem,
+        {"output": draw(2, 3), "loss": "squared", "t_final": 1.0, "steps": 2, "lam": 1.0},
+    ),
+    "convex.ConvexProblem.value": lambda: (problem().value, {"x": draw(4, 3), "y": draw(4, 2)}),
+    "convex.ConvexProblem.prediction": lambda: (problem().prediction, {"x": draw(4, 3)}),
+    "convex.ConvexProblem.gradient": lambda: (
+        problem().gradient,
+        {"x": draw(4, 3), "y": draw(4, 2)},
+    ),
+    "convex.ConvexProblem.terminal_state": lambda: (
+        problem().terminal_state,
+        {"x0": draw(4, 3), "y": draw(4, 2)},
+    ),
+    "convex.ConvexProblem.velocities": lambda: (
+        problem().velocities,
+        {"x0": draw(4, 3), "y": draw(4, 2)},
+    ),
+    "convex.ConvexProblem.objective": lambda: (
+        problem().objective,
+        {"velocities": draw(2, 4, 3), "x0": draw(4, 3), "y": draw(4, 2)},
+    ),
+    "convex.ConvexProblem.minimise": lambda: (
+        problem().minimise,
+        {"x0": draw(4, 3), "y": draw(4, 2), "start": 0, "method": "newton"},
+    ),
+    "convex.ConvexProblem.trajectory": lambda: (
+        problem().trajectory,
+        {"x0": draw(4, 3), "velocities": draw(2, 4, 3)},
+    ),
+    "convex.ConvexProblem.stability": lambda: (
+        convex.ConvexProblem(0.1 * draw(2, 3), steps=2).stability,
+        {"x1": draw(4, 3), "y1": draw(4, 2), "x2": draw(4, 3, seed=1), "y2": draw(4, 2)},
+    ),
+    "data.BytePairs": lambda: (data.BytePairs, {"encoder": b"{}", "merges": b""}),
+    "data.Characters": lambda: (data.Characters, {"text": "some text"}),
+    "data.Characters.encode": lambda: (data.Characters("some text").encode, {"text": "text"}),
+    "data.Characters.decode": lambda: (data.Characters("text").decode, {"tokens": [0, 1]}),
+    "data.CropBatches": lambda: (data.CropBatches, crops() | {"seed": 0}),
+    "data.CropBatches.call": lambda: (data.CropBatches(**crops()), {"step": 3}),
+    "data.ImageBatches": lambda: (
+        data.ImageBatches,
+        images() | {"seed": 0, "mean": 0.0, "std": 1.0},
+    ),
+    "data.ImageBatches.call": lambda: (data.ImageBatches(**images()), {"step": 3}),
+    "data.ImageBatches.rows": lambda: (data.ImageBatches(**images()).rows, {"step": 3}),
+    "data.ImageBatches.evaluation": lambda: (
+        data.ImageBatches(**images()).evaluation,
+        {"batch": 2},
+    ),
+    "data.digits": lambda: (data.digits, {}),
+    "data.drop_points": lambda: (
+        data.drop_points,
+        {"clouds": draw(2, 5, 3), "rate": 0.5, "seed": 0},
+    ),
+    "data.embedded_text": lambda: (data.embedded_text, {}),
+    "data.gaussian_noise": lambda: (
+        data.gaussian_noise,
+        {"images": draw(2, 4, 4), "level": 0.5, "seed": 0},
+    ),
+    "data.mnist": lambda: (data.mnist, {"folder": "tests", "full": False}),
+    "data.read_idx": lambda: (data.read_idx, {"path": __file__, "dims": None}),
+    "data.replace_tokens": lambda: (
+        data.replace_tokens,
+        {"tokens": ids(4, 5), "rate": 0.5, "vocabulary": 7, "seed": 0},
+    ),
+    "data.shakespeare": lambda: (data.shakespeare, {"tokens": "characters", "folder": "tests"}),
+    "data.uniform_noise": lambda: (
+        data.uniform_noise,
+        {"images": draw(2, 4, 4), "level": 0.5, "seed": 0},
+    ),
+    "data.unit": lambda: (data.unit, {"images": ids(2, 4).to(torch.uint8)}),
+    "data.windows": lambda: (data.windows, crops()),
+    "diagnostics.check_stability": lambda: (
+        diagnostics.check_stability,
+        pairs() | {"cost": "mean", "entries": 1, "loss_weight": 1.0},
+    ),
+    "diagnostics.hidden_transport": lambda: (
+        diagnostics.hidden_transport,
+        {"before": draw(5, 3), "after": draw(4, 3), "p": 2.0, "ground": "euclidean"},
+    ),
+    "diagnostics.lipschitz": lambda: (
+        diagnostics.lipschitz,
+        {
+            "function": nn.Linear(3, 2).double(), "x": draw(4, 3).double(), "perturbation": 1e-3,
+            "seed": 0, "samples": 2, "iterations": 2,
+        },
+    ),
+    "diagnostics.operator_norm": lambda: (diagnostics.operator_norm, {"layer": draw(3, 2)}),
+    "diagnostics.speed_variation": lambda: (
+        diagnostics.speed_variation,
+        {"trajectory": path(), "per": "token", "valid": torch.ones(2, 4, dtype=torch.bool)},
+    ),
+    "diagnostics.stability_bound": lambda: (
+        diagnostics.stability_bound,
+        {
+            "t_final": 1.0, "L": 0.5, "lam": 2.0, "cost": "mean", "entries": 1,
+            "loss_weight": 1.0,
+        },
+    ),
+    "diagnostics.step_costs": lambda: (
+        diagnostics.step_costs,
+        {"trajectory": path(), "share": True},
+    ),
+    "diagnostics.straightness": lambda: (
+        diagnostics.straightness,
+        {"trajectory": path(), "per": "sample", "valid": None},
+    ),
+    "diagnostics.transport_along": lambda: (
+        diagnostics.transport_along,
+        {"trajectory": path(), "perturbed": path(), "p": 1.0, "ground": "p-norm"},
+    ),
+    "diagnostics.transport_ratio": lambda: (
+        diagnostics.transport_ratio,
+        {
+            "inputs": draw(4, 3), "perturbed_inputs": draw(4, 3, seed=1), "outputs": draw(4, 2),
+            "perturbed_outputs": draw(4, 2, seed=1), "p": 2.0, "ground": "chordal",
+        },
+    ),
+    "particles.TrainedHeads": lambda: (
+        particles.TrainedHeads,
+        {
+            "heads": particles.QKV(draw(2, 1, 3, 3), draw(2, 1, 3, 3), draw(2, 1, 3, 3)),
+            "order": [0, 1], "duration": 1.0, "score_factors": [1.0, 2.0],
+            "value_factors": [1.0, 2.0], "causal": False, "centred": True,
+        },
+    ),
+    "particles.TrainedHeads.with_heads": lambda: (
+        heads().with_heads,
+        {"scores": heads().layer_scores, "values": heads().layer_values},
+    ),
+    "particles.blocks_of": lambda: (particles.blocks_of, {"network": nets.GPT(**GPT)}),
+    "particles.clouds_of": lambda: (
+        particles.clouds_of,
+        {"network": nets.GPT(**GPT), "inputs": ids(2, 5)},
+    ),
+    "particles.dropped": lambda: (
+        particles.dropped,
+        {"network": nets.GPT(**GPT), "radius": 1.0},
+    ),
+    "particles.head_law": lambda: (
+        particles.head_law,
+        {"network": nets.GPT(**GPT), "t_final": 1.0, "radius": [1.0, 2.0], "passes": 1},
+    ),
+    "particles.motion_of": lambda: (
+        particles.motion_of,
+        {"network": nets.GPT(**GPT), "inputs": ids(2, 5)},
+    ),
+    "particles.problem": lambda: (
+        particles.problem,
+        {
+            "network": nets.GPT(**GPT), "inputs": ids(2, 5), "steps": 3, "t_final": 1.0,
+            "radius": None, "passes": 1,
+        },
+    ),
+    "particles.randomised": lambda: (particles.randomised, {"law": heads(), "seed": 0}),
+    "particles.tied": lambda: (particles.tied, {"law": heads()}),
+    "particles.tokens_of": lambda: (
+        particles.tokens_of,
+        {"network": body(), "inputs": draw(2, 4, 8)},
+    ),
+    "particles.velocity": lambda: (
+        particles.velocity,
+        {"law": heads(width=12), "x": directions(12), "t": 0.5},
+    ),
+    "train.Constant": lambda: (train.Constant, {"rate": 0.1}),
+    "train.Constant.call": lambda: (train.Constant(0.1), {"step": 1}),
+    "train.Cosine": lambda: (
+        train.Cosine,
+        {"rate": 0.1, "least": 0.0, "warm_up": 2, "steps": 10},
+    ),
+    "train.Cosine.call": lambda: (train.Cosine(0.1, 0.0, 2, 10), {"step": 1}),
+    "train.StepDecay": lambda: (
+        train.StepDecay,
+        {"rates": (0.1, 0.2), "boundaries": (3,)},
+    ),
+    "train.StepDecay.call": lambda: (train.StepDecay((0.1,), ()), {"step": 1}),
+    "train.TrainConfig": lambda: (train.TrainConfig, dict(SETTINGS)),
+    "train.cross_entropy": lambda: (
+        train.cross_entropy,
+        {"output": draw(4, 3), "targets": ids(4, below=3)},
+    ),
+    "train.device": lambda: (train.device, {"name": "cpu"}),
+    "train.load_model": lambda: (train.load_model, {"path": __file__, "model": network()}),
+    "train.objective": lambda: (
+        train.objective,
+        {"loss_fn": functional.cross_entropy, "weight": 0.1},
+    ),
+    "train.save_model": lambda: (
+        train.save_model,
+        {"path": __file__, "model": network(), "description": "words"},
+    ),
+    "train.train": lambda: (train.train, training()),
+    "train.restore": lambda: (train.restore, {"path": __file__, "kind": nets.GPT}),
+    "register": lambda: (partial(nets.register, type("Fuzzed", (nn.Module,), {})), {}),
+    "config": lambda: (nets.config, {"network": nets.ViT(**VIT)}),
+    "build": lambda: (nets.build, {"config": nets.config(nets.ViT(**VIT))}),
+}  # fmt: skip
+
+# Records that functions return, protocols, names of files, and the union of the schedules.
+PLAIN = {
+    "Flow", "Output", "Trajectory", "data.Images", "data.Text", "data.Tokenizer",
+    "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability", "diagnostics.Transport",
+    "particles.Clouds", "particles.Dropped", "particles.Motion", "particles.Tied",
+    "train.Batches", "train.CHECKPOINT", "train.Loss", "train.METRICS", "train.METRICS_JSON",
+    "train.NonFiniteLossError", "train.Objective", "train.Schedule",
+}  # fmt: skip
+
+
+def wrong(rng):
+    """Something else than what was asked for; torch's and NumPy's numbers among it."""
+    nan, inf = float("nan"), float("inf")
+    return rng.choice(
+        [
+            None, True, False, np.True_, 0, 1, -1, 3, 2**62, 10**30, 1.5, 2.0, -0.5, nan, inf, -inf,
+            "False", "", "cpu", "words", b"x", 1j, [], (), {}, set(), [1, "a"], [[1.0], [2.0, 3.0]],
+            {"a": 1}, object(), int, lambda *given: None, range(3), "2020-01-01",
+            np.int64(3), np.float32(0.5), np.datetime64("2020-01-01"), np.array("x"),
+            np.array(0.5), np.zeros(0), np.ones((2, 2)), np.ones((2, 4), bool), np.array([1j]),
+            np.ma.masked_array([1.0, 2.0], [True, False]), np.array([object()]),
+            torch.tensor(1.0), torch.tensor(3), torch.zeros(0), torch.zeros(0, 3), draw(3),
+            draw(2, 4, 8), draw(2, 4, 8).double(), draw(2, 4, 7), draw(4, 3).half(), ids(2, 5),
+            ids(2, 5).to(torch.uint8), ids(2, 9, below=900) - 5, torch.ones(2, 4, dtype=torch.bool),
+            torch.zeros(2, 4, dtype=torch.bool), torch.zeros(4, 3, dtype=torch.complex64),
+            torch.full((4, 3), nan), torch.full((2, 4, 8), inf), draw(4, 3).to_sparse(),
+            torch.empty(4, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"),
+            draw(4, 3).requires_grad_(), nn.Linear(8, 8), nn.Identity(), nn.Sequential(),
+            [nn.Linear(8, 8)], [3], nn.ReLU, network(),
+        ]
+    )  # fmt: skip
+
+
+def frozen(value):
+    """What a value holds, to see afterwards that nobody has changed it."""
+    if isinstance(value, torch.Tensor):
+        if value.is_meta or value.layout != torch.strided:
+            return tuple(value.shape)
+        flat = value.detach().resolve_conj().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().tobytes()
+        return value.dtype, tuple(value.shape), raw, value.requires_grad
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes() if value.dtype != object else None
+    if isinstance(value, Mapping):
+        return [(key, frozen(entry)) for key, entry in value.items()]
+    if isinstance(value, list | tuple):
+        return [frozen(entry) for entry in value]
+    return repr(value) if isinstance(value, int | float | str | bytes) else id(value)
+
+
+def called(function, given):
+    """Call a function, and take what it yields; None or a wflow error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = function(**given)
+            if inspect.isgenerator(found):
+                for _ in range(5):
+                    next(found, None)
+        except WflowError as error:
+            return error
+    return None
+
+
+def public():
+    """Names that users import."""
+    names = {name for name in nets.__all__ if not inspect.ismodule(getattr(nets, name))}
+    for module in (data, diagnostics, particles, train):
+        names |= {f"{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__}
+    for module in (convex, blocks):
+        own = inspect.getmembers(module, inspect.isclass)
+        names |= {
+            f"{module.__name__.rpartition('.')[2]}.{name}"
+            for name, kind in own
+            if kind.__module__ == module.__name__ and name not in nets.__all__
+        }
+    return names
+
+
+def test_every_public_name_is_called():
+    assert public() == {name for name in CALLS if name in public()} | PLAIN
+
+
+def test_every_call_works_as_it_stands():
+    refused = {"data.BytePairs", "data.mnist", "data.shakespeare", "data.read_idx"}
+    refused |= {f"train.{name}" for name in ("load_model", "save_model", "restore")}  # foreign
+    for name, make in CALLS.items():
+        error = called(*make())
+        assert (error is not None) == (name in refused), f"{name}: {error}"
+
+
+def offline(*given):
+    raise InputError("downloads are not tried here")
+
+
+def test_calls_with_wrong_arguments_work_or_raise_a_wflow_error(cases, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for those that name a file
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    monkeypatch.setattr(download, "download", offline)
+    rng = random.Random(2024)
+    names = list(CALLS)
+    rng.shuffle(names)
+    faults = []
+    for number in range(cases(150, 600)):
+        name = names[number % len(names)]
+        torch.manual_seed(number)
+        function, given = CALLS[name]()
+        if not given:
+            continue
+        changed = rng.choice(list(given))
+        given[changed] = wrong(rng)
+        before = frozen(given)
+        try:
+            called(function, given)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            faults.append(f"{name}({changed}={given[changed]!r:.80}): {reason:.200}")
+        else:
+            assert frozen(given) == before, f"{name}({changed}=...) changed what it was given"
+    assert not faults, "\n".join(faults)

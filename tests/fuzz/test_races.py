@@ -1,0 +1,135 @@
+"""Processes that start the same run at the same time: one computes it, nothing is lost."""
+
+import multiprocessing
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow.analysis.verify import verify
+from wflow.heads import OrnsteinUhlenbeck
+from wflow.io.runfile import RunWriter, dataset_attrs
+
+Outcome = tuple[str, str]
+
+
+def task(seed: int, steps: int) -> dict[str, Any]:
+    return {
+        "x0": wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=1),
+        "law": OrnsteinUhlenbeck(np.eye(3)),
+        "heads": 2,
+        "t_final": 0.01 * steps,
+        "dt": 0.01,
+        "paths": 2,
+        "seed": seed,
+        "compute": wflow.Compute(checkpoint_every=0.0),
+    }
+
+
+def serve(orders: Any, answers: Any, barrier: Any) -> None:
+    """Compute runs on request, each from the moment at which all processes are ready."""
+    while (order := orders.get()) is not None:
+        out, how, seed, steps, wait = order
+        barrier.wait()
+        if wait:
+            import time
+
+            time.sleep(wait)
+        try:
+            wflow.solve(**task(seed, steps), out=out, **how).close()
+            answers.put(("whole", ""))
+        except wflow.WflowError as error:
+            answers.put((type(error).__name__, str(error)))
+        except BaseException as error:
+            answers.put(("crash", repr(error)))
+
+
+@pytest.fixture(scope="module")
+def race() -> Iterator[Callable[..., list[Outcome]]]:
+    """`race(out, hows, seeds, steps, waits)`: what became of the runs of two processes."""
+    context = multiprocessing.get_context("spawn")
+    answers, barrier = context.Queue(), context.Barrier(2)
+    orders = [context.Queue() for _ in range(2)]
+    servers = [
+        context.Process(target=serve, args=(queue, answers, barrier), daemon=True)
+        for queue in orders
+    ]
+    for server in servers:
+        server.start()
+
+    def run(out: Path, hows: list[dict], seeds: list[int], steps: int, waits: list[float]):
+        for queue, how, seed, wait in zip(orders, hows, seeds, waits, strict=True):
+            queue.put((out, how, seed, steps, wait))
+        return [answers.get(timeout=300) for _ in servers]
+
+    yield run
+    for queue in orders:
+        queue.put(None)
+    for server in servers:
+        server.join(30)
+        server.kill()
+
+
+@pytest.mark.parametrize("how", ["new", "overwrite", "resume"])
+def test_of_two_simultaneous_starts_one_succeeds_and_the_other_learns_why(
+    race, tmp_path: Path, cases: Callable[[int, int], int], how: str
+) -> None:
+    rng = random.Random(how)
+    options = {
+        "new": {},
+        "overwrite": {"if_exists": "overwrite"},
+        "resume": {"if_exists": "resume"},
+    }[how]
+    for k in range(cases(2, 14)):
+        out, steps = tmp_path / f"run{k}.h5", rng.choice([1, 5, 25])
+        seeds = [1, 1] if how == "resume" else [1, 2]
+        outcomes = race(out, [options] * 2, seeds, steps, [0.0, rng.choice([0.0, 0.002, 0.02])])
+        words = [word for word, _ in outcomes]
+        assert "whole" in words and set(words) <= {"whole", "RunFileError", "InUse"}, outcomes
+        for word, message in outcomes:
+            if word != "whole":
+                assert "is being written by process" in message or "is there already" in message
+        assert verify(out).passed
+        with wflow.open(out) as ds:
+            found = ds.load()
+        again = [wflow.solve(**task(seed, steps)) for seed in dict.fromkeys(seeds)]
+        assert any(found["energy"].equals(run["energy"]) for run in again)
+        assert not found["initial_tokens"].isnull().any()
+    assert all(name.endswith(".h5") for name in os.listdir(tmp_path))
+
+
+def test_a_process_that_is_killed_leaves_a_lock_that_blocks_nobody(tmp_path: Path) -> None:
+    out = tmp_path / "run.h5"
+    (tmp_path / "run.h5.lock").write_text('{"wflow": "lock", "host": "far", "pid": 1}')
+    wflow.solve(**task(1, 2), out=out).close()
+    assert os.listdir(tmp_path) == ["run.h5"]
+
+
+def order(out: Path, seed: int) -> Any:
+    """A run that a worker computes in one piece."""
+    from wflow.distributed.plan import Run
+
+    return Run({**task(seed, 2), "out": out}, 5.0).job
+
+
+def test_a_worker_replaces_neither_a_run_that_came_first_nor_its_beginning(tmp_path: Path) -> None:
+    from wflow.distributed.job import compute
+
+    out = tmp_path / "run.h5"
+    late = order(out, seed=2)  # checked while nothing was there
+    wflow.solve(**task(1, 2), out=out).close()
+    before = out.read_bytes()
+    with pytest.raises(wflow.RunFileError, match="there already"):
+        compute(late, out, None)
+    assert out.read_bytes() == before
+    out.unlink()
+    RunWriter.create(out, late.problem.layout(), dataset_attrs(late.config, 2)).abandon()
+    with pytest.raises(wflow.RunFileError, match="there already"):
+        compute(order(tmp_path / "other.h5", seed=1), out, None)
+    assert compute(late, out, None)  # its own beginning, of a worker that died
+    assert verify(out).passed

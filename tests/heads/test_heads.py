@@ -1,0 +1,461 @@
+"""Head laws: drift, noise, stationary law, and what they refuse."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twin import symmetric
+
+import wflow
+from wflow import InputError
+from wflow._core.rng import CounterNormals
+from wflow.heads import (
+    QKV,
+    Frozen,
+    HeadLaw,
+    OrnsteinUhlenbeck,
+    Oscillating,
+    Schedule,
+    Step,
+    law_config,
+    law_from_config,
+    laws,
+    register,
+)
+from wflow.heads.process import head_path
+
+HEADS, D = 20_000, 3
+DIAGONAL = np.eye(D, dtype=bool)
+
+
+def heads_after(law, dt, steps, seed=0):
+    """A large sample of heads after some steps, all of one path."""
+    normals = CounterNormals(seed)
+    heads = np.broadcast_to(law.mean, (1, HEADS, D, D)).copy()
+    for step in range(steps):
+        move = law.step(heads, step * dt, dt, normals.draw(heads.shape, path=0, step=step))
+        heads = heads + dt * move.drift + move.noise
+    return heads[0]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_stationary_law_of_ornstein_uhlenbeck_within_monte_carlo_error(exact):
+    """Mean and variance of 20 000 heads at t = 12.5 against the law of the scheme itself.
+
+    Standard errors: sqrt(var / N) for the mean, var sqrt(2 / N) for the variance; the bound is
+    five of them for 9 entries (chance of a false alarm below 1e-5 each).
+    """
+    rate, sigma2, dt = 1.0, 2.0, 0.05
+    mean = symmetric(np.random.default_rng(1), D, D)
+    heads = heads_after(OrnsteinUhlenbeck(mean, rate, sigma2, exact=exact), dt, 250)
+    variance = sigma2 / (2 * rate) if exact else sigma2 / (rate * (2 - rate * dt))
+    variances = np.where(DIAGONAL, variance, variance / 2)
+    assert np.all(np.abs(heads.mean(0) - mean) <= 5 * np.sqrt(variances / HEADS))
+    assert np.all(np.abs(heads.var(0) - variances) <= 5 * variances * np.sqrt(2 / HEADS))
+    assert np.array_equal(heads, heads.swapaxes(-1, -2))
+
+
+def test_euler_maruyama_approaches_the_exact_transition_at_first_order():
+    """Same normal numbers: the gap after one step falls like dt^{3/2}, so over t = 1 like dt."""
+    gaps = []
+    for dt in (0.1, 0.05, 0.025):
+        pair = [
+            heads_after(OrnsteinUhlenbeck(np.eye(D), exact=exact), dt, round(1 / dt))
+            for exact in (True, False)
+        ]
+        gaps.append(np.sqrt(np.mean((pair[0] - pair[1]) ** 2)))
+    slopes = np.log2(np.array(gaps[:-1]) / gaps[1:])
+    assert np.all(np.abs(slopes - 1) < 0.15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), dt=st.floats(1e-4, 0.5))
+def test_symmetric_noise_has_the_variance_of_its_ito_term(seed, dt):
+    """E[(x^T dW y)^2] = (|x|^2 |y|^2 + <x,y>^2) dt / 2, within five standard errors."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(2, D))
+    law = HeadLaw(None, 1.0)
+    heads = np.zeros((1, 4000, D, D))
+    noise = law.step(heads, 0.0, dt, rng.normal(size=heads.shape)).noise[0]
+    samples = np.einsum("a,hab,b->h", x, noise, y) ** 2
+    expected = (x @ x * (y @ y) + (x @ y) ** 2) * dt / 2
+    assert abs(samples.mean() - expected) <= 5 * expected * np.sqrt(2 / 4000)
+
+
+def test_oscillating_target_in_three_dimensions_is_the_published_one():
+    target = Oscillating(3, "common").target(0.7, 2)
+    a = 0.7
+    expected = [
+        [2 + 1.5 * np.cos(a), np.sin(2 * a), np.sin(a)],
+        [np.sin(2 * a), 2 + 1.5 * np.sin(a), np.cos(2 * a)],
+        [np.sin(a), np.cos(2 * a), 2 + 1.5 * np.cos(a + np.pi / 4)],
+    ]
+    assert np.allclose(target, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 6])
+def test_oscillating_targets_are_symmetric_periodic_and_spread_over_the_phases(d):
+    spread = Oscillating(d, "spread").target(0.3, 4)
+    assert np.array_equal(spread, spread.swapaxes(-1, -2))
+    assert np.allclose(Oscillating(d, "spread").target(0.3 + 2 * np.pi, 4), spread, atol=1e-14)
+    shifted = Oscillating(d, "common").target(0.3 + np.pi / 2, 1)
+    assert np.allclose(spread[1], shifted[0], atol=1e-14)
+    if d == 2:
+        assert spread[0] == pytest.approx(
+            np.array([[2 + 1.5 * np.cos(0.3), np.sin(0.6)], [np.sin(0.6), 2 - 1.5 * np.cos(0.3)]])
+        )
+
+
+def test_linear_schedule_passes_through_its_values_and_constant_one_jumps():
+    rng = np.random.default_rng(0)
+    values = symmetric(rng, 3, 2, 2, 2)
+    linear = Schedule([0.0, 1.0, 3.0], values)
+    start = linear.initial()[0]
+    slope = linear.step(start[None], 0.25, 0.5, None).drift[0]
+    assert np.allclose(slope, values[1] - values[0])
+    assert linear.step(start[None], 3.0, 0.5, None).drift == pytest.approx(0.0)
+    constant = Schedule([0.0, 1.0, 3.0], values, "constant")
+    assert constant.jump(0.0, 0.5) is None
+    assert np.array_equal(constant.jump(0.75, 0.25), values[1])
+
+
+def test_a_custom_law_is_two_callables():
+    law = HeadLaw(lambda D, t: -t * D, lambda D, t: 0.5)
+    heads = np.ones((2, 3, 2, 2))
+    move = law.step(heads, 2.0, 0.01, np.ones_like(heads))
+    assert np.array_equal(move.drift, -2 * heads)
+    assert move.noise == pytest.approx(0.5 * 0.1)
+    assert move.sigma2.shape == (2, 3) and np.all(move.sigma2 == 0.25)
+    assert not law.deterministic and HeadLaw().deterministic
+
+
+@pytest.mark.parametrize(
+    ("drift", "diffusion", "message"),
+    [
+        (lambda D, t: np.ones((4, 4)), None, "broadcast to"),
+        (lambda D, t: "up", None, "broadcast to"),
+        (lambda D, t: None, None, "broadcast to"),
+        (lambda D, t: 1j * D, None, "real numbers"),
+        (lambda D, t: np.nan * D, None, "not finite"),
+        (lambda D, t: D.fill(0), None, "read-only"),
+        (lambda D, t: np.add(D, 1, out=D), None, r"HeadLaw\.drift .* must not write into D"),
+        (lambda D, t: "1.0", None, "returned a str"),
+        (lambda D, t: D > 0, None, "array of bool"),
+        (lambda D, t: np.ma.masked_less(D, 2.0), None, "masked entries"),
+        (lambda D, t: (D > 0).astype(object), None, "array of object"),
+        (lambda D, t: 1e300 * D.astype(float), None, "not finite"),
+        (None, lambda D, t: np.ones(7), r"HeadLaw\.diffusion\(D, 0\) .* broadcast to"),
+        (None, lambda D, t: -1.0, "sigma is >= 0"),
+        (None, lambda D, t: D.fill(0), r"HeadLaw\.diffusion .* must not write into D"),
+    ],
+)
+def test_a_custom_law_that_misbehaves_is_named(drift, diffusion, message):
+    heads = np.ones((2, 3, 2, 2), np.float32)
+    with pytest.raises(InputError, match=message):
+        HeadLaw(drift, diffusion).step(heads, 0.0, 0.01, np.ones_like(heads))
+    assert np.all(heads == 1)
+
+
+def law_with(base=HeadLaw, *arguments, **methods):
+    """An instance of a subclass `Mine` with these methods."""
+    return type("Mine", (base,), methods)(*arguments)
+
+
+def no_step(step):
+    return lambda self, D, t, dt, normals: step
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"drift": lambda self, D, t: np.ones((4, 4))}, r"Mine\.drift\(D, 0\) .* broadcast"),
+        ({"drift": lambda self, D, t: np.nan * D}, r"Mine\.drift\(D, 0\) .* not finite"),
+        ({"drift": lambda self, D, t: 1j * D}, r"Mine\.drift\(D, 0\) .* real numbers"),
+        ({"drift": lambda self, D, t: D.fill(0)}, r"Mine\.drift writes .* must not write into D"),
+        ({"diffusion": lambda self, D, t: np.ones(7)}, r"Mine\.diffusion\(D, 0\) .* broadcast"),
+        ({"diffusion": lambda self, D, t: -1.0}, r"Mine\.diffusion\(D, 0\) .* sigma is >= 0"),
+        ({"diffusion": lambda self, D, t: D.sort()}, r"Mine\.diffusion writes .* not write into D"),
+        ({"diffusion": lambda self, D, t: 0.5}, None),
+        ({"drift": lambda self, D, t: None}, None),
+        ({"diffusion": lambda self, D, t: None, "deterministic": False}, None),
+        ({"step": no_step(None)}, r"Mine\.step\(.*\) returned a NoneType: expected a .*Step"),
+        ({"step": no_step(Step(None, np.ones((4, 4)), None))}, r"\.noise .* broadcast"),
+        ({"step": no_step(Step(None, 0.0, "a"))}, r"\.sigma2 returned a str"),
+        ({"step": no_step(Step(None, 0.0, -1.0))}, "a variance is >= 0"),
+        ({"step": lambda self, D, t, dt, normals: D.sort()}, "must not write into D"),
+        ({"drift_within": lambda self, t, dt: None}, r"Mine\.drift_within.* expected a function"),
+        ({"drift_within": lambda self, t, dt: lambda D, s: "a"}, r"Mine\.drift_within\(.*a str"),
+        ({"drift_within": lambda self, t, dt: lambda D, s: D.fill(0)}, "must not write into D"),
+        ({"jump": lambda self, t, dt: np.ones((4, 4))}, r"Mine\.jump\(0, 0\.05\) .* broadcast"),
+        ({"jump": lambda self, t, dt: np.inf}, r"Mine\.jump\(0, 0\.05\) .* not finite"),
+        ({"values": lambda self, t: np.ones(7)}, r"Mine\.values_within\(0\)\(0\) .* broadcast"),
+        ({"values_within": lambda self, t: 3}, r"Mine\.values_within\(0\) .* a function"),
+        ({"initial": lambda self: np.eye(3)}, r"Mine\.initial\(\) returned a ndarray"),
+        ({"initial": lambda self: ("a", None)}, r"Mine\.initial\(\) .* real numbers"),
+        ({"initial": lambda self: (np.eye(3), None)}, r"Mine\.initial\(\) .*\(heads, d, d\)"),
+        (
+            {"initial": lambda self: (np.ones((1, 2, 2)), None)},
+            r"law Mine prescribes .*\(1, 2, 2\)",
+        ),
+        ({"initial": lambda self: (np.eye(3)[None], "a")}, r"Mine\.initial.* returned a str"),
+        ({"to_config": lambda self: 3}, r"Mine\.to_config\(\) returned a int: expected a dict"),
+        ({"to_config": lambda self: {"name": "x"}}, r"Mine\.to_config\(\) .* parameter 'name'"),
+    ],
+)
+def test_what_a_subclass_returns_is_checked_where_it_is_used(methods, message):
+    law = law_with(**methods)
+    options: dict = {"t_final": 0.1, "dt": 0.05}
+    options["heads"] = None if "initial" in methods else [np.eye(3)]
+    if "drift_within" in methods:
+        options["scheme"] = "heun"
+    with nullcontext() if message is None else pytest.raises(InputError, match=message):
+        wflow.solve(np.eye(3), law, **options)
+    if not methods.keys() & {"values", "values_within", "to_config"}:  # for which it does not ask
+        with nullcontext() if message is None else pytest.raises(InputError, match=message):
+            list(head_path(law, d=3, **options))
+
+
+def test_a_subclass_of_a_law_of_wflow_is_checked_too():
+    law = law_with(OrnsteinUhlenbeck, np.eye(3), drift=lambda self, D, t: np.ones(5))
+    with pytest.raises(InputError, match=r"Mine\.drift.*broadcast"):
+        wflow.solve(np.eye(3), law, heads=1, t_final=0.1, dt=0.05)
+    law = OrnsteinUhlenbeck(np.eye(3))
+    law.drift = lambda D, t: D.fill(0)  # a method replaced
+    with pytest.raises(InputError, match=r"OrnsteinUhlenbeck\.drift .*must not write into D"):
+        wflow.solve(np.eye(3), law, heads=1, t_final=0.1, dt=0.05)
+
+
+def test_errors_in_the_code_of_a_law_arrive_as_they_are():
+    with pytest.raises(ValueError, match="my own error"):
+        wflow.solve(np.eye(3), HeadLaw(raiser), heads=1, t_final=0.1, dt=0.05)
+    with pytest.raises(ValueError, match="my own error"):
+        wflow.solve(np.eye(3), law_with(drift=lambda self, D, t: raiser(D, t)), heads=1,
+                    t_final=0.1, dt=0.05)  # fmt: skip
+
+
+def raiser(D, t):
+    raise ValueError("my own error")
+
+
+def test_a_subclass_without_the_constructor_of_its_base_is_a_law():
+    class Mine(HeadLaw):
+        def __init__(self):
+            self.rate = 2.0
+
+        def drift(self, D, t):
+            return -self.rate * D
+
+    run = wflow.solve(np.eye(3), Mine(), heads=2, t_final=0.1, dt=0.05)
+    same = wflow.solve(np.eye(3), HeadLaw(lambda D, t: -2.0 * D), heads=2, t_final=0.1, dt=0.05)
+    assert np.array_equal(run.energy, same.energy)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_checks_of_a_custom_law_leave_its_numbers_as_they_are(dtype):
+    """A subclass that changes nothing has the bits of the law of wflow, which is not checked."""
+    table = np.stack([np.eye(3), 2 * np.eye(3)])[:, None]
+    cases = [
+        (OrnsteinUhlenbeck, (np.eye(3),), 2, "euler"),
+        (Oscillating, (3, "spread", 0.3), 2, "euler"),
+        (Oscillating, (3,), 2, "rk4"),
+        (Schedule, ([0.0, 0.1], table, "constant"), None, "euler"),
+        (Schedule, ([0.0, 0.1], table, "linear"), None, "heun"),
+        (Schedule, ([0.0, 0.1], QKV(table, table, table)), None, "heun"),
+    ]
+    for base, arguments, heads, scheme in cases:
+        options = {"heads": heads, "t_final": 0.2, "dt": 0.05, "paths": 2, "scheme": scheme}
+        runs = [
+            wflow.solve(np.eye(3), law, compute=wflow.Compute(dtype=dtype), **options)
+            for law in (base(*arguments), law_with(base, *arguments))
+        ]
+        assert all(np.array_equal(runs[0][name], runs[1][name]) for name in runs[0].data_vars)
+
+
+def test_general_heads_form_the_score_matrix_from_query_and_key():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 3, 3))
+    score, value = QKV(q, k, v, scale=None).matrices()
+    x, y = rng.normal(size=(2, 3))
+    assert x @ score[1] @ y == pytest.approx((q[1] @ x) @ (k[1] @ y) / np.sqrt(5))
+    assert np.array_equal(value, v)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Frozen(),
+        OrnsteinUhlenbeck(np.eye(2), 0.7, 1.3, exact=True),
+        Oscillating(2, "common"),
+        Schedule([0.0, 1.0], np.zeros((2, 1, 2, 2)), "constant"),
+    ],
+    ids=lambda law: type(law).__name__,
+)
+def test_a_law_comes_back_from_its_configuration(law):
+    assert law_config(law_from_config(law_config(law))) == law_config(law)
+
+
+def test_laws_differ_by_what_their_functions_close_over():
+    def law(c, power=1):
+        table = np.arange(3) * c
+        return HeadLaw(lambda D, t: -c * D**power + table[0])
+
+    assert law_config(law(1)) == law_config(law(1))
+    assert law_config(law(1)) != law_config(law(50))
+    assert law_config(law(1)) != law_config(law(1, power=2))
+    assert law_config(law(1))["fingerprint"].startswith("2:")
+
+    class Mine(HeadLaw):
+        def __init__(self, c):
+            super().__init__()
+            self.c = c
+
+    assert law_config(Mine(1)) == law_config(Mine(1)) != law_config(Mine(2))
+    hidden = np.random.default_rng()
+    config = law_config(HeadLaw(lambda D, t: hidden.normal() * D))
+    assert config["fingerprint"] is None
+    assert config["not_comparable"] == "drift closes over a random generator (`hidden`)"
+
+
+def test_configurations_of_the_laws_of_wflow_are_those_of_version_0_1_0():
+    table = np.zeros((2, 1, 2, 2))
+    assert law_config(Frozen()) == {"name": "Frozen"}
+    keys = {
+        OrnsteinUhlenbeck(np.eye(2)): ["name", "mean", "rate", "sigma2", "exact"],
+        Oscillating(2): ["name", "d", "phases", "sigma2"],
+        Schedule([0.0, 1.0], table): ["name", "times", "interpolation", "scores", "values"],
+    }
+    for law, names in keys.items():
+        assert list(law_config(law)) == names
+
+
+def test_a_subclass_has_a_fingerprint_and_its_own_name_whatever_its_config_says():
+    for base, arguments in ((OrnsteinUhlenbeck, (np.eye(2),)), (Oscillating, (2,)), (Frozen, ())):
+        config = law_config(law_with(base, *arguments))
+        assert config["name"] == "Mine" and config["fingerprint"]
+        assert config.items() >= base(*arguments).to_config().items()
+    named = type("Frozen", (Frozen,), {})()
+    with pytest.raises(InputError, match="custom"):
+        law_from_config(law_config(named))
+
+
+class Decay(HeadLaw):
+    """A law of a user, with a parameter."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def drift(self, D, t):
+        return -self.rate * D
+
+    def to_config(self):
+        return {"rate": self.rate}
+
+
+def test_a_registered_law_comes_back_from_its_configuration():
+    config = law_config(Decay(np.array([[1.0, 2.0], [2.0, 3.0]])))
+    with pytest.raises(InputError, match=r"'Decay' is custom: .*wflow\.heads\.register"):
+        law_from_config(config)
+    assert register(Decay) is Decay
+    try:
+        plain = law_config(Decay(0.5))
+        assert law_from_config(plain).rate == 0.5
+        with pytest.raises(InputError, match=r"'Decay' differs .* in fingerprint"):
+            law_from_config(plain | {"rate": 2.0})
+        with pytest.raises(InputError, match="known of one of the two laws only"):
+            law_from_config({"name": "Decay", "rate": 2.0})
+        with pytest.raises(InputError, match="cannot be made from its parameters"):
+            law_from_config(plain | {"speed": 2.0})
+        with pytest.raises(InputError, match="cannot tell whether the law is the one"):
+            law_from_config(plain | {"fingerprint": None})
+    finally:
+        laws.LAWS.classes.pop("Decay")
+
+
+def test_only_classes_of_laws_with_names_of_their_own_are_registered():
+    for wrong in (Decay(1.0), dict, "Decay"):
+        with pytest.raises(InputError, match="expected a subclass of HeadLaw"):
+            register(wrong)
+    with pytest.raises(InputError, match="registered as 'Frozen': give the class another name"):
+        register(type("Frozen", (Frozen,), {}))
+    assert laws.LAWS.classes["Frozen"] is Frozen
+
+
+def test_a_law_jumps_where_it_has_a_jump():
+    table = np.zeros((2, 1, 2, 2))
+    assert Schedule([0.0, 1.0], table, "constant").jumps
+    assert not Schedule([0.0, 1.0], table).jumps and not Frozen().jumps
+    jumping = law_with(jump=lambda self, t, dt: np.eye(2))
+    assert jumping.jumps and law_config(jumping)["jumps"] and "jumps" not in law_config(HeadLaw())
+    replaced = HeadLaw()
+    replaced.jump = lambda t, dt: np.eye(2)
+    assert replaced.jumps
+
+
+def test_a_damaged_configuration_of_a_law_is_an_input_error():
+    good = law_config(OrnsteinUhlenbeck(np.eye(2)))
+    for bad in (good | {"speed": 1}, {"name": "OrnsteinUhlenbeck"}, good | {"rate": "a"},
+                {"name": "Schedule", "times": [0.0]}, {}, {"name": ["Frozen"]}):  # fmt: skip
+        with pytest.raises(InputError):
+            law_from_config(bad)
+
+
+def test_a_subclass_that_only_adds_noise_is_not_taken_for_deterministic():
+    class Noisy(HeadLaw):
+        def diffusion(self, D, t):
+            return np.ones(D.shape[:2])
+
+    assert not Noisy().deterministic
+    assert Noisy().step(np.zeros((1, 2, 2, 2)), 0.0, 0.1, np.ones((1, 2, 2, 2))).noise.all()
+
+
+def test_linear_schedule_gives_its_values_to_the_bit():
+    values = np.stack([np.eye(2), 3 * np.eye(2)])[:, None]
+    law = Schedule([0.0, 1.0], values)
+    assert np.array_equal(law.initial()[0], values[0])
+    assert np.array_equal(law.step(values[:1], 0.0, 0.5, None).drift[0], 2 * values[0])
+
+
+def test_callables_are_not_read_back_from_a_file():
+    with pytest.raises(InputError, match="Python functions"):
+        law_from_config(law_config(HeadLaw(lambda D, t: D)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OrnsteinUhlenbeck(np.eye(3), sigma2=-1), "sigma2"),
+        (lambda: OrnsteinUhlenbeck(np.eye(3), rate=0), "rate"),
+        (lambda: OrnsteinUhlenbeck(np.triu(np.ones((3, 3)))), "not symmetric"),
+        (lambda: OrnsteinUhlenbeck(np.ones((2, 3))), "square"),
+        (lambda: Oscillating(1), "d is 1"),
+        (lambda: Oscillating(3, "wild"), "spread"),
+        (lambda: Schedule([1.0, 0.0], np.zeros((2, 1, 2, 2))), "increasing"),
+        (lambda: Schedule([0.0, 1.0], np.zeros((3, 1, 2, 2))), "2 times"),
+        (lambda: Schedule([0.0], np.zeros((1, 1, 2, 2)), "cubic"), "linear"),
+        (lambda: HeadLaw(None, -1.0), "diffusion"),
+        (lambda: HeadLaw(None, np.float32(-1)), "diffusion"),
+        (lambda: HeadLaw(None, np.ones(2)), "expected a number"),
+        (lambda: HeadLaw(np.eye(3)), "expected a function"),
+        (lambda: HeadLaw(symmetric="no"), "symmetric is 'no': expected True or False"),
+        (lambda: OrnsteinUhlenbeck(np.eye(3), exact="no"), "exact is 'no': expected True"),
+        (lambda: OrnsteinUhlenbeck(np.eye(3), sigma2="a"), "expected a number"),
+        (lambda: OrnsteinUhlenbeck(1j * np.eye(3)), "real numbers"),
+        (lambda: Oscillating("3"), "whole number"),
+        (lambda: Oscillating(3, sigma2=-1.0), "sigma2"),
+        (
+            lambda: QKV(np.ones((1, 2, 3)), np.ones((1, 3, 3)), np.ones((1, 3, 3))).matrices(),
+            "quer",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_frozen_heads_take_no_drift_that_their_configuration_would_not_show():
+    with pytest.raises(TypeError):
+        Frozen(lambda D, t: -D)

@@ -1,0 +1,268 @@
+"""Run files: values are read back as they were written, also after interruptions."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_layouts import CONFIG, a_layout, attrs, fill, finished
+
+from wflow import InputError, RunFileError
+from wflow.io import disk
+from wflow.io.runfile import MemoryStore, RunWriter, dataset_attrs, open_run, run_status
+from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, SCHEMA
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"save_heads": False},
+        {"budget": False, "initial_heads": False},
+        {"per_path_x0": True},
+        {"snapshots": []},
+        {"snapshot_paths": []},
+        {"paths": 1, "snapshot_paths": [0], "times": [0.0], "snapshots": [0.0]},
+    ],
+)
+def test_file_and_memory_give_the_same_dataset(tmp_path, changes):
+    layout, provenance = a_layout(**changes), attrs()
+    writer = RunWriter.create(tmp_path / "run.h5", layout, provenance)
+    memory = MemoryStore(layout)
+    fill(writer, layout)
+    fill(memory, layout)
+    path = writer.finish()
+    with open_run(path) as ds:
+        xr.testing.assert_identical(ds.load(), memory.dataset(provenance))
+    assert os.listdir(tmp_path) == ["run.h5"]
+
+
+def test_dataset_holds_the_names_words_and_provenance_of_the_contract(tmp_path):
+    with open_run(finished(tmp_path / "run.h5")) as ds:
+        assert {*BUDGET_RATES, *BUDGET_RUNNING, "tokens", "tokens_mean", "heads"} <= set(ds)
+        assert ds["heads"].dims == ("snapshot_path", "snapshot", "head", "axis", "axis_out")
+        for name in [*ds.data_vars, *ds.coords]:
+            assert ds[name].attrs["long_name"] and ds[name].attrs["units"] == "1"
+        assert "eq. 113" in ds["upper_gradient_sq"].attrs["source"]
+        assert ds.attrs["schema"] == SCHEMA and ds.attrs["complete"] == 1
+        assert json.loads(ds.attrs["config"]) == CONFIG and ds.attrs["seed"] == 3
+        assert ds.attrs["command"] == "python study.py --heads 2"
+        assert ds.attrs["created"].endswith("+00:00") and ds.attrs["wflow_version"]
+
+
+def test_values_are_read_only_when_used(tmp_path):
+    with open_run(finished(tmp_path / "run.h5")) as ds:
+        assert not ds["tokens"].variable._in_memory
+
+
+def test_file_opens_with_h5py_and_plain_xarray(tmp_path):
+    path = finished(tmp_path / "run.h5")
+    with h5py.File(path) as file:
+        assert file["energy"].shape == (3, 6)
+    with xr.open_dataset(path, engine="h5netcdf") as ds:
+        assert ds["energy"].dims == ("path", "time")
+
+
+@pytest.mark.parametrize("program", [["ncdump", "-h"], ["h5dump", "-H"]])
+def test_file_opens_with_the_system_tools(tmp_path, program):
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"{program[0]} is not installed (netcdf-bin, hdf5-tools)")
+    path = finished(tmp_path / "run.h5")
+    shown = subprocess.run([*program, str(path)], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    if program[0] == "ncdump":
+        for text in ("energy(path, time)", "tokens(snapshot_path, snapshot, token, axis)"):
+            assert f"double {text}" in shown.stdout
+        assert 'energy:units = "1"' in shown.stdout and "token = 4" in shown.stdout
+        assert "Schönlieb" in shown.stdout and "Itô correction" in shown.stdout
+
+
+def one_index(size: int):
+    bounds = st.integers(-size, size)
+    return st.one_of(
+        st.integers(-size, size - 1), st.builds(slice, st.none() | bounds, st.none() | bounds)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_place_of_an_index_agrees_with_numpy(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    index = [data.draw(one_index(size)) for size in shape[: data.draw(st.integers(0, len(shape)))]]
+    if index and data.draw(st.booleans()):
+        axis = data.draw(st.integers(0, len(index) - 1))
+        # NumPy moves the dimension of a list to the front once an int stands elsewhere.
+        index = [slice(None) if isinstance(entry, int) else entry for entry in index]
+        index[axis] = data.draw(st.lists(st.integers(0, shape[axis] - 1), max_size=4))
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    lists = [np.array(e, dtype=int) if isinstance(e, list) else e for e in index]
+    expected = numbers[tuple(lists)]
+    starts, result = disk.spans(shape, tuple(index))
+    assert result == expected.shape
+    size = expected.size // len(starts) if starts else 0
+    found = [start + k for start in starts for k in range(size)]
+    assert found == expected.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("index", [(3,), (0, 0, 0), (slice(None, None, 2),), ([0, 7],), (0.5,)])
+def test_index_out_of_the_rules_is_refused(index):
+    with pytest.raises(IndexError):
+        disk.spans((3, 4), index)
+
+
+def test_write_and_read_back_parts(tmp_path):
+    layout = a_layout()
+    writer, memory = RunWriter.create(tmp_path / "run.h5", layout, attrs()), MemoryStore(layout)
+    for store in (writer, memory):
+        store.write("energy", (slice(1, 3), slice(2, 5)), np.arange(6.0).reshape(2, 3))
+        store.write("energy", ([2, 0], 1), [5.0, 6.0])
+        store.write("tokens", (1, 0), np.ones((4, 3)))
+        store.write("tokens_mean", (1,), 2.0)
+    for name in ("energy", "tokens", "tokens_mean"):
+        np.testing.assert_array_equal(writer.read(name), memory.read(name))
+    np.testing.assert_array_equal(writer.read("energy", (1, slice(2, 4))), [0.0, 1.0])
+    writer.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_but_values_changes_in_the_file_while_a_run_goes(tmp_path):
+    layout = a_layout()
+    writer = RunWriter.create(tmp_path / "run.h5", layout, attrs())
+    partial = tmp_path / "run.h5.partial"
+    before = np.frombuffer(partial.read_bytes(), dtype=np.uint8)
+    fill(writer, layout)
+    writer.checkpoint({"step": np.array(7)})
+    after = np.frombuffer(partial.read_bytes(), dtype=np.uint8)
+    values = np.zeros(before.size, dtype=bool)
+    for offset, shape in writer._places.values():
+        values[offset : offset + 8 * int(np.prod(shape))] = True
+    assert before.size == after.size
+    assert not np.any((before != after) & ~values)
+    writer.abandon()
+
+
+def test_unfinished_run_is_cut_to_what_was_recorded_and_says_so(tmp_path):
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    fill(writer, layout, columns=4)
+    writer.write("tokens", (slice(None), 1), np.nan)
+    writer.write("tokens_mean", (1,), np.nan)
+    writer.write("heads", (slice(None), 1), np.nan)
+    assert run_status(path) == "partial"
+    for name in (path, tmp_path / "run.h5.partial"):
+        with pytest.warns(UserWarning, match=r"up to t = 1.5 \(4 of 6 times\).*--resume"):
+            ds = open_run(name)
+        with ds:
+            assert ds.attrs["complete"] == 0
+            assert ds.sizes["time"] == 4 and ds.sizes["snapshot"] == 1
+            assert np.isfinite(ds["energy"].values).all()
+            assert ds.encoding["source"] == str(tmp_path / "run.h5.partial")
+    writer.abandon()
+
+
+def test_run_without_a_record_opens_empty(tmp_path):
+    RunWriter.create(tmp_path / "run.h5", a_layout(), attrs()).abandon()
+    with pytest.warns(UserWarning, match="its start"), open_run(tmp_path / "run.h5") as ds:
+        assert ds.sizes["time"] == 0
+
+
+def test_paths_that_have_not_begun_stay_nan_in_an_unfinished_run(tmp_path):
+    writer = RunWriter.create(tmp_path / "run.h5", a_layout(budget=False), attrs())
+    writer.write("speed_sq", (slice(0, 2),), 1.0)
+    with pytest.warns(UserWarning), open_run(tmp_path / "run.h5") as ds:
+        assert ds.sizes["time"] == 6 and np.isnan(ds["speed_sq"][2]).all()
+    writer.abandon()
+
+
+def test_half_written_file_under_the_final_name_is_not_taken_for_whole(tmp_path):
+    path = tmp_path / "run.h5"
+    RunWriter.create(path, a_layout(), attrs()).abandon()
+    os.rename(tmp_path / "run.h5.partial", path)
+    with pytest.raises(RunFileError, match="unfinished"):
+        run_status(path)
+    with pytest.warns(UserWarning, match="not complete"), open_run(path) as ds:
+        assert ds.attrs["complete"] == 0
+
+
+def test_reader_does_not_disturb_a_writer_nor_the_end_of_its_run(tmp_path):
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    fill(writer, layout, columns=2)
+    with pytest.warns(UserWarning):
+        early = open_run(path)
+    with early:
+        fill(writer, layout)
+        writer.finish()
+        with open_run(path) as ds:
+            assert ds.attrs["complete"] == 1 and ds.sizes["time"] == 6
+        assert early["energy"].shape == (3, 2)
+
+
+def test_reader_in_another_process_with_hdf5_locks_does_not_disturb_the_end(tmp_path):
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    fill(writer, layout)
+    reader = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, h5py\nf = h5py.File(sys.argv[1])\nprint('open', flush=True)\ninput()",
+            str(tmp_path / "run.h5.partial"),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout.readline() == "open\n"
+    writer.finish()
+    reader.communicate("\n")
+    assert run_status(path) == "complete"
+
+
+def test_large_configuration_fits(tmp_path):
+    path = tmp_path / "run.h5"
+    provenance = dataset_attrs(CONFIG | {"values": np.zeros((200, 200))}, seed=2**63)
+    RunWriter.create(path, a_layout(), provenance).finish()
+    with open_run(path) as ds:
+        assert len(ds.attrs["config"]) > 100_000 and int(ds.attrs["seed"]) == 2**63
+
+
+def test_configuration_that_is_no_json_is_refused():
+    for value in (float("nan"), object()):
+        with pytest.raises(InputError, match="JSON"):
+            dataset_attrs({"x": value}, seed=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"paths": 0}, {"times": []}, {"times": [0.0, 0.0]}, {"snapshot_paths": [3]}, {"heads": 0}],
+)
+def test_layout_of_impossible_sizes_is_refused(changes):
+    with pytest.raises(InputError):
+        a_layout(**changes)
+
+
+def test_digests_are_those_that_the_documentation_describes(tmp_path):
+    """By hashlib and json alone, as docs/run_file.md says."""
+    raw = finished(tmp_path / "run.h5").read_bytes()
+    start = raw.rindex(b'\n{"wflow-digests"')
+    line = json.loads(raw[start:])
+    assert line["wflow-digests"] == "sha256"
+    around, at = b"", 0
+    for offset, size, rows, digest in sorted(line["variables"].values()):
+        around, at = around + raw[at:offset], offset + size
+        length = size // rows
+        cuts = [raw[offset + k * length : offset + (k + 1) * length] for k in range(rows)]
+        combined = hashlib.sha256(b"".join(hashlib.sha256(cut).digest() for cut in cuts))
+        assert combined.hexdigest() == digest
+    around += raw[at:start] + raw[raw.rindex(b'", "variables"') :]
+    assert hashlib.sha256(around).hexdigest() == line["metadata"]
+    assert line["variables"]["energy"][2] == 3 and line["variables"]["tokens"][2] == 2

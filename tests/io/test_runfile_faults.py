@@ -1,0 +1,376 @@
+"""Run files under kills, full disks, damage and foreign files."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from run_layouts import CONFIG, ROOT, a_layout, attrs, fill, finished, in_child
+
+from wflow import InputError, RunFileError
+from wflow.io import digests, disk, runfile
+from wflow.io.runfile import MemoryStore, RunWriter, open_run, run_status
+from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING
+
+
+def test_resume_restores_the_last_state_and_continues_the_file(tmp_path):
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    writer.write("energy", (slice(None), slice(0, 2)), 1.0)
+    writer.checkpoint({"step": np.array(1), "x": np.zeros((2, 3))})
+    writer.checkpoint({"step": np.array(2), "x": np.full((2, 3), np.pi)})
+    writer.abandon()
+    writer, state = RunWriter.resume(path, json.dumps(CONFIG))
+    assert set(state) == {"step", "x"} and state["step"] == 2
+    np.testing.assert_array_equal(state["x"], np.full((2, 3), np.pi))
+    assert (writer.read("energy", (slice(None), slice(0, 2))) == 1).all()
+    fill(writer, layout)
+    writer.finish()
+    memory = MemoryStore(layout)
+    fill(memory, layout)
+    with open_run(path) as ds:
+        np.testing.assert_array_equal(ds["energy"].values, memory.read("energy"))
+    assert os.listdir(tmp_path) == ["run.h5"]
+
+
+def test_run_that_died_between_its_last_two_acts_is_resumed_as_unfinished(tmp_path):
+    path = tmp_path / "run.h5"
+    writer = RunWriter.create(path, a_layout(), attrs())
+    writer.checkpoint({"step": np.array(2)})
+    writer.abandon()
+    disk.set_complete(tmp_path / "run.h5.partial", 1)
+    assert run_status(path) == "partial"
+    writer, _ = RunWriter.resume(path, CONFIG)
+    writer.abandon()
+    with h5py.File(tmp_path / "run.h5.partial") as file:
+        assert int(file.attrs["complete"][0]) == 0
+
+
+def test_resume_of_another_run_names_what_differs(tmp_path):
+    writer = RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
+    writer.checkpoint({})
+    writer.abandon()
+    other = CONFIG | {"law": {"name": "Frozen", "rate": 2.0}, "seed": 4, "dt": 0.1}
+    with pytest.raises(RunFileError, match=r"law\.rate, seed, dt differ"):
+        RunWriter.resume(tmp_path / "run.h5", json.dumps(other))
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "named"),
+    [
+        (
+            {"law": {"name": "A", "sigma2": 1.0}},
+            {"law": {"name": "A", "sigma2": 2.0}},
+            ["law.sigma2"],
+        ),
+        (
+            {"x0": {"shape": [2, 3], "sha256": "a"}},
+            {"x0": {"shape": [3, 3], "sha256": "b"}},
+            ["x0 (the initial tokens)"],
+        ),
+        (
+            {"heads": {"shape": [2, 3, 3], "sha256": "a", "values_sha256": "c"}},
+            {"heads": {"shape": [2, 3, 3], "sha256": "b", "values_sha256": "d"}},
+            ["heads (the initial matrices)"],
+        ),
+        ({"heads": 2}, {"heads": {"shape": [2, 3, 3], "sha256": "b"}}, ["heads"]),
+        ({"dt": 0.1, "old": 1}, {"dt": 0.1, "new": None}, ["old", "new"]),
+        ({"dt": 0.1, "seed": 1}, {"seed": 1, "dt": 0.1}, []),
+    ],
+)
+def test_settings_that_differ_are_named_as_people_know_them(held, asked, named):
+    assert runfile.differences(held, asked) == named
+
+
+def test_resume_without_a_partial_file_or_after_the_end_says_so(tmp_path):
+    with pytest.raises(RunFileError, match="start without --resume"):
+        RunWriter.resume(tmp_path / "run.h5", CONFIG)
+    finished(tmp_path / "run.h5")
+    with pytest.raises(RunFileError, match="complete"):
+        RunWriter.resume(tmp_path / "run.h5", CONFIG)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "foreign", "pickle", "other run"])
+def test_resume_refuses_a_bad_checkpoint_and_says_what_to_do(tmp_path, damage):
+    writer = RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
+    writer.checkpoint({"x": np.arange(1000.0)})
+    writer.abandon()
+    path = tmp_path / "run.h5.checkpoint"
+    raw = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    elif damage == "flipped":
+        path.write_bytes(raw[:4000] + bytes([raw[4000] ^ 255]) + raw[4001:])
+    elif damage == "foreign":
+        path.write_text("hello")
+    elif damage == "pickle":
+        with open(path, "wb") as file:
+            np.savez(file, x=np.array([print], dtype=object))
+    else:
+        with open(path, "wb") as file:
+            np.savez(file, __created__=np.array("yesterday"))
+    with pytest.raises(RunFileError, match="--overwrite"):
+        RunWriter.resume(tmp_path / "run.h5", CONFIG)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_truncated_file_is_refused(tmp_path, share):
+    path = finished(tmp_path / "run.h5")
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(share * digests.find(path).end)])
+    with pytest.raises(RunFileError, match=r"empty|truncated|damaged"):
+        open_run(path)
+    os.rename(path, tmp_path / "run.h5.partial")
+    with pytest.raises(RunFileError, match=r"empty|truncated|damaged"):
+        RunWriter.resume(path, CONFIG)
+
+
+def test_foreign_files_are_refused(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("hello, this is no run file")
+    with pytest.raises(RunFileError, match="not an HDF5 file"):
+        open_run(text)
+    with pytest.raises(RunFileError, match="does not exist"):
+        open_run(tmp_path / "absent.h5")
+    with pytest.raises(RunFileError, match="cannot be read"):
+        open_run(tmp_path)
+    other = tmp_path / "other.h5"
+    xr.Dataset({"a": ("b", [1.0])}).to_netcdf(other, engine="h5netcdf")
+    with pytest.raises(RunFileError, match="not written by wflow"):
+        open_run(other)
+    with pytest.raises(RunFileError, match="not written by wflow"):
+        run_status(other)
+    os.rename(other, tmp_path / "other.h5.partial")
+    with pytest.raises(RunFileError, match="not written by wflow"):
+        RunWriter.resume(tmp_path / "other.h5", CONFIG)
+
+
+def change(path: Path, act) -> Path:
+    with h5py.File(path, "r+") as file:
+        act(file)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda f: f.attrs.__setitem__("schema", "wflow-run/99"), "wflow-run/99"),
+        (lambda f: f.attrs.__setitem__("config", "{broken"), "not a JSON object"),
+        (lambda f: f.attrs.__delitem__("created"), "created"),
+        (lambda f: f.__delitem__("energy"), "lacks energy"),
+    ],
+)
+def test_file_that_departs_from_the_schema_is_refused(tmp_path, act, message):
+    with pytest.raises(RunFileError, match=message):
+        open_run(change(finished(tmp_path / "run.h5"), act))
+
+
+def test_file_that_points_at_another_file_is_refused(tmp_path):
+    def point(file):
+        del file["heads"]
+        secret = tmp_path / "secret"
+        secret.write_bytes(bytes(2 * 2 * 2 * 3 * 3 * 8))
+        shape = (2, 2, 2, 3, 3)
+        file.create_dataset("heads", shape, "<f8", external=[(str(secret), 0, 576)])
+
+    with pytest.raises(RunFileError, match="another file"):
+        open_run(change(finished(tmp_path / "run.h5"), point))
+
+
+def test_taken_path_asks_for_overwrite_or_resume(tmp_path):
+    path = finished(tmp_path / "run.h5")
+    with pytest.raises(InputError, match=r"--overwrite.*--resume"):
+        RunWriter.create(path, a_layout(), attrs())
+    RunWriter.create(path, a_layout(), attrs(), overwrite=True).abandon()
+    assert os.listdir(tmp_path) == ["run.h5.partial"]
+    with pytest.raises(InputError, match=r"unfinished.*--overwrite.*--resume"):
+        RunWriter.create(path, a_layout(), attrs())
+
+
+def test_overwrite_that_finds_no_space_keeps_the_old_file(tmp_path, monkeypatch):
+    path = finished(tmp_path / "run.h5")
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "fill", full)
+    with pytest.raises(RunFileError, match=r"No space left.*free space"):
+        RunWriter.create(path, a_layout(), attrs(), overwrite=True)
+    assert os.listdir(tmp_path) == ["run.h5"] and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("limit", [100, 20_000, 200_000])
+def test_file_that_the_system_does_not_let_grow_leaves_nothing_behind(tmp_path, limit):
+    pytest.importorskip("resource")
+    done = in_child(
+        """
+        import resource, sys
+        import numpy as np
+        import run_layouts as t
+        from wflow import RunFileError
+        from wflow.io.runfile import RunWriter
+        layout = t.a_layout(times=np.arange(20000.0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+        try:
+            RunWriter.create(sys.argv[1], layout, t.attrs())
+        except RunFileError as error:
+            print(error)
+        """,
+        str(tmp_path / "run.h5"),
+        str(limit),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot create" in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_run_larger_than_the_free_disk_is_refused_at_once(tmp_path):
+    with pytest.raises(RunFileError, match=r"needs .* MB and the disk has"):
+        RunWriter.create(tmp_path / "run.h5", a_layout(tokens=10**15), attrs())
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_or_read_only_directory_is_refused(tmp_path):
+    with pytest.raises(RunFileError, match="does not exist; make it"):
+        RunWriter.create(tmp_path / "no" / "run.h5", a_layout(), attrs())
+    with pytest.raises(RunFileError, match="is a directory"):
+        RunWriter.create(tmp_path, a_layout(), attrs())
+    if os.geteuid() == 0:
+        pytest.skip("the administrator may write to read-only directories")
+    tmp_path.chmod(0o500)
+    with pytest.raises(RunFileError, match="that you may write to"):
+        RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_failing_disk_in_mid_run_keeps_what_was_recorded(tmp_path, monkeypatch, code):
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    fill(writer, layout, columns=3)
+    writer.checkpoint({"step": np.array(3)})
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_all", fail)
+        with pytest.raises(RunFileError, match="what was recorded stays"):
+            writer.write("energy", (0, 4), 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(runfile.np, "savez", fail)
+        with pytest.raises(RunFileError, match="what was recorded stays"):
+            writer.checkpoint({"step": np.array(4)})
+    writer.abandon()
+    assert sorted(os.listdir(tmp_path)) == ["run.h5.checkpoint", "run.h5.partial"]
+    writer, state = RunWriter.resume(path, CONFIG)
+    assert state["step"] == 3
+    writer.abandon()
+
+
+def test_second_process_cannot_write_to_a_run_in_progress(tmp_path):
+    path = tmp_path / "run.h5"
+    writer = RunWriter.create(path, a_layout(), attrs())
+    writer.checkpoint({})
+    done = in_child(
+        """
+        import sys
+        import run_layouts as t
+        from wflow import RunFileError
+        from wflow.io.runfile import RunWriter
+        acts = (
+            lambda: RunWriter.resume(sys.argv[1], t.CONFIG),
+            lambda: RunWriter.create(sys.argv[1], t.a_layout(), t.attrs(), overwrite=True),
+        )
+        for act in acts:
+            try:
+                act()
+            except RunFileError as error:
+                print(error)
+        """,
+        str(path),
+    )
+    holder = f"is being written by process {os.getpid()} on "
+    assert done.stdout.count(holder) == 2, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["run.h5.checkpoint", "run.h5.lock", "run.h5.partial"]
+    writer.finish()
+
+
+WRITER = """
+import sys
+import numpy as np
+import run_layouts as t
+from wflow.io.runfile import RunWriter, run_status
+from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING
+
+path, layout = sys.argv[1], t.a_layout(times=np.arange(60.0), paths=20)
+if run_status(path) == "partial":
+    writer, state = RunWriter.resume(path, t.CONFIG)
+    start = int(state["step"])
+else:
+    writer, start = RunWriter.create(path, layout, t.attrs()), 0
+    writer.checkpoint({"step": np.array(0)})
+print("begun", flush=True)
+for step in range(start, 60):
+    for name in (*BUDGET_RATES, *BUDGET_RUNNING):
+        writer.write(name, (slice(None), step), float(step))
+    writer.checkpoint({"step": np.array(step + 1)})
+for name in ("tokens", "tokens_mean", "heads", "initial_tokens", "initial_heads"):
+    writer.write(name, (), 1.0)
+writer.finish()
+"""
+
+
+def test_kill_at_any_moment_leaves_a_file_that_opens_and_a_run_that_resumes(tmp_path):
+    path = tmp_path / "run.h5"
+    rng = np.random.default_rng(1)
+    kills, reached = 0, 0
+    for _ in range(60):
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)],
+            cwd=ROOT / "tests",
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout.readline() == "begun\n"
+        time.sleep(rng.uniform(0.0, 0.06))
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        if run_status(path) == "complete":
+            break
+        kills += 1
+        with pytest.warns(UserWarning, match="not complete"), open_run(path) as ds:
+            count = ds.sizes["time"]
+            assert count >= reached
+            reached = count
+            values = ds["martingale"].values
+            # Only the column that was being written may be incomplete.
+            np.testing.assert_array_equal(
+                values[:, : count - 1], np.broadcast_to(np.arange(count - 1.0), (20, count - 1))
+            )
+    else:
+        pytest.fail(f"the run did not end: {reached} of 60 times after {kills} kills")
+    assert kills >= 2
+    left = {"run.h5"} if child.returncode == 0 else {"run.h5", "run.h5.lock", "run.h5.checkpoint"}
+    assert "run.h5" in os.listdir(tmp_path) and left >= set(os.listdir(tmp_path))
+    with open_run(path) as ds:
+        for name in (*BUDGET_RATES, *BUDGET_RUNNING):
+            np.testing.assert_array_equal(ds[name][7].values, np.arange(60.0))
+
+
+def test_checkpoint_refuses_objects(tmp_path):
+    writer = RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
+    with pytest.raises(TypeError, match="objects"):
+        writer.checkpoint({"x": np.array([print], dtype=object)})
+    writer.discard()

@@ -1,0 +1,170 @@
+"""The blocked sums for many coordinates against plain NumPy and against the fused sums."""
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twin import Twin, symmetric, unit
+
+from wflow.kernels.blocked.sums import blocked_sums
+from wflow.kernels.evaluate import FLOWS
+from wflow.kernels.pairs import fused
+from wflow.kernels.pairs.headsums import TERMS
+
+DIMENSIONS = (9, 12, 13, 24, 31, 50, 64, 130)
+
+
+def arguments(
+    rng,
+    paths,
+    n,
+    d,
+    heads,
+    *,
+    size=1.0,
+    flow="softmax",
+    sign=-1.0,
+    tied=True,
+    causal=False,
+    drift=True,
+    noise=True,
+    ito=True,
+    dtype="f8",
+):
+    """Random input of `fused_sums`; `size` bounds the scores."""
+    x = unit(rng, paths, n, d)
+    D = symmetric(rng, paths, heads, d, d) if tied else rng.normal(size=(paths, heads, d, d))
+    D *= size / max(np.linalg.norm(D, 2, (-2, -1)).max(), 1e-300)
+    value = D if tied else rng.normal(size=D.shape)
+    none = np.empty((paths, 0, d, d))
+    f = symmetric(rng, paths, heads, d, d) if drift else none
+    B = rng.normal(size=D.shape) if noise else none
+    sigma2 = rng.uniform(0, 2, (paths, heads)) if ito else np.empty((paths, 0))
+    arrays = [np.ascontiguousarray(a, dtype) for a in (x, D, value, f, B, sigma2)]
+    return (*arrays, FLOWS[flow], sign, causal, tied and not causal)
+
+
+def assert_same(found, expected, tolerance, energy_scale=1.0):
+    (v, terms), (v_expected, terms_expected) = found, expected
+    assert v.dtype == v_expected.dtype
+    assert np.abs(v - v_expected).max() <= tolerance * max(np.abs(v_expected).max(), 1e-300)
+    for k, name in enumerate(TERMS):
+        scale = np.abs(terms_expected[:, k]).max()
+        if name in ("weight_power", "martingale", "edi_defect", "dissipation"):  # of both signs
+            scale = max(scale, energy_scale * np.abs(terms_expected[:, 0]).max())
+        difference = np.abs(terms[:, k] - terms_expected[:, k]).max()
+        assert difference <= 10 * tolerance * scale, name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 230),
+    d=st.sampled_from(DIMENSIONS),
+    heads=st.integers(1, 4),
+    paths=st.integers(1, 3),
+    size=st.sampled_from([0.0, 1.0, 20.0, 63.0]),
+    flow=st.sampled_from(sorted(FLOWS)),
+    tied=st.booleans(),
+    causal=st.booleans(),
+    drift=st.booleans(),
+    noise=st.booleans(),
+    ito=st.booleans(),
+    dtype=st.sampled_from(["f8", "f4"]),
+)
+def test_every_result_equals_the_fused_sums(seed, n, d, heads, paths, size, dtype, **options):
+    if dtype == "f4":
+        size = min(size, 20.0)
+    rng = np.random.default_rng(seed)
+    given_to = arguments(rng, paths, n, d, heads, size=size, dtype=dtype, **options)
+    tolerance = (2e-14 if dtype == "f8" else 1e-5) * (1 + size)
+    scale = 10.0 + size * size
+    assert_same(blocked_sums(*given_to), fused.fused_sums(*given_to), tolerance, scale)
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 9), (17, 64), (100, 12), (205, 31), (33, 2)])
+@pytest.mark.parametrize("flow", sorted(FLOWS))
+def test_every_term_equals_the_numpy_twin(n, d, flow):
+    rng = np.random.default_rng(n)
+    args = arguments(rng, 1, n, d, 3, size=4.0, flow=flow)
+    x, D, _, drift, noise, sigma2 = (a[0] for a in args[:6])
+    v, terms = blocked_sums(*args)
+    twin = Twin(x, D, flow=flow)
+    assert np.abs(v[0] - twin.velocity).max() <= 1e-13 * 4 * np.exp(4.0)
+    for name, value in twin.terms(drift, noise, sigma2).items():
+        assert terms[0, TERMS.index(name)] == pytest.approx(float(value), rel=1e-12, abs=1e-11)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [70.0, 600.0, 1e4])
+def test_large_scores_are_as_right_as_in_the_fused_sums(size, causal):
+    """Heads of small and large norm side by side, so that only some blocks need a shift."""
+    rng = np.random.default_rng(3)
+    args = arguments(rng, 1, 45, 13, 3, size=size, causal=causal, tied=not causal)
+    args[1][0, 1] *= 1 / size
+    args[0][0, 5:9] = args[0][0, 5]  # repeated tokens
+    v, terms = blocked_sums(*args)
+    expected, terms_expected = fused.fused_sums(*args)
+    assert np.abs(v - expected).max() <= 1e-13 * np.abs(expected).max()
+    assert np.array_equal(np.isfinite(terms), np.isfinite(terms_expected))
+    finite = np.isfinite(terms_expected)
+    assert np.allclose(terms[finite], terms_expected[finite], rtol=1e-9)
+
+
+def test_a_token_that_is_not_a_number_is_never_hidden():
+    rng = np.random.default_rng(4)
+    args = arguments(rng, 2, 40, 16, 2)
+    args[0][1, 7, 3] = np.nan
+    v, terms = blocked_sums(*args)
+    assert np.isfinite(v[0]).all() and np.isfinite(terms[0]).all()
+    assert np.isnan(v[1]).any() and np.isnan(terms[1, TERMS.index("speed_sq")])
+
+
+def test_a_later_token_leaves_no_trace_under_the_causal_mask():
+    rng = np.random.default_rng(5)
+    args = arguments(rng, 1, 150, 20, 2, causal=True, tied=False)
+    v, _ = blocked_sums(*args)
+    args[0][0, 100:] = unit(rng, 50, 20)
+    changed, _ = blocked_sums(*args)
+    assert np.array_equal(v[0, :100], changed[0, :100])
+    assert not np.array_equal(v[0, 100:], changed[0, 100:])
+
+
+# (1, 333, 70, 6) has more tokens and matrices than stay near, so that tasks share panels.
+@pytest.mark.parametrize("shape", [(3, 61, 16, 5), (1, 333, 70, 6)])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_number_of_threads_does_not_change_a_bit(shape, dtype):
+    args = arguments(np.random.default_rng(1), *shape, dtype=dtype)
+    args[1][0, 1] *= 100  # this head needs a shift
+    before = numba.get_num_threads()
+    results = []
+    try:
+        for threads in sorted({1, before}):
+            numba.set_num_threads(threads)
+            v, terms = blocked_sums(*args)
+            results.append(v.tobytes() + terms.tobytes())
+    finally:
+        numba.set_num_threads(before)
+    assert len(set(results)) == 1
+
+
+def test_paths_do_not_influence_each_other():
+    """More paths than have their matrices packed at one time."""
+    rng = np.random.default_rng(2)
+    args = arguments(rng, 5, 20, 120, 11)
+    together, terms = blocked_sums(*args)
+    for p in range(5):
+        alone, one = blocked_sums(*(a[p : p + 1] for a in args[:6]), *args[6:])
+        assert np.array_equal(alone[0], together[p])
+        assert np.array_equal(one[0], terms[p])
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_rounding_does_not_grow_with_the_number_of_tokens(dtype):
+    rng = np.random.default_rng(6)
+    args = arguments(rng, 1, 4000, 12, 1, dtype=dtype, drift=False, noise=False, ito=False)
+    x, D = args[0][0].astype(float), args[1][0, 0].astype(float)
+    _, terms = blocked_sums(*args)
+    energy = np.exp(x @ D @ x.T).sum() / (2 * 4000**2)
+    assert terms[0, 0] == pytest.approx(energy, rel=4 * float(np.finfo(dtype).eps))

@@ -1,0 +1,336 @@
+"""The fast sums on circle and sphere: equal to the exact ones within the error that they report."""
+
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twin import Twin, symmetric, unit
+
+from wflow import InputError
+from wflow.kernels.harmonic import fast
+from wflow.kernels.harmonic.fast import choose, fast_sums, sources
+from wflow.kernels.harmonic.series import (
+    check_tolerance,
+    choose_degrees,
+    moments,
+    relative_tails,
+    source_factor,
+)
+from wflow.kernels.pairs.fused import fused_sums
+from wflow.kernels.pairs.headsums import EFFECTIVE, N_TERMS, SOFTMAX, TERMS, UNNORMALISED
+from wflow.sphere.harmonics import count
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import random_clouds
+
+cases = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "cloud": st.sampled_from(random_clouds.CLOUDS),
+        "head": st.sampled_from(random_clouds.HEADS),
+        "d": st.sampled_from([2, 3]),
+        "n": st.integers(1, 300),
+        "heads": st.integers(1, 6),
+        "norm": st.sampled_from([0.1, 1.0, 4.0, 9.0, 25.0, 90.0]),
+    }
+)
+
+
+def problem(seed, cloud, head, d, n, heads, norm):
+    """x, D, drift, noise, sigma2 with a leading axis of one path."""
+    rng = np.random.default_rng(seed)
+    x = random_clouds.tokens(rng, cloud, n, d)
+    D = random_clouds.heads(rng, head, heads, d, norm)
+    drift, noise = symmetric(rng, 2, heads, d, d)
+    return tuple(a[None] for a in (x, D, drift, noise, rng.uniform(0.1, 2, heads)))
+
+
+def absent(D):
+    return np.empty((len(D), 0, *D.shape[2:]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases, flow=st.sampled_from([SOFTMAX, UNNORMALISED, EFFECTIVE]),
+       sign=st.sampled_from([-1.0, 1.0]), tolerance=st.sampled_from([1e-12, 1e-10, 1e-5]),
+       law=st.sampled_from(["frozen", "drift", "noise"]))  # fmt: skip
+def test_velocities_and_terms_are_the_exact_ones_within_the_estimate(
+    case, flow, sign, tolerance, law
+):
+    x, D, drift, noise, sigma2 = problem(**case)
+    if law != "noise":
+        noise, sigma2 = absent(D), sigma2[:, :0]
+    if law == "frozen":
+        drift = absent(D)
+    v, terms, error = fast_sums(x, D, D, drift, noise, sigma2, flow, sign, tolerance)
+    exact, table = fused_sums(x, D, D, drift, noise, sigma2, flow, sign, False, False)
+    assert error[0] <= max(tolerance, 1e-13)
+    slack = error[0] + 1e-14 * (1 + case["norm"])  # the exact sums round too
+    norm = np.linalg.norm(D[0], 2, axis=(1, 2)).mean()
+    # gbar is off by |D_h| m_h error in every head, b by error.
+    reach = norm if flow == SOFTMAX else _largest_gradient(x[0], D[0], flow)
+    far = 4 * reach * slack
+    assert np.linalg.norm(v - exact, axis=-1).max() <= far
+    found, true = (dict(zip(TERMS, row[0], strict=True)) for row in (terms, table))
+    assert found["max_score"] == true["max_score"]
+    assert found["energy"] == pytest.approx(true["energy"], rel=slack)
+    assert found["ito_power"] == pytest.approx(true["ito_power"], rel=2 * slack)
+    pairs = true["energy"] * slack
+    for name, matrix in (("weight_power", drift), ("martingale", noise)):
+        size = np.linalg.norm(matrix[0], 2, axis=(1, 2)).max(initial=0.0)
+        assert abs(found[name] - true[name]) <= size * pairs * case["heads"]
+    assert abs(found["max_speed"] - true["max_speed"]) <= far
+    gradient = _largest_gradient(x[0], D[0], UNNORMALISED)
+    assert abs(found["dissipation"] - true["dissipation"]) <= 2 * gradient * far
+
+
+def _largest_gradient(x, D, flow):
+    """Bound of |gbar|, or of |gbar|/b: mean of |D_h| m_h, over the tokens."""
+    twin = Twin(x, D)
+    m = np.exp(twin.log_m.astype(float))
+    bound = (np.linalg.norm(D, 2, axis=(1, 2))[:, None] * m).mean(axis=0)
+    if flow == EFFECTIVE:
+        bound = bound * np.exp(-twin.log_b.astype(float))
+    return float(bound.max())
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases, tolerance=st.sampled_from([1e-11, 1e-6]))
+def test_general_heads_and_values_move_as_in_the_exact_sums(case, tolerance):
+    x, D, value, _, sigma2 = problem(**case)
+    none = absent(D)
+    value = value + np.triu(value)  # no head is tied, none is symmetric
+    arguments = (x, D, value, none, none, sigma2[:, :0], SOFTMAX, 1.0)
+    v, _, error = fast_sums(*arguments, tolerance)
+    exact, _ = fused_sums(*arguments, False, False)
+    norm = np.linalg.norm(value[0], 2, axis=(1, 2)).mean()
+    slack = error[0] + 1e-14 * (1 + case["norm"])
+    assert np.linalg.norm(v - exact, axis=-1).max() <= 2 * norm * slack
+
+
+def test_estimate_is_never_below_the_true_error():
+    smallest = np.inf
+    for seed in range(300):
+        found = random_clouds.errors(random_clouds.case(seed))
+        smallest = min(smallest, *found)
+        assert min(found) >= 1.0, (seed, found)
+    assert smallest < 10.0  # an estimate that nothing comes near would say little
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_nodes_have_the_moments_of_the_tokens(d):
+    x = random_clouds.tokens(np.random.default_rng(0), "cross-polytope", 900, d)
+    stand = sources(x, 9)
+    assert len(stand.points) < 300
+    table = fast.table_of(d)
+    theirs = moments(x, np.full(900, 1 / 900), 11, table)
+    assert len(theirs) == count(11, d)
+    assert moments(stand.points, stand.mass, 11, table) == pytest.approx(theirs, abs=1e-13)
+    assert stand.mass.sum() == pytest.approx(1, abs=1e-13)
+
+
+def recorded_redo(monkeypatch):
+    """Collects how many (token, head) were summed exactly in every evaluation."""
+    counts = []
+    evaluate = fast.evaluate_tokens
+
+    def record(*arguments):
+        result = evaluate(*arguments)
+        counts.append(result[3])
+        return result
+
+    monkeypatch.setattr(fast, "evaluate_tokens", record)
+    return counts
+
+
+def test_tokens_that_miss_the_tolerance_are_summed_exactly(monkeypatch):
+    counts = recorded_redo(monkeypatch)
+    rng = np.random.default_rng(1)
+    x = random_clouds.tokens(rng, "uniform", 1500, 3)
+    # m is e^12/24 along the first axis and about 1 across it, where rounding is 1e-15 e^12.
+    D = np.stack([np.diag([12.0, 0.1, -0.1]), np.eye(3)])
+    none = np.empty((1, 0, 3, 3))
+    arguments = (x[None], D[None], D[None], D[None], none, np.full((1, 2), 2.0), SOFTMAX, -1.0)
+    v, terms, error = fast_sums(*arguments, 1e-10)
+    assert 0 < counts[0] < len(x)
+    exact, table = fused_sums(*arguments, False, False)
+    assert error[0] <= 1e-10
+    assert np.abs(v - exact).max() <= 2 * 12 * error[0]
+    assert terms[0, :3] == pytest.approx(table[0, :3], rel=1e-10)
+
+
+def test_heads_beyond_any_series_are_summed_exactly(monkeypatch):
+    counts = recorded_redo(monkeypatch)
+    rng = np.random.default_rng(2)
+    x = unit(rng, 1, 130, 3)
+    D = np.stack([np.eye(3), 80.0 * np.eye(3), np.diag([200.0, 1.0, -5.0])])[None]
+    none = np.empty((1, 0, 3, 3))
+    arguments = (x, D, D, D, none, np.full((1, 3), 2.0), SOFTMAX, -1.0)
+    v, terms, error = fast_sums(*arguments, 1e-10)
+    exact, table = fused_sums(*arguments, False, False)
+    assert counts == [2 * 130]
+    assert np.abs(v - exact).max() <= 1e-11
+    assert terms == pytest.approx(table, rel=1e-11)
+    assert error[0] <= 1e-10
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_one_token_and_no_interaction_need_no_special_care(d):
+    rng = np.random.default_rng(3)
+    x = unit(rng, 2, 1, d)
+    D = np.stack([np.zeros((2, d, d)), symmetric(rng, 2, d, d)])
+    none = absent(D)
+    arguments = (x, D, D, none, none, np.ones((2, 2)), SOFTMAX, 1.0)
+    v, terms, error = fast_sums(*arguments, 1e-12)
+    exact, _ = fused_sums(*arguments, False, False)
+    assert np.abs(v - exact).max() <= 1e-11 and np.abs(v[0]).max() == 0
+    assert terms[0, 0] == pytest.approx(0.5, rel=1e-14)
+    assert np.all(error <= 1e-12)
+
+
+def test_what_is_not_finite_ends_as_nan():
+    rng = np.random.default_rng(4)
+    x = unit(rng, 3, 5000, 3)
+    D = np.broadcast_to(np.eye(3), (3, 2, 3, 3)).copy()
+    x[0, 17, 1] = np.nan
+    D[1, 1, 0, 0] = np.inf
+    none = absent(D)
+    v, terms, error = fast_sums(x, D, D, none, none, np.empty((3, 0)), SOFTMAX, -1.0, 1e-8)
+    assert np.isnan(v[:2]).all() and np.isnan(terms[:2]).all() and np.isnan(error[:2]).all()
+    assert np.isfinite(v[2]).all() and np.isfinite(terms[2]).all() and error[2] <= 1e-8
+
+
+def test_threads_and_batches_do_not_change_a_bit():
+    rng = np.random.default_rng(5)
+    x, D, f = unit(rng, 2, 3000, 3), symmetric(rng, 2, 5, 3, 3), symmetric(rng, 2, 5, 3, 3)
+    arguments = (x, D, D, f, f, np.full((2, 5), 2.0))
+    before = numba.get_num_threads()
+    results = []
+    try:
+        for threads in sorted({1, min(2, before), before}):
+            numba.set_num_threads(threads)
+            results.append(fast_sums(*arguments, SOFTMAX, -1.0, 1e-10))
+    finally:
+        numba.set_num_threads(before)
+    alone = [fast_sums(*(a[p : p + 1] for a in arguments), SOFTMAX, -1.0, 1e-10) for p in range(2)]
+    results.append(tuple(np.concatenate(pair) for pair in zip(*alone, strict=True)))
+    for result in results[1:]:
+        for one, other in zip(results[0], result, strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_single_precision_tokens_are_summed_in_double_on_the_sphere():
+    rng = np.random.default_rng(6)
+    x = unit(rng, 1, 700, 3).astype(np.float32)
+    D = symmetric(rng, 1, 3, 3, 3).astype(np.float32)
+    none = np.empty((1, 0, 3, 3), np.float32)
+    v, terms, error = fast_sums(
+        x, D, D, none, none, np.ones((1, 3), np.float32), SOFTMAX, -1.0, 1e-10
+    )
+    wide = x.astype(float)
+    wide /= np.linalg.norm(wide, axis=-1, keepdims=True)
+    doubles = D.astype(float)
+    none = none.astype(float)
+    exact, table = fused_sums(
+        wide, doubles, doubles, none, none, np.ones((1, 3)), SOFTMAX, -1.0, False, True
+    )
+    assert v.dtype == np.float32 and terms.dtype == np.float64
+    assert v == pytest.approx(exact, abs=1e-6)
+    assert terms == pytest.approx(table, rel=1e-9, abs=1e-9) and error[0] <= 1e-10
+
+
+def test_tokens_off_the_sphere_are_not_passed_over():
+    """The estimate grows with | |x|^2 - 1 |, so that such tokens are summed exactly."""
+    x = unit(np.random.default_rng(7), 1, 60, 3)
+    x[0, 5] *= 1 + 1e-7
+    D = 2.0 * np.eye(3)[None, None]
+    none = np.empty((1, 0, 3, 3))
+    arguments = (x, D, D, none, none, np.empty((1, 0)), UNNORMALISED, 1.0)
+    v, terms, error = fast_sums(*arguments, 1e-10)
+    exact, table = fused_sums(*arguments, False, False)
+    assert error[0] <= 1e-10
+    assert v == pytest.approx(exact, rel=1e-9, abs=1e-10)
+    assert terms[0, 0] == pytest.approx(table[0, 0], rel=1e-10)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("tolerance", [1e-12, 1e-6, 1e-3])
+def test_degree_is_the_smallest_that_meets_the_bound(d, tolerance):
+    rho = np.array([0.0, 0.5, 2.0, 6.0])
+    low = -rho / 3
+    degrees, _, tails = choose_degrees(rho, low, tolerance, d, 40)
+    for degree, r, bound, kept in zip(degrees, rho, low, tails, strict=True):
+        tail = relative_tails(r, d)
+        target = max(0.5 * tolerance * np.exp(bound - r), (40 + 8 * r) * 2.0**-53)
+        assert kept == tail[degree] and source_factor(degree, d) * tail[degree] <= target
+        assert degree == 0 or source_factor(degree - 1, d) * tail[degree - 1] > target
+    assert np.all(np.diff(degrees) >= 0) and degrees[0] == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), norm=st.floats(0.05, 8.0), d=st.sampled_from([2, 3]))
+def test_sums_at_the_edge_of_the_chosen_degree_keep_the_tolerance(seed, norm, d):
+    """One token on the eigenvector of the largest score, where every term of the tail adds up."""
+    rng = np.random.default_rng(seed)
+    x = np.concatenate([np.eye(d)[:1], random_clouds.tokens(rng, "uniform", 9, d)])[None]
+    D = np.diag([norm, -norm, 0.3 * norm][:d])[None, None]
+    none = absent(D)
+    arguments = (x, D, D, none, none, np.ones((1, 1)), SOFTMAX, 1.0)
+    for tolerance in (1e-11, 1e-7, 1e-3):
+        v, terms, error = fast_sums(*arguments, tolerance)
+        exact, table = fused_sums(*arguments, False, False)
+        assert error[0] <= tolerance
+        assert np.linalg.norm(v - exact, axis=-1).max() <= 2 * norm * error[0]
+        assert terms[0, 0] == pytest.approx(table[0, 0], rel=error[0])
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "d", "message"),
+    [
+        (1e-14, 3, "1e-13 <= tolerance < 0.01"),
+        (0.01, 2, "tolerance is 0.01"),
+        (-1.0, 2, "doubles allow no less"),
+        (float("nan"), 3, "finite"),
+        ("fine", 3, "expected a number"),
+        (1e-10, 4, "d = 2 and 3: these tokens have d = 4"),
+    ],
+)
+def test_a_tolerance_or_dimension_out_of_range_is_refused(tolerance, d, message):
+    with pytest.raises(InputError, match=message):
+        check_tolerance(tolerance, d)
+
+
+def test_refusals_reach_the_caller_of_the_sums():
+    x = unit(np.random.default_rng(8), 1, 3, 4)
+    D = np.eye(4)[None, None]
+    none = np.empty((1, 0, 4, 4))
+    with pytest.raises(InputError, match="circle and the sphere"):
+        fast_sums(x, D, D, none, none, np.empty((1, 0)), SOFTMAX, -1.0, 1e-10)
+
+
+def test_choice_takes_the_series_for_many_tokens_and_weak_heads():
+    rng = np.random.default_rng(9)
+    weak, strong = symmetric(rng, 1, 8, 3, 3), np.diag([60.0, 0.0, -60.0]) * np.ones((1, 8, 1, 1))
+    for n, taken in ((100, False), (256, False), (20_000, True)):
+        x = unit(rng, 1, n, 3)
+        assert choose(x, weak, 1e-10, True).tolist() == [taken]
+        assert choose(x, strong, 1e-10, True).tolist() == [False]
+    both = choose(np.repeat(x, 2, axis=0), np.concatenate([weak, strong]), 1e-10, True)
+    assert both.tolist() == [True, False]
+    # m is large wherever tokens are, which only the sample can know.
+    concentrated = 12.0 * np.eye(3) * np.ones((1, 8, 1, 1))
+    assert choose(x, concentrated, 1e-10, True).tolist() == [True]
+    assert not choose(unit(rng, 1, 5000, 4), np.zeros((1, 8, 4, 4)), 1e-10, True).any()
+
+
+def test_terms_have_the_layout_of_the_exact_sums():
+    x = unit(np.random.default_rng(10), 2, 40, 2)
+    D = np.zeros((2, 3, 2, 2))
+    v, terms, error = fast_sums(
+        x, D, D, absent(D), absent(D), np.empty((2, 0)), SOFTMAX, -1.0, 1e-10
+    )
+    assert v.shape == x.shape and terms.shape == (2, N_TERMS) and error.shape == (2,)

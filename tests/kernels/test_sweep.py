@@ -1,0 +1,111 @@
+"""The register loops against plain NumPy, and the names of their compiled variants."""
+
+import numba
+import numpy as np
+import pytest
+from twin import symmetric, unit
+
+from wflow._core.simd import lanes
+from wflow.attention import cloud
+from wflow.kernels.pairs.fused import _make_both_ways, _make_one_way
+from wflow.kernels.pairs.sweep import DIMENSIONS, UNROLL, make_sweep, masked_sums
+
+
+def vectors_of(rng, count, dtype):
+    """Random numbers for so many vectors, flat."""
+    return rng.uniform(-1, 1, count * 64 // np.dtype(dtype).itemsize).astype(dtype)
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize(("blocks", "both", "dtype"), [(2, True, "f8"), (2, False, "f8"),
+                                                       (1, True, "f4")])  # fmt: skip
+def test_loops_over_tokens_equal_numpy(d, blocks, both, dtype):
+    sweep = make_sweep(d, blocks, both=both, ito=True)
+
+    @numba.njit
+    def run(x, weight, own, z, pair, columns, first, stop, acc):
+        step = x.shape[0] * lanes(x)
+        sweep(x, weight, own, 0, z, 0, pair, 0, step, columns, 0, first, stop, acc, 0)
+
+    rng = np.random.default_rng(d)
+    n, first, stop = 5 * UNROLL, UNROLL, 4 * UNROLL
+    x = rng.uniform(-1, 1, (n, d)).astype(dtype)
+    weight = rng.uniform(0, 1, n).astype(dtype)
+    own, z = (vectors_of(rng, blocks * d, dtype) for _ in range(2))
+    pair = vectors_of(rng, blocks * n, dtype)
+    columns = vectors_of(rng, (stop - first) * (d + 1), dtype)
+    acc = vectors_of(rng, blocks * (d + 2), dtype)
+    by_block = acc.reshape(blocks, d + 2, -1).astype(float)
+    by_token = columns.reshape(stop - first, d + 1, -1).astype(float)
+    U = np.exp2(np.einsum("bkl,jk->jbl", z.reshape(blocks, d, -1).astype(float), x[first:stop]))
+    by_block[:, 0] += np.einsum("jbl,j->bl", U, weight[first:stop])
+    by_block[:, 1:-1] += np.einsum("jbl,jk->bkl", U, x[first:stop])
+    q = np.einsum("jbl,bjl->bl", U, pair.reshape(blocks, n, -1)[:, first:stop])
+    if both:
+        by_block[0, -1] += q.sum(0)
+        by_token[:, 0] += U.sum(1)
+        by_token[:, 1:] += np.einsum("jbl,bkl->jkl", U, own.reshape(blocks, d, -1))
+    else:
+        by_block[:, -1] += q
+    run(x, weight, own, z, pair, columns, first, stop, acc)
+    close = {"rtol": 0, "atol": 200 * np.finfo(dtype).eps}
+    np.testing.assert_allclose(acc.reshape(by_block.shape), by_block, **close)
+    np.testing.assert_allclose(columns.reshape(by_token.shape), by_token, **close)
+
+
+def test_one_and_two_blocks_give_the_same_bits_as_the_plain_loop():
+    one, two = (make_sweep(3, blocks, both=False, ito=True) for blocks in (1, 2))
+
+    @numba.njit
+    def run(x, weight, z, pair, kind, acc):
+        step = x.shape[0] * lanes(x)
+        stop = x.shape[0]
+        if kind == 2:
+            two(x, weight, z, 0, z, 0, pair, 0, step, z, 0, 0, stop, acc, 0)
+            return
+        for block in range(2):
+            at, acc_at = block * 3 * lanes(x), block * 5 * lanes(x)
+            if kind == 1:
+                one(x, weight, z, 0, z, at, pair, block * step, 0, z, 0, 0, stop, acc, acc_at)
+            else:
+                masked_sums(x, weight, z, at, pair, block * step, True, z, -1, 0, stop, acc, acc_at)
+
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(24, 3)), np.ones(24)
+    z, pair = vectors_of(rng, 6, "f8"), vectors_of(rng, 48, "f8")
+    bits = []
+    for kind in (0, 1, 2):
+        acc = np.zeros(2 * 5 * 8)
+        run(x, weight, z, pair, kind, acc)
+        bits.append(acc.tobytes())
+    assert bits[0] == bits[1] == bits[2]
+
+
+def test_heads_in_several_batches_and_pairs_in_strips_change_nothing():
+    """9,000 tokens make eight strips, whose sums of 26 heads are more than is kept at a time."""
+    rng = np.random.default_rng(1)
+    x, D = unit(rng, 1, 9000, 3), symmetric(rng, 1, 26, 3, 3)
+    D[0, 3] *= 100 / np.abs(np.linalg.eigvalsh(D[0, 3])).max()  # needs a shift
+    options = {"drift": D, "sigma2": np.ones((1, 26))}
+    one_way, terms = cloud.evaluate(x, D, **options)
+    both_ways, same = cloud.evaluate(x, D, **options, symmetric=True)
+    assert np.abs(both_ways - one_way).max() <= 1e-13 * np.abs(one_way).max()
+    for name in ("energy", "ito_power", "weight_power", "upper_gradient_sq", "max_score"):
+        assert same[name][0] == pytest.approx(terms[name][0], rel=1e-12), name
+
+
+def variants_within(function: numba.core.registry.CPUDispatcher) -> set[str]:
+    """Names of a compiled function and of those that it closes over, which have variants."""
+    found = {function.py_func.__qualname__}
+    for cell in function.py_func.__closure__ or ():
+        if isinstance(cell.cell_contents, numba.core.registry.CPUDispatcher):
+            found |= variants_within(cell.cell_contents)
+    return found
+
+
+@pytest.mark.parametrize("make", [_make_one_way, _make_both_ways])
+def test_variants_of_compiled_code_have_names_of_their_own(make):
+    # Under one name, code kept by two processes was linked as one: NaN for one of the dimensions.
+    two, three = variants_within(make(2)), variants_within(make(3))
+    assert len(two) == len(three) > 1
+    assert not two & three

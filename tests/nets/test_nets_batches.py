@@ -1,0 +1,224 @@
+"""Batches and perturbations of data: pure functions of a seed, with the requested rate."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import data  # noqa: E402
+
+RNG = np.random.default_rng(3)
+
+
+def refused(match: str):
+    return pytest.raises(InputError, match=match)
+
+
+# Batches
+
+
+def numbered(n: int = 10) -> tuple:
+    """Images of 2 x 3 pixels whose value is their number; labels the same."""
+    values = torch.arange(n, dtype=torch.uint8)
+    return values[:, None, None].expand(n, 2, 3).clone(), values
+
+
+def test_image_batches_are_a_pure_function_of_seed_and_step():
+    images, labels = numbered(100)
+    one, two = (data.ImageBatches(images, labels, batch=7, seed=4) for _ in range(2))
+    steps = [0, 33, 5, 5, 1000, 1, 0]
+    forwards = {step: one.rows(step).tolist() for step in steps}
+    assert all(two.rows(step).tolist() == forwards[step] for step in reversed(steps))
+    other = data.ImageBatches(images, labels, batch=7, seed=5)
+    assert other.rows(0).tolist() != forwards[0]
+
+
+def test_an_epoch_has_no_image_twice_and_drops_what_is_left_over():
+    images, labels = numbered(10)
+    batches = data.ImageBatches(images, labels, batch=3, seed=1)
+    assert batches.per_epoch == 3
+    epochs = [
+        [row for k in range(3) for row in batches.rows(3 * epoch + k).tolist()]
+        for epoch in range(40)
+    ]
+    assert all(len(set(epoch)) == 9 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 40
+    left = {(set(range(10)) - set(epoch)).pop() for epoch in epochs}
+    assert left == set(range(10))  # every image is dropped in some epoch, none in all
+
+
+def test_image_batches_normalise_pixels_in_the_unit_interval():
+    images, labels = numbered(10)
+    batches = data.ImageBatches(images, labels, batch=4, mean=0.1307, std=0.3081)
+    pixels, targets = batches(0)
+    assert pixels.shape == (4, 1, 2, 3) and pixels.dtype == torch.float32
+    assert targets.dtype == torch.int64 and targets.tolist() == batches.rows(0).tolist()
+    expected = (targets.double() / 255 - 0.1307) / 0.3081
+    assert torch.allclose(pixels[:, 0, 1, 2].double(), expected, rtol=1e-6)
+    colour = data.ImageBatches(torch.rand(10, 3, 4, 4), labels, batch=2)(1)[0]
+    assert colour.shape == (2, 3, 4, 4)
+    assert torch.equal(data.unit(images).double(), images.to(torch.float32).div(255).double())
+
+
+def test_evaluation_visits_every_image_once_in_order():
+    images, labels = numbered(10)
+    batches = data.ImageBatches(images, labels, batch=4)
+    parts = list(batches.evaluation(3))
+    assert [len(part[1]) for part in parts] == [3, 3, 3, 1]
+    assert torch.cat([part[1] for part in parts]).tolist() == list(range(10))
+    assert torch.equal(torch.cat([part[0] for part in parts])[:, 0] * 255, images.float())
+    assert len(list(batches.evaluation())) == 3
+
+
+def test_crops_are_shifted_by_one_and_a_pure_function_of_seed_and_step():
+    tokens = torch.arange(50, dtype=torch.uint8)
+    batches = data.CropBatches(tokens, context=8, batch=5, seed=2)
+    inputs, targets = batches(7)
+    assert inputs.shape == targets.shape == (5, 8) and inputs.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1) and torch.equal(inputs[:, 1:], targets[:, :-1])
+    again = data.CropBatches(tokens, context=8, batch=5, seed=2)
+    assert torch.equal(again(7)[0], inputs) and not torch.equal(again(8)[0], inputs)
+    other = data.CropBatches(tokens, context=8, batch=5, seed=3)
+    assert not torch.equal(other(7)[0], inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.int64])
+def test_crops_of_a_text_within_its_vocabulary_are_those_without_the_check(dtype):
+    text, checked = torch.arange(50).to(dtype), {"vocabulary": 50}
+    plain = data.CropBatches(text, context=8, batch=5)
+    same = data.CropBatches(text, context=8, batch=5, **checked)
+    assert torch.equal(plain(3)[0], same(3)[0]) and vars(plain).keys() == vars(same).keys()
+    assert len(list(data.windows(text, context=8, **checked))) == 7
+
+
+def test_crops_begin_everywhere_alike():
+    batches = data.CropBatches(torch.arange(12), context=8, batch=1000, seed=0)
+    begins = torch.cat([batches(step)[0][:, 0] for step in range(4)])
+    counts = begins.bincount()
+    assert len(counts) == 4 and (counts - 1000).abs().max() < 5 * 1000**0.5
+    only = data.CropBatches(torch.arange(9), context=8, batch=2)(0)
+    assert only[1][:, -1].tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 9, 10, 16, 17, 50])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_windows_make_every_token_a_target_once(n, batch):
+    tokens = torch.arange(n)
+    parts = list(data.windows(tokens, context=8, batch=batch))
+    assert torch.cat([targets.flatten() for _, targets in parts]).tolist() == list(range(1, n))
+    for inputs, targets in parts:
+        assert torch.equal(targets, inputs + 1) and inputs.shape[1] <= 8 and len(inputs) <= batch
+    assert all(inputs.shape[1] == 8 for inputs, _ in parts[:-1])
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda i, t: data.ImageBatches(i, t, batch=11), "batch is 11: expected at most 10"),
+        (lambda i, t: data.ImageBatches(i, t, batch=0), "batch is 0"),
+        (lambda i, t: data.ImageBatches(i[0], t, batch=1), "images have shape"),
+        (lambda i, t: data.ImageBatches(i[:0], t[:0], batch=1), "images have shape"),
+        (lambda i, t: data.ImageBatches(i.int(), t, batch=1), "images are torch.int32"),
+        (lambda i, t: data.ImageBatches(i, t[:9], batch=1), "labels are"),
+        (lambda i, t: data.ImageBatches(i, t.float(), batch=1), "labels are torch.float32"),
+        (lambda i, t: data.ImageBatches(i, t, batch=1, std=0), "std is 0"),
+        (lambda i, t: data.ImageBatches(i, t, batch=1, seed=-1), "seed is -1"),
+        (lambda i, t: data.ImageBatches(i, t, batch=1)(-1), "step is -1"),
+        (lambda i, t: data.CropBatches(t, context=10, batch=1), "more than the context, 10"),
+        (lambda i, t: data.CropBatches(i, context=1, batch=1), "tokens are torch.uint8 .10, 2"),
+        (lambda i, t: data.CropBatches(t.float(), context=1, batch=1), "tokens are torch.float32"),
+        (lambda i, t: data.CropBatches(t, context=0, batch=1), "context is 0"),
+        (
+            lambda i, t: data.CropBatches(t, context=1, batch=1, vocabulary=9),
+            "token 9: expected 0 .. 8",
+        ),
+        (
+            lambda i, t: data.CropBatches(t.long() - 1, context=1, batch=1, vocabulary=10),
+            "token -1: expected 0 .. 9",
+        ),
+        (lambda i, t: data.CropBatches(t, context=1, batch=1, vocabulary=0), "vocabulary is 0"),
+        (lambda i, t: data.windows(t, context=4, vocabulary=5), "token 9: expected 0 .. 4"),
+        (lambda i, t: data.windows(t[:1], context=4), "more than the context, 1"),
+        (lambda i, t: data.windows(t, context=4, batch=0), "batch is 0"),
+    ],
+)
+def test_batches_refuse_what_does_not_fit(call, match):
+    with refused(match):
+        call(*numbered(10))
+
+
+# Perturbations
+
+
+@pytest.mark.parametrize(
+    ("noise", "spread"), [(data.gaussian_noise, 1.0), (data.uniform_noise, 3**-0.5)]
+)
+def test_noise_has_its_level_and_is_scaled_by_it(noise, spread):
+    images = torch.full((40, 1, 28, 28), 0.5)
+    shift = noise(images, 0.2, seed=3) - images
+    n = shift.numel()
+    assert abs(shift.mean()) < 5 * 0.2 * spread / n**0.5
+    assert abs(shift.std() / (0.2 * spread) - 1) < 5 / n**0.5
+    assert torch.equal(noise(images, 0.0, seed=3), images)
+    assert torch.allclose(noise(images, 0.4, seed=3) - images, 2 * shift, atol=1e-6)
+    assert not torch.equal(noise(images, 0.2, seed=4) - images, shift)
+    assert noise(images.double(), 0.2, seed=3).dtype == torch.float64
+    if noise is data.uniform_noise:
+        assert shift.abs().max() <= 0.2 + 1e-6 and shift.abs().max() > 0.199
+    with refused("use unit"):
+        noise(images.to(torch.uint8), 0.2)
+    with refused("level is -1"):
+        noise(images, -1)
+
+
+def test_replaced_tokens_differ_at_the_rate_and_a_higher_rate_hits_the_same_ones():
+    tokens = torch.from_numpy(RNG.integers(0, 65, 100_000))
+    low, high = (data.replace_tokens(tokens, rate, 65, seed=1) for rate in (0.05, 0.1))
+    for new, rate in ((low, 0.05), (high, 0.1)):
+        changed = (new != tokens).double().mean()
+        assert abs(changed - rate) < 5 * (rate * (1 - rate) / 100_000) ** 0.5
+        assert new.min() >= 0 and new.max() <= 64 and new.dtype == tokens.dtype
+    hit = low != tokens
+    assert torch.equal(low[hit], high[hit])
+    shift = (low[hit] - tokens[hit]) % 65  # uniform on 1 .. 64
+    counts = shift.bincount(minlength=65)
+    assert counts[0] == 0 and counts[1:].min() > 78 - 5 * 9 and counts.max() < 78 + 5 * 9
+    assert torch.equal(data.replace_tokens(tokens, 0, 65), tokens)
+    assert (
+        data.replace_tokens(tokens[:2000].view(20, 100).to(torch.uint8), 1, 65)
+        != tokens[:2000].view(20, 100)
+    ).all()
+
+
+def test_dropped_points_leave_the_others_in_order():
+    clouds = torch.arange(40).repeat(6, 1)[:, :, None].expand(6, 40, 3).double()
+    kept = data.drop_points(clouds, 0.25, seed=2)
+    assert kept.shape == (6, 30, 3) and kept.dtype == torch.float64
+    assert (kept[:, 1:, 0] > kept[:, :-1, 0]).all()
+    assert len({tuple(row) for row in kept[:, :, 0].tolist()}) == 6  # each cloud loses its own
+    fewer = data.drop_points(clouds, 0.5, seed=2)
+    assert all(
+        set(few) <= set(many)
+        for few, many in zip(fewer[:, :, 1].tolist(), kept[:, :, 1].tolist(), strict=True)
+    )
+    assert torch.equal(data.drop_points(clouds, 0, seed=2), clouds)
+    assert data.drop_points(clouds, 1.0).shape == (6, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: data.replace_tokens(torch.tensor([5]), 0.1, 5), "expected 0 to 4"),
+        (lambda: data.replace_tokens(torch.tensor([-1]), 0.1, 5), "from -1"),
+        (lambda: data.replace_tokens(torch.tensor([0.5]), 0.1, 5), "expected integers"),
+        (lambda: data.replace_tokens(torch.tensor([1]), 1.5, 5), "rate is 1.5"),
+        (lambda: data.replace_tokens(torch.tensor([0]), 0.5, 1), "vocabulary is 1"),
+        (lambda: data.drop_points(torch.zeros(3, 2), 0.5), "expected \\(clouds, points"),
+        (lambda: data.drop_points(torch.zeros(3, 0, 2), 0.5), "expected \\(clouds, points"),
+        (lambda: data.drop_points(torch.zeros(3, 4, 2), -0.5), "rate is -0.5"),
+    ],
+)
+def test_perturbations_refuse_what_does_not_fit(call, match):
+    with refused(match):
+        call()

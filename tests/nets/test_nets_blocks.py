@@ -1,0 +1,313 @@
+"""Parts of networks: equal to torch's own modules, masks that hide, clear errors."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from wflow import InputError  # noqa: E402
+from wflow.nets.blocks import (  # noqa: E402
+    Attention,
+    Block,
+    FeedForward,
+    Stack,
+    TokenEmbedding,
+    check_tokens,
+)
+
+DOUBLE = torch.float64
+CAUSAL = pytest.mark.parametrize("causal", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def states(batch=3, tokens=5, width=8, dtype=DOUBLE):
+    return torch.randn(batch, tokens, width, dtype=dtype)
+
+
+def lengths_mask(*lengths, tokens=5):
+    return torch.arange(tokens) < torch.tensor(lengths)[:, None]
+
+
+def twin_of(attention: Attention) -> nn.MultiheadAttention:
+    """Torch's module with the same weights."""
+    width = attention.qkv.in_features
+    twin = nn.MultiheadAttention(width, attention.heads, batch_first=True, dtype=DOUBLE)
+    twin.in_proj_weight.data = attention.qkv.weight.data
+    twin.in_proj_bias.data = attention.qkv.bias.data
+    twin.out_proj.load_state_dict(attention.out.state_dict())
+    return twin
+
+
+@CAUSAL
+@pytest.mark.parametrize("lengths", [None, (5, 5, 5), (5, 2, 1)])
+def test_attention_equals_torchs_multihead_attention_where_tokens_are(causal, lengths):
+    attention, x = Attention(8, 2, causal=causal).to(DOUBLE), states()
+    mask = None if lengths is None else lengths_mask(*lengths)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    want, _ = twin_of(attention)(
+        x, x, x, key_padding_mask=None if mask is None else ~mask, attn_mask=hidden
+    )
+    got = attention(x, mask=mask)
+    there = slice(None) if mask is None else mask
+    assert torch.allclose(got[there], want[there], atol=1e-13)
+
+
+def test_attention_is_the_sum_over_heads_of_equation_3():
+    attention, x = Attention(6, 2, head_width=5, qkv_bias=False).to(DOUBLE), states(1, 4, 6)
+    weight, points = attention.qkv.weight, x[0].T  # (30, 6), (6, 4): tokens are columns
+    want = attention.out.bias[:, None].expand(6, 4)
+    for h in range(2):
+        rows = slice(5 * h, 5 * h + 5)
+        query, key, value = weight[:10][rows], weight[10:20][rows], weight[20:][rows]
+        scores = (key @ points).T @ (query @ points) / 5**0.5
+        want = want + attention.out.weight[:, rows] @ value @ points @ torch.softmax(scores, dim=0)
+    assert attention.qkv.bias is None
+    assert torch.allclose(attention(x)[0], want.T, atol=1e-13)
+
+
+def test_attention_without_projection_gives_its_heads_side_by_side():
+    plain = Attention(8, 2, project=False).to(DOUBLE)
+    full = Attention(8, 2).to(DOUBLE)
+    full.qkv.load_state_dict(plain.qkv.state_dict())
+    x = states()
+    assert torch.allclose(full(x), full.out(plain(x)), atol=1e-13)
+
+
+def test_causal_attention_does_not_see_later_tokens():
+    x, y = states(), states()
+    y[:, :3] = x[:, :3]
+    causal, open_ = Attention(8, 2, causal=True).to(DOUBLE), Attention(8, 2).to(DOUBLE)
+    assert torch.equal(causal(x)[:, :3], causal(y)[:, :3])
+    assert not torch.allclose(open_(x)[:, :3], open_(y)[:, :3])
+
+
+@CAUSAL
+def test_tokens_that_are_not_there_change_nothing_for_the_others(causal):
+    attention, mask = Attention(8, 2, causal=causal).to(DOUBLE), lengths_mask(5, 3, 1)
+    x = states()
+    y = torch.where(mask[..., None], x, 100 * states())
+    assert torch.equal(attention(x, mask=mask)[mask], attention(y, mask=mask)[mask])
+    short = attention(x[1:2, :3])
+    assert torch.allclose(attention(x, mask=mask)[1, :3], short[0], atol=1e-13)
+
+
+@CAUSAL
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE, torch.bfloat16])
+def test_rows_without_any_token_are_finite_and_so_are_their_gradients(causal, dtype):
+    attention = Attention(8, 2, causal=causal).to(dtype)
+    x = states(dtype=dtype).requires_grad_()
+    mask = lengths_mask(5, 2, 0)
+    mask[1] = mask[1].flip(0)  # tokens behind the padding: the first rows see nothing, if causal
+    y = attention(x, mask=mask)
+    y.square().sum().backward()
+    assert y.dtype == dtype
+    assert y.isfinite().all() and x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in attention.parameters())
+
+
+@CAUSAL
+def test_tokens_that_see_no_other_see_themselves(causal):
+    attention, x = Attention(8, 2, causal=causal).to(DOUBLE), states()
+    alone = attention.out(attention.qkv(x)[..., 16:])  # their own values
+    assert torch.allclose(attention(x, mask=lengths_mask(0, 0, 0)), alone, atol=1e-13)
+
+
+def test_dropout_acts_in_training_only():
+    block, x = Block(8, 2, hidden=16, dropout=0.5).to(DOUBLE), states()
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))
+    torch.manual_seed(1)
+    whole = Block(8, 2, hidden=16).to(DOUBLE)
+    whole.load_state_dict(block.state_dict())
+    assert torch.equal(block(x), whole(x))
+
+
+def test_dropout_zero_of_training_is_evaluation():
+    attention, x = Attention(8, 2).to(DOUBLE), states()
+    training = attention(x)
+    assert torch.equal(training, attention.eval()(x))
+
+
+@pytest.mark.parametrize("mask", [None, lengths_mask(5, 3, 2)])
+def test_block_equals_torchs_encoder_layer_with_norms_first(mask):
+    block, x = Block(8, 2, hidden=12).to(DOUBLE), states()
+    twin = nn.TransformerEncoderLayer(
+        8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=True, dtype=DOUBLE
+    )
+    for module in block.modules():  # norms of other than ones and zeros
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight), nn.init.normal_(module.bias)
+    twin.self_attn = twin_of(block.attention)
+    twin.linear1.load_state_dict(block.feed_forward.up.state_dict())
+    twin.linear2.load_state_dict(block.feed_forward.down.state_dict())
+    twin.norm1.load_state_dict(block.norm_attention.state_dict())
+    twin.norm2.load_state_dict(block.norm_feed_forward.state_dict())
+    want = twin(x, src_key_padding_mask=None if mask is None else ~mask)
+    there = slice(None) if mask is None else mask
+    assert torch.allclose(block(x, mask=mask)[there], want[there], atol=1e-12)
+
+
+def test_block_without_skip_gives_the_feed_forward_layer_alone():
+    block, x = Block(8, 2, hidden=12, skip=False).to(DOUBLE), states()
+    u = x + block.attention(block.norm_attention(x))
+    ff = block.feed_forward(block.norm_feed_forward(u))
+    assert torch.equal(block(x), ff)
+    block.skip = True
+    assert torch.equal(block(x), u + ff)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_block_without_feed_forward_layer_is_attention_with_its_skip(skip):
+    block, x = Block(8, 2, skip=skip).to(DOUBLE), states()
+    assert torch.equal(block(x), x + block.attention(block.norm_attention(x)))
+    names = {name.split(".")[0] for name, _ in block.named_parameters()}
+    assert names == {"norm_attention", "attention"}
+
+
+def test_block_without_norm_and_bias_has_matrices_only():
+    block = Block(8, 2, hidden=12, norm=False, bias=False)
+    assert [p.ndim for p in block.parameters()] == [2] * 4
+    with_norm = Block(8, 2, hidden=12, bias=False)
+    extra = set(dict(with_norm.named_parameters())) - set(dict(block.named_parameters()))
+    assert extra == {"norm_attention.weight", "norm_feed_forward.weight"}
+
+
+def test_gelu_is_the_function_or_its_approximation():
+    x = states()
+    layer = FeedForward(8, 12).to(DOUBLE)
+    exact = layer.up(x) * 0.5 * (1 + torch.erf(layer.up(x) / 2**0.5))
+    assert torch.allclose(layer(x), layer.down(exact), atol=1e-13)
+    rough = FeedForward(8, 12, gelu="tanh").to(DOUBLE)
+    rough.load_state_dict(layer.state_dict())
+    assert 1e-8 < (rough(x) - layer(x)).abs().max() < 1e-2
+
+
+def test_stack_is_the_composition_and_hands_the_context_to_each_block():
+    blocks = [Block(8, 2, hidden=12), Block(8, 2)]
+    stack, x, mask = Stack(blocks).to(DOUBLE), states(), lengths_mask(5, 3, 2)
+    want = blocks[1](blocks[0](x, mask=mask), mask=mask)
+    assert torch.equal(stack(x, mask=mask), want)
+    assert torch.equal(stack(x, valid=mask, mask=mask), want)
+    assert not torch.allclose(stack(x)[mask], want[mask])
+    assert len(stack) == 2 and stack[1] is blocks[1] and list(stack) == blocks
+
+
+def test_embedding_adds_tokens_and_positions():
+    embedding = TokenEmbedding(7, 5, 8)
+    tokens = torch.tensor([[6, 0, 6], [1, 1, 2]])
+    x = embedding(tokens)
+    for b in range(2):
+        for j in range(3):
+            want = embedding.token.weight[tokens[b, j]] + embedding.position.weight[j]
+            assert torch.equal(x[b, j], want)
+    assert torch.equal(embedding(tokens.int()), x)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_block_runs_under_bfloat16_autocast_near_single_precision(masked):
+    block, x = Block(8, 2, hidden=12, causal=True), states(dtype=torch.float32)
+    mask = lengths_mask(5, 3, 1) if masked else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = block(x, mask=mask)
+    there = slice(None) if mask is None else mask
+    error = (y[there] - block(x, mask=mask)[there]).abs().max()
+    assert y.dtype == torch.float32 and 0 < error < 0.1
+
+
+@CAUSAL
+def test_block_compiles_to_one_graph(causal):
+    block, x = Block(8, 2, hidden=12, causal=causal).to(DOUBLE), states()
+    torch._dynamo.reset()
+    compiled = torch.compile(Stack([block, block]), fullgraph=True, backend="eager")
+    for mask in (None, lengths_mask(5, 3, 1)):
+        assert torch.equal(compiled(x, mask=mask), block(block(x, mask=mask), mask=mask))
+
+
+BAD_SIZES = {
+    "width 8 cannot be shared by 3 heads": lambda: Attention(8, 3),
+    "width is 0": lambda: Attention(0, 1),
+    "heads is 0": lambda: Attention(8, 0),
+    "head_width is 0": lambda: Attention(8, 2, head_width=0),
+    "use project=True": lambda: Attention(8, 2, head_width=3, project=False),
+    "dropout is 1": lambda: Attention(8, 2, dropout=1),
+    "dropout is -0.1": lambda: FeedForward(8, 8, dropout=-0.1),
+    "hidden is 0": lambda: Block(8, 2, hidden=0),
+    "gelu is 'relu'": lambda: FeedForward(8, 8, gelu="relu"),
+    "a stack of no blocks": lambda: Stack([]),
+    "vocabulary is 0": lambda: TokenEmbedding(0, 5, 8),
+    "context is 0": lambda: TokenEmbedding(7, 0, 8),
+}
+
+
+@pytest.mark.parametrize("message", BAD_SIZES)
+def test_impossible_sizes_are_refused(message):
+    with pytest.raises(InputError, match=message):
+        BAD_SIZES[message]()
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask", "message"),
+    [
+        ((5, 8), None, r"\(5, 8\): expected \(batch, tokens, 8\)"),
+        ((3, 5, 7), None, r"\(3, 5, 7\): expected \(batch, tokens, 8\)"),
+        ((3, 5, 8), torch.ones(3, 4, dtype=torch.bool), r"torch.bool of shape \(3, 5\)"),
+        ((3, 5, 8), torch.ones(3, 5), "the mask is torch.float32"),
+    ],
+)
+def test_wrong_hidden_states_and_masks_are_refused(shape, mask, message):
+    with pytest.raises(InputError, match=message):
+        Attention(8, 2)(torch.zeros(shape), mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.tensor([[0, 7]]), r"token id 7 is beyond the vocabulary: expected ids in 0 .. 6"),
+        (torch.tensor([[-1, 3]]), r"token id -1 is beyond the vocabulary"),
+        (torch.zeros(1, 6, dtype=torch.long), "texts of 6 tokens: expected at most 5"),
+        (torch.zeros(1, 0, dtype=torch.long), "with at least one token"),
+        (torch.zeros(3, dtype=torch.long), r"\(3,\): expected \(batch, tokens\)"),
+        (torch.zeros(1, 3), "token ids are torch.float32"),
+    ],
+)
+def test_wrong_tokens_are_refused(tokens, message):
+    with pytest.raises(InputError, match=message):
+        TokenEmbedding(7, 5, 8)(tokens)
+
+
+def test_ids_on_a_device_are_not_waited_for():
+    # A tensor without values stands for one on a GPU: reading it would fail here, and wait there.
+    check_tokens(torch.zeros(2, 3, dtype=torch.long, device="meta"), 7)
+    with pytest.raises(InputError, match="texts of 6 tokens"):
+        check_tokens(torch.zeros(2, 6, dtype=torch.long, device="meta"), 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "values"),
+    [
+        (lambda **o: Attention(8, **{"heads": 2, **o}), "heads", (2, 4)),
+        (lambda **o: Attention(8, 2, **o), "causal", (False, True)),
+        (lambda **o: Attention(8, 2, **o), "dropout", (0.0, 0.1)),
+        (lambda **o: FeedForward(8, 12, **o), "gelu", ("none", "tanh")),
+        (lambda **o: FeedForward(8, 12, **o), "dropout", (0.0, 0.1)),
+        (lambda **o: Block(8, 2, hidden=12, **o), "skip", (True, False)),
+        (lambda **o: Block(8, 2, hidden=12, **o), "norm", (True, False)),
+        (lambda **o: Block(8, 2, hidden=12, **o), "dropout", (0.0, 0.1)),
+        (lambda **o: TokenEmbedding(7, 5, 8, **o), "dropout", (0.0, 0.1)),
+    ],
+)
+def test_options_that_weights_do_not_show_are_in_the_words_of_a_part(make, option, values):
+    one, other = (make(**{option: value}) for value in values)
+    assert str(one) != str(other)
+
+
+def test_an_empty_batch_and_any_length_pass_where_they_may():
+    assert TokenEmbedding(7, 5, 8)(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3, 8)
+    assert Block(8, 2, hidden=12)(torch.zeros(0, 3, 8)).shape == (0, 3, 8)
+    check_tokens(torch.zeros(1, 99, dtype=torch.long), 7)

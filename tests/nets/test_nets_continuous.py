@@ -1,0 +1,402 @@
+"""Continuous-time transformers: schemes, transport cost, gradients, and when they are discrete."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import ContinuousTransformer, Flow, NodeTransformer  # noqa: E402
+from wflow.nets.continuous import as_flow  # noqa: E402
+
+ORDERS = {"euler": 1, "heun": 2, "rk4": 4}
+
+
+class Linear(nn.Module):
+    """f(x) = x A^T, and how often it was asked."""
+
+    def __init__(self, width: int = 3, seed: int = 0) -> None:
+        super().__init__()
+        values = torch.randn(width, width, generator=torch.Generator().manual_seed(seed))
+        self.matrix = nn.Parameter(values.double() / width**0.5)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x @ self.matrix.T
+
+
+def states(*shape: int, seed: int = 1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def encoder(width: int = 8, layers: int = 3, norm_first: bool = True) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        width, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64
+    )
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("scheme", ORDERS)
+def test_state_and_cost_converge_at_the_order_of_the_scheme_on_a_linear_block(scheme):
+    block, x = Linear(), states(2, 4, 3)
+    matrix = block.matrix.detach()
+    exact = x @ torch.matrix_exp(matrix).T
+    # d/dt of the cost is |A e^{tA} x|^2/2: Gauss-Legendre of high degree is exact to rounding.
+    nodes, weights = np.polynomial.legendre.leggauss(30)
+    energy = sum(
+        w / 2 * (x @ torch.matrix_exp((t + 1) / 2 * matrix).T @ matrix.T).square().sum() / 2
+        for t, w in zip(nodes, weights, strict=True)
+    )
+    errors = []
+    for steps in (8, 16, 32):
+        model = ContinuousTransformer(block, steps=steps, scheme=scheme, cost="sum")
+        with torch.no_grad():
+            state, cost = model(x)
+        errors.append(((state - exact).norm(), (cost - energy / 2).abs()))
+    for coarse, fine in pairwise(errors):
+        for one, half in zip(coarse, fine, strict=True):
+            assert np.log2((one / half).item()) == pytest.approx(ORDERS[scheme], abs=0.25)
+
+
+def test_costs_are_those_of_the_papers():
+    block, x = Linear(), states(5, 4, 3)
+    with torch.no_grad():
+        velocities, state = [], x
+        for _ in range(4):
+            velocities.append(state @ block.matrix.T)
+            state = state + 0.5 * velocities[-1]
+        total = sum(velocity.square().sum() for velocity in velocities)
+        by_sum = ContinuousTransformer(block, t_final=2.0, steps=4, cost="sum")(x)
+        by_mean = ContinuousTransformer(block, t_final=2.0, steps=4, cost="mean")(x)
+    assert torch.allclose(by_sum.state, state, rtol=1e-14)
+    assert by_sum.cost.item() == pytest.approx((0.5 / 2 * total / 5).item(), rel=1e-14)
+    assert by_mean.cost.item() == pytest.approx((0.5 / 2 * total / (5 * 4 * 3)).item(), rel=1e-14)
+
+
+@pytest.mark.parametrize("scheme", ORDERS)
+@pytest.mark.parametrize("velocity", ["block", "residual"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_of_state_and_cost_equals_finite_differences(scheme, velocity, checkpointing):
+    model = ContinuousTransformer(
+        encoder(4, 1).layers,
+        steps=2,
+        scheme=scheme,
+        velocity=velocity,
+        checkpointing=checkpointing,
+    )
+    x = states(2, 3, 4).requires_grad_()
+    valid = torch.tensor([[True, True, False], [True, True, True]])
+    assert torch.autograd.gradcheck(lambda y: tuple(model(y, valid=valid)), (x,), fast_mode=True)
+    weight = model.blocks.blocks[0].linear1.weight
+    direction = states(*weight.shape, seed=5)
+    model(x).cost.backward()
+    slope = (weight.grad * direction).sum()
+    with torch.no_grad():
+        ends = []
+        for sign in (1, -1):
+            weight += sign * 1e-5 * direction
+            ends.append(model(x).cost)
+            weight -= sign * 1e-5 * direction
+    assert slope.item() == pytest.approx(((ends[0] - ends[1]) / 2e-5).item(), rel=1e-7)
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_one_euler_step_of_the_residual_is_the_discrete_network(wrap, norm_first):
+    discrete, x = encoder(norm_first=norm_first).eval(), states(2, 5, 8)
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    model = wrap(discrete.layers, velocity="residual").eval()
+    with torch.no_grad():
+        expected = discrete(x, src_key_padding_mask=mask)
+        state, cost = model(x, valid=~mask, src_key_padding_mask=mask)
+    assert (state - expected).abs().max() < 1e-14
+    assert cost > 0
+
+
+def test_an_encoder_of_torch_fits_as_it_is():
+    model = ContinuousTransformer(encoder(), steps=3)
+    assert model(states(2, 5, 8)).state.shape == (2, 5, 8)
+
+
+def test_systems_of_an_encoder_of_torch_are_its_layers():
+    whole, x = encoder(), states(2, 5, 8)
+    there = torch.tensor([[True, True, True, False, False], [True] * 5])
+    model = NodeTransformer(whole, steps=2)
+    apart = NodeTransformer(list(whole.layers), steps=2)
+    assert len(model.systems) == len(whole.layers) == 3
+    found, expected = (net(x, valid=there, src_key_padding_mask=~there) for net in (model, apart))
+    assert torch.equal(found.state, expected.state) and torch.equal(found.cost, expected.cost)
+    whole.norm = nn.LayerNorm(8)
+    with pytest.raises(InputError, match="final norm"):
+        NodeTransformer(whole)
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"t_final": 2.0},
+        {"steps": 3},
+        {"scheme": "heun"},
+        {"velocity": "residual"},
+        {"cost": "sum"},
+        {"checkpointing": True},
+        {"batch_dim": 1},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_are_in_the_words_of_a_system(wrap, option):
+    assert str(wrap([Linear()])) != str(wrap([Linear()], **option))
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+def test_checkpointing_changes_neither_state_nor_gradient(wrap):
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True) for _ in range(2)]
+    results = []
+    for checkpointing in (False, True):
+        model = wrap(layers, steps=4, checkpointing=checkpointing).train()
+        model.zero_grad()
+        torch.manual_seed(7)  # the same dropout, also where the step is computed again
+        state, cost = model(states(2, 5, 8).float())
+        (state.sum() + cost).backward()
+        results.append([state, *(parameter.grad.clone() for parameter in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_checkpointing_keeps_only_the_states_between_the_steps():
+    kept = {}
+    for checkpointing in (False, True):
+        model = ContinuousTransformer(encoder().layers, steps=20, checkpointing=checkpointing)
+        x, sizes = states(4, 5, 8).requires_grad_(), []
+
+        def pack(tensor, sizes=sizes):
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(x)
+        kept[checkpointing] = sum(sizes)
+    assert kept[True] < kept[False] / 10
+
+
+def test_trajectory_is_the_way_that_forward_goes():
+    model = ContinuousTransformer(encoder().layers, t_final=2.0, steps=5, scheme="heun")
+    x = states(2, 5, 8)
+    state, cost = model(x)
+    trajectory = model.trajectory(x)
+    assert trajectory.states.shape == (6, 2, 5, 8) and trajectory.velocities.shape == (5, 2, 5, 8)
+    assert torch.equal(trajectory.states[0], x) and torch.equal(trajectory.states[-1], state)
+    assert torch.allclose(trajectory.times, torch.linspace(0, 2, 6, dtype=torch.float64))
+    assert torch.allclose(trajectory.costs.sum(), cost, rtol=1e-14)
+    assert torch.equal(trajectory.velocities[2], model.velocity_of(trajectory.states[2]))
+
+
+def test_systems_in_sequence_add_up_their_costs_and_times():
+    layers, x = list(encoder().layers), states(2, 5, 8)
+    model = NodeTransformer(layers, t_final=0.5, steps=2)
+    expected, total = x, 0.0
+    for layer in layers:
+        expected, cost = ContinuousTransformer(layer, t_final=0.5, steps=2)(expected)
+        total += cost.item()
+    state, cost = model(x)
+    assert torch.equal(state, expected) and cost.item() == pytest.approx(total)
+    trajectory = model.trajectory(x)
+    assert torch.allclose(trajectory.times, torch.linspace(0, 1.5, 7, dtype=torch.float64))
+    assert torch.equal(trajectory.states[-1], state)
+    model.steps = 7
+    assert all(system.steps == 7 for system in model.systems) and model.steps == 7
+
+
+def test_steps_can_be_changed_after_training():
+    block = Linear()
+    model = ContinuousTransformer(block, steps=2)
+    model(states(2, 3))
+    model.steps = 9
+    model(states(2, 3))
+    assert block.calls == 11 and model.dt == pytest.approx(1 / 9)
+
+
+def test_tokens_that_are_not_there_do_not_count_in_the_cost():
+    block, x = Linear(), states(2, 4, 3)
+    valid = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    for cost in ("mean", "sum"):
+        model = ContinuousTransformer(block, steps=3, cost=cost)
+        parts = [model(x[:1, :2]).cost, model(x[1:]).cost]
+        assert model(x, valid=valid).cost.item() == pytest.approx(
+            torch.stack(parts).mean().item(), rel=1e-13
+        )
+        assert torch.equal(model(x, valid=valid).state, model(x).state)
+
+
+def test_batch_dimension_may_be_another():
+    block, x = Linear(), states(4, 2, 3)
+    first = ContinuousTransformer(block, steps=3, cost="sum")(x.transpose(0, 1)).cost
+    second = ContinuousTransformer(block, steps=3, cost="sum", batch_dim=1)(x).cost
+    assert first.item() == pytest.approx(second.item(), rel=1e-14)
+
+
+@pytest.mark.parametrize("cost", ["mean", "sum"])
+def test_batch_dimension_may_be_counted_from_the_last(cost):
+    x, valid = states(4, 2, 3), torch.tensor([[1, 1], [1, 0], [1, 1], [0, 0]]).bool()
+    found = [
+        ContinuousTransformer(Linear(), steps=3, cost=cost, batch_dim=dim)(x, valid=valid).cost
+        for dim in (1, -2)
+    ]
+    assert torch.equal(*found)
+    for dim in (3, -4):
+        with pytest.raises(InputError, match=f"batch_dim = {dim}"):
+            ContinuousTransformer(Linear(), batch_dim=dim)(x)
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+def test_end_time_and_steps_may_be_given_in_their_order(wrap):
+    model = wrap([Linear()], 2.0, 5)
+    assert (model.t_final, model.steps) == (2.0, 5)
+
+
+def test_a_velocity_of_zero_has_a_gradient_of_zero():
+    block = nn.Linear(3, 3, bias=False)
+    nn.init.zeros_(block.weight)
+    ContinuousTransformer(block, steps=2)(torch.ones(2, 3)).cost.backward()
+    assert torch.equal(block.weight.grad, torch.zeros(3, 3))
+
+
+def test_autocast_keeps_states_and_cost_in_single_precision():
+    model = ContinuousTransformer(nn.Linear(8, 8), steps=3)
+    x = torch.randn(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state, cost = model(x)
+        assert model.velocity_of(x).dtype == torch.bfloat16
+    assert state.dtype == cost.dtype == torch.float32
+    assert torch.allclose(state, model(x).state, atol=0.05)
+
+
+def test_autocast_sums_steps_in_single_precision_whatever_the_embedding_gives():
+    block = nn.Linear(8, 8)
+    nn.init.zeros_(block.weight)
+    nn.init.constant_(block.bias, 2.0**-7)
+    model = ContinuousTransformer(block, steps=64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        state = model(torch.ones(1, 8, dtype=torch.bfloat16)).state
+        trajectory = model.trajectory(torch.ones(1, 8, dtype=torch.bfloat16))
+    assert state.dtype == torch.float32 and torch.equal(trajectory.states[-1], state)
+    assert torch.allclose(state, torch.tensor(1 + 2.0**-7), rtol=1e-6)  # each step rounds to 1
+
+
+def test_outputs_of_other_libraries_are_taken_at_their_hidden_states():
+    class Wrapped(Linear):
+        answer = staticmethod(lambda x: x)
+
+        def forward(self, x):
+            return self.answer(super().forward(x))
+
+    x, results = states(2, 3), []
+    for answer in (
+        lambda x: x,
+        lambda x: (x, None),
+        lambda x: SimpleNamespace(last_hidden_state=x),
+    ):
+        block = Wrapped()
+        block.answer = answer
+        results.append(ContinuousTransformer(block, steps=2)(x).state)
+        stacked = ContinuousTransformer([block, block], steps=2)(x).state
+        assert torch.equal(stacked, ContinuousTransformer([Linear(), Linear()], steps=2)(x).state)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_an_encoder_of_hugging_face_fits_as_it_is():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, num_hidden_layers=2)
+    encoder = transformers.BertModel(config).encoder.eval()
+    x, mask = torch.randn(2, 5, 32), torch.zeros(2, 1, 1, 5)
+    residual = ContinuousTransformer(encoder, velocity="residual")
+    assert torch.allclose(residual(x).state, encoder(x).last_hidden_state, atol=1e-6)
+    several = ContinuousTransformer(encoder, t_final=1.0, steps=3)
+    assert torch.allclose(several(x, attention_mask=mask).state, several(x).state, atol=1e-6)
+
+
+def test_forms_of_several_blocks_are_the_same_composition():
+    first, second = Linear(seed=1), Linear(seed=2)
+    x = states(2, 3)
+    expected = x + second(first(x))
+    for blocks in (
+        [first, second],
+        nn.Sequential(first, second),
+        nn.ModuleList([first, second]),
+        ContinuousTransformer([first, second]).blocks,
+    ):
+        assert torch.equal(ContinuousTransformer(blocks)(x).state, expected)
+
+
+def test_a_discrete_body_costs_nothing():
+    x = states(2, 3)
+    assert as_flow(x).state is x and as_flow(x).cost == 0
+    flow = Flow(x, torch.tensor(2.0))
+    assert as_flow(flow) is flow
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 2.0}, "steps is 2.0"),
+        ({"t_final": 0.0}, "t_final is 0.0"),
+        ({"t_final": float("nan")}, "t_final is nan"),
+        ({"scheme": "midpoint"}, "scheme is 'midpoint'"),
+        ({"velocity": "skip"}, "velocity is 'skip'"),
+        ({"cost": "max"}, "cost is 'max'"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+def test_impossible_options_are_refused(wrap, options, message):
+    with pytest.raises(InputError, match=message):
+        wrap([Linear()], **options)
+
+
+@pytest.mark.parametrize("wrap", [ContinuousTransformer, NodeTransformer])
+def test_no_blocks_are_refused(wrap):
+    with pytest.raises(InputError, match="no blocks"):
+        wrap([])
+
+
+def test_steps_below_one_are_refused_at_inference_too():
+    model = ContinuousTransformer(Linear(), steps=3)
+    with pytest.raises(InputError, match="steps is 0"):
+        model.steps = 0
+    assert model.steps == 3
+
+
+def test_blocks_that_change_the_shape_are_refused():
+    model = ContinuousTransformer(nn.Linear(3, 4))
+    with pytest.raises(InputError, match=r"\(2, 3\) into \(2, 4\)"):
+        model(torch.randn(2, 3))
+
+
+def test_blocks_that_return_no_tensor_are_refused():
+    class Silent(nn.Module):
+        def forward(self, x):
+            return None
+
+    with pytest.raises(InputError, match="returned NoneType"):
+        ContinuousTransformer(Silent())(torch.randn(2, 3))
+
+
+def test_a_continuous_transformer_inside_another_is_refused():
+    with pytest.raises(InputError, match="expected the blocks inside"):
+        ContinuousTransformer(ContinuousTransformer(nn.Linear(3, 3)))(torch.randn(2, 3))
+
+
+def test_a_mask_that_does_not_fit_is_refused():
+    with pytest.raises(InputError, match=r"valid is of shape \(2, 4\): expected \(2, 5\)"):
+        ContinuousTransformer(nn.Linear(3, 3))(torch.randn(2, 5, 3), valid=torch.ones(2, 4) > 0)

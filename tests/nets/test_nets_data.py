@@ -1,0 +1,550 @@
+"""Data for the networks: files are verified by their checksums, and others are refused."""
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+import struct
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import data  # noqa: E402
+from wflow.nets.data import datasets, download  # noqa: E402
+from wflow.nets.data.download import (  # noqa: E402
+    TYPES,
+    DataFile,
+    parse_idx,
+)
+
+RNG = np.random.default_rng(3)
+CODES = {np.dtype(name).newbyteorder("="): code for code, name in TYPES.items()}
+
+
+def refused(match: str):
+    return pytest.raises(InputError, match=match)
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, CODES[array.dtype], array.ndim])
+    sizes = struct.pack(f">{array.ndim}I", *array.shape)
+    return header + sizes + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_hand(monkeypatch, tmp_path):
+    """No data folder, no earlier download, and no address outside this machine."""
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(download, "shared_folder", lambda: None)
+    monkeypatch.setattr(download, "cache_folder", lambda: tmp_path / "cache")
+
+
+# The IDX format
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bytes], ids=["gzip", "plain"])
+@pytest.mark.parametrize("dtype", list(CODES), ids=str)
+def test_idx_gives_back_every_element_type_and_shape(tmp_path, dtype, compress):
+    for shape in ((7,), (3, 4), (2, 3, 5), (0, 3)):
+        array = (RNG.standard_normal(shape) * 50).astype(dtype)
+        path = tmp_path / "array"
+        path.write_bytes(compress(idx(array)))
+        read = data.read_idx(path, dims=len(shape))
+        assert read.dtype == dtype and read.dtype.isnative and read.flags.writeable
+        assert read.shape == shape and np.array_equal(read, array)
+
+
+def test_idx_reads_numbers_with_the_highest_byte_first():
+    content = bytes([0, 0, 0x0B, 1, 0, 0, 0, 2, 0x01, 0x02, 0xFF, 0xFE])
+    assert parse_idx(content, "two").tolist() == [0x0102, -2]
+
+
+IMAGES = idx(RNG.integers(0, 256, (4, 5, 6)).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "begins with the bytes of an empty file"),
+        (b"\x89PNG\r\n\x1a\n", "begins with the bytes 89 50 4e 47"),
+        (IMAGES[:2] + b"\x0a" + IMAGES[3:], "element type 0x0a"),
+        (IMAGES[:3] + b"\0" + IMAGES[4:], "has 0 dimensions; expected 3"),
+        (idx(np.zeros(4, np.uint8)), "has 1 dimensions; expected 3"),
+        (IMAGES[:11], "ends within its header"),
+        (IMAGES[:-1], "120 bytes, and only 119 follow"),
+        (IMAGES + b"\0", "120 bytes, and more follow"),
+        (IMAGES[:4] + b"\xff" * 12 + IMAGES[16:], "only 120 follow"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1), "no array can"),
+        (gzip.compress(IMAGES)[:-12], "gzip stream is broken"),
+        (gzip.compress(IMAGES)[:-6] + b"\0" * 6, "gzip stream is broken"),
+        (gzip.compress(IMAGES)[:20] + b"\xff" * 20, "gzip stream is broken"),
+        (gzip.compress(IMAGES) + b"garbage", "gzip stream is broken"),
+        (gzip.compress(IMAGES[:-1]), "only 119 follow"),
+        (gzip.compress(IMAGES + b"\0"), "more follow"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",  # gzip writes the time: no fit name
+)
+def test_damaged_idx_is_refused_by_name(tmp_path, content, match):
+    path = tmp_path / "images.idx"
+    path.write_bytes(content)
+    with refused(match) as caught:
+        data.read_idx(path, dims=3)
+    assert str(path) in str(caught.value)
+
+
+def test_idx_says_that_a_file_is_missing(tmp_path):
+    with refused("none.idx does not exist"):
+        data.read_idx(tmp_path / "none.idx")
+
+
+# MNIST, from small files in the published format
+
+
+def digits_like(n: int) -> tuple[bytes, bytes]:
+    images = RNG.integers(0, 256, (n, 28, 28)).astype(np.uint8)
+    return gzip.compress(idx(images)), gzip.compress(idx((np.arange(n) % 10).astype(np.uint8)))
+
+
+def expect(monkeypatch, name: str, contents: dict[str, bytes]) -> None:
+    """Make the loader expect these contents under the published names."""
+    files = getattr(datasets, name)
+    monkeypatch.setattr(
+        datasets,
+        name,
+        tuple(dataclasses.replace(file, sha256=sha(contents[file.name])) for file in files),
+    )
+
+
+@pytest.fixture
+def published(monkeypatch) -> dict[str, bytes]:
+    """Contents of all six files by name: 60, 20 and 30 digits."""
+    contents = {}
+    for names, n in (("_TRAIN", 60), ("_TRAIN_10K", 20), ("_TEST", 30)):
+        files = dict(zip([f.name for f in getattr(datasets, names)], digits_like(n), strict=True))
+        expect(monkeypatch, names, files)
+        contents |= files
+    return contents
+
+
+def fill(folder: Path, contents: dict[str, bytes], *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        if name.startswith(names):
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def test_mnist_takes_the_full_set_before_the_subset(tmp_path, published):
+    folder = fill(tmp_path / "mnist", published, "train-", "train10k-", "t10k-")
+    images = data.mnist(folder=tmp_path)
+    assert images.train_images.shape == (60, 28, 28) and images.test_images.shape == (30, 28, 28)
+    assert images.train_images.dtype == images.test_labels.dtype == torch.uint8
+    expected = data.read_idx(folder / "train-images-idx3-ubyte.gz")
+    assert np.array_equal(images.train_images.numpy(), expected)
+    assert images.train_labels.tolist() == [k % 10 for k in range(60)]
+    assert (images.mean, images.std, images.classes) == (0.1307, 0.3081, 10)
+    assert "MNIST: 60 training digits" in images.source
+    assert "train-images-idx3-ubyte.gz" in images.source
+
+
+def test_mnist_takes_the_subset_where_the_full_set_is_absent_and_says_so(tmp_path, published):
+    fill(tmp_path, published, "train10k-", "t10k-")
+    images = data.mnist(folder=tmp_path)
+    assert len(images.train_images) == 20 and len(images.test_labels) == 30
+    assert "20 of the 60,000 training digits" in images.source
+    assert "train10k-images" in images.source
+    with refused("does not hold MNIST; expected mnist/train-images"):
+        data.mnist(folder=tmp_path, full=True)
+
+
+def test_mnist_looks_in_the_folder_then_the_variable_then_shared_then_the_cache(
+    tmp_path, published, monkeypatch
+):
+    cache = fill(tmp_path / "cache" / "mnist", published, "train10k-", "t10k-").parent
+    shared = fill(tmp_path / "shared" / "mnist", published, "train10k-", "t10k-").parent
+    named = fill(tmp_path / "named", published, "train10k-", "t10k-")
+    given = fill(tmp_path / "given", published, "train10k-", "t10k-")
+    seen: list[Path] = []
+    read = download.checked
+    monkeypatch.setattr(
+        download, "checked", lambda path, digest: (seen.append(path), read(path, digest))[1]
+    )
+
+    def used(**keywords) -> Path:
+        seen.clear()
+        data.mnist(**keywords)
+        return next(p for p in (cache, shared, named, given) if seen[0].is_relative_to(p))
+
+    assert used() == cache
+    monkeypatch.setattr(download, "shared_folder", lambda: shared)
+    assert used() == shared
+    monkeypatch.setenv("WFLOW_DATA", str(named))
+    assert used() == named
+    assert used(folder=given) == given
+    fill(cache / "mnist", published, "train-")  # now all digits are there, in the last place
+    assert used() == cache
+    assert used(folder=str(given)) == given
+
+
+def test_a_corrupt_file_is_refused_with_both_checksums_and_left_alone(tmp_path, published):
+    folder = fill(tmp_path, published, "train10k-", "t10k-")
+    path = folder / "t10k-labels-idx1-ubyte.gz"
+    wrong = published[path.name][:-1] + b"?"
+    path.write_bytes(wrong)
+    with refused(f"{path.name}: its SHA-256 is {sha(wrong)}, expected {sha(published[path.name])}"):
+        data.mnist(folder=folder)
+    assert path.read_bytes() == wrong
+
+
+def test_a_corrupt_file_is_not_passed_over_for_a_good_one(tmp_path, published, monkeypatch):
+    fill(tmp_path / "cache", published, "train", "t10k-")
+    named = fill(tmp_path / "named", published, "train-", "t10k-")
+    (named / "train-labels-idx1-ubyte.gz").write_bytes(b"other")
+    monkeypatch.setenv("WFLOW_DATA", str(named))
+    with refused("its SHA-256 is"):
+        data.mnist()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path, monkeypatch):
+    with refused("nowhere: no such folder"):
+        data.mnist(folder=tmp_path / "nowhere")
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "gone"))
+    with refused("environment variable WFLOW_DATA is .*gone"):
+        data.mnist()
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "match"),
+    [
+        (np.zeros((30, 28, 28), np.uint8), np.zeros(29, np.uint8), "holds 30 images, .* 29 labels"),
+        (np.zeros((30, 28, 28), np.uint8), np.full(30, 11, np.uint8), "holds the label 11"),
+        (np.zeros((30, 28, 28), np.int16), np.zeros(30, np.uint8), "hold int16, uint8"),
+        (np.zeros((30, 784), np.uint8), np.zeros(30, np.uint8), "has 2 dimensions; expected 3"),
+    ],
+)
+def test_mnist_files_that_do_not_fit_together_are_refused(
+    tmp_path, published, monkeypatch, images, labels, match
+):
+    names = [file.name for file in datasets._TEST]
+    other = dict(zip(names, map(gzip.compress, map(idx, (images, labels))), strict=True))
+    expect(monkeypatch, "_TEST", other)
+    with refused(match):
+        data.mnist(folder=fill(tmp_path, published | other, "train-", "t10k-"))
+
+
+# Downloads, from a server on this machine
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A folder and the address under which this machine serves it."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args) -> None:
+            pass
+
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(Quiet, directory=str(folder))
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{http.server_port}/"
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def test_a_download_is_checked_kept_and_not_made_twice(tmp_path, server):
+    pytest.importorskip("pooch")
+    folder, address = server
+    (folder / "file.txt").write_bytes(b"content")
+    missing, right = address + "elsewhere.txt", address + "file.txt"
+    file = DataFile("set/file.txt", sha(b"content"), (missing, right))
+    found = download.obtain("the set", [[file]])
+    kept = tmp_path / "cache" / "set" / "file.txt"
+    assert found.contents == (b"content",) and found.paths == (kept,)
+    (folder / "file.txt").unlink()
+    assert download.obtain("the set", [[file]]).contents == (b"content",)
+    kept.write_bytes(b"damaged")  # a cache is a folder like another: refused, not replaced
+    with refused("its SHA-256 is"):
+        download.obtain("the set", [[file]])
+    with refused("its SHA-256 is"):
+        download.checked(download.download(file), file.sha256)
+    assert kept.read_bytes() == b"damaged"
+
+
+def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path, server):
+    pytest.importorskip("pooch")
+    folder, address = server
+    (folder / "file.txt").write_bytes(b"something else")
+    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",))
+    with refused("cannot download file.txt") as caught:
+        download.obtain("the set", [[file]])
+    assert sha(b"content") in str(caught.value) and sha(b"something else") in str(caught.value)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_a_download_that_fails_names_every_address_and_the_alternative(server):
+    pytest.importorskip("pooch")
+    _, address = server
+    file = DataFile("set/file.txt", sha(b""), (address + "a", "http://127.0.0.1:9/b"))
+    other = DataFile("set/other", sha(b""), (address + "c",))
+    advice = "put set/file.txt and set/other into a folder and set WFLOW_DATA"
+    with refused(advice) as caught:
+        download.obtain("the set", [[file, other]])
+    assert address + "a" in str(caught.value) and "http://127.0.0.1:9/b" in str(caught.value)
+    with refused("in no local folder and cannot be downloaded"):
+        download.obtain("the set", [[DataFile("set/file.txt", sha(b""))]])
+
+
+def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(published, server, monkeypatch):
+    pytest.importorskip("pooch")
+    folder, address = server
+    fill(folder, published, "train-", "t10k-")
+    for name in ("_TRAIN", "_TEST"):
+        files = getattr(datasets, name)
+        assert all(a.endswith(f.name) and a[:8] == "https://" for f in files for a in f.addresses)
+        moved = (dataclasses.replace(file, addresses=(address + file.name,)) for file in files)
+        monkeypatch.setattr(datasets, name, tuple(moved))
+    assert len(data.mnist().train_images) == 60
+
+
+def hide(monkeypatch, name: str) -> None:
+    """Make `import name` fail."""
+    monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_without_pooch_the_message_says_how_to_install_it(monkeypatch):
+    monkeypatch.undo()  # the real cache_folder, which needs pooch
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    monkeypatch.setattr(download, "shared_folder", lambda: None)
+    hide(monkeypatch, "pooch")
+    with refused("needs pooch.*pip install 'wflow\\[nets\\]'.*set WFLOW_DATA"):
+        data.mnist()
+
+
+def test_the_shared_folder_is_the_one_beside_the_checkout(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    package = tmp_path / "checkout" / "wflow" / "nets" / "data"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(download, "__file__", str(package / "download.py"))
+    shared = tmp_path / "shared" / "data"
+    assert download.shared_folder() is None
+    shared.mkdir(parents=True)
+    assert download.shared_folder() is None  # an installed package has no checkout around it
+    (tmp_path / "checkout" / "pyproject.toml").touch()
+    assert download.shared_folder() == shared
+
+
+# What needs no file
+
+
+def test_digits_are_split_once_and_for_all():
+    pytest.importorskip("sklearn")
+    images = data.digits()
+    assert images.train_images.shape == (1437, 8, 8) and images.test_images.shape == (360, 8, 8)
+    assert images.train_images.dtype == torch.uint8 and images.train_images.max() == 255
+    counts = images.test_labels.to(torch.int64).bincount(minlength=10)
+    assert (counts.double() - images.train_labels.to(torch.int64).bincount() / 4).abs().max() <= 1
+    assert (images.test_labels[1:] < images.test_labels[:-1]).any()  # in no order of labels
+    together = torch.cat([images.train_images, images.test_images]).reshape(1797, -1)
+    assert torch.equal(data.digits().test_images, images.test_images)
+    from sklearn.datasets import load_digits
+
+    original = load_digits()
+    back = torch.round(together.double() * (16 / 255)).to(torch.int64)
+    labels = torch.cat([images.train_labels, images.test_labels]).to(torch.int64)
+    rows = torch.cat([back, labels[:, None]], 1).tolist()
+    expected = np.column_stack([original.data, original.target]).astype(int).tolist()
+    assert sorted(rows) == sorted(expected) and rows != expected
+    batches = data.ImageBatches(
+        images.train_images, images.train_labels, batch=1437, mean=images.mean, std=images.std
+    )
+    pixels, _ = batches(0)
+    assert abs(pixels.mean()) < 1e-3 and abs(pixels.std() - 1) < 1e-3
+
+
+def test_digits_without_scikit_learn_say_how_to_install_it(monkeypatch):
+    hide(monkeypatch, "sklearn.datasets")
+    with refused("digits need a package.*pip install"):
+        data.digits()
+
+
+def test_the_text_in_the_package_is_whole_sonnets_and_needs_no_file():
+    text = data.embedded_text()
+    whole = text.decode(torch.cat([text.train, text.test]))
+    sonnets = whole.rstrip("\n").split("\n\n")
+    assert len(sonnets) == 32 and all(len(sonnet.split("\n")) == 14 for sonnet in sonnets)
+    assert whole.startswith("From fairest creatures") and len(whole) == 19_571
+    assert len(text.test) == 1_958 and text.train.dtype == torch.int64
+    assert set(whole) <= set("\n !$&',-.3:;?") | {chr(c) for c in range(65, 123)}  # the plays' 65
+    assert text.vocabulary == len(set(whole)) and int(text.train.max()) < text.vocabulary
+
+
+# Tokens
+
+
+def test_characters_are_numbered_in_order_and_come_back():
+    tokenizer = data.Characters("hello\n\U0001f600é")
+    assert tokenizer.vocabulary == 7
+    assert tokenizer.encode("\nehloé\U0001f600").tolist() == list(range(7))
+    assert tokenizer.decode(tokenizer.encode("hole")) == "hole"
+    assert tokenizer.decode([1, 0]) == "e\n" and tokenizer.decode([]) == ""
+    assert tokenizer.encode("").shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: data.Characters(""), "the text is empty"),
+        (lambda: data.Characters("abc").encode("abz!"), "'!z'"),
+        (lambda: data.Characters("abc").decode([0, 3]), "from 0 to 3; expected 0 to 2"),
+        (lambda: data.Characters("abc").decode(torch.tensor([-1])), "from -1 to -1"),
+        (lambda: data.Characters("abc").decode(torch.zeros(2, 2, dtype=torch.int64)), "shape"),
+        (lambda: data.Characters("abc").decode([0.5]), "whole numbers"),
+    ],
+)
+def test_what_is_not_in_the_vocabulary_is_named(call, match):
+    with refused(match):
+        call()
+
+
+PAIRS = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "b"), ("ab", "a")]
+
+
+def byte_pair_files() -> dict[str, bytes]:
+    """Files in GPT-2's format: 256 bytes, five pairs, and the mark of the end."""
+    library = pytest.importorskip("tokenizers")
+    letters = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*letters, *("".join(pair) for pair in PAIRS), "<|endoftext|>"]
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in PAIRS)]
+    return {
+        "encoder.json": json.dumps({token: k for k, token in enumerate(tokens)}).encode(),
+        "vocab.bpe": "\n".join(lines).encode() + b"\n",
+    }
+
+
+def test_byte_pairs_join_in_the_order_of_the_list():
+    files = byte_pair_files()
+    numbers = json.loads(files["encoder.json"])
+    tokenizer = data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+    assert tokenizer.vocabulary == 262
+    expected = ["the", "Ġthe", "m", "Ġ", "ab", "ab"]  # "ab a" is behind "a b", so abab is ab ab
+    assert tokenizer.encode("the them abab").tolist() == [*(numbers[token] for token in expected)]
+    for text in ("", "the thé\n\n  日本 \U0001f600's", "<|endoftext|>", " the"):
+        encoded = tokenizer.encode(text)
+        assert encoded.dtype == torch.int64 and tokenizer.decode(encoded) == text
+        assert not (encoded == 261).any()  # a text cannot call up the mark
+    assert tokenizer.decode([261]) == "<|endoftext|>"
+    with refused("expected 0 to 261"):
+        tokenizer.decode([262])
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"encoder.json": b"not json"}, "expected the files of GPT-2"),
+        ({"encoder.json": b"[1, 2]"}, "not numbered"),
+        ({"encoder.json": b'{"a": 1, "b": 1}'}, "not numbered"),
+        ({"encoder.json": b'{"a": [0]}'}, "not numbered"),
+        ({"encoder.json": b'{"a": 0, "b": 1}'}, "254 of the 256 bytes"),
+        ({"vocab.bpe": b"b a"}, "'b a' is no pair of tokens whose join"),
+        ({"vocab.bpe": b"t h e"}, "'t h e' is no pair"),
+        ({"vocab.bpe": b"\xff"}, "utf-8"),
+    ],
+)
+def test_byte_pair_files_of_another_form_are_refused(changes, match):
+    files = byte_pair_files() | changes
+    with refused(match):
+        data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+
+
+def test_byte_pairs_without_the_library_say_how_to_install_it(monkeypatch):
+    hide(monkeypatch, "tokenizers")
+    with refused("need the package tokenizers.*pip install 'wflow"):
+        data.BytePairs(b"{}", b"")
+
+
+PLAY = "First Citizen:\nthe abab, before we proceed.\n\nAll:\nSpeak, speak the word.\n" * 4
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch) -> Path:
+    """A folder with a short text, which the loader expects."""
+    content = PLAY.encode()
+    (tmp_path / "tinyshakespeare.txt").write_bytes(content)
+    expected = dataclasses.replace(datasets._SHAKESPEARE, sha256=sha(content))
+    monkeypatch.setattr(datasets, "_SHAKESPEARE", expected)
+    return tmp_path
+
+
+def test_shakespeare_holds_back_the_last_tenth(play):
+    text = data.shakespeare(folder=play)
+    cut = 9 * len(PLAY) // 10
+    assert text.decode(text.train) == PLAY[:cut] and text.decode(text.test) == PLAY[cut:]
+    assert text.vocabulary == len(set(PLAY)) and text.train.dtype == torch.int64
+    assert torch.equal(text.encode(PLAY[:cut]), text.train)
+    assert f"{cut} training" in text.source and "characters" in text.source
+
+
+def test_shakespeare_as_byte_pairs(play, monkeypatch):
+    files = byte_pair_files()
+    expect(monkeypatch, "_GPT2", files)
+    with refused("does not hold the GPT-2 vocabulary; expected gpt2-bpe/encoder.json and"):
+        data.shakespeare(tokens="gpt2", folder=play)
+    fill(play / "gpt2-bpe", files, "encoder", "vocab")
+    text = data.shakespeare(tokens="gpt2", folder=play)
+    cut = 9 * len(PLAY) // 10
+    assert text.decode(text.train) == PLAY[:cut] and text.decode(text.test) == PLAY[cut:]
+    assert text.vocabulary == 262 and len(text.train) < cut
+
+
+def test_shakespeare_refuses_other_words_and_files(play):
+    with refused("tokens is 'words': expected one of characters, gpt2"):
+        data.shakespeare(tokens="words", folder=play)
+    (play / "tinyshakespeare.txt").write_text("to be")
+    with refused("tinyshakespeare.txt: its SHA-256 is"):
+        data.shakespeare(folder=play)
+
+
+# The published files themselves, where the project's shared data is present
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+real = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data here")
+
+
+@real
+def test_the_shared_mnist_files_are_the_published_ones():
+    images = data.mnist(folder=SHARED)
+    assert images.test_images.shape == (10_000, 28, 28)
+    assert images.test_labels[:5].tolist() == [7, 2, 1, 0, 4]
+    counts = images.train_labels.to(torch.int64).bincount()
+    assert counts.min() >= 863 and counts.sum() == len(images.train_images)
+    pixels = images.train_images.double() / 255
+    assert abs(pixels.mean() - 0.1307) < 0.002 and abs(pixels.std() - 0.3081) < 0.002
+
+
+@real
+def test_the_shared_text_has_the_known_number_of_tokens():
+    text = data.shakespeare(folder=SHARED)
+    assert (len(text.train), len(text.test), text.vocabulary) == (1_003_854, 111_540, 65)
+    pytest.importorskip("tokenizers")
+    pairs = data.shakespeare(tokens="gpt2", folder=SHARED)
+    # 301,966 and 36,059 are the numbers that nanoGPT reports for this split.
+    assert (len(pairs.train), len(pairs.test), pairs.vocabulary) == (301_966, 36_059, 50_257)
+    assert pairs.encode("Hello world").tolist() == [15496, 995]
+    assert pairs.decode(pairs.test) == text.decode(text.test)

@@ -1,0 +1,330 @@
+"""Diagnostics of hidden trajectories, Lipschitz constants and hidden clouds."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from wflow import InputError, transport  # noqa: E402
+from wflow.nets import ContinuousTransformer, Trajectory  # noqa: E402
+from wflow.nets import diagnostics as diag  # noqa: E402
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def trajectory(states, times=None):
+    """A trajectory through given states (M + 1, batch, tokens, width)."""
+    steps = len(states) - 1
+    if times is None:
+        times = torch.arange(steps + 1, dtype=torch.float64)
+    velocities = states.diff(dim=0) / times.diff().reshape(-1, *[1] * (states.ndim - 1))
+    costs = 0.5 * times.diff() * velocities.flatten(1).square().sum(1) / states.shape[1]
+    return Trajectory(states, times, costs, velocities)
+
+
+def circle(angle, steps=400):
+    """A token that goes along an arc of the unit circle, at constant speed."""
+    a = torch.linspace(0, angle, steps + 1, dtype=torch.float64)
+    return torch.stack([a.cos(), a.sin()], -1)[:, None, None, :]
+
+
+def test_straightness_of_a_line_is_one_and_of_an_arc_its_length_over_its_chord():
+    times = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
+    line = normal(1, 3, 4, 2) + times[:, None, None, None] * normal(1, 3, 4, 2, seed=1)
+    assert (diag.straightness(trajectory(line, times)) - 1).abs().max() <= 1e-14
+    assert diag.straightness(trajectory(line, times), per="token").shape == (3, 4)
+    half = diag.straightness(trajectory(circle(math.pi)))
+    assert float(half) == pytest.approx(math.pi / 2, rel=1e-5)
+    assert float(diag.straightness(trajectory(circle(1.0)))) == pytest.approx(
+        1 / (2 * math.sin(0.5)), rel=1e-5
+    )
+
+
+def test_straightness_without_a_chord_is_nan():
+    path = trajectory(
+        torch.stack([torch.zeros(2, 3, 2), torch.ones(2, 3, 2), torch.zeros(2, 3, 2)])
+    )
+    assert torch.isnan(diag.straightness(path)).all()
+    rest = trajectory(torch.zeros(3, 2, 3, 2))
+    assert torch.isnan(diag.straightness(rest)).all()
+    assert torch.isnan(diag.speed_variation(rest)).all()
+    assert torch.isnan(diag.step_costs(rest, share=True)).all()
+
+
+def test_speed_variation_is_that_of_the_speeds_whatever_the_steps():
+    times = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
+    line = times[:, None, None, None] * normal(1, 3, 4, 2)
+    assert diag.speed_variation(trajectory(line, times)).abs().max() < 1e-14
+    # Speeds 1 and 3: mean 2, deviation 1.
+    jump = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64).reshape(3, 1, 1, 1)
+    assert float(diag.speed_variation(trajectory(jump))) == pytest.approx(0.5, abs=1e-15)
+
+
+def test_tokens_that_are_not_there_do_not_count():
+    states = circle(2.0).expand(-1, 1, 2, 2).clone()
+    states[:, 0, 1] = torch.linspace(0, 5, len(states), dtype=torch.float64)[:, None]
+    valid = torch.tensor([[True, False]])
+    alone = diag.straightness(trajectory(circle(2.0)))
+    masked = diag.straightness(trajectory(states), valid=valid)
+    assert float(masked) == pytest.approx(float(alone), rel=1e-14)
+    assert diag.straightness(trajectory(states)) < 0.9 * alone
+    per_token = diag.straightness(trajectory(states), per="token")
+    assert per_token[0, 0] == pytest.approx(float(alone), rel=1e-14)
+    assert per_token[0, 1] == pytest.approx(1, rel=1e-14)
+
+
+def test_step_costs_are_the_transport_cost_step_by_step():
+    model = ContinuousTransformer(nn.Linear(4, 4).double(), steps=5, cost="sum")
+    x = normal(3, 2, 4)
+    path = model.trajectory(x)
+    costs = diag.step_costs(path)
+    assert float(costs.sum()) == pytest.approx(float(model(x).cost.detach()), rel=1e-12)
+    assert not costs.requires_grad
+    assert float(diag.step_costs(path, share=True).sum()) == pytest.approx(1, abs=1e-14)
+    speed = path.velocities.detach().flatten(2).norm(dim=2)
+    assert torch.allclose(costs, 0.1 * speed.square().mean(1), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda p: diag.straightness(p, per="layer"), "per is"),
+        (lambda p: diag.straightness(p, valid=torch.ones(2, 9, dtype=torch.bool)), "valid"),
+        (lambda p: diag.straightness(p._replace(states=p.states[:, 0, 0]), per="token"), "shape"),
+        (lambda p: diag.straightness(p._replace(states=p.states[:, :, 0]), per="token"), "tokens"),
+        (lambda p: diag.speed_variation(p._replace(states=p.states[:1])), "shape"),
+    ],
+)
+def test_what_is_no_trajectory_is_refused(call, match):
+    with pytest.raises(InputError, match=match):
+        call(trajectory(normal(4, 2, 3, 2)))
+
+
+def test_lipschitz_constant_of_a_linear_map_is_its_operator_norm():
+    layer = nn.Linear(6, 4).double()
+    exact = diag.operator_norm(layer)
+    assert exact == pytest.approx(
+        float(torch.linalg.svdvals(layer.weight.detach()).max()), rel=1e-14
+    )
+    found = diag.lipschitz(layer, normal(3, 6), samples=4, iterations=60)
+    assert found.constant == pytest.approx(exact, rel=1e-8)
+    assert found.iterated == found.constant
+    assert found.random < exact
+    assert found.per_sample.shape == (3,)
+    assert float(found.per_sample.max()) == found.constant
+    assert all(parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_lipschitz_constant_is_a_ratio_of_two_points_hence_never_too_large():
+    def wave(x):
+        return torch.sin(3 * x)
+
+    x = torch.tensor([[0.0, 0.1], [0.5, 0.5]], dtype=torch.float64)
+    found = diag.lipschitz(wave, x, perturbation=1e-2, iterations=20)
+    assert 2.99 < found.constant < 3
+    # Within 0.01 of 0.5 the slope goes up to 3 cos 1.47; chords that begin at 0.5 have half of it.
+    assert 3 * math.cos(1.5) < float(found.per_sample[1]) < 3 * math.cos(1.47)
+    random = diag.lipschitz(wave, x, perturbation=1e-2, iterations=0)
+    assert random.constant == random.random <= found.constant
+    assert math.isnan(random.iterated)
+
+
+def test_lipschitz_runs_modules_without_dropout_and_takes_the_first_of_a_tuple():
+    model = ContinuousTransformer(
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()), steps=3
+    ).double()
+    x = normal(2, 3, 4)
+    one, two = (diag.lipschitz(model, x, seed=3) for _ in range(2))
+    assert one.constant == two.constant > 1
+    assert model.training and model.blocks.blocks[1].training
+    assert math.isfinite(diag.lipschitz(model.float(), x.float(), perturbation=1e-2).constant)
+
+
+def test_operator_norm_takes_the_one_linear_layer_of_a_head_and_nothing_else():
+    layer = nn.Linear(5, 3)
+    norm = diag.operator_norm(layer)
+    assert diag.operator_norm(nn.Sequential(nn.Dropout(0.1), layer)) == norm
+    assert diag.operator_norm(layer.weight) == norm
+    for head in (nn.Sequential(nn.LayerNorm(5), layer), nn.Sequential(layer, nn.Linear(3, 3)),
+                 nn.Identity(), nn.Sequential(layer, nn.ReLU())):  # fmt: skip
+        with pytest.raises(InputError, match="expected one linear layer"):
+            diag.operator_norm(head)
+    with pytest.raises(InputError, match="expected a matrix"):
+        diag.operator_norm(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"perturbation": 0.0}, "perturbation"),
+        ({"perturbation": 1e-30}, "lost in the rounding"),
+        ({"samples": 0}, "samples"),
+        ({"iterations": -1}, "iterations"),
+        ({"x": torch.ones(3)}, "expected real numbers"),
+        ({"x": torch.ones(2, 3, dtype=torch.int64)}, "expected floating point"),
+        ({"x": torch.full((2, 3), torch.nan)}, "not finite"),
+    ],
+)
+def test_bad_arguments_of_lipschitz_are_refused(options, match):
+    with pytest.raises(InputError, match=match):
+        diag.lipschitz(**({"function": torch.sin, "x": torch.ones(2, 3)} | options))
+
+
+def test_lipschitz_needs_a_gradient_or_says_so():
+    def cut(x):
+        return x.detach() * 2
+
+    with pytest.raises(InputError, match="gives no gradient"):
+        diag.lipschitz(cut, torch.ones(2, 3))
+    assert diag.lipschitz(cut, normal(2, 3), iterations=0).constant == pytest.approx(2, rel=1e-9)
+
+
+def test_stability_bound_is_that_of_the_theorem_in_every_normalisation():
+    inputs, targets = diag.stability_bound(2.0, 0.5, 4.0)  # T L^2 / lambda = 1/8
+    assert inputs == pytest.approx(0.5 / (1 - 1 / 8)) and targets == pytest.approx(
+        (1 / 8) / (7 / 8)
+    )
+    mean = diag.stability_bound(2.0, 0.5, 4.0 * 60, cost="mean", entries=60)
+    assert mean == pytest.approx((inputs, targets))
+    # A language model: mean over 10 tokens of the loss, mean over 60 entries of the cost.
+    assert diag.stability_bound(
+        2.0, 0.5, 4.0 * 6, cost="mean", entries=60, loss_weight=1 / 10
+    ) == pytest.approx((inputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "match"),
+    [
+        ((1.0, 2.0, 4.0), {}, "lambda > T L\\^2"),
+        ((1.0, 2.0, 3.0), {}, "lambda > T L\\^2"),
+        ((0.0, 1.0, 3.0), {}, "t_final"),
+        ((1.0, -1.0, 3.0), {}, "L is"),
+        ((1.0, 1.0, 0.0), {}, "lam is"),
+        ((1.0, 1.0, 9.0), {"cost": "mean"}, "entries"),
+        ((1.0, 1.0, 9.0), {"entries": 3}, "leave it out"),
+        ((1.0, 1.0, 9.0), {"cost": "mean", "entries": 9}, "lambda > T L\\^2"),
+        ((1.0, 1.0, 9.0), {"cost": "median"}, "cost is"),
+    ],
+)
+def test_a_bound_outside_of_the_theorem_is_refused(arguments, options, match):
+    with pytest.raises(InputError, match=match):
+        diag.stability_bound(*arguments, **options)
+
+
+def test_check_stability_compares_pairs_with_the_bound():
+    x1, x2 = normal(5, 2, 3), normal(5, 2, 3, seed=1)
+    y = normal(5, 4, seed=2)
+    matrix = 0.5 * torch.linalg.qr(normal(6, 6, seed=3))[0][:4]  # norm 1/2
+    outputs = [x.flatten(1) @ matrix.T for x in (x1, x2)]
+    terms = {"t_final": 1.0, "L": 0.5, "lam": 1.0}
+    found = diag.check_stability(*outputs, x1, x2, y, y, **terms)
+    gap = (x1 - x2).flatten(1).norm(dim=1)
+    assert torch.allclose(found.bound, 0.5 / 0.75 * gap)
+    assert found.holds and torch.allclose(found.tightness, found.change / found.bound)
+    large = diag.check_stability(4 * outputs[0], 4 * outputs[1], x1, x2, y, y, **terms)
+    assert not large.holds and large.tightness.max() > 1
+    same = diag.check_stability(outputs[0], outputs[0], x1, x1, y, y, **terms)
+    assert same.holds and torch.isnan(same.tightness).all()
+
+
+def test_classes_stand_for_unit_vectors():
+    p1, p2 = torch.softmax(normal(3, 4), -1), torch.softmax(normal(3, 4, seed=1), -1)
+    x = normal(3, 5)
+    classes = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 3])
+    found = diag.check_stability(p1, p2, x, x, *classes, t_final=1.0, L=0.5, lam=1.0)
+    expected = (0.25 / 0.75) * torch.tensor([0.0, 2**0.5, 0.0], dtype=torch.float64)
+    assert torch.allclose(found.bound, expected)
+    with pytest.raises(InputError, match="classes"):
+        diag.check_stability(p1, p2, x, x, classes[0], classes[1] + 5, t_final=1.0, L=0.5, lam=1.0)
+    with pytest.raises(InputError, match="targets"):
+        diag.check_stability(p1, p2, x, x, x, x, t_final=1.0, L=0.5, lam=1.0)
+    with pytest.raises(InputError, match="outputs1"):
+        diag.check_stability(p1, p2[:2], x, x, *classes, t_final=1.0, L=0.5, lam=1.0)
+
+
+def test_hidden_transport_of_a_shifted_cloud_is_the_shift():
+    x = normal(30, 2, 5)
+    shift = 0.3 * normal(2, 5, seed=1)
+    for p in (1, 2, 3.5):
+        assert diag.hidden_transport(x, x + shift, p) == pytest.approx(
+            float(shift.norm()), rel=1e-12
+        )
+        assert diag.hidden_transport(x, x + shift, p, ground="p-norm") == pytest.approx(
+            float(shift.flatten().norm(p)), rel=1e-12
+        )
+    assert diag.hidden_transport(x, x[torch.randperm(30)]) == pytest.approx(0, abs=1e-14)
+
+
+def test_hidden_transport_of_clouds_of_different_size_is_exact():
+    x = torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+    y = torch.tensor([[0.0, 3.0], [0.0, 0.0], [4.0, 0.0], [4.0, 3.0]])
+    assert diag.hidden_transport(x, y, 2) == pytest.approx(math.sqrt(9 / 2), rel=1e-12)
+    assert diag.hidden_transport(x, y, 1) == pytest.approx(1.5, rel=1e-12)
+
+
+def test_hidden_transport_by_direction_is_that_of_wflow_transport():
+    x, y = normal(20, 4), normal(20, 4, seed=1)
+    unit = [(c / c.norm(dim=1, keepdim=True)).numpy() for c in (x, y)]
+    for cost in ("geodesic", "chordal"):
+        expected = transport.w2(*unit, cost=cost)
+        assert diag.hidden_transport(3 * x, y / 7, ground=cost) == pytest.approx(
+            expected, rel=1e-12
+        )
+    # The two solvers agree: chords are Euclidean distances of the directions.
+    euclidean = diag.hidden_transport(*map(torch.as_tensor, unit))
+    assert euclidean == pytest.approx(transport.w2(*unit, cost="chordal"), rel=1e-12)
+
+
+def test_a_linear_network_carries_a_shift_on_by_its_matrix():
+    matrix, x = normal(3, 5, seed=4), normal(25, 5)
+    shift = normal(5, seed=5)
+    found = diag.transport_ratio(x, x + shift, x @ matrix.T, (x + shift) @ matrix.T)
+    assert found.ratio == pytest.approx(float((matrix @ shift).norm() / shift.norm()), rel=1e-10)
+    assert found.ratio <= diag.operator_norm(matrix)
+    assert math.isnan(diag.transport_ratio(x, x, x, x).ratio)
+
+
+def test_transport_along_two_trajectories_begins_with_the_perturbation():
+    model = ContinuousTransformer(nn.Linear(3, 3).double(), steps=4)
+    x = normal(12, 2, 3)
+    with torch.no_grad():
+        paths = [model.trajectory(start) for start in (x, x + 0.1)]
+    along = diag.transport_along(*paths)
+    assert along.shape == (5,)
+    assert float(along[0]) == pytest.approx(0.1 * math.sqrt(6), rel=1e-10)
+    assert np.isfinite(along.numpy()).all()
+    model.steps = 3
+    with pytest.raises(InputError, match="as many"):
+        diag.transport_along(paths[0], model.trajectory(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "match"),
+    [
+        (torch.ones(3), torch.ones(3, 2), {}, "before is"),
+        (torch.ones(3, 2), torch.ones(3, 4), {}, "one space"),
+        (torch.ones(3, 2), torch.full((3, 2), torch.inf), {}, "not finite"),
+        (torch.ones(3, 2), torch.ones(3, 2), {"p": 0.5}, "p is"),
+        (torch.ones(3, 2), torch.ones(3, 2), {"ground": "cosine"}, "ground is"),
+        (torch.zeros(3, 2), torch.ones(3, 2), {"ground": "geodesic"}, "norm zero"),
+    ],
+)
+def test_clouds_that_cannot_be_compared_are_refused(x, y, options, match):
+    with pytest.raises(InputError, match=match):
+        diag.hidden_transport(x, y, **options)
+
+
+def test_diagnostics_leave_no_graph_and_take_half_precision():
+    model = ContinuousTransformer(nn.Linear(4, 4), steps=3)
+    path = model.trajectory(torch.randn(2, 3, 4))
+    assert path.states.requires_grad
+    for value in (diag.straightness(path), diag.speed_variation(path), diag.step_costs(path)):
+        assert not value.requires_grad and value.dtype == torch.float64
+    half = path._replace(states=path.states.bfloat16())
+    assert torch.isfinite(diag.straightness(half)).all()

@@ -1,0 +1,266 @@
+"""Files of trainings: which are replaced, and two trainings in one folder."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from trainings import (  # noqa: E402
+    FILES,
+    ROOT,
+    Points,
+    assert_same,
+    bytes_of,
+    crash,
+    network,
+    run,
+)
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import train  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def words(path):
+    path.write_text("text of another program")
+
+
+def link(path):
+    target = path.with_name("target")
+    words(target)
+    path.symlink_to(target)
+
+
+def link_to_nothing(path):
+    path.symlink_to(path.with_name("nothing"))
+
+
+def foreign_hdf5(path):
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file["x"] = 1.0
+
+
+def foreign_zip(path):
+    torch.save({"weights": torch.zeros(3)}, path)
+
+
+def same(path, before):
+    """Whether a path is unchanged: of this kind, with these contents."""
+    now = os.lstat(path)
+    assert (now.st_mode, now.st_ino) == (before.st_mode, before.st_ino)
+
+
+KINDS = [words, link, link_to_nothing, foreign_hdf5, foreign_zip, os.mkfifo, os.mkdir]
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("name", FILES)
+def test_what_wflow_did_not_write_is_never_replaced_in_a_folder(make, name, tmp_path):
+    make(tmp_path / name)
+    before, files = os.lstat(tmp_path / name), bytes_of_regular(tmp_path)
+    for options in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(InputError, match=str(tmp_path)):
+            run(tmp_path, **options)
+    same(tmp_path / name, before)
+    assert bytes_of_regular(tmp_path) == files
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("name", [train.METRICS, train.METRICS_JSON])
+def test_a_resumed_training_does_not_replace_it_either(make, name, tmp_path):
+    run(tmp_path)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    before, files = os.lstat(tmp_path / name), bytes_of_regular(tmp_path)
+    with pytest.raises(InputError, match=name):
+        run(tmp_path, resume=True)
+    same(tmp_path / name, before)
+    assert bytes_of_regular(tmp_path) == files
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_files_that_appear_during_a_training_are_kept(make, tmp_path):
+    path = tmp_path / train.CHECKPOINT
+    with pytest.raises(InputError, match=r"checkpoint\.pt"):
+        run(tmp_path, batches=Points(fault=lambda: make(path), at=1))
+    before = os.lstat(path)
+    assert sorted(p.name for p in tmp_path.iterdir() if ".new" in p.name) == []
+    same(path, before)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_save_model_replaces_files_of_its_own_only(make, tmp_path):
+    path = tmp_path / "w.pt"
+    make(path)
+    before, files = os.lstat(path), bytes_of_regular(tmp_path)
+    with pytest.raises(InputError, match=r"w\.pt"):
+        train.save_model(path, network())
+    same(path, before)
+    assert bytes_of_regular(tmp_path) == files
+
+
+def test_save_model_does_not_replace_a_checkpoint(tmp_path):
+    run(tmp_path)
+    with pytest.raises(InputError, match="no file of save_model"):
+        train.save_model(tmp_path / train.CHECKPOINT, network())
+    train.save_model(tmp_path / "w.pt", network())
+    train.save_model(tmp_path / "w.pt", network(1), "again")
+    assert train.load_model(tmp_path / "w.pt", network()) == "again"
+
+
+DAMAGES = [
+    lambda raw: raw[:2000],
+    lambda raw: raw[:-9],
+    lambda raw: raw[:9000] + b"?" + raw[9001:],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_can_be_overwritten(damage, tmp_path):
+    run(tmp_path)
+    path = tmp_path / train.CHECKPOINT
+    path.write_bytes(damage(path.read_bytes()))
+    assert_same(run(tmp_path, overwrite=True), run())
+
+
+def bytes_of_regular(folder):
+    files = (path for path in folder.iterdir() if not path.is_fifo())
+    return {path.name: path.read_bytes() for path in files if path.is_file()}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, link_to_nothing])
+def test_reading_refuses_what_is_no_file_at_once(make, tmp_path):
+    path = tmp_path / train.CHECKPOINT
+    make(path)
+    reading = [
+        lambda: train.load_model(path, network()),
+        lambda: train.restore(path),
+        lambda: run(tmp_path, resume=True),
+    ]
+    for read in reading:
+        with pytest.raises(InputError, match=r"checkpoint\.pt"):
+            read()
+    for device in ("/dev/null", "/dev/zero"):
+        with pytest.raises(InputError, match=f"{device} is a device"):
+            train.load_model(device, network())
+
+
+@pytest.mark.parametrize("path", ["", "\0", 3, None, b"w.pt", "x" * 300, [1], "a/" * 3000])
+def test_paths_that_name_no_file_are_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for act in (
+        lambda: train.load_model(path, network()),
+        lambda: train.save_model(path, network()),
+        lambda: train.restore(path),
+        lambda: run(path) if path is not None else train.load_model(path, network()),
+    ):
+        with pytest.raises(InputError):
+            act()
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_drafts_of_a_killed_training_are_removed_and_nothing_else(tmp_path):
+    drafts = [f"{name}.0123abcd.new" for name in FILES]
+    others = ["checkpoint.pt.new", "notes.0123abcd.new", "checkpoint.pt.mine.new"]
+    for name in (*drafts, *others):
+        words(tmp_path / name)
+    (tmp_path / "metrics.h5.89abcdef.new").symlink_to(tmp_path / others[0])
+    run(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {*FILES, *others, "metrics.h5.89abcdef.new"}
+
+
+def test_a_place_for_tensorboard_that_is_no_folder_is_refused(tmp_path, monkeypatch):
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = None
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    for make in (words, link, link_to_nothing, os.mkfifo):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        make(folder / "tensorboard")
+        before = bytes_of_regular(folder)
+        with pytest.raises(InputError, match="tensorboard"):
+            run(folder, tensorboard=True)
+        assert bytes_of_regular(folder) == before
+
+
+# --- two trainings at once ---------------------------------------------------------------------
+
+
+def test_a_second_training_in_a_folder_is_refused(tmp_path):
+    def second():
+        with pytest.raises(InputError, match=f"another training writes to {tmp_path}"):
+            run(tmp_path, overwrite=True)
+
+    assert_same(run(tmp_path, batches=Points(fault=second, at=5)), run())
+    run(tmp_path, overwrite=True)  # the lock has gone with the training
+
+
+def started(barrier, folder, seed, queue):
+    torch.set_num_threads(1)
+    barrier.wait()
+    try:
+        run(
+            folder,
+            config={"seed": seed, "steps": 100, "evaluate_every": None, "checkpoint_every": 50},
+            overwrite=True,
+        )
+    except InputError as error:
+        queue.put((seed, str(error)))
+    else:
+        queue.put((seed, ""))
+
+
+def test_of_trainings_that_start_at_once_one_wins_and_the_files_are_its_own(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=started, args=(barrier, tmp_path, seed, queue)) for seed in range(2)
+    ]
+    for process in processes:
+        process.start()
+    outcomes = dict(queue.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    assert "" in outcomes.values()
+    assert all("another training writes to" in text for text in outcomes.values() if text)
+    assert sorted(bytes_of(tmp_path)) == sorted(FILES)
+    train.load_model(tmp_path / train.CHECKPOINT, network())
+
+
+def test_a_killed_training_does_not_block_the_next(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from trainings import *\n"
+        f"run({str(tmp_path)!r}, config={{'steps': 10**6, 'checkpoint_every': 1}})\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / train.METRICS_JSON).exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(InputError, match="another training writes to"):
+            run(tmp_path, overwrite=True)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert_same(run(tmp_path, overwrite=True), run())
+    assert sorted(bytes_of(tmp_path)) == sorted(FILES)
+
+
+def test_a_training_that_crashed_in_this_process_is_resumed(tmp_path):
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=Points(fault=crash, at=9))
+    assert_same(run(tmp_path, resume=True, model=network(9)), run())

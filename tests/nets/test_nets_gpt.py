@@ -1,0 +1,259 @@
+"""GPT: published sizes, causality, generation, and the weights of a published GPT-2."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from wflow import InputError  # noqa: E402
+from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
+from wflow.nets.models.gpt import GPT  # noqa: E402
+
+TEXTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0]])
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def small(**options) -> GPT:
+    size = {"vocabulary": 11, "context": 7, "width": 8, "depth": 2, "heads": 2}
+    return GPT(**{**size, **options}).to(torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "norm", "count", "million"),
+    [(384, 6, True, 10_646_784, 10.65), (320, 5, False, 6_164_800, 6.16)],
+)
+def test_gpt_has_the_size_of_the_character_experiment(width, depth, norm, count, million):
+    with torch.device("meta"):  # sizes without memory
+        net = GPT(vocabulary=65, context=256, width=width, depth=depth, heads=depth, norm=norm)
+    block = 3 * width**2 + width**2 + 2 * 4 * width**2 + 2 * width * norm
+    assert count == 65 * width + depth * block + width * norm
+    assert net.count() == count and round(count / 1e6, 2) == million
+    assert (
+        net.count(positions=True) == count + 256 * width == sum(p.numel() for p in net.parameters())
+    )
+
+
+def test_gpt_has_the_size_of_the_published_gpt_2():
+    with torch.device("meta"):
+        net = GPT(vocabulary=50257, context=1024, width=768, depth=12, heads=12, bias=True)
+    assert net.count(positions=True) == 124_439_808
+
+
+def test_gpt_shares_its_weights_between_embedding_and_output():
+    net, tokens = small(), TEXTS
+    assert net.head.weight is net.embed.token.weight
+    net(tokens).output.sum().backward()
+    with torch.no_grad():
+        net.embed.token.weight.zero_()
+    assert not net(tokens).output.any()
+
+
+def test_gpt_starts_with_the_deviations_of_gpt_2():
+    net = GPT(vocabulary=500, context=100, width=128, depth=8, heads=4, bias=True)
+    for name, parameter in net.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        else:
+            added = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+            want = 0.02 / math.sqrt(16) if added else 0.02
+            assert parameter.std().item() == pytest.approx(want, rel=0.04), name
+            assert abs(parameter.mean().item()) < 0.02 * want * 5, name
+
+
+def test_gpt_does_not_see_later_tokens():
+    net, tokens = small(), TEXTS
+    changed = tokens.clone()
+    changed[:, 3:] = 7
+    a, b = net(tokens).output, net(changed).output
+    assert torch.equal(a[:, :3], b[:, :3])
+    assert not torch.allclose(a[:, 3:], b[:, 3:])
+
+
+def test_gpt_without_norms_has_none():
+    net = small(norm=False)
+    assert not any(isinstance(module, nn.LayerNorm) for module in net.modules())
+    assert sum(isinstance(module, nn.LayerNorm) for module in small().modules()) == 5
+
+
+def test_generated_text_is_the_likeliest_at_temperature_zero_and_crops_to_the_context():
+    net, tokens = small(dropout=0.3), TEXTS
+    for parameter in net.parameters():  # far from the start, where a text repeats its last token
+        nn.init.normal_(parameter)
+    got = net.generate(tokens, 6, temperature=0)
+    assert got.shape == (2, 11) and torch.equal(got[:, :5], tokens)
+    assert len(set(got[0, 5:].tolist())) > 2
+    net.eval()
+    for j in range(5, 11):
+        seen = got[:, max(0, j - 7) : j]
+        assert torch.equal(got[:, j], net(seen).output[:, -1].argmax(-1))
+    long = net.generate(torch.tensor([[1, 2, 3] * 5]), 1, temperature=0)
+    assert long.shape == (1, 16)
+
+
+def test_generated_text_follows_the_softmax_of_the_logits():
+    net = small()
+    with torch.no_grad():
+        net.embed.token.weight.mul_(40)
+    start = torch.full((20_000, 1), 3)
+    generator = torch.Generator().manual_seed(1)
+    drawn = net.generate(start, 1, temperature=1.7, generator=generator)[:, 1]
+    want = torch.softmax(net(start[:1]).output[0, -1] / 1.7, dim=-1)
+    found = torch.bincount(drawn, minlength=11) / 20_000
+    error = (want * (1 - want) / 20_000).sqrt()
+    assert want.max() < 0.9 and ((found - want).abs() < 5 * error + 1e-4).all()
+    best = net(start[:1]).output[0, -1].topk(2).indices
+    few = net.generate(start[:2000], 1, temperature=1.7, top_k=2, generator=generator)[:, 1]
+    assert set(few.tolist()) == set(best.tolist())
+    one = net.generate(start[:9], 1, top_k=1)[:, 1]
+    assert (one == best[0]).all()
+    cold = net.generate(start[:9], 1, temperature=1e-30)[:, 1]
+    assert (cold == best[0]).all()
+
+
+def test_generated_text_repeats_with_its_generator_and_leaves_the_network_as_it_was():
+    net, tokens = small(dropout=0.3), TEXTS
+    net.body[1].eval()  # a part that is frozen stays so
+    before = [module.training for module in net.modules()]
+    texts = [
+        net.generate(tokens, 5, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    ]
+    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
+    assert [module.training for module in net.modules()] == before
+    assert not texts[0].requires_grad
+    with pytest.raises(InputError):
+        net.generate(tokens + 9, 2)
+    assert [module.training for module in net.modules()] == before
+    net.body = ContinuousTransformer(net.body, steps=2)
+    assert net.generate(tokens.int(), 2).dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"new": -1}, "new is -1"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_k": 0}, "top_k is 0"),
+    ],
+)
+def test_generate_refuses_numbers_out_of_range(options, message):
+    net, tokens = small(), TEXTS
+    with pytest.raises(InputError, match=message):
+        net.generate(tokens, **{"new": 2, **options})
+
+
+# Weights of a published GPT-2.
+
+
+def gpt2_state(vocabulary=11, context=7, width=6, depth=2) -> dict[str, torch.Tensor]:
+    """Random weights with the names and shapes of a published GPT-2."""
+    shapes = {"wte.weight": (vocabulary, width), "wpe.weight": (context, width)}
+    shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+    maps = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
+    maps |= {"mlp.c_fc": (width, 4 * width), "mlp.c_proj": (4 * width, width)}
+    for i in range(depth):
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"h.{i}.{name}.weight": (width,), f"h.{i}.{name}.bias": (width,)}
+        for name, shape in maps.items():
+            shapes |= {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[1:]}
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def gpt2_logits(state: dict[str, torch.Tensor], text: list[int], heads: int) -> torch.Tensor:
+    """What a GPT-2 with these weights answers to one text, written out token by token."""
+    weight = {name: value.double() for name, value in state.items()}
+    width = weight["wte.weight"].shape[1]
+    k = width // heads
+
+    def norm(x, name):
+        centred = x - x.mean()
+        scaled = centred / torch.sqrt((centred**2).mean() + 1e-5)
+        return scaled * weight[name + ".weight"] + weight[name + ".bias"]
+
+    def linear(x, name):
+        return x @ weight[name + ".weight"] + weight[name + ".bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    x = [weight["wte.weight"][t] + weight["wpe.weight"][j] for j, t in enumerate(text)]
+    for i in range(sum(name.endswith("ln_1.bias") for name in weight)):
+        seen = [linear(norm(v, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn") for v in x]
+        for j in range(len(text)):
+            parts = []
+            for h in range(heads):
+                cut = slice(h * k, (h + 1) * k)
+                query = seen[j][:width][cut]
+                scores = torch.stack(
+                    [
+                        query @ seen[other][width : 2 * width][cut] / math.sqrt(k)
+                        for other in range(j + 1)
+                    ]
+                )
+                share = torch.exp(scores) / torch.exp(scores).sum()
+                parts.append(
+                    sum(share[other] * seen[other][2 * width :][cut] for other in range(j + 1))
+                )
+            x[j] = x[j] + linear(torch.cat(parts), f"h.{i}.attn.c_proj")
+        for j in range(len(text)):
+            inner = gelu(linear(norm(x[j], f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc"))
+            x[j] = x[j] + linear(inner, f"h.{i}.mlp.c_proj")
+    return torch.stack([weight["wte.weight"] @ norm(v, "ln_f") for v in x])
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_weights_of_gpt_2_give_the_logits_of_gpt_2(prefix):
+    state = gpt2_state()
+    given = {prefix + name: value for name, value in state.items()}
+    given[prefix + "h.0.attn.bias"] = torch.ones(1, 1, 7, 7).tril()  # their causal mask
+    given["lm_head.weight"] = state["wte.weight"]
+    net = GPT.from_gpt2(given, heads=3).to(torch.float64)
+    text = [3, 10, 0, 0, 7, 2, 5]
+    want = gpt2_logits(state, text, heads=3)
+    got = net(torch.tensor([text])).output[0]
+    assert torch.allclose(got, want, rtol=1e-10, atol=1e-10)
+    assert net.head.weight is net.embed.token.weight
+    assert (net.vocabulary, net.context, len(net.body)) == (11, 7, 2)
+
+
+def test_weights_of_gpt_2_have_heads_of_width_64():
+    state = {name: value.half() for name, value in gpt2_state(width=128, depth=1).items()}
+    net = GPT.from_gpt2(state, dropout=0.1)
+    assert net.body[0].attention.heads == 2 and net.embed.token.weight.dtype == torch.float32
+    assert torch.equal(net.body[0].attention.qkv.weight.half(), state["h.0.attn.c_attn.weight"].T)
+    with pytest.raises(InputError, match="width 6: expected a multiple of 64; give heads"):
+        GPT.from_gpt2(gpt2_state())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wte.weight": None}, "wte.weight is missing"),
+        ({"wpe.weight": torch.zeros(7)}, r"wpe.weight is of shape \(7,\): expected a matrix"),
+        ({"wpe.weight": torch.zeros(7, 5)}, r"wpe.weight is of shape \(7, 5\).* \(7, 6\)"),
+        ({"h.1.ln_2.bias": None}, r"h.1.ln_2.bias is missing: expected shape \(6,\)"),
+        (
+            {"h.0.attn.c_attn.weight": torch.zeros(18, 6)},
+            r"h.0.attn.c_attn.weight is of shape \(18, 6\): expected shape \(6, 18\)",
+        ),
+        ({"h.0.mlp.c_fc.bias": "text"}, r"h.0.mlp.c_fc.bias is 'text': expected shape \(24,\)"),
+        ({"h.9.ln_1.weight": torch.zeros(6)}, "h.9.ln_1.weight is no weight of a GPT-2 of 3"),
+        ({"encoder.weight": torch.zeros(6)}, "encoder.weight is no weight of a GPT-2 of 2 blocks"),
+        ({"lm_head.weight": torch.zeros(11, 6)}, "differs from wte.weight"),
+        ({"lm_head.weight": torch.zeros(9, 6)}, r"of shape \(9, 6\) and differs .* \(11, 6\)"),
+    ],
+)
+def test_weights_that_do_not_fit_gpt_2_are_refused_by_name(changes, message):
+    state = {**gpt2_state(), **changes}
+    state = {name: value for name, value in state.items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        GPT.from_gpt2(state, heads=2)

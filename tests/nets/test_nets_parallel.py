@@ -1,0 +1,244 @@
+"""Training by two processes over Gloo equals one process with the same global batch.
+
+`torchrun` runs this very file (`main`); the tests read what it left.
+"""
+
+import builtins
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+
+torch = pytest.importorskip("torch")
+import trainings  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from trainings import torchrun  # noqa: E402
+
+from wflow import InputError, WflowError  # noqa: E402
+from wflow.nets import train  # noqa: E402
+from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
+from wflow.nets.training import parallel  # noqa: E402
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Net(nn.Module):
+    """A small network with a continuous body, in double precision."""
+
+    def __init__(self, seed=0, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(seed)
+        block = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU(), nn.Dropout(dropout))
+        self.body = ContinuousTransformer([block], steps=3, checkpointing=True)
+        self.head = nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x):
+        state, cost = self.body(x)
+        return self.head(state), cost
+
+
+class Points:
+    """Points in R^6 with labels; calls `fault` at one step in one process."""
+
+    def __init__(self, fault=None, at=-1, rank=1):
+        self._fault, self._at, self._rank = fault, at, rank
+
+    def __call__(self, step):
+        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        labels = x[:, :3].argmax(1)
+        if step == self._at and self._rank == RANK:
+            self._fault(x)
+        return x, labels
+
+
+def config(**changes):
+    settings = {
+        "steps": 10,
+        "schedule": train.Cosine(1e-2, 1e-3, 2, 10),
+        "clip": 0.2,
+        "accumulate": 2,
+        "evaluate_every": 4,
+    }
+    return trainings.config(**settings | changes)
+
+
+def evaluate(model):
+    x, labels = Points()(99)
+    return {"accuracy": float((model(x)[0].argmax(1) == labels).double().mean())}
+
+
+def run(out, model=None, batches=None, resume=False, overwrite=False, **changes):
+    """One training: its Dataset and the network."""
+    model = model or Net()
+    found = train.train(
+        model,
+        train.objective(functional.cross_entropy, 0.5),
+        batches or Points(),
+        config(**changes),
+        out=out,
+        evaluate=evaluate,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    return found, model
+
+
+def crash(x):
+    raise RuntimeError("power cut")
+
+
+def terminate(x):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def spoil(x):
+    x[-1] = float("nan")  # a row of the last process
+
+
+def main(folder):
+    """What each process does under torchrun."""
+    errors = {}
+
+    def refused(name, **options):
+        try:
+            run(**options)
+        except WflowError as error:
+            step = getattr(error, "step", None)
+            errors[name] = [type(error).__name__, str(error), step]
+
+    _, model = run(folder / "two", model=Net(seed=RANK))  # process 0's weights count
+    torch.save(model.state_dict(), folder / f"weights{RANK}.pt")
+    run(folder / "half", model=Net(seed=5), resume=True)  # begun by one process
+    run(folder / "unbroken", model=Net(dropout=0.3))
+    plain = torch.compile
+    torch.compile = functools.partial(plain, backend="eager")
+    run(folder / "compiled", compile=True)
+    torch.compile = plain
+    refused("signal", out=folder / "signal", model=Net(dropout=0.3), batches=Points(terminate, 5))
+    run(folder / "signal", model=Net(5, dropout=0.3), resume=True)
+    refused("taken", out=folder / "two")
+    refused("other", out=folder / "two", resume=True, seed=3)
+    refused("rows", out=folder / "rows", batch=6)
+    refused("nan", out=folder / "nan", batches=Points(spoil, 6))
+    (folder / f"errors{RANK}.json").write_text(json.dumps(errors))
+    end_after_an_exchange()
+
+
+def end_after_an_exchange():
+    """Leave Gloo's threads no time to drop its tensors, and let the interpreter end slowly."""
+
+    class Last:
+        def __del__(self, sleep=time.sleep):
+            sleep(0.5)
+
+    builtins.last = Last()
+    sys.setswitchinterval(1000)
+    parallel.team("cpu").gather(torch.zeros(1, 1, dtype=torch.float64), 0)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The folder in which two processes have worked."""
+    folder = tmp_path_factory.mktemp("two")
+    with pytest.raises(RuntimeError):
+        run(folder / "half", batches=Points(crash, 7, rank=0))
+    torchrun(__file__, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one():
+    """The same training in this process."""
+    return run(None)
+
+
+def metrics(folder):
+    with xarray.open_dataset(folder / train.METRICS, engine="h5netcdf") as found:
+        return found.load()
+
+
+def errors(folder, name):
+    """What both processes raised: the same."""
+    each = [json.loads((folder / f"errors{rank}.json").read_text())[name] for rank in (0, 1)]
+    assert each[0] == each[1]
+    return each[0]
+
+
+def test_two_processes_are_one_with_the_same_batch(two, one):
+    found, expected = metrics(two / "two"), one[0]
+    for name in ("loss", "data", "transport", "gradient_norm"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-11, err_msg=name)
+    assert (expected["gradient_norm"] > 0.2).any()  # clipped after the sum over the processes
+    np.testing.assert_array_equal(found["accuracy"], expected["accuracy"])
+    assert found["evaluation"].values.tolist() == [0, 4, 8, 10]
+    assert found.attrs["devices"].startswith("2 x CPU")
+    weights = [torch.load(two / f"weights{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for name, value in one[1].state_dict().items():
+        assert torch.equal(weights[0][name], weights[1][name])
+        torch.testing.assert_close(weights[0][name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_compiled_blocks_are_averaged_over_the_processes(two, one):
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(metrics(two / "compiled")[name], one[0][name], rtol=1e-11)
+
+
+def test_a_training_begun_by_one_process_resumes_with_two(two, one):
+    found = metrics(two / "half")
+    np.testing.assert_allclose(found["loss"], one[0]["loss"], rtol=1e-11)
+    assert [place[:7] for place in found.attrs["devices"].split("; ")] == ["1 x CPU", "2 x CPU"]
+
+
+def test_a_signal_to_one_process_stops_both_and_they_go_on_to_the_bit(two):
+    kind, message, _ = errors(two, "signal")
+    assert kind == "Interrupted" and "SIGTERM" in message and "after step 6 of 10" in message
+    found, expected = metrics(two / "signal"), metrics(two / "unbroken")
+    xarray.testing.assert_identical(found.drop_vars("seconds"), expected.drop_vars("seconds"))
+
+
+def test_what_process_0_refuses_all_refuse(two):
+    kind, message, _ = errors(two, "taken")
+    assert kind == "InputError" and "exists" in message
+    kind, message, _ = errors(two, "other")
+    assert kind == "InputError" and "seed (0 there, 3 here)" in message
+    assert metrics(two / "two").attrs["complete"] == 1
+
+
+def test_a_batch_that_does_not_divide_is_refused(two):
+    kind, message, _ = errors(two, "rows")
+    assert kind == "InputError" and "2 processes times accumulate = 2" in message
+    assert not (two / "rows").exists()
+
+
+def test_a_loss_that_is_not_finite_in_one_process_stops_both(two):
+    kind, _, step = errors(two, "nan")
+    assert (kind, step) == ("NonFiniteLossError", 6)
+    assert metrics(two / "nan").sizes["step"] == 4
+
+
+def test_a_broken_environment_is_refused(monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"RANK, MASTER_ADDR, MASTER_PORT.*torchrun"):
+        run(None)
+    with pytest.raises(InputError, match="one GPU each"):
+        run(None, device="cuda:0")
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(InputError, match="whole number"):
+        run(None)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert parallel.team("cpu").count == 1
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

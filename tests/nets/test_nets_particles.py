@@ -1,0 +1,396 @@
+"""The bridge from trained networks to particles: head laws, tokens, and what is lost."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import wflow  # noqa: E402
+from wflow import InputError  # noqa: E402
+from wflow.nets import (  # noqa: E402
+    GPT,
+    ContinuousTransformer,
+    NodeTransformer,
+    SetTransformer,
+    ViT,
+    particles,
+)
+from wflow.nets.blocks import Block, Stack  # noqa: E402
+from wflow.sphere import normalise, project  # noqa: E402
+
+
+def stack(depth=3, *, width=12, heads=2, seed=0, **options):
+    """Blocks in double precision with weights of size one, random biases and gains."""
+    options = {"bias": False} | options
+    made = Stack([Block(width, heads, **options) for _ in range(depth)]).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            gain = "norm" in name and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * drawn if gain else drawn / parameter.shape[-1] ** 0.5)
+    return made
+
+
+def cloud(n=9, width=12, seed=0, centred=True):
+    x = np.random.default_rng(seed).standard_normal((n, width))
+    return normalise(x - x.mean(axis=1, keepdims=True) if centred else x)
+
+
+def attended(block, x):
+    """attention(norm(x)) by torch, for tokens (n, d)."""
+    with torch.no_grad():
+        return block.attention(block.norm_attention(torch.from_numpy(x)[None]))[0].numpy()
+
+
+def centre(x):
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"heads": 1, "project": False},
+        {"heads": 3, "head_width": 5},
+        {"heads": 1, "head_width": 20},
+        {"hidden": 8},
+    ],
+)
+def test_velocity_of_the_law_is_the_projected_attention_of_the_trained_layer(options, causal):
+    blocks = stack(**options, causal=causal)
+    law = particles.head_law(blocks)
+    assert law.t_final == 3 and law.causal == causal and law.centred
+    x = cloud()
+    for layer, block in enumerate(blocks):
+        expected = project(x, centre(attended(block, x)))
+        for t in (layer, layer + 0.99):
+            found = particles.velocity(law, x, t)
+            assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
+        assert np.abs(found.sum(axis=1)).max() <= 1e-12  # tokens keep their mean of zero
+
+
+@pytest.mark.parametrize("radius", [0.05, 1.0, 7.0])
+def test_velocity_is_that_of_the_direction_of_tokens_of_a_radius(radius):
+    """du/dt = (1/r) P_u C f(r u), with the eps of the layer norm in it."""
+    for blocks in (stack(1), stack(1, norm=False)):
+        normed = isinstance(blocks[0].norm_attention, nn.LayerNorm)
+        x = cloud(centred=normed)
+        pushed = attended(blocks[0], radius * x)
+        expected = project(x, centre(pushed) if normed else pushed) / radius
+        found = particles.velocity(particles.head_law(blocks, radius=radius), x)
+        assert np.abs(found - expected).max() <= 1e-11 * np.abs(expected).max()
+
+
+def test_solve_moves_tokens_as_the_layers_of_the_network_do():
+    blocks = stack(2)
+    law = particles.head_law(blocks, radius=40.0)
+    x = cloud()
+    run = wflow.solve(
+        x, law, t_final=2.0, dt=0.01, scheme="rk4", save=wflow.SaveAt(snapshots=[1.0, 2.0])
+    )
+    assert "energy" not in run
+    state = torch.from_numpy(40.0 * x)[None]
+    with torch.no_grad():
+        for at in range(2):
+            # Small steps of the blocks in place of one: du/dt with the norm of every token.
+            for _ in range(200):
+                change = blocks[at](state) - state
+                state = state + change / 200
+            u = normalise(centre(state[0].numpy()))
+            assert np.abs(run.tokens[0, at].values - u).max() < 0.04
+    # That much is due to the growth of the norms; a single Euler step shows the velocity itself.
+    one = wflow.solve(x, law, t_final=1e-4, dt=1e-4).tokens[0, -1].values
+    expected = project(x, centre(attended(blocks[0], 40.0 * x))) / 40.0
+    assert np.abs((one - x) / 1e-4 - expected).max() < 1e-5
+
+
+def test_query_and_key_biases_shift_scores_and_value_biases_drift_by_what_is_reported():
+    plain, biased = stack(1), stack(1, bias=True)
+    with torch.no_grad():
+        for parameter in biased.parameters():
+            if parameter.ndim == 1:
+                parameter.zero_()
+        biased[0].norm_attention.weight.copy_(plain[0].norm_attention.weight)
+        biased[0].attention.qkv.weight.copy_(plain[0].attention.qkv.weight)
+        biased[0].attention.out.weight.copy_(plain[0].attention.out.weight)
+        none = particles.dropped(biased)
+        assert none.score_bias == 0 and none.drift == 0 and none.feed_forward == 0
+        # A bias of the keys alone changes no softmax.
+        biased[0].attention.qkv.bias[12:24] = 0.7
+        x = cloud()
+        assert np.abs(attended(biased[0], x) - attended(plain[0], x)).max() <= 1e-12
+        biased[0].attention.qkv.bias[24:] = 0.2
+        biased[0].attention.out.bias.fill_(-0.1)
+        drift = centre(attended(biased[0], x) - attended(plain[0], x))
+    found = particles.dropped(biased)
+    assert found.score_bias == 0
+    assert np.linalg.norm(drift, axis=1) == pytest.approx(found.drift[0], rel=1e-10)
+    with torch.no_grad():
+        biased[0].norm_attention.bias.fill_(0.5)  # enters all three
+    assert particles.dropped(biased).score_bias > 0
+    assert np.all(particles.dropped(biased).scores == none.scores)
+    assert np.all(particles.velocity(particles.head_law(biased), x)
+                  == particles.velocity(particles.head_law(plain), x))  # fmt: skip
+
+
+def test_scores_and_values_are_bounded_by_what_is_reported():
+    law, found = particles.head_law(stack(2)), particles.dropped(stack(2))
+    for layer in range(2):
+        scores = law.score_factors[layer] * law.layer_scores[layer]
+        assert np.linalg.norm(scores, 2, axis=(1, 2)).max() == pytest.approx(found.scores[layer])
+        mean = law.value_factors[layer] * law.layer_values[layer].mean(axis=0)
+        assert np.linalg.norm(mean, 2) == pytest.approx(found.values[layer])
+
+
+def test_another_time_scales_the_values_so_that_each_layer_adds_what_it_did():
+    blocks, x = stack(2), cloud()
+    slow, fast = particles.head_law(blocks, t_final=4.0), particles.head_law(blocks, t_final=0.5)
+    assert slow.times == pytest.approx([0, 2]) and fast.times == pytest.approx([0, 0.25])
+    whole = [
+        wflow.solve(x, law, t_final=law.t_final, dt=law.duration / 50, scheme="rk4").tokens[0, -1]
+        for law in (slow, fast)
+    ]
+    assert np.abs(whole[0].values - whole[1].values).max() < 1e-12
+
+
+def test_a_continuous_model_is_unrolled_over_its_steps():
+    blocks = stack(2)
+    model = ContinuousTransformer(blocks, t_final=3.0, steps=4)
+    law = particles.head_law(model)
+    assert law.order.tolist() == [0, 1] * 4 and law.t_final == pytest.approx(3)
+    assert law.duration == pytest.approx(3 / 8)
+    x, plain = cloud(), particles.head_law(blocks)
+    for k in (0, 3, 6):
+        # Each block has half of the step to add all that it does in a step: twice as fast.
+        expected = 2 * particles.velocity(plain, x, k % 2)
+        assert particles.velocity(law, x, law.times[k]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_block_in_continuous_time_is_one_law_for_all_of_it():
+    blocks = stack(1)
+    law = particles.head_law(ContinuousTransformer(blocks, t_final=2.0, steps=5))
+    assert law.order.tolist() == [0] * 5 and law.t_final == pytest.approx(2)
+    x = cloud()
+    velocity = particles.velocity(particles.head_law(blocks), x)
+    assert particles.velocity(law, x, 1.3) == pytest.approx(velocity, rel=1e-12)
+
+
+def test_an_n_ode_transformer_takes_its_systems_in_turn():
+    blocks = stack(3)
+    law = particles.head_law(NodeTransformer(blocks, t_final=0.5, steps=4))
+    assert law.order.tolist() == [0, 1, 2] and law.times == pytest.approx([0, 0.5, 1])
+    x = cloud()
+    expected = particles.velocity(particles.head_law(blocks), x, 2)
+    assert particles.velocity(law, x, 1.2) == pytest.approx(expected, rel=1e-12)
+
+
+def test_passes_repeat_the_layers_and_a_shared_block_comes_as_often_as_it_acts():
+    block = stack(1)[0]
+    law = particles.head_law(Stack([block, block]), radius=[1.0, 2.0], passes=2)
+    assert law.order.tolist() == [0, 1, 0, 1] and law.t_final == 4
+    x = cloud()
+    speeds = [np.linalg.norm(particles.velocity(law, x, t)) for t in (0, 1, 2, 3)]
+    assert speeds[0] == pytest.approx(speeds[2]) and speeds[1] == pytest.approx(speeds[3])
+    assert speeds[0] / speeds[1] == pytest.approx(2, rel=1e-3)
+
+
+@pytest.fixture
+def gpt():
+    torch.manual_seed(0)
+    return GPT(vocabulary=11, context=10, width=12, depth=2, heads=2, bias=True, dropout=0.1)
+
+
+def test_tokens_are_the_directions_of_the_embeddings(gpt):
+    text = torch.randint(0, 11, (1, 7), generator=torch.Generator().manual_seed(0))
+    x = particles.tokens_of(gpt, text)
+    gpt.eval()
+    expected = gpt.embed(text)[0].detach().double().numpy()
+    assert x.shape == (7, 12)
+    assert np.abs(x - normalise(centre(expected))).max() <= 1e-14
+    gpt.train()
+    two = particles.tokens_of(gpt, text.expand(2, -1))
+    assert two.shape == (2, 7, 12) and np.array_equal(two[0], two[1])  # no dropout
+    assert gpt.training and gpt.body.blocks[0].attention.training
+
+
+def test_clouds_and_radii_are_those_of_the_hidden_states(gpt):
+    text = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
+    found = particles.clouds_of(gpt, text)
+    assert found.times.tolist() == [0, 1, 2] and found.tokens.shape == (3, 3, 7, 12)
+    gpt.eval()
+    with torch.no_grad():
+        state = gpt.body(gpt.embed(text)).numpy().astype(float)
+    assert np.abs(found.tokens[-1] - normalise(centre(state))).max() <= 1e-6
+    assert found.radii[-1] == pytest.approx(np.linalg.norm(centre(state), axis=-1).mean(), rel=1e-6)
+    gpt.body = ContinuousTransformer(gpt.body, t_final=2.0, steps=4)
+    clouds = particles.clouds_of(gpt, text)
+    assert clouds.times == pytest.approx([0, 0.5, 1, 1.5, 2])
+    assert clouds.tokens.shape == (5, 3, 7, 12)
+    assert np.abs(clouds.tokens[0] - found.tokens[0]).max() <= 1e-12
+    gpt.body = NodeTransformer(gpt.body.blocks, steps=3)
+    assert particles.clouds_of(gpt, text).times == pytest.approx(np.arange(7) / 3)
+
+
+@pytest.mark.parametrize("wrap", [None, ContinuousTransformer, NodeTransformer])
+def test_problem_is_what_solve_takes(gpt, wrap):
+    text = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(0))
+    if wrap is not None:
+        gpt.body = wrap(gpt.body, steps=3)
+    task = particles.problem(gpt, text, steps=4)
+    assert task["causal"] and task["law"].causal and task["paths"] == 3
+    run = wflow.solve(**task)
+    intervals = {None: 2, ContinuousTransformer: 6, NodeTransformer: 2}[wrap]
+    assert run.sizes["snapshot"] == intervals + 1
+    assert run.tokens.shape == (3, intervals + 1, 7, 12)
+    # The first token sees itself alone in every network that is causal.
+    alone = wflow.solve(**{**task, "x0": task["x0"][:, :1]})
+    assert np.abs(run.tokens.values[:, :, 0] - alone.tokens.values[:, :, 0]).max() <= 1e-12
+    radii = particles.clouds_of(gpt, text).radii
+    law, unit = task["law"], particles.head_law(gpt)
+    share = (unit.value_factors / law.value_factors) / (
+        np.sqrt(unit.score_factors) / np.sqrt(law.score_factors)
+    )
+    per = radii[:-1]  # of each interval
+    if wrap is ContinuousTransformer:
+        per = np.repeat(per, 2)
+    elif wrap is NodeTransformer:
+        per = per.reshape(2, 3).mean(axis=1)
+    assert share == pytest.approx(per, rel=1e-10)
+
+
+def test_a_vision_transformer_runs_as_particles():
+    torch.manual_seed(0)
+    vit = ViT(width=16)
+    images = torch.randn(2, 1, 28, 28)
+    task = particles.problem(vit, images, passes=2)
+    assert task["x0"].shape == (2, 17, 16) and not task["causal"]
+    run = wflow.solve(**task)
+    counts = wflow.clusters.over_time(run, 0.3, quantities=["count", "order_parameter"])
+    assert np.isfinite(counts["order_parameter"]).all()
+    assert np.isfinite(wflow.transport.over_time(run, to="initial")).all()
+
+
+def test_a_run_file_of_trained_heads_stays_small_and_resumes_only_the_same_heads(tmp_path):
+    blocks, x = stack(3, width=32), cloud(width=32)
+    law = particles.head_law(blocks)
+    options = {"t_final": 3.0, "dt": 0.5, "out": tmp_path / "run.h5"}
+    wflow.solve(x, law, **options).close()
+    assert len(str(law.to_config())) < 500
+    wflow.solve(x, particles.head_law(blocks), if_exists="resume", **options).close()
+    with pytest.raises(InputError, match="differs in law"):
+        wflow.solve(x, particles.randomised(law), if_exists="resume", **options)
+
+
+def test_a_run_of_trained_heads_says_that_its_matrices_are_not_in_the_file(tmp_path):
+    law, x = particles.head_law(stack(3)), cloud()
+    first = wflow.solve(x, law, t_final=3.0, dt=0.5, out=tmp_path / "run.h5")
+    message = r"'TrainedHeads' cannot be made again: .* lacks its matrices, .* digest; give the law"
+    with pytest.raises(InputError, match=message):
+        wflow.rerun(tmp_path / "run.h5")
+    again = wflow.rerun(tmp_path / "run.h5", law=law)
+    assert np.array_equal(first["tokens"], again["tokens"])
+    first.close()
+
+
+def test_random_heads_have_the_singular_values_of_the_trained_ones():
+    for blocks in (stack(2, head_width=3), stack(2, norm=False)):
+        law = particles.head_law(blocks)
+        other, again = particles.randomised(law, 1), particles.randomised(law, 1)
+        for name in ("layer_scores", "layer_values"):
+            mine, theirs = getattr(law, name), getattr(other, name)
+            ours, drawn = (np.linalg.svd(A, compute_uv=False) for A in (mine, theirs))
+            assert np.abs(ours - drawn).max() <= 1e-12 * ours.max()
+            assert np.abs(mine - theirs).max() > 0.1 * np.abs(mine).max()
+            assert np.array_equal(theirs, getattr(again, name))
+        assert np.array_equal(other.value_factors, law.value_factors)
+        x = cloud(centred=law.centred)
+        if law.centred:
+            assert np.abs(particles.velocity(other, x).sum(axis=1)).max() <= 1e-12
+        different = particles.randomised(law, 2)
+        assert np.abs(different.layer_scores - other.layer_scores).max() > 0.1
+
+
+def test_tied_heads_are_recognised():
+    law = particles.head_law(stack(2, norm=False))
+    A = np.random.default_rng(0).standard_normal((2, 2, 12, 12))
+    sym = A + np.swapaxes(A, -1, -2)
+    climbing = particles.tied(law.with_heads(sym, 3 * sym))
+    assert np.abs(climbing.asymmetry).max() < 1e-15
+    assert climbing.alignment == pytest.approx(1) and climbing.alignment.shape == (2, 2)
+    assert particles.tied(law.with_heads(sym, -sym)).alignment == pytest.approx(-1)
+    assert particles.tied(law.with_heads(A - np.swapaxes(A, -1, -2), A)).asymmetry == pytest.approx(
+        1
+    )
+    trained = particles.tied(law)
+    assert ((trained.asymmetry > 0.4) & (trained.asymmetry < 0.9)).all()
+    assert np.abs(trained.alignment).max() < 0.7
+
+
+def test_motion_says_what_attention_and_feed_forward_layers_add():
+    blocks = stack(2, hidden=8)
+    x = torch.from_numpy(cloud())[None]
+    found = particles.motion_of(blocks, x)
+    assert found.attention[0] == pytest.approx(
+        np.linalg.norm(attended(blocks[0], cloud()), axis=1).mean(), rel=1e-12
+    )
+    with torch.no_grad():
+        u = x + blocks[0].attention(blocks[0].norm_attention(x))
+        pushed = blocks[0].feed_forward(blocks[0].norm_feed_forward(u))
+    assert found.feed_forward[0] == pytest.approx(float(pushed.norm(dim=-1).mean()), rel=1e-12)
+    assert particles.motion_of(stack(2), x).feed_forward.tolist() == [0, 0]
+
+
+class Padded(nn.Module):
+    """A network that hands its body a padding mask."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        mask = torch.ones(x.shape[:2], dtype=torch.bool)
+        mask[-1, -1] = len(x) == 1
+        return self.body(x, valid=mask, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: particles.head_law(nn.Linear(3, 3)), "blocks of self-attention"),
+        (lambda: particles.head_law(Stack([nn.Linear(3, 3)])), "blocks of self-attention"),
+        (lambda: particles.head_law(Stack([*stack(1), nn.Linear(12, 12)])), "self-attention alone"),
+        (
+            lambda: particles.head_law(
+                SetTransformer(features=3, classes=2, width=8, heads=2, inducing=4)
+            ),
+            "blocks of self-attention",
+        ),
+        (lambda: particles.head_law(Stack([*stack(1), *stack(1, norm=False)])), "block 1 differs"),
+        (lambda: particles.head_law(Stack([*stack(1), *stack(1, heads=3)])), "block 1 differs"),
+        (lambda: particles.head_law(Stack([*stack(1), *stack(1, causal=True)])), "causal"),
+        (lambda: particles.head_law(stack(), radius=0.0), "radius"),
+        (lambda: particles.head_law(stack(), radius=[1.0, 2.0]), "3, one for"),
+        (lambda: particles.head_law(stack(), t_final=-1.0), "t_final"),
+        (lambda: particles.head_law(stack(), passes=0), "passes"),
+        (lambda: particles.problem(stack(), torch.ones(2, 12)), "hidden states have shape"),
+        (lambda: particles.tokens_of(stack(), torch.ones(1, 3, 12)), "norm zero"),
+        (lambda: particles.velocity(particles.head_law(stack()), cloud(width=5)), "d = 5"),
+        (
+            lambda: particles.tokens_of(Padded(stack()), torch.rand(2, 4, 12).double()),
+            "some samples are padded",
+        ),
+    ],
+)
+def test_what_is_no_network_of_heads_is_refused(call, match):
+    with pytest.raises(InputError, match=match):
+        call()
+
+
+def test_a_mask_that_hides_nothing_is_no_padding():
+    x = torch.rand(1, 4, 12, generator=torch.Generator().manual_seed(0)).double()
+    assert particles.tokens_of(Padded(stack()), x).shape == (4, 12)
+    assert particles.clouds_of(Padded(stack()), x).tokens.shape == (4, 1, 4, 12)

@@ -1,0 +1,450 @@
+"""Configurations of networks: written, stored in files, and built into networks."""
+
+import copy
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from trainings import Points, assert_same, crash, network, run  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import train  # noqa: E402
+from wflow.nets.blocks import Block  # noqa: E402
+from wflow.nets.training.checkpoint import sealed  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOKENS = {"vocabulary": 9, "context": 8, "width": 12, "depth": 2, "heads": 3}
+KINDS = {
+    "ViT": (nets.ViT, {"image": (1, 8, 8), "patch": 4, "width": 8, "depth": 2, "hidden": 9}),
+    "GPT": (nets.GPT, TOKENS | {"gelu": "tanh", "bias": True, "dropout": 0.1}),
+    "TextClassifier": (nets.TextClassifier, TOKENS | {"classes": 3, "pooling": "max", "pad": 2}),
+    "SetTransformer": (
+        nets.SetTransformer,
+        {"features": 3, "classes": 2, "width": 8, "heads": 2, "inducing": 4, "seeds": 2},
+    ),
+}
+BODIES = {
+    "discrete": lambda body: body,
+    "continuous": lambda body: nets.ContinuousTransformer(body, 0.5, 3, scheme="heun"),
+    "node": lambda body: nets.NodeTransformer(body, steps=2, velocity="residual", cost="sum"),
+}
+
+
+def made(name, body="discrete", seed=0, **changes):
+    torch.manual_seed(seed)
+    cls, options = KINDS[name]
+    net = cls(**options | changes)
+    net.body = BODIES[body](net.body)
+    return net
+
+
+def inputs(name):
+    generator = torch.Generator().manual_seed(3)
+    if name in ("GPT", "TextClassifier"):
+        return torch.randint(0, 9, (2, 8), generator=generator)
+    return torch.randn((2, 1, 8, 8) if name == "ViT" else (2, 5, 3), generator=generator)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_gives_its_network_back(name, body, tmp_path):
+    net, x = made(name, body), inputs(name)
+    path = tmp_path / "w.pt"
+    train.save_model(path, net, "words")
+    before = torch.get_rng_state()
+    found = train.restore(path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(found) is type(net) and str(found) == str(net)
+    assert not any(part.training for part in found.modules())
+    net.eval()
+    for one, two in zip(found(x), net(x), strict=True):
+        assert torch.equal(one, two)
+    assert len(list(found.parameters())) == len(list(net.parameters()))  # what is shared stays so
+    assert nets.config(found) == nets.config(net)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_configuration_is_plain_json_and_says_all_arguments(name, body):
+    net = made(name, body)
+    config = nets.config(net)
+    assert json.loads(json.dumps(config, allow_nan=False)) == config
+    assert config["network"] == name and ("body" in config) == (body != "discrete")
+    given = {k: list(v) if isinstance(v, tuple) else v for k, v in KINDS[name][1].items()}
+    assert config["arguments"].items() >= given.items()
+    if body == "continuous":
+        assert config["body"]["arguments"] == {
+            "t_final": 0.5, "steps": 3, "scheme": "heun", "velocity": "block", "cost": "mean",
+            "checkpointing": False, "batch_dim": 0,
+        }  # fmt: skip
+    again = nets.build(config)
+    assert str(again) == str(net) and again.training and nets.config(again) == config
+
+
+def test_a_checkpoint_of_a_training_gives_its_network_back(tmp_path):
+    gpt = made("GPT", "continuous")
+    batches = lambda step: (inputs("GPT")[:, :-1], inputs("GPT")[:, 1:])  # noqa: E731
+    settings = train.TrainConfig(steps=2, batch=2, device="cpu")
+    train.train(gpt, train.objective(train.cross_entropy), batches, settings, out=tmp_path)
+    found = train.restore(tmp_path / train.CHECKPOINT, nets.GPT)
+    assert found.vocabulary == 9
+    assert torch.equal(found(inputs("GPT")).output, gpt.eval()(inputs("GPT")).output)
+    with pytest.raises(InputError, match=r"checkpoint\.pt.*it is a GPT: expected a ViT"):
+        train.restore(tmp_path / train.CHECKPOINT, nets.ViT)
+
+
+def test_precisions_and_values_that_are_not_finite_come_back(tmp_path):
+    for kind in (torch.float64, torch.bfloat16):
+        net = made("GPT").to(kind)
+        with torch.no_grad():
+            net.embed.token.weight[0] = torch.nan  # shared with the head
+            net.embed.position.weight[0] = torch.inf
+        train.save_model(tmp_path / "w.pt", net)
+        found = train.restore(tmp_path / "w.pt").state_dict()
+        for name, value in net.state_dict().items():
+            assert found[name].dtype == kind
+            assert torch.equal(found[name].isnan(), value.isnan())
+            assert torch.equal(found[name].nan_to_num(), value.nan_to_num())
+
+
+def test_what_was_changed_at_inference_is_in_the_configuration():
+    for body in ("continuous", "node"):
+        net = made("ViT", body)
+        net.body.steps, net.body.t_final = 7, 2.0
+        arguments = nets.config(net)["body"]["arguments"]
+        assert (arguments["steps"], arguments["t_final"]) == (7, 2.0)
+        assert nets.build(nets.config(net)).body.steps == 7
+
+
+def test_a_copy_has_the_configuration_and_numbers_of_numpy_are_numbers():
+    net = nets.GPT(**TOKENS | {"width": np.int64(12), "dropout": np.float32(0.5)})
+    found = nets.config(copy.deepcopy(net))
+    assert found["arguments"]["width"] == 12 and type(found["arguments"]["width"]) is int
+    assert found["arguments"]["dropout"] == 0.5
+    found["arguments"]["width"] = 24
+    assert nets.config(net)["arguments"]["width"] == 12
+
+
+def changed_body():
+    net = made("ViT")
+    net.body = nn.Identity()
+    return net
+
+
+def changed_dropout():
+    net = made("GPT")
+    net.embed.dropout = 0.4
+    return net
+
+
+def changed_share():
+    net = made("GPT")
+    net.head.weight = nn.Parameter(net.head.weight.detach().clone())
+    return net
+
+
+def foreign_blocks():
+    net = made("ViT")
+    net.body = nets.ContinuousTransformer([Block(8, 2)])
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (network, "Sequential is no registered network.*nets.register"),
+        (changed_body, r"ViT was changed.*Stack.*Identity"),
+        (changed_dropout, r"GPT was changed.*dropout=0\.1.*dropout=0\.4"),
+        (changed_share, "GPT was changed.*parameters"),
+        (foreign_blocks, "ViT was changed"),
+        (lambda: nets.ContinuousTransformer([Block(8, 2)]), "missing.*blocks"),
+    ],
+)
+def test_a_network_without_a_configuration_is_saved_and_says_why_it_cannot_be_restored(
+    make, match, tmp_path
+):
+    net = make()
+    with pytest.raises(InputError, match=match):
+        nets.config(net)
+    train.save_model(tmp_path / "w.pt", net)
+    with pytest.raises(InputError, match=rf"w\.pt does not say.*{match}.*load_model"):
+        train.restore(tmp_path / "w.pt")
+    train.load_model(tmp_path / "w.pt", make())
+
+
+@nets.register
+class Bend(nn.Module):
+    """A network of a user, with blocks inside."""
+
+    def __init__(self, width, *, sizes=(2, 3), options=None, **others):
+        super().__init__()
+        self.width, self.sizes = width, sizes
+        self.maps = nn.ModuleList(nn.Linear(width, n) for n in sizes)
+        self.body = nets.ContinuousTransformer(nn.Linear(width, width), steps=2)
+        self.register_buffer("count", torch.zeros(3, dtype=torch.int64))
+
+
+@nets.register
+class Twice(nn.Module):
+    """A body of a user."""
+
+    def __init__(self, inner, times=2):
+        super().__init__()
+        self.inner, self.times = inner, times
+
+    def forward(self, x, **context):
+        for _ in range(self.times):
+            x = self.inner(x, **context)
+        return x
+
+    def extra_repr(self):
+        return f"times={self.times}"
+
+
+def test_classes_and_bodies_of_users_are_restored_by_name(tmp_path):
+    net = Bend(4, sizes=[3, 1], options={"a": [1, None, "x"]}, more=2.5)
+    net.count += 2**40
+    train.save_model(tmp_path / "w.pt", net)
+    found = train.restore(tmp_path / "w.pt", Bend)
+    assert torch.equal(found.count, net.count) and found.sizes == [3, 1]
+    assert nets.config(found) == {
+        "network": "Bend",
+        "arguments": {"width": 4, "sizes": [3, 1], "options": {"a": [1, None, "x"]}, "more": 2.5},
+    }
+    vit = made("ViT")
+    vit.body = Twice(vit.body, 3)
+    train.save_model(tmp_path / "v.pt", vit)
+    found = train.restore(tmp_path / "v.pt")
+    assert isinstance(found.body, Twice) and found.body.times == 3
+    assert torch.equal(found(inputs("ViT")).output, vit.eval()(inputs("ViT")).output)
+
+
+@nets.register
+class Shy(nn.Linear):
+    """A network of a user that cannot be made without values."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        if self.weight.sum() > 100:
+            raise AssertionError
+
+
+@nets.register
+class Quiet(nn.Module):
+    """A network of a user that has no constructor, nor anything else."""
+
+
+def test_a_network_that_says_nothing_of_itself_does_not_end_a_training(tmp_path):
+    before = Quiet.__new__(Quiet)
+    nn.Module.__init__(before)
+    for net, match in (
+        (Shy(), "Shy cannot be made again.*meta"),
+        (before, "Quiet was made before"),
+    ):
+        train.save_model(tmp_path / "w.pt", net)
+        with pytest.raises(InputError, match=rf"w\.pt does not say.*{match}"):
+            train.restore(tmp_path / "w.pt")
+    train.save_model(tmp_path / "w.pt", Quiet())
+    assert isinstance(train.restore(tmp_path / "w.pt"), Quiet)
+
+
+def test_arguments_that_json_does_not_have_are_named():
+    for value in (torch.zeros(2), float("nan"), {1: 2}, 10**400, object(), b"x", {1}):
+        with pytest.raises(InputError, match="the argument options of Bend cannot be written"):
+            nets.config(Bend(2, options=value))
+
+
+def test_what_is_derived_from_a_registered_class_is_not_registered():
+    class Derived(nets.GPT):
+        pass
+
+    with pytest.raises(InputError, match="Derived is no registered network"):
+        nets.config(Derived(**TOKENS))
+
+
+def test_a_name_belongs_to_one_class_and_only_classes_of_networks_have_one():
+    class GPT(nn.Module):
+        pass
+
+    with pytest.raises(InputError, match=r"a network GPT is registered, wflow\.nets\.models"):
+        nets.register(GPT)
+    for value in (3, int, nn.Linear(2, 2), "GPT", None):
+        with pytest.raises(InputError, match="expected a class of networks"):
+            nets.register(value)
+    assert nets.register(Twice) is Twice
+
+
+# --- configurations written by others ----------------------------------------------------------
+
+
+def rewritten(path, change):
+    """A file whose configuration was edited, with digests made again."""
+    content = torch.load(path, weights_only=True)
+    content.pop("digests")
+    found = change(json.loads(content["network"]))
+    content["network"] = found if isinstance(found, str) else json.dumps(found)
+    torch.save(sealed(content), path)
+
+
+def argument(name, value):
+    def change(config):
+        config["arguments"][name] = value
+        return config
+
+    return change
+
+
+def of_body(name, value):
+    def change(config):
+        config["body"]["arguments"][name] = value
+        return config
+
+    return change
+
+
+HOSTILE = {
+    "names the network 'os.system', which is unknown: expected one of Bend": (
+        lambda config: config | {"network": "os.system"}
+    ),
+    "names the network 'Linear', which is unknown": lambda config: config | {"network": "Linear"},
+    "the unknown argument 'device': expected vocabulary": argument("device", "cuda"),
+    "width is '12': expected a whole number": argument("width", "12"),
+    "skip is 1: expected True or False": argument("skip", 1),
+    "norm is None": argument("norm", None),
+    "shared by 5 heads": argument("heads", 5),
+    "scheme is 'magic': expected one of": of_body("scheme", "magic"),
+    "body of the configuration gives ContinuousTransformer the unknown argument": of_body("x", 1),
+    "body of the configuration does not fit ContinuousTransformer.*blocks": of_body("blocks", []),
+    "does not say how its network is made: a b;": lambda config: json.dumps("a\nb"),
+    "is no JSON": lambda config: '{"network": ',
+    "network is no JSON": lambda config: "[" * 100_000,
+    "the configuration is list": lambda config: [config],
+    "has an entry 'code'": lambda config: config | {"code": "1"},
+    "arguments of the configuration is list": lambda config: config | {"arguments": []},
+    "network of the configuration is NoneType": lambda config: {"arguments": {}},
+    "body of the configuration is NoneType": lambda config: config | {"body": None},
+    "ContinuousTransformer has none": (
+        lambda config: config | {"body": config["body"] | {"body": config["body"]}}
+    ),
+    r"embed.token.weight is of shape \(9, 12\).*asks for one of shape \(10, 12\)": (
+        argument("vocabulary", 10)
+    ),
+    r"embed.position.weight .*asks for one of shape \(1099511627776, 12\)": (
+        argument("context", 2**40)
+    ),
+    "network cannot be made": argument("vocabulary", 2**62),
+    "more parameters than there are": argument("depth", 10**9),
+    "a number below|expected a whole number below": argument("depth", 10**30),
+    r"body.blocks.blocks.1.* is of shape .* absent": argument("depth", 1),
+}
+
+
+@pytest.mark.parametrize("match", HOSTILE)
+def test_a_hostile_configuration_is_refused_by_name_and_takes_no_memory(match, tmp_path):
+    path = tmp_path / "w.pt"
+    train.save_model(path, made("GPT", "continuous"))
+    rewritten(path, HOSTILE[match])
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=rf"w\.pt.*({match})") as error:
+            train.restore(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
+    assert len(str(error.value).splitlines()) == 1
+    train.load_model(path, made("GPT", "continuous"))  # the weights are whole
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("head.weight differs from embed.token.weight", {"head.weight": torch.ones(9, 12)}),
+        ("embed.token.weight is torch.int64", {"embed.token.weight": torch.ones(9, 12).long()}),
+        ("extra", {"extra": torch.ones(2)}),
+        ("no tensor but str", {"head.weight": "words"}),
+    ],
+)
+def test_weights_that_do_not_fit_the_configuration_are_refused(match, changes, tmp_path):
+    path = tmp_path / "w.pt"
+    train.save_model(path, made("GPT"))
+    content = torch.load(path, weights_only=True)
+    content.pop("digests")
+    content["model"] |= changes
+    torch.save(sealed(content), path)
+    with pytest.raises(InputError, match=rf"w\.pt.*{match}"):
+        train.restore(path)
+
+
+def test_a_configuration_that_is_no_text_is_refused_and_one_without_its_digest_too(tmp_path):
+    path = tmp_path / "w.pt"
+    train.save_model(path, made("GPT"))
+    content = torch.load(path, weights_only=True)
+    torch.save(content | {"network": content["network"].replace("12", "13")}, path)
+    for act in (train.restore, lambda path: train.load_model(path, made("GPT"))):
+        with pytest.raises(InputError, match="network does not have the SHA-256"):
+            act(path)
+    content.pop("digests")
+    torch.save(sealed(content | {"network": {"network": "GPT"}}), path)
+    with pytest.raises(InputError, match="its network is dict, expected str"):
+        train.restore(path)
+
+
+# --- files of earlier versions -------------------------------------------------------------------
+
+
+def aged(path):
+    """A file as wflow wrote it before it stored configurations."""
+    content = torch.load(path, weights_only=True)
+    for name in ("network", "digests"):
+        content.pop(name)
+    content["format"] = content["format"].replace("/3", "/2")
+    torch.save(sealed(content), path)
+
+
+def test_a_file_without_a_configuration_loads_resumes_and_says_what_is_missing(tmp_path):
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=Points(fault=crash, at=9))
+    train.save_model(tmp_path / "w.pt", made("GPT"), "words")
+    for name in (train.CHECKPOINT, "w.pt"):
+        aged(tmp_path / name)
+        with pytest.raises(InputError, match=rf"{name} does not say how .*written before.*load_m"):
+            train.restore(tmp_path / name)
+    assert train.load_model(tmp_path / "w.pt", made("GPT", seed=1)) == "words"
+    assert_same(run(tmp_path, model=network(9), resume=True), run())
+
+
+@pytest.mark.parametrize("format", ["wflow-model/1", "wflow-model/2"])
+def test_a_file_does_not_become_one_of_an_earlier_version_by_a_flipped_bit(format, tmp_path):
+    path = tmp_path / "w.pt"
+    train.save_model(path, made("GPT"))
+    content = torch.load(path, weights_only=True)
+    torch.save(content | {"format": format}, path)
+    with pytest.raises(InputError, match="format does not have the SHA-256"):
+        train.load_model(path, made("GPT"))
+    # One flipped bit can rename a field in the file and in its table of digests at once.
+    content["renamed"] = content.pop("network")
+    content["digests"]["renamed"] = content["digests"].pop("network")
+    torch.save(content, path)
+    with pytest.raises(InputError, match="its network is NoneType, expected str"):
+        train.load_model(path, made("GPT"))
+
+
+def test_a_network_that_prints_itself_in_other_words_is_resumed_by_its_configuration(tmp_path):
+    batches = lambda step: (inputs("GPT")[:, :-1], inputs("GPT")[:, 1:])  # noqa: E731
+    settings = train.TrainConfig(steps=1, batch=2, device="cpu")
+    given = train.objective(train.cross_entropy), batches, settings
+    train.train(made("GPT"), *given, out=tmp_path)
+    path = tmp_path / train.CHECKPOINT
+    content = torch.load(path, weights_only=True)
+    content.pop("digests")
+    content["description"] = content["description"].replace("Linear(", "LinearMap(")
+    torch.save(sealed(content), path)
+    train.train(made("GPT"), *given, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match="another network"):
+        train.train(made("GPT", dropout=0.2), *given, out=tmp_path, resume=True)

@@ -1,0 +1,426 @@
+"""Interrupted trainings: how they are resumed, what is kept, and what is refused."""
+
+import functools
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import xarray
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from trainings import (  # noqa: E402
+    FILES,
+    OBJECTIVE,
+    ROOT,
+    Body,
+    Points,
+    assert_same,
+    bytes_of,
+    crash,
+    network,
+    refused,
+    run,
+    terminate,
+)
+
+from wflow import InputError, Interrupted  # noqa: E402
+from wflow.nets import train  # noqa: E402
+from wflow.nets.training import checkpoint as checkpoints  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("at", [3, 4, 7, 10, 11])
+def test_a_crashed_training_resumes_to_the_same_curve_to_the_bit(tmp_path, at):
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=Points(fault=crash, at=at))
+    assert (tmp_path / train.CHECKPOINT).exists() == (at >= 4)
+    assert_same(run(tmp_path, model=network(9 if at >= 4 else 0), resume=True), run())
+
+
+def test_a_crash_between_the_parts_of_a_batch_leaves_nothing_behind(tmp_path):
+    model, calls = network(), []
+
+    def fragile(net, *batch):
+        calls.append(batch)
+        if len(calls) == 12:  # the second part of a step
+            crash()
+        return OBJECTIVE(net, *batch)
+
+    options = {"config": {"accumulate": 2}, "objective": fragile}
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, model=model, **options)
+    assert any(p.grad is not None for p in model.parameters())
+    assert_same(run(tmp_path, model=model, resume=True, **options), run(**options))
+
+
+@pytest.mark.parametrize("at", [0, 6, 9])
+def test_a_signal_ends_a_training_after_the_step_and_it_resumes(tmp_path, at):
+    with pytest.raises(Interrupted, match=f"SIGTERM.*after step {at + 1} of 12.*resume") as caught:
+        run(tmp_path, batches=Points(fault=terminate, at=at))
+    assert caught.value.signum == signal.SIGTERM
+    with xarray.open_dataset(tmp_path / train.METRICS, engine="h5netcdf") as partial:
+        assert partial.sizes["step"] == at + 1 and partial.attrs["complete"] == 0
+    assert_same(run(tmp_path, model=network(9), resume=True), run())
+
+
+def test_a_signal_in_the_last_step_leaves_a_whole_training(tmp_path):
+    with pytest.raises(Interrupted, match="whole"):
+        run(tmp_path, batches=Points(fault=terminate, at=11))
+    assert_same(run(tmp_path, batches=Points(fault=crash, at=11), resume=True), run())
+
+
+def test_a_finished_training_is_read_and_not_done_again(tmp_path):
+    done = run(tmp_path)
+    (tmp_path / train.METRICS).unlink()  # the kill came before it
+    again = run(tmp_path, model=network(9), batches=Points(fault=crash, at=0), resume=True)
+    assert_same(done, again)
+    xarray.testing.assert_identical(done[1], again[1])
+    assert (tmp_path / train.METRICS).exists()
+
+
+def test_resume_begins_where_there_is_nothing(tmp_path):
+    assert_same(run(tmp_path / "new", resume=True), run())
+
+
+def test_metrics_follow_the_checkpoint_after_a_kill_between_them(tmp_path, monkeypatch):
+    writer, calls = train._Run._write_metrics, []
+
+    def killed(self):
+        calls.append(self.done)
+        if self.done == 8:
+            raise KeyboardInterrupt
+        writer(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train._Run, "_write_metrics", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    assert calls == [4, 8]
+    text = json.loads((tmp_path / train.METRICS_JSON).read_text())
+    assert text["steps_done"] == 4
+    with pytest.raises(RuntimeError):
+        run(tmp_path, batches=Points(fault=crash, at=8), resume=True)
+    text = json.loads((tmp_path / train.METRICS_JSON).read_text())
+    assert text["steps_done"] == 8 and text["evaluation"] == [0, 5]
+    assert_same(run(tmp_path, resume=True), run())
+
+
+def test_a_disk_that_fills_up_keeps_the_checkpoint(tmp_path, monkeypatch):
+    save = torch.save
+
+    def fill(content, draft):
+        save(content, draft)
+        if content["step"] == 8:
+            draft.truncate(1000)
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fill)
+        with pytest.raises(InputError, match=r"checkpoint\.pt: No space left"):
+            run(tmp_path)
+    assert sorted(bytes_of(tmp_path)) == sorted(FILES)
+    assert torch.load(tmp_path / train.CHECKPOINT, weights_only=True)["step"] == 4
+    assert_same(run(tmp_path, resume=True), run())
+
+
+def test_a_process_killed_at_any_time_leaves_a_checkpoint_that_loads(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from trainings import *\n"
+        f"run({str(tmp_path)!r}, config={{'steps': 10**6, 'checkpoint_every': 1}})\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / train.CHECKPOINT).exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        for _ in range(20):  # any file that a reader finds is whole
+            checkpoints.read(tmp_path / train.CHECKPOINT)
+    finally:
+        process.kill()
+        process.wait()
+    saved = checkpoints.read(tmp_path / train.CHECKPOINT)
+    assert saved["history"]["rows"].shape[0] == saved["step"] > 0
+    train.load_model(tmp_path / train.CHECKPOINT, network())
+
+
+def test_readings_that_wait_change_nothing_and_name_the_right_step(tmp_path, monkeypatch):
+    def seldom(self, caught):
+        return self.done % 6 == 0
+
+    each = run()
+    monkeypatch.setattr(train._Run, "_reading_due", seldom)
+    # Savings and evaluations come with readings, as they do on a GPU.
+    every = {"checkpoint_every": 6, "evaluate_every": 6}
+    assert np.array_equal(run(config=every)[1]["loss"], each[1]["loss"])
+    with pytest.raises(train.NonFiniteLossError) as caught:
+        run(batches=WithNaN(at=8), config=every)
+    assert caught.value.step == 8 and caught.value.history.sizes["step"] == 9
+
+
+# --- what is not finite ----------------------------------------------------------------------
+
+
+class WithNaN(Points):
+    """Points with one that is not a number in one step."""
+
+    def __call__(self, step):
+        x, labels = Points(self.batch, self.seed)(step)
+        if step == self._at:
+            x[3, 2] = float("nan")
+        return x, labels
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_checkpoint(tmp_path):
+    with pytest.raises(train.NonFiniteLossError, match="step 6: loss nan") as caught:
+        run(tmp_path, batches=WithNaN(at=6))
+    assert caught.value.step == 6
+    assert np.isnan(caught.value.loss) and np.isnan(caught.value.gradient_norm)
+    assert caught.value.history["loss"].notnull().values.tolist() == [True] * 6 + [False]
+    saved = checkpoints.read(tmp_path / train.CHECKPOINT)
+    assert saved["step"] == 4 and all(v.isfinite().all() for v in saved["model"].values())
+    again = pickle.loads(pickle.dumps(caught.value))  # processes hand it to each other
+    assert (str(again), again.step) == (str(caught.value), 6)
+
+
+def test_a_gradient_that_is_not_finite_stops_although_the_loss_is():
+    def kinked(model, x, labels):
+        logits = model(x)
+        zero = (logits - logits.detach()).sum().abs().sqrt()  # 0, with slope 0 times infinity
+        return train.Loss(functional.cross_entropy(logits, labels) + zero, {})
+
+    with pytest.raises(train.NonFiniteLossError) as caught:
+        run(objective=kinked)
+    assert caught.value.step == 0 and np.isfinite(caught.value.loss)
+    assert np.isnan(caught.value.gradient_norm)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    wild = {"schedule": train.Constant(1e39), "steps": 1, "weight_decay": 0.0}
+    with pytest.raises(train.NonFiniteLossError, match="weights"):
+        run(tmp_path, config=wild, evaluate=None)
+    assert not any(tmp_path.iterdir())
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_existing_results_are_kept_unless_overwrite_is_asked(tmp_path):
+    old = run(tmp_path)
+    refused(tmp_path, r"checkpoint\.pt exists.*resume.*overwrite")
+    refused(tmp_path, "choose one", resume=True, overwrite=True)
+    new = run(tmp_path, overwrite=True, config={"seed": 4})
+    assert not np.array_equal(old[1]["loss"], new[1]["loss"])
+    with xarray.open_dataset(tmp_path / train.METRICS, engine="h5netcdf") as read:
+        xarray.testing.assert_identical(read.load(), new[1])
+    (tmp_path / train.CHECKPOINT).unlink()
+    refused(tmp_path, r"metrics\.h5 exists")
+    refused(tmp_path, r"checkpoint\.pt does not exist", resume=True)
+
+
+def test_overwriting_begins_when_there_is_something_new(tmp_path):
+    run(tmp_path)
+    refused(tmp_path, "rows", overwrite=True, batches=Points(batch=7))
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        (r"steps \(12 there, 13 here\)", {"config": {"steps": 13}}),
+        (
+            r"schedule\.least \(0\.001 there, 0\.0 here\)",
+            {"config": {"schedule": train.Cosine(1e-2, 0.0, 2, 12)}},
+        ),
+        (r"seed \(0 there, 1 here\)", {"config": {"seed": 1}}),
+        (r"accumulate", {"config": {"accumulate": 2}}),
+        (r"clip", {"config": {"clip": None}}),
+        (r"betas", {"config": {"betas": (0.9, 0.99)}}),
+        (r"objective\.weight", {"objective": train.objective(functional.cross_entropy, 0.2)}),
+        (r"objective\.loss", {"objective": train.objective(functional.nll_loss, 0.1)}),
+        (r"batches\.seed", {"batches": Points(seed=1)}),
+        (r"batches\.kind", {"batches": WithNaN()}),
+    ],
+)
+def test_a_checkpoint_of_another_configuration_is_refused_by_name(tmp_path, field, changes):
+    run(tmp_path)
+    refused(tmp_path, field, resume=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (functools.partial(OBJECTIVE), OBJECTIVE, "objective.kind"),
+        (
+            train.objective(functools.partial(functional.cross_entropy, label_smoothing=0.1)),
+            train.objective(functools.partial(functional.cross_entropy, label_smoothing=0.2)),
+            r"objective.loss.keywords.label_smoothing \(0.1 there, 0.2 here\)",
+        ),
+        (
+            train.objective(nn.CrossEntropyLoss(label_smoothing=0.1)),
+            train.objective(nn.CrossEntropyLoss(label_smoothing=0.2)),
+            "objective.loss.label_smoothing",
+        ),
+        (
+            train.objective(nn.CrossEntropyLoss(weight=torch.ones(3))),
+            train.objective(nn.CrossEntropyLoss(weight=torch.arange(3.0))),
+            "objective.loss.weight .*sha256",
+        ),
+        (
+            train.objective(functools.partial(functional.cross_entropy, weight=torch.ones(3))),
+            train.objective(functools.partial(functional.cross_entropy, weight=torch.arange(3.0))),
+            "objective.loss.keywords.weight .*sha256",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_loss_is_refused_by_name(tmp_path, before, after, words):
+    run(tmp_path, objective=before)
+    refused(tmp_path, words, objective=after, resume=True)
+    run(tmp_path, objective=before, resume=True)
+
+
+def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
+    run(tmp_path / "a")
+    refused(
+        tmp_path / "a",
+        r"0\.weight is torch\.float32 \(16, 6\)",
+        model=network(width=8),
+        resume=True,
+    )
+    refused(tmp_path / "a", r"0\.weight.*torch\.float64", model=network().double(), resume=True)
+    refused(
+        tmp_path / "a", r"Dropout\(p=0\.2.*Dropout\(p=0\.3", model=network(dropout=0.3), resume=True
+    )
+    run(tmp_path / "b", model=Body(steps=3))
+    refused(tmp_path / "b", "steps=3.*steps=4", model=Body(steps=4), resume=True)
+
+
+def test_options_of_computing_may_change_at_a_resume(tmp_path):
+    with pytest.raises(RuntimeError):
+        run(tmp_path, batches=Points(fault=crash, at=9))
+    changed = run(tmp_path, config={"checkpoint_every": 3, "device": "auto"}, resume=True)
+    if not torch.cuda.is_available():
+        assert np.array_equal(changed[1]["loss"], run()[1]["loss"])
+
+
+class Hostile:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_with_code_in_it_is_refused_and_nothing_runs(tmp_path, zipped):
+    out, trap = tmp_path / "out", tmp_path / "made"
+    run(out)
+    content = torch.load(out / train.CHECKPOINT, weights_only=True) | {"extra": Hostile(trap)}
+    if zipped:
+        torch.save(content, out / train.CHECKPOINT)
+    else:
+        (out / train.CHECKPOINT).write_bytes(pickle.dumps({"extra": Hostile(trap)}, protocol=2))
+    reason = "open" if zipped else "not a zip file"
+    refused(out, rf"checkpoint\.pt.*{reason}.*nothing in it was executed", resume=True)
+    with pytest.raises(InputError, match=r"checkpoint\.pt"):
+        train.load_model(out / train.CHECKPOINT, network())
+    assert not trap.exists()
+    if zipped:  # the trap is a real one
+        torch.load(out / train.CHECKPOINT, weights_only=False)["extra"].close()
+        assert trap.exists()
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path):
+    run(tmp_path)
+    whole = (tmp_path / train.CHECKPOINT).read_bytes()
+    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / train.CHECKPOINT).write_bytes(whole[:size])
+        refused(tmp_path, r"checkpoint\.pt cannot be read", resume=True)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [1, 2], {"format": "wflow-training/1"}])
+def test_a_foreign_file_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / train.CHECKPOINT)
+    refused(tmp_path, r"checkpoint\.pt", resume=True)
+    with pytest.raises(InputError, match=r"checkpoint\.pt"):
+        train.load_model(tmp_path / train.CHECKPOINT, network())
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make"):
+        run(tmp_path / "file")
+    for option in ("resume", "overwrite", "tensorboard"):
+        with pytest.raises(InputError, match="give out"):
+            run(**{option: True})
+
+
+def test_a_device_that_is_absent_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train.device("auto") == train.device("cpu") == torch.device("cpu")
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(InputError, match="no CUDA device"):
+            train.device(name)
+    for name in ("gpu", "cuda:x", "cpu:0", "auto:1", None):
+        with pytest.raises(InputError, match="expected auto, cpu"):
+            train.device(name)
+    with pytest.raises(InputError, match="no CUDA device"):
+        run(tmp_path / "out", config={"device": "cuda"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_number_that_is_absent_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert train.device("auto") == train.device("cuda") == torch.device("cuda", 0)
+    assert train.device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(InputError, match="no GPU number 2"):
+        train.device("cuda:2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert train.device("auto") == torch.device("cuda", 1)
+
+
+def test_objectives_batches_and_evaluations_that_do_not_fit_are_refused():
+    cases = [
+        ("expected tensors of 8 rows", {"batches": Points(batch=4)}),
+        ("expected tensors of 8 rows", {"batches": lambda step: (torch.zeros(8, 6), 3)}),
+        ("multiple of 3", {"config": {"accumulate": 3}}),
+        ("no Loss", {"objective": lambda model, x, y: model(x).sum()}),
+        ("no Loss", {"objective": lambda model, x, y: train.Loss(model(x), {})}),
+        (
+            "named 'rate'",
+            {"objective": lambda model, x, y: train.Loss(s := model(x).sum(), {"rate": s})},
+        ),
+        ("named 'loss'", {"evaluate": lambda model: {"loss": 1.0}}),
+        ("without slashes", {"evaluate": lambda model: {"test/loss": 1.0}}),
+        ("named 'data'", {"evaluate": lambda model: {"data": 1.0}}),
+        ("expected numbers by name", {"evaluate": lambda model: 0.5}),
+        ("expected numbers by name", {"evaluate": lambda model: {"a": torch.zeros(2)}}),
+        ("no parameters", {"model": nn.Identity()}),
+    ]
+    for match, options in cases:
+        with pytest.raises(InputError, match=match):
+            run(**options)
+
+
+def test_names_that_change_on_the_way_are_refused():
+    def fickle(model, x, labels):
+        loss = OBJECTIVE(model, x, labels)
+        return loss if len(calls) < 5 else train.Loss(loss.total, {"other": loss.total})
+
+    calls = []
+    with pytest.raises(InputError, match="same each time"):
+        run(objective=fickle, batches=lambda step: calls.append(step) or Points()(step))
+    with pytest.raises(InputError, match="same names each time"):
+        names = iter("ab")
+        run(evaluate=lambda model: {next(names): 1.0})

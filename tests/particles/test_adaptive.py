@@ -1,0 +1,467 @@
+"""Adaptive steps: order of the pair, error control, independence of batches, resume, refusals."""
+
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad, solve_ivp
+from scipy.optimize import brentq
+from twin import symmetric, unit
+
+import wflow
+from wflow import Dopri5, InputError
+from wflow._core.tableaux import TABLEAUX
+from wflow.analysis.verify import verify
+from wflow.cli.commands import main
+from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
+from wflow.heads.process import HeadStep, head_path
+from wflow.kernels.evaluate import evaluate
+from wflow.particles.schemes import Stage, advance
+from wflow.study.flags import StudyFlags
+
+ASCENT = {"direction": "ascent", "save": wflow.SaveAt(snapshots=[0.0])}
+
+
+def same(a, b):
+    assert set(a.variables) == set(b.variables)
+    for name in a.variables:
+        assert np.array_equal(a[name].values, b[name].values, equal_nan=True), name
+
+
+def drifting(d, seed=0):
+    target = symmetric(np.random.default_rng(seed), d, d)
+    return HeadLaw(lambda D, t: np.cos(t) * target - 0.5 * D)
+
+
+# ---- two tokens, one head D = beta I: theta' = -2 beta sin theta/(1 + e^(beta (1 - cos theta)))
+
+
+def speed(angle, beta):
+    return 2 * beta * np.sin(angle) / (1 + np.exp(beta * (1 - np.cos(angle))))
+
+
+def time_between(before, after, beta):
+    """Time in which two tokens come from one angle to a smaller one, to thirteen digits."""
+    options = {"epsabs": 0, "epsrel": 1e-13, "limit": 500}
+    middle = min(before, max(after, np.pi - 1))
+    near = quad(lambda s: np.exp(s) / speed(np.pi - np.exp(s), beta),
+                np.log(np.pi - before), np.log(np.pi - middle), **options)  # fmt: skip
+    return near[0] + quad(lambda a: 1 / speed(a, beta), after, middle, **options)[0]
+
+
+def pair(angle, d=3):
+    x = np.zeros((2, d))
+    x[:, 0], x[1, 0], x[1, 1] = 1.0, np.cos(angle), np.sin(angle)
+    return x
+
+
+def angle_of(x):
+    return 2 * float(np.arcsin(np.linalg.norm(x[0] - x[1]) / 2))
+
+
+@pytest.mark.parametrize(("weights", "order"), [("weights", 5), ("embedded", 4)])
+def test_both_solutions_of_the_pair_keep_their_order_on_the_sphere(weights, order):
+    beta, begin, end = 0.5, 2.5, 1.0
+    tableau = TABLEAUX["dopri5"]
+    tableau = dataclasses.replace(tableau, order=order, weights=getattr(tableau, weights))
+    D = beta * np.eye(3)[None, None]
+
+    def still(D, t):
+        return None
+
+    def stage_at(node, x, D, drift):
+        found = evaluate(x, D, direction="ascent", symmetric=True)
+        return Stage(found.velocity, found.terms)
+
+    errors = []
+    for steps in (16, 32, 64):
+        x, heads, h = pair(begin)[None], D, time_between(begin, end, beta) / steps
+        for _ in range(steps):
+            move = HeadStep(heads, 0.0, h, still, None)
+            x, _ = advance(tableau, x, move, h, stage_at(0, x, heads, None), stage_at)
+        errors.append(abs(angle_of(x[0]) - end))
+    assert np.log2(errors[1] / errors[2]) == pytest.approx(order, abs=0.2)
+
+
+def test_two_nearly_antipodal_tokens_merge_in_under_a_thousand_evaluations_to_eight_digits():
+    beta, begin, end = 8.0, np.pi - 0.02, 1e-3
+    merging = time_between(begin, end, beta)
+    assert merging > 1e6  # a metastable state
+    run = wflow.solve(
+        pair(begin), Frozen(), heads=beta * np.eye(3)[None], direction="ascent",
+        t_final=merging, dt=merging, scheme="dopri5",
+    )  # fmt: skip
+    assert run.evaluations[0, -1] < 1000
+    reached = time_between(begin, angle_of(run.tokens[0, -1].values), beta)
+    assert abs(reached / merging - 1) < 1e-8
+    half = wflow.solve(
+        pair(begin), Frozen(), heads=beta * np.eye(3)[None], direction="ascent",
+        t_final=merging / 2, dt=merging / 2, scheme="dopri5",
+    ).tokens[0, -1].values  # fmt: skip
+    exact = brentq(lambda a: time_between(begin, a, beta) - merging / 2, 2.0, begin, xtol=1e-14)
+    assert abs(np.pi - 2 * np.arcsin(np.linalg.norm(half[0] + half[1]) / 2) - exact) < 1e-8
+    after = wflow.solve(
+        pair(begin), Frozen(), heads=beta * np.eye(3)[None], direction="ascent",
+        t_final=merging + 2.0, dt=merging + 2.0, scheme="dopri5",
+    )  # fmt: skip
+    assert after.evaluations[0, -1] < 1000
+    middle = np.array([np.cos(begin / 2), np.sin(begin / 2), 0.0])
+    assert np.abs(after.tokens[0, -1].values - middle).max() < 1e-8
+
+
+@pytest.mark.parametrize("direction", ["ascent", "descent"])
+def test_recorded_tokens_follow_the_closed_form_to_the_tolerance(direction):
+    """dc/dt = 2 s beta (1 - c^2)/(1 + e^(beta (1 - c))) for c = <x_1, x_2>."""
+    beta, sign = 3.0, {"ascent": 1, "descent": -1}[direction]
+    times = np.linspace(0, 2, 9)
+    exact = solve_ivp(
+        lambda t, c: 2 * sign * beta * (1 - c**2) / (np.exp(beta * (1 - c)) + 1),
+        (0, 2), [0.4], method="DOP853", rtol=1e-13, atol=1e-14, t_eval=times,
+    ).y[0]  # fmt: skip
+    run = wflow.solve(
+        pair(np.arccos(0.4)),
+        Frozen(),
+        heads=beta * np.eye(3)[None],
+        t_final=2.0,
+        dt=0.25,
+        direction=direction,
+        save=wflow.SaveAt(snapshots=times),
+        scheme=Dopri5(rtol=1e-10, atol=1e-12),
+    )
+    found = np.einsum("tk,tk->t", *np.moveaxis(run.tokens[0].values, 1, 0))
+    assert np.array_equal(run.time, times) and np.abs(found - exact).max() < 1e-9
+
+
+# ---- error control
+
+
+@pytest.mark.parametrize("flow", ["softmax", "unnormalised", "effective"])
+def test_error_and_residual_follow_the_tolerance_with_moving_heads(flow):
+    rng = np.random.default_rng(4)
+    x0, D0 = unit(rng, 12, 3), symmetric(rng, 3, 3, 3) / 2
+    options = {
+        "heads": D0,
+        "t_final": 3.0,
+        "dt": 1.5,
+        "flow": flow,
+        "save": wflow.SaveAt(heads=True),
+    }
+    exact = wflow.solve(x0, drifting(3), **options, scheme=Dopri5(1e-13, 1e-13))
+    evaluations = []
+    for rtol in (1e-5, 1e-7, 1e-9):
+        run = wflow.solve(x0, drifting(3), **options, scheme=Dopri5(rtol, rtol / 100))
+        turnover = float(abs(run.dissipated[0, -1]) + abs(run.work_weights[0, -1]))
+        assert np.abs(run.tokens - exact.tokens).max() < 20 * rtol
+        assert np.abs(run.heads - exact.heads).max() < 20 * rtol
+        assert np.abs(run.edi_residual).max() < 20 * rtol * turnover
+        evaluations.append(int(run.evaluations[0, -1]))
+    assert evaluations[0] < evaluations[1] < evaluations[2] < 20 * evaluations[0]
+
+
+def test_the_budget_does_not_choose_the_steps():
+    x0 = unit(np.random.default_rng(0), 8, 3)
+    options = {"heads": 2, "t_final": 2.0, "dt": 1.0, "scheme": "dopri5"}
+    kept, left = (
+        wflow.solve(x0, Oscillating(3), save=wflow.SaveAt(budget=b), **options)
+        for b in (True, False)
+    )
+    assert np.array_equal(kept.evaluations, left.evaluations)
+    assert np.abs(kept.tokens - left.tokens).max() < 1e-13
+
+
+@pytest.mark.parametrize("begins", [0.0, 0.7])
+def test_the_drift_of_the_heads_is_evaluated_once_per_evaluation_of_the_velocity(begins):
+    asked = []
+
+    class Counted(HeadLaw):
+        def drift(self, D, t):
+            asked.append(t)
+            return None if t < begins else np.cos(t) - 5 * D
+
+    run = wflow.solve(
+        unit(np.random.default_rng(0), 8, 3), Counted(), heads=2, t_final=2.0, dt=0.5,
+        scheme="dopri5",
+    )  # fmt: skip
+    assert len(asked) == run.evaluations[0, -1]
+    asked.clear()
+    for _ in head_path(Counted(), heads=2, d=3, t_final=0.5, dt=0.5, scheme="dopri5"):
+        pass
+    assert len(asked) % 6 == 2  # where it starts, the length of the first step, and the attempts
+
+
+def test_steps_grow_with_dt_alone_as_the_recorded_times_and_snapshots_ask():
+    x0 = unit(np.random.default_rng(0), 6, 3)
+    options = {"heads": symmetric(np.random.default_rng(1), 2, 3, 3), "t_final": 6.0}
+    coarse = wflow.solve(
+        x0, Frozen(), dt=2.0, save=wflow.SaveAt(snapshots=[2.0, 6.0]), scheme="dopri5", **options
+    )
+    fine = wflow.solve(x0, Frozen(), dt=0.01, save=wflow.SaveAt(every=200, snapshots=[2.0, 6.0]),
+                       scheme="dopri5", **options)  # fmt: skip
+    assert np.allclose(coarse.time, [0, 2, 4, 6]) and np.allclose(fine.time, coarse.time)
+    assert np.array_equal(coarse.evaluations, fine.evaluations)
+    assert np.abs(coarse.tokens - fine.tokens).max() < 1e-12
+    assert (np.diff(coarse.evaluations[0]) > 0).all() and coarse.evaluations[0, 0] == 1
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear"])
+@pytest.mark.parametrize("general", [False, True])
+def test_steps_end_where_a_schedule_jumps_or_bends(kind, general):
+    rng = np.random.default_rng(3)
+    times = [0.0, 0.37, 0.81]  # on no multiple of dt
+    table = QKV(*rng.normal(size=(3, 3, 2, 3, 3))) if general else symmetric(rng, 3, 2, 3, 3)
+    law, x0 = Schedule(times, table, kind), unit(rng, 8, 3)
+    run = wflow.solve(x0, law, t_final=1.0, dt=0.5, scheme="dopri5")
+    fine = wflow.solve(x0, law, t_final=1.0, dt=1e-3, scheme="rk4")
+    assert np.abs(run.tokens - fine.tokens).max() < 2e-7
+    if not general:
+        assert np.abs(run.edi_residual).max() < 1e-6
+        assert kind == "linear" or abs(run.work_weights[0, -1]) > 0.1
+    assert run.evaluations[0, -1] < 1200
+
+
+def test_general_heads_follow_the_tied_ones():
+    rng = np.random.default_rng(0)
+    x0, D0 = unit(rng, 10, 3), symmetric(rng, 2, 3, 3)
+    options = {"t_final": 1.0, "dt": 0.5, "scheme": "dopri5"}
+    tied = wflow.solve(x0, Frozen(), heads=D0, direction="ascent", **options)
+    general = wflow.solve(
+        x0, Frozen(), heads=QKV(np.broadcast_to(np.eye(3), (2, 3, 3)), D0, D0), **options
+    )
+    assert np.abs(tied.tokens - general.tokens).max() < 1e-11 and "evaluations" in general
+
+
+def test_tokens_at_rest_take_few_steps():
+    x0 = np.repeat(np.eye(3)[:1], 4, axis=0)
+    run = wflow.solve(x0, Frozen(), heads=np.eye(3)[None], t_final=1e6, dt=1e6, scheme="dopri5")
+    assert run.evaluations[0, -1] < 120 and np.abs(run.tokens[0, -1] - x0).max() < 1e-12
+
+
+# ---- the same seed, the same bits
+
+MANY = {
+    "heads": 2,
+    "t_final": 1.5,
+    "dt": 0.5,
+    "paths": 5,
+    "seed": 7,
+    "save": wflow.SaveAt(snapshots=[0, 0.5, 1.5], paths=[0, 3], heads=True),
+    "scheme": "dopri5",
+}
+
+
+def clouds(paths=5):
+    return np.stack([wflow.tokens.cross_polytope(9, 3, spread=0.1 * k, seed=k)
+                     for k in range(1, paths + 1)])  # fmt: skip
+
+
+@pytest.mark.parametrize("law", [Oscillating(3), Frozen()], ids=["oscillating", "frozen"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"compute": wflow.Compute(batch=1)},
+        {"compute": wflow.Compute(batch=2)},
+        {"compute": wflow.Compute(threads=1)},
+    ],
+)
+def test_threads_and_batches_do_not_change_a_bit(law, change):
+    run = wflow.solve(clouds(), law, **MANY)
+    same(run, wflow.solve(clouds(), law, **MANY, **change))
+    assert len(np.unique(run.evaluations[:, -1])) > 1  # each path has its own steps
+
+
+def test_a_run_is_rerun_and_verified_from_its_file(tmp_path, capsys):
+    path = tmp_path / "run.h5"
+    save = dataclasses.replace(MANY["save"], every=2)
+    options = MANY | {"scheme": Dopri5(rtol=1e-9), "save": save, "dt": 0.25}
+    run = wflow.solve(clouds(), Oscillating(3), out=path, **options)
+    same(run, wflow.rerun(path))
+    assert '"scheme": {"name": "dopri5", "rtol": 1e-09, "atol": 1e-10}' in run.attrs["config"]
+    report = verify(path)
+    assert report.passed, str(report)
+    (check,) = (c for c in report.checks if c.name.startswith("the first recorded step"))
+    assert check.passed and check.value < 1e-12
+    assert main(["info", str(path)]) == 0
+    assert "dopri5 (rtol = 1e-09, atol = 1e-10)" in capsys.readouterr().out
+    same(wflow.solve(clouds(), Oscillating(3), out=path, if_exists="resume", **options), run)
+    with pytest.raises(InputError, match="differs in scheme"):
+        wflow.solve(clouds(), Oscillating(3), out=path, if_exists="resume",
+                    **(options | {"scheme": "dopri5"}))  # fmt: skip
+
+
+def test_verify_finds_another_tolerance_in_the_configuration(tmp_path):
+    import h5py
+
+    path = tmp_path / "run.h5"
+    wflow.solve(clouds()[0], Oscillating(3), heads=2, t_final=2.0, dt=0.5, scheme=Dopri5(1e-6),
+                out=path)  # fmt: skip
+    with h5py.File(path, "a") as file:  # drops the digests too
+        file.attrs["config"] = file.attrs["config"].replace("1e-06", "1e-05")
+    checks = {c.name: c.passed for c in verify(path).checks}
+    assert checks["the first recorded step follows from the configuration"] is False
+
+
+def recorded(out, mode, batch):
+    """A run with a jump of the heads between its recorded times."""
+    rng = np.random.default_rng(0)
+    x0 = rng.normal(size=(3, 40, 3))
+    table = rng.normal(size=(2, 4, 3, 3))
+    law = Schedule([0.0, 1.7], table + np.swapaxes(table, -1, -2), "constant")
+    wflow.solve(
+        x0, law, t_final=4.0, dt=4.0, paths=3, scheme="dopri5", out=out, if_exists=mode,
+        save=wflow.SaveAt(snapshots=[0, 4], heads=True),
+        compute=wflow.Compute(batch=int(batch), checkpoint_every=0.0),
+    ).close()  # fmt: skip
+
+
+SCRIPT = f"""
+import sys
+import numpy as np
+import wflow
+from wflow.heads import Schedule
+
+{inspect.getsource(recorded)}
+recorded(*sys.argv[1:])
+"""
+
+
+def start(out: Path, mode: str, batch: int) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(out), mode, str(batch)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [3, 2])
+def test_a_run_killed_between_recorded_times_resumes_to_the_same_bits(tmp_path, batch):
+    whole, out = tmp_path / "whole.h5", tmp_path / "run.h5"
+    recorded(whole, "error", 3)
+    checkpoint, seen = Path(f"{out}.checkpoint"), 0.0
+    kills = 0
+    for mode in ("error", "resume"):
+        process = start(out, mode, batch)
+        limit, changes = time.monotonic() + 120, 0
+        while changes < 6 and process.poll() is None:  # so many steps, on the way to the first time
+            assert time.monotonic() < limit, "no checkpoint was written"
+            now = checkpoint.stat().st_mtime if checkpoint.exists() else seen
+            changes, seen = changes + (now != seen), now
+        kills += process.poll() is None
+        process.kill()
+        process.communicate()
+        assert not out.exists()
+    assert kills == 2
+    recorded(out, "resume", batch)
+    with wflow.open(whole) as a, wflow.open(out) as b:
+        same(a, b)
+    assert not os.path.exists(f"{out}.partial")
+
+
+# ---- heads without tokens
+
+
+def test_the_heads_alone_follow_those_of_the_run():
+    law, x0 = Oscillating(3), clouds()[0]
+    options = {"heads": 2, "t_final": 3.0, "dt": 1.0, "seed": 1, "scheme": Dopri5(1e-10, 1e-12)}
+    run = wflow.solve(x0, law, save=wflow.SaveAt(snapshots=[0, 1, 2, 3], heads=True), **options)
+    walk = list(head_path(law, d=3, **options))
+    assert [t for t, _ in walk] == [0, 1, 2, 3]
+    assert np.abs(np.array([D for _, D in walk]) - run.heads[0].values).max() < 1e-8
+
+
+def test_runs_with_adaptive_steps_have_a_bound_and_are_compared(tmp_path):
+    path = tmp_path / "run.h5"
+    wflow.solve(clouds()[0], Oscillating(3), heads=2, t_final=1.0, dt=0.25, scheme="dopri5",
+                save=wflow.SaveAt(snapshots=[0, 1.0]), out=path)  # fmt: skip
+    fixed = tmp_path / "fixed.h5"
+    wflow.solve(clouds()[0], Oscillating(3), heads=2, t_final=1.0, dt=0.25, scheme="rk4",
+                save=wflow.SaveAt(snapshots=[0, 1.0]), out=fixed)  # fmt: skip
+    found, expected = (
+        wflow.stability.exponent(p, weights="path").values[..., -1] for p in (path, fixed)
+    )
+    assert found == pytest.approx(expected, rel=1e-2)
+    table = wflow.stability.compare(path, path)
+    assert table.attrs["scheme"] == "dopri5" and bool(table["holds_geodesic"].all())
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("law", "options", "message"),
+    [
+        (OrnsteinUhlenbeck(np.eye(3)), {}, "deterministic head law.*use scheme='euler'"),
+        (OrnsteinUhlenbeck(np.eye(3), sigma2=0.0, exact=True), {}, "use 'euler', not 'dopri5'"),
+        (Frozen(), {"kappa": 0.1}, "'dopri5' needs tokens without noise; .* use scheme='euler'"),
+        (
+            Frozen(),
+            {"compute": wflow.Compute(dtype="float32")},
+            r"rtol of Dopri5 is 1e-08: .* dtype='float32'; take",
+        ),
+        (
+            Frozen(),
+            {"compute": wflow.Compute(method="fast", tolerance=1e-8)},
+            "sums by series .* larger rtol",
+        ),
+        (Frozen(), {"scheme": "dopri8"}, "expected one of euler, heun, rk4, dopri5"),
+        (Frozen(), {"scheme": Dopri5}, "expected one of"),
+        (Frozen(), {"scheme": {"name": "dopri5"}}, "expected one of"),
+    ],
+)
+def test_what_adaptive_steps_cannot_do_is_refused(law, options, message):
+    with pytest.raises(InputError, match=message):
+        wflow.solve(np.eye(3), law, heads=1, t_final=1.0, dt=0.5,
+                    **({"scheme": "dopri5"} | options))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+@pytest.mark.parametrize("value", [0.0, -1e-3, np.nan, "small", True, None])
+def test_a_tolerance_that_is_no_positive_number_is_refused(name, value):
+    with pytest.raises(InputError, match=f"{name} of Dopri5 is .*: expected"):
+        Dopri5(**{name: value})
+
+
+def test_the_scheme_cannot_be_changed_and_compares_by_its_tolerances():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Dopri5().rtol = 1.0
+    assert Dopri5(rtol=1e-6) == Dopri5(1e-6, 1e-10) != Dopri5()
+
+
+def test_single_precision_takes_tolerances_above_its_rounding():
+    x0 = clouds()[0]
+    options = {"heads": 2, "t_final": 1.0, "dt": 0.5}
+    double = wflow.solve(x0, Oscillating(3), scheme="dopri5", **options)
+    single = wflow.solve(
+        x0,
+        Oscillating(3),
+        scheme=Dopri5(1e-5, 1e-6),
+        compute=wflow.Compute(dtype="float32"),
+        **options,
+    )
+    assert np.abs(single.tokens - double.tokens).max() < 1e-4
+
+
+def test_heads_that_blow_up_stop_the_run_near_their_time():
+    law = HeadLaw(lambda D, t: D @ D)  # D = I/(1 - t)
+    with pytest.raises(wflow.BlowUpError, match="path 0: scores reach") as caught:
+        wflow.solve(np.eye(3)[:1], law, heads=np.eye(3)[None], t_final=2.0, dt=2.0,
+                    flow="softmax", scheme="dopri5", save=wflow.SaveAt(budget=False))  # fmt: skip
+    assert caught.value.time == pytest.approx(1.0, abs=1e-4) and caught.value.run is not None
+
+
+def test_a_drift_that_no_step_can_follow_stops_the_run():
+    rng = np.random.default_rng(0)
+    law = HeadLaw(lambda D, t: np.eye(3) * (1e12 * rng.normal() if t > 0.5 else 0.0))
+    with pytest.raises(wflow.BlowUpError, match=r"no step is short enough") as caught:
+        wflow.solve(np.eye(3), law, heads=np.eye(3)[None], t_final=1.0, dt=1.0, scheme="dopri5")
+    assert caught.value.time == pytest.approx(0.5, abs=1e-3)
+
+
+def test_flags_of_a_study_take_the_scheme():
+    assert StudyFlags(scheme="dopri5").check() is None
+    with pytest.raises(InputError, match="--scheme dopri5 needs heads without noise"):
+        StudyFlags(scheme="dopri5", sigma2=2.0).check()

@@ -1,0 +1,242 @@
+"""The options of `wflow.solve`: how they are spelled, checked, and kept in run files."""
+
+import dataclasses
+import inspect
+import json
+from typing import get_args
+
+import h5py
+import numpy as np
+import pytest
+from run_layouts import spoiled
+
+import wflow
+from wflow import Compute, InputError, SaveAt
+from wflow._core import checks
+from wflow._core.tableaux import TABLEAUX
+from wflow.analysis.verify import verify
+from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.io.reading import nested
+from wflow.kernels.evaluate import BACKENDS, DIRECTIONS, FLOWS, METHODS, RANGE
+from wflow.particles.problem import problem_of
+
+LAW = OrnsteinUhlenbeck(np.eye(3))
+RUN = {"heads": 2, "t_final": 0.2, "dt": 0.05, "paths": 2, "seed": 1}
+X = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
+
+
+# ---- the signature
+
+
+@pytest.mark.parametrize("function", [wflow.solve, wflow.jko.minimizing_movements, wflow.jko.step])
+def test_the_signature_is_short_and_has_no_more_than_eighteen_parameters(function):
+    signature = inspect.signature(function)
+    assert len(signature.parameters) <= 18
+    assert len(str(signature)) < 1000
+
+
+def test_a_problem_has_the_arguments_of_solve_with_the_same_defaults():
+    there = inspect.signature(wflow.solve).parameters
+    here = inspect.signature(problem_of).parameters
+    assert [*there] == [*list(here)[:-2], "out", "if_exists", "progress", "save", "compute"]
+    for name, parameter in here.items():
+        assert there[name].default == parameter.default, name
+
+
+def test_the_names_that_a_type_checker_knows_are_those_that_are_taken():
+    for alias, names in (
+        (checks.FlowName, FLOWS),
+        (checks.Direction, DIRECTIONS),
+        (checks.SchemeName, TABLEAUX),
+        (checks.Method, METHODS),
+        (checks.Backend, BACKENDS),
+        (checks.Precision, [np.dtype(kind).name for kind in RANGE]),
+    ):
+        assert set(names) == set(get_args(alias)), alias
+
+
+def test_the_names_of_metrics_that_a_type_checker_knows_are_those_that_are_taken():
+    for name in get_args(checks.MetricName):
+        wflow.jko.step(X, np.eye(3)[None], 0.1, metric=name, max_iterations=100)
+    with pytest.raises(InputError, match=", ".join(get_args(checks.MetricName))):
+        wflow.jko.step(X, np.eye(3)[None], 0.1, metric="w3")
+
+
+SOLVE = "wflow.solve([[1.0, 0.0]], Frozen(), heads=1, t_final=1.0, dt=0.5, {})"
+JKO = "wflow.jko.minimizing_movements([[1.0, 0.0]], Frozen(), heads=1, t_final=1.0, tau=0.5, {})"
+ONE = "([[1.0, 0.0]], [[[1.0, 0.0], [0.0, 1.0]]], {})"
+VELOCITY, REST = f"wflow.velocity{ONE}", f"wflow.clusters.stationarity{ONE}"
+GROWTH = "wflow.stability.growth_constant([[1.0]], {})"
+
+
+@pytest.mark.parametrize(
+    ("call", "option", "taken"),
+    [
+        (SOLVE, 'flow="softmax", if_exists="resume", out="run.h5", scheme=wflow.Dopri5()', True),
+        (SOLVE, "save=wflow.SaveAt(every=5, snapshots=[0.0, 1.0], paths=range(2))", True),
+        (SOLVE, 'flow="sofmax"', False),
+        (SOLVE, 'scheme="rk5"', False),
+        (SOLVE, 'if_exists="replace"', False),
+        (SOLVE, 'compute=wflow.Compute(dtype="float16")', False),
+        (SOLVE, "save=wflow.Compute()", False),
+        (SOLVE, "record_every=5", False),
+        (JKO, 'metric="weighted", direction="ascent", scheme="rk4"', True),
+        (JKO, "metric=wflow.transport.W2(), scheme=wflow.Dopri5()", True),
+        (JKO, 'metric="w3"', False),
+        (JKO, 'direction="up"', False),
+        (JKO, 'scheme="rk5"', False),
+        (VELOCITY, 'flow="effective", direction="ascent", method="fast"', True),
+        (VELOCITY, 'direction="up"', False),
+        (VELOCITY, 'method="best"', False),
+        (REST, 'direction="up"', False),
+        (GROWTH, 'direction="up"', False),
+    ],
+)
+def test_a_type_checker_refuses_names_that_are_misspelled(tmp_path, call, option, taken):
+    api = pytest.importorskip("mypy.api")
+    script = tmp_path / "script.py"
+    script.write_text(f"import wflow\nfrom wflow.heads import Frozen\n\n{call.format(option)}\n")
+    cache = tmp_path.parent / "mypy-cache"
+    said, _, status = api.run(
+        ["--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={cache}", str(script)]
+    )
+    assert (status == 0) == taken, said
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"save": Compute()}, r"save is Compute\(.*expected a wflow.SaveAt, such as save=wflow.Sa"),
+        ({"compute": SaveAt()}, r"compute is SaveAt\(.*expected a wflow.Compute"),
+        ({"save": {"every": 5}}, r"save is \{'every': 5\}: expected a wflow.SaveAt"),
+        ({"compute": None}, "compute is None: expected a wflow.Compute"),
+        ({"save": SaveAt}, "expected a wflow.SaveAt"),
+        ({"save": SaveAt(every=0)}, "save.every is 0: expected a whole number >= 1"),
+        ({"save": SaveAt(snapshots=[3.0])}, r"save.snapshots \[3.0\] must lie between 0 and 0.2"),
+        ({"save": SaveAt(paths=[2])}, r"save.paths \[2\] must be numbers from 0 to 1"),
+        ({"save": SaveAt(heads="yes")}, "save.heads is 'yes': expected True or False"),
+        ({"save": SaveAt(budget=1)}, "save.budget is 1: expected True or False"),
+        ({"save": SaveAt(budget=True), "causal": True}, r"no energy; give save=SaveAt\(budget=Fa"),
+        ({"compute": Compute(dtype="float16")}, "compute.dtype is 'float16': expected one of"),
+        ({"compute": Compute(method="best")}, "compute.method is 'best': expected one of"),
+        ({"compute": Compute(threads=10**6)}, "compute.threads is 1000000: this machine offers"),
+        ({"compute": Compute(batch=0)}, "compute.batch is 0"),
+        ({"compute": Compute(checkpoint_every=-1)}, "compute.checkpoint_every is -1"),
+        ({"if_exists": "replace"}, "if_exists is 'replace': expected one of error, overwrite, re"),
+        ({"if_exists": True}, "if_exists is True: expected one of"),
+        ({"if_exists": "resume"}, "if_exists='resume' is for runs in a file: give out as well"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named_as_it_is_spelled(given, said):
+    with pytest.raises(InputError, match=said):
+        wflow.solve(X, LAW, **RUN | given)
+
+
+@pytest.mark.parametrize("name", ["record_every", "ledger", "threads", "overwrite", "dtype"])
+def test_options_of_earlier_versions_are_unknown_arguments(name):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        wflow.solve(X, LAW, **RUN, **{name: None})
+
+
+def test_options_are_immutable_and_given_by_name():
+    for kind in (SaveAt, Compute):
+        with pytest.raises(TypeError):
+            kind(5)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(kind(), dataclasses.fields(kind)[0].name, 5)
+
+
+# ---- run files
+
+
+SAVE = SaveAt(every=2, snapshots=[0.0, 0.1, 0.2], paths=[1], heads=True)
+
+
+def test_a_configuration_holds_the_options_as_objects(tmp_path):
+    compute = Compute(method="exact", dtype="float32", threads=1, batch=1, checkpoint_every=3.0)
+    with wflow.solve(X, LAW, **RUN, save=SAVE, compute=compute, out=tmp_path / "run.h5") as run:
+        config = json.loads(run.attrs["config"])
+    assert config["save"] == {
+        "every": 2, "snapshots": [0.0, 0.1, 0.2], "paths": [1], "heads": True, "budget": True,
+    }  # fmt: skip
+    assert config["compute"] == {"dtype": "float32"}  # threads and batches decide on no bit
+
+
+def test_a_rerun_keeps_the_options_that_are_not_changed(tmp_path):
+    out = tmp_path / "run.h5"
+    run = wflow.solve(X, LAW, **RUN, save=SAVE, compute=Compute(dtype="float32"), out=out)
+    assert _same(wflow.rerun(out), run)
+    other = wflow.rerun(out, compute=Compute(threads=1))
+    assert other["tokens"].dtype == run["tokens"].dtype
+    assert json.loads(other.attrs["config"])["compute"] == {"dtype": "float64"}
+    assert json.loads(other.attrs["config"])["save"]["every"] == 2
+    run.close()
+
+
+def _same(one, other):
+    return all(np.array_equal(one[name].values, other[name].values) for name in one.variables)
+
+
+FLAT = {
+    "save": {
+        "every": "record_every", "snapshots": "snapshots", "paths": "snapshot_paths",
+        "heads": "save_heads", "budget": "ledger",
+    },
+    "compute": {name: name for name in ("dtype", "method", "tolerance", "backend", "device")},
+}  # fmt: skip
+
+
+def flat(config):
+    """A configuration as version 0.2 wrote it before its options were objects."""
+    found = {key: value for key, value in config.items() if key not in FLAT}
+    return found | {
+        FLAT[group][key]: value for group in FLAT for key, value in config[group].items()
+    }
+
+
+def flattened(file):
+    file.attrs["config"] = json.dumps(flat(json.loads(file.attrs["config"])))
+
+
+@pytest.mark.parametrize("compute", [Compute(), Compute(method="fast", dtype="float32")])
+def test_flat_configurations_are_read_as_objects(compute):
+    config = json.loads(json.dumps(problem_of(X, LAW, **RUN, save=SAVE, compute=compute).config()))
+    assert "record_every" in flat(config) and nested(flat(config)) == config
+    assert nested(config) == config and nested({"heads": 3}) == {"heads": 3}
+
+
+def test_a_file_with_a_flat_configuration_opens_verifies_and_runs_again(tmp_path):
+    out = tmp_path / "run.h5"
+    with wflow.solve(X, LAW, **RUN, save=SAVE, out=out) as run:
+        expected = run.load()
+    old = spoiled(out, tmp_path, flattened)
+    with h5py.File(old) as file:
+        assert json.loads(file.attrs["config"])["record_every"] == 2
+    with wflow.open(old) as opened, wflow.rerun(old) as again:
+        assert opened.attrs["config"] == expected.attrs["config"]
+        assert _same(again, expected)
+    report = verify(old)
+    assert report.passed, str(report)
+    with wflow.solve(X, LAW, **RUN, save=SAVE, out=old, if_exists="resume") as found:
+        assert _same(found, expected)
+    with pytest.raises(InputError, match=r"differs in save.every\)"):
+        save = dataclasses.replace(SAVE, every=1)
+        wflow.solve(X, LAW, **RUN, save=save, out=old, if_exists="resume")
+
+
+def test_the_options_in_which_a_resume_differs_are_named(tmp_path):
+    out = tmp_path / "run.h5"
+    wflow.solve(np.eye(3), Frozen(), heads=1, t_final=0.2, dt=0.05, out=out).close()
+    for given, said in (
+        ({"save": SaveAt(every=2)}, "save.every"),
+        ({"compute": Compute(dtype="float32")}, "compute.dtype"),
+        ({"save": SaveAt(budget=False)}, "save.budget"),
+    ):
+        with pytest.raises(InputError, match=rf"differs in {said}\)"):
+            wflow.solve(
+                np.eye(3), Frozen(), heads=1, t_final=0.2, dt=0.05, out=out, if_exists="resume",
+                **given,
+            )  # fmt: skip

@@ -1,0 +1,248 @@
+"""Runs that are killed, interrupted or refused, in separate processes."""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
+
+
+def run(out, mode="error", batch=3):
+    """The run of these tests."""
+    wflow.solve(
+        wflow.tokens.cross_polytope(40, 3, seed=1), OrnsteinUhlenbeck(np.eye(3)), heads=4,
+        t_final=20.0, dt=0.002, paths=3, seed=5, out=out, if_exists=mode,
+        save=wflow.SaveAt(snapshots=[0, 3, 20], heads=True),
+        compute=wflow.Compute(batch=int(batch), checkpoint_every=0.05),
+    ).close()  # fmt: skip
+    return 0
+
+
+SCRIPT = f"""
+import sys
+import numpy as np
+import wflow
+from wflow.cli import guarded
+from wflow.heads import OrnsteinUhlenbeck
+
+{inspect.getsource(run)}
+sys.exit(guarded(lambda: run(*sys.argv[1:])))
+"""
+
+
+def start(out: Path, mode: str = "error", batch: int = 3) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(out), mode, str(batch)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_checkpoint(out: Path, after: float = 0.0) -> None:
+    checkpoint = Path(f"{out}.checkpoint")
+    limit = time.monotonic() + 120
+    while not checkpoint.exists() or checkpoint.stat().st_mtime <= after:
+        assert time.monotonic() < limit, "no checkpoint was written"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run, not disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run.h5"
+    run(out)
+    with wflow.open(out) as ds:
+        return ds.load()
+
+
+def check_same(path: Path, whole) -> None:
+    with wflow.open(path) as ds:
+        assert set(ds.variables) == set(whole.variables)
+        for name in whole.variables:
+            assert np.array_equal(ds[name].values, whole[name].values), name
+        assert ds.attrs["complete"] == 1
+
+
+@pytest.mark.parametrize("batch", [3, 2])
+def test_a_run_killed_twice_resumes_to_the_same_bits(tmp_path, whole, batch):
+    out = tmp_path / "run.h5"
+    for mode in ("error", "resume"):
+        began = time.time()
+        process = start(out, mode, batch)
+        wait_for_checkpoint(out, began)
+        time.sleep(0.15)
+        process.kill()
+        process.wait()
+        assert not out.exists()
+        with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
+            assert ds.attrs["complete"] == 0
+    run(out, "resume", batch)
+    check_same(out, whole)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_says_how_to_go_on_and_nothing_is_lost(tmp_path, whole, signum):
+    out = tmp_path / "run.h5"
+    process = start(out)
+    wait_for_checkpoint(out)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert "--resume" in errors and "Traceback" not in errors
+    assert not out.exists() and Path(f"{out}.partial").exists()
+    run(out, "resume")
+    check_same(out, whole)
+
+
+def test_an_existing_output_is_refused_and_left_alone(tmp_path):
+    out = tmp_path / "run.h5"
+    options = {"heads": 1, "t_final": 0.1, "dt": 0.01, "out": out}
+    law = OrnsteinUhlenbeck(np.eye(3))
+    wflow.solve(np.eye(3), law, **options).close()
+    before = out.read_bytes()
+    with pytest.raises(wflow.InputError, match="--overwrite"):
+        wflow.solve(np.eye(3), law, **options)
+    with pytest.raises(wflow.InputError, match="seed"):
+        wflow.solve(np.eye(3), law, **options, if_exists="resume", seed=3)
+    assert out.read_bytes() == before
+    wflow.solve(np.eye(3), law, **options, if_exists="resume").close()
+    assert out.read_bytes() == before
+    wflow.solve(np.eye(3), law, **options, if_exists="overwrite", seed=3).close()
+    assert out.read_bytes() != before
+
+
+def test_bad_arguments_leave_nothing_behind(tmp_path):
+    with pytest.raises(wflow.InputError):
+        wflow.solve(np.zeros((2, 3)), OrnsteinUhlenbeck(np.eye(3)), heads=1, t_final=1.0, dt=0.1,
+                    out=tmp_path / "run.h5")  # fmt: skip
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_a_blown_up_run_recorded_stays_readable(tmp_path):
+    out = tmp_path / "run.h5"
+    law = OrnsteinUhlenbeck(np.eye(3), rate=50.0)
+    with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.partial") as caught:
+        wflow.solve(np.eye(3), law, heads=1, t_final=50.0, dt=0.1, out=out)
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
+        assert np.isfinite(ds.energy[0, 0])
+        assert ds.time[-1] < caught.value.time + 0.1
+
+
+def test_a_later_path_that_blows_up_leaves_the_earlier_ones_readable(tmp_path):
+    out = tmp_path / "run.h5"
+    x0 = [[[1.0, 0.0], [-1.0, 0.01]], [[1.0, 0.0], [0.9, 0.43]]]
+    with pytest.raises(wflow.BlowUpError) as caught:
+        wflow.solve(
+            x0,
+            Frozen(),
+            heads=[10 * np.eye(2)],
+            t_final=1.0,
+            dt=0.1,
+            paths=2,
+            compute=wflow.Compute(batch=1),
+            flow="unnormalised",
+            out=out,
+        )
+    assert caught.value.path == 1 and caught.value.time == 0
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
+        assert np.isfinite(ds.energy[0]).all()
+
+
+def test_a_signal_in_the_last_step_finishes_the_file_and_is_not_swallowed(tmp_path):
+    def drift(D, t):
+        if t > 0.95:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return -D
+
+    out = tmp_path / "run.h5"
+    with pytest.raises(wflow.Interrupted, match="whole"):
+        wflow.solve(np.eye(3), HeadLaw(drift), heads=1, t_final=1.0, dt=0.1, out=out)
+    with wflow.open(out) as ds:
+        assert ds.attrs["complete"] == 1
+
+
+@pytest.mark.parametrize("how", ["to the end", "by a signal"])
+def test_a_run_whose_file_is_removed_does_not_say_that_it_can_be_resumed(tmp_path, how):
+    out = tmp_path / "run.h5"
+
+    def drift(D, t):
+        if t > 0.5:
+            Path(f"{out}.partial").unlink(missing_ok=True)
+            if how == "by a signal":
+                signal.raise_signal(signal.SIGTERM)
+        return -D
+
+    with pytest.raises(wflow.RunFileError, match="nothing of this run is left") as caught:
+        wflow.solve(np.eye(3), HeadLaw(drift), heads=1, t_final=1.0, dt=0.1, out=out)
+    assert "stays" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_file_is_removed_ends_at_the_next_checkpoint(tmp_path):
+    out, times = tmp_path / "run.h5", []
+
+    def drift(D, t):
+        times.append(t)
+        if t > 0.5:
+            Path(f"{out}.partial").unlink(missing_ok=True)
+        return -D
+
+    options = {
+        "heads": 1,
+        "t_final": 9.0,
+        "dt": 0.1,
+        "out": out,
+        "compute": wflow.Compute(checkpoint_every=0.0),
+    }
+    with pytest.raises(wflow.RunFileError, match="was removed while the run was writing it"):
+        wflow.solve(np.eye(3), HeadLaw(drift), **options)
+    assert max(times) < 1.0 and not list(tmp_path.iterdir())
+
+
+def test_resume_tells_laws_apart_that_differ_in_what_they_close_over(tmp_path):
+    def law(c):
+        return HeadLaw(lambda D, t: -c * D)
+
+    options = {"heads": 1, "t_final": 0.1, "dt": 0.01, "out": tmp_path / "run.h5"}
+    wflow.solve(np.eye(3), law(1), **options).close()
+    wflow.solve(np.eye(3), law(1), **options, if_exists="resume").close()
+    with pytest.raises(wflow.InputError, match="law"):
+        wflow.solve(np.eye(3), law(50), **options, if_exists="resume")
+
+
+def test_resume_refuses_what_is_not_a_run(tmp_path):
+    options = {"heads": 1, "t_final": 0.1, "dt": 0.01}
+    law = OrnsteinUhlenbeck(np.eye(3))
+    foreign = tmp_path / "foreign.h5"
+    foreign.write_bytes(b"not HDF5 at all" * 100)
+    with pytest.raises(wflow.RunFileError):
+        wflow.solve(np.eye(3), law, **options, out=foreign, if_exists="resume")
+    good = tmp_path / "good.h5"
+    wflow.solve(np.eye(3), law, **options, out=good).close()
+    cut = tmp_path / "cut.h5"
+    cut.write_bytes(good.read_bytes()[: os.path.getsize(good) // 2])
+    with pytest.raises(wflow.RunFileError):
+        wflow.open(cut)
+    with pytest.raises(wflow.RunFileError):
+        wflow.solve(np.eye(3), law, **options, out=cut, if_exists="resume")
+
+
+def test_importing_wflow_loads_nothing_heavy():
+    code = (
+        "import sys, time; t = time.perf_counter(); import wflow; t = time.perf_counter() - t;"
+        "heavy = {'numba', 'ot', 'matplotlib', 'torch', 'xarray', 'scipy', 'h5py'};"
+        "print(t, *sorted(heavy & sys.modules.keys()))"
+    )
+    seconds, *heavy = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert heavy == []
+    assert float(seconds) < 0.5

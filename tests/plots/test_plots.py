@@ -1,0 +1,365 @@
+"""Figures from synthetic Datasets: they draw what the data says, and leave no state behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib
+import numpy as np
+import pytest
+import xarray as xr
+
+from wflow import InputError, plots
+from wflow.plots import tokens
+from wflow.plots.figure import save
+
+
+def synthetic_run(
+    *,
+    heads=4,
+    n=24,
+    d=3,
+    paths=3,
+    t_final=2.0,
+    records=41,
+    energy=True,
+    direction="descent",
+    seed=0,
+) -> xr.Dataset:
+    """Dataset with the names of docs/run_file.md and smooth made-up values."""
+    rng = np.random.default_rng(seed)
+    time = np.linspace(0, t_final, records)
+    snapshot = t_final * np.array([0, 0.05, 0.25, 0.5, 1.0])
+    clouds = rng.normal(size=(paths, len(snapshot), n, d))
+    clouds += 3 * np.eye(d)[rng.integers(0, d, n)]
+    clouds /= np.linalg.norm(clouds, axis=-1, keepdims=True)
+    variables = {
+        "tokens": (("snapshot_path", "snapshot", "token", "axis"), clouds[:1]),
+        "tokens_mean": (("snapshot", "token", "axis"), clouds.mean(axis=0)),
+        "initial_heads": (("head", "axis", "axis_out"), rng.normal(size=(heads, d, d))),
+    }
+    wobble = np.cumsum(rng.normal(size=(paths, records)), axis=1) * 0.02
+    gradient = 0.4 / heads * (1 + 3 * np.exp(-3 * time)) * np.exp(wobble)
+    series = {"speed_sq": gradient}
+    if energy:
+        s = 1 if direction == "ascent" else -1
+        upper = np.cumsum(gradient, axis=1) * time[1]
+        terms = {
+            "work_weights": 0.3 * time + wobble,
+            "work_ito": 0.4 * time + 0 * wobble,
+            "martingale": wobble - wobble[:, :1],
+        }
+        residual = 0.004 * wobble
+        change = sum(terms.values()) + s * 1.2 * upper + residual
+        series = terms | {
+            "upper_gradient_sq": gradient,
+            "energy": 1.5 + change - change[:, :1],
+            "dissipated": -s * 1.2 * upper,
+            "dissipated_upper_gradient": upper,
+            "edi_residual": residual,
+            "edi_residual_upper_gradient": residual + s * 0.2 * upper,
+        }
+    variables |= {name: (("path", "time"), values) for name, values in series.items()}
+    return xr.Dataset(
+        variables,
+        coords={
+            "time": time,
+            "snapshot": snapshot,
+            "path": np.arange(paths),
+            "snapshot_path": [0],
+        },
+        attrs={"config": json.dumps({"heads": heads, "direction": direction}), "complete": 1},
+    )
+
+
+def power_law(exponent=-1.0, interval=(-1.02, -0.98), points=4) -> SimpleNamespace:
+    """What the figure uses of `wflow.fits.PowerLaw`."""
+    return SimpleNamespace(
+        prefactor=0.4,
+        exponent=exponent,
+        pearson=-0.999,
+        exponent_ci=interval,
+        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval,
+        level=0.95,
+        points=points,
+        band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
+    )
+
+
+def texts(figure) -> str:
+    """Every text of a figure, in one string."""
+    found = figure.findobj(matplotlib.text.Text)
+    return "\n".join(t.get_text() for t in found)
+
+
+@pytest.mark.parametrize("d", [2, 3, 5])
+def test_snapshots_have_a_panel_per_time(d: int) -> None:
+    figure = plots.token_snapshots(synthetic_run(d=d), which=0)
+    assert len(figure.axes) == 5
+    assert ("principal axis 1" in texts(figure)) == (d > 3)
+
+
+def test_snapshots_that_a_cut_run_never_reached_are_left_out() -> None:
+    run = synthetic_run()
+    run["tokens_mean"][3:] = np.nan
+    assert len(plots.token_snapshots(run).axes) == 3
+
+
+def test_a_time_or_a_path_that_is_not_stored_is_named() -> None:
+    run = synthetic_run()
+    with pytest.raises(InputError, match=r"no snapshot at t = 0\.3: stored are 0, 0\.1"):
+        plots.token_snapshots(run, times=[0.0, 0.3])
+    with pytest.raises(InputError, match="no tokens of path 2"):
+        plots.token_snapshots(run, which=2)
+
+
+def test_projection_keeps_the_sphere_in_the_unit_disc_and_its_axes_orthonormal() -> None:
+    points = synthetic_run(d=6)["tokens"].values[0, 0]
+    basis, share = tokens.principal_axes(points)
+    np.testing.assert_allclose(basis @ basis.T, np.eye(2), atol=1e-14)
+    assert share[0] >= share[1] > 0 and share.sum() <= 1
+    assert np.linalg.norm(points @ basis.T, axis=1).max() <= 1 + 1e-14
+
+
+def test_gradient_curves_are_means_over_paths_on_a_log_scale() -> None:
+    runs = {heads: synthetic_run(heads=heads) for heads in (16, 1, 4)}
+    figure = plots.gradient_over_time(runs)
+    axis = figure.axes[0]
+    assert axis.get_yscale() == "log"
+    assert [line.get_label() for line in axis.lines] == ["1", "4", "16"]
+    mean = runs[1]["upper_gradient_sq"].mean("path")
+    np.testing.assert_allclose(axis.lines[0].get_ydata(), mean, rtol=1e-14)
+    styles = {(str(line.get_linestyle()), line.get_marker()) for line in axis.lines}
+    assert len(styles) == 3, "curves must differ without colour"
+
+
+def test_one_path_has_no_band() -> None:
+    figure = plots.gradient_over_time({4: synthetic_run(paths=1)})
+    assert not figure.axes[0].collections
+    assert "band" not in texts(figure)
+
+
+def test_scaling_figure_states_the_fit_with_its_interval() -> None:
+    heads = [1, 2, 4, 8]
+    values = (
+        0.4 / np.array(heads)[:, None] * np.exp(0.1 * np.random.default_rng(0).normal(size=(4, 5)))
+    )
+    shown = texts(plots.gradient_against_heads(heads, values, power_law()))
+    assert "95 % of" not in shown
+    for part in ("−1.000", "95 % interval of $b$: −1.020 to −0.980", "Pearson −0.9990"):
+        assert part in shown
+    assert "95 % interval of $a$: 0.38 to 0.42" in shown
+
+
+def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
+    fit = power_law(exponent=0.0, interval=(np.nan, np.nan), points=2)
+    shown = texts(plots.gradient_against_heads([4, 8], np.full((2, 1), 0.3), fit))
+    assert "95 %" not in shown and "Pearson" not in shown
+
+
+def test_head_counts_below_the_fit_are_drawn_hollow_and_named() -> None:
+    figure = plots.gradient_against_heads([1, 4, 8], np.full((3, 2), 0.3), power_law(), fit_from=4)
+    axis = figure.axes[0]
+    assert "left out of the fit" in texts(figure) and "≥ 4" in texts(figure)
+    line = next(line for line in axis.lines if str(line.get_label()).startswith("fit"))
+    assert min(line.get_xdata()) > 1
+
+
+def test_flat_data_is_drawn_on_at_least_a_decade() -> None:
+    figure = plots.gradient_against_heads([4, 8, 16], np.full((3, 1), 0.3), None)
+    low, high = figure.axes[0].get_ylim()
+    assert high / low >= 10
+
+
+def test_energy_balance_draws_every_term_and_both_residuals() -> None:
+    run = synthetic_run()
+    figure = plots.energy_balance(run)
+    top, _, bottom = figure.axes
+    drawn = {line.get_label(): line.get_ydata() for line in top.lines}
+    assert len([name for name in drawn if not name.startswith("_")]) == 6
+    change = (run["energy"] - run["energy"][:, 0]).mean("path")
+    np.testing.assert_allclose(drawn["energy change $E(t) - E(0)$"], change, atol=1e-14)
+    assert len([line for line in bottom.lines if not line.get_label().startswith("_")]) == 2
+
+
+def test_middle_panel_sums_weight_drift_and_ito_which_nearly_cancel() -> None:
+    run = synthetic_run()
+    top, net, _ = plots.energy_balance(run).axes
+    drawn = {line.get_label(): line.get_ydata() for line in net.lines}
+    summed = (run["work_weights"] + run["work_ito"]).mean("path")
+    np.testing.assert_allclose(drawn["weight drift + Itô"], summed, atol=1e-14)
+    others = {line.get_label(): line.get_ydata() for line in top.lines}
+    for name in set(others) - {"weight drift", "Itô correction"}:
+        np.testing.assert_array_equal(drawn[name], others[name])
+    assert set(drawn) - {"weight drift + Itô"} <= set(others)
+
+
+@pytest.mark.parametrize("name", ["work_ito", "work_weights"])
+def test_without_one_of_the_two_there_is_no_middle_panel(name: str) -> None:
+    run = synthetic_run()
+    run[name][:] = 0.0
+    assert len(plots.energy_balance(run).axes) == 2
+
+
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_terms_of_the_figure_add_up_to_the_energy_change(direction: str) -> None:
+    run = synthetic_run(direction=direction)
+    top = plots.energy_balance(run).axes[0]
+    drawn = {line.get_label(): line.get_ydata() for line in top.lines}
+    change = drawn.pop("energy change $E(t) - E(0)$")
+    twin = next(label for label in drawn if "G^2" in label)
+    drawn.pop(twin)
+    terms = sum(v for name, v in drawn.items() if not name.startswith("_"))
+    offset = change - terms - run["edi_residual"].mean("path").values
+    np.testing.assert_allclose(offset, offset[0], atol=1e-12)  # constants of the made-up data
+    assert twin.startswith("$+" if direction == "ascent" else "$-")
+
+
+def test_terms_that_vanish_are_not_drawn() -> None:
+    run = synthetic_run()
+    for name in ("martingale", "work_ito"):
+        run[name][:] = 0.0
+    labels = [line.get_label() for line in plots.energy_balance(run).axes[0].lines]
+    assert "martingale" not in labels and "Itô correction" not in labels
+
+
+def test_infinite_energy_is_left_out_of_the_curve() -> None:
+    run = synthetic_run()
+    run["energy"][:, 20:] = np.inf
+    lines = plots.energy_balance(run).axes[0].lines
+    (line,) = (line for line in lines if "E(t)" in str(line.get_label()))
+    assert len(line.get_xdata()) == 20
+
+
+def test_long_runs_are_thinned_but_keep_their_end() -> None:
+    run = synthetic_run(records=10_001, paths=1)
+    line = plots.gradient_over_time({4: run}).axes[0].lines[0]
+    assert len(line.get_xdata()) <= 2002
+    assert line.get_xdata()[-1] == run["time"].values[-1]
+
+
+def test_plot_run_writes_png_and_pdf_of_every_figure(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    files = plots.plot_run(synthetic_run(), tmp_path / "figures")
+    assert dict(matplotlib.rcParams) == before, "a figure must not change matplotlib's settings"
+    assert {file.name for file in files} == {
+        f"run_{stem}.{kind}"
+        for stem in ("tokens_mean", "tokens_path0", "gradient_over_time", "energy_balance")
+        for kind in ("png", "pdf")
+    }
+    for file in files:
+        start = b"%PDF" if file.suffix == ".pdf" else b"\x89PNG"
+        assert file.read_bytes().startswith(start)
+
+
+def test_run_without_an_energy_gets_tokens_and_speed(tmp_path: Path) -> None:
+    run = synthetic_run(energy=False, paths=1)
+    stems = {file.stem for file in plots.plot_run(run, tmp_path)}
+    assert stems == {"run_tokens_path0", "run_speed"}
+    with pytest.raises(InputError, match="holds no energy"):
+        plots.energy_balance(run)
+
+
+def test_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    figure = plots.gradient_over_time({4: synthetic_run()})
+    with pytest.raises(InputError, match="cannot write the figure"):
+        save(figure, tmp_path / "file", "gradient")
+
+
+def test_figures_are_made_without_pyplot(tmp_path: Path) -> None:
+    code = "import sys, wflow.plots; assert 'matplotlib' not in sys.modules; "
+    code += "wflow.plots.gradient_against_heads([1, 2], [[1.0], [0.5]]); "
+    code += "print('matplotlib.pyplot' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def stems(run: xr.Dataset, folder: Path, source: str) -> set[str]:
+    run.encoding["source"] = source
+    return {file.stem for file in plots.plot_run(run, folder)}
+
+
+def test_figures_of_runs_whose_names_hold_dots_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    run = synthetic_run(energy=False, paths=1)
+    names = ("dt0.01.h5", "dt0.005.h5", "x/dt0.02.h5.partial", "dt0.1", "dt0.2")
+    written = [stems(run, tmp_path, name) for name in names]
+    for name, stem in zip(names, ("dt0.01", "dt0.005", "dt0.02", "dt0.1", "dt0.2"), strict=True):
+        assert f"{stem}_speed" in written[names.index(name)]
+
+
+def test_mean_and_path_are_drawn_on_the_same_principal_axes(tmp_path: Path) -> None:
+    run = synthetic_run(d=5, paths=6)
+    basis = {}
+    for which in ("mean", 0):
+        figure = plots.token_snapshots(run, which=which, times=[0.0])
+        points = figure.axes[0].collections[0].get_offsets()
+        cloud = run["tokens_mean"] if which == "mean" else run["tokens"][0]
+        basis[which] = np.linalg.lstsq(cloud.values[0], np.asarray(points), rcond=None)[0]
+        assert "principal axes of the mean" in texts(figure).replace("\n", " ")
+    np.testing.assert_allclose(basis["mean"], basis[0], atol=1e-10)
+
+
+def test_note_of_the_spheres_stands_right_below_them() -> None:
+    figure = plots.token_snapshots(synthetic_run(), which=0)
+    figure.draw_without_rendering()
+    spheres = min(axis.get_window_extent().y0 for axis in figure.axes)
+    note = figure._supxlabel.get_window_extent().y1
+    assert -0.02 <= (spheres - note) / figure.dpi < 0.12  # inches
+
+
+def test_energy_that_is_never_finite_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    run = synthetic_run()
+    for name in ("energy", "edi_residual", "edi_residual_upper_gradient"):
+        run[name][:] = np.inf
+    figure = plots.energy_balance(run)
+    assert "not finite" in texts(figure)
+    assert {file.stem for file in plots.plot_run(run, tmp_path)} >= {"run_energy_balance"}
+    for name in ("work_weights", "work_ito", "martingale", "dissipated"):
+        run[name][:] = np.nan
+    run["dissipated_upper_gradient"][:] = np.inf
+    run["upper_gradient_sq"][:] = np.inf
+    with pytest.warns(UserWarning, match=r"energy balance.*finite"):
+        written = {file.stem for file in plots.plot_run(run, tmp_path)}
+    assert "run_energy_balance" not in written and "run_tokens_mean" in written
+
+
+def test_full_disk_leaves_neither_half_a_figure_nor_harm_to_an_old_one(
+    tmp_path: Path, monkeypatch
+) -> None:
+    figure = plots.gradient_over_time({4: synthetic_run()})
+    save(figure, tmp_path, "g")
+    (tmp_path / "g.pdf").unlink()
+    old = (tmp_path / "g.png").read_bytes()
+
+    def full(self, data):
+        with self.open("wb") as file:
+            file.write(data[:4])
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InputError, match=r"No space left.*runs are kept.*--resume"):
+        save(figure, tmp_path, "g")
+    assert [file.name for file in tmp_path.iterdir()] == ["g.png"]
+    assert (tmp_path / "g.png").read_bytes() == old
+    with pytest.raises(InputError, match="No space left"):
+        save(figure, tmp_path / "new" / "folder", "g")
+    assert not (tmp_path / "new").exists()
+
+
+def test_file_in_the_place_of_a_folder_is_named_as_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    figure = plots.gradient_over_time({4: synthetic_run()})
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match=r"is a file.*another folder") as caught:
+            save(figure, folder, "gradient")
+        assert "free space" not in str(caught.value)
+
+
+def test_missing_budget_variable_is_not_blamed_on_the_heads() -> None:
+    run = synthetic_run().drop_vars("martingale")
+    with pytest.raises(InputError, match="holds no martingale") as caught:
+        plots.energy_balance(run)
+    assert "causal" not in str(caught.value)

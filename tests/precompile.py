@@ -1,0 +1,76 @@
+"""Compile the kernels that the tests call before they start, each by one process.
+
+    python tests/precompile.py
+
+Workers of pytest would each wait for the same kernel, or compile it twice. Where the compiled code
+is on disk already, this takes seconds.
+"""
+
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import numpy as np
+
+import wflow
+from wflow.kernels.evaluate import Sums, energy_laplacian, evaluate, head_sums
+
+DTYPES = ("float64", "float32")
+
+
+def tokens(d: int, dtype: str = "float64") -> np.ndarray:
+    return np.eye(6, d, dtype=dtype) + np.eye(6, d, -d, dtype=dtype)
+
+
+def exact(d: int, symmetric: bool, dtypes: tuple[str, ...] = DTYPES) -> None:
+    for dtype in dtypes:
+        evaluate(tokens(d, dtype)[None], np.eye(d, dtype=dtype)[None, None], symmetric=symmetric)
+
+
+def fast() -> None:
+    x = wflow.tokens.uniform(3000, 3, seed=0)  # enough that all passes of the series are worth it
+    evaluate(x[None], np.eye(3)[None, None], sums=Sums("fast"))
+
+
+def diffusion() -> None:
+    for dtype in DTYPES:
+        energy_laplacian(tokens(3, dtype)[None], np.eye(3, dtype=dtype)[None, None])
+    energy_laplacian(tokens(3)[None], np.eye(3)[None, None], Sums("fast"))
+
+
+def sums_of_heads(d: int) -> None:
+    for dtype in DTYPES:
+        x, D = tokens(d, dtype)[None], np.eye(d, dtype=dtype)[None, None]
+        for weights in (None, np.ones((1, x.shape[1]), dtype)):
+            head_sums(x, D, weights=weights)
+    if d == 3:
+        head_sums(x, D, vectors=False)
+        head_sums(wflow.tokens.uniform(3000, 3, seed=0)[None], np.eye(3)[None, None],
+                  sums=Sums("fast"))  # fmt: skip
+
+
+def mobilities() -> None:
+    wflow.mobility(tokens(3), np.eye(3)[None])
+    wflow.metric.metric_derivative(tokens(3), tokens(3)[::-1], np.eye(3)[None])
+
+
+# The longest first. Both types of numbers are one task: their code is listed in one file. Of twelve
+# coordinates: many; of one: any number, in loops that the tests compare the others with.
+TASKS: list[tuple] = [(exact, 12, True), (exact, 1, True), (fast,)]
+TASKS += [(exact, d, symmetric) for symmetric in (True, False) for d in (2, 3)]
+TASKS += [
+    (sums_of_heads, 9),
+    (sums_of_heads, 3),
+    (mobilities,),
+    (exact, 5, True, ("float64",)),
+    (diffusion,),
+]
+
+
+def main() -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for done in as_completed([pool.submit(*task) for task in TASKS]):
+            done.result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,519 @@
+"""Study scripts end to end at a size of seconds, and what they do with bad flags."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+from scripts import STUDIES, call, shell
+
+import wflow
+from wflow import Compute, InputError, RunFileError, WflowError, study
+from wflow.distributed import workers as pools
+from wflow.study import heads
+
+# One thread: so little work is not worth waking others, least of all on a busy machine.
+SMALL = ["--n", "12", "--paths", "3", "--t-final", "0.2", "--dt", "0.01", "--threads", "1"]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figures, which take most of the time of a small study."""
+    monkeypatch.setattr(heads, "draw", lambda *_: {})
+
+
+def test_study_writes_run_files_summary_and_figures(tmp_path, monkeypatch, capsys) -> None:
+    out = tmp_path / "new" / "ou"
+    flags = [*SMALL, "--heads", "4", "1", "2", "--out", str(out)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    names = {file.name for file in out.iterdir()}
+    assert {"H00001.h5", "H00002.h5", "H00004.h5", "summary.h5", "summary.json"} <= names
+    for stem in (
+        "gradient_over_time",
+        "gradient_against_heads",
+        "H00004_tokens_mean",
+        "H00004_energy_balance",
+    ):
+        assert {f"{stem}.png", f"{stem}.pdf"} <= names
+    assert not [name for name in names if name.endswith((".partial", ".checkpoint", ".new"))]
+
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["study"] == "ou_heads"
+    assert summary["command"].endswith(" ".join(flags))
+    assert [run["heads"] for run in summary["runs"]] == [1, 2, 4]
+    table = xr.open_dataset(out / "summary.h5", engine="h5netcdf")
+    with table, wflow.open(out / "H00002.h5") as run:
+        late = run["upper_gradient_sq"].sel(time=slice(0.1 - 1e-9, None))
+        np.testing.assert_allclose(
+            table["upper_gradient_sq"].sel(heads=2), late.mean("time"), rtol=1e-14
+        )
+        final = run["edi_residual"].isel(time=-1)
+        np.testing.assert_array_equal(table["edi_residual_final"].sel(heads=2), final)
+        mean = summary["runs"][1]["edi_residual_final"]["mean"]
+        np.testing.assert_allclose(mean, final.mean(), rtol=1e-12)
+        assert all("long_name" in table[name].attrs for name in table.data_vars)
+    means = [run["upper_gradient_sq"]["mean"] for run in summary["runs"]]
+    slope = np.polyfit(np.log([1, 2, 4]), np.log(means), 1)[0]
+    assert summary["fit"]["exponent"] == pytest.approx(slope, rel=1e-10)
+    said = capsys.readouterr().out
+    assert str(out) in said and "bootstrap interval" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["gradient_over_time.png", "gradient_against_heads.pdf", "H00002_energy_balance.png",
+             "H00002_tokens_mean.pdf", "H00002_tokens_path0.png"]
+)  # fmt: skip
+def test_a_foreign_figure_is_noticed_before_the_runs(tmp_path, monkeypatch, name) -> None:
+    (tmp_path / name).write_text("mine")
+    flags = [*SMALL, "--heads", "1", "2", "--out", str(tmp_path)]
+    for how in ([], ["--resume"], ["--overwrite"]):
+        with pytest.raises(InputError, match=f"{name} is there and was not written by wflow"):
+            call("ou_heads", monkeypatch, *flags, *how)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def unmark(folder: Path) -> None:
+    """Make the figures and the summary of a study those of version 0.1.0."""
+    for file in folder.iterdir():
+        if file.suffix in (".png", ".pdf"):
+            Figure().savefig(file)
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["figures"], summary["texts"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+def test_a_study_of_version_0_1_0_is_continued(tmp_path, monkeypatch, sketched, how) -> None:
+    flags = [*SMALL, "--heads", "1", "2", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    unmark(tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    Figure().savefig(tmp_path / "mine.png")
+    assert call("ou_heads", monkeypatch, *flags, how) == 0
+    assert {file.name for file in tmp_path.iterdir()} == names | {"mine.png"}
+    for file in tmp_path.glob("*.p*"):
+        assert (b"Matplotlib" in file.read_bytes()) == (file.name == "mine.png"), file
+    unmark(tmp_path)
+    assert call("ou_heads", monkeypatch, *flags, "--overwrite", "--heads", "2") == 0
+    assert not list(tmp_path.glob("gradient_*")), "figures of the comparison are of other runs"
+
+
+def test_deterministic_study_states_no_interval(tmp_path, monkeypatch, capsys, sketched) -> None:
+    flags = ["--n", "12", "--t-final", "0.2", "--dt", "0.02", "--heads", "2", "4", "8"]
+    flags += ["--scheme", "rk4", "--phases", "common"]
+    assert call("oscillating_heads", monkeypatch, *flags, "--out", str(tmp_path / "o")) == 0
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    assert summary["fit"]["exponent_ci"] == [None, None]
+    assert summary["fit"]["points"] == 2 and summary["fit"]["heads_from"] == 4
+    said = capsys.readouterr().out
+    assert "One path" in said and "interval" not in said and "Pearson" not in said
+
+
+def test_existing_output_needs_overwrite_or_resume(tmp_path, monkeypatch, undrawn) -> None:
+    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    first = (tmp_path / "H00002.h5").stat().st_mtime_ns
+    with pytest.raises(InputError, match=r"--resume .* --overwrite"):
+        call("ou_heads", monkeypatch, *flags)
+    with pytest.raises(InputError, match="differs in --seed:"):
+        call("ou_heads", monkeypatch, *flags, "--resume", "--seed", "7")
+    assert (tmp_path / "H00002.h5").stat().st_mtime_ns == first
+    # Resuming keeps finished runs and may add head counts.
+    assert call("ou_heads", monkeypatch, *flags[:-3], "2", "4", *flags[-2:], "--resume") == 0
+    assert (tmp_path / "H00002.h5").stat().st_mtime_ns == first
+    assert (tmp_path / "H00004.h5").exists()
+    assert call("ou_heads", monkeypatch, *flags, "--overwrite") == 0
+    assert (tmp_path / "H00002.h5").stat().st_mtime_ns != first
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--heads", "0"], "--heads is 0"),
+        (["--heads"], "--heads has no value: .* --heads 1 4 16"),
+        (["--heads", "4", "4"], "every head count once"),
+        (["--n", "0"], "--n is 0"),
+        (["--d", "1"], "--d is 1"),
+        (["--paths", "0"], "--paths is 0"),
+        (["--dt", "-0.01"], "--dt is -0.01"),
+        (["--dt", "0.03"], "whole number of steps"),
+        (["--t-final", "nan"], "--t-final is nan"),
+        (["--sigma2", "-1"], "--sigma2 is -1"),
+        (["--sigma2", "nan"], "--sigma2 is nan"),
+        (["--rate", "0"], "--rate is 0.0: expected a finite number > 0$"),
+        (["--rate", "inf"], "--rate is inf"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--seed", str(2**63)], "--seed is 9223372036854775808: .* below 2"),
+        (["--scheme", "rk4"], "--scheme rk4 needs .* --sigma2 0"),
+        (["--snapshots", "0", "3"], "--save.snapshots 3"),
+        (["--tokens", "missing.npy"], "missing.npy"),
+        (["--resume", "--overwrite"], "give one of the two"),
+        (["--workers", "1", "--scheduler", "tcp://localhost:1"], "give one of them"),
+        (["--threads", "0"], "--compute.threads is 0"),
+        (["--threads", "100000"], "--compute.threads is 100000: .* at most"),
+    ],
+)
+def test_bad_flags_are_named_and_leave_nothing_behind(tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        call("ou_heads", monkeypatch, *SMALL, "--heads", "2", "--out", "a/b/c", *flags)
+    assert not list(tmp_path.iterdir())
+
+
+def test_file_in_the_way_of_the_folder_is_an_error(tmp_path, monkeypatch) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(InputError, match="cannot make --out"):
+        call("ou_heads", monkeypatch, *SMALL, "--out", str(tmp_path / "taken"))
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_foreign_file_under_the_name_of_a_run_is_never_replaced(tmp_path, monkeypatch) -> None:
+    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
+    file = tmp_path / "H00002.h5"
+    file.write_text("not HDF5")
+    with pytest.raises(RunFileError, match="not an HDF5 file"):
+        call("ou_heads", monkeypatch, *flags, "--resume")
+    with pytest.raises(RunFileError, match=r"not written by wflow.*remove it yourself"):
+        call("ou_heads", monkeypatch, *flags, "--overwrite")
+    assert file.read_text() == "not HDF5" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("flag", ["--out", "--tokens", "--device"])
+def test_words_that_are_not_utf8_are_refused(tmp_path, monkeypatch, flag) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"res\\udcffults is not valid UTF-8"):
+        call("ou_heads", monkeypatch, *SMALL, flag, os.fsdecode(b"res\xffults"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_study_runs_from_a_folder_whose_name_is_not_utf8(tmp_path, monkeypatch, undrawn) -> None:
+    script = os.fsdecode(b"fol\xffder/trial.py")
+    monkeypatch.setattr(sys, "argv", [script])
+    flags = study.command_line(study.StudyFlags, None)
+    flags = replace(
+        flags,
+        heads=(1,),
+        n=4,
+        paths=1,
+        t_final=0.1,
+        compute=Compute(threads=1),
+        out=tmp_path / "out",
+    )
+    assert study.run("trial", flags, lambda d: wflow.heads.Frozen()) == 0
+    with wflow.open(tmp_path / "out" / "H00001.h5") as run:
+        assert run.attrs["command"] == r"'fol\udcffder/trial.py'"
+
+
+def test_the_folder_is_refused_before_the_tokens_are_made(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(wflow.tokens, "make", lambda *_: pytest.fail("tokens were made"))
+    (tmp_path / "summary.json").write_text("mine")
+    for how in ([], ["--resume"], ["--overwrite"]):
+        with pytest.raises(InputError, match=r"summary\.json"):
+            call("ou_heads", monkeypatch, *SMALL, "--out", str(tmp_path), *how)
+    assert (tmp_path / "summary.json").read_text() == "mine"
+
+
+def test_user_mistake_exits_with_status_2_and_no_traceback(tmp_path) -> None:
+    mistake = shell("ou_heads", *SMALL, "--heads", "-1", "--out", str(tmp_path / "x"))
+    assert mistake.returncode == 2 and "Traceback" not in mistake.stderr
+    assert "--heads is -1" in mistake.stderr
+    unknown = shell("oscillating_heads", "--phase", "round", cwd=tmp_path)
+    assert unknown.returncode == 2 and "Traceback" not in unknown.stderr
+    nameless = shell("ou_heads", *SMALL, "--heads", "2", "--out", "", cwd=tmp_path)
+    assert nameless.returncode == 2 and "Traceback" not in nameless.stderr
+    assert "--out" in nameless.stderr and "it is empty" in nameless.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["ou_heads", "oscillating_heads"])
+def test_help_explains_every_flag_with_its_default(name) -> None:
+    said = shell(name, "--help", env={**os.environ, "COLUMNS": "100"})
+    assert said.returncode == 0
+    flags = ("heads", "tokens", "n", "d", "paths", "t-final", "dt", "seed", "flow", "out")
+    for flag in (*flags, "sigma2", "resume", "workers", "scheduler", "verbose"):
+        assert f"--{flag} " in said.stdout
+    assert "--save-heads, --no-save-heads" in said.stdout
+    assert "(default: )" not in said.stdout and "(default: None)" not in said.stdout
+    assert "FILE::KEY" in said.stdout and ".parquet" in said.stdout
+    assert said.stdout.count("(default:") >= 22
+
+
+def test_help_waits_for_no_compiler() -> None:
+    code = "import runpy, sys\nsys.argv = [sys.argv[1], '--help']\n"
+    code += "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\nexcept SystemExit: pass\n"
+    code += "heavy = {'numba', 'scipy', 'xarray', 'matplotlib', 'torch'} & set(sys.modules)\n"
+    code += "assert not heavy, heavy"
+    command = [sys.executable, "-c", code, str(STUDIES / "ou_heads.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory) -> dict[str, str]:
+    """Environment of a process that has no torch."""
+    folder = tmp_path_factory.mktemp("absent")
+    (folder / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+    path = os.pathsep.join([str(folder), str(Path(wflow.__file__).parents[1]), str(STUDIES)])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+HELP = """
+import contextlib, io, json, runpy, sys
+said = {}
+for script in sys.argv[1:]:
+    sys.argv, out, err, status = [script, "--help"], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+    said[script] = status, out.getvalue(), err.getvalue()
+print(json.dumps(said))
+"""
+NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
+
+
+@pytest.fixture(scope="module")
+def helps(without_torch) -> dict[str, list]:
+    """What every study says to --help in a process without torch: status, output and errors."""
+    scripts = [str(STUDIES / f"{name}.py") for name in NAMES]
+    done = subprocess.run(
+        [sys.executable, "-c", HELP, *scripts],
+        env=without_torch, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_shows_its_flags_without_torch(name, helps) -> None:
+    status, said, errors = helps[str(STUDIES / f"{name}.py")]
+    assert status in (0, None) and "--out" in said and not errors
+
+
+@pytest.mark.parametrize("name", ["mnist_vit", "shakespeare_gpt", "trained_heads"])
+def test_a_study_of_networks_names_the_extra_that_it_needs(name, without_torch, tmp_path) -> None:
+    out = tmp_path / "out"
+    said = shell(name, "--preset", "smoke", "--out", str(out), env=without_torch)
+    assert said.returncode == 2 and not out.exists()
+    assert said.stderr.count("\n") == 1 and "pip install -e '.[nets]'" in said.stderr
+
+
+CUT = ["--n", "20", "--paths", "2", "--t-final", "100", "--dt", "0.01", "--heads", "2"]
+CUT += ["--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The run file of a study that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "draw", lambda *_: {})
+        assert call("ou_heads", patch, *CUT, "--out", str(folder)) == 0
+    return folder / "H00002.h5"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_study_resumes_to_the_same_numbers(
+    tmp_path, monkeypatch, undrawn, whole, number
+) -> None:
+    command = [sys.executable, str(STUDIES / "ou_heads.py"), *CUT, "--out", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        # Written before the first step, when signals are caught already.
+        checkpoint = tmp_path / "H00002.h5.checkpoint"
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        child.send_signal(number)
+        said = child.stderr.read()
+        assert child.wait(30) == 128 + number
+    assert "--resume" in said and "Traceback" not in said
+    assert (tmp_path / "H00002.h5.partial").exists()
+    assert call("ou_heads", monkeypatch, *CUT, "--out", str(tmp_path), "--resume") == 0
+    with wflow.open(tmp_path / "H00002.h5") as cut, wflow.open(whole) as other:
+        xr.testing.assert_equal(cut, other)
+
+
+def test_run_that_blows_up_keeps_what_was_recorded(tmp_path, monkeypatch) -> None:
+    flags = [*SMALL, "--heads", "2", "--sigma2", "1e14", "--out", str(tmp_path)]
+    with pytest.raises(WflowError, match="blows up"):
+        call("ou_heads", monkeypatch, *flags)
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(tmp_path / "H00002.h5") as run:
+        assert run.attrs["complete"] == 0 and run.sizes["time"] >= 1
+
+
+def test_unfinished_run_whose_checkpoint_is_lost_is_never_replaced_by_resume(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    flags = [*SMALL, "--heads", "2", "4", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    partial = (tmp_path / "H00004.h5").rename(tmp_path / "H00004.h5.partial")
+    (tmp_path / "H00002.h5").unlink()
+    before = partial.read_bytes()
+    with pytest.raises(RunFileError, match=r"checkpoint is missing: .* --overwrite"):
+        call("ou_heads", monkeypatch, *flags, "--resume")
+    assert partial.read_bytes() == before
+    assert not (tmp_path / "H00002.h5").exists()  # said before another run is computed
+    assert call("ou_heads", monkeypatch, *flags, "--overwrite") == 0
+
+
+def test_run_that_died_before_it_recorded_anything_is_started_by_resume(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    with wflow.open(tmp_path / "H00002.h5") as run:
+        whole = run.load()
+    partial = (tmp_path / "H00002.h5").rename(tmp_path / "H00002.h5.partial")
+    with h5py.File(partial, "r+") as file:
+        file.attrs.modify("complete", np.int64(0))
+        for name in set(file) - {"time", "snapshot", "path", "snapshot_path"}:
+            if file[name].dtype == np.float64 and file[name].ndim > 1:
+                file[name][...] = np.nan
+    assert call("ou_heads", monkeypatch, *flags, "--resume") == 0
+    with wflow.open(tmp_path / "H00002.h5") as again:
+        xr.testing.assert_equal(again, whole)
+
+
+def test_tokens_of_a_file_are_all_taken_as_they_are_unless_asked_otherwise(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    data = np.random.default_rng(0).standard_normal((9, 5))
+    np.savez(tmp_path / "two.npz", emb=data, other=data[:3])
+    flags = [*SMALL[2:], "--heads", "2", "--tokens", f"{tmp_path / 'two.npz'}::emb"]
+    for name in ("ou_heads", "oscillating_heads"):
+        assert call(name, monkeypatch, *flags, "--out", str(tmp_path / name)) == 0
+        with wflow.open(tmp_path / name / "H00002.h5") as run:
+            np.testing.assert_array_equal(run["initial_tokens"], wflow.tokens.as_tokens(data))
+    summary = json.loads((tmp_path / "ou_heads" / "summary.json").read_text())
+    assert (summary["config"]["flags"]["n"], summary["config"]["flags"]["d"]) == (9, 5)
+    out = ["--out", str(tmp_path / "reduced")]
+    assert call("ou_heads", monkeypatch, *flags, *out, "--d", "2", "--n", "4") == 0
+    with wflow.open(tmp_path / "reduced" / "H00002.h5") as run:
+        assert run["initial_tokens"].shape == (4, 2)
+    with pytest.raises(InputError, match="differs in --tokens, --n, --d or --tokens-seed:"):
+        call("ou_heads", monkeypatch, *flags, *out, "--d", "2", "--resume")
+
+
+def test_clouds_have_200_tokens_in_three_dimensions_by_default(
+    tmp_path, monkeypatch, undrawn
+) -> None:
+    flags = ["--paths", "1", "--t-final", "0.02", "--dt", "0.01", "--heads", "1"]
+    flags += ["--threads", "1", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    with wflow.open(tmp_path / "H00001.h5") as run:
+        assert run["initial_tokens"].shape == (200, 3)
+
+
+def test_oscillating_heads_take_noise_by_sigma2(tmp_path, monkeypatch, undrawn) -> None:
+    flags = [*SMALL, "--heads", "2", "--out"]
+    assert call("oscillating_heads", monkeypatch, *flags, str(tmp_path / "still")) == 0
+    noise = ["--sigma2", "0.5"]
+    assert call("oscillating_heads", monkeypatch, *flags, str(tmp_path / "noisy"), *noise) == 0
+    with wflow.open(tmp_path / "still" / "H00002.h5") as run:
+        assert np.ptp(run["energy"].values[:, -1]) == 0
+    with wflow.open(tmp_path / "noisy" / "H00002.h5") as run:
+        assert np.ptp(run["energy"].values[:, -1]) > 0
+        law = json.loads(run.attrs["config"])["law"]
+    assert law["name"] == "Oscillating" and law["sigma2"] == 0.5
+    with pytest.raises(InputError, match="--scheme rk4 needs"):
+        call("oscillating_heads", monkeypatch, *flags, "x", *noise, "--scheme", "rk4")
+
+
+def test_runs_left_by_other_calls_stay_and_are_named_and_their_comparison_goes(
+    tmp_path, monkeypatch, capsys, sketched
+) -> None:
+    flags = [*SMALL, "--out", str(tmp_path), "--heads"]
+    assert call("ou_heads", monkeypatch, *flags, "2", "4") == 0
+    assert "not in this summary" not in capsys.readouterr().out
+    for mine in ("gradient.png", "H4.h5", "H00002_mine.png"):
+        (tmp_path / mine).write_text("not the study's")
+    assert (tmp_path / "gradient_against_heads.pdf").exists()
+
+    assert call("ou_heads", monkeypatch, *flags, "2", "--resume") == 0
+    said = capsys.readouterr().out
+    assert "H00004.h5, of the same settings: add 4 to --heads, with --resume" in said
+    names = {file.name for file in tmp_path.iterdir()}
+    assert not {name for name in names if name.startswith(("gradient_over", "gradient_against"))}
+    assert {"H00004.h5", "H00004_energy_balance.png", "H00002_energy_balance.png"} <= names
+
+    assert call("ou_heads", monkeypatch, *flags, "1", "2", "--overwrite", "--seed", "5") == 0
+    assert "H00004.h5, which differs in --seed" in capsys.readouterr().out
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"H00004.h5", "gradient_against_heads.pdf"} <= names
+    assert {"gradient.png", "H4.h5", "H00002_mine.png"} <= names
+
+    # The figures of a run that is replaced and not drawn again would show the old one.
+    assert call("ou_heads", monkeypatch, *flags, "2", "8", "--overwrite") == 0
+    names = {file.name for file in tmp_path.iterdir()}
+    assert "H00002_energy_balance.png" not in names
+    assert {"H00002_mine.png", "H00004_energy_balance.png", "H00008_energy_balance.png"} <= names
+
+
+def test_verbose_logs_on_stderr_and_leaves_the_logger_as_it_was(
+    tmp_path, monkeypatch, capsys, undrawn
+) -> None:
+    logger = logging.getLogger("wflow")
+    before = (logger.level, list(logger.handlers))
+    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
+    assert call("ou_heads", monkeypatch, *flags) == 0
+    assert "INFO" not in capsys.readouterr().err
+    assert call("ou_heads", monkeypatch, *flags, "--overwrite", "--verbose") == 0
+    said = capsys.readouterr()
+    assert "INFO" in said.err and "H00002.h5" in said.err and "INFO" not in said.out
+    assert (logger.level, list(logger.handlers)) == before
+
+
+def test_dask_missing_is_said_before_anything_is_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError, match=r"pip install 'wflow\[dask\]'"):
+        call("ou_heads", monkeypatch, *SMALL, "--workers", "1", "--out", str(tmp_path / "x"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_compute_the_same_bits_as_this_process(tmp_path, monkeypatch, undrawn) -> None:
+    pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+    flags = [*SMALL, "--heads", "1", "3"]
+    assert call("ou_heads", monkeypatch, *flags, "--out", str(tmp_path / "alone")) == 0
+    more = ["--workers", "2", "--verbose"]
+    done = shell("ou_heads", *flags, "--out", str(tmp_path / "workers"), *more)
+    assert done.returncode == 0, done.stderr
+    for name in ("H00001.h5", "H00003.h5"):
+        with (
+            wflow.open(tmp_path / "alone" / name) as alone,
+            wflow.open(tmp_path / "workers" / name) as workers,
+        ):
+            xr.testing.assert_equal(alone, workers)
+            assert workers.attrs["command"].endswith("--workers 2 --verbose")
+    assert done.stderr.count("INFO") >= 2  # the log of the workers
+
+
+def test_scheduler_that_does_not_answer_is_an_input_error(
+    tmp_path, monkeypatch, silent_address
+) -> None:
+    pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+    monkeypatch.setattr(pools, "CONNECT_SECONDS", 1)
+    address = ["--scheduler", silent_address]
+    with pytest.raises(InputError, match="no dask scheduler at"):
+        call("ou_heads", monkeypatch, *SMALL, *address, "--out", str(tmp_path / "x"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_are_immutable_and_defaults_make_a_study() -> None:
+    flags = study.StudyFlags()
+    flags.check()
+    with pytest.raises(InputError):
+        replace(flags, heads=()).check()

@@ -1,0 +1,516 @@
+"""The frame of a study: run files, summary, findings, figures in one folder."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+
+import wflow
+from wflow import Compute, InputError, Interrupted, fits, study
+from wflow._core import files
+from wflow.attention.flows import FLOWS
+from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.particles import integrate
+
+TABLE = xr.Dataset({"rate": ("size", [1.0, 2.0], {"long_name": "rate"})}, {"size": [1, 2]})
+FINDING = study.Finding("it falls", "[MHT] eq. 1", "slope -1", "confirmed")
+
+
+def flags(out: Path, **changes) -> study.Flags:
+    return study.Flags(out=out, compute=Compute(threads=1), **changes)
+
+
+def runs(*scales: float, dt: float = 0.1) -> dict:
+    x0 = wflow.tokens.uniform(6, 3, seed=1)
+    return {
+        f"scale_{scale:g}": {
+            "x0": x0,
+            "law": Frozen(),
+            "heads": scale * np.eye(3)[None],
+            "t_final": 0.2,
+            "dt": dt,
+        }
+        for scale in scales
+    }
+
+
+def finish(session: study.Session, *stems: str) -> None:
+    session.finish(TABLE, "a table", [FINDING], {stem: Figure() for stem in stems})
+
+
+def test_a_session_leaves_run_files_summary_and_figures(tmp_path, capsys) -> None:
+    out = tmp_path / "new" / "folder"
+    with study.session("trial", flags(out)) as session:
+        files = session.solve(runs(1.0, 2.0))
+        finish(session, "curve")
+    assert {file.name for file in out.iterdir()} == {
+        "scale_1.h5",
+        "scale_2.h5",
+        "summary.h5",
+        "summary.json",
+        "summary.md",
+        "curve.png",
+        "curve.pdf",
+    }
+    document = json.loads((out / "summary.json").read_text())
+    assert document["runs"] == {"scale_1": "scale_1.h5", "scale_2": "scale_2.h5"}
+    assert document["findings"][0]["verdict"] == "confirmed"
+    assert document["config"]["flags"]["compute"]["threads"] == 1
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        assert table["rate"].values.tolist() == [1.0, 2.0]
+        assert table.attrs["study"] == "trial"
+    for text in (capsys.readouterr().out, (out / "summary.md").read_text()):
+        assert "a table" in text and "**confirmed**: it falls ([MHT] eq. 1)" in text
+    with wflow.open(files["scale_2"]) as run:
+        direct = wflow.solve(**runs(2.0)["scale_2"])
+        assert np.array_equal(run["energy"].values, direct["energy"].values)
+
+
+def test_an_earlier_summary_is_kept_unless_asked(tmp_path) -> None:
+    with study.session("trial", flags(tmp_path)) as session:
+        finish(session)
+    with (
+        pytest.raises(InputError, match=r"summary.h5 exists: add --resume"),
+        study.session("trial", flags(tmp_path)),
+    ):
+        pass
+
+
+def test_resume_keeps_finished_runs_and_drops_stale_figures(tmp_path) -> None:
+    with study.session("trial", flags(tmp_path)) as session:
+        file = session.solve(runs(1.0))["scale_1"]
+        finish(session, "old", "both")
+    made = file.stat().st_mtime_ns
+    with study.session("trial", flags(tmp_path, resume=True)) as session:
+        session.solve(runs(1.0, 3.0))
+        finish(session, "both")
+    assert file.stat().st_mtime_ns == made
+    assert (tmp_path / "scale_3.h5").exists() and (tmp_path / "both.png").exists()
+    assert not (tmp_path / "old.png").exists() and not (tmp_path / "old.pdf").exists()
+
+
+class Slowed(wflow.Flow):
+    """A fraction of softmax attention."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def velocity(self, cloud: wflow.flows.Cloud) -> np.ndarray:
+        return self.factor * cloud.attention()
+
+    def to_config(self) -> dict[str, float]:
+        return {"factor": self.factor}
+
+
+@pytest.fixture
+def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """Runs of a custom flow, which is registered while a test runs."""
+    monkeypatch.setattr(FLOWS, "classes", dict(FLOWS.classes))
+    wflow.flows.register(Slowed)
+    common = {"x0": wflow.tokens.uniform(12, 3, seed=1), "heads": 2, "t_final": 0.2, "dt": 0.05}
+    common |= {"law": OrnsteinUhlenbeck(np.eye(3)), "seed": 4}
+    return {name: common | {"flow": Slowed(factor)} for name, factor in (("a", 0.5), ("b", 2.0))}
+
+
+def test_an_interrupted_study_of_a_custom_flow_resumes_and_its_files_verify(
+    tmp_path, monkeypatch, slowed
+) -> None:
+    count, evaluate = [0], integrate.evaluate
+
+    def stopping(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == 8:  # in the second run
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(*args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(integrate, "evaluate", stopping)
+        often = Compute(threads=1, checkpoint_every=0.0)
+        with study.session("trial", study.Flags(out=tmp_path, compute=often)) as session:
+            session.solve(slowed)
+    assert (tmp_path / "a.h5").exists() and not (tmp_path / "b.h5").exists()
+    made = (tmp_path / "a.h5").stat().st_mtime_ns
+    with study.session("trial", flags(tmp_path, resume=True)) as session:
+        files = session.solve(slowed)
+    assert files["a"].stat().st_mtime_ns == made
+    for name, file in files.items():
+        report = wflow.verify.verify(file)
+        assert report.passed, str(report)
+        direct = wflow.solve(**slowed[name])
+        with wflow.open(file) as run:
+            assert all(np.array_equal(run[key], direct[key]) for key in direct.data_vars)
+    other = {"a": slowed["a"] | {"flow": Slowed(0.25)}}
+    with (
+        pytest.raises(InputError, match=r"differs in flow\.factor, flow\.fingerprint"),
+        study.session("trial", flags(tmp_path, resume=True)) as session,
+    ):
+        session.solve(other)
+
+
+def test_resume_refuses_runs_of_other_flags_before_it_computes(tmp_path) -> None:
+    with study.session("trial", flags(tmp_path)) as session:
+        session.solve(runs(1.0))
+    with (
+        pytest.raises(InputError, match="differs in --dt"),
+        study.session("trial", flags(tmp_path, resume=True)) as session,
+    ):
+        session.solve(runs(0.5, 1.0, dt=0.05))
+    assert not (tmp_path / "scale_0.5.h5").exists()
+
+
+def test_bad_arguments_of_a_run_leave_no_folder_behind(tmp_path) -> None:
+    task = runs(1.0)["scale_1"] | {"flow": "uphill"}
+    with (
+        pytest.raises(InputError, match="flow is 'uphill'"),
+        study.session("trial", flags(tmp_path / "new")) as session,
+    ):
+        session.solve({"bad": task})
+    assert not (tmp_path / "new").exists()
+
+
+def test_many_runs_share_one_progress_bar_and_all_finish(tmp_path) -> None:
+    scales = np.linspace(0.1, 1.0, 10)
+    with study.session("trial", flags(tmp_path)) as session:
+        files = session.solve(runs(*scales))
+    assert len(files) == 10 and all(file.exists() for file in files.values())
+
+
+def test_token_flags_make_the_cloud_they_name() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Own(study.TokenFlags):
+        tokens: str = "uniform"
+        n: int | None = 7
+        d: int | None = 4
+
+    assert Own(tokens_seed=3).cloud() == pytest.approx(wflow.tokens.uniform(7, 4, seed=3))
+    with pytest.raises(InputError, match="--d is 1"):
+        Own(d=1).check()
+    with pytest.raises(InputError, match="--paths is 0"):
+        Own(paths=0).check()
+
+
+def test_markdown_tables_align_and_refuse_ragged_columns() -> None:
+    lines = study.markdown_table({"H": ["1", "16"], "G^2": ["0.5", "0.01"]}).splitlines()
+    assert lines[0] == "| H  | G^2  |" and lines[3] == "| 16 | 0.01 |"
+    with pytest.raises(InputError, match="different lengths"):
+        study.markdown_table({"H": ["1"], "G^2": []})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def test_two_studies_do_not_share_a_folder(tmp_path) -> None:
+    out = tmp_path / "new"
+    with study.session("first", flags(out)) as first:
+        with (
+            pytest.raises(InputError, match="another study is running in --out"),
+            study.session("second", flags(out)) as second,
+        ):
+            finish(second)
+        assert out.is_dir()
+        finish(first, "curve")
+    assert json.loads((out / "summary.json").read_text())["study"] == "first"
+    with study.session("second", flags(out, overwrite=True)) as second:
+        finish(second)
+    assert json.loads((out / "summary.json").read_text())["study"] == "second"
+
+
+def test_a_folder_that_is_taken_away_meanwhile_is_made_again(tmp_path, monkeypatch) -> None:
+    out, flock, calls = tmp_path / "new", files.fcntl.flock, []
+
+    def late(*arguments: int) -> None:
+        if not calls:  # another study fails here, and its folder was this one
+            out.rmdir()
+        calls.append(arguments)
+        flock(*arguments)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with study.session("trial", flags(out)) as session:
+        finish(session)
+    assert len(calls) == 2 and (out / "summary.json").exists()
+
+
+def foreign(kind: str, file: Path, target: Path) -> None:
+    """Put something that wflow did not write under a name."""
+    target.write_text("mine")
+    if kind == "text":
+        file.write_text("mine")
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "link":
+        file.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(file)
+    else:
+        with h5py.File(file, "w") as hdf5:
+            hdf5["mine"] = [1.0]
+
+
+@pytest.mark.parametrize("kind", ["text", "folder", "link", "fifo", "hdf5"])
+@pytest.mark.parametrize("name", ["summary.h5", "summary.json", "summary.md", "curve.png"])
+def test_overwrite_replaces_no_foreign_file(tmp_path, kind, name) -> None:
+    out, target = tmp_path / "out", tmp_path / "target"
+    out.mkdir()
+    foreign(kind, out / name, target)
+    before = os.lstat(out / name).st_ino, os.lstat(out / name).st_mtime_ns
+    for how in ({"overwrite": True}, {"resume": True}):
+        with (
+            pytest.raises(InputError, match=rf"{name} is there and was not written by wflow"),
+            study.session("trial", flags(out, **how)) as session,
+        ):
+            finish(session, "curve")
+    assert (os.lstat(out / name).st_ino, os.lstat(out / name).st_mtime_ns) == before
+    assert target.read_text() == "mine"
+    summary = {"summary.h5", "summary.json", "summary.md"} if name == "curve.png" else set()
+    assert {file.name for file in out.iterdir()} == {name} | summary
+
+
+def test_a_foreign_figure_costs_nothing_but_itself(tmp_path, capsys) -> None:
+    (tmp_path / "curve.png").write_text("mine")
+    with (
+        pytest.raises(InputError, match=r"curve.png is there.*--resume; the summary is written"),
+        study.session("trial", flags(tmp_path)) as session,
+    ):
+        finish(session, "curve", "other")
+    assert "a table" in capsys.readouterr().out
+    names = {"summary.h5", "summary.json", "summary.md", "other.png", "other.pdf", "curve.png"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+    for how in ({"overwrite": True}, {"resume": True}):
+        with (
+            pytest.raises(InputError, match=r"curve.png is there"),
+            study.session("trial", flags(tmp_path, **how)) as session,
+        ):
+            finish(session, "curve", "other")
+    assert (tmp_path / "curve.png").read_text() == "mine"
+    (tmp_path / "curve.png").unlink()
+    with study.session("trial", flags(tmp_path, resume=True)) as session:
+        finish(session, "curve", "other")
+    assert {file.name for file in tmp_path.iterdir()} == names | {"curve.pdf"}
+
+
+def test_stale_figures_go_only_if_wflow_wrote_them(tmp_path) -> None:
+    with study.session("trial", flags(tmp_path)) as session:
+        finish(session, "old", "linked")
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "linked.png").unlink()
+    (tmp_path / "linked.png").symlink_to(tmp_path / "mine.txt")
+    (tmp_path / "linked.pdf").unlink()
+    (tmp_path / "linked.pdf").mkdir()
+    with study.session("trial", flags(tmp_path, overwrite=True)) as session:
+        finish(session, "new")
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"mine.txt", "linked.png", "linked.pdf", "new.png"} <= names
+    assert not {"old.png", "old.pdf"} & names and (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_summary_names_no_files_outside_its_folder(tmp_path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "notes.txt"
+    with study.session("trial", flags(out)) as session:
+        finish(session)
+    outside.write_text("mine")
+    document = json.loads((out / "summary.json").read_text())
+    document["texts"] = ["notes.txt", "../notes.txt", str(outside), ["x"], None]
+    document["figures"] = ["../curve", 3]
+    (out / "summary.json").write_text(json.dumps(document))
+    with study.session("trial", flags(out, overwrite=True)) as session:
+        finish(session)
+    assert outside.read_text() == "mine"
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_summary_is_never_partly_old_after_a_kill(tmp_path, monkeypatch) -> None:
+    with study.session("old", flags(tmp_path)) as session:
+        finish(session, "curve")
+    acts = {"replace": os.replace, "unlink": Path.unlink}
+    for last in range(7):
+        done = 0
+
+        def act(name: str, *arguments: Any, last: int = last, **options: Any) -> None:
+            nonlocal done
+            if done == last:
+                raise Killed
+            done += 1
+            acts[name](*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", partial(act, "replace"))
+            patch.setattr(Path, "unlink", lambda *a, **k: act("unlink", *a, **k))
+            try:
+                with study.session(f"new{last}", flags(tmp_path, overwrite=True)) as session:
+                    finish(session, "curve")
+            except Killed:
+                pass
+        if (tmp_path / "summary.json").exists():
+            document = json.loads((tmp_path / "summary.json").read_text())
+            with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
+                assert table.attrs["study"] == document["study"]
+            assert (tmp_path / "summary.md").read_text().startswith(f"# {document['study']}\n")
+    with study.session("last", flags(tmp_path, resume=True)) as session:
+        finish(session, "curve")
+    assert set(contents(tmp_path)) == {
+        "summary.h5",
+        "summary.json",
+        "summary.md",
+        "curve.png",
+        "curve.pdf",
+    }
+
+
+def test_drafts_of_a_killed_study_are_removed_by_the_next(tmp_path) -> None:
+    (tmp_path / ".wflow-0123456789abcdef.new").write_text("half")
+    (tmp_path / ".wflow-mine.new").write_text("mine")
+    with study.session("trial", flags(tmp_path)) as session:
+        finish(session)
+    assert not (tmp_path / ".wflow-0123456789abcdef.new").exists()
+    assert (tmp_path / ".wflow-mine.new").read_text() == "mine"
+
+
+@pytest.mark.parametrize("address", ["", " ", "\t\n"])
+def test_a_blank_scheduler_is_refused(tmp_path, address) -> None:
+    with (
+        pytest.raises(InputError, match=r"--scheduler is .* expected an address"),
+        study.session("trial", flags(tmp_path / "new", scheduler=address)),
+    ):
+        pytest.fail("the block has begun")
+    assert not (tmp_path / "new").exists()
+
+
+def test_more_workers_than_the_machine_bears_are_refused(tmp_path) -> None:
+    with (
+        pytest.raises(InputError, match="--workers is 1000000: expected at most"),
+        study.session("trial", flags(tmp_path / "new", workers=10**6)),
+    ):
+        pytest.fail("the block has begun")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_runs_and_the_summary_says_what_stays(tmp_path, number) -> None:
+    before = signal.getsignal(number)
+    with (
+        pytest.raises(Interrupted, match=r"kept in .*--resume to continue") as caught,
+        study.session("trial", flags(tmp_path / "new")) as session,
+    ):
+        session.solve(runs(1.0))
+        signal.raise_signal(number)
+    assert caught.value.signum == number and signal.getsignal(number) is before
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["scale_1.h5"]
+
+
+def test_a_signal_before_anything_is_written_leaves_no_folder(tmp_path) -> None:
+    with (
+        pytest.raises(Interrupted, match="SIGTERM ended the study before it wrote anything"),
+        study.session("trial", flags(tmp_path / "new")),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_while_a_resume_reads_the_earlier_run_waits_until_it_is_closed(
+    tmp_path, monkeypatch
+) -> None:
+    with study.session("trial", flags(tmp_path)) as session:
+        session.solve(runs(1.0))
+        finish(session)
+    events, open_dataset = [], xr.open_dataset
+
+    def interrupted(*args: Any, **options: Any) -> xr.Dataset:
+        dataset = open_dataset(*args, **options)
+        close = dataset._close
+        dataset.set_close(lambda: (close(), events.append("closed")))
+        signal.raise_signal(signal.SIGTERM)
+        events.append("read on")
+        return dataset
+
+    monkeypatch.setattr(xr, "open_dataset", interrupted)
+    with (
+        pytest.raises(Interrupted, match="SIGTERM"),
+        study.session("trial", flags(tmp_path, resume=True)) as session,
+    ):
+        session.solve(runs(1.0))
+    assert events == ["read on", "closed"]
+
+
+def test_no_library_swallows_a_signal(tmp_path) -> None:
+    with (
+        pytest.raises(Interrupted),
+        study.session("trial", flags(tmp_path / "new")),
+        suppress(Exception),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def law(slope: float, paths: int = 40, noise: float = 0.05) -> fits.PowerLaw:
+    """A power law fitted to noisy samples of x^slope."""
+    x = np.array([1.0, 2.0, 4.0, 8.0])
+    rng = np.random.default_rng(3)
+    y = x[:, None] ** slope * np.exp(noise * rng.standard_normal((4, paths)))
+    return fits.power_law(x, y)
+
+
+def test_a_slope_is_judged_by_its_tolerance_and_then_by_its_interval() -> None:
+    near, far, rough = law(1.0), law(2.0), law(1.6, paths=4, noise=1.0)
+    assert abs(rough.exponent - 1) > 0.1 and rough.exponent_ci[0] < 1.1
+    for fit, verdict in ((near, "confirmed"), (far, "not confirmed"), (rough, "inconclusive")):
+        found = study.Finding.slope("it grows", "here", fit, 1.0, 0.1)
+        assert found.verdict == verdict
+        low, high = fit.exponent_ci
+        assert found.found == f"slope {fit.exponent:.3f} (95 % {low:.3f} to {high:.3f})"
+
+
+def test_slopes_of_several_cases_are_judged_together() -> None:
+    def verdict(*slopes: float, expected: Any = 1.0) -> str:
+        laws = {str(k): law(slope) for k, slope in enumerate(slopes)}
+        return study.Finding.slope("it grows", "here", laws, expected, 0.1).verdict
+
+    assert verdict(1.0, 1.0) == "confirmed"
+    assert verdict(1.0, 2.0) == "confirmed in part"
+    assert verdict(3.0, 2.0) == "not confirmed"
+    assert verdict(1.0, 2.0, expected={"0": 1.0, "1": 2.0}) == "confirmed"
+    found = study.Finding.slope(
+        "it falls", "here", {"at T": law(-1.0, noise=1e-3)}, -0.5, 0.1, root=True
+    )
+    assert found.verdict == "confirmed" and found.found.startswith(
+        "at T slope -0.500 (95 % -0.500 to"
+    )
+
+
+@pytest.mark.parametrize(
+    ("holds", "verdict"),
+    [
+        (True, "confirmed"),
+        (np.False_, "not confirmed"),
+        ([True, True], "confirmed"),
+        ([True, False], "confirmed in part"),
+        ([[False], [False]], "not confirmed"),
+        ([], "not confirmed"),
+    ],
+)
+def test_a_finding_about_cases_says_whether_all_or_some_agree(holds, verdict) -> None:
+    assert study.Finding.decided("it holds", "here", "numbers", holds).verdict == verdict
+
+
+def test_a_table_is_the_same_by_rows_and_by_columns() -> None:
+    rows = [{"n": "1", "W2": "0.5"}, {"n": "20", "W2": "0.25"}]
+    by_columns = study.markdown_table({"n": ["1", "20"], "W2": ["0.5", "0.25"]})
+    assert study.markdown_table(rows) == by_columns
+    with pytest.raises(InputError, match="different titles"):
+        study.markdown_table([*rows, {"n": "3", "W1": "0"}])
+
+
+def test_a_mean_is_shown_with_its_standard_error() -> None:
+    assert study.mean_text([1.0, 2.0, 3.0], ".2f", ".2f") == "2.00 ± 0.58"

@@ -1,0 +1,64 @@
+"""Studies of networks: means over runs of which some diverged, and metrics read from files."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import xarray
+
+from wflow import InputError
+from wflow.study import networks
+
+NAN = float("nan")
+
+
+def words(values):
+    return networks.mean_and_spread(values, lambda value: f"{value:.2f}")
+
+
+def test_means_are_over_the_runs_that_came_to_an_end_and_say_so():
+    assert words([1.0, 2.0]) == "1.50 ± 0.71"
+    assert words([1.0]) == "1.00"
+    assert words([1.0, NAN, 2.0]) == "1.50 ± 0.71 (2 of 3)"
+    assert words([NAN, 4.0]) == "4.00 (1 of 2)"
+    assert words([NAN, NAN]) == "–"
+
+
+def history(devices):
+    return xarray.Dataset({"seconds": ("step", np.ones(2))}, attrs={"devices": devices})
+
+
+def test_a_run_that_diverged_at_once_was_on_no_device_and_leaves_the_difference_of_the_others():
+    results = networks.Results(
+        {"a": [{"loss": 2.0, "diverged": False}, {"loss": NAN, "diverged": True}]},
+        {"a": [history("1 x CPU"), history("")]},
+    )
+    assert results.devices == "1 x CPU"
+    assert results.diverged() == "a diverged in 1 of 2 runs"
+    assert networks.differences(results, "loss", {"a": 1.5}, "+.1f") == ["+0.5"]
+    text, verdict = networks.compared([2.0, NAN], [1.0, 1.0])
+    assert "diverged" in text and verdict == "not confirmed"
+
+
+def test_metrics_that_cannot_be_read_are_refused_and_not_waited_for(tmp_path):
+    file = tmp_path / "metrics.h5"
+    assert not networks._complete(file)
+    makers = [os.mkfifo, os.mkdir, Path.touch, lambda path: path.write_text("words")]
+    for make in makers:
+        make(file)
+        with pytest.raises(InputError, match=r"metrics\.h5"):
+            networks._complete(file)
+        if file.is_dir():
+            file.rmdir()
+        else:
+            file.unlink()
+
+
+@pytest.mark.parametrize(("complete", "expected"), [(1, True), (0, False), ("yes", False)])
+def test_metrics_say_whether_a_training_is_complete(complete, expected, tmp_path):
+    file = tmp_path / "metrics.h5"
+    xarray.Dataset(attrs={"complete": complete}).to_netcdf(file, engine="h5netcdf")
+    assert networks._complete(file) == expected

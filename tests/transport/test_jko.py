@@ -1,0 +1,582 @@
+"""Minimizing movements: the functional falls, De Giorgi's identity, the flows they follow."""
+
+import json
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import special_ortho_group
+from test_metric import numeric_gradient
+from twin import Twin, symmetric, unit
+
+import wflow
+from wflow import BlowUpError, InputError, heads, jko
+from wflow.heads.process import head_path
+from wflow.sphere import normalise
+from wflow.transport import W2, Metric, Weighted
+from wflow.transport.jko import StepProblem
+
+QUICK = settings(max_examples=12, deadline=None)
+SEEDS = st.integers(0, 10_000)
+METRICS = pytest.mark.parametrize("metric", ["w2", "weighted"])
+FLOW = {"w2": "unnormalised", "weighted": "effective"}
+E = np.eye(3)[2]
+SIGN = {"descent": 1.0, "ascent": -1.0}
+
+
+class Along(Metric):
+    """b(x) = 1 + strength <x, axis>^2: tokens near both poles are slow."""
+
+    def __init__(self, axis: np.ndarray, strength: float, segments: int = 1) -> None:
+        self.axis, self.strength, self.segments = axis, strength, segments
+
+    def mobility_and_gradient(self, clouds, D, weights):
+        height = clouds @ self.axis
+        gradient = 2 * self.strength * (weights * height)[..., None] * self.axis
+        return 1 + self.strength * height**2, gradient
+
+    def to_config(self):
+        return {"axis": self.axis, "strength": self.strength}
+
+
+class Masses(Metric):
+    """W^2 = (1/n) sum_i mass_i |x_i, y_i|^2: tokens with masses, which cannot be exchanged."""
+
+    def __init__(self, masses: np.ndarray) -> None:
+        self.masses = masses
+
+    def mobility_and_gradient(self, clouds, D, weights):
+        return np.broadcast_to(self.masses, clouds.shape[:2]), np.zeros(clouds.shape)
+
+    def reassign(self, curve, b):
+        return curve, False
+
+
+class Chordal(Metric):
+    """W^2 = (1/n) sum_i |x_i - y_i|^2, the chord in place of the angle."""
+
+    def mobility_and_gradient(self, clouds, D, weights):
+        return np.ones(clouds.shape[:2]), np.zeros(clouds.shape)
+
+    def cost(self, curve, D, b):
+        move = curve[1:] - curve[:1]
+        return float((move**2).sum()) / 2, move
+
+    def reassign(self, curve, b):
+        labels = wflow.transport.assignment(*curve, cost="chordal")
+        improved = not np.array_equal(labels, np.arange(len(labels)))
+        return np.stack([curve[0], curve[1][labels]]), improved
+
+
+def problem(seed: int, n: int = 10, d: int = 3, count: int = 3, size: float = 0.5):
+    rng = np.random.default_rng(seed)
+    return unit(rng, n, d), size * symmetric(rng, count, d, d)
+
+
+# One step.
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [W2(), Weighted(3), Along(E, 2.0, 3), Chordal(), Masses(np.arange(1.0, 5.0))],
+    ids=lambda metric: type(metric).__name__,
+)
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_gradient_of_the_functional_is_that_of_finite_differences(metric, direction) -> None:
+    x, D = problem(1, n=4)
+    functional = StepProblem(x, D, metric, SIGN[direction])._objective(0.2)
+    y = normalise(x + 0.2 * np.random.default_rng(0).normal(size=x.shape))
+    path = np.stack([normalise(2 * x + y), normalise(x + y), y])
+    nodes = path[3 - metric.segments :]
+    gradient = functional(nodes)[1]
+    tangential = gradient - (gradient * nodes).sum(axis=-1, keepdims=True) * nodes
+    numeric = numeric_gradient(lambda p: functional(p)[0], nodes)
+    assert np.abs(tangential - numeric).max() < 1e-8
+
+
+@METRICS
+@given(
+    seed=SEEDS,
+    tau=st.sampled_from([1e-3, 0.03, 0.3, 2.0]),
+    count=st.integers(1, 4),
+    d=st.integers(2, 4),
+    direction=st.sampled_from(["descent", "ascent"]),
+)
+@QUICK
+def test_energy_never_moves_the_wrong_way(metric, seed, tau, count, d, direction) -> None:
+    x, D = problem(seed, n=7, d=d, count=count)
+    found = jko.step(x, D, tau, metric=metric, direction=direction)
+    assert found.converged and found.coupling_optimal
+    sign = SIGN[direction]
+    fall = sign * (wflow.energy(x, D) - wflow.energy(found.tokens, D))
+    assert found.energy_before == pytest.approx(wflow.energy(x, D), rel=1e-13)
+    assert fall >= found.distance_sq / (2 * tau) - 1e-13
+    assert found.inequality_gap == pytest.approx(fall - found.distance_sq / (2 * tau), abs=1e-13)
+    assert np.abs(np.linalg.norm(found.tokens, axis=1) - 1).max() < 1e-14
+
+
+@METRICS
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_step_solves_its_euler_lagrange_equation(metric, direction) -> None:
+    # W₂: log_y(x) = s tau gbar(y). W_b: the same functional, minimised by another program.
+    x, D = problem(2, n=6)
+    tau = 0.1
+    found = jko.step(x, D, tau, metric=metric, direction=direction)
+    assert found.gradient_norm < 1e-9
+    y, sign = found.tokens, SIGN[direction]
+    if metric == "w2":
+        gbar = wflow.velocity(y, D, flow="unnormalised", direction="ascent")
+        cosine = (x * y).sum(axis=1, keepdims=True)
+        log = np.arccos(cosine) / np.sqrt(1 - cosine**2) * (x - cosine * y)
+        assert np.abs(log - sign * tau * gbar).max() < 1e-8
+
+    def plain(p: np.ndarray) -> float:
+        y = normalise(p.reshape(x.shape))
+        square = np.arccos(np.clip((x * y).sum(axis=1), -1, 1)) ** 2
+        if metric == "weighted":
+            square *= (wflow.effective_mobility(x, D) + wflow.effective_mobility(y, D)) / 2
+        return sign * wflow.energy(y, D) + square.mean() / (2 * tau)
+
+    other = minimize(plain, y.ravel() + 1e-3, method="BFGS", options={"gtol": 1e-9})
+    assert plain(y.ravel()) <= other.fun + 1e-12
+    assert np.abs(normalise(other.x.reshape(x.shape)) - y).max() < 1e-5
+
+
+@METRICS
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_one_step_agrees_with_the_explicit_flow_to_second_order(metric, direction) -> None:
+    x, D = problem(3, n=12)
+    v = wflow.velocity(x, D, flow=FLOW[metric], direction=direction)
+    errors = []
+    for tau in (2e-3, 1e-3):
+        y = jko.step(x, D, tau, metric=metric, direction=direction).tokens
+        errors.append(np.abs(y - normalise(x + tau * v)).max())
+    assert errors[0] / errors[1] == pytest.approx(4, abs=0.15)
+
+
+def test_metrics_differ_and_heads_without_scores_move_nothing_in_either() -> None:
+    x, D = problem(4)
+    one, two = (jko.step(x, D, 1e-3, metric=metric).tokens for metric in ("w2", "weighted"))
+    assert np.abs(one - two).max() > 1e-5
+    # D = 0 has mobility 1 and no gradient: nothing moves in either.
+    for metric in ("w2", "weighted"):
+        still = jko.step(x, 0 * D, 0.5, metric=metric)
+        assert np.abs(still.tokens - x).max() < 1e-15
+        assert still.iterations == 0 and still.converged
+
+
+def test_heads_of_equal_mobility_are_one_head() -> None:
+    x, D = problem(5, count=1)
+    one = jko.step(x, D, 0.2, metric="weighted")
+    five = jko.step(x, np.repeat(D, 5, axis=0), 0.2, metric="weighted")
+    assert np.abs(one.tokens - five.tokens).max() < 1e-8
+    assert one.distance_sq == pytest.approx(five.distance_sq, rel=1e-7)
+
+
+@METRICS
+@given(seed=SEEDS)
+@QUICK
+def test_step_turns_with_its_cloud_and_heads_and_permutes_with_its_tokens(metric, seed) -> None:
+    x, D = problem(seed, n=6)
+    y = jko.step(x, D, 0.1, metric=metric).tokens
+    R = special_ortho_group.rvs(3, random_state=seed)
+    turned = jko.step(normalise(x @ R.T), R @ D @ R.T, 0.1, metric=metric).tokens
+    assert np.abs(turned - y @ R.T).max() < 1e-7
+    order = np.random.default_rng(seed).permutation(6)
+    assert np.abs(jko.step(x[order], D, 0.1, metric=metric).tokens - y[order]).max() < 1e-7
+
+
+def test_one_token_on_the_circle_minimises_a_function_of_one_angle() -> None:
+    D = np.diag([1.0, -0.5])[None]
+    x = np.array([[np.cos(0.4), np.sin(0.4)]])
+    tau = 0.3
+
+    def root_of_b(angle: np.ndarray) -> np.ndarray:
+        return np.exp((np.cos(angle) ** 2 - 0.5 * np.sin(angle) ** 2) / 2)
+
+    angle = np.linspace(-0.5, 2.5, 600_001)
+    energy = np.exp(np.cos(angle) ** 2 - 0.5 * np.sin(angle) ** 2) / 2
+    along = np.concatenate([[0.0], np.cumsum((root_of_b(angle)[1:] + root_of_b(angle)[:-1]) / 2)])
+    along *= angle[1] - angle[0]
+    arc = along - np.interp(0.4, angle, along)
+    for metric, distance in (("w2", angle - 0.4), ("weighted", arc)):
+        best = angle[np.argmin(energy + distance**2 / (2 * tau))]
+        found = jko.step(x, D, tau, metric=metric, segments=32)
+        assert np.arctan2(found.tokens[0, 1], found.tokens[0, 0]) == pytest.approx(best, abs=2e-4)
+
+
+def test_more_segments_change_a_weighted_step_at_second_order() -> None:
+    x, D = problem(6)
+    y = [jko.step(x, D, 0.2, metric="weighted", segments=k).tokens for k in (2, 4, 8, 16)]
+    gaps = [np.abs(a - b).max() for a, b in pairwise(y)]
+    assert gaps[0] / gaps[1] == pytest.approx(4, abs=0.4)
+    assert gaps[1] / gaps[2] == pytest.approx(4, abs=0.4)
+
+
+@METRICS
+def test_stationary_cloud_stays(metric) -> None:
+    x = np.repeat(np.eye(3)[:1], 5, axis=0)  # a Dirac at an eigenvector
+    found = jko.step(x, np.diag([1.0, 0.5, -1])[None], 0.1, metric=metric)
+    assert found.converged and np.abs(found.tokens - x).max() < 1e-12
+
+
+def test_step_cut_short_warns_and_is_recorded() -> None:
+    x, D = problem(7, size=1.0)
+    with pytest.warns(RuntimeWarning, match="did not converge: a gradient of"):
+        found = jko.step(x, D, 0.3, max_iterations=2)
+    assert not found.converged and found.gradient_norm > 1e-6
+    with pytest.warns(RuntimeWarning, match=r"steps of minimizing movements did not converge"):
+        run = jko.minimizing_movements(
+            x, heads.Frozen(), heads=D, t_final=0.6, tau=0.3, max_iterations=2
+        )
+    assert run["converged"].values.tolist()[0] and not run["converged"].values[1]
+    assert run.attrs["steps_not_converged"] == int((~run["converged"]).sum())
+
+
+def test_step_that_leaves_a_steep_start_is_judged_by_its_end() -> None:
+    # Scores of 100: the energy falls by nine orders of magnitude, the gradient with it.
+    rng = np.random.default_rng(1)
+    D = symmetric(rng, 2, 3, 3)
+    D *= 100 / np.abs(np.linalg.eigvalsh(D)).max()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = jko.step(unit(rng, 20, 3), D, 0.1)
+    assert found.converged is not bool(caught)
+    assert not found.converged or found.gradient_norm < 1e-8 * np.sqrt(found.distance_sq) / 0.1
+
+
+def test_large_step_is_matched_again_where_the_labels_are_not_optimal() -> None:
+    # From the solution with two tokens exchanged the metric comes back to optimal labels.
+    x, D = problem(11, n=8)
+    metric = W2()
+    step = StepProblem(x, D, metric, 1.0)
+    y = step.solve(0.1, tolerance=1e-9, max_iterations=100).tokens
+    b = np.ones((2, 8))
+    curve, improved = metric.reassign(np.stack([x, y[[1, 0, *range(2, 8)]]]), b)
+    assert improved and np.array_equal(curve[1], y)
+    assert not metric.reassign(np.stack([x, y]), b)[1]
+
+
+# The energy identity.
+
+
+@METRICS
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_de_giorgi_identity_closes_to_the_quadrature(metric, direction) -> None:
+    x, D = problem(8, n=8)
+    terms = jko.energy_inequality(x, D, 0.05, metric=metric, direction=direction, nodes=6)
+    assert terms.converged
+    total = terms.distance_term + terms.interpolation_term
+    assert abs(terms.gap) < 1e-9 * total
+    fall = terms.energy_before - terms.energy_after
+    assert fall == pytest.approx(total + terms.gap, abs=1e-13)
+    assert terms.plain_gap == pytest.approx(terms.interpolation_term, rel=1e-7)
+
+
+@METRICS
+def test_slope_of_the_interpolation_is_its_speed_in_w2_and_to_first_order_in_wb(metric) -> None:
+    x, D = problem(9, n=8)
+    gaps = []
+    for tau in (0.02, 0.01):
+        terms = jko.energy_inequality(x, D, tau, metric=metric, nodes=5)
+        gaps.append(abs(terms.slope_term / terms.interpolation_term - 1))
+    if metric == "w2":
+        assert max(gaps) < 1e-8
+    else:
+        assert 1e-9 < gaps[1] < 1e-3 and gaps[0] / gaps[1] > 1.8
+
+
+@METRICS
+def test_variational_interpolation_ends_at_the_step_and_begins_at_the_start(metric) -> None:
+    x, D = problem(10)
+    end = jko.variational_interpolation(x, D, 0.1, 0.1, metric=metric)
+    assert np.array_equal(end.tokens, jko.step(x, D, 0.1, metric=metric).tokens)
+    distances, energies = [], []
+    for r in (1e-4, 0.02, 0.05, 0.1):
+        at = jko.variational_interpolation(x, D, 0.1, r, metric=metric)
+        distances.append(at.distance_sq)
+        energies.append(at.energy_after)
+    assert np.all(np.diff(distances) > 0) and np.all(np.diff(energies) < 0)  # [AGS] Lemma 3.1.2
+    assert np.sqrt(distances[0]) < 1e-3
+
+
+# Whole paths.
+
+
+@METRICS
+@pytest.mark.parametrize("count", [1, 4])
+def test_minimizing_movements_converge_to_their_flow_at_first_order(metric, count) -> None:
+    x, D = problem(12, count=count)
+    fine = wflow.solve(x, heads.Frozen(), heads=D, t_final=0.4, dt=0.01, flow=FLOW[metric],
+                       scheme="rk4")["tokens"].values[0, -1]  # fmt: skip
+    errors = []
+    for tau in (0.02, 0.01):
+        run = jko.minimizing_movements(
+            x, heads.Frozen(), heads=D, t_final=0.4, tau=tau, metric=metric
+        )
+        assert run["converged"].all() and run.attrs["gradient_flow"] == FLOW[metric]
+        assert np.all(np.diff(run["energy"]) <= 0) and (run["inequality_gap"] >= -1e-14).all()
+        errors.append(np.sqrt(((run["tokens"].values[-1] - fine) ** 2).sum(axis=1).mean()))
+    assert errors[0] / errors[1] == pytest.approx(2, abs=0.15)
+
+
+# Metric objects.
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "segments"), [("w2", W2(), 1), ("weighted", Weighted(segments=2), 2)]
+)
+def test_names_of_metrics_are_their_objects(name, metric, segments) -> None:
+    x, D = problem(16, n=6)
+    options = {"heads": D, "t_final": 0.2, "tau": 0.1}
+    named = jko.minimizing_movements(x, heads.Frozen(), **options, metric=name, segments=segments)
+    given = jko.minimizing_movements(x, heads.Frozen(), **options, metric=metric)
+    assert given.identical(named)
+    config = json.loads(given.attrs["config"])
+    assert config["metric"] == given.attrs["metric"] == name and config["segments"] == segments
+
+
+def test_constant_mobility_rescales_the_step_of_w2() -> None:
+    x, D = problem(17, n=8)
+    scaled = jko.step(x, D, 0.4, metric=Masses(np.full(8, 4.0)))
+    plain = jko.step(x, D, 0.1)
+    assert np.abs(scaled.tokens - plain.tokens).max() < 1e-8
+    assert scaled.distance_sq == pytest.approx(4 * plain.distance_sq, rel=1e-7)
+    assert scaled.gradient_norm < 1e-9 and scaled.inequality_gap == pytest.approx(
+        plain.inequality_gap, rel=1e-7
+    )
+
+
+@pytest.mark.parametrize("direction", ["descent", "ascent"])
+def test_custom_metric_leads_to_its_gradient_flow_at_first_order(direction) -> None:
+    x, D = problem(18, n=8)
+    metric, steps, t_final = Along(E, 3.0), 400, 0.4
+
+    def velocity(x: np.ndarray) -> np.ndarray:
+        v = wflow.velocity(x, D, flow="unnormalised", direction=direction)
+        return v / (1 + 3 * (x @ E) ** 2)[:, None]
+
+    y, h = x, t_final / steps
+    for _ in range(steps):
+        y = normalise(y + h * velocity(normalise(y + h / 2 * velocity(y))))
+    errors = []
+    for tau in (0.02, 0.01):
+        run = jko.minimizing_movements(
+            x, heads.Frozen(), heads=D, t_final=t_final, tau=tau, metric=metric,
+            direction=direction,
+        )  # fmt: skip
+        assert run["converged"].all() and (run["inequality_gap"] >= -1e-14).all()
+        assert np.all(SIGN[direction] * np.diff(run["energy"]) <= 0)
+        errors.append(np.abs(run["tokens"].values[-1] - y).max())
+    assert errors[0] / errors[1] == pytest.approx(2, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [Along(E, 3.0), Along(E, 3.0, segments=4), Chordal(), Masses(np.linspace(1.0, 3.0, 8))],
+    ids=["path of one segment", "path of four", "chords", "masses"],
+)
+def test_energy_identity_closes_in_custom_metrics(metric) -> None:
+    x, D = problem(19, n=8)
+    terms = jko.energy_inequality(x, D, 0.05, metric=metric, nodes=6)
+    assert terms.converged
+    total = terms.distance_term + terms.interpolation_term
+    assert abs(terms.gap) < 1e-9 * total
+    assert terms.slope_term == pytest.approx(terms.interpolation_term, rel=5e-3)
+
+
+def test_tokens_are_exchanged_where_the_metric_allows_it() -> None:
+    x, _ = problem(20, n=6)
+    crossed = np.stack([x, x[[1, 0, 2, 3, 4, 5]]])
+    masses = np.arange(1.0, 7.0)
+    b = np.broadcast_to(masses, (2, 6))
+    assert np.array_equal(Metric().reassign(crossed, np.ones((2, 6)))[0][1], x)
+    curve, improved = Masses(masses).reassign(crossed, b)
+    assert not improved and np.array_equal(curve, crossed)
+
+
+def test_configuration_identifies_a_custom_metric_by_its_code_and_data() -> None:
+    x, D = problem(21, n=5)
+
+    def config(metric: Metric) -> dict:
+        run = jko.minimizing_movements(
+            x, heads.Frozen(), heads=D, t_final=0.1, tau=0.1, metric=metric
+        )
+        assert run.attrs["metric"] == type(metric).__name__
+        assert run.attrs["gradient_flow"] == "s gbar/b"
+        return json.loads(run.attrs["config"])["metric"]
+
+    found = config(Along(E, 2.0))
+    assert found["name"] == "Along" and found["strength"] == 2.0 and found["axis"] == [0, 0, 1]
+    assert found == config(Along(E, 2.0)) and found["fingerprint"]
+    assert found["fingerprint"] != config(Along(E, 2.5))["fingerprint"]
+    hidden = Masses(np.ones(5))
+    hidden.noise = np.random.default_rng(0)
+    found = config(hidden)
+    assert found["fingerprint"] is None and "random generator" in found["not_comparable"]
+
+
+class Wrong(Metric):
+    """A metric that returns what it is given."""
+
+    def __init__(self, b, gradient) -> None:
+        self.found = b, gradient
+
+    def mobility_and_gradient(self, clouds, D, weights):
+        return self.found
+
+
+SYMMETRIC_TABLE = 0.3 * symmetric(np.random.default_rng(0), 3, 2, 3, 3)
+LAWS = {
+    "ou": (heads.OrnsteinUhlenbeck(np.eye(3)), 3, "euler"),
+    "ou exact": (heads.OrnsteinUhlenbeck(np.eye(3), exact=True), 3, "euler"),
+    "oscillating": (heads.Oscillating(3), 3, "euler"),
+    "oscillating rk4": (heads.Oscillating(3, "common"), 2, "rk4"),
+    "frozen": (heads.Frozen(), 2, "euler"),
+    "constant": (heads.Schedule([0, 0.1, 0.2], SYMMETRIC_TABLE, "constant"), None, "euler"),
+    "linear": (heads.Schedule([0, 0.1, 0.2], SYMMETRIC_TABLE), None, "heun"),
+    "own": (heads.HeadLaw(lambda D, t: -D, 0.5), 2, "euler"),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_head_path_is_that_of_solve_bit_for_bit(name) -> None:
+    law, count, scheme = LAWS[name]
+    x, _ = problem(0, n=5)
+    run = wflow.solve(
+        x,
+        law,
+        heads=count,
+        t_final=0.4,
+        dt=0.05,
+        paths=3,
+        seed=7,
+        scheme=scheme,
+        save=wflow.SaveAt(heads=True, snapshots=[0, 0.1, 0.2, 0.3, 0.4], paths=[2]),
+    )
+    path = list(
+        head_path(law, heads=count, d=3, t_final=0.4, dt=0.05, seed=7, path=2, scheme=scheme,
+                  every=2)
+    )  # fmt: skip
+    assert [t for t, _ in path] == run["snapshot"].values.tolist()
+    assert np.array_equal(np.stack([D for _, D in path]), run["heads"].values[0])
+
+
+@METRICS
+@pytest.mark.parametrize("name", LAWS)
+def test_all_head_laws_run_and_use_the_heads_at_the_end_of_each_step(metric, name) -> None:
+    law, count, scheme = LAWS[name]
+    x, _ = problem(13, n=6)
+    run = jko.minimizing_movements(x, law, heads=count, t_final=0.3, tau=0.1, dt=0.025, seed=3,
+                                   path=1, metric=metric, scheme=scheme)  # fmt: skip
+    assert run["converged"].all() and (run["inequality_gap"] >= -1e-14).all()
+    assert run["tokens"].shape == (4, 6, 3) and np.allclose(run["time"], [0, 0.1, 0.2, 0.3])
+    path = dict(
+        enumerate(
+            head_path(law, heads=count, d=3, t_final=0.3, dt=0.025, seed=3, path=1, scheme=scheme,
+                      every=4)
+        )
+    )  # fmt: skip
+    for k in range(4):
+        D = path[k][1]
+        clouds = run["tokens"].values
+        assert run["energy"].values[k] == pytest.approx(wflow.energy(clouds[k], D), rel=1e-12)
+        if k:
+            before = wflow.energy(clouds[k - 1], D)
+            assert run["energy_before"].values[k] == pytest.approx(before, rel=1e-12)
+            again = jko.step(clouds[k - 1], D, 0.1, metric=metric).tokens
+            assert np.abs(again - clouds[k]).max() < 1e-12
+
+
+def test_noisy_heads_give_the_same_path_as_an_explicit_run_to_first_order() -> None:
+    x, _ = problem(14)
+    law = heads.OrnsteinUhlenbeck(np.eye(3))
+    dt, gaps = 1 / 1024, []
+    options = {"heads": 4, "t_final": 0.25, "seed": 5}
+    fine = wflow.solve(
+        x, law, dt=dt, flow="effective", paths=2, save=wflow.SaveAt(paths=[1]), **options
+    )
+    for tau in (1 / 32, 1 / 64):
+        run = jko.minimizing_movements(x, law, tau=tau, dt=dt, metric="weighted", path=1, **options)
+        gap = run["tokens"].values[-1] - fine["tokens"].values[0, -1]
+        gaps.append(np.sqrt((gap**2).sum(axis=1).mean()))
+    assert gaps[1] < 0.7 * gaps[0] < 0.05, gaps
+
+
+def test_energies_are_those_of_the_extended_twin() -> None:
+    x, D = problem(15)
+    run = jko.minimizing_movements(x, heads.Frozen(), heads=D, t_final=0.1, tau=0.1)
+    for k in range(2):
+        want = Twin(run["tokens"].values[k], D).terms()["energy"]
+        assert run["energy"].values[k] == pytest.approx(float(want), rel=1e-13)
+    settings = json.loads(run.attrs["config"])
+    assert settings["tau"] == 0.1 and settings["law"] == {"name": "Frozen"}
+    assert all("long_name" in run[name].attrs for name in run.data_vars)
+
+
+X, D3 = problem(0, n=4)
+QKV = heads.QKV(np.eye(3)[None], np.eye(3)[None], np.eye(3)[None])
+FROZEN = heads.Frozen()
+
+
+def movements(**change):
+    options = {"heads": D3, "t_final": 0.2, "tau": 0.1} | change
+    return jko.minimizing_movements(options.pop("x0", X), options.pop("law", FROZEN), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: jko.step(X, D3, 0.0), "tau is 0"),
+        (lambda: jko.step(X, D3, -1.0), "tau is -1"),
+        (lambda: jko.step(X, D3, np.inf), "tau is inf"),
+        (lambda: jko.step(X, D3, "1"), "expected a number"),
+        (lambda: jko.step(2 * X, D3, 0.1), "normalise with wflow.sphere.as_tokens"),
+        (lambda: jko.step(X[:, :2], D3, 0.1), "unit sphere"),
+        (lambda: jko.step(X[:0], D3, 0.1), "n >= 1"),
+        (lambda: jko.step(X, np.triu(D3), 0.1), "not symmetric"),
+        (lambda: jko.step(X, QKV, 0.1), "no gradient"),
+        (lambda: jko.step(X, D3, 0.1, metric="w1"), "metric is 'w1': expected one of w2, weighted"),
+        (lambda: jko.step(X, D3, 0.1, metric=W2), "metric is .* or an object"),
+        (lambda: jko.step(X, D3, 0.1, metric=Metric()), "define it"),
+        (lambda: jko.step(X, D3, 0.1, metric=Wrong(1.0, 0.0)), r"shapes \(\) and \(\)"),
+        (lambda: jko.step(X, D3, 0.1, metric=Wrong(np.zeros((1, 4)), X[None])), "of 0: expected"),
+        (lambda: jko.step(X, D3, 0.1, metric=Weighted(), segments=2), "segments is 2, beside"),
+        (lambda: jko.step(X, D3, 0.1, metric=Along(E, 1.0, 0)), "Along.segments is 0"),
+        (lambda: jko.step(X, D3, 0.1, segments=0), "segments is 0"),
+        (lambda: Weighted(segments=0), "segments is 0"),
+        (lambda: jko.step(X, D3, 0.1, direction="up"), "direction is 'up'"),
+        (lambda: jko.step(X, 100 * np.eye(3)[None], 0.1, metric="weighted"), "norm 100"),
+        (lambda: jko.step(X, 800 * np.eye(3)[None], 0.1), "energy leaves the range"),
+        (lambda: jko.variational_interpolation(X, D3, 0.1, 0.2), "expected 0 < r <= tau"),
+        (lambda: jko.energy_inequality(X, D3, 0.1, nodes=0), "nodes is 0"),
+        (lambda: movements(tau=0.0), "tau is 0"),
+        (lambda: movements(tau=0.07), "whole number of steps of tau = 0.07"),
+        (lambda: movements(dt=0.03), "tau = 0.1 is not a whole number of steps of dt = 0.03"),
+        (lambda: movements(dt=0.3), "is not a whole number of steps"),
+        (lambda: movements(heads=QKV), "general"),
+        (lambda: movements(heads=np.triu(D3)), "not symmetric"),
+        (lambda: movements(law=heads.HeadLaw(symmetric=False)), "does not keep heads symmetric"),
+        (lambda: movements(x0=np.stack([X, X])), "of one path"),
+        (lambda: movements(path=-1), "path is -1"),
+        (lambda: movements(scheme="rk4", law=heads.OrnsteinUhlenbeck(np.eye(3))), "deterministic"),
+        (lambda: list(head_path(FROZEN, heads=2, d=3, t_final=1, dt=0.1, every=3)), "divisor"),
+        (lambda: head_path(FROZEN, heads=2, d=1, t_final=1, dt=0.1), "d is 1"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_do(call, match) -> None:
+    with pytest.raises(InputError, match=match):
+        call()
+
+
+def test_law_that_lies_about_symmetry_or_runs_away_is_found_out() -> None:
+    lie = heads.HeadLaw(lambda D, t: np.triu(np.ones((3, 3))))
+    with pytest.raises(InputError, match=r"made heads asymmetric before time 0\.1"):
+        list(head_path(lie, heads=D3, d=3, t_final=1.0, dt=0.1))
+    grow = heads.HeadLaw(lambda D, t: np.minimum(1e300 * np.abs(D) + 1e300, 1e308))
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(BlowUpError, match="finite"):
+        list(head_path(grow, heads=D3, d=3, t_final=100.0, dt=10.0))

@@ -1,0 +1,136 @@
+"""Distances along the snapshots of a run: `wflow.transport.over_time`."""
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow import InputError, tokens, transport
+from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.io import snapshots as reader
+
+
+def cloud(n: int, d: int, seed: int) -> np.ndarray:
+    return tokens.uniform(n, d, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("run") / "run.h5"
+    wflow.solve(
+        np.stack([cloud(12, 3, seed) for seed in range(3)]),
+        OrnsteinUhlenbeck(np.eye(3)),
+        heads=2,
+        t_final=0.5,
+        dt=0.05,
+        paths=3,
+        save=wflow.SaveAt(snapshots=(0, 0.1, 0.3, 0.5), paths=(0, 2)),
+        out=file,
+        compute=wflow.Compute(threads=1),
+    ).close()
+    return file
+
+
+def test_over_time_is_the_loop_over_the_snapshots(run_file):
+    with wflow.open(run_file) as run:
+        held = run["tokens"].values
+        final = transport.over_time(run, p=1)
+    assert final.dims == ("snapshot_path", "snapshot")
+    assert final["snapshot_path"].values.tolist() == [0, 2]
+    assert final["snapshot"].values == pytest.approx([0, 0.1, 0.3, 0.5])
+    want = [[transport.w1(at, path[-1]) for at in path] for path in held]
+    assert np.array_equal(final.values, want)
+    assert (final.values[:, -1] == 0).all() and (final.values[:, :-1] > 0).all()
+    first = transport.over_time(run_file, to="initial", cost="chordal", paths=[2])
+    want = [transport.w2(at, held[1, 0], cost="chordal") for at in held[1]]
+    assert np.array_equal(first.values, [want])
+    steps = transport.over_time(run_file, to="previous")
+    assert steps["snapshot"].values == pytest.approx([0.1, 0.3, 0.5])
+    assert steps["elapsed"].values == pytest.approx([0.1, 0.2, 0.2])
+    want = [[transport.w2(a, b) for a, b in zip(p[1:], p[:-1], strict=True)] for p in held]
+    assert np.array_equal(steps.values, want)
+
+
+def test_over_time_to_a_cloud_and_to_another_run(run_file, tmp_path):
+    target = cloud(5, 3, 9)
+    with wflow.open(run_file) as run:
+        held = run["tokens"].values
+    found = transport.over_time(run_file, to=target)
+    assert np.array_equal(found, [[transport.w2(at, target) for at in path] for path in held])
+    other = tmp_path / "other.h5"
+    wflow.rerun(run_file, out=other, flow="unnormalised", compute=wflow.Compute(threads=1)).close()
+    with wflow.open(other) as run:
+        theirs = run["tokens"].values
+        found = transport.over_time(run_file, to=run)
+    pairs = zip(held.reshape(-1, 12, 3), theirs.reshape(-1, 12, 3), strict=True)
+    assert found.values.ravel().tolist() == [transport.w2(x, y) for x, y in pairs]
+    assert np.array_equal(transport.over_time(run_file, to=other), found)
+    assert "another run" in found.attrs["long_name"]
+
+
+def test_over_time_holds_no_more_than_its_block_of_snapshots(run_file, monkeypatch):
+    import h5netcdf
+
+    want = transport.over_time(run_file)
+    read = []
+    plain = h5netcdf.Variable.__getitem__
+
+    def watched(self, key):
+        out = plain(self, key)
+        if self.name.endswith("tokens"):
+            read.append(np.size(out))
+        return out
+
+    monkeypatch.setattr(h5netcdf.Variable, "__getitem__", watched)
+    for snapshots in (1, 3):
+        read.clear()
+        monkeypatch.setattr(reader, "BLOCK_BYTES", snapshots * 8 * 12 * 3)
+        assert np.array_equal(transport.over_time(run_file), want)
+        assert max(read) == snapshots * 12 * 3
+
+
+def test_over_time_of_single_precision(tmp_path):
+    run = wflow.solve(
+        cloud(8, 3, 0),
+        Frozen(),
+        heads=1,
+        t_final=0.2,
+        dt=0.1,
+        compute=wflow.Compute(dtype="float32", threads=1),
+    )
+    assert transport.over_time(run)[0, 0] > 0
+
+
+def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
+    bare = tmp_path / "bare.h5"
+    wflow.solve(
+        cloud(4, 3, 0),
+        Frozen(),
+        heads=1,
+        t_final=0.2,
+        dt=0.1,
+        save=wflow.SaveAt(paths=()),
+        out=bare,
+    ).close()
+    with pytest.raises(
+        InputError, match=r"holds no tokens: solve it again with save=SaveAt\(snapshots="
+    ):
+        transport.over_time(bare)
+    with pytest.raises(InputError, match=r"paths are \[1\].*kept the tokens of \[0, 2\]"):
+        transport.over_time(run_file, paths=[1])
+    with pytest.raises(InputError, match="expected final, initial, previous, a run file"):
+        transport.over_time(run_file, to="last")
+    with pytest.raises(InputError, match="to is None: expected final"):
+        transport.over_time(run_file, to=None)
+    with pytest.raises(InputError, match=r"paths are \[\[0\], \[2\]\]"):
+        transport.over_time(run_file, paths=[[0], [2]])
+    other = tmp_path / "other.h5"
+    wflow.rerun(
+        run_file, out=other, save=wflow.SaveAt(snapshots=(0, 0.5)), compute=wflow.Compute(threads=1)
+    ).close()
+    with pytest.raises(InputError, match=r"snapshots at t = 0, 0\.1, 0\.3, 0\.5"):
+        transport.over_time(run_file, to=other)
+    with pytest.raises(InputError, match="expected a run file"):
+        transport.over_time(3.0)
+
+
+# --- bad input ---

@@ -1,0 +1,328 @@
+"""Adaptive step sizes: tolerances, error norms, and the step-size controller.
+
+The module does not depend on what is integrated, tokens with their heads or heads alone: an
+integrator asks for the lengths of a step (`AdaptiveSteps.propose`), and returns its errors in units
+of the tolerances (`Dopri5.sizes`, `AdaptiveSteps.judge`).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import SchemeName, check_choice, positive
+from wflow._core.errors import InputError
+from wflow._core.tableaux import TABLEAUX, Tableau
+
+Sizes = NDArray[np.float64]
+
+# Which scheme
+# ------------
+
+
+@dataclass(frozen=True)
+class Dopri5:
+    """Steps of the Dormand-Prince pair 5(4), their lengths chosen by the estimated error.
+
+    With e the difference of the two solutions, a step is accepted if
+
+        max over tokens i of |e_i| / (atol + rtol) <= 1,
+        max over heads h of |e_h|_F / (atol + rtol |D_h|_F) <= 1,
+
+    in Euclidean and Frobenius norm: tokens have norm one, and |D_h|_F is the larger of both ends.
+    A maximum instead of a mean, so that two tokens about to merge are not averaged away by many
+    others. The integrals of the energy budget are integrated at the same order and do not affect
+    the steps: a run moves the same with and without a budget.
+
+    Parameters
+    ----------
+    rtol, atol : relative and absolute tolerance of one step, > 0. With the defaults the tokens of
+        small clouds are right to about 1e-8 after some fifty steps, and the budget closes to about
+        1e-8 of the energy that was turned over: less than a figure shows, and a hundred times the
+        error that fast sums may have (`tolerance`, 1e-10)
+
+    Raises
+    ------
+    InputError
+        For a tolerance that is no finite number > 0.
+
+    Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.4 and II.5;
+    docs/mathematics.md section 3.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     np.eye(3), wflow.heads.Frozen(), heads=8 * np.eye(3)[None], direction="ascent",
+    ...     t_final=100.0, dt=10.0, scheme=wflow.Dopri5(rtol=1e-6),
+    ... )
+    >>> run.sizes["time"]
+    11
+    """
+
+    rtol: float = 1e-8
+    atol: float = 1e-10
+
+    tableau: ClassVar[Tableau] = TABLEAUX["dopri5"]
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol"):
+            object.__setattr__(self, name, positive(getattr(self, name), f"{name} of Dopri5"))
+
+    def config(self) -> dict[str, Any]:
+        """Name and tolerances for the run file."""
+        return {"name": self.tableau.name, **asdict(self)}
+
+    def check_rounding(self, dtype: str) -> None:
+        """Raise InputError for a tolerance below the rounding of numbers of a type."""
+        least = 10 * float(np.finfo(dtype).eps)
+        if self.rtol < least:
+            raise InputError(
+                f"rtol of Dopri5 is {self.rtol:g}: expected at least {least:.2g}, ten times the "
+                f"rounding of dtype={dtype!r}; take for example Dopri5(rtol={10 * least:.0e})"
+            )
+
+    def sizes(self, vectors: NDArray[Any] | None, *ends: NDArray[Any]) -> Sizes:
+        """Largest vector of each path in units of what the tolerances allow.
+
+            max over vectors v of a path of |v| / (atol + rtol scale)
+
+        Parameters
+        ----------
+        vectors : (paths, n, d), or matrices (paths, heads, d, d); None for zero
+        ends : what the vectors change, before and after; its norm is the scale, the largest of
+            those given. Without, the scale is 1
+
+        Returns
+        -------
+        (paths,), or (1,) for None; inf for vectors that are not finite
+        """
+        if vectors is None:
+            return np.zeros(1)
+        sizes = np.empty(len(vectors))
+        for path, one in enumerate(vectors):  # one by one: bitwise independent of the batch
+            scale = np.max([_norms(end[path]) for end in ends], axis=0) if ends else 1.0
+            sizes[path] = (_norms(one) / (self.atol + self.rtol * scale)).max()
+        return np.where(np.isfinite(sizes), sizes, np.inf)
+
+
+def _norms(vectors: NDArray[Any]) -> Sizes:
+    squares = np.square(vectors, dtype=np.float64)
+    return np.sqrt(squares.sum(axis=tuple(range(1, squares.ndim))))
+
+
+def as_scheme(scheme: SchemeName | Dopri5 | Tableau) -> tuple[Tableau, Dopri5 | None]:
+    """The tableau of a scheme, and its error control; None for steps of one length.
+
+    Raises
+    ------
+    InputError
+        For anything but the name of a scheme, a `Dopri5`, or a `Tableau` without an embedded pair.
+    """
+    if isinstance(scheme, Tableau):
+        if scheme.embedded is not None:
+            raise InputError(
+                f"the tableau {scheme.name!r} has an embedded pair, and adaptive steps are those "
+                "of wflow.Dopri5(rtol=, atol=): leave out embedded for steps of dt"
+            )
+        return scheme, None
+    if not isinstance(scheme, Dopri5):
+        check_choice("scheme", scheme, TABLEAUX)
+        if TABLEAUX[scheme].embedded is None:
+            return TABLEAUX[scheme], None
+        scheme = Dopri5()
+    return scheme.tableau, scheme
+
+
+def scheme_from_config(stored: Any) -> Any:
+    """The scheme that a configuration names: a text, or a `Dopri5` or `Tableau` of its settings.
+
+    Raises
+    ------
+    InputError
+        For settings that make no scheme.
+    """
+    if not isinstance(stored, Mapping):
+        return stored
+    settings = dict(stored)
+    name = settings.get("name")
+    try:
+        if "nodes" in settings:
+            return Tableau(**settings)
+        check_choice("scheme", settings.pop("name", None), [Dopri5.tableau.name])
+        return Dopri5(**settings)
+    except TypeError as error:
+        raise InputError(f"the scheme {name!r} cannot be made from its settings: {error}") from None
+
+
+# Lengths of steps
+# ----------------
+
+# The smaller of two lengths: that of the PI controller of Hairer, Nørsett and Wanner's DOPRI5,
+# h SAFETY err^-(1/5 - 3 PI/4) old_err^PI, and Gustafsson's predictive one (their volume II, IV.8),
+# h SAFETY (h/old_h) (old_err/err^2)^(1/5). Towards the end of a metastable state steps shrink
+# geometrically, and without the prediction every second one of them would be rejected.
+_SAFETY, _PI, _SLOWEST, _FASTEST = 0.9, 0.04, 0.2, 10.0
+_LEAST_ERROR = 1e-4  # that the controller remembers
+_STRETCH = 1.01  # of a step that then ends where it should
+_ROUNDING = 16 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A step that k of the paths try: their numbers, where it starts, and its length, (k,) each.
+
+    Attributes
+    ----------
+    rows, t, dt : numbers of the paths in the batch, start and length
+    end : time that no step crosses
+    clipped : whether the step was shortened or stretched to end there
+    """
+
+    rows: NDArray[np.intp]
+    t: NDArray[np.float64]
+    dt: NDArray[np.float64]
+    end: float
+    clipped: NDArray[np.bool_]
+
+
+class AdaptiveSteps:
+    """Times, step lengths and controllers of several paths.
+
+    Every path has its own, so that its steps do not depend on the paths that share its batch. Time
+    is in double precision whatever the tokens are.
+
+    Parameters
+    ----------
+    control : the tolerances
+    paths : number of paths
+
+    Attributes
+    ----------
+    time : (paths,), where each path is
+    evaluations : (paths,), evaluations of the velocity so far, those of rejected steps included
+    """
+
+    def __init__(self, control: Dopri5, paths: int) -> None:
+        self.control = control
+        self.time = np.zeros(paths)
+        self.evaluations = np.zeros(paths, np.int64)
+        self._length = np.zeros(paths)  # proposed; 0 before the first step
+        self._error = np.full(paths, _LEAST_ERROR)  # of the last accepted step
+        self._taken = np.zeros(paths)  # its length
+        self._rejected = np.zeros(paths, bool)  # whether the last attempt was
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything needed to continue with the same steps."""
+        return {
+            "steps_time": self.time,
+            "steps_evaluations": self.evaluations,
+            "steps_length": self._length,
+            "steps_error": self._error,
+            "steps_taken": self._taken,
+            "steps_rejected": self._rejected,
+        }
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take up a saved state."""
+        self.time = state["steps_time"].copy()
+        self.evaluations = state["steps_evaluations"].copy()
+        self._length = state["steps_length"].copy()
+        self._error = state["steps_error"].copy()
+        self._taken = state["steps_taken"].copy()
+        self._rejected = state["steps_rejected"].copy()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the lengths of the first steps are chosen."""
+        return bool(self._length.all())
+
+    def choose_first(
+        self, end: float, still: Sizes, moving: Sizes, bend: Callable[[Sizes], Sizes]
+    ) -> None:
+        """Lengths of the first steps: Hairer, Nørsett and Wanner, II.4, with one evaluation.
+
+        Parameters
+        ----------
+        end : time that no step crosses
+        still, moving : (paths,), sizes of what moves, and of its slope (`Dopri5.sizes`)
+        bend : lengths (paths,) -> sizes (paths,) of the change of the slope in an Euler step
+        """
+        sizes = zip(still.tolist(), moving.tolist(), strict=True)
+        guess = [0.01 * size / slope if slope >= 1e-5 else 1e-6 for size, slope in sizes]
+        h = np.minimum(guess, end - self.time)
+        with np.errstate(all="ignore"):
+            bends = bend(h) / h
+        self.evaluations += 1
+        for path, largest in enumerate(np.maximum(moving, bends).tolist()):
+            length = max(1e-6, 1e-3 * h[path])
+            if largest > 1e-15:
+                length = (0.01 / largest) ** (1 / self.control.tableau.order)
+            finite = math.isfinite(bends[path])
+            self._length[path] = min(100 * h[path], length) if finite else h[path]
+
+    def propose(self, end: float) -> Attempt:
+        """The next step of every path that is before `end`, which no step crosses."""
+        rows = np.flatnonzero(self.time < end)
+        asked, rest = self._length[rows], end - self.time[rows]
+        clipped = _STRETCH * asked >= rest
+        return Attempt(rows, self.time[rows], np.where(clipped, rest, asked), end, clipped)
+
+    def judge(self, tried: Attempt, errors: Sizes) -> NDArray[np.bool_]:
+        """Accept a step of the paths whose errors (k,) are at most 1, and choose the next lengths.
+
+        Returns
+        -------
+        (k,), whether the step of each path is accepted
+
+        Raises
+        ------
+        FloatingPointError
+            For steps that fall below the rounding of the time, with the path.
+        """
+        rows, good = tried.rows, errors <= 1
+        self.evaluations[rows] += self.control.tableau.stages - 1
+        for place, row in enumerate(rows.tolist()):
+            self._control(
+                row, float(errors[place]), float(tried.dt[place]), bool(tried.clipped[place])
+            )
+        after = np.where(tried.clipped, tried.end, tried.t + tried.dt)
+        self.time[rows[good]] = after[good]
+        lost = rows[~good]
+        lost = lost[self._length[lost] <= _ROUNDING * np.maximum(self.time[lost], 1e-100)]
+        if lost.size:
+            raise FloatingPointError(int(lost[0]))
+        return good
+
+    def _control(self, row: int, error: float, taken: float, clipped: bool) -> None:
+        """The length of the next step of a path after one of this error."""
+        factor = 1 / _SLOWEST if error == math.inf else error ** (0.2 - 0.75 * _PI) / _SAFETY
+        if error > 1:
+            self._length[row] = taken / min(1 / _SLOWEST, factor)
+            self._rejected[row] = True
+            return
+        old_error, old_length = float(self._error[row]), float(self._taken[row])
+        factor /= old_error**_PI
+        if not clipped and old_length:
+            order = self.control.tableau.order
+            predicted = old_length / taken * (error**2 / old_error) ** (1 / order) / _SAFETY
+            factor = max(factor, predicted)
+        length = taken / min(1 / _SLOWEST, max(1 / _FASTEST, factor))
+        if self._rejected[row]:
+            length = min(length, taken)
+        if clipped:  # says nothing against the longer step that was proposed
+            length = max(length, float(self._length[row]))
+        self._length[row] = length
+        self._error[row], self._taken[row] = max(error, _LEAST_ERROR), taken
+        self._rejected[row] = False
+
+
+def legs(start: float, end: float, breaks: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """Split [start, end] at the times at which a law breaks: start and end of each part."""
+    slack = 1e-9 * max(1.0, end)  # the tolerance of `Schedule` for its times
+    inner = (breaks > start + slack) & (breaks < end - slack)
+    return list(pairwise([start, *breaks[inner].tolist(), end]))

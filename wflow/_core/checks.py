@@ -1,0 +1,271 @@
+"""Argument checks shared by all packages, with one rule and one wording for each kind."""
+
+import math
+import numbers
+import operator
+import os
+from collections.abc import Collection
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.errors import InputError
+
+# Names that arguments take: here, so that flags of a command line know them without compiled code.
+FlowName = Literal["softmax", "unnormalised", "effective"]
+Direction = Literal["descent", "ascent"]
+SchemeName = Literal["euler", "heun", "rk4", "dopri5"]
+MetricName = Literal["w2", "weighted"]
+Method = Literal["auto", "exact", "fast"]
+Backend = Literal["numba", "torch"]
+Precision = Literal["float64", "float32"]
+
+LARGEST_WHOLE = 2**63 - 1
+"""Largest whole number that arrays and compiled functions can hold."""
+
+_SHOWN = 100  # characters of an argument in a message
+_SHOWN_ENTRIES = 9  # of an array whose values a message shows
+_LONGEST_NAME = 255  # bytes, on the file systems in use
+_LONGEST_PATH = 4000  # bytes, leaves space for the files beside a run
+_ENDING = 32  # bytes that the names of an unfinished run, its state and its parts add at most
+_KINDS = {"b": "booleans", "c": "complex numbers", "U": "text", "S": "text", "M": "dates"}
+_KINDS |= {"m": "time spans", "O": "objects", "V": "records"}
+
+
+def shown(value: Any) -> str:
+    """Text of an argument for a message: one line of its repr; of a large array its shape."""
+    try:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and math.prod(shape) > _SHOWN_ENTRIES:
+            return f"an array of shape {shape}"
+        text = repr(value)
+    except Exception:  # of an object of the user, or an integer of thousands of digits
+        return f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def whole(value: Any, name: str, least: int = 1, why: str = "", most: float = LARGEST_WHOLE) -> int:
+    """Check that a value is a whole number from `least` to `most`.
+
+    Parameters
+    ----------
+    value : what was given
+    name : what the message calls it
+    least, most : smallest and largest number that is taken
+    why : reason for the lower bound, for the message
+
+    Returns
+    -------
+    the number as int
+
+    Raises
+    ------
+    InputError
+        For a value that is no integer (True and 2.0 are none), or out of range.
+    """
+    try:
+        unfit = isinstance(value, bool) or np.ma.is_masked(value)
+        given = None if unfit else operator.index(value)
+    except Exception:  # whatever the object given does when it is asked for a number
+        given = None
+    if given is None or given < least:
+        reason = f" ({why})" if why else ""
+        bound = "" if least == -LARGEST_WHOLE else f" >= {least}"
+        raise InputError(f"{name} is {shown(value)}: expected a whole number{bound}{reason}")
+    if given > most:
+        limit = "below 2^63" if most == LARGEST_WHOLE else f"up to {most}"
+        raise InputError(f"{name} is {shown(value)}: expected a whole number {limit}")
+    return given
+
+
+def positive(value: Any, name: str) -> float:
+    """Check that a value is a finite real number > 0, and return it as float."""
+    given = _real(value, name)
+    if not (math.isfinite(given) and given > 0):
+        raise InputError(f"{name} is {shown(value)}: expected a finite number > 0")
+    return given
+
+
+def count_steps(t_final: float, dt: float, name: str = "dt") -> int:
+    """Number of steps of length dt, which messages call `name`, up to t_final.
+
+    Raises
+    ------
+    InputError
+        For a time or step that is not positive and finite, or a time that is no multiple of dt.
+    """
+    dt, t_final = positive(dt, name), positive(t_final, "t_final")
+    ratio = t_final / dt if t_final < 2**53 * dt else math.inf
+    if not ratio < 2**53:
+        raise InputError(
+            f"t_final = {t_final} is {ratio:.3g} steps of {name} = {dt}: too many to count"
+        )
+    steps = round(ratio)
+    if steps < 1 or abs(steps * dt - t_final) > 1e-9 * t_final:
+        raise InputError(
+            f"t_final = {t_final} is not a whole number of steps of {name} = {dt}; take for "
+            f"example {name} = {_step_that_divides(t_final, dt):.12g}"
+        )
+    return steps
+
+
+def _step_that_divides(t_final: float, dt: float) -> float:
+    """The largest step up to dt of one or two digits that divides t_final, else about dt."""
+    decade = 10.0 ** math.floor(math.log10(min(dt, t_final)))
+    for unit in (decade, decade / 10):
+        for digits in (8, 5, 4, 2.5, 2, 1.25, 1):
+            step = digits * unit
+            if step <= dt and abs(round(t_final / step) * step - t_final) <= 1e-12 * t_final:
+                return step
+    return t_final / max(math.ceil(t_final / dt), 1)
+
+
+def number(value: Any, name: str, least: float = -math.inf) -> float:
+    """Check that a value is a finite real number >= least, and return it as float."""
+    given = _real(value, name)
+    if not (math.isfinite(given) and given >= least):
+        bound = "" if least == -math.inf else f" >= {least:g}"
+        raise InputError(f"{name} is {shown(value)}: expected a finite number{bound}")
+    return given
+
+
+def _real(value: Any, name: str) -> float:
+    known = isinstance(value, int | float | np.integer | np.floating)
+    if not known or isinstance(value, bool | np.timedelta64):  # a time span counts as an integer
+        raise InputError(f"{name} is {shown(value)}: expected a number")
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond the range of doubles
+        return math.inf
+
+
+def switch(value: Any, name: str) -> bool:
+    """Check that a value is True or False (Python's or NumPy's); InputError otherwise."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name} is {shown(value)}: expected True or False")
+    return bool(value)
+
+
+def reals(
+    values: Any, name: str, *, finite: bool = True, single: bool = False
+) -> NDArray[np.float64]:
+    """Check an array of real numbers and return a contiguous copy of it in double precision.
+
+    Numbers in lists and arrays are taken, also as objects (a nullable frame of pandas, fractions,
+    decimals); booleans, text, dates, complex numbers, other objects and arrays with masked entries
+    are not.
+
+    Parameters
+    ----------
+    values : what was given
+    name : what the message calls it
+    finite : refuse NaN and infinity
+    single : leave an array of single precision as it is
+
+    Raises
+    ------
+    InputError
+        For anything that is no such array.
+    """
+    expected = f"{name} must be an array of real numbers"
+    try:
+        if _has_mask(values):
+            raise TypeError("it has masked entries; fill or remove them first")
+        given = np.asarray(values)
+        if given.dtype.kind not in "iuf" and given.size and not _holds_numbers(given):
+            raise TypeError(f"it holds {_KINDS.get(given.dtype.kind, str(given.dtype))}")
+        kind = np.float32 if single and given.dtype == np.float32 else np.float64
+        with np.errstate(over="ignore"):  # an extended precision number beyond doubles is infinite
+            array = np.array(given, dtype=kind, order="C")  # results do not depend on the layout
+    except MemoryError:
+        raise InputError(f"{name} needs more memory than there is: give a part of it") from None
+    except Exception as error:  # whatever the object given does when it is asked for an array
+        raise InputError(f"{expected}: {str(error)[:200]}") from None
+    if finite and not np.all(np.isfinite(array)):
+        raise InputError(f"{name} holds values that are not finite; remove or repair them")
+    return array  # type: ignore[return-value]  # single precision is for those who ask for it
+
+
+def wholes(values: Any, name: str, least: int = 0) -> NDArray[np.int64]:
+    """Check one whole number or a list (k,) of them, each >= least, and return them as (k,)."""
+    given = np.atleast_1d(reals(values, name))
+    if given.ndim != 1 or np.any(given != np.rint(given)):
+        raise InputError(f"{name} are {shown(values)}: expected a list of whole numbers")
+    if np.any(given < least) or np.any(given > 2**53):  # beyond that doubles skip some
+        raise InputError(f"{name} are {shown(values)}: expected whole numbers >= {least}")
+    return given.astype(np.int64)
+
+
+def _holds_numbers(given: NDArray[Any]) -> bool:
+    """Whether all entries of an array of objects are real numbers."""
+    kinds = {type(entry) for entry in given.flat} if given.dtype == object else {bool}
+    return all(
+        issubclass(kind, numbers.Real | Decimal) and not issubclass(kind, bool | np.timedelta64)
+        for kind in kinds
+    )
+
+
+def _has_mask(values: Any) -> bool:
+    """Whether an array has masked entries, or lists hold such an array."""
+    if isinstance(values, list | tuple):
+        return any(_has_mask(entry) for entry in values)
+    return isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise InputError unless `value` is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {shown(value)}: expected one of {', '.join(choices)}")
+
+
+def path_of(value: Any, name: str) -> Path:
+    """Check that a value is text or a path that can name a file or a folder."""
+    try:
+        text = os.fspath(value)
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise TypeError
+        whole_length = len(os.fsencode(text))
+        longest = max(len(os.fsencode(part)) for part in Path(text).parts or (text,))
+    except Exception:  # whatever the object given does when it is asked for a path
+        raise InputError(f"{name} is {shown(value)}: expected a path") from None
+    if longest > _LONGEST_NAME:
+        raise InputError(
+            f"{name} is {shown(value)}: a name in it has {longest} bytes, and file systems take "
+            f"{_LONGEST_NAME}; choose a shorter one"
+        )
+    if whole_length > _LONGEST_PATH:
+        raise InputError(
+            f"{name} has {whole_length} bytes, and systems take paths of {_LONGEST_PATH}; choose a "
+            "shorter one"
+        )
+    return Path(text)
+
+
+def file_name(value: Any, name: str) -> Path:
+    """Check that a value can be the path of a run file that is to be written.
+
+    Raises
+    ------
+    InputError
+        For what is no path, a folder such as "." and "..", a name that is too long, and the name
+        of an unfinished run.
+    """
+    path = path_of(value, name)
+    if path.name in ("", "..") or os.fspath(value).endswith(os.sep):
+        raise InputError(f"{name} is {shown(value)}: expected the path of a run file, not a folder")
+    if path.name.endswith(".partial"):
+        finished = path.name.removesuffix(".partial")
+        raise InputError(
+            f"{name} is {shown(value)}: unfinished runs have such names; give the name of the "
+            f"finished run, {finished}"
+        )
+    if len(os.fsencode(path.name)) + _ENDING > _LONGEST_NAME:
+        raise InputError(
+            f"{name} is {shown(value)}: the files beside a run have longer names; choose one of at "
+            f"most {_LONGEST_NAME - _ENDING} bytes"
+        )
+    return path

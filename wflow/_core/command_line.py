@@ -1,0 +1,69 @@
+"""Command-line values: names of files and folders, and text that can be recorded."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from wflow._core.errors import InputError
+
+
+def _path_of(expected: str) -> Callable[[list[str]], Path]:
+    def read(words: list[str]) -> Path:
+        if not words[0]:  # Path would make the current folder of it
+            raise ValueError(f"it is empty: expected {expected}")
+        return Path(words[0])
+
+    return read
+
+
+def _path(metavar: str, expected: str) -> Any:
+    """How `tyro` reads a path; an empty name is refused."""
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=_path_of(expected),
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda path: [str(path)],
+    )
+
+
+Folder = Annotated[Path, _path("DIR", "the name of a folder, such as results/study")]
+"""Type of a flag that names a folder; an empty name is refused."""
+
+RunFile = Annotated[Path, _path("FILE", "the name of a run file, such as results/run.h5")]
+"""Type of an argument that names a run file; an empty name is refused."""
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse words of a command line that are not text: run files and summaries record them.
+
+    Raises
+    ------
+    InputError
+        For bytes that are not UTF-8.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise InputError(
+                f"{shown} is not valid UTF-8, and run files record the command line as text: "
+                "rename the file or folder"
+            ) from None
+
+
+def check_folder(name: str | Path | None, flag: str) -> None:
+    """Refuse a folder of data that is named and does not exist, whether it is read or not.
+
+    Raises
+    ------
+    InputError
+        That names the flag.
+    """
+    if name is not None and not os.path.isdir(name):  # Path("") would be the current folder
+        what = "this is no folder" if os.path.lexists(name) else "there is no such folder"
+        raise InputError(f"{flag} {name}: {what}; name one that exists, or leave {flag} out")

@@ -1,0 +1,108 @@
+"""Disk cache of compiled functions, invalidated when a source file that they depend on changes."""
+
+import functools
+import hashlib
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def variant(*marks: object) -> Callable[[Callable], Callable]:
+    """Decorator of a function that is compiled in several variants, closures over these `marks`.
+
+    Compiled code that is read from disk is linked by names. Numba tells the variants apart by
+    numbers that start again in each process, so that two variants kept by two processes could have
+    one name, and one of them would be run for both.
+    """
+
+    def rename(function: Callable) -> Callable:
+        mark = "_".join(str(mark) for mark in marks)
+        function.__qualname__ = f"{function.__qualname__}_{mark}"
+        function.__name__ = f"{function.__name__}_{mark}"
+        return function
+
+    return rename
+
+
+def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> Any:
+    """Call `entry_points(source, cache)`, which compiles the functions that Python calls.
+
+    Numba's cache on disk notices a change in the file of the cached function, not in what that
+    function calls. `source`, a digest of the file of `entry_points`, of `modules`, and of all code
+    that compiled functions share (`_SHARED`), becomes part of the cache key instead: the functions
+    must name it.
+
+    Parameters
+    ----------
+    entry_points : returns the functions, made by `njit(cache=cache, ...)`
+    modules : other modules whose compiled functions are called
+    """
+    digest = hashlib.sha256(_shared())
+    for file in (entry_points.__code__.co_filename, *(str(module.__file__) for module in modules)):
+        digest.update(Path(file).read_bytes())
+    source = digest.hexdigest()
+    try:
+        return _started(entry_points(source, True))
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        warnings.warn(
+            "compiled code cannot be kept on disk, so every start compiles again (half a minute); "
+            "set NUMBA_CACHE_DIR to a folder that can be written",
+            stacklevel=3,
+        )
+        return _started(entry_points(source, False))
+
+
+def _started(functions: Any) -> Any:
+    """The functions, of which parallel ones start the threads of this process when they must."""
+    if isinstance(functions, tuple):
+        return tuple(map(_started, functions))
+    if not functions.targetoptions.get("parallel"):
+        return functions
+
+    @functools.wraps(functions)
+    def call(*arguments: Any) -> Any:
+        start_threads()
+        return functions(*arguments)
+
+    return call
+
+
+@functools.cache
+def start_threads() -> None:
+    """Let Numba load its threads, with a short spin time while they wait.
+
+    A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
+    share the cores, the spinning takes the time of the thread it waits for: beside one busy process
+    a step took up to 50 times longer. The library reads the setting when it is loaded, now; it does
+    not stay in the environment, which belongs to the program.
+    """
+    import numba
+
+    given = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    if not given:
+        os.environ["GOMP_SPINCOUNT"] = "10000"
+    try:
+        numba.get_num_threads()
+    finally:
+        if not given:
+            os.environ.pop("GOMP_SPINCOUNT", None)
+
+
+@functools.cache
+def _shared() -> bytes:
+    """SHA-256 of the files of `_SHARED`."""
+    digest = hashlib.sha256()
+    for file in _SHARED:
+        digest.update(file.read_bytes())
+    return digest.digest()
+
+
+_PACKAGE = Path(__file__).parents[1]
+_SHARED = (
+    _PACKAGE / "_core" / "simd.py",
+    _PACKAGE / "sphere" / "harmonics.py",
+    *sorted((_PACKAGE / "kernels").rglob("*.py")),
+)

@@ -1,0 +1,265 @@
+"""Safe opening of untrusted files, atomic replacement of files, and kernel file locks.
+
+Only regular files are opened, HDF5 files without locks and with their values stored inside. A file
+is written as a draft beside its name and moved into place, so that a process killed at any time
+leaves the old file or the new one.
+"""
+
+import errno
+import math
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wflow._core.errors import InputError, RunFileError
+
+if TYPE_CHECKING:
+    import h5py
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system: a second writer is then not noticed
+    fcntl = None  # type: ignore[assignment]
+
+# Start of the attribute NAME of a dimension without a variable, by the rules of netCDF-4.
+_BARE_DIMENSION = b"This is a netCDF dimension but not a netCDF variable"
+BROKEN = (OSError, KeyError, ValueError, RuntimeError, TypeError, EOFError)
+"""What reading a file raises that is damaged or of another kind."""
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator["h5py.File"]:
+    """Open a file for reading, without an HDF5 lock on it, or say what is wrong with it.
+
+    Raises
+    ------
+    RunFileError
+        For a file that is missing, cannot be read, is truncated, or is not HDF5.
+    """
+    import h5py
+
+    try:
+        # A Python file keeps HDF5 from locking, or sharing its cache with, a file being written.
+        with open_regular(path) as raw, h5py.File(raw, "r") as file:
+            yield file
+    except RunFileError:
+        raise
+    except FileNotFoundError:
+        raise RunFileError(f"{path} does not exist; give the path of a run file") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise RunFileError(f"{path} cannot be read: {error.strerror}; give a run file") from None
+    except BROKEN as error:
+        raise RunFileError(_diagnosis(path, error)) from None
+
+
+def open_regular(path: Path) -> FileIO:
+    """Open a regular file for reading, without waiting for the other end of a pipe.
+
+    Raises
+    ------
+    OSError
+        For a file that is missing or cannot be read.
+    RunFileError
+        For a pipe, a device or a socket.
+    """
+    file = FileIO(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "r")
+    kind = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(kind):
+        return file
+    file.close()
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise RunFileError(f"{path} is no regular file but a device, a pipe or a socket; give a file")
+
+
+@contextmanager
+def opened(path: Path, expected: str) -> Iterator[BufferedReader]:
+    """Open a regular file for reading; a pipe or a device is refused without waiting for it.
+
+    Parameters
+    ----------
+    path : the file
+    expected : what it should be, for the message
+
+    Raises
+    ------
+    InputError
+        For a file that is missing, is not a regular one, or cannot be opened.
+    """
+    try:
+        raw = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path} does not exist; expected {expected}") from None
+    except (IsADirectoryError, RunFileError):
+        kind = kind_of_file(path.stat().st_mode)
+        raise InputError(f"{path} is {kind}: expected {expected}") from None
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); expected {expected}"
+        ) from None
+    with BufferedReader(raw) as file:
+        yield file  # type: ignore[misc]  # of the raw stream, which is not used
+
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def kind_of_file(mode: int) -> str:
+    """Kind of what is at a path, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def draft_of(path: Path) -> Path:
+    """A name beside a file that no other process uses, for what is to replace it."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+
+
+def replace_file(path: Path, writer: Callable[[Path], Any]) -> None:
+    """Write a file by `writer(draft)` and move it into place when it is whole and on the disk.
+
+    Parameters
+    ----------
+    path : the file; whether it may be replaced is for the caller to check
+    writer : writes the whole file to the path that it is given, which is empty
+
+    Raises
+    ------
+    OSError
+        Where the disk fails; as with an error of the writer, an earlier file stays, and no draft.
+    """
+    with drafts(path) as (draft,):
+        with open(draft, "xb"):
+            pass
+        writer(draft)
+        with open(draft, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+
+
+@contextmanager
+def drafts(*paths: Path) -> Iterator[list[Path]]:
+    """A draft of each file, to be written and moved into place; none is left where that fails."""
+    made = [draft_of(path) for path in paths]  # two processes that write at once have one each
+    try:
+        yield made
+    except BaseException:
+        for draft in made:
+            with suppress(OSError):
+                draft.unlink()
+        raise
+
+
+def remove_drafts(folder: Path, names: Iterable[str]) -> None:
+    """Remove the drafts of files of these names that killed processes left; needs their lock."""
+    stems = "|".join(map(re.escape, names))
+    # Version 0.1.0 has 8 digits, and a dash in the drafts of studies.
+    pattern = re.compile(rf"({stems})[.-]([0-9a-f]{{8}}|[0-9a-f]{{16}})\.new")
+    for file in folder.iterdir():
+        if pattern.fullmatch(file.name) and stat.S_ISREG(file.lstat().st_mode):
+            file.unlink(missing_ok=True)
+
+
+def take_lock(number: int) -> bool:
+    """Take the kernel's lock on an open file or folder without waiting; it ends with the process.
+
+    Parameters
+    ----------
+    number : of the open file
+
+    Returns
+    -------
+    False where another process has the lock. Some disks and systems know no locks: there the guard
+    is missing, and the answer is True
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+def claim_folder(folder: Path) -> tuple[list[Path], int | None]:
+    """Make a folder and lock it.
+
+    Returns
+    -------
+    made : the folders that were not there, innermost first
+    number : of the open folder, to be closed at the end of the lock; None on systems without locks
+
+    Raises
+    ------
+    BlockingIOError
+        Where another process has the lock.
+    OSError
+        For a folder that cannot be made or opened.
+    """
+    while True:
+        made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+        folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            return made, None
+        number = os.open(folder, os.O_RDONLY)
+        if not take_lock(number):
+            os.close(number)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(folder))
+        # Who had the lock may have taken the folder away since it was opened here.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(number), os.stat(folder)):
+                return made, number
+        os.close(number)
+
+
+def check_stored(file: "h5py.File", name: str, path: Path) -> None:
+    """Raise RunFileError for a variable that is not, with all its values, in this file."""
+    import h5py
+
+    link = file.get(name, getlink=True)
+    data = file.get(name) if isinstance(link, h5py.HardLink) else None
+    if isinstance(data, h5py.Dataset) and not (data.external or data.is_virtual):
+        scale = data.attrs.get("NAME", b"")
+        if isinstance(scale, bytes) and scale.startswith(_BARE_DIMENSION):
+            return  # a dimension without coordinate values
+        stored = data.id.get_storage_size()
+        if data.chunks is not None and data.size:
+            grid = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
+            whole = data.id.get_num_chunks() == grid
+        else:
+            whole = data.shape is None or stored >= data.size * data.dtype.itemsize
+        if not whole:
+            raise RunFileError(f"{path}: {name} claims {data.size} values, which are not stored")
+    elif not isinstance(data, h5py.Group):
+        raise RunFileError(f"{path}: {name} keeps its values in another file; refused")
+
+
+def _diagnosis(path: Path, error: BaseException) -> str:
+    text = str(error)
+    if path.exists() and path.stat().st_size == 0:
+        return f"{path} is empty; restore it from a copy, or remove it and run again"
+    if "truncated file" in text:
+        return truncated(path)
+    if "signature not found" in text:
+        return f"{path} is not an HDF5 file; a run file written by wflow was expected"
+    return f"{path} is damaged ({text}); restore it from a copy, or run again with --overwrite"
+
+
+def truncated(path: Path) -> str:
+    """The message on a file that ends too early."""
+    return (
+        f"{path} is truncated: it is shorter than it was written; copy it again from its "
+        "source, or run again with --overwrite"
+    )

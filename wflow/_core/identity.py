@@ -1,0 +1,290 @@
+"""Configurations of head laws, flows and metrics in files, and the objects made from them.
+
+A class of wflow is known by its name and parameters. A custom one, a subclass or an object with
+functions, is known by the fingerprint of its code as well, which a run compares before it is
+resumed or run again. A `Registry` holds the classes of one kind by name.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Generic, Self, TypeGuard, TypeVar
+
+from numpy.typing import NDArray
+
+from wflow._core.checks import shown
+from wflow._core.errors import InputError
+from wflow._core.fingerprint import NotComparable, fingerprint, why_different
+
+_NAMED = ("law", "flow")  # parts of the configuration of a run that may be custom
+# What identifies an object in a configuration, beside its parameters.
+_IDENTITY = {"name", "jumps", "fingerprint", "not_comparable"}
+_FUNCTIONS = "its Python functions and classes"
+
+
+class Described:
+    """An object that says its parameters, from which a run file makes it again."""
+
+    def to_config(self) -> dict[str, Any]:
+        """Parameters for the run file: names to numbers, texts, lists and arrays.
+
+        They are what `from_config` needs. An object whose arrays are too large for a text gives
+        their SHA-256 digest as `sha256`.
+        """
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Make the object from the parameters that `to_config` returned, as read from JSON."""
+        return cls(**config)
+
+    @classmethod
+    def missing_in(cls, config: Mapping[str, Any]) -> str:
+        """What `from_config` needs and a configuration lacks; "" where it lacks nothing."""
+        if "sha256" in config:
+            return "its matrices, of which a run file holds a SHA-256 digest"
+        return ""
+
+
+_T = TypeVar("_T", bound=Described)
+
+
+class Registry(Generic[_T]):
+    """Classes of one kind by name, and configurations of their objects.
+
+    Parameters
+    ----------
+    base : the class that all of them derive from; its own objects are custom
+    kind : what messages and the configuration of a run call an object: "law"
+    noun : the same in full: "head law"
+    where : the public module that has `register`; None where objects are never made again
+    classes : of wflow
+    """
+
+    def __init__(
+        self, base: type[_T], kind: str, noun: str, where: str | None, *classes: type[_T]
+    ) -> None:
+        self.base, self.kind, self.noun, self.where = base, kind, noun, where
+        self.classes: dict[str, type[_T]] = {cls.__name__: cls for cls in classes}
+        self._remedy = f"give the {kind} that the run was made with ({kind}=...), or call "
+        self._remedy += "wflow.solve with it"
+
+    def register(self, cls: Any) -> Any:
+        """Make a class known by its name.
+
+        Raises
+        ------
+        InputError
+            For anything but a subclass of the base, and for the name of another class.
+        """
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise InputError(
+                f"register was given {shown(cls)}: expected a subclass of {self.base.__name__}"
+            )
+        known = self.classes.get(cls.__name__)
+        places = {(each.__module__, each.__qualname__) for each in (cls, known or cls)}
+        if len(places) > 1:
+            raise InputError(
+                f"a {self.noun} of another module is registered as {cls.__name__!r}: give the "
+                "class another name"
+            )
+        self.classes[cls.__name__] = cls
+        return cls
+
+    def is_custom(self, thing: _T) -> bool:
+        """Whether an object has code that wflow does not have: a subclass, a changed method."""
+        methods = self._methods_in_wflow(type(thing))
+        return methods is None or not methods.isdisjoint(vars(thing))
+
+    def _methods_in_wflow(self, cls: Any) -> frozenset[str] | None:
+        """Names of the methods of a class of wflow; None for any other class, and for the base."""
+        return None if cls is self.base else _methods_in_wflow(cls)
+
+    def config(self, thing: _T, **more: Any) -> dict[str, Any]:
+        """Name and parameters of an object; of a custom one, `more` and what identifies it.
+
+        That is its `fingerprint`, or None, and the reason as `not_comparable`, where it cannot be
+        compared.
+
+        Raises
+        ------
+        InputError
+            For a `to_config` that returns anything but a dict, or one with a name of these.
+        """
+        name, config = {"name": type(thing).__name__}, thing.to_config()
+        if not self.is_custom(thing):
+            return name | config
+        if not isinstance(config, dict):
+            raise InputError(
+                f"{type(thing).__name__}.to_config() returned a {type(config).__name__}: expected "
+                "a dict of names to numbers, texts and lists, for the run file"
+            )
+        taken = sorted(config.keys() & _IDENTITY)
+        if taken:
+            raise InputError(
+                f"{type(thing).__name__}.to_config() names a parameter {taken[0]!r}, by which a "
+                f"run file identifies the {self.kind}: give it another name"
+            )
+        try:
+            return name | config | more | {"fingerprint": fingerprint(thing)}
+        except NotComparable as reason:
+            return name | config | more | {"fingerprint": None, "not_comparable": str(reason)}
+
+    def from_config(self, config: Any) -> _T:
+        """Make an object again from its configuration.
+
+        Raises
+        ------
+        InputError
+            For a custom one whose class is not registered or is another than that of the run, for
+            a configuration that does not hold all of it, and for parameters that do not fit.
+        """
+        if not isinstance(config, dict):
+            raise InputError(
+                f"config is {shown(config)}: expected what {self.kind}_config returns for a "
+                f"{self.kind}"
+            )
+        name, custom = config.get("name"), is_custom_config(config)
+        cls = self.classes.get(name) if isinstance(name, str) else None
+        if cls is not None and custom and self._methods_in_wflow(cls) is not None:
+            cls = None  # a custom class with the name of one of wflow
+        if cls is None and not custom and "sha256" not in config:
+            raise InputError(
+                f"no {self.noun} is registered as {name!r}: import the module that registers it, "
+                f"{self._remedy}"
+            )
+        missing = (cls or self.base).missing_in(config)
+        if not missing and cls in (None, self.base):
+            missing = _FUNCTIONS
+        if missing or cls is None:
+            what = "is custom" if custom else "cannot be made again"
+            hint = ", or import the module whose class is registered"
+            hint = f"{hint} ({self.where}.register)" if self.where else ""
+            raise InputError(
+                f"the {self.kind} {name!r} {what}: its configuration lacks {missing}; "
+                f"{self._remedy}{hint if custom else ''}"
+            )
+        try:
+            thing = cls.from_config({key: config[key] for key in config if key not in _IDENTITY})
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(
+                f"the {self.kind} {name!r} cannot be made from its parameters: {error}"
+            ) from None
+        if custom or self.is_custom(thing):
+            self._check_remade(config, thing)
+        return thing
+
+    def _check_remade(self, config: Mapping[str, Any], thing: Any) -> None:
+        """Raise InputError unless an object made from a configuration is the one described."""
+        name = config["name"]
+        if not isinstance(thing, self.base):
+            raise InputError(
+                f"{name}.from_config returned a {type(thing).__name__}: expected the {self.noun}"
+            )
+        check_comparable({self.kind: config})
+        stored, now = config.get("fingerprint"), self.config(thing).get("fingerprint")
+        if stored != now:
+            raise InputError(
+                f"the registered {self.kind} {name!r} differs from that of the run in fingerprint "
+                f"({why_different(stored, now)}), or its to_config leaves out a parameter; "
+                f"{self._remedy}"
+            )
+
+
+@cache
+def _methods_in_wflow(cls: type) -> frozenset[str] | None:
+    known = sys.modules.get(cls.__module__) if cls.__module__.startswith("wflow.") else None
+    if getattr(known, cls.__name__, None) is not cls:
+        return None
+    return frozenset(name for name in dir(cls) if callable(getattr(cls, name)))
+
+
+def is_custom_config(config: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether the configuration of a law or a flow is that of a custom one."""
+    return isinstance(config, Mapping) and "fingerprint" in config
+
+
+def check_comparable(config: Mapping[str, Any]) -> None:
+    """Raise InputError for a run that cannot be resumed, because of its law or its flow.
+
+    config : of the run
+    """
+    kind, reason = _not_comparable(config)
+    if reason:
+        raise InputError(
+            f"cannot tell whether the {kind} is the one that began this run, because {reason}; "
+            "build it from functions, numbers and arrays, or start again with --overwrite (in "
+            "Python: if_exists='overwrite')"
+        )
+
+
+def warn_not_comparable(config: Mapping[str, Any]) -> None:
+    """Warn at the start of a run that cannot be resumed, because of its law or its flow."""
+    _, reason = _not_comparable(config)
+    if reason:
+        warnings.warn(f"this run cannot be resumed because {reason}", UserWarning, stacklevel=4)
+
+
+def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Warn at the end of a run whose custom law or flow is no longer the one that began it.
+
+    Parameters
+    ----------
+    config, now : configuration of the run at its start and at its end
+    """
+    for kind in _NAMED:
+        begun, ended = config.get(kind), now.get(kind)
+        if not is_custom_config(begun) or begun["fingerprint"] is None:
+            continue
+        if not is_custom_config(ended) or ended["fingerprint"] != begun["fingerprint"]:
+            warnings.warn(
+                f"the {kind} changed itself while it ran (its fingerprint differs): resume or "
+                "run again with a new instance of it",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _not_comparable(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Which part of a run cannot be compared with another, and why; "" twice where all can."""
+    for kind in _NAMED:
+        part = config.get(kind)
+        if is_custom_config(part) and part["fingerprint"] is None:
+            reason = part.get("not_comparable", f"its {kind} holds values that cannot be compared")
+            return kind, str(reason)
+    return "", ""
+
+
+# Calls of a user's code
+# ----------------------
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, into which a user's code cannot write."""
+    own = array.view()
+    own.flags.writeable = False
+    return own
+
+
+@contextmanager
+def reading(kind: str, method: str, argument: str) -> Iterator[None]:
+    """Code of the user that is handed arrays which it must not change.
+
+    Parameters
+    ----------
+    kind : what its object is: "law"
+    method : the code, such as "Decay.drift"
+    argument : the array that it is handed
+    """
+    try:
+        yield
+    except ValueError as error:
+        written = "read-only" in str(error) or "WRITEABLE" in str(error)
+        if not written or isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{method} writes into an array that is read-only ({error}): a {kind} must not write "
+            f"into {argument}; return a new array"
+        ) from error

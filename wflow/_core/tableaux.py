@@ -1,0 +1,252 @@
+"""Butcher tableaux of the explicit Runge-Kutta schemes, for particles and for networks.
+
+    k_i = f(t + c_i dt, x + dt sum_{j<i} a_ij k_j),    x(t + dt) = x + dt sum_i b_i k_i
+
+Code depends on what a scheme can do (its order, its stages, whether it admits noise), never on its
+name.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import check_choice, reals, shown, whole
+from wflow._core.errors import InputError
+
+Trees = dict[int, list[tuple[float, NDArray[np.float64]]]]
+
+_MOST = 5  # order whose conditions are checked
+_ROUNDING = 1e-12  # of coefficients in an order condition
+
+
+@dataclass(frozen=True)
+class Tableau:
+    """An explicit Runge-Kutta scheme: nodes c, matrix a, weights b.
+
+        k_i = f(t + c_i dt, x + dt sum_{j<i} a_ij k_j),    x(t + dt) = x + dt sum_i b_i k_i
+
+    `wflow.solve` takes one as `scheme`, and stores its coefficients in the run file. The conditions
+    of its order are checked when it is made.
+
+    Parameters
+    ----------
+    name : what users call it
+    order : order of convergence for deterministic laws, 1 to 5
+    nodes : c (stages,), from 0 to 1, the first 0
+    matrix : rows of a below the diagonal: row i has i entries, the first row none; they add up to
+        c_i
+    weights : b (stages,)
+    noise : "ito" for the scheme of one stage that becomes Euler-Maruyama, which takes any Itô
+        noise, with strong order 1 where the noise is additive; "none" for schemes of
+        deterministic laws
+    embedded : weights of a second solution on the same stages, which estimates the error; None
+        for schemes with fixed steps
+    embedded_order : its order of convergence
+
+    Raises
+    ------
+    InputError
+        For coefficients of other shapes, for an order whose conditions they do not satisfy, and
+        for noise with more than one stage.
+
+    Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.1 and II.2.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> ralston = wflow.Tableau("ralston", 2, (0, 2 / 3), ((), (2 / 3,)), (1 / 4, 3 / 4))
+    >>> run = wflow.solve(
+    ...     np.eye(3), wflow.heads.Frozen(), heads=np.eye(3)[None], t_final=1.0, dt=0.1,
+    ...     scheme=ralston,
+    ... )
+    >>> bool(abs(run.edi_residual[:, -1]) < 1e-4)
+    True
+    """
+
+    name: str
+    order: int
+    nodes: tuple[float, ...]
+    matrix: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    noise: Literal["ito", "none"] = "none"
+    embedded: tuple[float, ...] | None = None
+    embedded_order: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"name of a Tableau is {shown(self.name)}: expected a text")
+        what = f"the tableau {self.name!r}"
+        nodes = self._row("nodes", None)
+        if not nodes or nodes[0] != 0 or min(nodes) < 0 or max(nodes) > 1:
+            raise InputError(
+                f"nodes of {what} are {shown(nodes)}: expected numbers from 0 to 1, the first 0"
+            )
+        try:
+            rows = list(self.matrix)
+        except TypeError:
+            rows = []
+        if len(rows) != len(nodes):
+            raise InputError(
+                f"matrix of {what} is {shown(self.matrix)}: expected {len(nodes)} rows, one for "
+                "each node"
+            )
+        matrix = tuple(
+            _numbers(row, f"row {i} of the matrix of {what}", i) for i, row in enumerate(rows)
+        )
+        for row, node in zip(matrix, nodes, strict=True):
+            if abs(sum(row) - node) > _ROUNDING:
+                raise InputError(
+                    f"a row of the matrix of {what} adds up to {sum(row):g}: expected its node "
+                    f"{node:g}"
+                )
+        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "matrix", matrix)
+        self._check_order("weights", "order")
+        if (self.embedded is None) != (self.embedded_order is None):
+            raise InputError(f"{what} needs embedded and embedded_order together, or neither")
+        if self.embedded is not None:
+            self._check_order("embedded", "embedded_order")
+        check_choice("noise", self.noise, ("ito", "none"))
+        if self.admits_noise and self.stages > 1:
+            raise InputError(
+                f"{what} has {self.stages} stages and noise='ito': noise is added at the left end "
+                "of a step, for a scheme of one stage; give noise='none'"
+            )
+
+    def _row(self, name: str, length: int | None) -> tuple[float, ...]:
+        return _numbers(getattr(self, name), f"{name} of the tableau {self.name!r}", length)
+
+    def _check_order(self, name: str, order: str) -> None:
+        """Raise InputError for weights that do not satisfy the conditions of their order."""
+        weights = self._row(name, len(self.nodes))
+        claimed = whole(getattr(self, order), f"{order} of {self.name!r}", most=_MOST)
+        reached = order_of(self.nodes, self.matrix, weights)
+        if reached < claimed:
+            raise InputError(
+                f"the {name} of {self.name!r} satisfy the conditions of order {reached}, not of "
+                f"{order} = {claimed}: check the coefficients, or give {order}={reached}"
+            )
+        object.__setattr__(self, name, weights)
+        object.__setattr__(self, order, claimed)
+
+    @property
+    def stages(self) -> int:
+        """Evaluations of f in one step; 1 where a step looks at its left end alone."""
+        return len(self.weights)
+
+    @property
+    def admits_noise(self) -> bool:
+        """Whether a step may contain noise, added at its left end."""
+        return self.noise != "none"
+
+    @property
+    def error_weights(self) -> tuple[float, ...]:
+        """b - b_embedded: dt times their combination of the stages estimates the local error.
+
+        Raises
+        ------
+        ValueError
+            For a scheme without an embedded pair.
+        """
+        if self.embedded is None:
+            raise ValueError(f"the scheme {self.name} has no embedded pair")
+        return tuple(b - e for b, e in zip(self.weights, self.embedded, strict=True))
+
+    @property
+    def first_same_as_last(self) -> bool:
+        """Whether the last stage is the first one of the next step."""
+        return self.nodes[-1] == 1.0 and (*self.matrix[-1], 0.0) == self.weights
+
+    def config(self) -> str | dict[str, Any]:
+        """Name of a scheme of wflow, all coefficients of any other, for the run file."""
+        return self.name if TABLEAUX.get(self.name) == self else asdict(self)
+
+
+def _numbers(values: Any, name: str, length: int | None) -> tuple[float, ...]:
+    """Finite numbers as a tuple; an InputError for any other length."""
+    row = reals(values, name)
+    if row.ndim != 1 or length not in (None, len(row)):
+        expected = "a list of numbers" if length is None else f"{length} numbers"
+        raise InputError(f"{name} is {shown(values)}: expected {expected}")
+    return tuple(row.tolist())
+
+
+def order_of(
+    nodes: tuple[float, ...], matrix: tuple[tuple[float, ...], ...], weights: tuple[float, ...]
+) -> int:
+    """The largest order, at most 5, whose conditions the weights satisfy; 0 for none.
+
+    Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, table II.2.2.
+    """
+    c, A = np.array(nodes), np.zeros((len(nodes), len(nodes)))
+    for i, row in enumerate(matrix):
+        A[i, :i] = row
+    trees: Trees = {
+        1: [(1, np.ones_like(c))],
+        2: [(1 / 2, c)],
+        3: [(1 / 3, c**2), (1 / 6, A @ c)],
+        4: [(1 / 4, c**3), (1 / 8, c * (A @ c)), (1 / 12, A @ c**2), (1 / 24, A @ A @ c)],
+        5: [
+            (1 / 5, c**4),
+            (1 / 10, c**2 * (A @ c)),
+            (1 / 15, c * (A @ c**2)),
+            (1 / 30, c * (A @ A @ c)),
+            (1 / 20, (A @ c) ** 2),
+            (1 / 20, A @ c**3),
+            (1 / 40, A @ (c * (A @ c))),
+            (1 / 60, A @ A @ c**2),
+            (1 / 120, A @ A @ A @ c),
+        ],
+    }
+    for order, conditions in trees.items():
+        if any(abs(np.dot(weights, tree) - value) > _ROUNDING for value, tree in conditions):
+            return order - 1
+    return _MOST
+
+
+_DOPRI5 = (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84)
+
+TABLEAUX = {
+    tableau.name: tableau
+    for tableau in (
+        Tableau("euler", 1, (0.0,), ((),), (1.0,), noise="ito"),
+        Tableau("heun", 2, (0.0, 1.0), ((), (1.0,)), (1 / 2, 1 / 2)),
+        Tableau(
+            "rk4",
+            4,
+            (0.0, 1 / 2, 1 / 2, 1.0),
+            ((), (1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)),
+            (1 / 6, 1 / 3, 1 / 3, 1 / 6),
+        ),
+        # Dormand and Prince, A family of embedded Runge-Kutta formulae, J. Comput. Appl. Math. 6
+        # (1980); Hairer, Nørsett, Wanner, Solving Ordinary Differential Equations I, table II.5.2.
+        Tableau(
+            "dopri5",
+            5,
+            (0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0),
+            (
+                (),
+                (1 / 5,),
+                (3 / 40, 9 / 40),
+                (44 / 45, -56 / 15, 32 / 9),
+                (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+                (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+                _DOPRI5,
+            ),
+            (*_DOPRI5, 0.0),
+            embedded=(
+                5179 / 57600,
+                0.0,
+                7571 / 16695,
+                393 / 640,
+                -92097 / 339200,
+                187 / 2100,
+                1 / 40,
+            ),
+            embedded_order=4,
+        ),
+    )
+}
+"""The schemes by name."""

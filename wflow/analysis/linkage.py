@@ -1,0 +1,171 @@
+"""Single linkage on the sphere, compiled: components at a scale, heights of the spanning tree.
+
+Chords take the place of geodesic distances, |x - y| = 2 sin(distance / 2), because they are exact
+for tokens that nearly agree. Memory is O(n) throughout: no matrix of pairs is formed.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from wflow._core.compiled import compiled
+
+FloatArray = NDArray[np.float64]
+
+_SMALL = 2000  # tokens up to which the flood needs no help
+_PAIRS = 20_000_000  # that the tree may list at once
+_WAITING = 1000  # tokens in the queue of the flood from which a tree finds all their neighbours
+
+
+def _entry_points(source, cache):
+    """The compiled functions that Python calls."""
+
+    @njit(cache=cache, error_model="numpy")
+    def flood(x, chord_sq, label, left, queue, state, limit):
+        """Number the components of the graph |x_i - x_j|^2 <= chord_sq; x (n, d).
+
+        Tokens found are struck off the list `left` that later ones search: at most n^2 d / 2
+        multiply-adds, n d where all tokens are close together. It stops when more than `limit`
+        tokens wait in `queue`, and continues from `state`: (tokens in left, first and end of the
+        queue, component), until no token is without a label.
+        """
+        _ = source  # part of the cache key
+        d = x.shape[1]
+        remaining, head, tail, current = state
+        first = 0
+        while True:
+            while head < tail:
+                if tail - head > limit and remaining > 0:
+                    state[0], state[1], state[2], state[3] = remaining, head, tail, current
+                    return False
+                i = queue[head]
+                head += 1
+                kept = 0
+                for place in range(remaining):
+                    j = left[place]
+                    apart = 0.0
+                    k = 0
+                    while k < d and apart <= chord_sq:
+                        gap = x[i, k] - x[j, k]
+                        apart += gap * gap
+                        k += 1
+                    if apart <= chord_sq:
+                        label[j] = current
+                        queue[tail] = j
+                        tail += 1
+                    else:
+                        left[kept] = j
+                        kept += 1
+                remaining = kept
+            if remaining == 0:
+                return True
+            current += 1
+            first = left[0]
+            for place in range(1, remaining):
+                left[place - 1] = left[place]
+            remaining -= 1
+            label[first] = current
+            queue[tail] = first
+            tail += 1
+
+    @njit(cache=cache, error_model="numpy")
+    def spanning_tree(x):
+        """Squared chords of the edges of the minimum spanning tree, unsorted; x (n, d).
+
+        Prim's algorithm on the complete graph: n^2 d / 2 multiply-adds.
+        """
+        _ = source
+        n, d = x.shape
+        edges = np.empty(n - 1)
+        left = np.arange(1, n)
+        nearest = np.full(n, np.inf)
+        latest = 0
+        for step in range(n - 1):
+            best, chosen = np.inf, 0
+            for place in range(n - 1 - step):
+                j = left[place]
+                apart = 0.0
+                for k in range(d):
+                    gap = x[latest, k] - x[j, k]
+                    apart += gap * gap
+                if apart < nearest[j]:
+                    nearest[j] = apart
+                if nearest[j] < best:
+                    best, chosen = nearest[j], place
+            edges[step] = best
+            latest = left[chosen]
+            left[chosen] = left[n - 2 - step]
+        return edges
+
+    return flood, spanning_tree
+
+
+_flood, _spanning_tree = compiled(_entry_points)
+
+
+def components(x: FloatArray, scale: float) -> NDArray[np.int64]:
+    """Connected components of the graph of tokens at geodesic distance <= scale, by first token."""
+    if scale >= math.pi:
+        return np.zeros(len(x), np.int64)
+    chord = 2 * math.sin(scale / 2)
+    if len(x) <= _SMALL:
+        return _flooded(x, chord)
+    # Equal tokens, of which a cloud that has clustered is full, are more than a tree can split.
+    different, of = np.unique(x, axis=0, return_inverse=True)
+    return canonical(_linked(different, chord)[of.reshape(-1)])
+
+
+def _linked(x: FloatArray, chord: float) -> NDArray[np.integer]:
+    """Components of many different tokens, from the pairs that a tree lists or by flooding."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial import cKDTree
+
+    tree = cKDTree(x)
+    # Counting is cheap. Of a dense cloud the tree would list every pair; the flood swallows it in
+    # a few rounds.
+    if tree.count_neighbors(tree, chord) > _PAIRS:
+        return _flooded(x, chord)
+    pairs = tree.query_pairs(chord, output_type="ndarray")
+    edges = np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])
+    return connected_components(coo_array(edges, shape=(len(x), len(x))), directed=False)[1]
+
+
+def _flooded(x: FloatArray, chord: float) -> NDArray[np.int64]:
+    """Components by flooding; where many tokens wait, a tree finds all their neighbours at once."""
+    n = len(x)
+    label, left, queue = np.full(n, -1, np.int64), np.arange(n), np.empty(n, np.int64)
+    state = np.array([n, 0, 0, -1])
+    limit = _WAITING if n > _SMALL else n
+    while not _flood(x, chord * chord, label, left, queue, state, limit):
+        from scipy.spatial import cKDTree
+
+        remaining, head, tail, current = state
+        rest = left[:remaining].copy()
+        tree = cKDTree(x[queue[head:tail]])
+        apart, _ = tree.query(x[rest], distance_upper_bound=chord * (1 + 1e-9))
+        near = apart <= chord
+        found, others = rest[near], rest[~near]
+        label[found] = current
+        queue[tail : tail + len(found)] = found
+        left[: len(others)] = others
+        state[:3] = len(others), tail, tail + len(found)
+    return label
+
+
+def merge_heights(x: FloatArray) -> FloatArray:
+    """Geodesic distances (n - 1,) at which single linkage merges two clusters, ascending."""
+    if len(x) == 1:
+        return np.empty(0)
+    chords = np.sqrt(np.sort(_spanning_tree(x)))
+    return 2 * np.arcsin(np.minimum(chords / 2, 1.0))
+
+
+def canonical(labels: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Number labels in the order in which they first appear."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse]

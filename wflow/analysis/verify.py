@@ -1,0 +1,695 @@
+"""Verification of run files: digests, configuration, energies and the energy balance."""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.adaptive import as_scheme, scheme_from_config
+from wflow._core.checks import path_of, positive, switch
+from wflow._core.errors import InputError, WflowError
+from wflow._core.files import open_regular
+from wflow._core.identity import is_custom_config
+from wflow._core.progress import progress as progress_bar
+from wflow.analysis.fits import mean_and_error
+from wflow.attention.flows import flow_from_config
+from wflow.heads.laws import Frozen, law_from_config, made_again
+from wflow.heads.process import draw_heads
+from wflow.io import digests
+from wflow.io.disk import disk_error
+from wflow.io.runfile import open_run
+from wflow.io.schema import (
+    BUDGET_RATES,
+    BUDGET_RUNNING,
+    DIFFUSION_RATES,
+    DIFFUSION_RUNNING,
+    SCHEMA,
+    SPEED,
+    VARIABLES,
+    budget_rates,
+    budget_running,
+    flow_name,
+    head_count,
+)
+from wflow.particles.problem import array_config
+from wflow.particles.solver import replayed
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+
+__all__ = ["TOLERANCE", "Check", "Report", "verify"]
+
+# The energy budget: columns against each other, and the balance
+# --------------------------------------------------------------
+
+_ROUNDING = 1e-12  # of sums of a few doubles, relative to the size of their terms
+_BLOCK = 1 << 21  # values of one variable in memory at a time
+_FEWEST = 10  # record times from which the scatter of a rate can be judged
+_SIGMAS = 8.0  # rates have heavy tails where records are far apart
+_FLOOR = 0.01
+_TERMS = ("energy", "work_weights", "work_ito", "dissipated", "martingale")
+_DIFFUSION_TERMS = ("work_diffusion", "martingale_tokens")
+_PAIRS = {
+    "work_weights": "weight_power",
+    "work_ito": "ito_power",
+    "dissipated": "dissipation",
+    "dissipated_upper_gradient": "upper_gradient_sq",
+    "work_diffusion": "diffusion_power",
+}
+
+Array = NDArray[np.float64]
+Block = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a run file.
+
+    Attributes
+    ----------
+    name : what should hold
+    passed : whether it does; None where the file does not hold what the check needs
+    value : the figure found
+    limit : the largest figure that passes
+    note : what the figure is, or why there is none
+    """
+
+    name: str
+    passed: bool | None
+    value: float = math.nan
+    limit: float = math.nan
+    note: str = ""
+
+    def __str__(self) -> str:
+        word = {True: "pass", False: "FAIL", None: "skip"}[self.passed]
+        figures = "" if math.isnan(self.value) else f"  {self.value:.3g} (limit {self.limit:.3g})"
+        return f"{word}  {self.name}{figures}" + (f"\n      {self.note}" if self.note else "")
+
+
+def single(config: dict[str, Any]) -> bool:
+    return config.get("compute", {}).get("dtype") == "float32"
+
+
+def worst_of(values: Array) -> float:
+    """Largest size; NaN counts as infinite, so that it never passes."""
+    return float(np.max(np.abs(np.nan_to_num(values, nan=np.inf)), initial=0.0))
+
+
+def blocks(ds: "Dataset", name: str) -> Iterator[tuple[int, Array]]:
+    """A variable in pieces along its first dimension, with where each begins."""
+    variable = ds[name]
+    if not variable.ndim:
+        yield 0, variable.values.reshape(1)
+        return
+    rows = max(1, _BLOCK // max(1, math.prod(variable.shape[1:])))
+    for start in range(0, variable.shape[0], rows):
+        yield start, variable[start : start + rows].values
+
+
+def below(name: str, value: float, limit: float, note: str) -> Check:
+    return Check(name, value <= limit, value, limit, note)
+
+
+def whole(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Check that no variable of the energy budget is missing, which must all be present or none."""
+    names = ["diffusion_power"] if config.get("kappa") else list(ds)
+    missing = [name for name in (*budget_rates(names), *budget_running(names)) if name not in ds]
+    note = (
+        f"missing: {', '.join(missing)}; without them no energy can be checked" if missing else ""
+    )
+    return Check("the budget is complete", not missing, note=note)
+
+
+def _share(parts: list[Array], scales: list[Array]) -> float:
+    """Largest |sum of parts| / sum of |scales| over the entries where no term is inf."""
+    total = np.abs(sum(parts))
+    scale = np.asarray(sum(np.abs(term) for term in scales))
+    share = np.where(total == 0, 0.0, total / scale)
+    # inf is a valid entry (beyond the range of doubles) that carries no information; NaN is not.
+    return worst_of(share[~np.isinf(scale)])
+
+
+def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
+    """Check the columns of the energy budget against each other, path by path and time by time."""
+    sign = 1.0 if config.get("direction") == "ascent" else -1.0
+    same = ds.attrs["complete"] and _coincide(ds, config)
+    worst = dict.fromkeys(("start", "residual", "upper", "defect", "same"), 0.0)
+
+    def note(key: str, parts: list[Array], scales: list[Array]) -> None:
+        worst[key] = max(worst[key], _share(parts, scales))
+
+    for start, energy in blocks(ds, "energy"):
+        rows = slice(start, start + len(energy))
+        block: Block = {n: ds[n][rows].values for n in (*budget_rates(ds), *budget_running(ds))}
+        extra = [block[n] for n in _DIFFUSION_TERMS if n in block]
+        terms = [energy, np.broadcast_to(energy[:, :1], energy.shape)] + [
+            block[n] for n in _TERMS[1:]
+        ]
+        terms += extra
+        rest = [energy, -energy[:, :1], -block["work_weights"], -block["work_ito"]]
+        rest += [-term for term in (block["martingale"], *extra)]
+        lost, gradient = block["dissipated"], block["dissipated_upper_gradient"]
+        worst["start"] = max(
+            worst["start"], *(worst_of(block[n][:, 0]) for n in _PAIRS if n in block)
+        )
+        note("residual", [*rest, lost, -block["edi_residual"]], terms)
+        upper = [*rest, -sign * gradient, -block["edi_residual_upper_gradient"]]
+        note("upper", upper, [*terms, gradient])
+        rates = [block["dissipation"], sign * block["upper_gradient_sq"]]
+        note("defect", [*rates, -block["edi_defect"]], rates)
+        note("same", [block["edi_defect"]], rates)
+
+    exact = 1e-3 if single(config) else 1e-9
+    relative = "largest difference, relative to the terms"
+    identity = "edi_defect is dissipation "
+    identity += "plus" if sign > 0 else "minus"
+    checks = [
+        below("the budget starts at zero", worst["start"], 0.0, "running integrals at time 0"),
+        below("edi_residual is what its terms leave", worst["residual"], _ROUNDING, relative),
+        below(
+            "edi_residual_upper_gradient is what its terms leave",
+            worst["upper"],
+            _ROUNDING,
+            relative,
+        ),
+        below(f"{identity} upper_gradient_sq", worst["defect"], exact, relative),
+    ]
+    name = "dissipation and upper_gradient_sq coincide"
+    if same:
+        checks.append(below(name, worst["same"], exact, relative))
+    else:
+        several = "one head" if _heads(ds, config) == 1 else "several heads"
+        reason = f"not claimed for flow = {flow_name(config)} with {several}"
+        checks.append(Check(name, None, note=f"{reason}: edi_defect is the difference"))
+    return [*checks, _sums(ds, config)]
+
+
+def _coincide(ds: "Dataset", config: dict[str, Any]) -> bool:
+    """Whether the theory makes dissipation and G^2 one number (docs/mathematics.md section 4)."""
+    try:
+        return flow_from_config(config.get("flow", {})).gradient_flow(_heads(ds, config))
+    except InputError:  # `_replayed` says what is wrong
+        return False
+
+
+def _heads(ds: "Dataset", config: dict[str, Any]) -> int:
+    """The number of heads; 2, for several, where nothing tells it."""
+    return head_count(config, ds.sizes) or 2
+
+
+def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Check the running integrals against sums of the recorded rates.
+
+    Where every step of a scheme of one stage is recorded the sums are exact. Elsewhere the rates
+    are known at the ends of intervals of length h only, and the trapezoidal rule stands for what
+    lies between. The allowance is that of Brownian motion between its ends: the integral over an
+    interval deviates by h |change| / sqrt(12), and intervals add in squares. Rates that are smooth
+    stay far below it, as there the errors telescope to h |change| / 12 at the two ends.
+    """
+    name = "running integrals are the sums of their rates"
+    try:
+        tableau, control = as_scheme(scheme_from_config(config.get("scheme")))
+    except InputError:  # `_replayed` says what is wrong
+        return Check(name, None, note="the configuration names no scheme")
+    if control is not None:
+        reason = "steps chosen by their error may be shorter than what lies between record times; "
+        return Check(name, None, note=reason + "the balance checks the integrals")
+    left = tableau.stages == 1  # integrals are sums over left ends
+    exact = left and config.get("save", {}).get("every") == 1
+    times = ds["time"].values
+    if not exact and times.size <= _FEWEST:
+        reason = f"{times.size} record times are too few to sum the rates; lower save.every"
+        return Check(name, None, note=reason)
+    step = float(config.get("dt", 0.0)) if left else 0.0
+    pairs = {running: rate for running, rate in _PAIRS.items() if running in ds}
+    if _jumps(config):
+        pairs.pop("work_weights", None)  # also holds the energy of jumps, which no rate shows
+    worst, where = 0.0, ""
+    for running, rate in pairs.items():
+        for start, rates in blocks(ds, rate):
+            integral = ds[running][start : start + len(rates)].values[:, 1:]
+            ratio = _off(integral, rates, np.diff(times), None if exact else step)
+            if ratio > worst:
+                worst, where = ratio, running
+    note = f"largest difference: {where}" if where else ""
+    if exact:
+        return below(name, worst, 1e-9, note + (", relative" if where else ""))
+    note += "; " if note else ""
+    note += f"in units of what sampling explains, {_SIGMAS:g} deviations and {_FLOOR:g} of the sum"
+    return below(name, worst, 1.0, note)
+
+
+def _jumps(config: dict[str, Any]) -> bool:
+    """Whether the heads of a run may jump."""
+    law = config.get("law", {})
+    made = made_again(law)
+    if made is not None:
+        return made.jumps
+    # What custom laws said of themselves in earlier files: a schedule, or a subclass of one.
+    return bool(law.get("jumps", "interpolation" in law))
+
+
+def _off(integral: Array, rates: Array, lengths: Array, step: float | None) -> float:
+    """Largest distance of integrals (paths, k) from sums of rates (paths, k + 1).
+
+    `step` None: every step was recorded and the distance is relative to the sum of the sizes.
+    Otherwise in units of the allowance; `step` is that of left sums, 0 for a scheme without.
+    """
+    left, right = rates[:, :-1], rates[:, 1:]
+    size = np.cumsum(lengths * np.abs(left), axis=1)
+    if step is None:
+        expected, allowed = np.cumsum(lengths * left, axis=1), size
+    else:
+        # Left sums over the steps within an interval: off the trapezoid by their own ends.
+        expected = np.cumsum(lengths * (left + right) / 2 - step / 2 * (right - left), axis=1)
+        # Of the whole run: over a few intervals a sum of squares is no measure yet.
+        spread = np.sum((lengths * (right - left)) ** 2 / 12, axis=1, keepdims=True)
+        allowed = _SIGMAS * np.sqrt(spread) + _FLOOR * size
+    distance = np.abs(integral - expected)
+    ratio = np.where(distance == 0, 0.0, distance / allowed)
+    # Values that are not finite are left to the check that every value is recorded.
+    return worst_of(ratio[np.isfinite(distance) & np.isfinite(allowed)])
+
+
+def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
+    """Check that the mean residual at the last time is what finite steps and paths explain.
+
+    limit = tolerance turnover + 3 max(standard error, noise), with the turnover the mean over the
+    paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated| (+ |work_diffusion|): drift
+    and Itô correction nearly cancel and each grows with T, so that their sizes one by one tell
+    nothing.
+
+    noise^2 = 2 dt int (ito_power^2 / H + diffusion_power^2 / n) dt / paths. Euler-Maruyama
+    replaces dW dW by its mean, and for an increment z of H matrices a term z.A z has the variance
+    2 tr A^2 <= 2 (tr A)^2 of which independent heads of like size leave 1/H, and independent
+    tokens 1/n. It matters where one path has no standard error and a few have a poor one.
+    """
+    name = "the energy balance closes"
+    last = ds.isel(time=-1)
+    extra = [name for name in _DIFFUSION_TERMS if name in ds]
+    terms = {name: last[name].values for name in (*_TERMS, *extra, "edi_residual")}
+    terms["energy"] = terms["energy"] - ds["energy"][:, 0].values
+    known = np.all([np.isfinite(values) for values in terms.values()], axis=0)
+    if not known.any():
+        return Check(name, None, note="no path has a finite balance at the last time")
+    terms = {name: values[known] for name, values in terms.items()}
+    moved = [terms["energy"], terms["work_weights"] + terms["work_ito"], terms["dissipated"]]
+    moved += [terms["work_diffusion"]] if extra else []
+    turnover = float(sum(np.abs(values).mean() for values in moved))
+    residual = terms["edi_residual"]
+    count = residual.size
+    mean, deviation = (float(value) for value in mean_and_error(residual))
+    noise = _noise(ds, config, known)
+    limit = tolerance * turnover + 3 * float(np.fmax(deviation, noise))
+    note = f"|mean of edi_residual at T| over {count} paths; limit = {tolerance:g} x turnover "
+    note += f"{turnover:.3g} + 3 x the larger of standard error {deviation:.2g} and "
+    if count == 1:
+        note = f"|edi_residual at T|, one path; limit = {tolerance:g} x turnover {turnover:.3g} "
+        note += "+ 3 x "
+    note += f"noise of Itô's dW dW {noise:.2g} (from dt, ito_power and H"
+    note += ", diffusion_power and n)" if extra else ")"
+    if count < known.size:
+        note += f"; {known.size - count} paths without a finite balance left out"
+    return below(name, abs(mean), limit, note)
+
+
+def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> float:
+    """Standard error of the mean residual that Euler-Maruyama explains (see `balance`)."""
+    lengths = np.diff(ds["time"].values)
+    total = 0.0
+    shares = {"ito_power": head_count(config, ds.sizes) or 1}
+    if "diffusion_power" in ds:
+        shares["diffusion_power"] = ds.sizes.get("token", 1)
+    for name, independent in shares.items():
+        squares: list[float] = []
+        for start, power in blocks(ds, name):
+            kept = power[known[start : start + len(power)], :-1]
+            squares += np.sum(lengths * kept**2, axis=1).tolist()
+        finite = [value for value in squares if math.isfinite(value)]
+        if finite:
+            total += sum(finite) / len(finite) / independent / len(squares)
+    square = 2 * float(config.get("dt", 0.0)) * total
+    return math.sqrt(square) if square > 0 else 0.0  # times that fall back fail another check
+
+
+TOLERANCE = 0.05
+_NUDGE, _UNSTABLE = 1e-14, 0.1
+_REPLAY_PAIRS = 1e10  # kernel values, some ten seconds
+_SERIES = (*BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *SPEED)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found in a run file: `passed` if no check failed."""
+
+    path: Path
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check that could be made holds."""
+        return all(check.passed is not False for check in self.checks)
+
+    def __str__(self) -> str:
+        counts = [sum(check.passed is kind for check in self.checks) for kind in (True, False)]
+        verdict = "PASSED" if self.passed else "FAILED"
+        summary = f"{verdict}: {counts[0]} of {sum(counts)} checks hold"
+        skipped = len(self.checks) - sum(counts)
+        summary += f", {skipped} could not be made" if skipped else ""
+        return "\n".join([f"{self.path}", *map(str, self.checks), summary])
+
+
+def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = False) -> Report:
+    """Check that a run file is as it was written, and that its numbers are right.
+
+    Every byte is compared with the SHA-256 digests at the end of the file. The configuration is
+    compared with the data: initial tokens and heads, and the first recorded step, which is computed
+    again. Then the energies are recomputed and the balance is formed.
+
+    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
+    work_diffusion and martingale_tokens where tokens diffuse) closes
+    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
+    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
+    the standard error at least what the noise of the time steps makes of so many heads and paths.
+
+    Parameters
+    ----------
+    path : run file
+    tolerance : share of the turnover that the mean residual may reach; time steps are finite
+    progress : show how far the reading of a large file has come
+
+    Returns
+    -------
+    Report, one Check per statement
+
+    Raises
+    ------
+    RunFileError
+        For a file that is missing, truncated, or not a run file.
+    InputError
+        For a tolerance that is not a positive number.
+    """
+    tolerance = positive(tolerance, "tolerance")
+    path = path_of(path, "path")
+    written = _as_written(path, switch(progress, "progress"))
+    if not all(check.passed for check in written):
+        return Report(path, written)  # what a changed file says of itself is not to be trusted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not complete is the first check
+        dataset = open_run(path)
+    with dataset, np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        ds = dataset
+        config = json.loads(ds.attrs["config"])
+        checks = [_complete(ds), *(written or [_without_digests(ds)])]
+        checks += [_config_fits(ds, config), _start_fits(ds, config), _replayed(ds, config)]
+        checks += _recorded(ds)
+        checks += [_on_sphere(ds, config), _mean_tokens(ds, config)]
+        if not ds.attrs["complete"] and "energy" in ds and ds.sizes["time"]:
+            # Of an unfinished run, the paths that got to the last time can be checked.
+            ds = ds.isel(path=~np.isnan(ds["energy"][:, -1].values))
+        if not set(ds) & {*BUDGET_RATES, *BUDGET_RUNNING}:
+            checks.append(Check("energy and its balance", None, note="the run holds no energy"))
+        elif not (complete := whole(ds, config)).passed:
+            checks.append(complete)
+        elif not ds.sizes["time"]:
+            checks.append(Check("energy and its balance", None, note="nothing was recorded"))
+        else:
+            checks += [complete, *columns(ds, config), _first_energy(ds, config)]
+            checks += [_energies(ds, config), balance(ds, config, tolerance)]
+    return Report(path, checks)
+
+
+def _as_written(path: Path, progress: bool) -> list[Check]:
+    """Check a finished file against its digests; no checks where it carries none."""
+    names = "names, types, shapes and attributes are as written"
+    values = "every value is as written"
+    try:
+        open_regular(path).close()
+        stored = digests.find(path)
+        if stored is None:
+            return []
+        with progress_bar(stored.bytes, f"checking {path.name}", progress) as tick:
+            finding = stored.check(tick=tick)
+    except (FileNotFoundError, IsADirectoryError):
+        return []  # `open_run` says what is wrong, or finds the unfinished run of that name
+    except OSError as error:
+        raise disk_error(error, "read", path) from None
+    if not finding.metadata:
+        note = "SHA-256 differs: the file was damaged, changed, or rewritten by another program; "
+        return [Check(names, False, note=note + "no other check was made")]
+    note = f"SHA-256 of {len(stored.variables)} variables"
+    if finding.changed:
+        note = f"SHA-256 differs: {', '.join(finding.changed)}; restore the file from a copy"
+    return [Check(names, True, note="SHA-256"), Check(values, not finding.changed, note=note)]
+
+
+def _without_digests(ds: "Dataset") -> Check:
+    name = "every byte is as written"
+    if not ds.attrs["complete"]:
+        return Check(name, None, note="unfinished: it is compared with its checkpoint at a resume")
+    if ds.attrs["schema"] == SCHEMA:
+        note = "no digests: the file was cut, or opened for writing by another program (h5py 'a')"
+        return Check(name, False, note=note)
+    version = ds.attrs.get("wflow_version", "an earlier version")
+    return Check(name, None, note=f"no digests: the file was written by wflow {version}")
+
+
+def _complete(ds: "Dataset") -> Check:
+    complete = bool(ds.attrs["complete"])
+    note = "" if complete else "the run did not reach its end; finish it with --resume"
+    return Check("the run is complete", complete, note=note)
+
+
+def _config_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Check that the configuration, from which `wflow.rerun` runs again, is that of the data."""
+    name = "the configuration fits the data"
+    try:
+        dt, every = float(config["dt"]), int(config["save"]["every"])
+        steps = round(float(config["t_final"]) / dt)
+        if steps // every > ds["time"].size + 1 and ds.attrs["complete"]:
+            raise ValueError(f"{steps} steps were not recorded")  # too many for the grid
+        grid = np.unique(np.append(np.arange(0, steps + 1, every), steps)) * dt
+        seed = int(config["seed"]) == int(ds.attrs["seed"])
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return Check(name, False, note=f"it cannot be read: {error}")
+    if not isinstance(config.get("law"), dict):
+        return Check(name, False, note="it names no head law")
+    times = ds["time"].values
+    fits = len(times) <= len(grid) and np.allclose(times, grid[: len(times)], rtol=1e-12)
+    if ds.attrs["complete"]:
+        fits = fits and len(times) == len(grid)
+    wrong = [] if fits else ["record times"]
+    wrong += [] if seed else ["seed"]
+    options = {**config, **{f"save.{key}": value for key, value in config["save"].items()}}
+    wrong += [key for key, there in _settings_of(ds).items() if options.get(key, there) != there]
+    if single(config) and "tokens" in ds:
+        tokens = ds["tokens"][:, -1:].values
+        wrong += [] if np.array_equal(tokens, tokens.astype("f4"), equal_nan=True) else ["dtype"]
+    note = f"the data have other {', '.join(wrong)}" if wrong else ""
+    return Check(name, not wrong, note=note)
+
+
+def _settings_of(ds: "Dataset") -> dict[str, Any]:
+    """Settings that the variables of a run show, as its configuration writes them."""
+    shown: dict[str, Any] = {"paths": ds.sizes["path"], "save.budget": "energy" in ds}
+    for key, name in (("save.snapshots", "snapshot"), ("save.paths", "snapshot_path")):
+        if name in ds.coords and (name != "snapshot" or ds.attrs["complete"]):
+            shown[key] = ds[name].values.tolist()
+    if "tokens" in ds:
+        shown["save.heads"] = "heads" in ds
+    return shown
+
+
+def _start_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Check the initial tokens and heads against their digests, or the seed, in the configuration.
+
+    Heads drawn from the seed are computed again.
+    """
+    name = "the initial tokens and heads are those of the configuration"
+    if "initial_tokens" not in ds:
+        return Check(name, None, note="the initial tokens are not stored")
+    tokens, stored = ds["initial_tokens"].values, config.get("x0")
+    wrong = [] if isinstance(stored, dict) and stored == array_config(tokens) else ["x0"]
+    if "initial_heads" in ds:
+        heads, asked = ds["initial_heads"].values, config.get("heads")
+        if isinstance(asked, dict):
+            fits = asked == array_config(heads)
+        else:
+            seed = config.get("seed", -1)
+            fits = asked == len(heads) and 0 <= seed < 2**63
+            if fits:
+                drawn = draw_heads(len(heads), heads.shape[-1], seed)
+                fits = np.allclose(heads, drawn, rtol=1e-12, atol=1e-12)
+        wrong += [] if fits else ["heads"]
+    note = f"{' and '.join(wrong)} of the configuration are others" if wrong else ""
+    return Check(name, not wrong, note=note)
+
+
+def _replayed(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Compute the first recorded step of a path again, which depends on the whole configuration."""
+    name = "the first recorded step follows from the configuration"
+    if not {"initial_tokens", "time"} <= set(ds.variables) or not ds.sizes["time"]:
+        return Check(name, None, note="the start of the run is not stored")
+    for kind, made in (("law", law_from_config), ("flow", flow_from_config)):
+        try:
+            made(config.get(kind, {}))
+        except InputError as error:
+            if is_custom_config(config.get(kind)):
+                return Check(name, None, note=str(error).partition(";")[0])
+    if "initial_heads" not in ds:
+        return Check(name, None, note="the initial heads are not stored")
+    try:
+        found, moved = (replayed(ds, _REPLAY_PAIRS / 2, nudge) for nudge in (0.0, _NUDGE))
+    except (WflowError, KeyError, TypeError, AttributeError) as error:
+        return Check(name, False, note=f"the configuration cannot be computed: {error}")
+    if found is None or moved is None:
+        return Check(name, None, note="the run is too large to compute a step of it here")
+    count = min(ds.sizes["time"], *(len(values) for values in found.values()))
+    worst, where = 0.0, ""
+    scale = max(np.abs(found[key]).max() for key in ("energy", "speed_sq") if key in found)
+    grown = 0.0
+    for key in found.keys() & set(map(str, ds.data_vars)):
+        stored = ds[key][0, :count].values
+        known = np.isfinite(stored) & np.isfinite(found[key][:count])
+        size = scale + np.abs(stored)[known]
+        gap = np.abs(stored - found[key][:count])[known] / size
+        spread = np.abs(moved[key] - found[key])[:count][known] / size
+        grown = max(grown, float(np.max(spread, initial=0.0)))
+        if gap.size and gap.max() > worst:
+            worst, where = float(gap.max()), key
+    # Rounding differs between processors and may grow as fast as a change in the last digits.
+    limit = max(1e-9, 10 * _energy_limit(config), 10 * grown)
+    if limit > _UNSTABLE:
+        return Check(name, None, note="rounding grows too fast for a comparison")
+    note = f"largest relative difference: {where}" if where else "equal to the bit"
+    return below(name, worst, limit, note)
+
+
+def _recorded(ds: "Dataset") -> list[Check]:
+    """Check that no value is NaN, and that only terms of the energy, which may overflow, are inf.
+
+    An energy beyond the range of doubles is recorded as inf on purpose (docs/method.md).
+    """
+    missing: dict[str, int] = {}
+    infinite: dict[str, int] = {}
+    for name in VARIABLES.keys() & set(ds.data_vars):
+        for _, values in blocks(ds, name):
+            missing[name] = missing.get(name, 0) + int(np.isnan(values).sum())
+            infinite[name] = infinite.get(name, 0) + int(np.isinf(values).sum())
+    gone = [name for name, count in missing.items() if count]
+    note = f"missing: {', '.join(gone)}" if gone else ""
+    beyond = sum(count for name, count in infinite.items() if name in _SERIES)
+    if beyond:
+        note += "; " if note else ""
+        note += f"{beyond} energy terms are inf: they left the range of doubles"
+    recorded = Check("every value is recorded", not gone, sum(missing.values()), 0, note)
+    fixed = {name: count for name, count in infinite.items() if name not in _SERIES and count}
+    note = f"inf in {', '.join(fixed)}" if fixed else ""
+    return [
+        recorded,
+        Check("no token and no head is infinite", not fixed, sum(fixed.values()), 0, note),
+    ]
+
+
+def _on_sphere(ds: "Dataset", config: dict[str, Any]) -> Check:
+    worst = 0.0
+    for name in ("tokens", "initial_tokens"):
+        for _, values in blocks(ds, name) if name in ds else ():
+            # Tokens that were not recorded are left to the check before.
+            lengths = np.sqrt(np.einsum("...k,...k->...", values, values))
+            worst = max(worst, worst_of(lengths[~np.isnan(lengths)] - 1))
+    limit = 1e-5 if single(config) else 1e-12
+    return Check("tokens lie on the sphere", worst <= limit, worst, limit, "max of | |x| - 1 |")
+
+
+def _mean_tokens(ds: "Dataset", config: dict[str, Any]) -> Check:
+    name = "tokens_mean is the mean of the tokens"
+    if not {"tokens", "tokens_mean"} <= set(ds) or (
+        sorted(ds["snapshot_path"].values) != list(range(ds.sizes["path"]))
+    ):
+        return Check(name, None, note="the tokens of all paths are needed (save.paths)")
+    worst = 0.0
+    for at in range(ds.sizes["snapshot"]):
+        mean = ds["tokens"][:, at].values.mean(axis=0)
+        difference = mean - ds["tokens_mean"][at].values
+        # What was not recorded is left to another check.
+        worst = max(worst, worst_of(difference[~np.isnan(difference)]))
+    limit = 1e-5 if single(config) else 1e-12
+    return Check(name, worst <= limit, worst, limit, "max of the difference")
+
+
+def _energy(tokens: np.ndarray, heads: np.ndarray) -> float:
+    from wflow.attention.cloud import energy  # loads Numba
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an energy beyond the range of doubles is compared as inf
+        try:
+            return float(energy(tokens, heads))
+        except InputError:  # no tokens or heads of a run: off the sphere, asymmetric, not finite
+            return math.nan
+
+
+def _difference(found: float, stored: float) -> float:
+    if found == stored:
+        return 0.0
+    known = math.isfinite(found) and math.isfinite(stored) and stored != 0
+    return float(abs(found - stored) / abs(stored)) if known else math.inf
+
+
+def _energy_limit(config: dict[str, Any]) -> float:
+    """Relative difference that passes: of rounding, or twice the tolerance of fast sums."""
+    tolerance = config.get("compute", {}).get("tolerance", 0.0)
+    allowed = 2.0 * tolerance if isinstance(tolerance, float) else 0.0
+    return max(1e-4 if single(config) else 1e-10, min(allowed, 0.02))
+
+
+def _first_energy(ds: "Dataset", config: dict[str, Any]) -> Check:
+    name = "energy at time 0 follows from the initial tokens and heads"
+    if not {"initial_tokens", "initial_heads"} <= set(ds):
+        return Check(name, None, note="the initial tokens and heads are not stored")
+    tokens, heads = ds["initial_tokens"].values, ds["initial_heads"].values
+    worst = 0.0
+    stored = ds["energy"][:, 0].values
+    if tokens.ndim == 2:
+        found = [_energy(tokens, heads)] * len(stored)
+    else:
+        found = [_energy(own, heads) for own in tokens]
+    for one, other in zip(found, stored, strict=True):
+        worst = max(worst, _difference(one, float(other)))
+    return below(name, worst, _energy_limit(config), "largest relative difference")
+
+
+def _energies(ds: "Dataset", config: dict[str, Any]) -> Check:
+    name = "energy follows from the stored tokens and heads"
+    frozen = "initial_heads" in ds and type(made_again(config.get("law", {}))) is Frozen
+    if "tokens" not in ds or not ("heads" in ds or frozen):
+        return Check(name, None, note="tokens or heads are not stored (save.snapshots, save.heads)")
+    times, paths = ds["time"].values, ds["path"].values.tolist()
+    kind = np.float32 if single(config) else np.float64  # on the sphere to its rounding
+    worst, count, apart = 0.0, 0, 0
+    for at, time in enumerate(ds["snapshot"].values):
+        column = int(np.argmin(np.abs(times - time)))
+        if abs(times[column] - time) > 1e-9 * max(1.0, abs(time)):
+            apart += 1
+            continue
+        for place, path in enumerate(ds["snapshot_path"].values.tolist()):
+            if path not in paths:
+                continue
+            tokens = ds["tokens"][place, at].values.astype(kind)
+            heads = (ds["heads"][place, at] if "heads" in ds else ds["initial_heads"]).values
+            stored = float(ds["energy"][paths.index(path), column])
+            if np.isnan(tokens).any() or np.isnan(heads).any() or math.isnan(stored):
+                continue  # not recorded yet
+            worst, count = max(worst, _difference(_energy(tokens, heads), stored)), count + 1
+    if not count:
+        return Check(name, None, note="no snapshot falls on a record time")
+    note = f"largest relative difference over {count} snapshots"
+    note += f"; {apart} snapshot times are no record times" if apart else ""
+    return below(name, worst, _energy_limit(config), note)

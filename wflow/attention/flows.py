@@ -1,0 +1,605 @@
+"""Flows: how the heads move the tokens, and in which metric (docs/mathematics.md section 1).
+
+With m_h the mobility of head h and g_h = P_x D_h S_h its gradient, `softmax` moves tokens by the
+mean over heads of g_h/m_h, `unnormalised` by the mean gradient gbar, `effective` by gbar/b with
+the harmonic mean b of the mobilities. These three have compiled kernels. A custom flow is a
+subclass of `Flow` with a `velocity`, from which `evaluate` forms every term of the energy budget.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import Direction, FlowName, shown
+from wflow._core.errors import InputError
+from wflow._core.identity import Described, Registry, read_only, reading
+from wflow.kernels import evaluate as fused
+from wflow.kernels.evaluate import DIRECTIONS, EXACT, Evaluation, Sums, head_sums, mark_overflow
+from wflow.kernels.pairs.headsums import ENERGY_TERMS
+from wflow.sphere.geometry import project_unchecked
+
+__all__ = [
+    "Cloud",
+    "Flow",
+    "Growth",
+    "effective",
+    "flow_config",
+    "flow_from_config",
+    "register",
+    "softmax",
+    "unnormalised",
+]
+
+Array = NDArray[np.floating]
+_Float = TypeVar("_Float", bound=np.floating)
+Doubles = NDArray[np.float64]
+
+
+# What a flow is computed from
+# ----------------------------
+
+
+class Cloud:
+    """Tokens and heads of several paths at one time, and sums over the pairs of tokens.
+
+    What a flow is handed. Its arguments are taken as they are, without checks. With S_h(x) =
+    (1/n) sum_j exp(<x, D_h x_j>) x_j, every sum that it forms is one of m_h and S_h.
+
+    Attributes
+    ----------
+    x : (paths, n, d) unit tokens, read-only
+    D : (paths, heads, d, d) interaction matrices, read-only
+    values : (paths, heads, d, d) value matrices V_h; D for tied heads
+    causal : whether token i sees tokens j <= i only
+    error : (paths,) largest relative error of the sums so far, zero where they are exact
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, D = wflow.tokens.uniform(n=5, d=3, seed=0), np.eye(3)[None]
+    >>> cloud = wflow.flows.Cloud(x[None], D[None])
+    >>> cloud.log_mobility().shape, cloud.attention().shape
+    ((1, 1, 5), (1, 5, 3))
+    >>> bool(np.allclose(np.exp(cloud.log_mobility()[0]), wflow.mobility(x, D)))
+    True
+
+    Source: docs/mathematics.md section 1.
+    """
+
+    def __init__(
+        self,
+        x: Array,
+        D: Array,
+        *,
+        values: Array | None = None,
+        causal: bool = False,
+        sums: Sums = EXACT,
+    ) -> None:
+        self.x, self.D = read_only(x), read_only(D)
+        self.values = self.D if values is None else read_only(np.broadcast_to(values, D.shape))
+        self.causal, self._sums = causal, sums
+        self._writable = x, D  # one type for compiled code
+        self.error = np.zeros(len(x))
+        self._plain: tuple[Doubles, Array] | None = None
+
+    def log_mobility(self, log_weights: Array | None = None) -> Doubles:
+        """log m_h(x_i), with m_h(x_i) = (1/n) sum_j e^{f_hj} exp(<x_i, D_h x_j>).
+
+        Parameters
+        ----------
+        log_weights : f, of a shape that broadcasts to (paths, heads, n); None for zero
+
+        Returns
+        -------
+        (paths, heads, n), in range however large the scores are
+        """
+        return self._averages(log_weights, vectors=log_weights is None)[0]
+
+    def log_effective_mobility(self) -> Doubles:
+        """log b(x_i), (paths, n): b is the harmonic mean of the mobilities over the heads."""
+        return log_harmonic_mean(self.log_mobility(), axis=1)
+
+    def attention(
+        self, log_factors: Array | None = None, log_weights: Array | None = None
+    ) -> Array:
+        """P_x (1/H) sum_h e^{l_hi} V_h sum_j p_hij x_j, a sum over heads of their averages.
+
+        The weights p_hij of an average are e^{f_hj} exp(<x_i, D_h x_j>) over their sum over j.
+        Without factors and weights this is multi-head attention; the factors l_h = log m_h give
+        the mean gradient.
+
+        Parameters
+        ----------
+        log_factors : l, of a shape that broadcasts to (paths, heads, n); None for zero
+        log_weights : f, likewise
+
+        Returns
+        -------
+        (paths, n, d), tangential; entries inf where e^l leaves the range of floats
+        """
+        scale, vectors = self._combined(log_factors, log_weights)
+        with np.errstate(over="ignore"):
+            return _times(np.exp(scale)[..., None], vectors).astype(self.x.dtype)
+
+    def mean_gradient(self) -> tuple[Doubles, Doubles]:
+        """gbar as scale (paths, n) and vectors (paths, n, d): gbar(x_i) = e^scale vector."""
+        return self._combined(self.log_mobility(), None)
+
+    def _combined(
+        self, log_factors: Array | None, log_weights: Array | None
+    ) -> tuple[Doubles, Doubles]:
+        """`attention` relative to the scale e^l of the largest factor."""
+        log, averages = self._averages(log_weights)
+        factors = np.broadcast_to(0.0 if log_factors is None else log_factors, log.shape)
+        scale = np.asarray(factors.max(axis=1), np.float64)
+        vectors = np.einsum("phab,phib->phia", self.values, averages)
+        share = np.exp(factors - scale[:, None])
+        mean = np.einsum("phi,phia->pia", share, vectors) / log.shape[1]
+        return scale, np.asarray(project_unchecked(self.x.astype(np.float64), mean), np.float64)
+
+    def _averages(self, log_weights: Array | None, vectors: bool = True) -> tuple[Doubles, Array]:
+        """log m_h (paths, heads, n), and with vectors the averages (paths, heads, n, d)."""
+        if log_weights is None:
+            if self._plain is None:
+                log, averages = self._pair_sums(None, True)
+                self._plain = read_only(log), read_only(averages)
+            return self._plain
+        shape = (*self.D.shape[:2], self.x.shape[1])
+        f = np.broadcast_to(np.asarray(log_weights, np.float64), shape)
+        top = f.max(axis=2, keepdims=True)
+        weights = (np.exp(f - top) / shape[2]).astype(self.x.dtype)
+        log, averages = self._pair_sums(weights, vectors)
+        return log + top, averages
+
+    def _pair_sums(self, weights: Array | None, vectors: bool) -> tuple[Doubles, Array]:
+        x, D = self._writable
+        found = head_sums(
+            x, D, weights=weights, causal=self.causal, vectors=vectors, sums=self._sums
+        )
+        self.error = np.maximum(self.error, found.error)
+        log = found.shift.astype(np.float64) + np.log(found.m.astype(np.float64))
+        return log, found.S / found.m[..., None] if vectors else found.S
+
+
+def log_harmonic_mean(log: NDArray[_Float], axis: int) -> NDArray[_Float]:
+    """Log of the harmonic mean of e^log along an axis, in range however large log is."""
+    low = log.min(axis=axis, keepdims=True)
+    means = np.log(np.mean(np.exp(low - log), axis=axis, keepdims=True))
+    return np.asarray((low - means).squeeze(axis), log.dtype)
+
+
+def _times(factor: Doubles, values: Doubles) -> Doubles:
+    """factor values, where 0 inf is 0: a token at rest stays there, whatever the scale."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(values == 0, 0.0, factor * values)
+
+
+class Growth(NamedTuple):
+    """The parts of a growth constant of W₂ (docs/mathematics.md section 10), each (...).
+
+    With v = P_x A, `turning` bounds |A|, `own_ascent` and `own_descent` how A changes with the
+    token itself, by the direction, and `others` how it changes with the cloud.
+    """
+
+    turning: Doubles
+    own_ascent: Doubles
+    own_descent: Doubles
+    others: Doubles
+
+    def one_sided(self, direction: Direction) -> Doubles:
+        """L with <x - y, v - w> <= L |x - y|^2 in the mean over pairs."""
+        own = self.own_ascent if direction == "ascent" else self.own_descent
+        return self.turning + own + self.others
+
+    def lipschitz(self) -> Doubles:
+        """L with |v - w| <= L |x - y| in the mean square over pairs, in either direction."""
+        return self.one_sided("ascent")
+
+
+# The contract, and the three flows of wflow
+# ------------------------------------------
+
+
+class Flow(Described):
+    """How tokens move: a subclass says their velocity in ascent, and what theory knows of it.
+
+        dx_i/dt = s v(x_i),   dissipation = -(s/n) sum_i <gbar(x_i), v(x_i)>,
+        G^2 = (1/n) sum_i b(x_i) |v(x_i)|^2
+
+    with s = 1 for ascent and -1 for descent, and b of the metric that `log_metric` states.
+
+    `wflow.solve` and the functions of one cloud take an object of a subclass as `flow`. The sign of
+    `descent` is applied outside. Every other method and attribute has a default that claims
+    nothing. `register` makes the class known to `wflow.rerun` and `wflow.verify`.
+
+    Attributes
+    ----------
+    general_heads : whether the flow is defined for heads that are no gradient: D that is not
+        symmetric in `wflow.velocity`, general (Q, K, V) heads and a causal mask
+    potential : with one head the velocity is the gradient of this function of its mobility, "m" or
+        "log m", of which `wflow.stationary` makes the stationary laws; None for neither
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> class OneHead(wflow.Flow):
+    ...     def __init__(self, head):
+    ...         self.head = head
+    ...
+    ...     def velocity(self, cloud):
+    ...         others = np.arange(cloud.D.shape[1]) != self.head
+    ...         return cloud.attention(log_factors=np.where(others, -np.inf, 0.0)[:, None])
+    >>> x = wflow.tokens.uniform(n=5, d=3, seed=0)
+    >>> D = np.stack([np.eye(3), np.diag([1.0, 2.0, 3.0])])
+    >>> v = wflow.velocity(x, D, flow=OneHead(1))
+    >>> np.allclose(2 * v, wflow.velocity(x, D[1:]))
+    True
+
+    Source: docs/mathematics.md sections 1 and 4.
+    """
+
+    general_heads: bool = False
+    potential: Literal["m", "log m"] | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages, tables and figures call the flow."""
+        return type(self).__name__
+
+    def velocity(self, cloud: Cloud) -> Array:
+        """Velocities (paths, n, d) in ascent; their part along x is left out."""
+        raise InputError(f"the flow {self.name} has no velocity: give its class the method")
+
+    def log_metric(self, cloud: Cloud) -> Doubles | None:
+        """log b (paths, n) of the metric, in which G^2 = (1/n) sum_i b(x_i) |v_i|^2.
+
+        None, the default, is W₂, where b = 1.
+        """
+        return None
+
+    def gradient_flow(self, heads: int) -> bool:
+        """Whether with so many heads it is the gradient flow of E in its metric: dissipation = G^2.
+
+        `wflow.verify` then checks that both columns of a run agree.
+        """
+        return False
+
+    def growth(self, norms: Doubles) -> Growth:
+        """Parts of the growth constant of W₂ for heads of spectral norms (..., heads).
+
+        Raises
+        ------
+        InputError
+            Where no bound is known: the default.
+        """
+        raise InputError(
+            f"no bound on the growth of W₂ is known for the flow {self.name}: give its class the "
+            "method growth, or take one of " + ", ".join(get_args(FlowName))
+        )
+
+
+class Softmax(Flow):
+    """Multi-head self-attention: v = s (1/H) sum_h g_h/m_h, measured with the mobility b.
+
+    v is (paths, n, d) for D (paths, heads, d, d), symmetric or not. With one head, or heads of
+    equal mobility, it is `Effective`. Source: [MHT] eq. 1 and 13, b: eq. 37.
+    """
+
+    name = "softmax"
+    general_heads = True
+    potential = "log m"
+
+    def velocity(self, cloud: Cloud) -> Array:
+        return cloud.attention()
+
+    def log_metric(self, cloud: Cloud) -> Doubles:
+        return cloud.log_effective_mobility()
+
+    def gradient_flow(self, heads: int) -> bool:
+        return heads == 1
+
+    def growth(self, norms: Doubles) -> Growth:
+        # `own` is D Cov D^T times the sign of the direction, positive semidefinite: it pulls tokens
+        # apart in ascent, and together in descent, where it drops out.
+        a, e, zero = _norms(norms)
+        with np.errstate(over="ignore"):
+            return Growth(_mean(a), _mean(a * a), zero, _mean(a * np.hypot(1.0, a) * e))
+
+
+class Unnormalised(Flow):
+    """Attention without the denominator: v = s gbar, the gradient flow of E in W₂, where b = 1.
+
+    v is (paths, n, d) for symmetric D (paths, heads, d, d). Source: [MHT] Theorem 3.11, in
+    docs/mathematics.md section 1.
+    """
+
+    name = "unnormalised"
+    potential = "m"
+
+    def velocity(self, cloud: Cloud) -> Array:
+        return cloud.attention(log_factors=cloud.log_mobility())
+
+    def gradient_flow(self, heads: int) -> bool:
+        return True
+
+    def growth(self, norms: Doubles) -> Growth:
+        a, e, zero = _norms(norms)
+        with np.errstate(over="ignore"):
+            return Growth(_mean(a * e), _mean(a * a * e), zero, _mean(a * (1 + a) * e))
+
+
+class Effective(Flow):
+    """v = s gbar/b: the gradient flow of E in the metric weighted by b, b = 1/mean_h(1/m_h).
+
+    v is (paths, n, d) for symmetric D (paths, heads, d, d). Source: [MHT] eq. 37 and Theorem 4.7.
+    """
+
+    name = "effective"
+    potential = "log m"
+
+    def velocity(self, cloud: Cloud) -> Array:
+        log_b = cloud.log_effective_mobility()[:, None]
+        return cloud.attention(log_factors=cloud.log_mobility() - log_b)
+
+    def log_metric(self, cloud: Cloud) -> Doubles:
+        return cloud.log_effective_mobility()
+
+    def gradient_flow(self, heads: int) -> bool:
+        return True
+
+    def growth(self, norms: Doubles) -> Growth:
+        # Sum over pairs of heads; a pair of one head with itself is softmax.
+        a, e, _ = _norms(norms)
+        alone, heads = softmax.growth(norms), a.shape[-1]
+        with np.errstate(over="ignore"):
+            ae = a * e
+            mixed = _pairs(ae, ae)
+            return Growth(
+                alone.turning / heads + _pairs(ae, e),
+                alone.own_ascent / heads + _pairs(a * ae, e) + mixed,
+                mixed,
+                alone.others / heads + _pairs((1 + a) * ae, e) + _pairs(ae, ae * e),
+            )
+
+
+def _norms(norms: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """a and e^a, and a zero for each set of heads."""
+    a = np.asarray(norms, np.float64)
+    with np.errstate(over="ignore"):
+        return a, np.exp(a), np.zeros(a.shape[:-1])
+
+
+def _mean(values: Doubles) -> Doubles:
+    return np.asarray(values.mean(axis=-1))
+
+
+def _pairs(f: Doubles, g: Doubles) -> Doubles:
+    """(1/H^2) sum over h != k of f_h g_k, without taking a large sum from another."""
+    others = _exclusive(g) + _exclusive(g[..., ::-1])[..., ::-1]
+    # 0 * inf: a head of norm zero adds nothing, however large the others are.
+    zero = (f == 0) | (others == 0)
+    terms = np.where(zero, 0.0, np.where(zero, 1.0, f) * np.where(zero, 1.0, others))
+    return np.asarray(terms.sum(axis=-1) / g.shape[-1] ** 2)
+
+
+def _exclusive(g: Doubles) -> Doubles:
+    """Sum of the entries before each one."""
+    total = np.zeros_like(g)
+    total[..., 1:] = np.cumsum(g[..., :-1], axis=-1)
+    return total
+
+
+softmax, unnormalised, effective = Softmax(), Unnormalised(), Effective()
+
+
+# Flows by name, and in run files
+# -------------------------------
+
+FLOWS: Registry[Flow] = Registry(Flow, "flow", "flow", "wflow.flows")
+_OF_WFLOW: dict[str, Flow] = {flow.name: flow for flow in (softmax, unnormalised, effective)}
+_Class = TypeVar("_Class", bound=type[Flow])
+
+
+def as_flow(flow: Any) -> Flow:
+    """The flow of a name, or the one given.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    if isinstance(flow, Flow):
+        return flow
+    if isinstance(flow, str) and flow in _OF_WFLOW:
+        return _OF_WFLOW[flow]
+    if isinstance(flow, type) and issubclass(flow, Flow):
+        raise InputError(f"flow is the class {flow.__name__}: expected an object of it")
+    raise InputError(
+        f"flow is {shown(flow)}: expected one of {', '.join(_OF_WFLOW)}, or a wflow.Flow"
+    )
+
+
+def register(cls: _Class) -> _Class:
+    """Make a class of flows known by its name; a decorator.
+
+    `wflow.rerun` and `wflow.verify` make such flows again from a run file: by `from_config`, from
+    what `to_config` returned when the run began. The code of the class is not in the file: a flow
+    that differs from that of the run, by its fingerprint, is refused.
+
+    Parameters
+    ----------
+    cls : subclass of `Flow`; one that is registered again replaces the earlier one
+
+    Returns
+    -------
+    cls
+
+    Raises
+    ------
+    InputError
+        For anything but such a class, and for the name of another flow.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> @wflow.flows.register
+    ... class Slow(wflow.Flow):
+    ...     def __init__(self, factor):
+    ...         self.factor = factor
+    ...
+    ...     def velocity(self, cloud):
+    ...         return self.factor * cloud.attention()
+    ...
+    ...     def to_config(self):
+    ...         return {"factor": self.factor}
+    >>> flow = wflow.flows.flow_from_config(wflow.flows.flow_config(Slow(0.5)))
+    >>> flow.factor
+    0.5
+    """
+    FLOWS.register(cls)
+    return cls
+
+
+def flow_config(flow: FlowName | Flow) -> str | dict[str, Any]:
+    """What a run file holds of a flow: its name; of a custom one its class and parameters, too.
+
+    A custom flow is identified by its `fingerprint` (None, and the reason as `not_comparable`,
+    where it cannot be compared).
+
+    Raises
+    ------
+    InputError
+        For what is no flow, and a `to_config` that does not return a dict.
+    """
+    flow = as_flow(flow)
+    return FLOWS.config(flow) if FLOWS.is_custom(flow) else flow.name
+
+
+def flow_from_config(config: str | dict[str, Any]) -> Flow:
+    """Make a flow again from its `flow_config`.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, and for a custom flow whose class is not registered or is another than
+        that of the run.
+    """
+    return as_flow(config) if isinstance(config, str) else FLOWS.from_config(config)
+
+
+# Velocities and terms of any flow
+# --------------------------------
+
+
+def evaluate(
+    x: Array,
+    D: Array,
+    *,
+    flow: FlowName | Flow = "softmax",
+    values: Array | None = None,
+    direction: Direction = "descent",
+    causal: bool = False,
+    sums: Sums = EXACT,
+    **rest: Any,
+) -> Evaluation:
+    """Velocities and all terms of the energy budget; x (paths, n, d), D (paths, heads, d, d).
+
+    The flows of wflow are evaluated by their compiled kernels in one pass, custom ones from their
+    `velocity`.
+
+    Parameters
+    ----------
+    x : (paths, n, d) unit tokens; D : (paths, heads, d, d). They are taken without checks
+    flow : "softmax", "unnormalised", "effective", or a `Flow`
+    values : (paths, heads, d, d) of (Q, K, V) heads, whatever the direction; None for tied heads
+    direction : "descent" (s = -1) or "ascent" (s = +1)
+    causal : whether token i sees tokens j <= i only
+    sums : how the sums over pairs are formed
+    rest : further arguments of `wflow.kernels.evaluate.evaluate`
+
+    Returns
+    -------
+    Evaluation : velocity (paths, n, d), per unit time; terms, name -> (paths,)
+
+    Raises
+    ------
+    InputError
+        For velocities of a custom flow that have another shape.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, D = wflow.tokens.uniform(n=5, d=3, seed=0), np.eye(3)[None]
+    >>> found = wflow.flows.evaluate(x[None], D[None], flow="unnormalised")
+    >>> found.velocity.shape
+    (1, 5, 3)
+    >>> terms = found.terms
+    >>> bool(np.allclose(terms["dissipation"], terms["upper_gradient_sq"]))
+    True
+
+    Source: docs/mathematics.md section 4.
+    """
+    flow = as_flow(flow)
+    common = {"values": values, "direction": direction, "causal": causal, "sums": sums} | rest
+    if not FLOWS.is_custom(flow):
+        return fused.evaluate(x, D, flow=flow.name, **common)
+    # The energy and what weights and noise do to it are the same for every flow.
+    terms = fused.evaluate(x, D, flow="unnormalised", **common).terms
+    cloud = Cloud(x, D, values=values, causal=causal, sums=sums)
+    with reading("flow", f"{flow.name}.velocity", "the cloud"):
+        found = flow.velocity(cloud)
+    sign = 1.0 if values is not None else DIRECTIONS[direction]
+    v = x.dtype.type(sign) * _tangential(cloud, _floats(found, f"{flow.name}.velocity", x.shape))
+    with reading("flow", f"{flow.name}.log_metric", "the cloud"):
+        log_b = flow.log_metric(cloud)
+    if log_b is None:
+        log_b = np.zeros(x.shape[:2])
+    b = _floats(log_b, f"{flow.name}.log_metric", x.shape[:2]).astype(np.float64)
+    terms |= _terms_of(cloud, v.astype(np.float64), b, sign)
+    if sums.have_error:
+        terms["sum_error"] = np.maximum(terms["sum_error"], cloud.error)
+    mark_overflow(terms, ENERGY_TERMS, x.dtype)
+    return Evaluation(v, terms)
+
+
+def _floats(found: Any, name: str, shape: tuple[int, ...]) -> Array:
+    array = np.asarray(found)
+    if array.shape != shape or array.dtype.kind != "f":
+        names = ("paths", "n", "d")[: len(shape)]
+        raise InputError(
+            f"{name}(cloud) returned an array of {array.dtype} of shape {array.shape}: expected "
+            f"floats of shape ({', '.join(names)}) = {shape}"
+        )
+    return array
+
+
+def _tangential(cloud: Cloud, v: Array) -> Array:
+    """The part of v in the tangent spaces; what is beyond the range of floats stays as it is."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        v = v.astype(cloud.x.dtype, copy=False)
+        part = project_unchecked(cloud.x, v)
+    return np.where(np.isfinite(part), part, v)
+
+
+def _terms_of(cloud: Cloud, v: Doubles, log_b: Doubles, sign: float) -> dict[str, Doubles]:
+    """The terms that depend on the flow, from its velocity and its metric."""
+    n = v.shape[1]
+    scale, gradient = cloud.mean_gradient()
+    with np.errstate(over="ignore", invalid="ignore"):
+        speed_sq = np.einsum("pik,pik->pi", v, v)
+        along = _times(np.exp(scale), np.einsum("pik,pik->pi", gradient, v))
+        # b |v|^2 is in range where |v|^2 is not.
+        root = np.exp(log_b / 2)[..., None]
+        weighted = _times(root, v)
+        over_b = _times(np.exp(scale - log_b)[..., None], gradient)
+        defect = np.einsum("pik,pik->pi", weighted, _times(root, sign * v - over_b))
+        return {
+            "dissipation": -along.sum(axis=1) / n,
+            "upper_gradient_sq": np.einsum("pik,pik->p", weighted, weighted) / n,
+            "edi_defect": defect.sum(axis=1) / n,
+            "speed_sq": speed_sq.sum(axis=1) / n,
+            "max_speed": np.sqrt(speed_sq.max(axis=1)),
+        }

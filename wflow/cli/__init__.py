@@ -1,0 +1,10 @@
+"""The command `wflow`: inspect, plot and verify run files. It may import every package and is
+imported by scripts alone. Start with `commands`.
+"""
+
+from wflow.cli.commands import guarded, main
+
+__all__ = [
+    "guarded",
+    "main",
+]

@@ -1,0 +1,355 @@
+"""One run on many cores or machines: its paths are spread over workers of dask.
+
+Studies do the same by `--workers N` and `--scheduler ADDRESS`; docs/cluster.md says how to set a
+cluster up.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from numpy.typing import ArrayLike
+
+from wflow._core.checks import check_choice, file_name, number, switch, whole
+from wflow._core.errors import BlowUpError, InputError, Interrupted
+from wflow._core.progress import progress
+from wflow._core.signals import caught_signals, signals_as_errors, signals_held
+from wflow.heads.laws import HeadLaw
+from wflow.particles.options import Compute, IfExists, option
+
+if TYPE_CHECKING:
+    import xarray
+    from distributed import Client
+
+    from wflow.distributed.plan import Task
+
+
+__all__ = ["solve"]
+
+# Runs of a study, in this process or by workers
+# ----------------------------------------------
+
+Pool = Callable[["list[Task]"], None]
+
+CONNECT_SECONDS = 10
+TASK_SECONDS = 5.0  # what a task should take
+_WORKERS_PER_CORE = 8  # more processes than that only fill the memory
+_BARS = 8  # runs up to which each has a progress bar
+_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@contextmanager
+def pool(
+    workers: int = 0,
+    scheduler: Any = None,
+    *,
+    threads: int | None = None,
+    seconds: float | None = None,
+) -> Iterator[Pool]:
+    """Open the place where runs are computed, and yield a function that computes a list of them.
+
+    Parameters
+    ----------
+    workers : worker processes started for this call; 0: one run after the other in this process
+    scheduler : address of a dask scheduler that runs already, or a client of one
+    threads : of each worker that is started here; default: the cores, shared between them
+    seconds : what a task should take; default `TASK_SECONDS`
+
+    Raises
+    ------
+    InputError
+        Where dask is not installed, or no scheduler answers within ten seconds.
+    """
+    check_workers(workers, scheduler)
+    if not workers and scheduler is None:
+        yield in_this_process
+        return
+    from distributed import Client
+
+    from wflow.distributed.dispatch import by_workers
+
+    wanted = TASK_SECONDS if seconds is None else seconds
+    # Workers are stopped in good order, and their runs can be resumed.
+    stopping = signals_as_errors(
+        "ended the study; what was computed is kept: give the same command with --resume (in "
+        "Python: if_exists='resume') to continue"
+    )
+    with stopping, _quiet_client(), ExitStack() as stack:
+        with signals_held():  # dask does not clean up after half a start, or half an end
+            if isinstance(scheduler, Client):
+                client = scheduler
+            elif scheduler is None:
+                cluster = stack.enter_context(local_cluster(workers, threads))
+                client = stack.enter_context(Client(cluster, set_as_default=False))
+            else:
+                client = stack.enter_context(_client_of(scheduler))
+        yield lambda tasks: by_workers(client, tasks, wanted)
+        with signals_held():
+            stack.close()
+
+
+def check_workers(workers: int, scheduler: Any) -> None:
+    """Check that the place where runs are to be computed can be had, before anything is.
+
+    Raises
+    ------
+    InputError
+        Where dask is not installed, for an address without a scheduler that answers within ten
+        seconds, or for more workers than this machine can bear.
+    """
+    if isinstance(scheduler, str) and not scheduler.strip():
+        raise InputError(
+            f"--scheduler is {scheduler!r}: expected an address such as tcp://host:8786; leave it "
+            "out to compute in this process"
+        )
+    if not workers and scheduler is None:
+        return
+    most = _WORKERS_PER_CORE * (os.cpu_count() or 1)
+    if workers > most:
+        raise InputError(
+            f"--workers is {workers}: expected at most {most}, {_WORKERS_PER_CORE} for each core"
+        )
+    try:
+        from distributed import Client
+    except ImportError:
+        raise InputError(
+            "--workers and --scheduler need dask: pip install 'wflow[dask]', or leave them out"
+        ) from None
+    if scheduler is not None and not isinstance(scheduler, Client):
+        _ring(scheduler)
+
+
+@contextmanager
+def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
+    """Worker processes on this machine, each with its share of the cores."""
+    import dask
+    from distributed import LocalCluster
+
+    share = str(threads or default_threads(workers))
+    settings = {
+        # What limits the threads of BLAS must be there before it is loaded; dask sets it in this
+        # process. Numba, which is loaded later, would refuse to compile here if it saw a change.
+        "distributed.nanny.pre-spawn-environ": {name: share for name in _LIMITS},
+        "distributed.nanny.environ": {"NUMBA_NUM_THREADS": share},
+        # A worker that computes one long step is silent; here its death shows by its process.
+        "distributed.scheduler.worker-ttl": None,
+    }
+    # No limit of memory: runs stay small, and dask would kill a worker that nears it.
+    with (
+        _environment_restored(),
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=0,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any free port
+            silence_logs="CRITICAL",
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Give the limits of threads back the values they have now, for later children."""
+    before = {name: os.environ.get(name) for name in _LIMITS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _ring(address: str) -> None:
+    """Raise InputError where no scheduler answers: a client that cannot connect lives on long."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from distributed import Security
+    from distributed.comm import connect
+
+    async def ring() -> None:
+        comm = await connect(address, **Security().get_connection_args("client"))
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as aside:  # the thread of a notebook runs a loop already
+            aside.submit(lambda: asyncio.run(asyncio.wait_for(ring(), CONNECT_SECONDS))).result()
+    except Exception as error:  # whatever else may answer there
+        raise _no_scheduler(address, error) from None
+
+
+def _client_of(address: str) -> Any:
+    """A client of a scheduler that runs already."""
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except Exception as error:  # whatever else may answer there
+        raise _no_scheduler(address, error) from None
+
+
+def _no_scheduler(address: str, error: Exception) -> InputError:
+    said = str(error) or type(error).__name__
+    return InputError(
+        f"no dask scheduler at --scheduler {address} within {CONNECT_SECONDS} s ({said}); start "
+        "one with `dask scheduler`, or leave the flag out"
+    )
+
+
+def default_threads(workers: int) -> int | None:
+    """Threads of one run where `workers` run at the same time; None leaves it to the worker."""
+    from wflow._core.threads import available  # loads Numba
+
+    return max(1, available() // workers) if workers else None
+
+
+def in_this_process(tasks: list[Task]) -> None:
+    """Compute runs one after the other, and end those that workers began."""
+    from wflow.particles.solver import solve
+
+    def compute(task: Task, bar: bool) -> None:
+        task = {"progress": bar, **task}
+        if has_parts(task):
+            _end_parts(task)
+        else:
+            solve(**task).close()
+
+    if len(tasks) <= _BARS:
+        for task in tasks:
+            compute(task, True)
+        return
+    with progress(len(tasks), "runs") as advance:
+        for task in tasks:
+            compute(task, False)
+            advance(1)
+
+
+def has_parts(task: Task) -> bool:
+    """Whether a task continues a run that workers began."""
+    from wflow.io.reading import manifest_of
+
+    return task.get("if_exists") == "resume" and manifest_of(Path(task["out"])).exists()
+
+
+def _end_parts(task: Task) -> None:
+    """Compute what is missing of a run in parts, in this process, and put it together."""
+    from wflow.distributed.job import compute
+    from wflow.distributed.plan import Run
+
+    run = Run(task, TASK_SECONDS)
+    try:
+        here = run.begin(may_be_one=False)
+        label, shown = f"{run.out.name}, paths", task["progress"]
+        with caught_signals() as caught, progress(run.paths, label, shown) as advance:
+            advance(here)
+            while not caught and (order := run.take(float("inf"))):
+                file, paths = order
+                begun = time.monotonic()
+                stopped = not compute(run.job, file, paths, stopping=lambda: bool(caught))
+                if not stopped:
+                    advance(run.done(paths, time.monotonic() - begun))
+        if caught:
+            raise Interrupted(
+                f"{signal.Signals(caught[0]).name} ended the run after a whole step; what there is "
+                f"of it is in {run.folder}. Give the same command with --resume (in Python: "
+                "if_exists='resume') to continue",
+                caught[0],
+            )
+        run.finish()
+    except BlowUpError as error:
+        raise run.placed(error) from None
+    finally:
+        run.close()
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Keep dask from printing the traceback of a lost connection: our error says it."""
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def solve(
+    x0: ArrayLike,
+    law: HeadLaw,
+    *,
+    out: str | Path,
+    workers: int = 0,
+    scheduler: str | Client | None = None,
+    task_seconds: float = TASK_SECONDS,
+    **options: Any,
+) -> xarray.Dataset:
+    """Compute a run as `wflow.solve` does, its paths spread over workers; the same bits.
+
+    The run is cut into tasks of some paths and some seconds each. Each writes a part into the
+    folder `OUT.parts`, and finished parts are put together into `out` at the end. A worker that
+    dies is replaced, and its task continues from its last checkpoint. A run that was interrupted is
+    continued by `if_exists="resume"`, with any number of workers or none.
+
+    A script that starts workers needs `if __name__ == "__main__":` around what it does.
+
+    Parameters
+    ----------
+    x0, law : as for `wflow.solve`; a law of Python functions travels by cloudpickle
+    out : run file, in a folder that all workers see under the same name
+    workers : worker processes started on this machine for this call; 0: none
+    scheduler : address of a dask scheduler, such as "tcp://host:8786", or a `distributed.Client`
+    task_seconds : what a task should take; one path is the least
+    options : further arguments of `wflow.solve`, among them heads, t_final, dt, paths, seed,
+        if_exists, save and compute. `Compute(threads=)` is for each worker; by default the cores of
+        this machine are shared between `workers`, and a worker of `scheduler` takes as many as dask
+        gave it
+
+    Returns
+    -------
+    xarray.Dataset of the run file, read when it is used; without workers and scheduler that of
+    `wflow.solve` in this process
+
+    Raises
+    ------
+    InputError
+        For arguments of `wflow.solve` that cannot be used, a scheduler that does not answer within
+        ten seconds, a law that cannot travel, or a folder that the workers do not share.
+    WflowError
+        For a scheduler that is lost, or a task that ends every worker; what was computed is kept.
+    BlowUpError, Interrupted
+        As for `wflow.solve`.
+
+    Source: docs/cluster.md.
+    """
+    from wflow.particles import solver
+
+    workers, seconds = whole(workers, "workers", 0), number(task_seconds, "task_seconds", least=0.0)
+    if_exists, shown = options.get("if_exists", "error"), options.get("progress", False)
+    check_choice("if_exists", if_exists, get_args(IfExists))
+    if isinstance(scheduler, str) and not scheduler.strip():
+        raise InputError("scheduler is empty: give the address of a scheduler, or leave it out")
+    if workers and scheduler is not None:
+        raise InputError("workers starts a cluster and scheduler joins one: give one of them")
+    compute = option(options.get("compute", Compute()), Compute, "compute")
+    task = {"x0": x0, "law": law, "out": file_name(out, "out"), **options}
+    task["progress"] = switch(shown, "progress")
+    task["compute"] = replace(compute, threads=compute.threads or default_threads(workers))
+    inspect.signature(solver.solve).bind(**task)  # TypeError for an option that there is not
+    with pool(workers, scheduler, threads=compute.threads, seconds=seconds) as run:
+        run([task])
+    return solver.open_run(out)

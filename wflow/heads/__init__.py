@@ -1,0 +1,33 @@
+"""Head laws: evolution of the interaction matrices D_h in time.
+
+`laws` has the laws (Ornstein-Uhlenbeck, oscillating, frozen, a schedule, custom ones), their
+configurations in run files, and the general (Q, K, V) heads; `process` moves heads by a law;
+`matrices` checks arrays of matrices. The package imports `_core` and `io`, and is imported by
+whatever moves heads. Start with `laws`.
+"""
+
+from wflow.heads.laws import (
+    QKV,
+    Frozen,
+    HeadLaw,
+    OrnsteinUhlenbeck,
+    Oscillating,
+    Schedule,
+    Step,
+    law_config,
+    law_from_config,
+    register,
+)
+
+__all__ = [
+    "QKV",
+    "Frozen",
+    "HeadLaw",
+    "OrnsteinUhlenbeck",
+    "Oscillating",
+    "Schedule",
+    "Step",
+    "law_config",
+    "law_from_config",
+    "register",
+]

@@ -1,0 +1,92 @@
+"""Checks of arrays of interaction matrices."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.checks import reals
+from wflow._core.errors import InputError
+
+Matrices = NDArray[np.floating]  # (..., heads, d, d)
+
+
+def fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> NDArray[np.floating]:
+    """What a user's function returned, broadcast to the shape it should have."""
+    try:
+        given = reals(values, name, finite=False, single=True)
+        with np.errstate(over="ignore"):  # what is beyond float32 is refused below
+            fit = np.broadcast_to(given.astype(kind, copy=False), shape)
+    except ValueError:  # InputError of the check is one, too
+        raise InputError(
+            f"{name} returned {_described(values)}: expected real numbers that broadcast to {shape}"
+        ) from None
+    if not np.isfinite(fit).all():
+        raise InputError(f"{name} returned a value that is not finite")
+    return fit
+
+
+def _described(values: Any) -> str:
+    kind = type(values).__name__
+    if isinstance(values, np.ma.MaskedArray):
+        return f"a {kind} with masked entries"
+    if isinstance(values, np.ndarray):
+        return f"an array of {values.dtype} of shape {values.shape}"
+    return f"a {kind}"
+
+
+def is_symmetric(D: Matrices) -> bool:
+    """Whether D = D^T to rounding, (..., d, d)."""
+    if np.array_equal(D, np.swapaxes(D, -1, -2)):  # mostly; a fifth of the time
+        return True
+    tolerance = 16 * np.finfo(D.dtype).eps * max(1.0, float(np.abs(D).max(initial=0.0)))
+    return bool(np.all(np.abs(D - np.swapaxes(D, -1, -2)) <= tolerance))
+
+
+def as_matrices(D: ArrayLike, name: str, *, symmetric: bool = False) -> NDArray[np.float64]:
+    """Check an array of square matrices (..., d, d), and that they are symmetric if asked to.
+
+    Raises
+    ------
+    InputError
+        For entries that are not finite, matrices that are not square, or asymmetry.
+    """
+    matrices = reals(D, name)
+    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.size == 0:
+        raise InputError(f"{name} has shape {matrices.shape}, expected square matrices (..., d, d)")
+    if symmetric and not is_symmetric(matrices):
+        gap = np.abs(matrices - np.swapaxes(matrices, -1, -2)).max()
+        raise InputError(
+            f"{name} is not symmetric (largest |D - D^T| is {gap:.3g}): the energy and its "
+            "gradient flow need D = D^T; pass (D + D^T)/2, or give SaveAt(budget=False) to "
+            "simulate without an energy"
+        )
+    return matrices
+
+
+def check_fits(D: Matrices, heads: int, d: int, name: str) -> None:
+    """Raise InputError unless D is (d, d) or (heads, d, d)."""
+    if D.shape not in ((d, d), (heads, d, d)):
+        raise InputError(
+            f"{name} has shape {D.shape}, expected {(d, d)} or {(heads, d, d)} for {heads} heads "
+            f"and tokens of dimension {d}"
+        )
+
+
+def check_scores(D: Matrices, kind: Any, name: str) -> None:
+    """Raise InputError for heads (..., d, d) whose scores a precision cannot tell apart.
+
+    A score <x, D y> is rounded by eps |D|. Where that reaches one, every weight of a softmax is
+    off by a factor e or more, and sums over the heads' kernels come out as zero or not at all.
+    """
+    limit = 1 / float(np.finfo(kind).eps)
+    largest = float(np.abs(D).max(initial=0.0))
+    if largest * D.shape[-1] <= limit:  # an upper bound of the norms, mostly
+        return
+    norm = largest * float(np.linalg.norm(D / largest, 2, axis=(-2, -1)).max())
+    if norm > limit:
+        raise InputError(
+            f"{name} has norm {norm:.3g}, and in {np.dtype(kind).name} scores beyond {limit:.2g} "
+            f"are rounded by one or more, so that no softmax of them means anything: expected "
+            f"norms up to {limit:.2g}; scale the heads down"
+        )

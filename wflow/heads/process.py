@@ -1,0 +1,460 @@
+"""Time stepping of heads, for one path or many (docs/mathematics.md section 3).
+
+    D <- D + f dt + sigma dW_sym,
+
+or a Runge-Kutta step for a law without noise, whose length may be chosen by its error; after the
+step the heads may jump. No head law depends on the tokens, so that the heads of a run can be
+computed in advance (`head_path`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.adaptive import AdaptiveSteps, Dopri5, Sizes, as_scheme, legs
+from wflow._core.checks import SchemeName, count_steps, positive, shown, whole
+from wflow._core.errors import BlowUpError, InputError
+from wflow._core.memory import check_memory
+from wflow._core.rng import INITIAL_HEADS, CounterNormals
+from wflow._core.tableaux import Tableau
+from wflow.heads.laws import QKV, HeadLaw, checked, start_of
+from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
+
+# One step of the heads
+# ---------------------
+
+
+Times = float | NDArray[np.floating]
+Drift = Callable[[Matrices, Any], Matrices | None]  # of heads at a time, or at times (paths,)
+
+
+@dataclass
+class HeadStep:
+    """Increment of the heads in a step from t to t + dt; the heads themselves are not changed.
+
+    Attributes
+    ----------
+    D : heads at t, (paths, heads, d, d)
+    t, dt : start and length, numbers, or arrays (paths,) where they differ between paths
+    within : (D, time) -> drift at a time within the step
+    drift : f at t, per unit time, (paths, heads, d, d); None for zero
+    noise : sigma dW of the whole step, (paths, heads, d, d); None for zero
+    sigma2 : variance of the noise per unit time, (paths, heads); None without noise
+    slopes : drifts of the stages so far, `drift` first
+    """
+
+    D: Matrices
+    t: Times
+    dt: Times
+    within: Drift
+    drift: Matrices | None
+    noise: Matrices | None = None
+    sigma2: NDArray[np.floating] | None = None
+    slopes: list[Matrices | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slopes = [self.drift]
+
+    def stage(self, node: float, row: Sequence[float]) -> tuple[Matrices, Matrices | None]:
+        """Heads D + dt sum_j row[j] f_j of the next stage, and their drift at t + node dt."""
+        D = moved(self.D, self.dt, row, self.slopes)
+        self.slopes.append(self.within(D, self.t + node * self.dt))
+        return D, self.slopes[-1]
+
+    def end(self, weights: Sequence[float]) -> Matrices:
+        """Heads D + dt sum_i weights[i] f_i + noise at the end of the step."""
+        D = moved(self.D, self.dt, weights, self.slopes)
+        return D if self.noise is None else D + self.noise
+
+    def errors(self, control: Dopri5, end: Matrices) -> Sizes:
+        """Estimated errors (paths,) of heads `end`, in units of what the tolerances allow."""
+        weights = control.tableau.error_weights
+        off = moved(np.zeros_like(self.D), self.dt, weights, self.slopes)
+        return control.sizes(off, self.D, end)
+
+    def bend(self) -> Matrices:
+        """Change of the drift from the first stage to the second."""
+        return moved(np.zeros_like(self.D), 1.0, (-1.0, 1.0), self.slopes)
+
+
+def moved(
+    start: NDArray[Any],
+    dt: Times,
+    weights: Sequence[float],
+    slopes: Sequence[NDArray[Any] | None],
+) -> NDArray[Any]:
+    """start + dt sum_i weights[i] slopes[i], where None is zero; dt a number or (paths,)."""
+    if isinstance(dt, np.ndarray):
+        dt = dt.astype(start.dtype).reshape(-1, *[1] * (start.ndim - 1))
+    total: NDArray[Any] | None = None
+    for weight, slope in zip(weights, slopes, strict=True):
+        if weight and slope is not None:
+            term = (dt * weight) * slope
+            total = term if total is None else np.add(total, term, out=total)
+    return start if total is None else start + total
+
+
+def with_rows(
+    slope: Matrices | None, rows: NDArray[Any], other: Matrices | None, paths: int
+) -> Matrices | None:
+    """A slope (paths, ...) that has `other` as its rows `rows`, in place; None is zero."""
+    if slope is None and other is not None:
+        slope = np.zeros((paths, *other.shape[1:]), other.dtype)
+    if slope is not None:
+        slope[rows] = 0.0 if other is None else other
+    return slope
+
+
+class HeadProcess:
+    """Heads D (paths, heads, d, d) of a batch of paths, moved by their law.
+
+    The random numbers are those of (seed, path, step): the heads of a path do not depend on the
+    other paths of the batch.
+
+    Parameters
+    ----------
+    law : the law of the heads
+    start : heads at time 0, (heads, d, d) for all paths
+    seed : key of the random numbers
+    paths : numbers of the paths
+    dtype : "float64" or "float32"
+
+    Source: docs/mathematics.md sections 2 and 3; [MHT] section 6.
+    """
+
+    def __init__(
+        self,
+        law: HeadLaw,
+        start: Matrices,
+        *,
+        seed: int,
+        paths: Sequence[int],
+        dtype: str = "float64",
+    ) -> None:
+        self.law, self.paths = law, paths
+        self._checked = checked(law, start.shape)
+        self._symmetric = law.symmetric and is_symmetric(start)
+        self._normals = CounterNormals(seed)
+        # In C order whatever the number of paths, so that sums are bitwise identical.
+        shared = np.broadcast_to(start, (len(paths), *start.shape))
+        self.D: Matrices = np.array(shared, dtype, order="C")
+
+    def begin(self, step: int, t: float, dt: float, stages: int = 1) -> HeadStep:
+        """The step from t to t + dt, at its left end.
+
+        Parameters
+        ----------
+        step : its number, by which its random numbers are drawn
+        stages : of the scheme; a scheme of several sees the drift as the law gives it within the
+            step, a single one the drift of the law's own step
+        """
+        law, normals = self._checked, None
+        if not law.deterministic:
+            normals = self._normals.draw_paths(self.D.shape[1:], paths=self.paths, step=step)
+        move, within = law.step(self.D, t, dt, normals), law.drift_within(t, dt)
+        drift = move.drift if stages == 1 else within(self.D, t)
+        return HeadStep(self.D, t, dt, within, drift, move.noise, move.sigma2)
+
+    def breaks(self) -> NDArray[np.float64]:
+        """Increasing times at which adaptive steps end."""
+        return self._checked.breaks()
+
+    def within(self, t: float, dt: float) -> Drift:
+        """Drift without noise from t to t + dt: a function of D and times (paths,)."""
+        drift = self._checked.drift_within(t, dt)
+
+        def at(D: Matrices, times: NDArray[np.float64]) -> Matrices | None:
+            drifts = [drift(D[k : k + 1], float(time)) for k, time in enumerate(times)]
+            if all(f is None for f in drifts):
+                return None
+            return np.concatenate(
+                [np.zeros_like(D[:1]) if f is None else f for f in drifts], dtype=D.dtype
+            )
+
+        return at
+
+    def values(self, t: float) -> Callable[[float], Matrices | None]:
+        """Value matrices as the stages of a step from t see them; None where none are given."""
+        return self._checked.values_within(t)
+
+    def jump(self, t: float, dt: float) -> Matrices | None:
+        """Heads (paths, heads, d, d) right after t + dt if they jump in the step, else None."""
+        after = self._checked.jump(t, dt) if self.law.jumps else None
+        return (
+            None if after is None else np.array(np.broadcast_to(after, self.D.shape), self.D.dtype)
+        )
+
+    def advance(self, step: int, t: float, dt: float, scheme: Tableau) -> None:
+        """Take a whole step without tokens."""
+        move = self.begin(step, t, dt, scheme.stages)
+        for node, row in zip(scheme.nodes[1:], scheme.matrix[1:], strict=True):
+            move.stage(node, row)
+        self.D = move.end(scheme.weights)
+        self._check(t + dt)
+        after = self.jump(t, dt)
+        self.D = self.D if after is None else after
+
+    def advance_adaptively(self, steps: AdaptiveSteps, start: float, end: float) -> None:
+        """Move without tokens from start to end, by steps chosen by their error."""
+        within = self.within(start, end - start)
+        drift = within(self.D, steps.time)
+        if not steps.begun:
+            self._choose_first(steps, end, within, drift)
+        while (steps.time < end).any():
+            try:
+                drift = self._attempt(steps, end, within, drift)
+            except FloatingPointError as lost:
+                self.D[lost.args[0]] = np.nan  # no step is short enough
+            self._check(float(steps.time.max()))
+        after = self.jump(start, end - start)
+        self.D = self.D if after is None else after
+
+    def _attempt(
+        self, steps: AdaptiveSteps, end: float, within: Drift, drift: Matrices | None
+    ) -> Matrices | None:
+        """Try one step of every path, whose drift is `drift`; the drift where they then are."""
+        tableau, tried = steps.control.tableau, steps.propose(end)
+        before = self.D[tried.rows]
+        with np.errstate(over="ignore", invalid="ignore"):
+            first = None if drift is None else drift[tried.rows]
+            move = HeadStep(before, tried.t, tried.dt, within, first)
+            for node, row in zip(tableau.nodes[1:], tableau.matrix[1:], strict=True):
+                move.stage(node, row)
+            after = move.end(tableau.weights)
+            good = steps.judge(tried, move.errors(steps.control, after))
+        self.D[tried.rows[good]] = after[good]
+        last = move.slopes[-1]
+        return with_rows(drift, tried.rows[good], None if last is None else last[good], len(self.D))
+
+    def _choose_first(
+        self, steps: AdaptiveSteps, end: float, within: Drift, drift: Matrices | None
+    ) -> None:
+        sizes = steps.control.sizes
+
+        def bend(h: Sizes) -> Sizes:
+            move = HeadStep(self.D, steps.time, h, within, drift)
+            move.stage(1.0, (1.0,))
+            return sizes(move.bend(), self.D)
+
+        moving = np.broadcast_to(sizes(drift, self.D), len(self.D))
+        steps.choose_first(end, sizes(self.D, self.D), moving, bend)
+
+    def _check(self, t: float) -> None:
+        self.check_finite(t)
+        if self._symmetric:
+            self.check_symmetric(t)
+
+    def check_finite(self, t: float) -> None:
+        """Raise BlowUpError for heads that have left the finite numbers before time t."""
+        if not np.isfinite(self.D).all():
+            good = np.isfinite(self.D).all(axis=(1, 2, 3))
+            path = int(self.paths[int(np.argmin(good))])
+            raise BlowUpError(
+                f"the heads leave the finite numbers before time {t:g} in path {path}; take "
+                "a smaller dt, or a weaker drift",
+                time=t,
+                path=path,
+                score=float("inf"),
+            )
+
+    def check_symmetric(self, t: float, remedy: str = "") -> None:
+        """Raise InputError for heads that a law has made asymmetric before time t.
+
+        remedy : what else to do, for the message
+        """
+        if np.isfinite(self.D).all() and not is_symmetric(self.D):
+            raise InputError(
+                f"the law {type(self.law).__name__} made heads asymmetric before time {t:g}, but "
+                "says that it keeps them symmetric; mend its drift, or give it "
+                f"symmetric=False{remedy}"
+            )
+
+
+# Initial heads, and the schemes that fit a law
+# ---------------------------------------------
+
+
+def as_law(law: Any, advice: str = "") -> HeadLaw:
+    """Check that an argument is a head law.
+
+    Parameters
+    ----------
+    law : what was given
+    advice : what to do where it is none, for the message
+    """
+    if not isinstance(law, HeadLaw):
+        if not advice and isinstance(law, type) and issubclass(law, HeadLaw):
+            advice = f"; this is the class: make a law of it, {law.__name__}(...)"
+        raise InputError(
+            f"law is {shown(law)}: expected a wflow.heads law such as OrnsteinUhlenbeck{advice}"
+        )
+    return law
+
+
+def check_scheme(scheme: Tableau, law: HeadLaw) -> None:
+    """Raise InputError for a scheme that cannot move the heads of a law."""
+    if not (law.deterministic or scheme.admits_noise):
+        raise InputError(
+            f"scheme {scheme.name!r} needs a deterministic head law: its order holds for smooth "
+            "heads alone; with noise use scheme='euler' (Euler-Maruyama), or set sigma2 to 0"
+        )
+    if scheme.stages > 1 and getattr(law, "exact", False):
+        raise InputError(
+            f"exact=True replaces the step of the heads: use 'euler', not {scheme.name!r}"
+        )
+
+
+def initial_heads(
+    heads: int | ArrayLike | QKV | None, law: HeadLaw, d: int, seed: int
+) -> tuple[Matrices, Matrices | None, bool]:
+    """Scores and values (heads, d, d) at time 0, and whether they were drawn from the seed.
+
+    Raises
+    ------
+    InputError
+        For heads that do not fit the law or tokens of dimension d.
+    """
+    scores, values, sampled = _given(heads, law, d, seed)
+    law.check(len(scores), d)
+    if scores.shape[1:] != (d, d):
+        raise InputError(
+            f"the law {type(law).__name__} prescribes heads of shape {scores.shape}, expected "
+            f"(heads, {d}, {d}) for tokens of dimension {d}"
+        )
+    return scores, values, sampled
+
+
+def _given(
+    heads: int | ArrayLike | QKV | None, law: HeadLaw, d: int, seed: int
+) -> tuple[Matrices, Matrices | None, bool]:
+    prescribed = start_of(law)
+    if prescribed is not None:
+        scores, values = prescribed
+        count = len(scores)
+        if heads is not None and not (_is_count(heads) and whole(heads, "heads") == count):
+            raise InputError(f"the law prescribes its {count} heads; leave heads out")
+        return scores, values, False
+    if heads is None:
+        raise InputError("heads is missing: give their number or an array (heads, d, d)")
+    if isinstance(heads, QKV):
+        scores, values = heads.matrices()
+    elif _is_count(heads):
+        count = whole(heads, "heads")
+        check_memory(8 * 8 * count * d * d, f"{count} heads in R^{d}", "take fewer")
+        return draw_heads(count, d, seed), None, True
+    else:
+        scores, values = as_matrices(heads, "heads"), None
+    if scores.ndim != 3 or scores.shape[-1] != d:
+        raise InputError(
+            f"heads have shape {scores.shape}, expected (heads, {d}, {d}) for tokens of "
+            f"dimension {d}"
+        )
+    return scores, values, False
+
+
+def _is_count(heads: Any) -> bool:
+    try:
+        return np.ndim(heads) == 0
+    except Exception:  # lists of different lengths, and whatever an object does
+        return False
+
+
+def draw_heads(heads: int, d: int, seed: int) -> Matrices:
+    """Initial heads D_h(0) = Z + Z^T, (heads, d, d), of a seed."""
+    z = CounterNormals(seed).draw((heads, d, d), path=0, step=0, purpose=INITIAL_HEADS)
+    return z + np.swapaxes(z, -1, -2)
+
+
+# Heads in advance
+# ----------------
+
+
+def head_path(
+    law: HeadLaw,
+    *,
+    heads: int | ArrayLike | QKV | None = None,
+    d: int,
+    t_final: float,
+    dt: float,
+    seed: int = 0,
+    path: int = 0,
+    scheme: SchemeName | Dopri5 | Tableau = "euler",
+    every: int = 1,
+) -> Iterator[tuple[float, Matrices]]:
+    """Heads D_h(t) of one path: those of `wflow.solve` with the same arguments, bit for bit.
+
+    D <- D + f dt + sigma dW_sym (or a step of `scheme` for a law without noise), with the random
+    numbers of (seed, path, step). Nothing is stored: a step is computed when the iterator reaches
+    it.
+
+    Parameters
+    ----------
+    law, heads, t_final, dt, seed, scheme : as in `wflow.solve`. The adaptive steps of "dopri5"
+        follow the heads alone, so that they are those of `wflow.solve` up to the tolerances
+    d : dimension of the tokens
+    path : number of the Monte Carlo path
+    every : yield every so many steps; the number of steps is a multiple of it
+
+    Yields
+    ------
+    t, D : the time, from 0 to t_final, and the heads (heads, d, d) then: a new array
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used, before anything is yielded; for a law that makes heads
+        asymmetric though its attribute `symmetric` is True; for (Q, K, V) heads.
+    BlowUpError
+        For heads that leave the finite numbers.
+
+    Source: docs/mathematics.md section 2; [MHT] section 6.
+    """
+    law, path, every = as_law(law), whole(path, "path", 0), whole(every, "every")
+    seed = whole(seed, "seed", least=0)
+    tableau, control = as_scheme(scheme)
+    d = whole(d, "d", 2, why="tokens live on the sphere S^(d-1)")
+    dt = positive(dt, "dt")
+    steps = count_steps(t_final, dt)
+    scores, values, _ = initial_heads(heads, law, d, seed)
+    check_scheme(tableau, law)
+    if control is not None:
+        control.check_rounding("float64")
+    if values is not None:
+        raise InputError(
+            "general (Q, K, V) heads have separate score and value matrices and no energy: "
+            "expected heads (heads, d, d)"
+        )
+    if steps % every:
+        raise InputError(
+            f"every is {every}: expected a divisor of the {steps} steps of dt = {dt:g}"
+        )
+    process = HeadProcess(law, scores, seed=seed, paths=(path,))
+    if control is not None:
+        return _walk_adaptively(process, control, steps, dt, every)
+    return _walk(process, tableau, steps, dt, every)
+
+
+def _walk(
+    process: HeadProcess, scheme: Tableau, steps: int, dt: float, every: int
+) -> Iterator[tuple[float, Matrices]]:
+    for step in range(steps + 1):
+        if step % every == 0:
+            yield step * dt, process.D[0].copy()
+        if step < steps:
+            process.advance(step, step * dt, dt, scheme)
+
+
+def _walk_adaptively(
+    process: HeadProcess, control: Dopri5, steps: int, dt: float, every: int
+) -> Iterator[tuple[float, Matrices]]:
+    lengths, breaks = AdaptiveSteps(control, 1), process.breaks()
+    yield 0.0, process.D[0].copy()
+    for step in range(every, steps + 1, every):
+        for start, end in legs((step - every) * dt, step * dt, breaks):
+            process.advance_adaptively(lengths, start, end)
+        yield step * dt, process.D[0].copy()

@@ -1,0 +1,362 @@
+"""Reading of untrusted run files: their contents, and how far they were recorded."""
+
+import hashlib
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.errors import RunFileError
+from wflow._core.files import BROKEN, check_stored, open_hdf5, open_regular, truncated
+from wflow._core.fingerprint import why_different
+from wflow.io.schema import COORDINATES, READABLE, SCHEMA, VARIABLES
+
+# Keys of the checkpoint that belong to the file and not to the solver's state.
+MARK = "__created__"
+_STATE_DIGEST = "__sha256__"
+DIGESTS = "__digests__ "  # begin of the keys of the digests of the run file
+PARTS = "wflow-parts/1"  # schema of the manifest of parts
+# Types of the settings of a run in its configuration; a file may lack some of them.
+_NUMBER = (int, float)
+_SETTINGS: dict[str, tuple[type, ...]] = {
+    "law": (dict,),
+    "heads": (int, dict),
+    **dict.fromkeys(("x0", "save", "compute"), (dict,)),
+    **dict.fromkeys(("save.snapshots", "save.paths"), (list,)),
+    **dict.fromkeys(("t_final", "dt", "kappa", "compute.tolerance"), _NUMBER),
+    **dict.fromkeys(("paths", "seed", "first_path", "save.every"), (int,)),
+    "direction": (str,),
+    **dict.fromkeys(("compute.dtype", "compute.method", "compute.backend"), (str,)),
+    **dict.fromkeys(("flow", "scheme"), (str, dict)),
+    **dict.fromkeys(("causal", "save.heads", "save.budget"), (bool,)),
+}
+# Names of options in configurations that were written before these were objects.
+_FLAT = {
+    "record_every": ("save", "every"),
+    "snapshots": ("save", "snapshots"),
+    "snapshot_paths": ("save", "paths"),
+    "save_heads": ("save", "heads"),
+    "ledger": ("save", "budget"),
+    **{key: ("compute", key) for key in ("dtype", "method", "tolerance", "backend", "device")},
+}
+
+
+def partial_of(path: Path) -> Path:
+    """Name of the data while the run is computed."""
+    return path.with_name(path.name + ".partial")
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Name of the resumable state while the run is computed."""
+    return path.with_name(path.name + ".checkpoint")
+
+
+def lock_of(path: Path) -> Path:
+    """Name of the file on which the process that writes a run has a lock."""
+    return path.with_name(path.name + ".lock")
+
+
+def parts_of(path: Path) -> Path:
+    """Name of the folder of the parts of a run that is computed by several processes."""
+    return path.with_name(path.name + ".parts")
+
+
+def manifest_of(path: Path) -> Path:
+    """Name of the manifest, which names the run of the parts; without it there are none."""
+    return parts_of(path) / "run.json"
+
+
+def final_of(path: str | os.PathLike[str]) -> Path:
+    """Name of the run file, whether it or its .partial was named."""
+    path = Path(path)
+    return path.with_name(path.name.removesuffix(".partial"))
+
+
+def read_attrs(file: h5py.File, path: Path) -> dict[str, Any]:
+    """Attributes of a run file, checked: schema, config (JSON), created, complete.
+
+    Raises
+    ------
+    RunFileError
+        For a file of another program or of another version of the format.
+    """
+    attrs: dict[str, Any] = {}
+    if str(file.attrs.get("schema", "")).startswith("wflow-study/"):
+        raise RunFileError(
+            f"{path} is the summary of a study, not a run; give one of its run files"
+            + _such_as(path)
+        )
+    for name in ("schema", "config", "created", "complete"):
+        if name not in file.attrs:
+            raise RunFileError(
+                f"{path} has no attribute {name!r}: it was not written by wflow; "
+                f"a run file of schema {SCHEMA} was expected"
+            )
+        value = file.attrs[name]
+        attrs[name] = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(attrs["schema"], str) or attrs["schema"] not in READABLE:
+        raise RunFileError(
+            f"{path} has the schema {attrs['schema']!r}, expected {SCHEMA!r}; "
+            "read it with the version of wflow named in its attribute wflow_version"
+        )
+    complete = np.asarray(attrs["complete"])
+    if complete.size != 1 or complete.dtype.kind not in "iu" or complete.item() not in (0, 1):
+        raise RunFileError(f"{path}: the attribute complete is {complete}, expected 0 or 1")
+    attrs["complete"] = int(complete.item())
+    if not isinstance(attrs["created"], str):
+        raise RunFileError(f"{path}: the attribute created is not a text; the file is damaged")
+    attrs["config"] = json.dumps(parse_config(attrs["config"], path))
+    return attrs
+
+
+def _such_as(summary: Path) -> str:
+    """Name a run file beside the summary of a study, if there is one."""
+    for path in sorted(summary.parent.glob("*.h5")):
+        with suppress(RunFileError), open_hdf5(path) as file:
+            if file.attrs.get("schema") in READABLE:
+                return f", such as {path}"
+    return ""
+
+
+def parse_config(text: Any, path: Path) -> dict[str, Any]:
+    """Configuration of a run from its JSON text, with options as objects.
+
+    Raises
+    ------
+    RunFileError
+        Where it is no JSON object, or a setting is not of the type that `wflow.solve` writes.
+    """
+    try:
+        config = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise RunFileError(
+            f"{path}: the attribute config is not a JSON object; the file is damaged"
+        )
+    config = nested(config)
+    for name, kinds in _SETTINGS.items():
+        group, _, key = name.rpartition(".")
+        held = config.get(group, {}) if group else config
+        value = held.get(key)
+        right = key not in held or isinstance(value, kinds)
+        if not right or (isinstance(value, bool) and bool not in kinds):
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise RunFileError(f"{path}: config.{name} is {value!r}, expected {words}")
+    return config
+
+
+def nested(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the objects save and compute, also where it was written without them.
+
+    Before `save` and `compute` were objects, the options of `wflow.SaveAt` and `wflow.Compute`
+    stood beside the others, some under other names: {"record_every": 5} is now
+    {"save": {"every": 5}}.
+    """
+    if not _FLAT.keys() & config.keys() or {"save", "compute"} & config.keys():
+        return config
+    found = {key: value for key, value in config.items() if key not in _FLAT}
+    for group in ("save", "compute"):
+        names = {flat: key for flat, (home, key) in _FLAT.items() if home == group}
+        found[group] = {names[flat]: config[flat] for flat in config if flat in names}
+    return found
+
+
+def manifest_config(out: Path, *, advice: str = "") -> dict[str, Any]:
+    """Configuration of the run whose parts lie beside `out`.
+
+    Parameters
+    ----------
+    out : name of the finished run file
+    advice : end of the message, where the parts are not to be resumed
+
+    Raises
+    ------
+    RunFileError
+        For a manifest that cannot be read.
+    """
+    file = manifest_of(out)
+    try:
+        with open_regular(file) as raw:
+            manifest = json.loads(raw.read() or b"")
+        if manifest["schema"] != PARTS:
+            raise ValueError(f"schema {manifest['schema']!r}, expected {PARTS!r}")
+        return parse_config(manifest["config"], file)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        advice = advice or "the parts cannot be resumed; move their folder away and run again"
+        raise RunFileError(f"{file} is no manifest of wflow ({error}): {advice}") from None
+
+
+def check_variables(file: h5py.File, path: Path) -> None:
+    """Check the types and dimensions of the variables of a run.
+
+    Raises
+    ------
+    RunFileError
+        For a variable that is missing, has other dimensions or another type than the schema
+        says, or keeps its values outside the file.
+    """
+    missing = [name for name in ("time", "path") if name not in file]
+    missing += [] if {"energy", "speed_sq"} & set(file) else ["energy"]
+    if missing:
+        raise RunFileError(f"{path} lacks {', '.join(missing)}: it is not a run file; is it cut?")
+    sizes: dict[str, int] = {}
+    for name in file:
+        check_stored(file, name, path)
+    for name in VARIABLES.keys() & set(file):
+        data = file[name]
+        if not isinstance(data, h5py.Dataset) or data.dtype != np.dtype(VARIABLES[name].dtype):
+            raise RunFileError(f"{path}: {name} is not an array of {VARIABLES[name].dtype}")
+        expected = VARIABLES[name].dims
+        dims = expected if name in COORDINATES else dims_of(data)
+        if dims != expected and not (name == "initial_tokens" and dims == ("path", *expected)):
+            raise RunFileError(f"{path}: {name} has dimensions {dims}, expected {expected}")
+        if data.ndim != len(dims):
+            raise RunFileError(f"{path}: {name} has {data.ndim} dimensions, expected {len(dims)}")
+        for dim, size in zip(dims, data.shape, strict=True):
+            if sizes.setdefault(dim, size) != size:
+                raise RunFileError(
+                    f"{path}: {name} has {size} entries along {dim}, others have {sizes[dim]}"
+                )
+
+
+def dims_of(data: h5py.Dataset) -> tuple[str, ...]:
+    """Names of the dimensions of a variable; "" where one has no scale."""
+    return tuple(str(dim[0].name).rpartition("/")[2] if len(dim) else "" for dim in data.dims)
+
+
+def recorded(file: h5py.File, dim: str) -> int:
+    """Number of leading entries of `time` or `snapshot` that were recorded, for at least one path.
+
+    Values are written in the order of time over NaN, so that a bisection finds the end. Of the
+    series, the shortest counts; of the snapshots the longest, as the mean over the paths is
+    written only with the last of them.
+    """
+    ends = []
+    for name in VARIABLES.keys() & set(file):
+        dims = VARIABLES[name].dims
+        if dim not in dims or name in COORDINATES:
+            continue
+        data, axis = file[name], dims.index(dim)
+        low, high = 0, data.shape[axis]
+        while low < high:
+            middle = (low + high) // 2
+            place = (slice(None),) * axis + (middle,) + (0,) * (data.ndim - axis - 1)
+            low, high = (low, middle) if np.isnan(data[place]).all() else (middle + 1, high)
+        ends.append(low)
+    return (min if dim == "time" else max)(ends, default=0)
+
+
+def raw_layout(file: h5py.File, path: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Places of the values of each variable: name -> (offset in bytes, shape).
+
+    Raises
+    ------
+    RunFileError
+        For a variable that is not stored in one piece.
+    """
+    places = {}
+    for name in VARIABLES.keys() & set(file):
+        data = file[name]
+        offset = data.id.get_offset()
+        if offset is None or data.chunks is not None or data.compression is not None:
+            raise RunFileError(
+                f"{path}: {name} is not stored in one piece, so that the run cannot continue in "
+                "this file; it was rewritten by another program; run again with --overwrite"
+            )
+        if offset + data.dtype.itemsize * math.prod(data.shape) > path.stat().st_size:
+            raise RunFileError(truncated(path))
+        places[name] = (int(offset), data.shape)
+    return places
+
+
+def seal_checkpoint(arrays: dict[str, NDArray[Any]]) -> None:
+    """Add the digest of all arrays of a checkpoint."""
+    arrays[_STATE_DIGEST] = np.array(_state_digest(arrays))
+
+
+def _state_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {arrays[name].shape} ".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
+
+
+def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
+    """Arrays of a checkpoint; never a pickle.
+
+    Raises
+    ------
+    RunFileError
+        For a checkpoint that is missing, damaged, or of another program.
+    """
+    advice = "run again with --overwrite"
+    try:
+        with open_regular(path) as raw:
+            loaded = np.load(raw, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("a single array")
+            state = {name: loaded[name] for name in loaded.files}
+    except FileNotFoundError:
+        raise RunFileError(f"{path} is missing: the run cannot be resumed; {advice}") from None
+    except RunFileError:
+        raise
+    except (*BROKEN, zipfile.BadZipFile, zlib.error, MemoryError, NotImplementedError) as error:
+        raise RunFileError(f"{path} is damaged ({error}): {advice}") from None
+    if MARK not in state:
+        raise RunFileError(f"{path} was not written by wflow; {advice}")
+    sealed = state.pop(_STATE_DIGEST, None)
+    digests = any(name.startswith(DIGESTS) for name in state)
+    if (sealed is None and digests) or (sealed is not None and sealed != _state_digest(state)):
+        raise RunFileError(f"{path} is damaged: its SHA-256 digest differs; {advice}")
+    return state
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a file is an archive of arrays with the mark of a checkpoint."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return f"{MARK}.npy" in archive.namelist()
+    except (*BROKEN, zipfile.BadZipFile, NotImplementedError):
+        return False
+
+
+def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Names of the settings in which two configurations of a run differ.
+
+    Parameters
+    ----------
+    stored, asked : configurations, as read from JSON
+
+    Returns
+    -------
+    list of names, nested ones joined by dots (`law.sigma2`); empty for equal configurations.
+    Arrays, of which a configuration holds a digest, are described: `x0 (the initial
+    tokens)`, `heads (the initial matrices)`
+    """
+    arrays = {"x0": "x0 (the initial tokens)", "heads": "heads (the initial matrices)"}
+    names = []
+    for key in [*stored, *(key for key in asked if key not in stored)]:
+        if key in stored and key in asked and stored[key] == asked[key]:
+            continue
+        before, after = stored.get(key), asked.get(key)
+        if key == "fingerprint":  # of a custom law or flow
+            names.append(f"{key} ({why_different(before, after)})")
+        elif not (isinstance(before, dict) and isinstance(after, dict)):
+            names.append(key)
+        elif key in arrays and "sha256" in before and "sha256" in after:
+            names.append(arrays[key])
+        else:
+            names += [f"{key}.{inner}" for inner in differences(before, after)]
+    return names

@@ -1,0 +1,375 @@
+"""Schema of run files: every variable with its dimensions, description and source."""
+
+import json
+import shlex
+import sys
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.errors import InputError
+from wflow._version import __version__
+
+FAMILY = "wflow-run/"
+SCHEMA = f"{FAMILY}2"
+# Files of version 1 have no digests.
+READABLE = (f"{FAMILY}1", SCHEMA)
+
+_MHT = "Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of a run file: a row of the table in docs/run_file.md.
+
+    Attributes
+    ----------
+    name : name in the file and in the Dataset
+    dims : names of its dimensions, slowest first
+    long_name : what it is, for people and for axis labels
+    source : where the formula stands; "" for none
+    dtype : NumPy type in the file, little-endian
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    long_name: str
+    source: str = ""
+    dtype: str = "<f8"
+
+    @property
+    def attrs(self) -> dict[str, str]:
+        """Attributes of the variable in a Dataset: long_name, units and, where known, source."""
+        attrs = {"long_name": self.long_name, "units": "1"}
+        return attrs | {"source": self.source} if self.source else attrs
+
+
+BUDGET_RATES = (
+    "energy",
+    "upper_gradient_sq",
+    "dissipation",
+    "weight_power",
+    "ito_power",
+    "edi_defect",
+)
+BUDGET_RUNNING = (
+    "work_weights",
+    "work_ito",
+    "dissipated",
+    "dissipated_upper_gradient",
+    "martingale",
+    "edi_residual",
+    "edi_residual_upper_gradient",
+)
+# Runs whose tokens diffuse hold these besides.
+DIFFUSION_RATES = ("diffusion_power",)
+DIFFUSION_RUNNING = ("work_diffusion", "martingale_tokens")
+SPEED = ("speed_sq",)
+# Runs whose sums may be formed by series hold this besides.
+SUM_ERROR = ("sum_error",)
+# Runs whose steps are chosen by their error hold this besides.
+EVALUATIONS = ("evaluations",)
+
+
+def budget_rates(names: Container[Any]) -> tuple[str, ...]:
+    """Rates of the energy budget in a run that holds these variables, or misses one of them."""
+    return BUDGET_RATES + (DIFFUSION_RATES if _diffuses(names) else ())
+
+
+def budget_running(names: Container[Any]) -> tuple[str, ...]:
+    """Running sums of the energy budget, likewise."""
+    return BUDGET_RUNNING + (DIFFUSION_RUNNING if _diffuses(names) else ())
+
+
+def _diffuses(names: Container[Any]) -> bool:
+    return any(name in names for name in (*DIFFUSION_RATES, *DIFFUSION_RUNNING))
+
+
+_SERIES = ("path", "time")
+_TABLE = (
+    Variable("time", ("time",), "time"),
+    Variable("snapshot", ("snapshot",), "time of the snapshot"),
+    Variable("path", ("path",), "number of the Monte Carlo path", dtype="<i8"),
+    Variable("snapshot_path", ("snapshot_path",), "Monte Carlo path of the snapshot", dtype="<i8"),
+    Variable("energy", _SERIES, "energy E", f"{_MHT}, eq. 4 and 21"),
+    Variable("upper_gradient_sq", _SERIES, "squared upper gradient G^2", f"{_MHT}, eq. 113"),
+    Variable("dissipation", _SERIES, "dissipation -(1/n) sum_i <gbar(x_i), v_i>"),
+    Variable("weight_power", _SERIES, "power of the drift of the heads"),
+    Variable("ito_power", _SERIES, "Itô correction per unit time"),
+    Variable("edi_defect", _SERIES, "dissipation minus (ascent: plus) squared upper gradient"),
+    Variable("work_weights", _SERIES, "time integral of weight_power"),
+    Variable("work_ito", _SERIES, "time integral of ito_power"),
+    Variable("dissipated", _SERIES, "time integral of dissipation"),
+    Variable(
+        "dissipated_upper_gradient",
+        _SERIES,
+        "time integral of the squared upper gradient",
+        f"{_MHT}, Theorem 4.13",
+    ),
+    Variable("martingale", _SERIES, "running sum of the martingale increments"),
+    Variable("diffusion_power", _SERIES, "Itô correction of the diffusion of the tokens"),
+    Variable("work_diffusion", _SERIES, "time integral of diffusion_power"),
+    Variable(
+        "martingale_tokens", _SERIES, "running sum of the martingale increments of the tokens"
+    ),
+    Variable("edi_residual", _SERIES, "residual of the energy balance with dissipation"),
+    Variable(
+        "edi_residual_upper_gradient",
+        _SERIES,
+        "residual of the energy balance with the squared upper gradient",
+        f"{_MHT}, Theorem 4.13",
+    ),
+    Variable("speed_sq", _SERIES, "mean squared speed (1/n) sum_i |v_i|^2"),
+    Variable("sum_error", _SERIES, "estimated relative error of the sums over pairs"),
+    Variable("evaluations", _SERIES, "evaluations of the velocity since time 0"),
+    Variable("tokens", ("snapshot_path", "snapshot", "token", "axis"), "tokens"),
+    Variable(
+        "tokens_mean",
+        ("snapshot", "token", "axis"),
+        "mean of the tokens over all paths, not normalised",
+    ),
+    Variable(
+        "heads",
+        ("snapshot_path", "snapshot", "head", "axis", "axis_out"),
+        "interaction matrices D_h",
+    ),
+    Variable("initial_tokens", ("token", "axis"), "tokens at time 0"),
+    Variable("initial_heads", ("head", "axis", "axis_out"), "interaction matrices at time 0"),
+)
+VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _TABLE}
+COORDINATES = ("time", "snapshot", "path", "snapshot_path")
+
+
+@dataclass(frozen=True, eq=False)
+class RunLayout:
+    """Sizes of a run and, by them, which variables its file holds and how large each is.
+
+    Attributes
+    ----------
+    paths : number of Monte Carlo paths
+    times : array (time,), record times
+    snapshots : array (snapshot,), snapshot times; empty: no snapshot variables
+    snapshot_paths : int array (snapshot_path,); empty: of the snapshots only tokens_mean
+    tokens, axes, heads : n, d, H
+    save_heads : whether `heads` is held
+    budget : the energy and its budget (True) or speed_sq alone (False)
+    per_path_x0 : whether initial_tokens has a row per path
+    initial_heads : whether `initial_heads` is held (heads that are one symmetric D each)
+    diffusion : whether the tokens diffuse, which the budget then accounts for
+    sum_error : whether an estimate of the error of the sums is held
+    evaluations : whether the number of evaluations is held
+
+    Raises
+    ------
+    InputError
+        For a size below one, times that do not increase, or a snapshot path out of range.
+    """
+
+    paths: int
+    times: NDArray[np.floating]
+    snapshots: NDArray[np.floating]
+    snapshot_paths: NDArray[np.integer]
+    tokens: int
+    axes: int
+    heads: int
+    save_heads: bool = False
+    budget: bool = True
+    per_path_x0: bool = False
+    initial_heads: bool = True
+    diffusion: bool = False
+    sum_error: bool = False
+    evaluations: bool = False
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("times", "f8"), ("snapshots", "f8"), ("snapshot_paths", "i8")):
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype).reshape(-1))
+        sizes = {"paths": self.paths, "tokens": self.tokens, "axes": self.axes}
+        sizes |= {"heads": self.heads, "record times": self.times.size}
+        for what, size in sizes.items():
+            if size < 1:
+                raise InputError(f"a run needs at least one of its {what}, got {size}")
+        for what, values in (("record", self.times), ("snapshot", self.snapshots)):
+            if np.any(np.diff(values) <= 0):
+                raise InputError(f"{what} times must increase; sort them and drop repeated ones")
+        out_of_range = (self.snapshot_paths < 0) | (self.snapshot_paths >= self.paths)
+        if out_of_range.any() or np.unique(self.snapshot_paths).size < self.snapshot_paths.size:
+            raise InputError(
+                f"snapshot paths {self.snapshot_paths.tolist()} must be different numbers from 0 "
+                f"to {self.paths - 1}; raise the number of paths or choose others"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every dimension, by name."""
+        return {
+            "path": self.paths,
+            "time": self.times.size,
+            "snapshot": self.snapshots.size,
+            "snapshot_path": self.snapshot_paths.size,
+            "token": self.tokens,
+            "axis": self.axes,
+            "head": self.heads,
+            "axis_out": self.axes,
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Variables of such a run, without the coordinates.
+
+        A variable without a single value is left out: netCDF reads a size of zero as unlimited.
+        """
+        names = [*BUDGET_RATES, *BUDGET_RUNNING] if self.budget else [*SPEED]
+        names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.budget and self.diffusion else []
+        names += SUM_ERROR if self.sum_error else []
+        names += EVALUATIONS if self.evaluations else []
+        names += ["tokens", "tokens_mean", "initial_tokens"]
+        names += ["heads"] if self.save_heads else []
+        names += ["initial_heads"] if self.initial_heads else []
+        return tuple(name for name in names if all(self.shape(name)))
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Names of the dimensions of a variable in this run."""
+        dims = VARIABLES[name].dims
+        return ("path", *dims) if name == "initial_tokens" and self.per_path_x0 else dims
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Sizes of a variable in this run, in the order of `dims(name)`."""
+        sizes = self.sizes
+        return tuple(sizes[dim] for dim in self.dims(name))
+
+    def coordinates(self) -> dict[str, NDArray[Any]]:
+        """Values of the coordinates that the variables of this run use."""
+        values = {
+            "time": self.times,
+            "snapshot": self.snapshots,
+            "path": np.arange(self.paths),
+            "snapshot_path": self.snapshot_paths,
+        }
+        used = {dim for name in self.names for dim in self.dims(name)}
+        return {
+            name: values[name].astype(VARIABLES[name].dtype) for name in COORDINATES if name in used
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def command_text() -> str:
+    """The command line of this process; bytes of names that are not text, as escapes."""
+    return shlex.join(sys.argv).encode(errors="backslashreplace").decode()
+
+
+def version_of(package: str) -> str:
+    """Version of an installed package, or "unknown"; wflow itself may run without being one."""
+    if package == "wflow":
+        return __version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def law_name(config: Mapping[str, Any]) -> str:
+    """Name of the head law in the configuration of a run, "" where it has none.
+
+    That of a custom law, which may have the name of another one, is "custom <name>".
+    """
+    law = config.get("law")
+    if not isinstance(law, dict) or not law.get("name"):
+        return ""
+    return f"custom {law['name']}" if "fingerprint" in law else str(law["name"])
+
+
+def head_count(config: Mapping[str, Any], sizes: Mapping[Any, int]) -> int | None:
+    """Number H of heads of a run, None where it is not recorded.
+
+    Parameters
+    ----------
+    config : configuration of the run; `heads` is their number, or holds the `shape` (H, d, d)
+    sizes : of the dimensions of its Dataset
+    """
+    if "head" in sizes:
+        return int(sizes["head"])
+    heads = config.get("heads")
+    if isinstance(heads, dict):
+        shape = heads.get("shape")
+        heads = shape[0] if isinstance(shape, list) and shape else None
+    return heads if isinstance(heads, int) else None
+
+
+def flow_name(config: Mapping[str, Any]) -> str:
+    """What tables and messages call the flow of a run: its name, or the class of a custom one."""
+    flow = config.get("flow", "?")
+    return str(flow.get("name", "?") if isinstance(flow, Mapping) else flow)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """Write a run's configuration as JSON text, the attribute `config` of its file.
+
+    Parameters
+    ----------
+    config : names to numbers, texts, lists, NumPy arrays and nested mappings
+
+    Returns
+    -------
+    JSON text, keys in the order given
+
+    Raises
+    ------
+    InputError
+        For a value without a form in JSON: NaN, infinity, or an object.
+    """
+    try:
+        return json.dumps(config, default=_plain, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the configuration of the run cannot be written as JSON ({error}); every parameter "
+            "must be a finite number, a text, a list or an array"
+        ) from None
+
+
+def dataset_attrs(
+    config: Mapping[str, Any] | str, seed: int, command: str | None = None
+) -> dict[str, Any]:
+    """Provenance of a run: the attributes of its file but `complete`, which the store adds.
+
+    Parameters
+    ----------
+    config : what reruns the run, as a mapping or as JSON text
+    seed : seed of the run
+    command : how it was started; None: the command line of this process
+
+    Returns
+    -------
+    dict with schema, title, Conventions, wflow_version, numpy_version, numba_version, config,
+    seed, created (UTC, ISO 8601) and command
+
+    Raises
+    ------
+    InputError
+        For a configuration that has no form in JSON.
+    """
+    text = config if isinstance(config, str) else config_text(config)
+    settings = json.loads(text)
+    return {
+        "schema": SCHEMA,
+        "title": f"wflow run: {law_name(settings) or 'unnamed'} heads, seed {seed}",
+        "Conventions": "CF-1.10",
+        "wflow_version": version_of("wflow"),
+        "numpy_version": np.__version__,
+        "numba_version": version_of("numba"),
+        "config": text,
+        # Attributes of a netCDF file stop at 64 bits.
+        "seed": int(seed) if -(2**63) <= int(seed) < 2**64 else str(int(seed)),
+        # Microseconds, because a checkpoint is matched to its file by this text.
+        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "command": command_text() if command is None else command,
+    }

@@ -1,0 +1,82 @@
+"""Snapshots of a run, read one cloud at a time: a run may exceed the memory."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import path_of
+from wflow._core.errors import InputError
+from wflow.sphere.geometry import as_tokens
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+Cloud = NDArray[np.float64]
+
+BLOCK_BYTES = 2**22  # read at once: reading every small snapshot separately takes longer
+
+
+@contextmanager
+def opened(run: "Dataset | str | Path", what: str = "the run") -> Iterator["Dataset"]:
+    """A run; a file is opened here and closed at the end, a Dataset stays as it is."""
+    from wflow.io.runfile import open_run
+
+    if isinstance(run, str | os.PathLike):
+        with open_run(path_of(run, what)) as ds:
+            yield ds
+        return
+    if not hasattr(run, "data_vars"):
+        raise InputError(
+            f"{what} is a {type(run).__name__}: expected a run file, or the Dataset of wflow.solve "
+            "or wflow.open"
+        )
+    yield run
+
+
+def require_tokens(ds: "Dataset", what: str = "the run") -> None:
+    """Raise InputError unless the run holds tokens of single paths."""
+    if not {"tokens", "snapshot", "snapshot_path"} <= set(ds.variables) or not ds["tokens"].size:
+        raise InputError(
+            f"{what} holds no tokens: solve it again with "
+            "save=SaveAt(snapshots=(times that matter), paths=(paths that matter))"
+        )
+
+
+def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:
+    """The clouds (n, d) of the snapshot path at a place in turn; None for one not recorded.
+
+    Raises
+    ------
+    InputError
+        For tokens that are not on the unit sphere to single precision.
+    """
+    of_path = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place]
+    block = max(1, BLOCK_BYTES // (8 * ds.sizes["token"] * ds.sizes["axis"]))
+    for start in range(0, ds.sizes["snapshot"], block):
+        values: NDArray[Any] = np.asarray(of_path[start : start + block].values, np.float64)
+        for at, tokens in enumerate(values, start):
+            yield _on_sphere(tokens, place, at)
+
+
+def cloud(ds: "Dataset", place: int, at: int) -> Cloud | None:
+    """One of these clouds; `at` may count from the end."""
+    read = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place, at]
+    return _on_sphere(np.asarray(read.values, np.float64), place, at)
+
+
+def _on_sphere(tokens: Cloud, place: int, at: int) -> Cloud | None:
+    """One snapshot, put on the sphere: runs in single precision miss it by their rounding."""
+    if not np.isfinite(tokens).all():
+        return None
+    norms = np.sqrt(np.einsum("ik,ik->i", tokens, tokens))
+    if not np.allclose(norms, 1, atol=1e-5, rtol=0):
+        raise InputError(
+            f"the tokens of snapshot path {place}, snapshot {at}, are not on the unit sphere; a "
+            "run of wflow was expected"
+        )
+    return as_tokens(tokens, "tokens")

@@ -1,0 +1,489 @@
+"""The exact sums for many coordinates, as blocked matrix products: the results of `fused_sums`.
+
+For a group of tokens i in the lanes (two vectors: 16 tokens in double precision) and one head,
+
+    z = D^T x_i,   u_j = exp(<z, x_j>),   m = sum_j u_j,   S = sum_j u_j x_j,
+    q = sum_j u_j (1 + <x_i, x_j>^2),   then D S, <f^T x_i, S>, <B^T x_i, S>.
+
+All of these but the exponentials are products, made of register tiles; the scores of a block of
+tokens j never leave the nearest cache. Cost of a pair, in multiply-adds: 2 d for the products, and
+the exponential with its two sums; of a token and head: d^2 for each of D, its values, f and B.
+The Gram matrix behind q is the same for all heads: d per pair, once a step, kept for the groups of
+one task, rows of n vectors, which costs one load and one multiply-add per pair and head. Memory:
+the tokens twice and the matrices once more, in panels, for a few paths at a time, and a workspace
+for each thread; nothing of size n x n or heads x n.
+
+Tasks are independent and every group of tokens has its own fixed order of summation: neither the
+threads nor the groups that share a task change a bit.
+"""
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from wflow._core.compiled import compiled
+from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._core.threads import threads_for
+from wflow.kernels.blocked.products import (
+    COLUMN_UNIT,
+    TILE_COLUMNS,
+    pack,
+    pack_transposed,
+    panels,
+    product,
+)
+from wflow.kernels.pairs.fused import PAIRS_OF_THREAD, scratch
+from wflow.kernels.pairs.headsums import (
+    _INVERSE,
+    _LARGEST,
+    _TOTALS,
+    EXTRA,
+    N_TERMS,
+    Heads,
+    clear,
+    common_scales,
+    finish_block,
+    of_path,
+    path_terms,
+)
+from wflow.kernels.pairs.sweep import (
+    LOG2E,
+    TILE,
+    by_lane,
+    causal_mask,
+    is_moderate,
+    padded,
+    pair_table,
+    shifted_sums,
+    vectors,
+)
+
+# What is done with one group of tokens between the products
+# ----------------------------------------------------------
+# A group has one or two adjacent vectors of tokens in its rows: `step` is the number of elements
+# from one row (a coordinate, or a token j) to the next.
+
+
+@njit(error_model="numpy")
+def exponentials(s, at, step, count, masked, diagonal, ito, pair, pair_at, m, q, few_at):
+    """u = 2^s in place for `count` tokens j, with their sums added to `m` and `q`.
+
+    `step` is 1 or 2 vectors in elements. From token `masked` on, u is multiplied by the rows of
+    `diagonal`.
+    """
+    width = lanes(s)
+    zero = splat(s.dtype.type(0.0))
+    plain = min(count, masked) // 4 * 4
+    for v in range(0, step, width):
+        sum_u = zero
+        sum_q = zero
+        for j in range(0, plain * step, 4 * step):
+            j0 = at + j + v
+            j1 = j0 + step
+            j2 = j1 + step
+            j3 = j2 + step
+            u0 = exp2(load(s, j0))
+            u1 = exp2(load(s, j1))
+            u2 = exp2(load(s, j2))
+            u3 = exp2(load(s, j3))
+            store(s, j0, u0)
+            store(s, j1, u1)
+            store(s, j2, u2)
+            store(s, j3, u3)
+            sum_u = sum_u + ((u0 + u1) + (u2 + u3))
+            if ito:
+                p = pair_at + j + v
+                sum_q = fma(u0, load(pair, p), sum_q)
+                sum_q = fma(u1, load(pair, p + step), sum_q)
+                sum_q = fma(u2, load(pair, p + 2 * step), sum_q)
+                sum_q = fma(u3, load(pair, p + 3 * step), sum_q)
+        for row in range(plain, count):
+            j = row * step + v
+            u = exp2(load(s, at + j))
+            if row >= masked:
+                u = u * load(diagonal, (row - masked) * 2 * width + v)
+            store(s, at + j, u)
+            sum_u = sum_u + u
+            if ito:
+                sum_q = fma(u, load(pair, pair_at + j), sum_q)
+        store(m, few_at + v, load(m, few_at + v) + sum_u)
+        store(q, few_at + v, load(q, few_at + v) + sum_q)
+
+
+@njit(error_model="numpy")
+def gather(x, first, step, own, at):
+    """Coordinates of the tokens from `first` on, `step` lanes wide; zero beyond the last."""
+    n, d = x.shape
+    for lane in range(step):
+        i = first + lane
+        for k in range(d):
+            own[at + k * step + lane] = x[i, k] if i < n else 0.0
+
+
+@njit(error_model="numpy")
+def scaled_scores(z, at, step, d, square, few_at, shifted, block):
+    """Multiply z = D^T x of a group by log2(e), with |z|^2 of before to `square`.
+
+    Says in `shifted`, for each vector from `block` on, whether its scores need a shift.
+    """
+    width = lanes(z)
+    kind = z.dtype.type
+    log2e = splat(kind(LOG2E))
+    for v in range(0, step, width):
+        total = splat(kind(0.0))
+        for k in range(at + v, at + v + d * step, step):
+            zk = load(z, k)
+            total = fma(zk, zk, total)
+            store(z, k, zk * log2e)
+        store(square, few_at + v, total)
+        mine = square[few_at + v : few_at + v + width]
+        shifted[block + v // width] = not is_moderate(mine, mine, z)
+
+
+@njit(error_model="numpy")
+def inner(a, a_at, b, b_at, step, d):
+    """sum_k a_k b_k of one vector of a group."""
+    even = splat(a.dtype.type(0.0))
+    odd = even
+    for k in range(0, d - 1, 2):
+        even = fma(load(a, a_at + k * step), load(b, b_at + k * step), even)
+        odd = fma(load(a, a_at + (k + 1) * step), load(b, b_at + (k + 1) * step), odd)
+    if d % 2 == 1:
+        even = fma(load(a, a_at + (d - 1) * step), load(b, b_at + (d - 1) * step), even)
+    return even + odd
+
+
+@njit(error_model="numpy")
+def absorb_products(
+    h, shifted, d, ds, ds_at, step, m, q, arrays, power, increment, shift, square, few_at, state,
+    at, factors,
+):  # fmt: skip
+    """`headsums.absorb` for one vector of a group, whose products with S are ready in `ds`.
+
+    m, q, power, increment, shift and square are vectors at `few_at`.
+    """
+    _, _, drift, noise, sigma2 = arrays
+    width = lanes(state)
+    rest = at + 2 * d * width
+    keep_inverse, add_inverse, keep_gradient, add_gradient, grow = common_scales(
+        h == 0, shifted, shift, few_at, state, rest, factors
+    )
+    total = load(m, few_at)
+    inverse_m = splat(state.dtype.type(1.0)) / total
+    mine = rest + _INVERSE * width
+    store(state, mine, fma(add_inverse, inverse_m, load(state, mine) * keep_inverse))
+    for k in range(d):
+        product_k = load(ds, ds_at + k * step)
+        mine = at + k * width
+        store(state, mine, fma(product_k, inverse_m, load(state, mine)))
+        mine = at + (d + k) * width
+        store(state, mine, fma(add_gradient, product_k, load(state, mine) * keep_gradient))
+    mine = rest + _TOTALS * width
+    store(state, mine, fma(total, grow, load(state, mine)))
+    mine += width
+    if drift.shape[0] > 0:
+        store(state, mine, fma(load(power, few_at), grow, load(state, mine)))
+    mine += width
+    if sigma2.shape[0] > 0:
+        store(state, mine, fma(load(q, few_at) * splat(sigma2[h]), grow, load(state, mine)))
+    mine += width
+    if noise.shape[0] > 0:
+        store(state, mine, fma(load(increment, few_at), grow, load(state, mine)))
+    mine = rest + _LARGEST * width
+    store(state, mine, maximum(load(state, mine), load(square, few_at)))
+
+
+@njit(error_model="numpy")
+def shifted_block(x, score, h, start, ito, causal, step, S, S_at, m, q, shift, few_at):
+    """(m, S, q) exp(-shift) of one vector of a group, for scores of any size."""
+    n, d = x.shape
+    tokens, _ = padded(x, TILE)
+    rows = tokens.shape[0]
+    width = lanes(S)
+    own = vectors(d, S)
+    z = vectors(d, S)
+    z_low = vectors(d, S)
+    acc = vectors(d + 2, S)
+    pair = vectors(rows if ito else 0, S)
+    diagonal = vectors(width, S)
+    own_shift = vectors(1, S)
+    by_lane(tokens, n, start, own, 0)
+    causal_mask(diagonal)
+    if ito:
+        pair_table(tokens, n, own, 0, 0, rows, pair, 0)
+    stop = min(start + width, rows) if causal else rows
+    shifted_sums(
+        tokens, n, score, h, own, 0, z, z_low, pair, ito, diagonal, causal, start, stop, acc,
+        own_shift,
+    )  # fmt: skip
+    store(m, few_at, load(acc, 0))
+    store(q, few_at, load(acc, (1 + d) * width))
+    store(shift, few_at, load(own_shift, 0))
+    for k in range(d):
+        store(S, S_at + k * step, load(acc, (1 + k) * width))
+
+
+# From this d on these sums beat `fused_sums`, whose loops over coordinates are unrolled up to 8:
+# measured at n = 50 to 1000, those take 0.9 to 1.4 times as long at d = 9, 0.6 to 0.9 at d = 8.
+BLOCKED_FROM = 9
+
+# Tokens j per block: their scores (12 KB) and a panel of their coordinates (9 KB) share the nearest
+# cache. A multiple of TILE_COLUMNS.
+BLOCK = 96
+# Groups of one task: they share each panel of tokens and of matrices that the second cache does not
+# hold (_NEAR bytes).
+_GROUPS, _NEAR = 4, 600_000
+# Bytes of packed matrices of several paths at one time, and of memory kept for them between calls:
+# a fresh page costs several times what it costs to fill.
+_PACKED, _KEPT = 24_000_000, 256_000_000
+
+
+@njit(error_model="numpy", forceinline=True)
+def rounded(count):
+    return (count + COLUMN_UNIT - 1) // COLUMN_UNIT * COLUMN_UNIT
+
+
+@njit(error_model="numpy")
+def _workspace(groups, n, d, ito, like):
+    """Workspace of a task: a row of vectors, or two, for each group and coordinate or token."""
+    most = groups * 2
+    by_coordinate = most * rounded(d)
+    own = vectors(by_coordinate, like)
+    z = vectors(by_coordinate, like)
+    S = vectors(by_coordinate, like)
+    products = vectors(by_coordinate, like)
+    scores = vectors(most * BLOCK, like)
+    pair = vectors(most * rounded(n) if ito else 0, like)
+    state = vectors(most * (2 * d + EXTRA), like)
+    diagonal = vectors(4 * lanes(like), like)
+    group_mask(diagonal)
+    few = (
+        vectors(most, like), vectors(most, like), vectors(most, like), vectors(most, like),
+        vectors(most, like), vectors(most, like), vectors(2, like),
+    )  # fmt: skip
+    return own, z, S, products, scores, pair, state, diagonal, few
+
+
+@njit(error_model="numpy")
+def group_mask(diagonal):
+    """1 where the token j of a group comes no later than that of the lane, else 0."""
+    step = 2 * lanes(diagonal)
+    for j in range(step):
+        for lane in range(step):
+            diagonal[j * step + lane] = 1.0 if j <= lane else 0.0
+
+
+@njit(error_model="numpy")
+def _task(
+    x, by_token, by_coordinate, matrices, arrays, flow, sign, causal, tied, first, groups, space, v,
+    out,
+):  # fmt: skip
+    """All heads for the tokens of `groups` groups of one path, the first being group `first`."""
+    n, d = x.shape
+    score, _, drift, noise, sigma2 = arrays
+    heads = score.shape[0]
+    own, z, S, products, scores, pair, state, diagonal, few = space
+    m, q, shift, square, power, increment, factors = few
+    width = lanes(own)
+    two = 2 * width
+    of_d = rounded(d) * two
+    of_scores = BLOCK * two
+    of_pair = rounded(n) * two
+    of_state = (2 * d + EXTRA) * width
+    panel_d = d * TILE_COLUMNS
+    panel_n = n * TILE_COLUMNS
+    of_matrix = panels(d) * panel_d
+    ito = sigma2.shape[0] > 0
+    start = first * two
+    full = min(groups, (n - start + width - 1) // two)
+    stop = min(start + groups * two, n) if causal else n
+    one = splat(x.dtype.type(1.0))
+    shifted = np.zeros(2 * groups, np.bool_)
+
+    for g in range(groups):
+        gather(x, start + g * two, two if g < full else width, own, g * of_d)
+    if ito:
+        product(groups, full, own, 0, of_d, by_token, 0, panel_d, d, stop, pair, 0, of_pair, False)
+        for g in range(groups):
+            at = g * of_pair
+            for k in range(at, at + stop * (two if g < full else width), width):
+                c = load(pair, k)
+                store(pair, k, fma(c, c, one))
+    clear(state, d, 2 * groups)
+    power[:] = 0.0
+    increment[:] = 0.0
+    for h in range(heads):
+        product(groups, full, own, 0, of_d, matrices[h], 0, panel_d, d, d, z, 0, of_d, False)
+        some = False
+        for g in range(groups):
+            step = two if g < full else width
+            scaled_scores(z, g * of_d, step, d, square, g * two, shifted, 2 * g)
+            some = some or not (shifted[2 * g] and shifted[2 * g + step // two])
+        m[:] = 0.0
+        q[:] = 0.0
+        shift[:] = 0.0
+        for j in range(0, stop if some else 0, BLOCK):
+            count = min(BLOCK, stop - j)
+            product(
+                groups, full, z, 0, of_d, by_token, j // TILE_COLUMNS * panel_d, panel_d, d, count,
+                scores, 0, of_scores, False,
+            )  # fmt: skip
+            for g in range(groups):
+                step = two if g < full else width
+                masked = start - j if causal else count
+                exponentials(
+                    scores, g * of_scores, step, count, masked, diagonal, ito, pair,
+                    g * of_pair + j * step, m, q, g * two,
+                )  # fmt: skip
+            product(
+                groups, full, scores, 0, of_scores, by_coordinate, j * TILE_COLUMNS, panel_n, count,
+                d, S, 0, of_d, j > 0,
+            )  # fmt: skip
+        for g in range(groups):
+            step = two if g < full else width
+            for k in range(0, step, width):
+                if shifted[2 * g + k // width]:
+                    shifted_block(
+                        x, score, h, start + g * two + k, ito, causal, step, S, g * of_d + k, m, q,
+                        shift, g * two + k,
+                    )  # fmt: skip
+        kind = 1 if tied else 2
+        for term in range(2):
+            if (drift if term == 0 else noise).shape[0] == 0:
+                continue
+            total = power if term == 0 else increment
+            product(
+                groups, full, own, 0, of_d, matrices[h], kind * of_matrix, panel_d, d, d, products,
+                0, of_d, False,
+            )  # fmt: skip
+            kind += 1
+            for g in range(groups):
+                step = two if g < full else width
+                for k in range(0, step, width):
+                    at = g * of_d + k
+                    store(total, g * two + k, inner(products, at, S, at, step, d))
+        product(
+            groups, full, S, 0, of_d, matrices[h], 0 if tied else of_matrix, panel_d, d, d,
+            products, 0, of_d, False,
+        )  # fmt: skip
+        for g in range(groups):
+            step = two if g < full else width
+            for k in range(0, step, width):
+                block = 2 * g + k // width
+                absorb_products(
+                    h, shifted[block], d, products, g * of_d + k, step, m, q, arrays,
+                    power, increment, shift, square, g * two + k, state, block * of_state, factors,
+                )  # fmt: skip
+    for g in range(groups):
+        for k in range(0, two if g < full else width, width):
+            block = 2 * g + k // width
+            finish_block(
+                x, n, start + g * two + k, float(heads), flow, sign, state, block * of_state, v,
+                out[2 * first + block],
+            )  # fmt: skip
+
+
+def _entry_points(source, cache):
+    """The compiled function that Python calls."""
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def sums(x, arrays, flow, sign, causal, tied, slots, matrices):
+        """See `blocked_sums`; tied: symmetric; slots: loops to share; matrices: panels."""
+        _ = source  # part of the cache key
+        paths, n, d = x.shape
+        score, value, drift, noise, sigma2 = arrays
+        heads = score.shape[1]
+        width = lanes(x)
+        blocks = (n + width - 1) // width
+        groups = (blocks + 1) // 2
+        ito = sigma2.shape[1] > 0
+        of_matrix = panels(d) * TILE_COLUMNS * d
+        kinds = matrices.shape[2] // of_matrix
+        tasks = groups
+        if not causal and (2 * n + heads * kinds * d) * d * x.itemsize > _NEAR:
+            # As few as _GROUPS allows, and every loop has the same number of them.
+            share = max(1, slots // paths)
+            tasks = min(groups, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
+        batch = matrices.shape[0]
+        by_token = np.empty((batch, panels(n) * TILE_COLUMNS * d), x.dtype)
+        by_coordinate = np.empty((batch, panels(d) * TILE_COLUMNS * n), x.dtype)
+        v = np.empty_like(x)
+        part = np.zeros((paths, blocks, N_TERMS))
+        for first in range(0, paths, batch):
+            count = min(batch, paths - first)
+            for job in prange(count * (heads + 1)):
+                p = job // (heads + 1)
+                h = job - p * (heads + 1)
+                if h == heads:
+                    pack_transposed(x[first + p], by_token[p], 0)
+                    pack(x[first + p], by_coordinate[p], 0)
+                else:
+                    packed = matrices[p, h]
+                    pack(score[first + p, h], packed, 0)
+                    at = of_matrix
+                    if not tied:
+                        pack_transposed(value[first + p, h], packed, at)
+                        at += of_matrix
+                    if drift.shape[1] > 0:
+                        pack(drift[first + p, h], packed, at)
+                        at += of_matrix
+                    if noise.shape[1] > 0:
+                        pack(noise[first + p, h], packed, at)
+            for slot in prange(slots):
+                space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
+                for task in range(slot, count * tasks, slots):
+                    p = task // tasks
+                    begin = (task - p * tasks) * groups // tasks
+                    end = (task - p * tasks + 1) * groups // tasks
+                    _task(
+                        x[first + p], by_token[p], by_coordinate[p], matrices[p],
+                        of_path(arrays, first + p), flow, sign, causal, tied, begin, end - begin,
+                        space, v[first + p], part[first + p],
+                    )  # fmt: skip
+        return v, path_terms(part, heads, n)
+
+    return sums
+
+
+_sums = compiled(_entry_points)
+
+
+def blocked_sums(
+    x: NDArray[np.floating],
+    score: NDArray[np.floating],
+    value: NDArray[np.floating],
+    drift: NDArray[np.floating],
+    noise: NDArray[np.floating],
+    sigma2: NDArray[np.floating],
+    flow: int,
+    sign: float,
+    causal: bool,
+    symmetric: bool,
+) -> tuple[NDArray[np.floating], NDArray[np.float64]]:
+    """Velocities and energy terms of all paths, as `fused.fused_sums`, for many coordinates.
+
+    Parameters
+    ----------
+    x : (paths, n, d) unit tokens
+    score, value, drift, noise, sigma2 : as in `headsums.Heads`
+    flow : SOFTMAX, UNNORMALISED or EFFECTIVE; sign : -1.0 descent, 1.0 ascent; causal : bool
+    symmetric : whether value is score and D_h = D_h^T for all
+
+    Returns
+    -------
+    v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
+    """
+    kinds = 2 - symmetric + (drift.shape[1] > 0) + (noise.shape[1] > 0)
+    paths, heads, d = score.shape[:3]
+    size = kinds * panels(d) * TILE_COLUMNS * d
+    one = heads * size
+    batch = max(1, min(paths, _PACKED // (one * x.itemsize)))  # paths that are treated together
+    space = scratch(-(-batch * one * x.itemsize // 64), x.dtype, _KEPT)
+    matrices = space[: batch * one].reshape(batch, heads, size)
+    n = x.shape[1]
+    # The number of threads is read here: compiled code that reads it cannot be kept on disk.
+    with threads_for(paths * heads * n * n * d // BLOCKED_FROM, PAIRS_OF_THREAD) as slots:
+        return _sums(
+            x, Heads(score, value, drift, noise, sigma2), flow, sign, causal, symmetric, slots,
+            matrices,
+        )  # fmt: skip

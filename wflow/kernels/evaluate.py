@@ -1,0 +1,338 @@
+"""Sums over all pairs of tokens: exactly or by series, by Numba or by torch.
+
+`evaluate` gives velocities and energy terms of clouds, `energy_laplacian` what the diffusion of the
+tokens does to the energy, `head_sums` the sums of each head at any targets over weighted sources.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import check_choice, number, shown
+from wflow._core.errors import InputError
+from wflow.kernels.blocked.sums import BLOCKED_FROM, blocked_sums
+from wflow.kernels.blocked.weighted import blocked_head_sums
+from wflow.kernels.harmonic.fast import FEWEST_TOKENS, choose, fast_sums
+from wflow.kernels.harmonic.laplacian import fast_laplacian
+from wflow.kernels.harmonic.series import LARGEST_DEGREE, check_tolerance
+from wflow.kernels.harmonic.weighted import choose_weighted, fast_head_sums
+from wflow.kernels.pairs import diffusion
+from wflow.kernels.pairs.fused import fused_sums
+from wflow.kernels.pairs.headsums import EFFECTIVE, ENERGY_TERMS, SOFTMAX, TERMS, UNNORMALISED
+from wflow.kernels.pairs.weighted import pair_head_sums
+
+FLOWS = {
+    "softmax": SOFTMAX,
+    "unnormalised": UNNORMALISED,
+    "effective": EFFECTIVE,
+}
+DIRECTIONS = {"descent": -1.0, "ascent": 1.0}
+METHODS, BACKENDS = ("auto", "exact", "fast"), ("numba", "torch")
+# Scores beyond which sums of exp times matrices may leave the range of the type: exp itself does at
+# 709 and 88, and 1e43 or 1e11 is left for the number of tokens and heads and the norms of matrices.
+RANGE = {np.float64: 610.0, np.float32: 62.0}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How sums over pairs are formed (`wflow.solve` documents the choices).
+
+    Attributes
+    ----------
+    method : "exact", "fast" (series on the circle and the sphere) or "auto" (the cheaper one)
+    tolerance : relative error that the fast sums keep below
+    backend, device : "numba", or "torch" with the device it runs on
+    """
+
+    method: str = "auto"
+    tolerance: float = 1e-10
+    backend: str = "numba"
+    device: str | None = None
+
+    def resolved(self, n: int, d: int, causal: bool) -> "Sums":
+        """These sums for n tokens in R^d: "auto" becomes "exact" where no series could pay.
+
+        Raises
+        ------
+        InputError
+            For a name, tolerance or device that cannot be used, or a series that does not exist.
+        """
+        check_choice("method", self.method, METHODS)
+        check_choice("backend", self.backend, BACKENDS)
+        method, device = self.method, self.device
+        tolerance = number(self.tolerance, "tolerance")
+        if self.backend == "torch":
+            if method == "fast":
+                raise InputError(
+                    "backend='torch' forms exact sums: take method='exact', or backend='numba' "
+                    "for the fast ones"
+                )
+            from wflow.kernels.torch.sums import resolve_device
+
+            return Sums("exact", tolerance, "torch", resolve_device(device))
+        if device is not None and (not isinstance(device, str) or device != "cpu"):
+            raise InputError(
+                f"device is {shown(device)}, but backend='numba' runs on the CPU: give "
+                "backend='torch'"
+            )
+        if method == "fast" and causal:
+            raise InputError("the fast sums have no causal mask: take method='exact'")
+        if method != "exact":
+            # A tolerance that cannot be is an error for any n and d.
+            tolerance = check_tolerance(tolerance, d if method == "fast" else 2)
+        if method == "auto" and (causal or d not in LARGEST_DEGREE or n < FEWEST_TOKENS):
+            method = "exact"
+        return Sums(method, tolerance)
+
+    @property
+    def have_error(self) -> bool:
+        """Whether an estimate of their error belongs to them."""
+        return self.method != "exact"
+
+    def config(self) -> dict[str, Any]:
+        """What decides on the bits of a run, beyond exact sums by Numba."""
+        fast = {"method": self.method, "tolerance": self.tolerance}
+        torch = {"backend": self.backend, "device": self.device}
+        return (fast if self.have_error else {}) | (torch if self.backend == "torch" else {})
+
+
+EXACT = Sums("exact")
+
+
+class Kernels(NamedTuple):
+    """The implementations of one kind of sum.
+
+    pairs, blocked : exact sums by Numba for d below and from `BLOCKED_FROM`
+    fast : by series; returns the error (paths,) last
+    torch : name in `kernels.torch.sums`, which loads PyTorch
+    """
+
+    pairs: Callable
+    blocked: Callable
+    fast: Callable
+    torch: str
+
+    def exact(self, sums: Sums, d: int) -> Callable:
+        """The exact sums on this backend, or by the kernels that are best for this d."""
+        if sums.backend == "torch":
+            from wflow.kernels.torch import sums as on_device
+
+            return partial(getattr(on_device, self.torch), device=sums.device or "cpu")
+        return self.pairs if d < BLOCKED_FROM else self.blocked
+
+
+VELOCITIES = Kernels(fused_sums, blocked_sums, fast_sums, "torch_sums")
+LAPLACIAN = Kernels(
+    diffusion.energy_laplacian, diffusion.energy_laplacian, fast_laplacian, "torch_laplacian"
+)
+HEAD_SUMS = Kernels(pair_head_sums, blocked_head_sums, fast_head_sums, "torch_head_sums")
+
+
+class Evaluation(NamedTuple):
+    """Velocities and energy terms of several paths at one time.
+
+    velocity : (paths, n, d)
+    terms : name of docs/mathematics.md section 4 -> (paths,), float64; with series also
+        `sum_error`, the estimated relative error of the sums
+    """
+
+    velocity: NDArray[np.floating]
+    terms: dict[str, NDArray[np.float64]]
+
+
+def evaluate(
+    x: NDArray[np.floating],
+    D: NDArray[np.floating],
+    *,
+    values: NDArray[np.floating] | None = None,
+    drift: NDArray[np.floating] | None = None,
+    noise: NDArray[np.floating] | None = None,
+    sigma2: NDArray[np.floating] | None = None,
+    flow: str = "softmax",
+    direction: str = "descent",
+    causal: bool = False,
+    symmetric: bool = False,
+    sums: Sums = EXACT,
+) -> Evaluation:
+    """Velocities and all energy terms in one pass; x (paths, n, d), D (paths, heads, d, d).
+
+    The shapes are taken as they are: this is the solver's inner call. `symmetric` promises
+    D_h = D_h^T, which halves the work.
+    """
+    kind = x.dtype
+    x, score = _dense(x, x.shape, kind), _dense(D, D.shape, kind)
+    per_path = (
+        x, score, score if values is None else _dense(values, D.shape, kind),
+        _dense_or_none(drift, D.shape, kind), _dense_or_none(noise, D.shape, kind),
+        _dense_or_none(sigma2, D.shape[:2], kind),
+    )  # fmt: skip
+    sign = 1.0 if values is not None else DIRECTIONS[direction]
+    symmetric = symmetric and values is None and not causal
+    how: dict[str, Any] = {"flow": FLOWS[flow], "sign": sign}
+    exact = partial(VELOCITIES.exact(sums, x.shape[2]), **how, causal=causal)
+    if sums.backend == "numba":
+        exact = partial(exact, symmetric=symmetric)
+    fast = partial(VELOCITIES.fast, **how, tolerance=sums.tolerance)
+
+    series = _by_series(x, score, sums, symmetric)
+    results = _path_by_path(series, exact, fast, per_path)
+    velocity, table = results[:2]
+    terms = dict(zip(TERMS, table.T, strict=True))
+    mark_overflow(terms, ENERGY_TERMS, kind)
+    if sums.have_error:
+        terms["sum_error"] = results[2]
+    return Evaluation(velocity, terms)
+
+
+def energy_laplacian(
+    x: NDArray[np.floating], D: NDArray[np.floating], sums: Sums = EXACT
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Mean gradients (paths, n, d), Laplacians of the energy (paths,) and the estimated relative
+    error of the sums (paths,), zero where they are exact; D symmetric.
+    """
+    series = _by_series(x, D, sums, symmetric=False)
+    fast = partial(LAPLACIAN.fast, tolerance=sums.tolerance)
+    exact = LAPLACIAN.exact(sums, x.shape[2])
+    gbar, laplacian, error = _path_by_path(series, exact, fast, (x, D))
+    return gbar, laplacian, error
+
+
+class HeadSums(NamedTuple):
+    """Sums of every head at every target over weighted sources; see `head_sums`.
+
+    shift : (paths, heads, targets), 0 where none was needed
+    m : (paths, heads, targets), exp(-shift) sum_j w_j exp(<x_i, D_h y_j>)
+    S : (paths, heads, targets, d), exp(-shift) sum_j w_j exp(<x_i, D_h y_j>) y_j; without vectors
+        (paths, heads, 0, d)
+    error : (paths,) bound of |delta m| / |m| and |delta S| / |m| by series, 0 where sums are exact
+    """
+
+    shift: NDArray[np.floating]
+    m: NDArray[np.floating]
+    S: NDArray[np.floating]
+    error: NDArray[np.float64]
+
+
+def head_sums(
+    x: NDArray[np.floating],
+    D: NDArray[np.floating],
+    *,
+    sources: NDArray[np.floating] | None = None,
+    weights: NDArray[np.floating] | None = None,
+    causal: bool = False,
+    vectors: bool = True,
+    sums: Sums = EXACT,
+) -> HeadSums:
+    """m_h(x_i) = sum_j w_j exp(<x_i, D_h y_j>) and S_h(x_i) = sum_j w_j exp(<x_i, D_h y_j>) y_j.
+
+    Where scores |D_h^T x_i| |y_j| may exceed 64 (24 in single precision), or the weights leave
+    1e+-200 (1e+-20), the sums are scaled by exp(-shift): then the largest |w_j| exp(s_ij - shift)
+    lies between 1/2 and 1 (is 1/n with the default weights), so that m neither overflows nor, for
+    weights of one sign, vanishes. Weights of both signs may cancel: rounding errors are relative
+    to sum_j |w_j| exp(s_ij). A source of weight zero counts as absent.
+
+    Parameters
+    ----------
+    x : (paths, targets, d) float64 or float32, the precision of the result
+    D : (paths, heads, d, d), any matrices
+    sources : (paths, n, d), by default x. Exact sums take vectors of any norm, the fast sums
+        targets and sources on the unit sphere
+    weights : (paths, n), or (paths, heads, n) for weights of each head; of any sign, finite; by
+        default 1/n
+    causal : target i sees the sources j <= i, which are the targets
+    vectors : False leaves S out
+    sums : "auto" takes the fast sums where they are predicted to be faster. By series a target
+        where the tolerance relative to |m| would be missed is summed exactly
+
+    Raises
+    ------
+    InputError
+        For causal sums with other sources or by series, and weights of a wrong shape.
+    """
+    kind = x.dtype
+    paths, heads = len(x), D.shape[1]
+    if causal and sources is not None and sources is not x:
+        raise InputError(
+            "causal sums number the targets and the sources alike: leave out sources, or causal"
+        )
+    if causal and sums.method == "fast":
+        raise InputError("the fast sums have no causal mask: take method='exact'")
+    x = _dense(x, x.shape, kind)
+    D = _dense(D, (paths, *D.shape[1:]), kind)
+    cloud = x if sources is None else _dense(sources, (paths, *sources.shape[1:]), kind)
+    n = cloud.shape[1]
+    if weights is not None:
+        if weights.shape not in ((paths, n), (paths, heads, n)):
+            raise InputError(
+                f"weights have shape {weights.shape}: expected (paths, sources) = {(paths, n)} or "
+                f"(paths, heads, sources) = {(paths, heads, n)}"
+            )
+        weights = weights[:, None] if weights.ndim == 2 else weights
+        weights = _dense(weights, weights.shape, kind)
+    if sums.method == "auto" and not causal:
+        series = choose_weighted(x, D, cloud, weights, sums.tolerance)
+    else:
+        series = np.full(paths, sums.method == "fast")
+    exact = partial(HEAD_SUMS.exact(sums, x.shape[2]), causal=causal, vectors=vectors)
+    fast = partial(HEAD_SUMS.fast, vectors=vectors, tolerance=sums.tolerance)
+    return HeadSums(*_path_by_path(series, exact, fast, (x, D, cloud, weights)))
+
+
+def _by_series(x: NDArray, D: NDArray, sums: Sums, symmetric: bool) -> NDArray[np.bool_]:
+    """Which paths go through the fast sums: (paths,)."""
+    if sums.method == "auto":
+        return choose(x, D, sums.tolerance, symmetric)
+    return np.full(len(x), sums.method == "fast")
+
+
+def _path_by_path(
+    series: NDArray[np.bool_], exact: Callable, fast: Callable, arrays: tuple[NDArray | None, ...]
+) -> tuple[NDArray, ...]:
+    """Results of `exact` and `fast`, each for its paths, put together by path.
+
+    Exact sums have rounding errors alone: their estimate is zero.
+    """
+    if series.all() and series.size:
+        return fast(*arrays)
+    if not series.any():
+        return *exact(*arrays), np.zeros(len(series))
+    parts = [
+        (chosen, function(*(None if array is None else array[chosen] for array in arrays)))
+        for chosen, function in ((~series, exact), (series, fast))
+    ]
+    whole = [np.empty((len(series), *first.shape[1:]), first.dtype) for first in parts[1][1]]
+    for chosen, results in parts:
+        for array, values in zip(whole, (*results, 0.0), strict=False):
+            array[chosen] = values
+    return tuple(whole)
+
+
+def mark_overflow(
+    terms: dict[str, NDArray[np.float64]], names: Collection[str], kind: np.dtype
+) -> None:
+    """Turn NaN into inf where scores leave the range of exp in this precision.
+
+    A sum can come out there as inf - inf: it is out of range too.
+    """
+    beyond = terms["max_score"] > RANGE[kind.type]
+    if beyond.any():
+        for name in names:
+            terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
+
+
+def _dense_or_none(array: NDArray | None, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
+    """As `_dense`; where there is none, an array of no heads: (paths, 0, ...)."""
+    if array is None:
+        return np.empty((shape[0], 0, *shape[2:]), kind)
+    return _dense(array, shape, kind)
+
+
+def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
+    """`array` broadcast to `shape`, contiguous and writable: one type for the compiled code."""
+    if array.shape != shape or not array.flags.writeable:
+        array = np.array(np.broadcast_to(array, shape), kind)
+    return np.ascontiguousarray(array, kind)

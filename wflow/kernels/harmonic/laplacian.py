@@ -1,0 +1,228 @@
+"""Mean gradients and Laplacian of the energy by the fast sums: as `pairs.diffusion`, linear in n.
+
+With D_h symmetric, z_hi = D_h x_i and (M, S)_hi = sum_j U_hij (1, x_j) from the series, a token has
+
+    |z|^2 M - (d - 1) <z, S> + U_ii (|z|^2 - s_ii^2 + tr D - s_ii),    s_ii = <x_i, z_hi>,
+
+and sum_ij U_hij <x_i, D_h x_j>^2, which is needed summed over tokens only, comes from coefficients
+with weights (D y)_a (D y)_b against the moments of x_a x_b (docs/mathematics.md section 13).
+"""
+
+import math
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from wflow._core.compiled import compiled
+from wflow._core.simd import lanes
+from wflow.kernels.blocked.products import TILE_COLUMNS, tile_product
+from wflow.kernels.harmonic.fast import (
+    GROUP,
+    Floats,
+    as_doubles,
+    expand_heads,
+    load_group,
+    lowest_sum,
+    plain,
+    relative_error,
+    table_of,
+)
+from wflow.kernels.harmonic.series import check_tolerance, plan, task_count
+from wflow.kernels.pairs.diffusion import pair_sweep
+from wflow.kernels.pairs.sweep import LOG2E, TILE, direct_bound, head_scores, padded, vectors
+from wflow.sphere.harmonics import PAIR, count
+
+
+@njit(error_model="numpy")
+def _share(score, h, n, start, own, at, z, square, acc, acc_at, shift, whole, gradient):
+    """Add D_h S of a block to `gradient`; returns its share of the Laplacian, with Q if `whole`."""
+    d = score.shape[1]
+    width = lanes(own)
+    trace = 0.0
+    for k in range(d):
+        trace += score[h, k, k]
+    total = 0.0
+    for lane in range(min(width, n - start)):
+        grow = math.exp(shift[lane])
+        itself = 0.0
+        along = 0.0
+        for k in range(d):
+            zk = z[k * width + lane] / LOG2E
+            itself += zk * own[at + k * width + lane]
+            along += zk * acc[acc_at + (1 + k) * width + lane]
+            sums = 0.0
+            for row in range(d):
+                sums += score[h, k, row] * acc[acc_at + (1 + row) * width + lane]
+            gradient[lane, k] += grow * sums
+        share = square[lane] * acc[acc_at + lane] - (d - 1) * along
+        if whole:
+            share -= acc[acc_at + (d + 1) * width + lane] / (LOG2E * LOG2E)
+        total += grow * share
+        total += math.exp(itself) * (square[lane] - itself * itself + trace - itself)
+    return total
+
+
+@njit(error_model="numpy")
+def _exactly(x, weight, score, h, own, at, z, square, shift, acc):
+    """(M, S, Q) exp(-shift) of one head for one block, over all tokens."""
+    width = lanes(x)
+    limit = direct_bound(x)
+    moderate = True
+    for lane in range(width):
+        moderate = moderate and square[lane] <= limit * limit  # false for NaN
+    for lane in range(width):
+        shift[lane] = 0.0 if moderate else math.sqrt(square[lane])
+    pair_sweep(x, weight, z, shift, acc)
+
+
+@njit(error_model="numpy")
+def _task(
+    x, n, weight, score, order, alone, panels, sizes, limit, degree, table, first, last, gbar,
+    lowest,
+):  # fmt: skip
+    """Mean gradients of the tokens first <= i < last; returns their share of the Laplacian."""
+    d = x.shape[1]
+    width = lanes(x)
+    heads = score.shape[0]
+    number = count(degree, d)
+    per_panel = TILE_COLUMNS // (d + 1)
+    own = vectors(GROUP * d, x)
+    basis = vectors(GROUP * number, x)
+    tile = vectors(PAIR * TILE_COLUMNS, x)
+    z = vectors(d, x)
+    acc = vectors(d + 2, x)
+    square = vectors(1, x)
+    shift = vectors(1, x)
+    gradient = np.empty((GROUP, width, d))
+    lowest[:] = np.inf
+    total = 0.0
+    for group in range(first, last, GROUP * width):
+        blocks = min(GROUP, (last - group + width - 1) // width)
+        gradient[:] = 0.0
+        load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
+        for panel in range(sizes.shape[0]):
+            for start in range(0, blocks, PAIR):
+                tile_product(
+                    basis, start * number * width, PAIR * width, panels[panel], 0, TILE_COLUMNS,
+                    sizes[panel], tile, 0, width, TILE_COLUMNS * width,
+                )  # fmt: skip
+                for block in range(start, min(start + PAIR, blocks)):
+                    begin = group + block * width
+                    mine = block * d * width
+                    place = (block - start) * TILE_COLUMNS * width
+                    for s in range(panel * per_panel, min((panel + 1) * per_panel, order.shape[0])):
+                        h = order[s]
+                        at = place + (s - panel * per_panel) * (d + 1) * width
+                        low, good = lowest_sum(tile, at, min(width, n - begin), limit[h])
+                        head_scores(score, h, own, mine, z, 0, d, square)
+                        shift[:] = 0.0
+                        if good:
+                            lowest[h] = min(lowest[h], low)
+                        else:
+                            _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
+                            tile[at : at + (d + 1) * width] = acc[: (d + 1) * width]
+                        total += _share(
+                            score, h, n, begin, own, mine, z, square, tile, at, shift, False,
+                            gradient[block],
+                        )  # fmt: skip
+        for block in range(blocks):
+            begin = group + block * width
+            mine = block * d * width
+            for s in range(alone.shape[0]):
+                h = alone[s]
+                head_scores(score, h, own, mine, z, 0, d, square)
+                _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
+                total += _share(
+                    score, h, n, begin, own, mine, z, square, acc, 0, shift, True, gradient[block]
+                )
+            for lane in range(min(width, n - begin)):
+                radial = 0.0
+                for k in range(d):
+                    radial += gradient[block, lane, k] * x[begin + lane, k]
+                for k in range(d):
+                    tangent = gradient[block, lane, k] - radial * x[begin + lane, k]
+                    gbar[begin + lane, k] = tangent / (heads * n)
+    return total
+
+
+def _entry_points(source, cache):
+    """The compiled function that Python calls."""
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def laplacian_tokens(
+        x, n, weight, score, order, alone, panels, sizes, limit, degree, table
+    ):  # fmt: skip
+        """gbar (n, d), the sum over tokens but for the series' Q, lowest series values (heads,)."""
+        _ = source  # part of the cache key
+        unit = GROUP * lanes(x)
+        units = (n + unit - 1) // unit
+        tasks = task_count(units, 1)
+        heads = score.shape[0]
+        gbar = np.empty((n, x.shape[1]))
+        parts = np.empty(tasks)
+        lows = np.empty((tasks, heads))
+        for task in prange(tasks):
+            parts[task] = _task(
+                x, n, weight, score, order, alone, panels, sizes, limit, degree, table,
+                task * units // tasks * unit, min((task + 1) * units // tasks * unit, n), gbar,
+                lows[task],
+            )  # fmt: skip
+        total = 0.0
+        lowest = np.full(heads, np.inf)
+        for task in range(tasks):
+            total += parts[task]
+            for h in range(heads):
+                lowest[h] = min(lowest[h], lows[task, h])
+        return gbar, total, lowest
+
+    return laplacian_tokens
+
+
+laplacian_tokens = compiled(_entry_points)
+
+
+def fast_laplacian(
+    x: NDArray[np.floating], score: NDArray[np.floating], tolerance: float
+) -> tuple[Floats, Floats, Floats]:
+    """Mean gradients and the Laplacian of the energy by truncated series, for every path.
+
+    Parameters
+    ----------
+    x : (paths, n, d) unit tokens, d = 2 or 3
+    score : (paths, heads, d, d) symmetric D_h
+    tolerance : relative error allowed in the mobility m_h(x_i) of any head at any token
+
+    Returns
+    -------
+    gbar : (paths, n, d) float64, tangential; Laplacian of E summed over the tokens : (paths,)
+    error : (paths,) bound of the relative error of every m_h(x_i); gbar is off by at most
+        max |D_h| m_h error, the Laplacian by at most (1/H) sum_h (2 |D_h|^2 + (d - 1) |D_h|) times
+        the mean mobility of h times error. NaN for a path with a token or head that is not finite.
+
+    Raises
+    ------
+    InputError
+        For d > 3, and a tolerance out of range.
+    """
+    tolerance = check_tolerance(tolerance, x.shape[-1])
+    paths, n, d = x.shape
+    gbar = np.full((paths, n, d), np.nan)
+    laplacian = np.full(paths, np.nan)
+    error = np.full(paths, np.nan)
+    tokens = as_doubles(x)
+    matrices = plain(score)
+    heads = matrices.shape[1]
+    for p in range(paths):
+        chosen = plan(tokens[p], matrices[p], tolerance)
+        if not chosen.finite:
+            continue
+        series = expand_heads(tokens[p], matrices[p], chosen, tolerance, 3)
+        rows, weight = padded(tokens[p], TILE)
+        gbar[p], total, lowest = laplacian_tokens(
+            rows, n, weight, matrices[p], series.order, series.alone, series.panels,
+            series.sizes, series.limit, series.degree, table_of(d),
+        )  # fmt: skip
+        laplacian[p] = (total / n / n - float(series.squares[series.order].sum())) / heads
+        error[p] = relative_error(series, chosen, lowest, n)
+    return gbar, laplacian, error

@@ -1,0 +1,520 @@
+"""Compiled passes of the fast sums before the evaluation: survey, moments, coefficients of heads.
+
+The algorithm, bounds on its error and their proofs are in docs/mathematics.md section 13; `fast`
+puts the passes together. Every pass cuts its work into tasks that do not depend on the number of
+threads, and adds up what tasks leave in their order: threads do not change a bit.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from wflow._core.checks import number
+from wflow._core.compiled import compiled
+from wflow._core.errors import InputError
+from wflow._core.simd import fma, lanes, load, splat, store
+from wflow.kernels.harmonic import series
+from wflow.kernels.pairs.sweep import DIRECT_BOUND_DOUBLE, by_lane, vectors
+from wflow.sphere.harmonics import (
+    DEGREE_CIRCLE,
+    DEGREE_SPHERE,
+    PAIR,
+    count,
+    harmonics,
+    radial_factors,
+)
+
+# Vectors of points whose harmonics are in cache together while they are summed.
+_GATHER = 4
+# Tasks of a pass: enough for any machine, and few enough that what they leave is small.
+_TASKS = 256
+
+
+@njit(error_model="numpy")
+def task_count(points, unit):
+    """Tasks for a number of points that are worked on `unit` at a time."""
+    return min((points + unit - 1) // unit, _TASKS)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _gather(basis, radial, weights, columns, degree, d, sums):
+    """sums[k, c] += sum over the points of radial_l Y_k weight_c, lane by lane.
+
+    Four vectors of points: basis (2 pairs, K, PAIR), radial (degree + 1, 4), weights (columns, 4),
+    sums (K, columns), all in vectors. Cost: columns + 1 products per harmonic and vector.
+    """
+    width = lanes(basis)
+    other = count(degree, d) * PAIR * width
+    k = 0
+    for l in range(degree + 1):  # noqa: E741
+        at = l * _GATHER * width
+        r0 = load(radial, at)
+        r1 = load(radial, at + width)
+        r2 = load(radial, at + 2 * width)
+        r3 = load(radial, at + 3 * width)
+        for _ in range(k, count(l, d)):
+            here = k * PAIR * width
+            y0 = load(basis, here) * r0
+            y1 = load(basis, here + width) * r1
+            y2 = load(basis, other + here) * r2
+            y3 = load(basis, other + here + width) * r3
+            for c in range(columns):
+                w = c * _GATHER * width
+                place = (k * columns + c) * width
+                total = fma(y0, load(weights, w), load(sums, place))
+                total = fma(y1, load(weights, w + width), total)
+                total = fma(y2, load(weights, w + 2 * width), total)
+                total = fma(y3, load(weights, w + 3 * width), total)
+                store(sums, place, total)
+            k += 1
+
+
+@njit(error_model="numpy")
+def _fold_lanes(sums, number, out):
+    """Sum of the lanes of `number` vectors."""
+    width = lanes(sums)
+    for place in range(number):
+        total = 0.0
+        for lane in range(width):
+            total += sums[place * width + lane]
+        out[place] = total
+
+
+@njit(error_model="numpy")
+def _place(points, mass, matrix, first, last, start, own, zhat, r, growth, weights, products):
+    """Four vectors of sources from `start` on: z = D y, |z|, exp|z|, and their weights.
+
+    Columns of weights: w; with `products` > 0 also w y_a, and w y_a y_b (1) or w z_a z_b (2), a <=
+    b. Returns sum |w| exp|z|.
+    """
+    d = points.shape[1]
+    width = lanes(points)
+    z = np.empty(d)
+    strength = 0.0
+    for vector in range(_GATHER):
+        block = start + vector * width
+        by_lane(points, last, block, own, vector * d * width)
+        for lane in range(width):
+            at = vector * width + lane
+            square = 0.0
+            for a in range(d):
+                total = 0.0
+                for b in range(d):
+                    total += matrix[a, b] * own[(vector * d + b) * width + lane]
+                z[a] = total
+                square += total * total
+            norm = math.sqrt(square)
+            w = mass[block + lane] if block + lane < last else 0.0
+            r[at] = norm
+            growth[at] = math.exp(norm)
+            strength += abs(w) * growth[at]
+            for a in range(d):
+                # Where z vanishes only degree 0 counts, and any direction will do.
+                unit = z[a] / norm if norm > 1e-150 else (1.0 if a == 0 else 0.0)
+                zhat[(vector * d + a) * width + lane] = unit
+            weights[at] = w
+            column = 1
+            if products > 0:
+                for a in range(d):
+                    y = own[(vector * d + a) * width + lane]
+                    weights[column * _GATHER * width + at] = w * y
+                    column += 1
+            if products > 1:
+                for a in range(d):
+                    for b in range(a, d):
+                        if products == 2:
+                            left = own[(vector * d + a) * width + lane]
+                            right = own[(vector * d + b) * width + lane]
+                        else:
+                            left = z[a]
+                            right = z[b]
+                        weights[column * _GATHER * width + at] = w * left * right
+                        column += 1
+    return strength
+
+
+@njit(error_model="numpy")
+def column_count(d, products):
+    """Weights per source: 1, its coordinates, and their products if asked for."""
+    if products == 0:
+        return 1
+    return 1 + d + (d * (d + 1) // 2 if products > 1 else 0)
+
+
+@njit(error_model="numpy")
+def _project(points, mass, matrix, bare, first, last, degree, top, table, products, out):
+    """Sum over sources first <= q < last of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out.
+
+    `bare`: without the radial factor, matrix being the identity: moments of the sources.
+    out (K, columns); returns sum |w| exp|D y|.
+    """
+    d = points.shape[1]
+    width = lanes(points)
+    columns = column_count(d, products)
+    number = count(degree, d)
+    basis = vectors(_GATHER * number, points)
+    sums = vectors(number * columns, points)
+    radial = vectors((degree + 1) * _GATHER, points)
+    weights = vectors(columns * _GATHER, points)
+    own = vectors(d * _GATHER, points)
+    zhat = vectors(d * _GATHER, points)
+    r = vectors(_GATHER, points)
+    growth = vectors(_GATHER, points)
+    sums[:] = 0.0
+    radial[:] = 1.0
+    strength = 0.0
+    for start in range(first, last, _GATHER * width):
+        strength += _place(
+            points, mass, matrix, first, last, start, own, zhat, r, growth, weights, products
+        )
+        for pair in range(_GATHER // PAIR):
+            at = pair * PAIR * d * width
+            chosen = own[at:] if bare else zhat[at:]
+            harmonics(chosen, d, degree, table, basis, pair * number * PAIR * width)
+        if not bare:
+            for vector in range(_GATHER):
+                radial_factors(r, vector * width, growth, d, degree, top, radial, _GATHER, vector)
+        _gather(basis, radial, weights, columns, degree, d, sums)
+    _fold_lanes(sums, number * columns, out)
+    return strength
+
+
+def _entry_points(source, cache):
+    """The compiled functions that Python calls."""
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def survey(x):
+        """Mean of the tokens (n, d), and how far |x|^2 is from one at most (NaN if a token is)."""
+        _ = source  # part of the cache key
+        n, d = x.shape
+        tasks = task_count(n, 256)
+        sums = np.zeros((tasks, d))
+        far = np.zeros(tasks)
+        lost = np.zeros(tasks)
+        for task in prange(tasks):
+            off = 0.0
+            bad = 0.0
+            for i in range(task * n // tasks, (task + 1) * n // tasks):
+                square = 0.0
+                for k in range(d):
+                    sums[task, k] += x[i, k]
+                    square += x[i, k] * x[i, k]
+                bad += square * 0.0  # NaN where a token is not finite
+                off = max(off, abs(square - 1.0))
+            far[task] = off
+            lost[task] = bad
+        mean = np.zeros(d)
+        off = 0.0
+        for task in range(tasks):
+            for k in range(d):
+                mean[k] += sums[task, k] / n
+            off = max(off, far[task])
+        return mean, off + lost.sum()
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def lowest_along(x, directions):
+        """Smallest <x_i, b_h> over the tokens (n, d), for directions (heads, d)."""
+        _ = source  # part of the cache key
+        n, d = x.shape
+        heads = directions.shape[0]
+        tasks = task_count(n, 256)
+        low = np.empty((tasks, heads))
+        for task in prange(tasks):
+            for h in range(heads):
+                least = np.inf
+                for i in range(task * n // tasks, (task + 1) * n // tasks):
+                    along = 0.0
+                    for k in range(d):
+                        along += x[i, k] * directions[h, k]
+                    least = min(least, along)
+                low[task, h] = least
+        result = low[0].copy()
+        for task in range(1, tasks):
+            for h in range(heads):
+                result[h] = min(result[h], low[task, h])
+        return result
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def moments(x, mass, degree, table):
+        """sum_j mass_j Y_k(x_j) for all harmonics up to `degree`; x (n, d), mass (n,)."""
+        _ = source  # part of the cache key
+        n, d = x.shape
+        unit = _GATHER * lanes(x)
+        tasks = task_count(n, 16 * unit)
+        units = (n + unit - 1) // unit
+        number = count(degree, d)
+        parts = np.empty((tasks, number))
+        identity = np.eye(d)
+        for task in prange(tasks):
+            _project(
+                x, mass, identity, True, task * units // tasks * unit,
+                min((task + 1) * units // tasks * unit, n), degree, 0, table, 0, parts[task],
+            )  # fmt: skip
+        total = np.zeros(number)
+        for task in range(tasks):
+            for k in range(number):
+                total[k] += parts[task, k]
+        return total
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def expand(points, moment, degree, table):
+        """sum_k moment_k Y_k at the points (q, d): the density that has these moments."""
+        _ = source  # part of the cache key
+        q, d = points.shape
+        width = lanes(points)
+        number = count(degree, d)
+        blocks = (q + PAIR * width - 1) // (PAIR * width)
+        tasks = task_count(blocks, 8)
+        out = np.empty(q)
+        for task in prange(tasks):
+            own = vectors(PAIR * d, points)
+            basis = vectors(PAIR * number, points)
+            for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+                start = block * PAIR * width
+                for vector in range(PAIR):
+                    by_lane(points, q, start + vector * width, own, vector * d * width)
+                harmonics(own, d, degree, table, basis, 0)
+                total0 = splat(0.0)
+                total1 = splat(0.0)
+                for k in range(number):
+                    factor = splat(moment[k])
+                    total0 = fma(load(basis, k * PAIR * width), factor, total0)
+                    total1 = fma(load(basis, (k * PAIR + 1) * width), factor, total1)
+                result = basis
+                store(result, 0, total0)
+                store(result, width, total1)
+                for lane in range(min(PAIR * width, q - start)):
+                    out[start + lane] = result[lane]
+        return out
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def coefficients(points, mass, score, degrees, tops, table, products):
+        """Coefficients in the harmonics of sum_q w_q g(y_q) exp<x, D_h y_q>, for every head.
+
+        Parameters
+        ----------
+        points (q, d), mass (q,) : sources; score (heads, d, d)
+        degrees, tops (heads,) : degree of each head, and where its radial recursion starts
+        products : 1 for g = 1, y_a; 2 and 3 add y_a y_b, or (D y)_a (D y)_b, for a <= b
+
+        Returns
+        -------
+        out : (heads + 1, K, columns), zero beyond a head's degree; the last are the moments of the
+            sources themselves, with g = y_a y_b
+        strength : (heads,) sum_q |w_q| exp|D_h y_q|
+        """
+        _ = source  # part of the cache key
+        d = points.shape[1]
+        q = points.shape[0]
+        heads = score.shape[0]
+        highest = degrees.max()
+        columns = column_count(d, products)
+        out = np.zeros((heads + 1, count(highest, d), columns))
+        strength = np.zeros(heads)
+        identity = np.eye(d)
+        for task in prange(heads + 1):
+            flat = out[task].reshape(count(highest, d) * columns)
+            if task == heads:
+                _project(
+                    points, mass, identity, True, 0, q, highest, 0, table, min(products, 2), flat
+                )
+            else:
+                strength[task] = _project(
+                    points, mass, score[task], False, 0, q, degrees[task], tops[task], table,
+                    products, flat,
+                )  # fmt: skip
+        return out, strength
+
+    return survey, lowest_along, moments, expand, coefficients
+
+
+survey, lowest_along, moments, expand, coefficients = compiled(_entry_points)
+
+
+# Degree: how many terms a head needs, what they cost, what error is left
+# -----------------------------------------------------------------------
+
+Floats = NDArray[np.float64]
+
+# Below the first, rounding alone (some 1e-14 for weak heads) is more than the series may err;
+# above the second, the velocity would be off by a visible share.
+SMALLEST_TOLERANCE, LARGEST_TOLERANCE = 1e-13, 1e-2
+LARGEST_DEGREE = {2: DEGREE_CIRCLE, 3: DEGREE_SPHERE}
+# Rounding of a sum of the series is taken to be below
+#   ε [(ROUNDING + ROUNDING_SCORE rho) sum_q |w_q| exp|z_q| + ROUNDING_NODES N e^rho],
+# N = sum_q W_q sum_k |mu_k Y_k(y_q)| for nodes and 0 for tokens. The factors were measured, against
+# sums in extended precision, and doubled at least: benchmarks/fast_sums.py --check repeats that.
+ROUNDING, ROUNDING_SCORE, ROUNDING_NODES = 40.0, 8.0, 6.0
+EPSILON = 2.0**-53
+# Tails are followed up to here: at |z| = 64 nothing of the series is left beyond.
+_TOP = 200
+
+
+def check_tolerance(tolerance: float, d: int) -> float:
+    """Check the relative error asked of the fast sums, and that they exist for this d.
+
+    Parameters
+    ----------
+    tolerance : relative error allowed in the mobility of any head at any token
+    d : dimension of the tokens
+
+    Returns
+    -------
+    tolerance as float
+
+    Raises
+    ------
+    InputError
+        For d > 3, a tolerance that is no number, below 1e-13 (rounding) or not below 1e-2.
+    """
+    if d not in LARGEST_DEGREE:
+        raise InputError(
+            "the fast sums exist on the circle and the sphere, d = 2 and 3: these tokens have "
+            f"d = {d}; use method='exact'"
+        )
+    value = number(tolerance, "tolerance")
+    if not SMALLEST_TOLERANCE <= value < LARGEST_TOLERANCE:
+        why = "doubles allow no less" if value < SMALLEST_TOLERANCE else "the sums would be wrong"
+        raise InputError(
+            f"tolerance is {value:g}: expected {SMALLEST_TOLERANCE:g} <= tolerance < "
+            f"{LARGEST_TOLERANCE:g} ({why}); for sums without truncation use method='exact'"
+        )
+    return value
+
+
+@njit(error_model="numpy")
+def relative_tails(r, d):
+    """e^-r T_l(r) for l = 0.._TOP - 1, T_l = sum_(k > l) (2k + 1) i_k(r) (d = 2: 2 sum I_k)."""
+    ratio = np.zeros(_TOP + 2)
+    odd = 1.0 if d == 3 else 0.0
+    for l in range(_TOP + 1, 0, -1):  # noqa: E741
+        after = ratio[l + 1] if l <= _TOP else 0.0
+        ratio[l] = r / (2.0 * l + odd + r * after)
+    terms = np.empty(_TOP + 2)
+    factor = 1.0
+    total = 0.0
+    for l in range(_TOP + 2):  # noqa: E741
+        factor *= ratio[l] if l > 0 else 1.0
+        weight = 2.0 * l + 1.0 if d == 3 else (2.0 if l > 0 else 1.0)
+        terms[l] = weight * factor
+    for l in range(_TOP + 1, -1, -1):  # noqa: E741
+        total += terms[l]
+    tails = np.zeros(_TOP)
+    rest = terms[_TOP + 1]
+    for l in range(_TOP, 0, -1):  # noqa: E741
+        rest += terms[l]
+        tails[l - 1] = rest / total
+    return tails
+
+
+@njit(error_model="numpy")
+def source_factor(degree, d):
+    """1 + 2 A with the bound A <= sqrt(number of harmonics of the sources)."""
+    last = degree + 2
+    return 1.0 + 2.0 * (last + 1.0 if d == 3 else math.sqrt(2.0 * last + 1.0))
+
+
+def _degree_entry(source, cache):
+    """The compiled function that Python calls."""
+
+    @njit(cache=cache, error_model="numpy")
+    def choose_degrees(rho, low, tolerance, d, largest):
+        """Degree of each head, -1 where no series will do; start of its recursion; relative tail.
+
+        rho (heads,) : norms |D_h|; low (heads,) : lower bounds of log m_h over the tokens
+        """
+        _ = source  # part of the cache key
+        heads = rho.shape[0]
+        degrees = np.full(heads, -1, np.int64)
+        tops = np.zeros(heads, np.int64)
+        tails = np.zeros(heads)
+        for h in range(heads):
+            if not rho[h] <= DIRECT_BOUND_DOUBLE:
+                continue
+            tail = relative_tails(rho[h], d)
+            # The mobilities times tolerance/2, but no less than what rounding leaves anyway.
+            target = max(
+                0.5 * tolerance * math.exp(low[h] - rho[h]),
+                (ROUNDING + ROUNDING_SCORE * rho[h]) * EPSILON,
+            )
+            degree = 0
+            while degree < largest and source_factor(degree, d) * tail[degree] > target:
+                degree += 1
+            if source_factor(degree, d) * tail[degree] > tolerance:
+                continue
+            top = degree
+            while top < _TOP - 1 and tail[top] > 1e-18:
+                top += 1
+            degrees[h] = degree
+            tops[h] = top + 2
+            tails[h] = tail[degree]
+        return degrees, tops, tails
+
+    return choose_degrees
+
+
+choose_degrees = compiled(_degree_entry)
+
+
+class Plan(NamedTuple):
+    """What the fast sums of one path need to know beforehand.
+
+    finite : whether all tokens and heads are
+    off : largest | |x|^2 - 1 | over the tokens
+    rho (heads,) : norms |D_h|, rounded up
+    low (heads,) : lower bounds of log m_h over the tokens, min_i <x_i, D_h mean(x)> (Jensen)
+    degrees, tops, tails (heads,) : as from `choose_degrees`
+    """
+
+    finite: bool
+    off: float
+    rho: Floats
+    low: Floats
+    degrees: NDArray[np.int64]
+    tops: NDArray[np.int64]
+    tails: Floats
+
+
+def plan(x: Floats, D: Floats, tolerance: float) -> Plan:
+    """Norms, bounds and degrees of one path; x (n, d) and D (heads, d, d) in double precision.
+
+    Cost: n heads d multiply-adds.
+    """
+    mean, off = series.survey(x)
+    return plan_heads(x, D, tolerance, mean, off)
+
+
+def plan_heads(
+    x: Floats, D: Floats, tolerance: float, mean: Floats, off: float,
+    signed: NDArray[np.bool_] | None = None,
+) -> Plan:  # fmt: skip
+    """`plan` for targets x and other sources.
+
+    Parameters
+    ----------
+    mean : (d,) or (heads, d) mean source; off : of all points, NaN if one is not finite
+    signed : (heads,) whose sources have weights of both signs, so that Jensen's bound is none: the
+        smallest value of the kernel takes its place
+    """
+    heads, d = D.shape[:2]
+    nothing = np.zeros(heads)
+    if not (math.isfinite(off) and np.isfinite(D).all()):
+        whole = np.zeros(heads, np.int64)
+        return Plan(False, off, nothing, nothing, whole - 1, whole, nothing)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rho = np.linalg.norm(D, 2, axis=(1, 2)) * (1 + 1e-14)
+        along = D @ mean if mean.ndim == 1 else np.einsum("hab,hb->ha", D, mean)
+    low = series.lowest_along(x, np.ascontiguousarray(along))
+    if signed is not None:
+        low = np.where(signed, -rho, low)
+    found = choose_degrees(rho, low, tolerance, d, LARGEST_DEGREE[d])
+    return Plan(True, off, rho, low, *found)
+
+
+def node_count(degree: int, d: int) -> int:
+    """Nodes of the quadrature that replaces many tokens, for heads up to `degree`."""
+    last = degree + 2
+    return 2 * last + 1 if d == 2 else (last + 1) * (2 * last + 1)

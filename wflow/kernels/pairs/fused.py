@@ -1,0 +1,745 @@
+"""Velocities and energy terms of all paths, in one parallel pass over all pairs of tokens.
+
+Nothing of size heads x n x n exists. With each direction computed apart, a task is one or two
+blocks of tokens of one path, which goes through all heads with its running sums in cache: memory is
+O(paths n d + heads d) and the workspace of a task. With tied heads, a task is some heads of one
+path, or some strips of its pairs; the sums of up to 64 MB of heads are kept until all strips are
+done.
+Tasks are independent and the order of summation is fixed: threads do not change a bit.
+"""
+
+import functools
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from wflow._core.compiled import compiled, variant
+from wflow._core.simd import fma, lane_sums, lanes, load, maximum, splat, store
+from wflow._core.threads import threads_for
+from wflow.kernels.pairs.headsums import (
+    EXTRA,
+    N_TERMS,
+    Heads,
+    absorb_blocks,
+    clear,
+    finish_tokens,
+    of_path,
+    path_terms,
+)
+from wflow.kernels.pairs.sweep import (
+    CHUNK,
+    DIMENSIONS,
+    TILE,
+    block_scores,
+    by_lane,
+    causal_mask,
+    clear_vectors,
+    direct_bound,
+    is_moderate,
+    make_sweep,
+    masked_sums,
+    one_way_loops,
+    pair_rows,
+    shifted_sums,
+    vectors,
+)
+
+# Workspace kept from one call to the next
+# ----------------------------------------
+# A block of memory that is allocated and freed at every step consists of fresh pages each time,
+# which the operating system provides slowly.
+
+_ALIGNMENT = 64  # bytes: a vector that straddles two cache lines costs two accesses
+_KEPT_BYTES = 1 << 25  # unless the caller says otherwise: longer steps do not notice
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.spaces: dict[np.dtype, NDArray[np.floating]] = {}
+
+
+_kept = _Kept()
+
+
+def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[np.floating]:
+    """A flat array of at least so many vectors of 64 bytes, aligned, with anything in it.
+
+    The next call in the same thread may return the same memory, if it is at most `kept` bytes.
+    """
+    space = _kept.spaces.get(dtype)
+    if space is not None and space.nbytes >= vectors * _ALIGNMENT:
+        return space
+    fresh = np.empty((vectors + 1) * _ALIGNMENT, np.uint8)
+    first = -fresh.ctypes.data % _ALIGNMENT
+    space = fresh[first : first + vectors * _ALIGNMENT].view(dtype)
+    if space.nbytes <= kept:
+        _kept.spaces[dtype] = space
+    return space
+
+
+# Each direction of a pair computed separately
+# --------------------------------------------
+# For general heads, causal attention, and dimensions without a symmetric loop. Cost of an ordered
+# pair, in multiply-adds (double precision): d for the score, 13 for the exponential, d + 2 for the
+# sums: 21 at d = 3.
+
+
+@njit(error_model="numpy")
+def table_tokens(n, width):
+    """Tokens j of a table of 1 + <x_i, x_j>^2: not more than the second cache holds."""
+    return min(CHUNK, max(n + TILE, 2 * width))
+
+
+def space_of_rows(d: int, n: int, heads: int, width: int) -> int:
+    """Vectors of workspace that one worker needs."""
+    fixed = 2 * d + 3 + width + 2 * (2 * d + EXTRA)
+    return fixed + 2 * heads * (2 * d + 3) + 2 * table_tokens.py_func(n, width)
+
+
+def make_rows(dim: int):
+    """The function for d = `dim`, or for any d if 0."""
+    one_way = one_way_loops(dim)
+
+    @njit(error_model="numpy")
+    @variant(dim)
+    def head_by_head(
+        x, n, weight, arrays, flow, sign, causal, start, blocks, v, out, space
+    ):  # fmt: skip
+        """All heads for `blocks` blocks of one path from token `start` on.
+
+        v (n, d) and out (blocks, N_TERMS) receive the velocities and the shares of the terms; space
+        is of `space_of_rows` vectors.
+        """
+        score, _, _, _, sigma2 = arrays
+        rows = x.shape[0]
+        d = dim if dim > 0 else x.shape[1]
+        heads = score.shape[0]
+        width = lanes(x)
+        zero = splat(x.dtype.type(0.0))
+        ito = sigma2.shape[0] > 0
+        free = start if causal else rows  # tokens that all tokens of the blocks attend to
+        step = table_tokens(n, width) * width
+        # Pieces of the workspace, the largest last.
+        own = space[: blocks * d * width]
+        at = blocks * d * width
+        shift = space[at : at + width]
+        at += width
+        factors = space[at : at + 2 * width]
+        at += 2 * width
+        diagonal = space[at : at + width * width]
+        at += width * width
+        state = space[at : at + blocks * (2 * d + EXTRA) * width]
+        at += blocks * (2 * d + EXTRA) * width
+        squares = space[at : at + heads * blocks * width]
+        at += heads * blocks * width
+        z = space[at : at + heads * blocks * d * width]
+        at += heads * blocks * d * width
+        acc = space[at : at + heads * blocks * (d + 2) * width]
+        at += heads * blocks * (d + 2) * width
+        pair = space[at : at + (blocks * step if ito else 0)]
+        moderate = np.empty(heads, np.bool_)
+        all_moderate = True
+        limit = direct_bound(x)
+        clear_vectors(acc, 0, heads * blocks * (d + 2))
+        store(shift, 0, zero)
+        causal_mask(diagonal)
+        for block in range(blocks):
+            by_lane(x, n, start + block * width, own, block * d * width)
+        for h in range(heads):
+            at = h * blocks * width
+            block_scores(score, h, own, 0, z, at * d, d, blocks, squares, at)
+            moderate[h] = True
+            for lane in range(at, at + blocks * width):
+                moderate[h] = moderate[h] and squares[lane] <= limit * limit  # false for NaN
+            all_moderate = all_moderate and moderate[h]
+
+        for first in range(0, free, CHUNK):
+            last = min(first + CHUNK, free)
+            if ito:
+                for block in range(blocks):
+                    pair_rows(x, n, d, own, block * d * width, first, last, pair,
+                               block * step - first * width)  # fmt: skip
+            for h in range(heads):
+                if moderate[h]:
+                    place = h * blocks
+                    one_way(x, weight, z, place * d * width, pair, -first * width, step, ito,
+                            blocks, first, last, acc, place * (d + 2) * width)  # fmt: skip
+        if causal:
+            for block in range(blocks):
+                begin = start + block * width
+                last = min(begin + width, rows)
+                if ito:
+                    pair_rows(x, n, d, own, block * d * width, start, last, pair, -start * width)
+                for h in range(heads):
+                    place = h * blocks + block
+                    if moderate[h]:
+                        masked_sums(x, weight, z, place * d * width, pair, -start * width, ito,
+                                    diagonal, begin, start, last, acc,
+                                    place * (d + 2) * width)  # fmt: skip
+
+        table = vectors(0 if all_moderate or not ito else rows, x)
+        z_high = vectors(0 if all_moderate else d, x)
+        z_low = vectors(0 if all_moderate else d, x)
+        clear(state, d, blocks)
+        for h in range(heads):
+            acc_at = h * blocks * (d + 2) * width
+            if moderate[h]:
+                absorb_blocks(
+                    h, h == 0, False, d, blocks, own, 0, acc, acc_at, shift, squares,
+                    h * blocks * width, arrays, state, 0, factors,
+                )  # fmt: skip
+                continue
+            for block in range(blocks):
+                begin = start + block * width
+                last = min(begin + width, rows) if causal else rows
+                own_at = block * d * width
+                if ito:
+                    pair_rows(x, n, d, own, own_at, 0, rows, table, 0)
+                sums = acc[acc_at : acc_at + (d + 2) * width]
+                shifted_sums(x, n, score, h, own, own_at, z_high, z_low, table, ito, diagonal,
+                             causal, begin, last, sums, shift)  # fmt: skip
+                absorb_blocks(
+                    h, h == 0, True, d, 1, own, own_at, sums, 0, shift, squares,
+                    (h * blocks + block) * width, arrays, state, block * (2 * d + EXTRA) * width,
+                    factors,
+                )  # fmt: skip
+            store(shift, 0, zero)
+        for block in range(blocks):
+            finish_tokens(
+                x, n, d, start + block * width, float(heads), flow, sign, state,
+                block * (2 * d + EXTRA) * width, v, out[block],
+            )  # fmt: skip
+
+    return head_by_head
+
+
+# Each kernel value computed once: D = D^T
+# ----------------------------------------
+# U_hij = U_hji, so a value serves the sums of token i, which sit in the lanes of a block, and those
+# of token j, whose partial sums over lanes are folded at the end of a tile. Cost of a pair of
+# tokens, both directions, in multiply-adds (double precision): d for the score, 13 for the
+# exponential, 2 (d + 1) for the sums, 1 for the Itô sum: 25 at d = 3, against 42 when each
+# direction is computed.
+#
+# A tile is a chunk of tokens j and up to 32 blocks of tokens i no later than the chunk; its table
+# of 1 + <x_i, x_j>^2 serves all heads of the task. Chunks are divided among strips, which are
+# summed apart: their number depends on n alone, so that threads do not change a bit. Tokens j per
+# chunk: their partial sums, 4 vectors each at d = 3, stay in the nearest cache.
+
+_CHUNK_BYTES = 20480
+# Blocks of tokens i per tile: its table, 64 bytes a block and token j, stays in the second cache.
+_TILE_BLOCKS = 32
+
+
+def strips_for(n: int) -> int:
+    """Parts in which the pairs of one path are summed, so that one path has work for threads."""
+    if n < 512:
+        return 1
+    if n < 2048:
+        return 2
+    return 4 if n < 8192 else 8
+
+
+@njit(error_model="numpy")
+def chunk_tokens(n, d, width):
+    """Tokens per chunk: an even number of blocks, all chunks of nearly the same size."""
+    most = max(_CHUNK_BYTES // (64 * (d + 1)) // (2 * width), 1)
+    pairs = (n + 2 * width - 1) // (2 * width)
+    chunks = (pairs + most - 1) // most
+    return (pairs + chunks - 1) // chunks * 2 * width
+
+
+def space_of_sums(d: int, n: int, heads: int, width: int) -> int:
+    """Vectors of workspace that one worker needs for the sums of so many heads."""
+    blocks = (n + width - 1) // width
+    chunk = chunk_tokens.py_func(n, d, width)
+    table = min(blocks, _TILE_BLOCKS) * chunk
+    return blocks * (d + 1) + 2 + chunk * (d + 1) + table + heads * blocks * d
+
+
+@njit(error_model="numpy")
+def _fold_columns(columns, d, blocks, sums, sums_at):
+    """Add the sums of some blocks of tokens j, sums over lanes of `columns`, and clear those."""
+    width = lanes(columns)
+    zero = splat(columns.dtype.type(0.0))
+    row = (d + 1) * width
+    for block in range(blocks):
+        for term in range(d + 1):
+            first = block * width * row + term * width
+            at = sums_at + (block * (d + 2) + term) * width
+            store(sums, at, load(sums, at) + lane_sums(columns, first, row))
+            for k in range(width):
+                store(columns, first + k * row, zero)
+
+
+def _make_tile(dim: int, ito: bool):
+    """One head in one tile, with or without the Itô sum."""
+    alone = make_sweep(dim, 1, both=False, ito=ito)
+    within = make_sweep(dim, 2, both=False, ito=ito)
+    others = make_sweep(dim, 2, both=True, ito=ito)
+
+    @njit(error_model="numpy")
+    @variant(dim, "ito" if ito else "plain")
+    def sweep_tile(
+        x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums, sums_at
+    ):  # fmt: skip
+        """The blocks low <= block < high of tokens i against the tokens first <= j < last."""
+        width = lanes(x)
+        for block in range(low, high, 2):
+            start = block * width
+            begin = first
+            own_at = start * dim
+            at = z_at + own_at
+            acc_at = sums_at + block * (dim + 2) * width
+            place = pair_at + block * step
+            if start >= first and high - block > 1:
+                # Among themselves each direction apart: more arithmetic, but one loop for all.
+                begin = start + 2 * width
+                within(x, weight, z, 0, z, at, pair, place, step, z, 0, start, begin, sums,
+                       acc_at)  # fmt: skip
+            elif start >= first:
+                begin = last
+                alone(x, weight, z, 0, z, at, pair, place, 0, z, 0, start, last, sums,
+                      acc_at)  # fmt: skip
+            if begin < last:
+                others(x, weight, own, own_at, z, at, pair, place, step, columns,
+                       (begin - first) * (dim + 1) * width, begin, last, sums,
+                       acc_at)  # fmt: skip
+
+    return sweep_tile
+
+
+def _make_table(dim: int):
+    """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `headsums.absorb_blocks`."""
+
+    @njit(error_model="numpy")
+    @variant(dim)
+    def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
+        """Half of it for pairs within two blocks, which come twice; 0 for padding."""
+        width = lanes(x)
+        one = splat(x.dtype.type(1.0))
+        half = splat(x.dtype.type(0.5))
+        zero = splat(x.dtype.type(0.0))
+        for block in range(low, high):
+            start = block * width
+            both = block // 2 * 2 * width  # first token of the two blocks
+            place = pair_at + block * step
+            for j in range(max(first, both), last, 4):
+                c0 = zero
+                c1 = zero
+                c2 = zero
+                c3 = zero
+                for k in range(dim):
+                    xk = load(own, start * dim + k * width)
+                    c0 = fma(xk, splat(x[j, k]), c0)
+                    c1 = fma(xk, splat(x[j + 1, k]), c1)
+                    c2 = fma(xk, splat(x[j + 2, k]), c2)
+                    c3 = fma(xk, splat(x[j + 3, k]), c3)
+                at = place + j * width
+                store(pair, at, fma(c0, c0, one))
+                store(pair, at + width, fma(c1, c1, one))
+                store(pair, at + 2 * width, fma(c2, c2, one))
+                store(pair, at + 3 * width, fma(c3, c3, one))
+            if start >= first:
+                for j in range(both, min(both + 2 * width, last)):
+                    store(pair, place + j * width, load(pair, place + j * width) * half)
+            for j in range(max(first, n), last):
+                store(pair, place + j * width, zero)
+
+    return tile_table
+
+
+def make_symmetric(dim: int):
+    """The sums for d = `dim`."""
+    tile_table = _make_table(dim)
+    plain_tile, ito_tile = _make_tile(dim, False), _make_tile(dim, True)
+
+    @njit(error_model="numpy")
+    @variant(dim)
+    def symmetric_sums(
+        x, n, weight, score, head, heads, strip, strips, ito, tops, sums, space
+    ):  # fmt: skip
+        """(m, S, q) of the heads head <= h < head + heads for all blocks, one strip of the pairs.
+
+        sums : flat, (heads, strips, blocks, d + 2) vectors, of which this strip is written; the q
+        are half of what they are to be
+        tops : (heads,), set by the first strip: the largest |D^T x_i|^2, or inf for a head whose
+            scores need a shift and whose sums are not computed
+        space : `space_of_sums` vectors
+        """
+        rows = x.shape[0]
+        width = lanes(x)
+        blocks = rows // width
+        size = blocks * (dim + 2) * width
+        chunk = chunk_tokens(n, dim, width)
+        step = chunk * width
+        # Pieces of the workspace.
+        own = space[: blocks * dim * width]
+        at = blocks * dim * width
+        squares = space[at : at + blocks * width]
+        at += blocks * width
+        largest = space[at : at + width]
+        total = space[at + width : at + 2 * width]
+        at += 2 * width
+        columns = space[at : at + step * (dim + 1)]
+        at += step * (dim + 1)
+        pair = space[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
+        at += min(blocks, _TILE_BLOCKS) * step
+        z = space[at : at + heads * blocks * dim * width]
+        good = np.empty(heads, np.bool_)
+        clear_vectors(columns, 0, chunk * (dim + 1))
+        for block in range(blocks):
+            by_lane(x, n, block * width, own, block * dim * width)
+        for h in range(heads):
+            block_scores(score, head + h, own, 0, z, h * blocks * dim * width, dim, blocks, squares,
+                         0)  # fmt: skip
+            most = load(squares, 0)
+            all_of = most
+            for block in range(1, blocks):
+                square = load(squares, block * width)
+                most = maximum(square, most)
+                all_of = all_of + square
+            store(largest, 0, most)
+            store(total, 0, all_of)
+            good[h] = is_moderate(largest, total, x)
+            if strip == 0:
+                tops[h] = np.max(largest) if good[h] else np.inf
+            clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
+        chunks = (rows + chunk - 1) // chunk
+        for c in range(chunks):
+            # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
+            turn = (chunks - 1 - c) % (2 * strips)
+            if min(turn, 2 * strips - 1 - turn) != strip:
+                continue
+            first = c * chunk
+            last = min(first + chunk, rows)
+            for low in range(0, last // width, _TILE_BLOCKS):
+                high = min(low + _TILE_BLOCKS, last // width)
+                pair_at = -low * step - first * width
+                if ito:
+                    tile_table(x, n, own, low, high, first, last, pair, pair_at, step)
+                for h in range(heads):
+                    if not good[h]:
+                        continue
+                    at = h * blocks * dim * width
+                    sums_at = (h * strips + strip) * size
+                    if ito:
+                        ito_tile(x, weight, own, z, at, pair, pair_at, step, low, high, first,
+                                 last, columns, sums, sums_at)  # fmt: skip
+                    else:
+                        plain_tile(x, weight, own, z, at, pair, pair_at, step, low, high, first,
+                                   last, columns, sums, sums_at)  # fmt: skip
+                    _fold_columns(columns, dim, (last - first) // width, sums,
+                                  sums_at + first * (dim + 2))  # fmt: skip
+
+    return symmetric_sums
+
+
+def make_absorb(dim: int):
+    """What follows from the sums of some heads, block by block, for d = `dim`."""
+
+    @njit(error_model="numpy")
+    @variant(dim)
+    def absorb_heads(
+        x, n, arrays, head, heads, strips, low, high, tops, sums, state
+    ):  # fmt: skip
+        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
+        score, _, _, _, sigma2 = arrays
+        rows = x.shape[0]
+        width = lanes(x)
+        ito = sigma2.shape[0] > 0
+        block_size = (dim + 2) * width
+        size = rows // width * block_size
+        two = splat(x.dtype.type(2.0))
+        zero = splat(x.dtype.type(0.0))
+        all_moderate = True
+        for h in range(heads):
+            all_moderate = all_moderate and tops[h] < np.inf
+        table = vectors(0 if all_moderate or not ito else rows, x)
+        count = high - low
+        own = vectors(count * dim, x)
+        z = vectors(count * dim, x)
+        z_low = vectors(dim, x)
+        acc = vectors(dim + 2, x)
+        squares = vectors(count, x)
+        shift = vectors(1, x)
+        factors = vectors(2, x)
+        state_at = low * (2 * dim + EXTRA) * width
+        for block in range(low, high):
+            by_lane(x, n, block * width, own, (block - low) * dim * width)
+        # Heads outside: the sums of one head lie together.
+        for h in range(heads):
+            store(shift, 0, zero)
+            if tops[h] < np.inf:
+                # Only the largest of all tokens counts in the end: it is taken for every token.
+                for block in range(count):
+                    store(squares, block * width, splat(x.dtype.type(tops[h])))
+                # The sums of all strips go to those of the first.
+                here = h * strips * size + low * block_size
+                for row in range(count * (dim + 2) if strips > 1 else 0):
+                    place = here + row * width
+                    total = load(sums, place)
+                    for strip in range(1, strips):
+                        total = total + load(sums, place + strip * size)
+                    store(sums, place, total)
+                for block in range(count):
+                    row = here + block * block_size + (dim + 1) * width
+                    store(sums, row, load(sums, row) * two)
+                absorb_blocks(
+                    head + h, head + h == 0, False, dim, count, own, 0, sums, here, shift, squares,
+                    0, arrays, state, state_at, factors,
+                )  # fmt: skip
+                continue
+            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
+            for block in range(count):
+                own_at = block * dim * width
+                if ito:
+                    pair_rows(x, n, dim, own, own_at, 0, rows, table, 0)
+                shifted_sums(
+                    x, n, score, head + h, own, own_at, z, z_low, table, ito, z, False, 0, rows,
+                    acc, shift,
+                )  # fmt: skip
+                absorb_blocks(
+                    head + h, head + h == 0, True, dim, 1, own, own_at, acc, 0, shift, squares,
+                    block * width, arrays, state, state_at + block * (2 * dim + EXTRA) * width,
+                    factors,
+                )  # fmt: skip
+
+    return absorb_heads
+
+
+# Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
+# of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
+# per token are worth their memory.
+_NEAR_BYTES, _HEAD_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 18, 1 << 26, 16, 8
+SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION = 200_000, 6
+# A thread that has fewer pairs, some 0.05 ms of work, takes longer to wake than it helps.
+PAIRS_OF_THREAD = 100_000
+
+
+class Plan(NamedTuple):
+    """How a call is divided: workers, vectors of workspace of each, and for tied heads the strips
+    of the pairs, the heads whose sums are kept together, and the paths of a set."""
+
+    workers: int
+    space: int
+    strips: int
+    batch: int
+    together: int
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(
+    paths: int, n: int, d: int, heads: int, itemsize: int, workers: int, both: bool
+) -> tuple[Plan, int]:
+    """The plan of a call, and the vectors of workspace for all of it.
+
+    Workers, batches and sets do not change a bit; the strips do, and depend on n alone.
+    """
+    width = 64 // itemsize
+    if not both:
+        space = space_of_rows(d, n, heads, width)
+        return Plan(workers, space, 1, 1, 1), workers * space
+    blocks = (n + width - 1) // width
+    strips = strips_for(n)
+    per_head = strips * blocks * (d + 2)
+    near = workers * _NEAR_BYTES // 64 // per_head
+    batch = max(1, min(heads, max(near, _TASK_HEADS), _HEAD_BYTES // 64 // per_head))
+    together = max(1, min(paths, near // batch))
+    space = space_of_sums(d, n, min(batch, _TASK_HEADS), width)
+    kept = together * (batch * per_head + blocks * (2 * d + EXTRA))
+    return Plan(workers, space, strips, batch, together), workers * space + kept
+
+
+@njit(error_model="numpy")
+def _padded_paths(x, unit):
+    """`padded` for (paths, n, d)."""
+    paths, n, d = x.shape
+    rows = (n + unit - 1) // unit * unit
+    tokens = np.empty((paths, rows, d), x.dtype)
+    weight = np.empty(rows, x.dtype)
+    for i in range(rows):
+        weight[i] = 1.0 if i < n else 0.0
+    for p in range(paths):
+        for i in range(rows):
+            for k in range(d):
+                tokens[p, i, k] = x[p, i, k] if i < n else 0.0
+    return tokens, weight
+
+
+def _make_one_way(dim):
+    """Velocities and terms, each direction of a pair computed apart."""
+    rows_of_blocks = make_rows(dim)
+
+    @njit(parallel=True, error_model="numpy")
+    @variant(dim)
+    def one_way(x, arrays, flow, sign, causal, plan, scratch, v, part):
+        paths, n, _ = x.shape
+        width = lanes(x)
+        tokens, weight = _padded_paths(x, TILE)
+        blocks = (n + width - 1) // width
+        # A single block, if there is an odd one, comes first, and causal work grows with the token:
+        # assigned in turn, tasks of all sizes go to all workers.
+        odd = blocks % 2
+        units = (blocks + 1) // 2
+        space = plan.space * width
+        for worker in prange(plan.workers):
+            mine = scratch[worker * space : (worker + 1) * space]
+            for task in range(worker, paths * units, plan.workers):
+                p = task // units
+                unit = task - p * units
+                first = 0 if unit == 0 else 2 * unit - odd
+                count = 1 if unit == 0 and odd == 1 else 2
+                rows_of_blocks(
+                    tokens[p], n, weight, of_path(arrays, p), flow, sign, causal, first * width,
+                    count, v[p], part[p, first : first + count], mine,
+                )  # fmt: skip
+
+    return one_way
+
+
+def _make_both_ways(dim):
+    """Velocities and terms for tied symmetric heads, each kernel value used for both tokens."""
+    symmetric_sums, absorb_heads = make_symmetric(dim), make_absorb(dim)
+
+    @njit(parallel=True, error_model="numpy")
+    @variant(dim)
+    def both_ways(x, arrays, flow, sign, plan, scratch, v, part):
+        paths, n, _ = x.shape
+        score, _, _, _, sigma2 = arrays
+        all_heads = score.shape[1]
+        width = lanes(x)
+        tokens, weight = _padded_paths(x, width)
+        blocks = tokens.shape[1] // width
+        parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
+        workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
+        size = blocks * (dim + 2) * width
+        per_path = batch * strips * size
+        row = (2 * dim + EXTRA) * width
+        space = plan.space * width
+        sums = scratch[workers * space : workers * space + together * per_path]
+        state = scratch[workers * space + together * per_path :]
+        tops = np.empty((together, batch))
+        for p0 in range(0, paths, together):
+            count = min(together, paths - p0)
+            for head in range(0, all_heads, batch):
+                heads = min(batch, all_heads - head)
+                # How heads are divided among tasks does not change a bit.
+                share = max(1, min(count * heads * strips // workers, _TASK_HEADS))
+                groups = (heads + share - 1) // share
+                tasks = count * groups * strips
+                for worker in prange(workers):
+                    mine = scratch[worker * space : (worker + 1) * space]
+                    for task in range(worker, tasks, workers):
+                        p = task // (groups * strips)
+                        strip = task % strips
+                        low = (task // strips - p * groups) * share
+                        some = min(share, heads - low)
+                        here = p * per_path + low * strips * size
+                        symmetric_sums(
+                            tokens[p0 + p], n, weight, score[p0 + p], head + low, some, strip,
+                            strips, sigma2.shape[1] > 0, tops[p, low : low + some],
+                            sums[here : here + some * strips * size], mine,
+                        )  # fmt: skip
+                for task in prange(count * parts):
+                    p = task // parts
+                    q = p0 + p
+                    low = (task - p * parts) * blocks // parts
+                    high = (task - p * parts + 1) * blocks // parts
+                    its = state[p * blocks * row : (p + 1) * blocks * row]
+                    if head == 0:
+                        clear(its[low * row : high * row], dim, high - low)
+                    absorb_heads(
+                        tokens[q], n, of_path(arrays, q), head, heads, strips, low, high, tops[p],
+                        sums[p * per_path : (p + 1) * per_path], its,
+                    )  # fmt: skip
+                    if head + heads == all_heads:
+                        for block in range(low, high):
+                            finish_tokens(
+                                x[q], n, dim, block * width, float(all_heads), flow, sign, its,
+                                block * row, v[q], part[q, block],
+                            )  # fmt: skip
+
+    return both_ways
+
+
+def _pass(dim, both, x, arrays, flow, sign, causal, plan, space, v, part):
+    """The pass over all pairs for d = `dim` (0: any d), one way or `both`: see `_pass_of`."""
+    raise NotImplementedError
+
+
+@overload(_pass, prefer_literal=True)
+def _pass_of(
+    dim, both, x, arrays, flow, sign, causal, plan, space, v, part
+):  # fmt: skip
+    """`dim` and `both` are constants of the caller, so that only their code is compiled."""
+    make = _make_both_ways if both.literal_value else _make_one_way
+    run = make(dim.literal_value)
+
+    @variant(dim.literal_value)
+    def tied(
+        dim, both, x, arrays, flow, sign, causal, plan, space, v, part
+    ):  # fmt: skip
+        run(x, arrays, flow, sign, plan, space, v, part)
+
+    @variant(dim.literal_value)
+    def general(
+        dim, both, x, arrays, flow, sign, causal, plan, space, v, part
+    ):  # fmt: skip
+        run(x, arrays, flow, sign, causal, plan, space, v, part)
+
+    return tied if both.literal_value else general
+
+
+@functools.cache
+def _sums_of_dimension(dim: int, both: bool):
+    """The compiled function for d = `dim` (0: any d), one way or `both`."""
+
+    def entry_points(source, cache):
+        @njit(cache=cache, error_model="numpy")
+        @variant(dim, "both" if both else "one")
+        def sums(x, arrays, flow, sign, causal, plan, space):
+            _ = source  # part of the cache key
+            paths, n, _ = x.shape
+            blocks = (n + lanes(x) - 1) // lanes(x)
+            v = np.empty_like(x)
+            part = np.zeros((paths, blocks, N_TERMS))
+            _pass(
+                dim, both, x, arrays, flow, sign, causal, plan, space, v, part,
+            )  # fmt: skip
+            return v, path_terms(part, arrays.score.shape[1], n)
+
+        return sums
+
+    return compiled(entry_points)
+
+
+def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
+    """Velocities and energy terms of all paths in one pass over all pairs.
+
+    Parameters
+    ----------
+    x : (paths, n, d) unit tokens
+    score, value, drift, noise, sigma2 : as in `headsums.Heads`
+    flow : SOFTMAX, UNNORMALISED or EFFECTIVE; sign : -1.0 descent, 1.0 ascent; causal : bool
+    symmetric : whether value is score and D_h = D_h^T for all, so that U_hij = U_hji
+
+    Returns
+    -------
+    v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
+    """
+    paths, n, d = x.shape
+    own_loops = d in DIMENSIONS
+    both = bool(symmetric) and 2 <= d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
+    heads = score.shape[1]
+    arrays = Heads(score, value, drift, noise, sigma2)
+    sums = _sums_of_dimension(d if own_loops else 0, both)
+    with threads_for(paths * heads * n * n, PAIRS_OF_THREAD) as threads:
+        plan, size = _plan(paths, n, d, heads, x.itemsize, threads, both)
+        return sums(
+            x, arrays, flow, sign, causal, plan, scratch(size, x.dtype)
+        )  # fmt: skip

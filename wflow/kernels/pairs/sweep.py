@@ -1,0 +1,619 @@
+"""Compiled sums over all tokens for one head and one block of tokens.
+
+With U_hij = exp(<x_i, D_h x_j>) (docs/mathematics.md sections 1 and 4), for the tokens i of a block
+
+    m_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   q_hi = sum_j U_hij (1 + <x_i, x_j>^2).
+
+A block is 8 tokens in double and 16 in single precision, one per lane of a SIMD vector; the loop
+over the tokens j comes first.
+
+Nothing here is cached on disk by itself: the modules that hold entry points are
+(`wflow._core.compiled`), and their cache follows the text of this file.
+"""
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
+
+from wflow._core.compiled import variant
+from wflow._core.simd import (
+    _VECTORS,
+    _fma,
+    _lane_pointer,
+    _splat,
+    _vector_ir,
+    exp2,
+    exp2_together,
+    fma,
+    lanes,
+    load,
+    maximum,
+    splat,
+    store,
+)
+
+# The inner loop over tokens j
+# ----------------------------
+# For the tokens i of a block, one per lane, and the tokens j of a range,
+#
+#     m_i += sum_j U_ij w_j,  S_i += sum_j U_ij x_j,  q_i += sum_j U_ij c_ij,  U_ij = 2^<z_i, x_j>,
+#
+# and, where a value serves both directions, into vectors per token j that are summed over lanes
+# later
+#
+#     M_j += U_ij,   T_j += U_ij x_i.
+#
+# Cost of a pair, in multiply-adds or instructions of their price (double precision): d for the
+# score, 13 for the exponential, d + 1 for the sums, 1 for q; d + 1 more with both directions: 21
+# and 25 at d = 3. The loop is written in LLVM's terms, because the sums must stay in registers from
+# the first j to the last, which loops over coordinates in Numba do not achieve. UNROLL tokens j are
+# treated per iteration: with two blocks, eight exponentials are computed at a time, enough to hide
+# the latency of each; more would not fit into the registers.
+
+UNROLL = 4
+
+
+def make_sweep(
+    d: int, blocks: int, *, both: bool, ito: bool, weighted: bool = False, vectors: bool = True
+):
+    """Intrinsic of the loop for one d, for `blocks` adjacent blocks of tokens i.
+
+    sweep(x, weight, own, own_at, z, z_at, pair, pair_at, pair_step, columns, column_at, first,
+    stop, acc, acc_at), all arrays but x (rows, d) flat, places and steps in elements, stop - first
+    a multiple of UNROLL. Block b reads x_i and z_i, d vectors each, at own_at + b d lanes and
+    z_at + b d lanes; c_ij, the vector of token j, at pair_at + b pair_step + j lanes. It adds
+    (m, S, q), d + 2 vectors, to `acc` at acc_at + b (d + 2) lanes. With `both`, (M_j, T_j), d + 1
+    vectors a token from j = first on, are added to `columns` at column_at, and the q of both blocks
+    go to the first. `own` and `columns` are not read without `both`, `pair` not without `ito`.
+
+    The weights w_j multiply m alone and are 1, or 0 for padding. With `weighted` (not with `both`)
+    they are any numbers and multiply S and q too. Without `vectors` S is left as it is.
+    """
+
+    @intrinsic
+    def sweep(
+        typingctx, x, weight, own, own_at, z, z_at, pair, pair_at, pair_step, columns, column_at,
+        first, stop, acc, acc_at,
+    ):  # fmt: skip
+        vector = _VECTORS[acc.dtype]
+        size = types.intp
+        signature = types.none(
+            x, weight, own, size, z, size, pair, size, size, columns, size, size, size, acc, size
+        )
+
+        def codegen(context, builder, sig, args):
+            _emit(context, builder, vector, sig.args, args, d, blocks, both, ito, weighted, vectors)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return sweep
+
+
+def _emit(
+    context, builder, vector, kinds, args, d, blocks, both, ito, weighted, vectors
+):  # fmt: skip
+    (
+        x, weight, own, own_at, z, z_at, pair, pair_at, pair_step, columns, column_at, first, stop,
+        acc, acc_at,
+    ) = args  # fmt: skip
+    kind_of = dict(zip(map(id, args), kinds, strict=True))
+    index = ir.IntType(types.intp.bitwidth)
+    align = vector.dtype.bitwidth // 8
+
+    def whole(number):
+        return ir.Constant(index, number)
+
+    def lane_pointer(array, base, count):
+        """Pointer to the vector `count` vectors after element `base` of a flat array."""
+        offset = builder.add(base, whole(count * vector.lanes))
+        return _lane_pointer(context, builder, kind_of[id(array)], array, offset, vector)
+
+    def load(array, base, count):
+        return builder.load(lane_pointer(array, base, count), align=align)
+
+    def add_to(array, base, count, value):
+        pointer = lane_pointer(array, base, count)
+        builder.store(builder.fadd(builder.load(pointer, align=align), value), pointer, align=align)
+
+    def data(array):
+        return context.make_array(kind_of[id(array)])(context, builder, array).data
+
+    def everywhere(pointer, place):
+        return _splat(builder, vector, builder.load(builder.gep(pointer, [place])))
+
+    tokens, weights = data(x), data(weight)
+    # A row of sums: block, and 0 for m, 1..d for S, d + 1 for q.
+    of_block = d + 1 if vectors else 1
+    rows = [(block, row) for block in range(blocks) for row in range(of_block)]
+    if ito:
+        rows += [(block, d + 1) for block in range(1 if both else blocks)]
+    zero = ir.Constant(_vector_ir(vector), [0.0] * vector.lanes)
+    entry = builder.block
+    body, done = (builder.append_basic_block(name) for name in ("sweep", "sweep.done"))
+    builder.cbranch(builder.icmp_signed("<", first, stop), body, done)
+
+    builder.position_at_end(body)
+    j = builder.phi(index)
+    before = {row: builder.phi(_vector_ir(vector)) for row in rows}
+    sums = dict(before)
+    turn = [builder.add(j, whole(t)) for t in range(UNROLL)]
+    places = [builder.mul(token, whole(d)) for token in turn]
+    pairs = [(t, block) for t in range(UNROLL) for block in range(blocks)]
+    scores = {}
+    for k in range(d):
+        column = [everywhere(tokens, builder.add(place, whole(k))) for place in places]
+        for t, block in pairs:
+            zk = load(z, z_at, block * d + k)
+            scores[t, block] = (
+                _fma(builder, zk, column[t], scores[t, block]) if k else builder.fmul(zk, column[t])
+            )
+    values = exp2_together(context, builder, vector, [scores[pair] for pair in pairs])
+    u = dict(zip(pairs, values, strict=True))
+    # The coordinates of x_j are loaded a second time, by a pointer that LLVM cannot recognise:
+    # held over the exponentials they would drive the sums out of the registers.
+    again = builder.asm(
+        ir.FunctionType(tokens.type, [tokens.type]), "", "=r,0", [tokens], side_effect=False
+    )
+    for t in range(UNROLL):
+        factors = [everywhere(weights, turn[t])]
+        factors += [
+            everywhere(again, builder.add(places[t], whole(k))) for k in range(of_block - 1)
+        ]
+        for row, factor in enumerate(factors):
+            for block in range(blocks):
+                if weighted and row == 0:
+                    u[t, block] = builder.fmul(u[t, block], factor)
+                    sums[block, 0] = builder.fadd(sums[block, 0], u[t, block])
+                else:
+                    sums[block, row] = _fma(builder, u[t, block], factor, sums[block, row])
+        if ito:
+            here = builder.add(pair_at, builder.mul(turn[t], whole(vector.lanes)))
+            for block in range(blocks):
+                offset = builder.add(here, builder.mul(pair_step, whole(block)))
+                row = (0 if both else block), d + 1
+                sums[row] = _fma(builder, u[t, block], load(pair, offset, 0), sums[row])
+        if both:
+            here = builder.mul(builder.sub(turn[t], first), whole((d + 1) * vector.lanes))
+            here = builder.add(column_at, here)
+            for row in range(d + 1):
+                total = load(columns, here, row)
+                for block in range(blocks):
+                    if row == 0:
+                        total = builder.fadd(total, u[t, block])
+                    else:
+                        mine = load(own, own_at, block * d + row - 1)
+                        total = _fma(builder, u[t, block], mine, total)
+                builder.store(total, lane_pointer(columns, here, row), align=align)
+    following = builder.add(j, whole(UNROLL))
+    j.add_incoming(first, entry)
+    j.add_incoming(following, body)
+    for row in rows:
+        before[row].add_incoming(zero, entry)
+        before[row].add_incoming(sums[row], body)
+    builder.cbranch(builder.icmp_signed("<", following, stop), body, done)
+
+    builder.position_at_end(done)
+    totals = {row: builder.phi(_vector_ir(vector)) for row in rows}
+    for row, total in totals.items():
+        total.add_incoming(zero, entry)
+        total.add_incoming(sums[row], body)
+    for (block, row), total in totals.items():
+        add_to(acc, acc_at, block * (d + 2) + row, total)
+
+
+# Dimensions that have unrolled loops.
+DIMENSIONS = (2, 3, 4, 5, 6, 7, 8)
+
+
+@njit(error_model="numpy")
+def vectors(count, like):
+    """Memory for `count` vectors of the element type of `like`, aligned to cache lines.
+
+    A vector that straddles two lines costs two accesses.
+    """
+    width = lanes(like)
+    memory = np.empty((count + 1) * width, like.dtype)
+    skip = (-memory.ctypes.data % 64) * width // 64
+    return memory[skip : skip + count * width]
+
+
+@njit(error_model="numpy")
+def clear_vectors(array, at, count):
+    """Set `count` vectors of a flat array from element `at` on to zero."""
+    zero = splat(array.dtype.type(0.0))
+    for k in range(count):
+        store(array, at + k * lanes(array), zero)
+
+
+def one_way_loops(d: int):
+    """Function that adds (m, S, q) of one or two blocks: the loop for d, or a plain one for d = 0.
+
+    one_way(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at), the
+    arguments as for `make_sweep`. Blocks and their order do not change the bits.
+    """
+    if d == 0:
+        return _plain
+    single, single_ito, double, double_ito = (
+        make_sweep(d, blocks, both=False, ito=ito) for blocks in (1, 2) for ito in (False, True)
+    )
+
+    @njit(error_model="numpy", forceinline=True)
+    @variant(d)
+    def one_way(
+        x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
+    ):  # fmt: skip
+        if blocks == 2 and ito:
+            double_ito(x, weight, z, 0, z, at, pair, pair_at, pair_step, z, 0, first, stop, acc,
+                       acc_at)  # fmt: skip
+        elif blocks == 2:
+            double(x, weight, z, 0, z, at, pair, pair_at, pair_step, z, 0, first, stop, acc, acc_at)
+        elif ito:
+            single_ito(x, weight, z, 0, z, at, pair, pair_at, pair_step, z, 0, first, stop, acc,
+                       acc_at)  # fmt: skip
+        else:
+            single(x, weight, z, 0, z, at, pair, pair_at, pair_step, z, 0, first, stop, acc, acc_at)
+
+    return one_way
+
+
+@njit(error_model="numpy", forceinline=True)
+def _plain(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at):
+    """The same for any d, with the sums in memory."""
+    d = x.shape[1]
+    width = lanes(z)
+    for block in range(blocks):
+        masked_sums(
+            x, weight, z, at + block * d * width, pair, pair_at + block * pair_step, ito, z, -1,
+            first, stop, acc, acc_at + block * (d + 2) * width,
+        )  # fmt: skip
+
+
+@njit(error_model="numpy")
+def masked_sums(
+    x, weight, z, at, pair, pair_at, ito, mask, mask_from, first, stop, acc, acc_at
+):  # fmt: skip
+    """Add (m, S, q) of one block for any d; from token `mask_from` >= 0 on, U is multiplied by the
+    vectors of `mask`, one a token."""
+    width = lanes(z)
+    d = x.shape[1]
+    zero = splat(z.dtype.type(0.0))
+    part = vectors(d + 2, acc)
+    for row in range(d + 2):
+        store(part, row * width, zero)
+    for j in range(first, stop, 4):
+        s0 = zero
+        s1 = zero
+        s2 = zero
+        s3 = zero
+        for k in range(d):
+            zk = load(z, at + k * width)
+            s0 = fma(zk, splat(x[j, k]), s0)
+            s1 = fma(zk, splat(x[j + 1, k]), s1)
+            s2 = fma(zk, splat(x[j + 2, k]), s2)
+            s3 = fma(zk, splat(x[j + 3, k]), s3)
+        u0 = exp2(s0)
+        u1 = exp2(s1)
+        u2 = exp2(s2)
+        u3 = exp2(s3)
+        if 0 <= mask_from <= j:
+            mask_at = (j - mask_from) * width
+            u0 = u0 * load(mask, mask_at)
+            u1 = u1 * load(mask, mask_at + width)
+            u2 = u2 * load(mask, mask_at + 2 * width)
+            u3 = u3 * load(mask, mask_at + 3 * width)
+        m = load(part, 0)
+        m = fma(u0, splat(weight[j]), m)
+        m = fma(u1, splat(weight[j + 1]), m)
+        m = fma(u2, splat(weight[j + 2]), m)
+        m = fma(u3, splat(weight[j + 3]), m)
+        store(part, 0, m)
+        for k in range(d):
+            row = (1 + k) * width
+            a = load(part, row)
+            a = fma(u0, splat(x[j, k]), a)
+            a = fma(u1, splat(x[j + 1, k]), a)
+            a = fma(u2, splat(x[j + 2, k]), a)
+            a = fma(u3, splat(x[j + 3, k]), a)
+            store(part, row, a)
+        if ito:
+            row = (d + 1) * width
+            place = pair_at + j * width
+            q = load(part, row)
+            q = fma(u0, load(pair, place), q)
+            q = fma(u1, load(pair, place + width), q)
+            q = fma(u2, load(pair, place + 2 * width), q)
+            q = fma(u3, load(pair, place + 3 * width), q)
+            store(part, row, q)
+    for row in range(d + 2):
+        at_row = acc_at + row * width
+        store(acc, at_row, load(acc, at_row) + load(part, row * width))
+
+
+# Up to these bounds on |D^T x| the exponential needs no shift, and the rounding of a score
+# (bound times machine epsilon) stays below the accuracy asked of a sum. Beyond them scores are
+# formed in twice the precision and shifted by the true maximum.
+DIRECT_BOUND_DOUBLE, DIRECT_BOUND_SINGLE = 64.0, 24.0
+# Sums are closed every CHUNK tokens, so that rounding does not grow with n.
+TILE, CHUNK = 4, 2048
+LOG2E = math.log2(math.e)
+# Exponents of 2 below this are lost against sums as small as exp(-bound); 2 to it is in range.
+FLOOR_DOUBLE, FLOOR_SINGLE = -1000.0, -120.0
+
+_one_way_2, _one_way_3, _one_way_4, _one_way_8, _one_way_any = (
+    one_way_loops(d) for d in (2, 3, 4, 8, 0)
+)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _add_product(high, low, a, b):
+    """(high + low) + a b, carried in twice the working precision (Dekker, Knuth)."""
+    zero = a - a
+    product = a * b
+    error = fma(a, b, zero - product)
+    total = high + product
+    back = total - high
+    return total, low + (((high - (total - back)) + (product - back)) + error)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _score(x, j, z, z_low):
+    """<z + z_low, x_j> in twice the working precision, as (high, low)."""
+    width = lanes(z)
+    high = splat(z.dtype.type(0.0))
+    low = high
+    for k in range(x.shape[1]):
+        xk = splat(x[j, k])
+        high, low = _add_product(high, low, load(z, k * width), xk)
+        low = fma(load(z_low, k * width), xk, low)
+    return high, low
+
+
+@njit(error_model="numpy")
+def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift, weight):
+    """(m, S, q) exp(-shift) of one head for one block, with shift = max_j <x_i, D x_j>.
+
+    For scores of any size: two passes, the first for the maximum, both with scores in twice the
+    working precision, since rounding in a score is relative error in its exponential. `weight` is
+    empty, or one number w_j = f_j 2^e_j with 1/2 <= |f_j| < 1 a token: then the maximum is that of
+    <x_i, D x_j> + e_j log 2 over the tokens with w_j != 0, and the others are left out.
+    """
+    width = lanes(z)
+    d = x.shape[1]
+    kind = z.dtype.type
+    zero = splat(kind(0.0))
+    one = splat(kind(1.0))
+    log2e = splat(kind(LOG2E))
+    bottom = splat(kind(exponent_floor(x)))
+    hidden = splat(kind(1e30))
+    weighted = weight.shape[0] > 0
+    top = zero - hidden
+    for j in range(stop):
+        high, low = _score(x, j, z, z_low)
+        if causal and j >= start:
+            high = fma(load(diagonal, (j - start) * width) - one, hidden, high)
+        if weighted:
+            if weight[j] == 0.0:
+                continue
+            high = high + splat(kind(math.frexp(weight[j])[1] / LOG2E))
+        top = maximum(top, high)
+    store(shift, 0, top)
+    part = vectors(d + 2, acc)
+    for row in range(d + 2):
+        store(acc, row * width, zero)
+        store(part, row * width, zero)
+    for first in range(0, stop, CHUNK):
+        for j in range(first, min(first + CHUNK, stop)):
+            if weighted and weight[j] == 0.0:
+                continue
+            high, low = _score(x, j, z, z_low)
+            if causal and j >= start:
+                high = fma(load(diagonal, (j - start) * width) - one, hidden, high)
+            s = ((high - top) + low) * log2e
+            if weighted:
+                fraction, exponent = math.frexp(weight[j])
+                u = exp2(maximum(bottom, s + splat(kind(exponent)))) * splat(kind(fraction))
+            else:
+                u = exp2(maximum(bottom, s))
+            if causal and j >= start:
+                u = u * load(diagonal, (j - start) * width)
+            store(part, 0, load(part, 0) + u)
+            for k in range(d):
+                row = (1 + k) * width
+                store(part, row, fma(u, splat(x[j, k]), load(part, row)))
+            if ito:
+                row = (1 + d) * width
+                store(part, row, fma(u, load(pair, j * width), load(part, row)))
+        for row in range(d + 2):
+            store(acc, row * width, load(acc, row * width) + load(part, row * width))
+            store(part, row * width, zero)
+
+
+@njit(error_model="numpy", forceinline=True)
+def direct_bound(x):
+    """Largest |D^T x| for which sums of this precision need no shift."""
+    return DIRECT_BOUND_DOUBLE if lanes(x) == 8 else DIRECT_BOUND_SINGLE
+
+
+@njit(error_model="numpy", forceinline=True)
+def exponent_floor(x):
+    """Smallest exponent of 2 worth computing in this precision."""
+    return FLOOR_DOUBLE if lanes(x) == 8 else FLOOR_SINGLE
+
+
+@njit(error_model="numpy", forceinline=True)
+def block_scores(score, h, own, own_at, z, z_at, d, blocks, squares, squares_at):
+    """log2(e) D^T x_i of adjacent blocks into `z`, |D^T x_i|^2 into `squares`."""
+    width = lanes(z)
+    kind = z.dtype.type
+    log2e = splat(kind(LOG2E))
+    for block in range(blocks):
+        mine = block * d * width
+        total = splat(kind(0.0))
+        for k in range(d):
+            zk = splat(kind(0.0))
+            for row in range(d):
+                zk = fma(splat(score[h, row, k]), load(own, own_at + mine + row * width), zk)
+            store(z, z_at + mine + k * width, zk * log2e)
+            total = fma(zk, zk, total)
+        store(squares, squares_at + block * width, total)
+
+
+@njit(error_model="numpy", forceinline=True)
+def head_scores(score, h, own, own_at, z, z_at, d, square):
+    """`block_scores` for one block."""
+    block_scores(score, h, own, own_at, z, z_at, d, 1, square, 0)
+
+
+@njit(error_model="numpy", forceinline=True)
+def is_moderate(largest, total, like):
+    """Whether the lanes of `largest`, the largest |D^T x_i|^2, need no shift.
+
+    `total`, their sum, is NaN where one is, which a maximum may lose.
+    """
+    limit = direct_bound(like)
+    moderate = True
+    for lane in range(lanes(like)):
+        moderate = moderate and largest[lane] <= limit * limit and total[lane] >= 0.0
+    return moderate
+
+
+@njit(error_model="numpy")
+def weighted_shifted_sums(
+    x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift,
+    weight,
+):  # fmt: skip
+    """`shifted_sums` with the weights (rows,) of the tokens j, or none of them."""
+    width = lanes(z)
+    d = x.shape[1]
+    zero = splat(z.dtype.type(0.0))
+    for k in range(d):
+        high = zero
+        low = zero
+        for row in range(d):
+            high, low = _add_product(
+                high, low, splat(score[h, row, k]), load(own, own_at + row * width)
+            )
+        store(z, k * width, high)
+        store(z_low, k * width, low)
+    _shifted(x, z, z_low, pair, ito, diagonal, causal, start, min(stop, n), acc, shift, weight)
+
+
+@njit(error_model="numpy")
+def shifted_sums(
+    x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift
+):  # fmt: skip
+    """(m, S, q) exp(-shift) of head h for one block, with scores of any size."""
+    weighted_shifted_sums(
+        x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift,
+        acc[:0],
+    )  # fmt: skip
+
+
+@njit(error_model="numpy", forceinline=True)
+def block_sums(
+    x, n, weight, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop,
+    acc, shift, square,
+):  # fmt: skip
+    """(m, S, q) exp(-shift) of head h for one block of tokens; returns whether it shifted.
+
+    `square` receives |D^T x_i|^2.
+    """
+    width = lanes(z)
+    d = x.shape[1]
+    zero = splat(z.dtype.type(0.0))
+    head_scores(score, h, own, own_at, z, 0, d, square)
+    if not is_moderate(square, square, x):
+        shifted_sums(
+            x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc,
+            shift,
+        )  # fmt: skip
+        return True
+    for row in range(d + 2):
+        store(acc, row * width, zero)
+    free = start if causal else stop
+    for first in range(0, free, CHUNK):
+        last = min(first + CHUNK, free)
+        if d == 2:
+            _one_way_2(x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+        elif d == 3:
+            _one_way_3(x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+        elif d == 4:
+            _one_way_4(x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+        elif d == 8:
+            _one_way_8(x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+        else:
+            _one_way_any(x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+    if causal:
+        masked_sums(x, weight, z, 0, pair, 0, ito, diagonal, start, start, stop, acc, 0)
+    store(shift, 0, zero)
+    return False
+
+
+@njit(error_model="numpy")
+def padded(x, unit):
+    """Tokens (n, d) with zero rows up to a multiple of `unit`, and weights 1 or 0."""
+    n, d = x.shape
+    rows = (n + unit - 1) // unit * unit
+    tokens = np.zeros((rows, d), x.dtype)
+    tokens[:n] = x
+    weight = np.zeros(rows, x.dtype)
+    weight[:n] = 1.0
+    return tokens, weight
+
+
+@njit(error_model="numpy")
+def by_lane(x, n, start, own, own_at):
+    """Coordinates of the tokens of the block at `start`, one vector per coordinate."""
+    width = lanes(own)
+    for lane in range(width):
+        for k in range(x.shape[1]):
+            own[own_at + k * width + lane] = x[start + lane, k] if start + lane < n else 0.0
+
+
+@njit(error_model="numpy")
+def causal_mask(diagonal):
+    """1 where the token j of a block comes no later than the token of the lane, else 0."""
+    width = lanes(diagonal)
+    for j in range(width):
+        for lane in range(width):
+            diagonal[j * width + lane] = 1.0 if j <= lane else 0.0
+
+
+@njit(error_model="numpy", forceinline=True)
+def pair_rows(x, n, d, own, own_at, first, last, pair, pair_at):
+    """1 + <x_i, x_j>^2 of one block with the tokens first <= j < last, 0 for padding.
+
+    With d a constant of the caller the loop over coordinates unrolls.
+    """
+    width = lanes(own)
+    one = splat(own.dtype.type(1.0))
+    zero = one - one
+    for j in range(first, last, 4):
+        c0 = zero
+        c1 = zero
+        c2 = zero
+        c3 = zero
+        for k in range(d):
+            xk = load(own, own_at + k * width)
+            c0 = fma(xk, splat(x[j, k]), c0)
+            c1 = fma(xk, splat(x[j + 1, k]), c1)
+            c2 = fma(xk, splat(x[j + 2, k]), c2)
+            c3 = fma(xk, splat(x[j + 3, k]), c3)
+        at = pair_at + j * width
+        store(pair, at, fma(c0, c0, one))
+        store(pair, at + width, fma(c1, c1, one))
+        store(pair, at + 2 * width, fma(c2, c2, one))
+        store(pair, at + 3 * width, fma(c3, c3, one))
+    for j in range(max(first, n), last):
+        store(pair, pair_at + j * width, zero)
+
+
+@njit(error_model="numpy")
+def pair_table(x, n, own, own_at, first, last, pair, pair_at):
+    """The same for any d."""
+    pair_rows(x, n, x.shape[1], own, own_at, first, last, pair, pair_at)

@@ -1,0 +1,138 @@
+"""Checks of tensors and networks; those of numbers and paths are in `wflow._core.checks`."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from wflow._core.errors import InputError
+
+Kind = Literal["real", "whole", "bool", "number"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_KINDS = {
+    "real": "floating point",
+    "whole": "integers",
+    "bool": "torch.bool",
+    "number": "real numbers",
+}
+
+
+def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Tensor:
+    """Check that a value is a dense tensor, in eager mode: a check would break a compiled graph.
+
+    Parameters
+    ----------
+    value : what was given
+    name : what the message calls it
+    kind : real, floating point; whole, integers; bool; number, one of the first two
+    like : weight that it meets: on the same device and, for real, of the same type
+
+    Raises
+    ------
+    InputError
+        For anything else, and without `like` for a tensor on the device meta, which has no values.
+    """
+    if torch.compiler.is_compiling():
+        return value  # type: ignore[no-any-return]
+    expected = f"expected {_KINDS[kind]}, as a dense tensor"
+    named = f"{name} {'are' if name.endswith('s') else 'is'}"
+    if not isinstance(value, Tensor):
+        raise InputError(f"{named} {type(value).__name__}: {expected}")
+    if value.layout != torch.strided or value.is_quantized:
+        raise InputError(f"{named} stored as {value.layout}, {value.dtype}: {expected}")
+    whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    kinds = {
+        "real": value.is_floating_point(),
+        "whole": whole,
+        "bool": value.dtype == torch.bool,
+        "number": whole or value.is_floating_point(),
+    }
+    if not kinds[kind]:
+        raise InputError(f"{named} {value.dtype}: {expected}")
+    device = like.device if like is not None else None
+    if value.device != device and (like is not None or value.is_meta):
+        where = f"expected {device}, where the network is" if like is not None else expected
+        raise InputError(f"{named} on the device {value.device}: {where}")
+    same = kind != "real" or like is None or value.dtype == like.dtype
+    if not same and like is not None and like.is_floating_point() and not autocast(value):
+        raise InputError(
+            f"{named} {value.dtype}: expected {like.dtype}, the type of the weights; convert one "
+            "of them, or use torch.autocast"
+        )
+    return value
+
+
+def autocast(x: Tensor) -> bool:
+    """Whether autocast is on where a tensor is."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def module(value: Any, name: str) -> nn.Module:
+    """Check that a value is a network."""
+    if not isinstance(value, nn.Module):
+        raise InputError(f"{name} is {type(value).__name__}: expected a torch.nn.Module")
+    return value
+
+
+def modules(values: Any) -> list[nn.Module]:
+    """Check that a value holds networks, and return them as a list."""
+    expected = (
+        "expected a torch.nn.Module, or a list of them, each of which maps hidden states to hidden "
+        "states of the same shape; give [nets.blocks.Block(width, heads) for _ in range(depth)], "
+        "or the body of a network, net.body"
+    )
+    try:
+        blocks = list(iter(values))
+    except TypeError:
+        raise InputError(f"blocks is {type(values).__name__}: {expected}") from None
+    for block in blocks:
+        if not isinstance(block, nn.Module):
+            raise InputError(f"a block is {type(block).__name__}: {expected}")
+    return blocks
+
+
+def listed(values: Any, name: str) -> list[Any]:
+    """Check that a value is iterable, and return its entries as a list."""
+    try:
+        iterator = iter(values)
+    except TypeError:
+        raise InputError(f"{name} is {type(values).__name__}: expected a list or tuple") from None
+    return list(iterator)
+
+
+def text(value: Any, name: str) -> str:
+    """Check that a value is text."""
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {type(value).__name__}: expected text")
+    return value
+
+
+def function(value: Any, name: str) -> Callable[..., Any]:
+    """Check that a value is callable."""
+    if not callable(value):
+        raise InputError(f"{name} is {type(value).__name__}: expected a function")
+    return value  # type: ignore[no-any-return]
+
+
+def in_memory(make: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a constructor whose sizes are checked: what torch then refuses are sizes."""
+
+    form = signature(make)
+
+    @wraps(make)
+    def making(*arguments: P.args, **options: P.kwargs) -> R:
+        form.bind(*arguments, **options)  # a missing argument is Python's to report
+        try:
+            return make(*arguments, **options)
+        except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+            raise InputError(
+                f"the network cannot be made ({str(error).splitlines()[0]}): expected sizes that "
+                "fit into the memory"
+            ) from None
+
+    return making

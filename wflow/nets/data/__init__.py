@@ -1,0 +1,47 @@
+"""Data for the network studies: images, texts, batches, perturbations.
+
+`datasets` loads them, `download` finds or fetches their files, `tokenize` turns text to numbers,
+`batches` are pure functions of (seed, step), `perturb` disturbs inputs. Start with `datasets`.
+"""
+
+from wflow.nets.data.datasets import (
+    BytePairs,
+    Characters,
+    CropBatches,
+    ImageBatches,
+    Images,
+    Text,
+    Tokenizer,
+    digits,
+    drop_points,
+    embedded_text,
+    gaussian_noise,
+    mnist,
+    read_idx,
+    replace_tokens,
+    shakespeare,
+    uniform_noise,
+    unit,
+    windows,
+)
+
+__all__ = [
+    "BytePairs",
+    "Characters",
+    "CropBatches",
+    "ImageBatches",
+    "Images",
+    "Text",
+    "Tokenizer",
+    "digits",
+    "drop_points",
+    "embedded_text",
+    "gaussian_noise",
+    "mnist",
+    "read_idx",
+    "replace_tokens",
+    "shakespeare",
+    "uniform_noise",
+    "unit",
+    "windows",
+]

@@ -1,0 +1,164 @@
+"""Perturbations of inputs, for the robustness tests of [OTT] (Table 3).
+
+Each function acts on what it is given and is a pure function of it and the seed. One seed at two
+levels gives the same noise, scaled (images), or nested sets of what is hit (tokens, points), so
+that a curve over levels compares like with like.
+
+[OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
+arXiv 2505.13499.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wflow._core.checks import number, whole
+from wflow._core.errors import InputError
+from wflow.nets.checks import tensor
+from wflow.nets.data.batches import DROP, GAUSS, REPLACE, UNIFORM, bits
+
+
+def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
+    """Add independent Gaussian noise to every pixel: x + level z, z standard normal.
+
+    Nothing is clipped. The level is in the units of the images. Given images in [0, 1], as from
+    `unit`, it is a fraction of the range of grey values (Gonzalez and Woods, Digital Image
+    Processing, chapter 5, which [OTT] follows); given normalised ones, a multiple of the data's
+    standard deviation, on MNIST 0.3081 of that. [OTT] does not say which its Table 3 means.
+
+    Parameters
+    ----------
+    images : floating point, any shape
+    level : standard deviation, >= 0
+    seed : integer >= 0
+
+    Returns
+    -------
+    tensor of the same shape, type and device
+
+    Raises
+    ------
+    InputError
+        For images of integers (use `unit` first), a level or a seed out of range.
+    """
+    shape = _check_images(images)
+    z = np.random.Generator(bits(seed, GAUSS)).standard_normal(shape)
+    return images + number(level, "level", 0) * _like(z, images)
+
+
+def uniform_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
+    """Add independent uniform noise to every pixel: x + level u, u uniform on [-1, 1].
+
+    Its standard deviation is level / sqrt(3). Nothing is clipped; units as in `gaussian_noise`.
+
+    Parameters
+    ----------
+    images : floating point, any shape
+    level : half the width of the noise, >= 0
+    seed : integer >= 0
+
+    Returns
+    -------
+    tensor of the same shape, type and device
+
+    Raises
+    ------
+    InputError
+        As `gaussian_noise`.
+    """
+    shape = _check_images(images)
+    u = 2 * np.random.Generator(bits(seed, UNIFORM)).random(shape) - 1
+    return images + number(level, "level", 0) * _like(u, images)
+
+
+def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) -> Tensor:
+    """Replace each token with probability `rate` by another one, uniform over the others.
+
+    A replaced token always differs from the original: the rate is that of actual changes.
+    Source: [OTT] section 5.5, Table 3 (text), where the tokens are the characters of the test
+    text.
+
+    Parameters
+    ----------
+    tokens : integers in 0 .. vocabulary - 1, any shape
+    rate : probability, 0 to 1
+    vocabulary : number of different tokens, >= 2
+    seed : integer >= 0
+
+    Returns
+    -------
+    tensor of the same shape, type and device
+
+    Raises
+    ------
+    InputError
+        For tokens outside the vocabulary, and numbers out of range.
+    """
+    vocabulary, rate = whole(vocabulary, "vocabulary", 2), _rate(rate)
+    tensor(tokens, "tokens", "whole")
+    old = tokens.detach().cpu().numpy().astype(np.int64)
+    if old.size and (old.min() < 0 or old.max() >= vocabulary):
+        raise InputError(
+            f"tokens reach from {old.min()} to {old.max()}; expected 0 to {vocabulary - 1}: give "
+            "the vocabulary that the text was encoded with"
+        )
+    generator = np.random.Generator(bits(seed, REPLACE))
+    hit = generator.random(old.shape) < rate
+    shift = generator.integers(1, vocabulary, old.shape)
+    new = np.where(hit, (old + shift) % vocabulary, old)
+    return torch.from_numpy(new).to(tokens.device, tokens.dtype)
+
+
+def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
+    """Remove a fraction of the points of each cloud at random; the others keep their order.
+
+    Of n points n - round(rate n) stay, at least one, the same number in every cloud. Source:
+    [OTT] section 5.5, Table 3 (point clouds).
+
+    Parameters
+    ----------
+    clouds : (clouds, points, features), at least one point
+    rate : fraction, 0 to 1
+    seed : integer >= 0
+
+    Returns
+    -------
+    tensor (clouds, points that stay, features), same type and device
+
+    Raises
+    ------
+    InputError
+        For another shape, a rate or a seed out of range.
+    """
+    tensor(clouds, "clouds", "number")
+    if clouds.dim() != 3 or clouds.shape[1] == 0:
+        raise InputError(
+            f"clouds have shape {tuple(clouds.shape)}; expected (clouds, points, features)"
+        )
+    count, points, features = clouds.shape
+    stay = max(1, points - round(_rate(rate) * points))
+    keys = bits(seed, DROP).random_raw(count * points).reshape(count, points)
+    kept = np.sort(np.argsort(keys, axis=1, kind="stable")[:, :stay], axis=1)
+    rows = torch.from_numpy(kept).to(clouds.device)
+    return clouds.gather(1, rows[:, :, None].expand(count, stay, features))
+
+
+def _check_images(images: Tensor) -> tuple[int, ...]:
+    if not isinstance(images, Tensor):
+        raise InputError(f"images are {type(images).__name__}; expected a tensor")
+    if not images.is_floating_point():
+        raise InputError(
+            f"images are {images.dtype}; expected floating point: use unit(images) first"
+        )
+    return tuple(tensor(images, "images", "real").shape)
+
+
+def _like(noise: NDArray[np.float64], images: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(noise)).to(images.device, images.dtype)
+
+
+def _rate(rate: float) -> float:
+    if number(rate, "rate", 0) > 1:
+        raise InputError(f"rate is {rate}: expected a number from 0 to 1")
+    return float(rate)

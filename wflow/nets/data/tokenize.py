@@ -1,0 +1,203 @@
+"""Tokenizers: single characters, and the byte pairs of GPT-2."""
+
+import json
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wflow._core.errors import InputError
+from wflow.nets.checks import listed, tensor
+from wflow.nets.checks import text as given_text
+
+
+class Tokenizer(Protocol):
+    """Maps text to token numbers 0 .. vocabulary - 1 and back."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are."""
+
+    def encode(self, text: str) -> Tensor:
+        """Token numbers of a text: int64 (n,)."""
+
+    def decode(self, tokens: Tensor | Iterable[int]) -> str:
+        """The text that token numbers (n,) stand for."""
+
+
+class Characters:
+    """One token per character, numbered in the order of their code points.
+
+    Parameters
+    ----------
+    text : text whose characters are the vocabulary
+    """
+
+    def __init__(self, text: str) -> None:
+        if not given_text(text, "text"):
+            raise InputError("the text is empty; expected at least one character")
+        self._codes = np.unique(_code_points(text))
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different characters there are."""
+        return len(self._codes)
+
+    def encode(self, text: str) -> Tensor:
+        """Numbers of the characters of a text.
+
+        Parameters
+        ----------
+        text : characters of the vocabulary
+
+        Returns
+        -------
+        int64 (characters,)
+
+        Raises
+        ------
+        InputError
+            For a character that the vocabulary lacks.
+        """
+        codes = _code_points(given_text(text, "text"))
+        numbers = np.searchsorted(self._codes, codes)
+        known = self._codes[np.minimum(numbers, self.vocabulary - 1)] == codes
+        if not known.all():
+            missing = "".join(map(chr, np.unique(codes[~known])[:10]))
+            raise InputError(
+                f"the text has characters that the vocabulary lacks: {missing!r}; leave them out, "
+                "or train on a text that has them"
+            )
+        return torch.from_numpy(numbers.astype(np.int64))
+
+    def decode(self, tokens: Tensor | Iterable[int]) -> str:
+        """The text of token numbers (n,); InputError for a number outside the vocabulary."""
+        codes = self._codes[_numbers(tokens, self.vocabulary)]
+        return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
+class BytePairs:
+    """The byte-pair encoding of GPT-2, made by the library `tokenizers`.
+
+    Text becomes UTF-8 bytes, is cut into words, and in each word the pairs of the merge list are
+    joined in its order. Every text has tokens, and no special tokens are put in. Source: Radford,
+    Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised multitask learners"
+    (2019), section 2.2.
+
+    Parameters
+    ----------
+    encoder : content of the published encoder.json: token (bytes written as letters) -> number
+    merges : content of the published vocab.bpe: one pair a line, below a line with the version
+
+    Raises
+    ------
+    InputError
+        Without the package tokenizers, and for contents of another form.
+    """
+
+    def __init__(self, encoder: bytes, merges: bytes) -> None:
+        for name, given in (("encoder", encoder), ("merges", merges)):
+            if not isinstance(given, bytes):
+                raise InputError(f"{name} is {type(given).__name__}: expected the bytes of a file")
+        library = _tokenizers()
+        letters = library.pre_tokenizers.ByteLevel.alphabet()  # one for each of the 256 bytes
+        numbers, pairs = _published(encoder, merges, letters)
+        model = library.models.BPE(vocab=numbers, merges=pairs)
+        self._tokenizer = library.Tokenizer(model)
+        # No space is put before the text, and words are cut as GPT-2 does.
+        self._tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(
+            add_prefix_space=False, use_regex=True
+        )
+        self._tokenizer.decoder = library.decoders.ByteLevel()
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are: 50,257 for GPT-2, the end-of-text mark included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> Tensor:
+        """Numbers of the byte pairs of a text: int64 (n,)."""
+        given_text(text, "text")
+        return torch.tensor(self._tokenizer.encode(text).ids, dtype=torch.int64)
+
+    def decode(self, tokens: Tensor | Iterable[int]) -> str:
+        """The text of token numbers (n,); bytes that are no UTF-8 come out as U+FFFD.
+
+        InputError for a number outside the vocabulary.
+        """
+        numbers = _numbers(tokens, self.vocabulary).tolist()
+        return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
+
+
+def _published(
+    encoder: bytes, merges: bytes, letters: Iterable[str]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Numbers of the tokens, and pairs of tokens whose join is a token too.
+
+    What does not hold together is refused here: the library ends by a panic on it.
+    """
+    wrong = "encoder.json and vocab.bpe cannot be used ({}); expected the files of GPT-2"
+    try:
+        numbers = json.loads(encoder)
+        lines = merges.decode("utf-8").splitlines()
+    except ValueError as error:
+        raise InputError(wrong.format(error)) from None
+    values = numbers.values() if isinstance(numbers, dict) else [None]
+    whole = [value for value in values if type(value) is int]
+    if len(whole) < len(values) or sorted(whole) != list(range(len(whole))):
+        raise InputError(wrong.format("the tokens are not numbered 0, 1, 2, ..."))
+    if missing := set(letters) - set(numbers):
+        raise InputError(wrong.format(f"{len(missing)} of the 256 bytes are no tokens"))
+    pairs = []
+    for line in lines:
+        if not line or line.startswith("#version:"):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= numbers.keys():
+            raise InputError(wrong.format(f"{line!r} is no pair of tokens whose join is a token"))
+        pairs.append((pair[0], pair[1]))
+    return numbers, pairs
+
+
+def _tokenizers() -> Any:
+    try:
+        return import_module("tokenizers")
+    except ImportError as error:
+        raise InputError(
+            f"byte pairs need the package tokenizers, which cannot be imported ({error}); install "
+            "it with: pip install 'wflow[nets]', or take tokens=\"characters\""
+        ) from None
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+
+
+def _numbers(tokens: Tensor | Iterable[int], vocabulary: int) -> NDArray[np.int64]:
+    """Token numbers as an array (n,), each of them in the vocabulary."""
+    if isinstance(tokens, Tensor):
+        array = tensor(tokens, "tokens", "number").detach().cpu().numpy()
+    else:
+        given = listed(tokens, "tokens")
+        if any(isinstance(token, bool | np.bool_) for token in given):
+            raise InputError("tokens are booleans; expected whole numbers (n,)")
+        try:
+            array = np.asarray(given)
+        except ValueError:
+            raise InputError("tokens are lists of different lengths; expected (n,)") from None
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(
+            f"tokens have shape {array.shape} and type {array.dtype}; expected whole numbers (n,)"
+        )
+    if array.min() < 0 or array.max() >= vocabulary:
+        raise InputError(
+            f"tokens reach from {array.min()} to {array.max()}; expected 0 to {vocabulary - 1}, "
+            "the numbers of the vocabulary"
+        )
+    return array.astype(np.int64)

@@ -1,0 +1,158 @@
+"""Wasserstein distances between clouds of hidden states, for the growth of perturbations.
+
+Hidden states live in R^D and not on the sphere; their clouds go through the exact solvers of
+`wflow.transport` with the costs of that space, or through `wflow.transport` itself by direction.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wflow._core.checks import check_choice
+from wflow._core.errors import InputError
+from wflow.nets.blocks import wide
+from wflow.nets.checks import tensor
+from wflow.nets.continuous import Trajectory
+from wflow.sphere.geometry import as_tokens
+from wflow.transport import distances
+from wflow.transport.distances import EXACT_PAIRS, Pair, assign, power, root, simplex
+
+Ground = Literal["euclidean", "p-norm", "geodesic", "chordal"]
+GROUNDS = ("euclidean", "p-norm", "geodesic", "chordal")
+
+
+class Transport(NamedTuple):
+    """Growth of a perturbation of a cloud in a network.
+
+    inputs : W_p between the two clouds of inputs
+    outputs : W_p between the two clouds of outputs
+    ratio : outputs / inputs; NaN where the inputs do not differ
+    """
+
+    inputs: float
+    outputs: float
+    ratio: float
+
+
+def hidden_transport(
+    before: Tensor, after: Tensor, p: float = 2.0, *, ground: Ground = "euclidean"
+) -> float:
+    """W_p of two clouds of hidden states, (min over plans of sum_ij pi_ij c(x_i, y_j)^p)^(1/p).
+
+    Parameters
+    ----------
+    before, after : (samples, ...), each sample one point of all its entries: tokens as a cloud are
+        (tokens, width). The clouds may have different numbers of samples
+    p : real, 1 to 20
+    ground : what c is
+
+        "euclidean": |x - y|_2, in which the constant of [OTT] Thm 3 is that of Thm 2
+
+        "p-norm": |x - y|_p, as in [OTT] Thm 3, whose constant then has the factor C(p) of the norms
+
+        "geodesic", "chordal": angle and chord of the directions x/|x|, y/|y|, those of
+        `wflow.transport`
+
+    Returns
+    -------
+    float; exact, by linear assignment for clouds of one size, else by the network simplex
+
+    Raises
+    ------
+    InputError
+        For clouds that do not fit each other, are empty, not finite, or of more than
+        `wflow.transport.EXACT_PAIRS` pairs; p out of range.
+
+    Source: [OTT] Theorem 3.
+    """
+    check_choice("ground", ground, GROUNDS)
+    p = power(p)
+    x, y = _flat(before, "before"), _flat(after, "after")
+    if x.shape[1] != y.shape[1]:
+        raise InputError(
+            f"the samples have {x.shape[1]} and {y.shape[1]} entries: expected clouds in one space"
+        )
+    if len(x) * len(y) > EXACT_PAIRS:
+        raise InputError(
+            f"{len(x)} x {len(y)} pairs are too many for exact transport (at most "
+            f"{EXACT_PAIRS}): take a part of the samples"
+        )
+    if ground in ("geodesic", "chordal"):
+        return distances.wasserstein(as_tokens(x, "before"), as_tokens(y, "after"), p, cost=ground)
+    from scipy.spatial.distance import cdist
+
+    order = p if ground == "p-norm" else 2.0
+    costs = cdist(x, y, "euclidean" if order == 2 else "minkowski", **_order(order)) ** p
+    if len(x) == len(y):
+        return root(float(costs[np.arange(len(x)), assign(costs)].mean()), p)
+    # Scaled, so that the tolerance of the simplex is relative to the largest cost.
+    largest = float(costs.max()) or 1.0
+    return root(largest * simplex(Pair(x, y, None, None), costs / largest)[0], p)
+
+
+def transport_ratio(
+    inputs: Tensor,
+    perturbed_inputs: Tensor,
+    outputs: Tensor,
+    perturbed_outputs: Tensor,
+    p: float = 2.0,
+    *,
+    ground: Ground = "euclidean",
+) -> Transport:
+    """W_p of the outputs over W_p of the inputs, when a cloud of inputs is perturbed.
+
+    [OTT] Thm 3 bounds the ratio by C(p) L / (1 - T L^2 / lambda) (`stability_bound`, with C = 1 for
+    Euclidean costs) for the optimal velocity at fixed targets. Parameters and errors as for
+    `hidden_transport`.
+    """
+    into = hidden_transport(inputs, perturbed_inputs, p, ground=ground)
+    out = hidden_transport(outputs, perturbed_outputs, p, ground=ground)
+    return Transport(into, out, out / into if into > 0 else float("nan"))
+
+
+def transport_along(
+    trajectory: Trajectory, perturbed: Trajectory, p: float = 2.0, *, ground: Ground = "euclidean"
+) -> Tensor:
+    """W_p between the hidden clouds of two trajectories at each of their times, (M + 1,).
+
+    Parameters
+    ----------
+    trajectory, perturbed : with as many steps
+    p, ground : as for `hidden_transport`
+
+    Raises
+    ------
+    InputError
+        For trajectories of different lengths, and as `hidden_transport`.
+    """
+    for name, given in (("trajectory", trajectory), ("perturbed", perturbed)):
+        if not isinstance(given, Trajectory):
+            raise InputError(f"{name} is {type(given).__name__}: expected a Trajectory")
+        tensor(given.states, f"{name}.states", "real")
+    if len(trajectory.states) != len(perturbed.states):
+        raise InputError(
+            f"the trajectories have {len(trajectory.states) - 1} and {len(perturbed.states) - 1} "
+            "steps: expected as many"
+        )
+    pairs = zip(trajectory.states, perturbed.states, strict=True)
+    distances = [hidden_transport(one, two, p, ground=ground) for one, two in pairs]
+    return torch.tensor(distances, dtype=torch.float64)
+
+
+def _order(order: float) -> dict[str, float]:
+    return {} if order == 2 else {"p": order}
+
+
+def _flat(cloud: Tensor, name: str) -> NDArray[np.float64]:
+    """A cloud as (samples, entries) in NumPy."""
+    if not isinstance(cloud, Tensor) or cloud.ndim < 2 or not cloud.numel():
+        shape = tuple(cloud.shape) if isinstance(cloud, Tensor) else type(cloud).__name__
+        raise InputError(f"{name} is {shape}: expected a tensor (samples, ...)")
+    tensor(cloud, name, "number")
+    points = wide(cloud).flatten(1).cpu().numpy().astype(np.float64)
+    if not np.isfinite(points).all():
+        raise InputError(f"{name} holds values that are not finite; remove those samples")
+    return points

@@ -1,0 +1,340 @@
+"""Network registry: configurations of networks as JSON, and networks from configurations.
+
+    config = nets.config(net)      # {"network": "GPT", "arguments": {"vocabulary": 65, ...}}
+    net = nets.build(config)       # the same network, with weights drawn at random
+
+A network in continuous time has its body beside its arguments: {"network": "GPT", "arguments":
+{...}, "body": {"network": "ContinuousTransformer", "arguments": {"t_final": 1.0, ...}}}. Names are
+those of registered classes (`register`); nothing else can be made from a configuration.
+"""
+
+import copy
+import inspect
+import itertools
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from wflow._core.errors import InputError
+from wflow.nets.checks import module
+
+N = TypeVar("N", bound=nn.Module)
+
+_CLASSES: dict[str, type[nn.Module]] = {}
+_GIVEN = "_wflow_given"  # attribute of a network: its arguments, or why they cannot be written
+_DEPTH = 8  # of lists in lists among the arguments
+_FIELDS = {"network": str, "arguments": dict, "body": dict}  # of a configuration
+
+
+def register(cls: type[N]) -> type[N]:
+    """Decorate a class of networks, so that its networks have configurations and can be restored.
+
+    The arguments of the constructor are kept with each network. They must be numbers, text, None,
+    or lists and dictionaries of these; the first argument of a body may be the blocks that it
+    wraps. An attribute with the name of an argument has its current value: `body.steps = 4`
+    counts. Files are compared with a network on torch's device `meta` before one with values is
+    made, so the constructor must not read values of tensors.
+
+    Parameters
+    ----------
+    cls : class of networks, known by its name
+
+    Returns
+    -------
+    the class
+
+    Raises
+    ------
+    InputError
+        For what is no class of networks, and for the name of another registered class.
+
+    Example
+    -------
+    >>> import torch
+    >>> from wflow import nets
+    >>> @nets.register
+    ... class Wide(torch.nn.Module):
+    ...     def __init__(self, width=8):
+    ...         super().__init__()
+    ...         self.map = torch.nn.Linear(width, width)
+    >>> nets.config(Wide(4))
+    {'network': 'Wide', 'arguments': {'width': 4}}
+    """
+    if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
+        raise InputError(f"cls is {cls!r:.80}: expected a class of networks, a torch.nn.Module")
+    name, known = cls.__name__, _CLASSES.get(cls.__name__)
+    # A notebook that is run again registers its classes again.
+    if known is not None and _home(known) != _home(cls):
+        raise InputError(
+            f"a network {name} is registered, {_home(known)}: expected another name for "
+            f"{_home(cls)}"
+        )
+    make, form = cls.__init__, inspect.signature(cls.__init__)
+
+    @wraps(make)
+    def making(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        if type(self) is cls:  # not of a class that was derived from it
+            bound = form.bind(self, *arguments, **options)
+            bound.apply_defaults()
+            setattr(self, _GIVEN, _written(name, form, bound.arguments))
+
+    cls.__init__ = making  # type: ignore[method-assign]
+    _CLASSES[name] = cls
+    return cls
+
+
+def config(network: nn.Module) -> dict[str, Any]:
+    """The configuration of a network, for JSON.
+
+    Parameters
+    ----------
+    network : a network of a registered class; its body may have been replaced by one, too
+
+    Returns
+    -------
+    {"network": name, "arguments": {...}}, and "body" where it is another than the arguments make;
+    `build` makes a network of the same form from it
+
+    Raises
+    ------
+    InputError
+        For a network of a class that is not registered, and one that was changed otherwise.
+    """
+    network = module(network, "network")
+    for one in _candidates(network):
+        try:
+            with outline():
+                made = _made(one)
+            lines = first_difference(described(made), described(network))
+            same = lines is None and _form(made) == _form(network)
+        except Exception as error:  # of a custom class without values
+            raise InputError(
+                f"the {type(network).__name__} cannot be made again from its arguments: "
+                f"{_line(error)}; check its constructor"
+            ) from None
+        if same:
+            return one
+    old, new = lines or ("its parameters", "other ones")
+    raise InputError(
+        f"the {type(network).__name__} was changed after it was made: its arguments make '{old}', "
+        f"and it has '{new}'; make the change in a custom class, and nets.register it"
+    )
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """Make a network from its configuration, with weights drawn as its constructor draws them.
+
+    Parameters
+    ----------
+    config : what `config` returned, or the same read from JSON
+
+    Returns
+    -------
+    the network, in training mode, on the CPU
+
+    Raises
+    ------
+    InputError
+        For an unknown network or argument, and for values that the constructor refuses. Sizes are
+        not limited: `nets.train.restore` compares them with the weights in a file first.
+    """
+    return _made(config)
+
+
+@contextmanager
+def outline(most: int | None = None) -> Iterator[None]:
+    """Make networks without values here, on the device meta; the random numbers stay as they were.
+
+    Parameters
+    ----------
+    most : number of parameters that they may have; None for any
+
+    Raises
+    ------
+    InputError
+        For more of them, while they are made.
+    """
+    thread, counter = threading.get_ident(), itertools.count(1)
+
+    def counted(*_: Any) -> None:
+        if threading.get_ident() == thread and most is not None and next(counter) > most:
+            raise InputError("it asks for more parameters than there are")
+
+    handle = register_module_parameter_registration_hook(counted)
+    try:
+        with torch.random.fork_rng([]), torch.device("meta"):
+            yield
+    finally:
+        handle.remove()
+
+
+def class_of(config: Any, what: str = "the configuration") -> type[nn.Module]:
+    """The registered class that a configuration names; its form is checked.
+
+    Raises
+    ------
+    InputError
+        For what is no configuration, and for an unknown name.
+    """
+    if not isinstance(config, Mapping):
+        raise InputError(f"{what} is {type(config).__name__}: expected a dictionary")
+    for key in config:
+        if key not in _FIELDS:
+            raise InputError(f"{what} has an entry {key!r:.40}: expected {', '.join(_FIELDS)}")
+    for key, kind in _FIELDS.items():
+        value = config.get(key)
+        if not isinstance(value, kind) and (key != "body" or key in config):
+            raise InputError(f"{key} of {what} is {type(value).__name__}: expected {kind.__name__}")
+    name = config["network"]
+    if name not in _CLASSES:
+        raise InputError(
+            f"{what} names the network {name!r:.60}, which is unknown: expected one of "
+            f"{', '.join(sorted(_CLASSES))}; a custom class is known when the module that "
+            "registers it (nets.register) has been imported"
+        )
+    return _CLASSES[name]
+
+
+def described(model: nn.Module) -> str:
+    """The printed form of a network, without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(model))
+
+
+def first_difference(before: str, now: str) -> tuple[str, str] | None:
+    """The first lines in which two printed networks differ, or None."""
+    pairs = zip_longest(before.splitlines(), now.splitlines(), fillvalue="nothing")
+    return next(((old.strip(), new.strip()) for old, new in pairs if old != new), None)
+
+
+def _made(config: Any, what: str = "the configuration", *inner: nn.Module) -> nn.Module:
+    """The network of a configuration, called `what`; a body is made around the `inner` one."""
+    cls = class_of(config, what)
+    given, form = config["arguments"], inspect.signature(cls)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in form.parameters.values())
+    for name in given:
+        if name not in form.parameters and not open_ended:
+            raise InputError(
+                f"{what} gives {cls.__name__} the unknown argument {name!r:.60}: expected "
+                f"{', '.join(form.parameters)}"
+            )
+    try:
+        network = cls(*inner, **given)
+    except InputError as error:
+        raise InputError(f"{what} does not fit {cls.__name__}: {error}") from None
+    except Exception as error:  # a custom constructor may raise anything
+        reason = f"{type(error).__name__}: {_line(error)}"
+        raise InputError(f"{what} does not fit {cls.__name__} ({reason})") from None
+    if "body" in config:
+        body = getattr(network, "body", None)
+        if not isinstance(body, nn.Module):
+            raise InputError(f"{what} has a body, and {cls.__name__} has none")
+        network.body = _made(config["body"], f"the body of {what}", body)
+    return network
+
+
+def _candidates(network: nn.Module) -> Iterator[dict[str, Any]]:
+    """Configurations that may be that of a network: with its own body, and with the one it has."""
+    plain = _config_of(network)
+    yield plain
+    body = getattr(network, "body", None)
+    if isinstance(body, nn.Module) and _CLASSES.get(type(body).__name__) is type(body):
+        yield plain | {"body": _config_of(body)}
+
+
+def _config_of(network: nn.Module) -> dict[str, Any]:
+    """Name and current arguments of one network, without its body."""
+    name = type(network).__name__
+    if _CLASSES.get(name) is not type(network):
+        raise InputError(
+            f"{name} is no registered network: expected one of {', '.join(sorted(_CLASSES))}; "
+            "decorate a custom class with nets.register"
+        )
+    given = getattr(network, _GIVEN, f"the {name} was made before its class was registered")
+    if isinstance(given, str):
+        raise InputError(given)
+    now = {}
+    for key, value in given.items():
+        try:
+            now[key] = _plain(getattr(network, key, value))
+        except Exception:  # a parameter or a part of that name, or a property that fails
+            now[key] = value
+    return {"network": name, "arguments": copy.deepcopy(now)}
+
+
+def _written(
+    name: str, form: inspect.Signature, arguments: Mapping[str, Any]
+) -> dict[str, Any] | str:
+    """Arguments of a constructor for JSON, without itself and what a body wraps; or a reason."""
+    written: dict[str, Any] = {}
+    for place, (key, value) in enumerate(arguments.items()):
+        kind = form.parameters[key].kind
+        if place == 0 or (place == 1 and _holds_networks(value)):
+            continue
+        if kind is inspect.Parameter.VAR_POSITIONAL and not value:
+            continue
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            return f"the argument {key} of {name} has no name: make it a named one"
+        try:
+            plain = _plain(value)
+        except TypeError as error:
+            return (
+                f"the argument {key} of {name} cannot be written as JSON, for it holds {error}: "
+                "expected finite numbers, text, None, or lists and dictionaries of these"
+            )
+        written |= plain if kind is inspect.Parameter.VAR_KEYWORD else {key: plain}
+    return written
+
+
+def _holds_networks(value: Any) -> bool:
+    """Whether an argument is a network or several, or an iterator that has been used up."""
+    if isinstance(value, nn.Module | Iterator):
+        return True
+    return isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value as JSON has it; a TypeError names what it has not."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, list | tuple) and depth < _DEPTH:
+        return [_plain(entry, depth + 1) for entry in value]
+    if isinstance(value, dict) and depth < _DEPTH and all(type(key) is str for key in value):
+        return {key: _plain(entry, depth + 1) for key, entry in value.items()}
+    held = value if isinstance(value, int | float) else type(value).__name__
+    raise TypeError(f"{held!s:.40}")
+
+
+def _form(network: nn.Module) -> dict[str, Any]:
+    """Shapes of parameters and buffers by name, and which of them are the same."""
+    firsts: dict[int, str] = {}
+    return {
+        name: (tuple(value.shape), firsts.setdefault(id(value), name))
+        for name, value in network.state_dict(keep_vars=True).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _home(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _line(error: BaseException) -> str:
+    """A message in one line."""
+    return " ".join(str(error).split())[:200]

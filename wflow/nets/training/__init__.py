@@ -1,0 +1,4 @@
+"""Training of networks: `train` (configuration, objective, step, loop), `schedules` of the
+rate, `parallel` processes, the `history` of a training, `checkpoint` files and `restore`. Start
+with `train`.
+"""

@@ -1,0 +1,217 @@
+"""Training by several processes over torch.distributed: batches, reductions, shared tasks.
+
+`torchrun` starts the processes and sets RANK, LOCAL_RANK and WORLD_SIZE for each. Every process
+holds the whole network; gradients are averaged by torch's DistributedDataParallel, over NCCL
+on GPUs and Gloo on CPUs. Without torchrun there is one process, and nothing is exchanged.
+"""
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from wflow._core.errors import InputError, WflowError
+
+Result = TypeVar("Result")
+
+_GLOO_SECONDS = 0.2  # until its threads have certainly run once more
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes that train one network, from the view of one of them.
+
+    Attributes
+    ----------
+    device : where this process computes
+    rank : its number; number 0 writes files and shows progress
+    count : number of processes
+    """
+
+    device: torch.device
+    rank: int = 0
+    count: int = 1
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The network with its gradients averaged over the processes; all start from rank 0's."""
+        if self.count == 1:
+            return model
+        on_gpu = self.device.type == "cuda"
+        return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
+
+    def quiet(self, module: nn.Module, more: bool) -> AbstractContextManager:
+        """Keep gradients to the process while more parts of the step are to come."""
+        if more and isinstance(module, DistributedDataParallel):
+            return module.no_sync()
+        return nullcontext()
+
+    def check_batch(self, batch: int, accumulate: int) -> None:
+        """Raise InputError unless the rows of a batch divide equally, so that means are means."""
+        if batch % (self.count * accumulate):
+            raise InputError(
+                f"batch is {batch}: expected a multiple of {self.count * accumulate}, that is "
+                f"{self.count} process{'es' if self.count > 1 else ''} times accumulate = "
+                f"{accumulate}; change one of them"
+            )
+
+    def parts(self, batch: tuple[Tensor, ...], accumulate: int) -> list[tuple[Tensor, ...]]:
+        """This process's rows of a global batch, on its device, in `accumulate` equal parts."""
+        rows = len(batch[0]) // self.count
+        mine = [self._moved(t[self.rank * rows : (self.rank + 1) * rows]) for t in batch]
+        return list(zip(*(t.chunk(accumulate) for t in mine), strict=True))
+
+    def gather(self, values: Tensor, signum: int) -> tuple[NDArray[np.float64], int]:
+        """Means of values over the processes, and the signal that any of them caught (or 0).
+
+        Parameters
+        ----------
+        values : float64 (steps, quantities), on the device
+        signum : number of the signal this process caught, 0 for none
+
+        Returns
+        -------
+        means (steps, quantities), signal; the same in every process
+        """
+        if self.count == 1:
+            return values.cpu().numpy(), signum
+        # One exchange for both: the signal is appended to the values.
+        mine = torch.cat([values.flatten(), values.new_tensor([float(signum)])])
+        everyone = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(everyone, mine)
+        table = torch.stack(everyone).cpu().numpy()  # (processes, values and signal)
+        return table[:, :-1].mean(axis=0).reshape(values.shape), int(table[:, -1].max())
+
+    def agree(self, caught: list[int]) -> int:
+        """The signal that any of the processes caught, or 0."""
+        nothing = torch.zeros(0, dtype=torch.float64, device=self.device)
+        return self.gather(nothing, max(caught, default=0))[1]
+
+    def share(self, task: Callable[[], Result]) -> Result:
+        """Run a task in process 0 only; all processes get its result, or raise its error.
+
+        Without this, an error in process 0 would leave the others waiting for it.
+        """
+        if self.count == 1:
+            return task()
+        outcome: list = [None, None]  # result, error
+        if self.rank == 0:
+            try:
+                outcome[0] = task()
+            except WflowError as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def _moved(self, rows: Tensor) -> Tensor:
+        if self.device.type == "cuda" and rows.device.type == "cpu":
+            # The copy then overlaps with computation; rows must be contiguous for that.
+            rows = rows.contiguous().pin_memory()
+        return rows.to(self.device, non_blocking=True)
+
+
+def device(name: str) -> torch.device:
+    """The device of a name.
+
+    Parameters
+    ----------
+    name : `auto` (a GPU where there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ...; under
+        torchrun `auto` and `cuda` are the GPU of the process's LOCAL_RANK
+
+    Returns
+    -------
+    torch.device
+
+    Raises
+    ------
+    InputError
+        For CUDA where there is none, a GPU that is not there, or another name.
+    """
+    kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
+        raise InputError(f"device is {name!r}: expected auto, cpu, cuda, or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cpu" or (kind == "auto" and not count):
+        return torch.device("cpu")
+    if not count:
+        raise InputError(
+            f"device is {name!r}, and torch finds no CUDA device here: choose device cpu or auto, "
+            "or install a torch that is built for the GPU"
+        )
+    place = int(number or os.environ.get("LOCAL_RANK", "0"))
+    if place >= count:
+        raise InputError(
+            f"there is no GPU number {place} here, torch finds {count}: choose another device, or "
+            "start at most one process for each GPU"
+        )
+    return torch.device("cuda", place)
+
+
+def team(name: str) -> Team:
+    """The processes that torchrun started, or this one alone.
+
+    Parameters
+    ----------
+    name : device, as for `device`
+
+    Raises
+    ------
+    InputError
+        For a device that is not there, or WORLD_SIZE without what else torchrun sets.
+    """
+    count = _environment("WORLD_SIZE", 1)
+    if count == 1 and not _joined():
+        return Team(device(name))
+    if name.startswith("cuda:"):
+        raise InputError(f"device is {name}: several processes take one GPU each, give cuda")
+    own = device(name)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)  # NCCL works on the current device
+    if not _joined():
+        missing = [k for k in ("RANK", "MASTER_ADDR", "MASTER_PORT") if k not in os.environ]
+        if missing:
+            raise InputError(
+                f"WORLD_SIZE is {count} and {', '.join(missing)} not set: start several processes "
+                "by torchrun (torchrun --nproc-per-node 2 ...), or unset WORLD_SIZE"
+            )
+        # Once for all trainings of this program: torchrun's store allows one rendezvous.
+        dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+        atexit.register(_leave)
+    return Team(own, dist.get_rank(), dist.get_world_size())
+
+
+def _joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _leave() -> None:
+    """Leave the process group while the interpreter is whole.
+
+    A thread of Gloo drops the tensors of the last exchange after Python has gone past it, and needs
+    the interpreter for that; one that finds it closed aborts the process. DistributedDataParallel
+    keeps the group alive, so that destroying it does not join these threads.
+    """
+    if not _joined():
+        return
+    gloo = dist.get_backend() == "gloo"
+    dist.destroy_process_group()
+    if gloo:
+        time.sleep(_GLOO_SECONDS)
+
+
+def _environment(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"{name} is {text!r} in the environment: expected a whole number >= 1")
+    return int(text)

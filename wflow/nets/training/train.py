@@ -1,0 +1,829 @@
+"""Training of networks: any module, any objective, batches as functions of the step.
+
+    history = train.train(
+        model,
+        train.objective(functional.cross_entropy, weight=0.01),
+        batches,
+        train.TrainConfig(steps=10_000, batch=100, schedule=train.Constant(5e-4)),
+        out="results/run",
+        evaluate=lambda model: {"accuracy": accuracy(model)},
+    )
+
+Everything random in a step is drawn from (seed, step, process), so a run that was cut off and
+resumed has the loss curve of an unbroken one, bit for bit, wherever torch's own operations are
+reproducible (they are on a CPU), and evaluation does not affect it. Under `torchrun` the processes
+share each batch; the result is that of one process, to rounding.
+"""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import utils
+
+from wflow._core.checks import check_choice, number, path_of, positive, switch, whole
+from wflow._core.errors import InputError, Interrupted, WflowError
+from wflow._core.progress import progress
+from wflow._core.signals import caught_signals
+from wflow.nets.blocks import evaluating, kept_modes
+from wflow.nets.checks import function, listed, module, tensor, text
+from wflow.nets.continuous import ContinuousTransformer
+from wflow.nets.training import checkpoint as checkpoints
+from wflow.nets.training.checkpoint import (
+    CHECKPOINT,
+    TENSORBOARD,
+    check_board,
+    load_model,
+    replace,
+    save_model,
+)
+from wflow.nets.training.history import (
+    METRICS,
+    METRICS_JSON,
+    History,
+    Log,
+    check_tensorboard,
+    machine,
+    metrics_json,
+    peak_memory,
+    tensorboard_log,
+)
+from wflow.nets.training.parallel import Team, device, team
+from wflow.nets.training.restore import restore
+from wflow.nets.training.schedules import Constant, Cosine, Schedule, StepDecay, keep, schedule_dict
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+
+__all__ = [
+    "CHECKPOINT",
+    "METRICS",
+    "METRICS_JSON",
+    "Batches",
+    "Constant",
+    "Cosine",
+    "Loss",
+    "NonFiniteLossError",
+    "Objective",
+    "Schedule",
+    "StepDecay",
+    "TrainConfig",
+    "cross_entropy",
+    "device",
+    "load_model",
+    "objective",
+    "restore",
+    "save_model",
+    "train",
+]
+
+# Configuration
+# -------------
+
+_RATE = Constant(1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train; numbers and names only, so that files can hold it.
+
+    Parameters
+    ----------
+    steps : number of optimiser steps
+    batch : samples in an optimiser step, over all processes and parts; a multiple of processes
+        times `accumulate`
+    schedule : learning rate as a function of the step: `Constant`, `Cosine`, `StepDecay`
+    optimizer : `adam` (weight decay added to the gradient) or `adamw` (decoupled)
+    betas : decay of the two running means, in [0, 1)
+    weight_decay : >= 0; not applied to vectors, that is biases and norms
+    clip : largest norm of the gradient, longer ones are scaled to it; None leaves them
+    accumulate : parts in which a process computes its share of a batch, for memory
+    precision : `float32`, or `bfloat16` by autocast: weights and optimiser stay as they are
+    compile : compile the blocks of continuous-time bodies by `torch.compile`, one graph for all
+        steps; the whole network where it has none
+    evaluate_every : steps between evaluations; there is one before the first step and one after
+        the last in any case
+    checkpoint_every : steps between checkpoints; there is one at the end in any case
+    seed : of dropout and all that is drawn in a step; data has its own
+    device : `auto`, `cpu`, `cuda`, `cuda:1`, ...
+
+    Raises
+    ------
+    InputError
+        For values out of range.
+    """
+
+    steps: int
+    batch: int
+    schedule: Schedule = _RATE
+    optimizer: Literal["adam", "adamw"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    clip: float | None = None
+    accumulate: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    evaluate_every: int | None = None
+    checkpoint_every: int = 1000
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulate", "checkpoint_every"):
+            keep(self, name, whole(getattr(self, name), name))
+        keep(self, "seed", whole(self.seed, "seed", 0))
+        if self.evaluate_every is not None:
+            keep(self, "evaluate_every", whole(self.evaluate_every, "evaluate_every"))
+        if not isinstance(self.schedule, Schedule):
+            raise InputError(f"schedule is {self.schedule!r}: expected Constant, Cosine, StepDecay")
+        check_choice("optimizer", self.optimizer, ("adam", "adamw"))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        keep(self, "compile", switch(self.compile, "compile"))
+        betas = listed(self.betas, "betas")
+        keep(self, "betas", tuple(number(beta, "a beta", 0) for beta in betas))
+        if len(self.betas) != 2 or max(self.betas) >= 1:
+            raise InputError(f"betas are {self.betas}: expected two numbers in [0, 1)")
+        keep(self, "weight_decay", number(self.weight_decay, "weight_decay", 0))
+        if self.clip is not None:
+            keep(self, "clip", positive(self.clip, "clip"))
+        text(self.device, "device")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration for JSON."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {"schedule": schedule_dict(self.schedule), "betas": list(self.betas)}
+
+
+# Objective: where batches come from, and the loss of a network on one
+# --------------------------------------------------------------------
+# [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
+# arXiv 2505.13499.
+
+
+class Batches(Protocol):
+    """Source of data: the whole batch of a step, tensors with one row for each sample.
+
+    A pure function of a seed and the step: every process asks for the whole batch and takes
+    its rows, and a resumed run asks for the same again.
+    """
+
+    def __call__(self, step: int, /) -> tuple[Tensor, ...]: ...
+
+
+class Loss(NamedTuple):
+    """What an objective returns."""
+
+    total: Tensor  # one number, the mean over the rows of the batch: its gradient is followed
+    parts: dict[str, Tensor]  # numbers to record with it
+
+
+class Objective(Protocol):
+    """The loss of a model on the rows of a batch; a mean over rows, so that parts average."""
+
+    def __call__(self, model: nn.Module, /, *batch: Tensor) -> Loss: ...
+
+
+@dataclass(frozen=True)
+class TransportObjective:
+    """loss(output, targets) + weight * cost: [OTT] eq. 8 with lambda = weight."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    weight: float
+
+    def __call__(self, model: nn.Module, /, *batch: Tensor) -> Loss:
+        *inputs, targets = batch
+        result = model(*inputs)
+        output, cost = result if isinstance(result, tuple) else (result, result.new_zeros(()))
+        if output.dtype in (torch.bfloat16, torch.float16):
+            output = output.float()  # a sum of many terms needs the digits
+        data = self.loss(output, targets)
+        # A weight of 0 is the model without the cost, whose gradient is then not computed either.
+        total = data + self.weight * cost if self.weight else data
+        return Loss(total, {"data": data, "transport": cost})
+
+
+def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) -> Objective:
+    """The objective loss_fn(output, targets) + weight * cost ([OTT] eq. 8, lambda = weight).
+
+    Parameters
+    ----------
+    loss_fn : mean loss of outputs and targets, such as `torch.nn.functional.cross_entropy`
+    weight : weight lambda >= 0 of the transport cost
+
+    Returns
+    -------
+    objective(model, *inputs, targets) -> Loss, with the parts `data` and `transport`; the model
+    returns (output, cost), or its output alone (cost 0)
+
+    Raises
+    ------
+    InputError
+        For a weight that is negative or not finite.
+    """
+    return TransportObjective(function(loss_fn, "loss_fn"), number(weight, "weight", 0))
+
+
+def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over all samples and tokens.
+
+    Parameters
+    ----------
+    output : logits (..., classes)
+    targets : class numbers (...)
+
+    Raises
+    ------
+    InputError
+        For other shapes or types, and class numbers out of range (on the CPU: a GPU is not asked).
+    """
+    tensor(output, "output", "real")
+    tensor(targets, "targets", "whole")
+    if output.ndim < 2 or targets.shape != output.shape[:-1]:
+        raise InputError(
+            f"output is of shape {tuple(output.shape)} and targets are {tuple(targets.shape)}: "
+            "expected (..., classes) and (...)"
+        )
+    try:
+        return _cross_entropy(output, targets)
+    except IndexError as error:
+        raise InputError(
+            f"targets for {output.shape[-1]} classes: {error}; expected 0 .. classes - 1"
+        ) from None
+
+
+def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten().long())
+
+
+# One step of the optimiser
+# -------------------------
+
+TRAINING, EVALUATION = 0, 1  # purposes of random numbers
+_MEANS = ("exp_avg", "exp_avg_sq")
+
+
+class Learner:
+    """A network with its optimiser, over all processes.
+
+    Parameters
+    ----------
+    model : the network, on its device, with the weights to begin with
+    objective : loss of the network on the rows of a batch
+    config : how to train
+    processes : the processes that share a step
+
+    Attributes
+    ----------
+    parameters : those that are trained
+    optimizer : torch's Adam or AdamW over them
+    parts : names of the parts of the loss, known after the first step
+
+    Raises
+    ------
+    InputError
+        For a network without parameters to train.
+    """
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Team
+    ) -> None:
+        self.objective, self.config, self.processes = objective, config, processes
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = _optimizer(self.parameters, config)
+        self.parts: tuple[str, ...] | None = None
+        # A graph of all steps of a system would hold its blocks as many times: one serves them all.
+        systems = [part for part in model.modules() if isinstance(part, ContinuousTransformer)]
+        self._systems = systems if config.compile else []
+        self._compiled = [_compiled(system.blocks) for system in self._systems]
+        # Gradients are averaged around the compiled network, which so stays one graph.
+        whole = config.compile and not systems
+        self._module = processes.wrap(_compiled(model) if whole else model)
+        self.autocast = partial(
+            torch.autocast,
+            processes.device.type,
+            dtype=torch.bfloat16,
+            enabled=config.precision == "bfloat16",
+        )
+        self.optimizer.zero_grad(set_to_none=True)  # left by a caller, or by a crash
+
+    def step(self, number: int, batch: tuple[Tensor, ...]) -> Tensor:
+        """Take a step with a global batch.
+
+        Its random numbers depend on (seed, number, process) alone, so that they are the same
+        after a resume and whatever was evaluated before.
+
+        Parameters
+        ----------
+        number : of the step, from 0
+        batch : tensors of `config.batch` rows
+
+        Returns
+        -------
+        loss, its parts, norm of the gradient before clipping: float64 (1 + parts + 1,), still on
+        the device; loss and parts are means over the rows of this process
+
+        Raises
+        ------
+        InputError
+            For an objective that returns anything but a Loss, or other parts than before.
+        """
+        config, processes = self.config, self.processes
+        reseed(config.seed, TRAINING, number, processes.rank)
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.schedule(number)
+        pieces = processes.parts(batch, config.accumulate)
+        values = []
+        for place, piece in enumerate(pieces, 1):
+            more = place < len(pieces)
+            with processes.quiet(self._module, more=more), self._compiled_blocks():
+                with self.autocast():
+                    loss = self.objective(self._module, *piece)
+                values.append(self._values(loss))
+                (loss.total / len(pieces)).backward()
+        norm = utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if config.clip is not None:
+            utils.clip_grads_with_norm_(self.parameters, config.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        mean = torch.stack(values).mean(dim=0)
+        return torch.cat([mean, norm.detach().to(mean).reshape(1)])
+
+    def state(self) -> dict[str, Any]:
+        """State of the optimiser for a checkpoint; `idle` are parameters that it never moved."""
+        saved = self.optimizer.state_dict()
+        count = len(self._places())
+        return saved | {"idle": [k for k in range(count) if k not in saved["state"]]}
+
+    def restore(self, saved: Mapping[str, Any], done: int) -> None:
+        """Take over the running means of the optimiser from a checkpoint.
+
+        Parameters
+        ----------
+        saved : `state` of the same network; rates and the like are taken from the configuration
+        done : number of steps that were taken
+
+        Raises
+        ------
+        AttributeError, KeyError, TypeError, ValueError
+            For a state that is not of this optimiser; nothing has changed then.
+        """
+        own = self.optimizer.state_dict()["param_groups"]
+        if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in own]:
+            raise ValueError("the optimiser had other parameters")
+        places, states = self._places(), saved["state"]
+        # Files of earlier versions do not say which parameters were idle.
+        idle = saved.get("idle", [k for k in range(len(places)) if k not in states])
+        if sorted([*states, *idle]) != list(range(len(places))):
+            raise ValueError("the optimiser has too many states, or too few")
+        for place, state in states.items():
+            _check_state(state, place, places[place], done)
+        # Copies: a tensor that a file shares between two parameters would be updated twice.
+        copies = {
+            place: {"step": state["step"].clone()}
+            | {name: torch.zeros_like(places[place]).copy_(state[name]) for name in _MEANS}
+            for place, state in states.items()
+        }
+        self.optimizer.load_state_dict({"state": copies, "param_groups": own})
+
+    def _places(self) -> list[nn.Parameter]:
+        """Parameters as the optimiser numbers them: by group, not in the order of the network."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def finite(self) -> bool:
+        """Whether all weights are finite."""
+        return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
+
+    @contextmanager
+    def _compiled_blocks(self) -> Iterator[None]:
+        """Compiled blocks in place of the plain ones for a step, forward and backward.
+
+        Only then: compiled code does not see the hooks by which a network is inspected later.
+        """
+        plain = [system.blocks for system in self._systems]
+        try:
+            for system, blocks in zip(self._systems, self._compiled, strict=True):
+                system.blocks = blocks
+            yield
+        finally:
+            for system, blocks in zip(self._systems, plain, strict=True):
+                system.blocks = blocks
+
+    def _values(self, loss: Loss) -> Tensor:
+        """The numbers of a loss: (1 + parts,), float64, on the device."""
+        if not isinstance(loss, Loss) or loss.total.ndim:
+            raise InputError(
+                "the objective returned no Loss(total, parts) with a total of one number: return "
+                "the mean over the rows"
+            )
+        parts = tuple(loss.parts)
+        if self.parts not in (None, parts):
+            raise InputError(
+                f"the loss has the parts {parts} and had {self.parts}: expected the same each time"
+            )
+        self.parts = parts
+        return torch.stack(
+            [value.detach().double() for value in (loss.total, *loss.parts.values())]
+        )
+
+
+def reseed(*key: int) -> None:
+    """Draw torch's random numbers from here on from a key: seed, purpose, step, process."""
+    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
+
+
+def _check_state(state: Mapping[str, Tensor], place: int, parameter: Tensor, done: int) -> None:
+    """Raise a ValueError or the like unless Adam can have had this state after `done` steps."""
+    if set(state) != {"step", *_MEANS}:
+        raise KeyError(f"parameter {place} has {', '.join(map(str, state))} and not Adam's state")
+    expected = {name: (parameter.dtype, parameter.shape) for name in _MEANS}
+    for name, (dtype, shape) in {**expected, "step": (torch.float32, torch.Size())}.items():
+        value = state[name]
+        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (dtype, shape):
+            what = type(value).__name__
+            if isinstance(value, Tensor):
+                what = f"{value.dtype} {tuple(value.shape)}"
+            raise ValueError(
+                f"{name} of parameter {place} is {what}, expected {dtype} {tuple(shape)}"
+            )
+    steps = float(state["step"])
+    if not (steps.is_integer() and 1 <= steps <= done):
+        raise ValueError(f"step of parameter {place} is {steps:g}, and {done} steps were done")
+    # A mean of squares can overflow, and nothing else can go wrong with the two.
+    if not state["exp_avg"].isfinite().all():
+        raise ValueError(f"exp_avg of parameter {place} is not finite")
+    if not (state["exp_avg_sq"] >= 0).all():
+        raise ValueError(f"exp_avg_sq of parameter {place} is below 0, or no number")
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    result = torch.compile(module)
+    assert isinstance(result, nn.Module)
+    return result
+
+
+def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    if not parameters:
+        raise InputError("the model has no parameters to train: expected at least one")
+    decayed = [p for p in parameters if p.ndim >= 2]
+    others = [p for p in parameters if p.ndim < 2]
+    groups = [
+        {"params": members, "weight_decay": decay}
+        for members, decay in ((decayed, config.weight_decay), (others, 0.0))
+        if members
+    ]
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=config.schedule(0), betas=config.betas, fused=True)
+
+
+_READ_EVERY = 10  # steps between readings on a GPU: each waits for the GPU
+
+
+class NonFiniteLossError(WflowError, ArithmeticError):
+    """A loss, a gradient or a weight was infinite or NaN; the checkpoint was left as it was.
+
+    Attributes
+    ----------
+    step : number of the step that failed
+    loss, gradient_norm : its numbers, the norm before clipping
+    history : xarray.Dataset or None, what was recorded up to that step
+    """
+
+    def __init__(self, message: str, *, step: int, loss: float, gradient_norm: float) -> None:
+        super().__init__(message)
+        self.step, self.loss, self.gradient_norm = step, loss, gradient_norm
+        self.history: Any = None
+
+    def __reduce__(self) -> tuple:
+        details: dict[str, Any] = {
+            "step": self.step,
+            "loss": self.loss,
+            "gradient_norm": self.gradient_norm,
+        }
+        return partial(type(self), self.args[0], **details), ()
+
+
+def train(
+    model: nn.Module,
+    objective: Objective,
+    batches: Batches,
+    config: TrainConfig,
+    *,
+    out: str | Path | None = None,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    label: str = "",
+    tensorboard: bool = False,
+) -> "Dataset":
+    """Train a network in place.
+
+    Parameters
+    ----------
+    model : the network; it is moved to the device and left there
+    objective : objective(model, *batch) -> Loss, a mean over the rows of a batch
+    batches : batches(step) -> tensors of `config.batch` rows
+    config : how to train
+    out : folder for checkpoint.pt, metrics.h5 and metrics.json; None writes nothing
+    evaluate : evaluate(model) -> numbers by name, called in evaluation mode, without gradients and
+        in the precision of the training; under torchrun in every process, and that of process 0
+        is recorded
+    resume : continue from the checkpoint in `out`, where there is one. It must be of the same
+        configuration, network, objective and batches (those two are known by name and by their
+        public attributes); device and number of processes may be others
+    overwrite : replace what `out` holds, as soon as there is something new
+    label : name for the progress bar and the metrics
+    tensorboard : write the numbers to `out`/tensorboard, too
+
+    Returns
+    -------
+    Dataset: over `step` loss, its parts, gradient_norm (before clipping), rate and seconds (means
+    over the steps since the last reading, one in 10 steps on a GPU; the first hold compilation);
+    over `evaluation` (steps done) what `evaluate` returned
+
+    Raises
+    ------
+    InputError
+        For arguments or files that cannot be used; nothing has been overwritten then.
+    NonFiniteLossError
+        Where loss, gradient or weights stop being finite.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress and a checkpoint, if `out` is given.
+    """
+    flags = {"resume": resume, "overwrite": overwrite, "tensorboard": tensorboard}
+    resume, overwrite, tensorboard = (switch(value, name) for name, value in flags.items())
+    _check_given(model, objective, batches, config, evaluate, label)
+    folder = None if out is None else path_of(out, "out")
+    if folder is None and (resume or overwrite or tensorboard):
+        raise InputError("resume, overwrite and tensorboard need a folder: give out")
+    if resume and overwrite:
+        raise InputError("resume and overwrite are both given: choose one of them")
+    board = folder / TENSORBOARD if tensorboard and folder is not None else None
+    if board is not None:
+        check_tensorboard()
+        check_board(board)
+    processes = team(config.device)
+    processes.check_batch(config.batch, config.accumulate)
+    on_gpu = processes.device.type == "cuda"
+    if config.precision == "bfloat16" and on_gpu:
+        with torch.cuda.device(processes.device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                raise InputError("this GPU has no bfloat16: choose precision float32")
+    identity = checkpoints.identity(config.as_dict(), objective, batches)
+    saved = None
+
+    with ExitStack() as stack:
+        if folder is not None:
+            look = partial(checkpoints.open_folder, stack, folder, identity, model)
+            saved = processes.share(partial(look, resume=resume, overwrite=overwrite))
+        stack.enter_context(kept_modes(model))
+        stack.enter_context(torch.random.fork_rng([processes.device] if on_gpu else []))
+        learner = Learner(model.to(processes.device), objective, config, processes)
+        run = _Run(learner, model, evaluate, folder, identity, label)
+        if saved is not None:
+            run.restore(saved)
+            saved = None  # as large as three networks
+        caught = stack.enter_context(_caught(folder))
+        first = processes.rank == 0
+        log = stack.enter_context(tensorboard_log(board if first else None, run.done))
+        advance = stack.enter_context(progress(config.steps, label, enabled=first))
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(processes.device)
+        run.go(batches, caught, advance, log)
+        signum = processes.agree(caught)
+    if signum:
+        where = (
+            f"came when the training was done: it is whole, in {folder}"
+            if run.done == config.steps
+            else f"ended the training after step {run.done} of {config.steps}; all of it is in "
+            f"{folder}"
+        )
+        raise Interrupted(
+            f"{signal.Signals(signum).name} {where}. "
+            "Give the same command with --resume (in Python: resume=True) to continue",
+            signum,
+        )
+    return run.dataset()
+
+
+class _Run:
+    """State of a training: its progress, measurements and files."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        model: nn.Module,
+        evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
+        folder: Path | None,
+        identity: Mapping[str, Any],
+        label: str,
+    ) -> None:
+        self.learner, self.model, self.evaluate = learner, model, evaluate
+        self.folder, self.identity, self.label = folder, identity, label
+        self.config, self.processes = learner.config, learner.processes
+        self.history = History()
+        self.done = 0  # steps
+        self.changed = False  # since the last checkpoint
+        self.waiting: list[Tensor] = []  # measurements of steps, not read yet
+        self.clock = time.perf_counter()
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; where it is damaged, the network stays as it is."""
+        try:
+            self.learner.restore(saved["optimizer"], saved["step"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            assert self.folder is not None
+            raise InputError(
+                f"{self.folder / CHECKPOINT} is damaged, or was edited ({type(error).__name__}: "
+                f"{error}): take another copy of it, or train again with overwrite=True"
+            ) from None
+        self.model.load_state_dict(saved["model"])
+        self.history, self.done = History.from_state(saved["history"]), saved["step"]
+        # A kill may have come between the checkpoint and the metrics.
+        self.processes.share(self._write_metrics)
+
+    def go(
+        self, batches: Batches, caught: list[int], advance: Callable[[int], None], log: Log
+    ) -> None:
+        """Train to the end, or until a signal."""
+        config = self.config
+        if self.done:
+            advance(self.done)
+        self.model.train()
+        self.clock = time.perf_counter()
+        while True:
+            if self._due(config.evaluate_every):
+                self._evaluate(log)
+            if self.changed and self.done and self._due(config.checkpoint_every):
+                self._save()
+            if self.done == config.steps:
+                return
+            measured = self.learner.step(self.done, _batch(batches, self.done, config.batch))
+            self.waiting.append(measured)
+            self.done += 1
+            self.changed = True
+            stopped = self._reading_due(caught) and self._read(caught, advance, log)
+            if stopped and self.done < config.steps:
+                self._save()
+                return
+
+    def dataset(self) -> "Dataset":
+        """What was recorded."""
+        attrs = {
+            "label": self.label,
+            "config": json.dumps(self.identity),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "complete": int(self.done == self.config.steps),
+        }
+        return self.history.dataset(attrs)
+
+    def _due(self, every: int | None) -> bool:
+        ends = self.done in (0, self.config.steps)
+        return ends or (every is not None and self.done % every == 0)
+
+    def _reading_due(self, caught: list[int]) -> bool:
+        every = _READ_EVERY if self.processes.device.type == "cuda" else 1
+        marks = (every, self.config.evaluate_every, self.config.checkpoint_every)
+        # With several processes all must read at the same step, and a signal waits for it.
+        return any(map(self._due, marks)) or (self.processes.count == 1 and bool(caught))
+
+    def _read(self, caught: list[int], advance: Callable[[int], None], log: Log) -> int:
+        """Read the measurements of the steps since the last reading; return a signal, or 0."""
+        table, signum = self.processes.gather(torch.stack(self.waiting), max(caught, default=0))
+        seconds = (time.perf_counter() - self.clock) / len(table)
+        self.waiting.clear()
+        assert self.learner.parts is not None
+        self.history.begin(self.learner.parts)
+        self.history.at(machine(self.processes.device, self.processes.count))
+        for step, row in enumerate(table.tolist(), self.done - len(table)):
+            numbers = (*row, self.config.schedule(step), seconds)
+            self.history.rows.append(numbers)
+            if not (math.isfinite(row[0]) and math.isfinite(row[-1])):
+                raise self._not_finite("loss or gradient", step)
+            log(step, dict(zip(self.history.columns, numbers, strict=True)))
+        advance(len(table))
+        self.clock = time.perf_counter()
+        return signum
+
+    def _evaluate(self, log: Log) -> None:
+        before = self.history.evaluations
+        if before and before[-1][0] == self.done:  # a resumed run may begin where it was evaluated
+            log(*before[-1])  # TensorBoard has dropped it
+            return
+        if self.evaluate is None:
+            return
+        reseed(self.config.seed, EVALUATION, self.done, self.processes.rank)
+        with evaluating(self.model), torch.no_grad(), self.learner.autocast():
+            numbers = self.evaluate(self.model)
+        log(self.done, self.history.evaluated(self.done, numbers))
+        self.changed = True
+        self.clock = time.perf_counter()
+
+    def _save(self) -> None:
+        """Write checkpoint and metrics; never weights that are not finite."""
+        if not self.learner.finite():
+            raise self._not_finite("weights", self.done - 1)
+        device = self.processes.device
+        self.history.peak_memory = max(self.history.peak_memory, peak_memory(device))
+        if self.folder is not None:
+            self.processes.share(self._write)
+        self.changed = False
+        self.clock = time.perf_counter()
+
+    def _write(self) -> None:
+        assert self.folder is not None
+        checkpoints.write(
+            self.folder / CHECKPOINT,
+            config=self.identity,
+            step=self.done,
+            model=self.model,
+            optimizer=self.learner.state(),
+            history=self.history.state(),
+        )
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        assert self.folder is not None
+        dataset = self.dataset()
+        arrays, text = partial(dataset.to_netcdf, engine="h5netcdf"), metrics_json(dataset)
+        replace(self.folder / METRICS, METRICS, arrays)
+        replace(self.folder / METRICS_JSON, METRICS_JSON, lambda draft: draft.write_text(text))
+
+    def _not_finite(self, what: str, step: int) -> NonFiniteLossError:
+        """The error for a step whose numbers are recorded."""
+        numbers = dict(zip(self.history.columns, self.history.rows[step], strict=True))
+        loss, norm = numbers["loss"], numbers["gradient_norm"]
+        kept = "" if self.folder is None else f"; what {self.folder} held is kept"
+        error = NonFiniteLossError(
+            f"{what} not finite in step {step}: loss {loss:g}, norm of the gradient {norm:g} "
+            f"before clipping{kept}. Lower the rate, clip the gradient, or train in float32",
+            step=step,
+            loss=loss,
+            gradient_norm=norm,
+        )
+        error.history = self.dataset()
+        return error
+
+
+_WRAP = (
+    "wrap a data set (of a DataLoader, its .dataset): lambda step: "
+    "torch.utils.data.default_collate([dataset[(step * batch + k) % len(dataset)] "
+    "for k in range(batch)])"
+)
+
+
+def _check_given(
+    model: Any, objective: Any, batches: Any, config: Any, evaluate: Any, label: Any
+) -> None:
+    """Raise InputError for arguments of other kinds."""
+    module(model, "model")
+    if not isinstance(config, TrainConfig):
+        raise InputError(f"config is {type(config).__name__}: expected a TrainConfig")
+    function(objective, "objective")
+    if not callable(batches):
+        raise InputError(
+            f"batches is {type(batches).__name__}: expected a function of the step, batches(step) "
+            "-> tensors, so that a resumed training sees the same data; use nets.data.ImageBatches "
+            f"or nets.data.CropBatches, or {_WRAP}"
+        )
+    if evaluate is not None:
+        function(evaluate, "evaluate")
+    text(label, "label")
+
+
+def _batch(batches: Batches, step: int, rows: int) -> tuple[Tensor, ...]:
+    """The batch of a step, its rows counted."""
+    values = batches(step)
+    if not isinstance(values, tuple | list):
+        raise InputError(
+            f"batches({step}) is {type(values).__name__}: expected a tuple of tensors of {rows} "
+            "rows"
+        )
+    batch = tuple(values)
+    shapes = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in batch]
+    if not batch or any(not isinstance(shape, tuple) or shape[:1] != (rows,) for shape in shapes):
+        raise InputError(
+            f"batches({step}) holds {shapes}: expected tensors of {rows} rows, which is the batch "
+            "of the configuration"
+        )
+    return batch
+
+
+@contextmanager
+def _caught(folder: Path | None) -> Iterator[list[int]]:
+    """Catch SIGINT and SIGTERM where there is a folder to continue from."""
+    if folder is None:
+        yield []
+        return
+    with caught_signals() as caught:
+        yield caught

@@ -1,0 +1,102 @@
+"""The energy budget: running integrals and residuals (docs/mathematics.md section 4).
+
+E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual
+
+and, where the tokens diffuse, + int diffusion_power + martingale_tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow.io.schema import BUDGET_RATES, DIFFUSION_RATES
+
+Terms = dict[str, NDArray[np.float64]]  # name -> (paths,)
+
+# Running integral -> the rate that it integrates.
+INTEGRALS = {
+    "work_weights": "weight_power",
+    "work_ito": "ito_power",
+    "dissipated": "dissipation",
+    "dissipated_upper_gradient": "upper_gradient_sq",
+}
+# What runs with diffusion of the tokens carry besides.
+DIFFUSION_INTEGRALS = {"work_diffusion": "diffusion_power"}
+
+
+class Budget:
+    """Running sums of the energy balance of several paths.
+
+    Parameters
+    ----------
+    paths : how many
+    sign : -1.0 for descent, where the energy falls by int G^2; +1.0 for ascent, where it rises
+    diffusion : whether the tokens diffuse
+    """
+
+    def __init__(self, paths: int, sign: float, diffusion: bool = False) -> None:
+        self.sign = sign
+        self.start = np.full(paths, np.nan)  # E(0)
+        self.integrals = INTEGRALS | (DIFFUSION_INTEGRALS if diffusion else {})
+        self.martingales = ("martingale", "martingale_tokens") if diffusion else ("martingale",)
+        self.rates = BUDGET_RATES + (DIFFUSION_RATES if diffusion else ())
+        self.running: Terms = {
+            name: np.zeros(paths) for name in (*self.integrals, *self.martingales)
+        }
+
+    def advance(
+        self,
+        stages: list[Terms],
+        weights: tuple[float, ...],
+        dt: float | NDArray[np.float64],
+        rows: Any = slice(None),
+    ) -> None:
+        """Add one step: the stage rates of the scheme, and the martingale increment of its start.
+
+        The integrals are further components of the scheme that moves tokens and heads, so that
+        the balance closes at its order. `rows` are the paths that made the step, each with its
+        own length where `dt` is an array.
+        """
+        for integral, rate in self.integrals.items():
+            for terms, weight in zip(stages, weights, strict=True):
+                if weight:
+                    self.running[integral][rows] += dt * weight * terms[rate]
+        for name in self.martingales:
+            self.running[name][rows] += stages[0][name]
+
+    def add_jump(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
+        """Count the energy of a jump of the heads as work of the weights."""
+        self.running["work_weights"] += after - before
+
+    def row(self, terms: Terms) -> Terms:
+        """What a run file records at one time, from the terms at that time: name -> (paths,)."""
+        if np.any(np.isnan(self.start)):
+            self.start = terms["energy"].copy()
+        run = self.running
+        with np.errstate(invalid="ignore"):
+            rest = (
+                terms["energy"]
+                - self.start
+                - run["work_weights"]
+                - run["work_ito"]
+                - run["martingale"]
+            )
+            if "work_diffusion" in run:
+                rest = rest - run["work_diffusion"] - run["martingale_tokens"]
+            residuals = {
+                "edi_residual": rest + run["dissipated"],
+                "edi_residual_upper_gradient": rest - self.sign * run["dissipated_upper_gradient"],
+            }
+        # inf - inf: doubles cannot resolve the balance.
+        out_of_range = {k: np.where(np.isnan(v), np.inf, v) for k, v in residuals.items()}
+        return {name: terms[name] for name in self.rates} | run | out_of_range
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """Everything needed to continue later."""
+        return {"ledger_start": self.start, **{f"ledger_{k}": v for k, v in self.running.items()}}
+
+    def restore(self, state: dict[str, NDArray[np.float64]]) -> None:
+        """Take up a saved state."""
+        self.start = state["ledger_start"].copy()
+        self.running = {name: state[f"ledger_{name}"].copy() for name in self.running}

@@ -1,0 +1,444 @@
+"""Time integration of batches of paths, and what is recorded of them."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.adaptive import AdaptiveSteps, legs
+from wflow._core.errors import BlowUpError
+from wflow._core.rng import TOKEN_NOISE, CounterNormals
+from wflow.attention.cloud import warn_overflow
+from wflow.attention.flows import evaluate
+from wflow.heads.process import Drift, HeadProcess
+from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mark_overflow
+from wflow.particles.budget import Budget, Terms
+from wflow.particles.problem import Problem
+from wflow.particles.schemes import Stage, StageAt, advance, attempt
+from wflow.sphere.geometry import project_unchecked
+
+State = dict[str, NDArray]
+
+# A step that turns a token by more than atan(10), or a score that no exponential can tell from
+# its neighbours, means that the step size or the heads have run away.
+_MAX_STEP, _MAX_SCORE = 10.0, 1e6
+# The energy and the pass that uses each kernel value twice need D = D^T.
+_ASYMMETRIC = " and run with save=SaveAt(budget=False)"
+_BUFFER = 512  # record times held in memory before they go to the store
+
+
+class Sink(Protocol):
+    """Where records go: memory or a run file."""
+
+    def write(self, name: str, index: tuple, values: NDArray) -> None: ...
+
+
+class Recorder:
+    """Collects what a batch of paths records and hands it to the store in blocks."""
+
+    def __init__(self, problem: Problem, sink: Sink, first: int, last: int) -> None:
+        self.problem, self.sink = problem, sink
+        self.rows = slice(first, last)
+        self.records = len(problem.record_steps)
+        steps = problem.snapshot_steps.tolist()
+        self._snapshot_at = {step: at for at, step in reversed(list(enumerate(steps)))}
+        self._table: dict[str, NDArray[np.float64]] = {}
+        self._start = self._filled = 0
+
+    def wants(self, step: int) -> bool:
+        """Whether the start of a step is a record time."""
+        return step % self.problem.save.every == 0 or step == self.problem.steps
+
+    def series(self, step: int, row: Terms) -> None:
+        """Keep the (path, time) quantities of a record time."""
+        record = -(-step // self.problem.save.every)
+        if self._filled == 0:
+            self._start = record
+        for name, values in row.items():
+            if name not in self._table:
+                self._table[name] = np.empty((len(values), _BUFFER))
+            self._table[name][:, self._filled] = values
+        self._filled += 1
+        if self._filled == _BUFFER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what is held."""
+        if self._filled:
+            columns = slice(self._start, self._start + self._filled)
+            for name, values in self._table.items():
+                self.sink.write(name, (self.rows, columns), values[:, : self._filled])
+            self._filled = 0
+
+    def snapshot(self, step: int, x: NDArray, D: NDArray, total: NDArray | None) -> None:
+        """Keep tokens and heads of the chosen paths, and the mean over all paths."""
+        problem = self.problem
+        at = self._snapshot_at.get(step)
+        if at is None:
+            return
+        for place, path in enumerate(problem.save.paths):
+            if self.rows.start <= path < self.rows.stop:
+                local = path - self.rows.start
+                self.sink.write("tokens", (place, at), x[local])
+                if problem.save.heads:
+                    self.sink.write("heads", (place, at), D[local])
+        # Summed path by path: the same bits for any batching.
+        mean = np.zeros(x.shape[1:]) if total is None else total[at]
+        for tokens in x:
+            mean += tokens
+        if self.rows.stop == problem.paths:
+            self.sink.write("tokens_mean", (at,), mean / problem.paths)
+
+
+class Batch:
+    """Paths first <= p < last: their tokens, heads and energy budget at one time."""
+
+    def __init__(self, problem: Problem, first: int, last: int, warned: set[str]) -> None:
+        self.problem, self.first, self.last = problem, first, last
+        self.warned = warned  # kinds of warnings that the run has given
+        self.scheme = problem.scheme
+        self.numbers = range(problem.first_path + first, problem.first_path + last)
+        self.heads = HeadProcess(
+            problem.law,
+            problem.scores,
+            seed=problem.seed,
+            paths=self.numbers,
+            dtype=problem.compute.dtype,
+        )
+        self.normals = CounterNormals(problem.seed)
+        kind = np.dtype(problem.compute.dtype)
+        shared = problem.x0 if problem.x0.ndim == 2 else problem.x0[first:last]
+        count = last - first
+        # In C order whatever the number of paths: sums over the layout have the same bits.
+        self.x = np.array(np.broadcast_to(shared, (count, *shared.shape[-2:])), kind, order="C")
+        self.budget = Budget(count, DIRECTIONS[problem.direction], problem.kappa > 0)
+
+    def state(self) -> State:
+        return {"x": self.x, "D": self.heads.D, **self.budget.state()}
+
+    def restore(self, state: State) -> None:
+        self.x, self.heads.D = state["x"], state["D"]
+        self.budget.restore(state)
+
+    def advance(self, step: int, recorder: Recorder, total: NDArray | None) -> int:
+        """Evaluate and record at the start of a step, then take it (the last one is no step).
+
+        Returns
+        -------
+        the step to continue with: `step` itself where it is under way
+        """
+        problem, t, dt = self.problem, step * self.problem.dt, self.problem.dt
+        move = self.heads.begin(step, t, dt, self.scheme.stages)
+        values = self.heads.values(t)
+        first = self._evaluate(values(t), self.x, move.D, move.drift, move.noise, move.sigma2)
+        token_noise = self._diffuse(step, first.terms)
+        self._check(t, first.terms)
+        if recorder.wants(step):
+            recorder.series(step, self._row(first.terms))
+        recorder.snapshot(step, self.x, move.D, total)
+        if step == problem.steps:
+            return step + 1
+
+        def stage_at(node: float, x: NDArray, D: NDArray, drift: NDArray | None) -> Stage:
+            velocity, terms = self._evaluate(values(t + node * dt), x, D, drift, None, None)
+            return Stage(velocity, terms)
+
+        self.x, stages = advance(
+            self.scheme, self.x, move, dt, Stage(first.velocity, first.terms), stage_at, token_noise
+        )
+        self.heads.D = move.end(self.scheme.weights)
+        if problem.save.budget:
+            self.heads.check_symmetric(t + dt, _ASYMMETRIC)
+            self.budget.advance(stages, self.scheme.weights, dt)
+        self._jump(t, dt)
+        return step + 1
+
+    def _jump(self, t: float, dt: float) -> None:
+        """Add the energy of a jump of the heads from t to t + dt, if there is one, and make it."""
+        after = self.heads.jump(t, dt)
+        if after is None:
+            return
+        if self.problem.save.budget:
+            energies = [
+                self._evaluate(None, self.x, D, None, None, None).terms["energy"]
+                for D in (self.heads.D, after)
+            ]
+            self.budget.add_jump(*energies)
+        self.heads.D = after
+
+    def _diffuse(self, step: int, terms: Terms) -> NDArray | None:
+        """Noise of the tokens in this step, sqrt(2 kappa dt) P_x xi; its terms join the others.
+
+        diffusion_power = kappa sum_i Laplacian_i E, martingale_tokens = (1/n) sum_i <gbar_i, noise>
+        (docs/mathematics.md section 4).
+        """
+        kappa, dt = self.problem.kappa, self.problem.dt
+        if not kappa:
+            return None
+        xi = self.normals.draw_paths(
+            self.x.shape[1:], paths=self.numbers, step=step, purpose=TOKEN_NOISE
+        )
+        noise = project_unchecked(self.x, (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype))
+        if self.problem.save.budget:
+            with np.errstate(invalid="ignore"):
+                gbar, laplacian, error = energy_laplacian(self.x, self.heads.D, self.problem.sums)
+                terms["diffusion_power"] = kappa * laplacian
+                along = np.einsum("pik,pik->p", gbar, noise.astype(np.float64))
+                terms["martingale_tokens"] = along / self.x.shape[1]
+            mark_overflow(terms, ("diffusion_power", "martingale_tokens"), self.x.dtype)
+            if "sum_error" in terms:
+                terms["sum_error"] = np.maximum(terms["sum_error"], error)
+        return noise
+
+    def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:
+        problem = self.problem
+        if not problem.save.budget:
+            drift = noise = sigma2 = None
+        return evaluate(
+            x,
+            D,
+            values=problem.values if values is None else values,
+            drift=drift,
+            noise=noise,
+            sigma2=sigma2,
+            flow=problem.flow,
+            direction=problem.direction,
+            causal=problem.causal,
+            symmetric=bool(problem.save.budget),
+            sums=problem.sums,
+        )
+
+    def _row(self, terms: Terms) -> Terms:
+        row = (
+            self.budget.row(terms) if self.problem.save.budget else {"speed_sq": terms["speed_sq"]}
+        )
+        return row | ({"sum_error": terms["sum_error"]} if "sum_error" in terms else {})
+
+    def _check(self, t: float, terms: Terms) -> None:
+        """Stop a run that has left the range in which its numbers mean anything."""
+        turn = self.problem.dt * terms["max_speed"]
+        good = np.isfinite(terms["speed_sq"]) & (turn <= _MAX_STEP)
+        good &= terms["max_score"] <= _MAX_SCORE
+        if not good.all():
+            bad = int(np.argmin(good))
+            path, D = self.numbers[bad], self.heads.D[bad]
+            score = float(np.linalg.norm(D, axis=(1, 2)).max())
+            if np.isfinite(D).all():
+                score = float(terms["max_score"][bad])
+            raise BlowUpError(
+                f"the step dt = {self.problem.dt:g} blows up at time {t:g} in path {path}: scores "
+                f"reach |D^T x| = {score:.4g} and the fastest token would move by "
+                f"{float(turn[bad]):.4g} in one step; take a smaller dt, or weaker heads",
+                time=t,
+                path=path,
+                score=score,
+            )
+        self._warn_overflow(t, terms)
+
+    def _warn_overflow(self, t: float, terms: Terms) -> None:
+        if not self.problem.save.budget or "overflow" in self.warned:
+            return
+        if not np.isfinite([terms[name] for name in self.budget.rates]).all():
+            self.warned.add("overflow")
+            warn_overflow(f"an energy term of time {t:g}", float(terms["max_score"].max()))
+
+
+class AdaptiveBatch(Batch):
+    """Paths whose steps are chosen by their error, each path with its own.
+
+    Between two recorded times, of the budget or of tokens, the times at which the law breaks
+    divide the time into legs. Steps end at the end of a leg, where the paths wait for each other.
+    """
+
+    def __init__(self, problem: Problem, first: int, last: int, warned: set[str]) -> None:
+        assert problem.control is not None
+        super().__init__(problem, first, last, warned)
+        self.steps = AdaptiveSteps(problem.control, last - first)
+        self._marks = np.union1d(problem.record_steps, problem.snapshot_steps)
+        self._breaks = self.heads.breaks()
+        self._leg = -1  # number of the leg under way; -1 at a recorded time, before the record
+        self._stage: Stage | None = None  # where each path is; None in a restored state
+
+    def state(self) -> State:
+        return super().state() | self.steps.state() | {"leg": np.array(self._leg)}
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
+        self.steps.restore(state)
+        self._leg, self._stage = int(state["leg"]), None
+
+    def advance(self, step: int, recorder: Recorder, total: NDArray | None) -> int:
+        """Record at a recorded time, then try one step of every path towards the next.
+
+        The last stage of a step serves as the first of the next. At the start of a leg, where
+        heads or drift may have jumped, the velocity is evaluated again.
+        """
+        problem = self.problem
+        spans = self._spans(step)
+        if self._leg < 0:
+            self._begin(0, spans[0])
+            assert self._stage is not None
+            if recorder.wants(step):
+                row = self._row(self._stage.terms)
+                recorder.series(step, row | {"evaluations": self.steps.evaluations.astype(float)})
+            recorder.snapshot(step, self.x, self.heads.D, total)
+            if step == problem.steps:
+                return step + 1
+        start, end = spans[self._leg]
+        within, stage_at = self._slopes(start, end)
+        if self._stage is None:  # counted before the state was saved
+            self._stage = self._here(within, stage_at)
+        try:
+            rows, lengths, terms = attempt(
+                self.steps, self.x, self.heads.D, end, self._stage, within, stage_at
+            )
+        except FloatingPointError as lost:
+            self._stop(lost.args[0], "no step is short enough for the tolerances of Dopri5")
+        self._check_at(self._stage.terms)
+        if problem.save.budget:
+            self.heads.check_symmetric(float(self.steps.time.max()), _ASYMMETRIC)
+            self.budget.advance(terms, self.scheme.weights, lengths, rows)
+        if (self.steps.time < end).any():
+            return step
+        self._jump(start, end - start)
+        if self._leg + 1 < len(spans):
+            self._begin(self._leg + 1, spans[self._leg + 1])
+            return step
+        self._leg = -1
+        return int(self._marks[np.searchsorted(self._marks, step, side="right")])
+
+    def _spans(self, step: int) -> list[tuple[float, float]]:
+        """The legs from a recorded step to the next; beyond the end to one more step."""
+        after = self._marks[self._marks > step]
+        following = int(after[0]) if after.size else step + 1
+        return legs(step * self.problem.dt, following * self.problem.dt, self._breaks)
+
+    def _begin(self, leg: int, span: tuple[float, float]) -> None:
+        self._leg = leg
+        self._stage = self._here(*self._slopes(*span))
+        self.steps.evaluations += 1
+        self._check_at(self._stage.terms)
+
+    def _slopes(self, start: float, end: float) -> tuple[Drift, StageAt]:
+        """Drift of the heads, and stages of some paths, each at its own time, in a leg."""
+        values_at = self.heads.values(start)
+
+        def stage_at(
+            times: NDArray[np.float64], x: NDArray, D: NDArray, drift: NDArray | None
+        ) -> Stage:
+            tables = [values_at(float(t)) for t in times]
+            values = None if tables[0] is None else np.array(tables)
+            velocity, terms = self._evaluate(values, x, D, drift, None, None)
+            return Stage(velocity, {name: of.copy() for name, of in terms.items()}, drift)
+
+        return self.heads.within(start, end - start), stage_at
+
+    def _here(self, within: Drift, stage_at: StageAt) -> Stage:
+        """The stage where each path is."""
+        D, times = self.heads.D, self.steps.time
+        return stage_at(times, self.x, D, within(D, times))
+
+    def _check_at(self, terms: Terms) -> None:
+        """Stop a run that has left the range in which its numbers mean anything."""
+        good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= _MAX_SCORE)
+        if not good.all():
+            bad = int(np.argmin(good))
+            self._stop(bad, "the run blows up", float(terms["max_score"][bad]))
+        self._warn_overflow(float(self.steps.time.max()), terms)
+
+    def _stop(self, place: int, what: str, score: float | None = None) -> NoReturn:
+        path, time = self.numbers[place], float(self.steps.time[place])
+        D = self.heads.D[place]
+        if score is None or not np.isfinite(D).all():
+            score = float(np.linalg.norm(D, axis=(1, 2)).max())
+        raise BlowUpError(
+            f"{what} at time {time:g} in path {path}: scores reach |D^T x| = {score:.4g}; take "
+            "weaker heads or an earlier t_final, a larger rtol, or a scheme of steps dt such as "
+            "'rk4'; a law whose drift jumps must list the times in its breaks()",
+            time=time,
+            path=path,
+            score=score,
+        )
+
+
+def integrate(
+    problem: Problem,
+    sink: Sink,
+    *,
+    batch: int,
+    state: State | None = None,
+    save: Callable[[State], None] | None = None,
+    save_every: float = 15.0,
+    stopping: Callable[[], bool] = lambda: False,
+    tick: Callable[[int], None] = lambda steps: None,
+) -> bool:
+    """Run all paths, `batch` at a time, from the start or from a saved state.
+
+    Parameters
+    ----------
+    save : called with everything needed to continue, every `save_every` seconds, after the records
+        up to there are in the sink
+    stopping : called after every step; True ends the integration after saving
+    tick : called with the number of steps that were done
+
+    Returns
+    -------
+    whether the run is complete
+    """
+    batch = batch if state is None else int(state["batch"])
+    starts = range(0, problem.paths, batch)
+    total = None
+    if len(starts) > 1:
+        total = np.zeros((len(problem.snapshot_steps), *problem.x0.shape[-2:]))
+    begin, first_step = 0, 0
+    if state is not None:
+        begin, first_step = int(state["first"]), int(state["step"])
+        if total is not None:
+            total = state["total"]
+        tick(first_step + (begin // batch) * (problem.steps + 1))
+
+    saved = time.monotonic()
+    warned: set[str] = set()
+    for first in starts:
+        if first < begin:
+            continue
+        kind = Batch if problem.control is None else AdaptiveBatch
+        paths = kind(problem, first, min(first + batch, problem.paths), warned)
+        recorder = Recorder(problem, sink, paths.first, paths.last)
+        if state is not None and first == begin:
+            paths.restore(state)
+        else:
+            first_step = 0
+
+        def keep(step: int, paths: Batch = paths, recorder: Recorder = recorder) -> None:
+            """Save everything needed to continue at the start of `step`."""
+            recorder.flush()
+            if save is not None:
+                done = {"batch": batch, "first": paths.first, "step": step}
+                sums = {} if total is None else {"total": total}
+                save({k: np.array(v) for k, v in done.items()} | sums | paths.state())
+
+        if first == begin and state is None:
+            keep(0)  # a run killed at any later moment can be resumed
+        step = first_step
+        while step <= problem.steps:
+            try:
+                following = paths.advance(step, recorder, total)
+            except BaseException:
+                recorder.flush()  # what was recorded stays readable
+                raise
+            tick(following - step)
+            step = following
+            if step > problem.steps:
+                break
+            stop = stopping()
+            if stop or time.monotonic() - saved > save_every:
+                keep(step)
+                saved = time.monotonic()
+            if stop:
+                return False
+        recorder.flush()
+    return True

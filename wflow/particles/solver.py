@@ -1,0 +1,443 @@
+"""`wflow.solve`, which simulates the particle system, and `wflow.rerun`."""
+
+from __future__ import annotations  # the signature of `solve` shows short names
+
+import inspect
+import json
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.adaptive import Dopri5, scheme_from_config
+from wflow._core.checks import (
+    Direction,
+    FlowName,
+    SchemeName,
+    check_choice,
+    file_name,
+    path_of,
+    switch,
+)
+from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError
+from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
+from wflow._core.progress import Advance
+from wflow._core.progress import progress as progress_bar
+from wflow._core.signals import caught_signals
+from wflow._core.tableaux import Tableau
+from wflow._core.threads import numba_threads
+from wflow.attention.flows import Flow, flow_config, flow_from_config
+from wflow.heads.laws import QKV, HeadLaw, law_config, law_of_run
+from wflow.io import digests
+from wflow.io.reading import partial_of
+from wflow.io.runfile import (
+    MemoryStore,
+    RunWriter,
+    config_text,
+    dataset_attrs,
+    differences,
+    never_started,
+    open_run,
+    run_status,
+)
+from wflow.io.schema import EVALUATIONS, VARIABLES
+from wflow.particles.integrate import State, integrate
+from wflow.particles.options import Compute, IfExists, SaveAt
+from wflow.particles.problem import Problem, options_of, problem_of
+
+if TYPE_CHECKING:
+    import xarray
+
+Bar = Callable[[], AbstractContextManager[Advance]]
+
+_log = logging.getLogger("wflow")
+_BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
+
+
+def solve(
+    x0: ArrayLike,
+    law: HeadLaw,
+    *,
+    heads: int | ArrayLike | QKV | None = None,
+    t_final: float,
+    dt: float,
+    paths: int = 1,
+    seed: int = 0,
+    flow: FlowName | Flow = "softmax",
+    direction: Direction = "descent",
+    scheme: SchemeName | Dopri5 | Tableau = "euler",
+    kappa: float = 0.0,
+    causal: bool = False,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    save: SaveAt = SaveAt(),
+    compute: Compute = Compute(),
+) -> xarray.Dataset:
+    """Simulate tokens on the sphere under multi-head attention and keep their energy budget.
+
+    dx_i = v(x_i) dt + sqrt(2 kappa) P_x dB_i with v of the chosen flow (docs/mathematics.md section
+    1), dD_h by the head law. Same seed, same bits: for any number of threads, any batching of
+    paths, interrupted and resumed or not.
+
+    Parameters
+    ----------
+    x0 : (n, d), or (paths, n, d) for a start per path; tokens are put on the unit sphere
+    law : how the heads move: `wflow.heads.OrnsteinUhlenbeck`, `Oscillating`, `Frozen`, `Schedule`,
+        or a custom `HeadLaw`
+    heads : their number (D_h(0) = Z + Z^T drawn from the seed, the same for all paths), or initial
+        matrices (heads, d, d), or a `QKV`; left out where the law prescribes them
+    t_final, dt : end and step, in units of time of the flow; t_final is a whole number of steps.
+        With "dopri5" dt is the unit of the recorded times alone, and may be large
+    paths : number of Monte Carlo paths
+    seed : key of all random numbers, with the number of path and step
+    flow : "softmax", "unnormalised" or "effective" (docs/mathematics.md section 1), or a custom
+        `wflow.Flow`
+    direction : "descent" (energy falls) or "ascent" (clustering); of no effect on `QKV` heads,
+        whose values are taken as they are
+    scheme : "euler" (order 1; Euler-Maruyama), "heun" (2), "rk4" (4), or "dopri5" (5): steps whose
+        lengths are chosen by their error, with the tolerances of `Dopri5()`, or those of a
+        `wflow.Dopri5(rtol=, atol=)` given here; or the coefficients of another explicit
+        Runge-Kutta scheme, a `wflow.Tableau`. All but "euler" are for deterministic laws
+    kappa : diffusion of the tokens, dx_i = v dt + sqrt(2 kappa) P_x dB_i (Brownian motion on the
+        sphere, generator kappa times its Laplacian), per unit time; with scheme "euler"
+    causal : token i attends to tokens j <= i only
+    out : run file (HDF5); None keeps the result in memory
+    if_exists : where `out` is there already: "error", "overwrite", or "resume", which continues an
+        unfinished run, opens a finished one, and starts one that never started
+    progress : show a bar with the time left
+    save : what is kept and when, a `wflow.SaveAt`
+    compute : how sums are formed, precision, device and threads, a `wflow.Compute`
+
+    Returns
+    -------
+    xarray.Dataset with the names of docs/run_file.md; lazy where `out` is given
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used; the message says what to do.
+    BlowUpError
+        If the step size is too large; its `run` holds what was recorded when nothing is on disk.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    Source: [MHT] section 6, and section 7 for kappa; docs/mathematics.md sections 1 to 4.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.cross_polytope(n=20, d=3, spread=0.05, seed=42),
+    ...     wflow.heads.OrnsteinUhlenbeck(np.eye(3)), heads=4, t_final=0.1, dt=5e-3,
+    ...     save=wflow.SaveAt(every=5), compute=wflow.Compute(threads=1),
+    ... )
+    >>> run.sizes["time"]
+    5
+    """
+    problem = problem_of(
+        x0,
+        law,
+        heads=heads,
+        t_final=t_final,
+        dt=dt,
+        paths=paths,
+        seed=seed,
+        flow=flow,
+        direction=direction,
+        scheme=scheme,
+        kappa=kappa,
+        causal=causal,
+        save=save,
+        compute=compute,
+    )
+    file = None if out is None else file_name(out, "out")
+    check_choice("if_exists", if_exists, get_args(IfExists))
+    progress = switch(progress, "progress")
+    problem.check_size(in_memory=file is None)
+    if file is None and if_exists != "error":
+        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
+    batches = -(-problem.paths // batch_size(problem))
+    label = f"{problem.heads} head{'s' if problem.heads > 1 else ''}"
+    bar = partial(progress_bar, batches * (problem.steps + 1), label, progress)
+    with numba_threads(problem.compute.threads, "compute.threads"):
+        try:
+            if file is None:
+                return _in_memory(problem, bar)
+            return _in_file(problem, bar, file, if_exists, progress)
+        except MemoryError:
+            records = problem.paths * (problem.steps // problem.save.every + 1)
+            raise InputError(
+                f"the run needs more memory than there is: {records:.3g} record times over "
+                f"{problem.paths} paths of {problem.x0.shape[-2]} tokens, {problem.heads} heads; "
+                "raise save.every or dt, or take fewer paths, tokens or heads"
+            ) from None
+
+
+def rerun(
+    path: str | Path,
+    *,
+    out: str | Path | None = None,
+    law: HeadLaw | None = None,
+    **changes: Any,
+) -> xarray.Dataset:
+    """Run again what a run file holds, from its configuration and initial state.
+
+    Parameters
+    ----------
+    path : a run file
+    out : file of the new run; None keeps it in memory
+    law : the head law of the run, needed where it is custom: its code is not in the file
+    changes : arguments of `solve` that differ, such as `dt=0.01`. A `save` or `compute` replaces
+        that of the run as a whole; threads, batch and checkpoint_every are not in the file. A
+        custom flow is given again where its class is not registered
+
+    Returns
+    -------
+    xarray.Dataset, as from `solve`; without changes the same numbers to the bit
+
+    Raises
+    ------
+    InputError
+        For a custom law or flow that is not given, a law given that differs from that of the run,
+        and (Q, K, V) heads, which a run file does not hold.
+    RunFileError
+        For a part of a run, and a file whose configuration or initial state is not what was
+        written.
+    """
+    path = path_of(path, "path")
+    digests.check(path, ("initial_tokens", "initial_heads"), "restore it from a copy")
+    with open_run(path) as ds:
+        config = json.loads(ds.attrs["config"])
+        missing = [key for key in ("x0", "law", "heads", "t_final", "dt") if key not in config]
+        unknown = sorted(config.keys() - inspect.signature(problem_of).parameters.keys())
+        if missing or unknown:
+            said = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(unknown)}"
+            raise RunFileError(
+                f"{path} cannot be run again: its configuration {said}; give a whole run"
+            )
+        arguments = stored_arguments(ds, law, changes.get("flow"))
+    return solve(**(arguments | changes), out=out)
+
+
+def stored_arguments(
+    ds: xarray.Dataset, law: HeadLaw | None = None, flow: FlowName | Flow | None = None
+) -> dict[str, Any]:
+    """Arguments of `solve` that compute the run of a file again.
+
+    Parameters
+    ----------
+    ds : the run
+    law : the law of the run, where it is custom
+    flow : in place of that of the run
+
+    Raises
+    ------
+    InputError
+        For a custom law or flow that is not given, a law given that differs from that of the run,
+        and (Q, K, V) heads, which a run file does not hold.
+    """
+    config = json.loads(ds.attrs["config"])
+    config["x0"] = ds["initial_tokens"].values
+    config["law"] = law = law_of_run(config, law)
+    if "flow" in config:
+        config["flow"] = flow_from_config(config["flow"]) if flow is None else flow
+    if law.initial() is not None:
+        config["heads"] = None
+    elif not isinstance(config["heads"], int):
+        if "initial_heads" not in ds:
+            raise InputError("the run has (Q, K, V) heads, which a run file does not hold")
+        config["heads"] = ds["initial_heads"].values
+    return config | options_of(config) | {"scheme": scheme_from_config(config["scheme"])}
+
+
+def replayed(
+    ds: xarray.Dataset, pairs: float, nudge: float = 0.0
+) -> dict[str, NDArray[np.float64]] | None:
+    """Compute the first path of a stored run again, up to its second record time.
+
+    Parameters
+    ----------
+    ds : a run with its initial state
+    pairs : number of kernel values that it may take
+    nudge : by how much the initial tokens are moved, to see how far rounding grows
+
+    Returns
+    -------
+    the quantities recorded at the first two record times; None where it would take more
+
+    Raises
+    ------
+    WflowError
+        For a configuration that cannot be computed.
+    """
+    arguments = stored_arguments(ds)
+    first = int(arguments.pop("first_path", 0))
+    x0 = arguments.pop("x0")
+    x0 = x0 + nudge * np.roll(x0, 1, axis=-1)
+    save, compute = arguments["save"], arguments["compute"]
+    end = min(save.every * arguments["dt"], arguments["t_final"])
+    # Adaptive steps end at the snapshots.
+    times = [t for t in save.snapshots or () if t <= end] or [0.0]
+    short = {
+        "t_final": end,
+        "paths": 1,
+        "save": replace(save, snapshots=times, paths=(0,), heads=False),
+        "compute": replace(compute, backend="numba", device=None),
+    }
+    problem = problem_of(x0 if x0.ndim == 2 else x0[0], **(arguments | short))
+    problem = replace(problem, first_path=first)
+    evaluations = problem.steps * problem.scheme.stages
+    if problem.control is not None:
+        evaluations = int(np.nanmax(ds["evaluations"][0, :2].values, initial=0))
+    if evaluations * problem.heads * float(problem.x0.shape[-2]) ** 2 > pairs:
+        return None
+    store = MemoryStore(problem.layout())
+    integrate(problem, store, batch=1)
+    # Rounding may accept a step that another processor rejects.
+    kept = [name for name in problem.layout().names if name not in EVALUATIONS]
+    names = [name for name in kept if VARIABLES[name].dims == ("path", "time")]
+    return {name: store.read(name, (0,)) for name in names}
+
+
+def batch_size(problem: Problem) -> int:
+    """Paths that are integrated together: as asked for, or as many as fit into some memory."""
+    if problem.compute.batch is not None:
+        return min(problem.compute.batch, problem.paths)
+    n, d = problem.x0.shape[-2:]
+    running_sums = min(problem.heads, 8) * n * (2 * d + 9)
+    stages = 0 if problem.control is None else problem.scheme.stages
+    per_path = 8 * ((6 + stages) * n * d + (8 + stages) * problem.heads * d * d)
+    per_path += 8 * (running_sums + 8 * 1024)
+    return max(1, min(problem.paths, _BATCH_BYTES[problem.compute.backend] // per_path))
+
+
+def write_initial_state(problem: Problem, sink) -> None:
+    names = problem.layout().names
+    if "initial_tokens" in names:
+        sink.write("initial_tokens", (), problem.x0)
+    if "initial_heads" in names:
+        sink.write("initial_heads", (), problem.scores)
+
+
+def _in_memory(problem: Problem, bar: Bar) -> xarray.Dataset:
+    store = MemoryStore(problem.layout())
+    attrs = dataset_attrs(problem.config(), problem.seed)
+    write_initial_state(problem, store)
+    try:
+        with bar() as tick:
+            integrate(problem, store, batch=batch_size(problem), tick=tick)
+    except BlowUpError as error:
+        error.run = store.dataset(attrs)
+        raise
+    return store.dataset(attrs)
+
+
+def _in_file(
+    problem: Problem, bar: Bar, out: Path, if_exists: IfExists, progress: bool
+) -> xarray.Dataset:
+    state, config = None, problem.config()
+    if if_exists == "resume" and never_started(out, config):
+        if_exists = "overwrite"
+    if if_exists == "resume" and run_status(out) != "absent":
+        check_comparable(config)
+        if run_status(out) == "complete":
+            return open_finished(config, out)
+        writer, state = RunWriter.resume(out, config_text(config), progress=progress)
+        _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
+    else:
+        warn_not_comparable(config)
+        attrs = dataset_attrs(config, problem.seed)
+        replaced = if_exists == "overwrite"
+        writer = RunWriter.create(out, problem.layout(), attrs, overwrite=replaced)
+        _log.info("%s: %d paths of %d steps", out, problem.paths, problem.steps)
+
+    def save(state: State) -> None:
+        writer.checkpoint(state)
+        _log.info("%s: saved at step %d, path %d", out, int(state["step"]), int(state["first"]))
+
+    try:
+        with caught_signals() as caught, bar() as tick:
+            complete = integrate_into(
+                writer,
+                problem,
+                state=state,
+                save=save,
+                stopping=lambda: bool(caught),
+                tick=tick,
+            )
+    except BlowUpError as error:
+        if partial_of(out).exists():
+            error.args = (
+                f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
+                "output, or replace it (--overwrite)",
+            )
+        raise
+    warn_changed_itself(config, {"law": law_config(problem.law), "flow": flow_config(problem.flow)})
+    if caught:
+        where = (
+            f"came when the run was done: it is whole, in {out}"
+            if complete
+            else f"ended the run after a whole step; everything up to there is in {out}.partial"
+        )
+        raise Interrupted(
+            f"{signal.Signals(caught[0]).name} {where}. "
+            "Give the same command with --resume (in Python: if_exists='resume') to continue",
+            caught[0],
+        )
+    _log.info("%s: complete", out)
+    return open_run(out)
+
+
+def integrate_into(writer: RunWriter, problem: Problem, *, state: State | None, **how: Any) -> bool:
+    """Integrate, and leave the run file whole, ready to be resumed, or gone if it is empty.
+
+    Parameters
+    ----------
+    state : where to continue; None begins
+    how : further arguments of `integrate`: save, stopping, tick
+
+    Returns
+    -------
+    whether the run is complete
+    """
+    batch = batch_size(problem)
+    how["save_every"] = problem.compute.checkpoint_every
+    try:
+        if state is None:
+            write_initial_state(problem, writer)
+        complete = integrate(problem, writer, batch=batch, state=state, **how)
+        if complete:
+            writer.finish()
+        else:
+            writer.abandon()
+    except BlowUpError as error:
+        if state is None and error.time == 0 and error.path - problem.first_path < batch:
+            writer.discard()
+        else:
+            writer.abandon()
+        raise
+    except BaseException:
+        writer.abandon()
+        raise
+    return complete
+
+
+def open_finished(config: dict[str, Any], out: Path) -> xarray.Dataset:
+    """The finished run in `out`, if it is the one asked for."""
+    ds = open_run(out)
+    changed = differences(json.loads(ds.attrs["config"]), json.loads(config_text(config)))
+    if changed:
+        ds.close()
+        raise InputError(
+            f"{out} holds another finished run (differs in {', '.join(changed)}); choose another "
+            "output or overwrite it (--overwrite)"
+        )
+    return ds

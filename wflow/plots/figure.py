@@ -1,0 +1,301 @@
+"""Shared parts of figures: style, layout, reading of a Dataset, curves with bands, files."""
+
+import contextlib
+import errno
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import path_of, shown
+from wflow._core.errors import InputError
+from wflow.analysis.fits import mean_and_error
+from wflow.io import schema
+from wflow.io.results import CREATOR, replace_files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+COLUMN = 3.5  # inches: one column of a journal page
+PAGE = 7.2  # inches: both columns
+MAX_POINTS = 2000  # of a curve: more cannot be seen at 200 dpi and make the PDF heavy
+MAX_PANELS = 5  # in a row
+BAND = (10.0, 90.0)  # percentiles over the paths
+
+Band = Literal["percentiles", "error"]
+
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "mathtext.fontset": "dejavusans",
+    "font.size": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.title_fontsize": 8.0,
+    "legend.frameon": False,
+    "legend.handlelength": 3.4,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.6,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+    "figure.dpi": 200,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
+    """Write a figure as `stem`.png (200 dpi) and `stem`.pdf into a folder, made if missing.
+
+    Each file appears under its name only when it is whole; an earlier file is kept until then.
+
+    Raises
+    ------
+    InputError
+        Where the folder cannot be written, or a file that wflow did not write has one of the names.
+    """
+    folder = path_of(out_dir, "out_dir")
+    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    files = [folder / f"{stem}.png", folder / f"{stem}.pdf"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_files(folder, {file.name: partial(draw, figure, file.suffix[1:]) for file in files})
+    except BaseException as error:
+        for place in made:  # innermost first; one that is not empty stays, and those around it
+            with contextlib.suppress(OSError):
+                place.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(_refusal(files[0], folder, error)) from None
+    return files
+
+
+def draw(figure: "Figure", kind: str, file: Path) -> None:
+    """Write a figure as a PNG or PDF that names wflow as its creator."""
+    # Without a date the same run gives the same bytes.
+    pdf = {"CreationDate": None, "Creator": CREATOR}
+    drawn = io.BytesIO()  # on a full disk Matplotlib's own clean-up fails in turn
+    with style():
+        figure.savefig(drawn, format=kind, metadata=pdf if kind == "pdf" else {"Software": CREATOR})
+    file.write_bytes(drawn.getvalue())
+
+
+def _refusal(file: Path, folder: Path, error: OSError) -> str:
+    """Message for a figure that cannot be written, with advice."""
+    text = f"cannot write the figure {file}: {error.strerror or error}"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        taken = [place for place in (folder, *folder.parents) if place.is_file()]
+        return f"{text}; {taken[0] if taken else folder} is a file: give another folder"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = "give a folder that you may write to"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = "free space on the disk"
+    else:
+        advice = "give another folder"
+    return (
+        f"{text}; {advice}. The runs are kept: `wflow plot` draws their figures again, and so does "
+        "a study with --resume"
+    )
+
+
+def check_run(ds: Any, name: str = "ds") -> None:
+    """Raise InputError unless `ds` is a Dataset whose configuration can be read."""
+    if not hasattr(ds, "data_vars"):
+        raise InputError(
+            f"{name} is {shown(ds)}: expected the Dataset of a run, from wflow.solve or wflow.open"
+        )
+    try:
+        fits = isinstance(json.loads(ds.attrs.get("config", "{}")), dict)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise InputError(f"the attribute config of {name} is no configuration of a run")
+
+
+def require(ds: "Dataset", names: Sequence[str]) -> None:
+    """Raise InputError unless the run holds these variables."""
+    missing = [name for name in names if name not in ds.variables]
+    if missing:
+        stored = ", ".join(sorted(map(str, ds.data_vars)))
+        raise InputError(f"the run holds no {', '.join(missing)}; it holds {stored or 'nothing'}")
+
+
+def head_count(ds: "Dataset") -> int:
+    """Number H of heads of a run.
+
+    Raises
+    ------
+    InputError
+        For a Dataset that does not record it.
+    """
+    count = schema.head_count(config(ds), ds.sizes)
+    if count is None:
+        raise InputError("the number of heads is not in the run: no dim head, none in config")
+    return count
+
+
+def config(ds: "Dataset") -> dict[str, Any]:
+    return dict(json.loads(ds.attrs.get("config", "{}")))
+
+
+def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
+    """Times (k,) and values (paths, k) of a recorded variable, thinned, infinities as NaN."""
+    if name not in ds or set(ds[name].dims) != {"path", "time"}:
+        why = "" if "energy" in ds else ": general or causal heads have no energy"
+        stored = ", ".join(sorted(map(str, ds.data_vars)))
+        raise InputError(f"the run holds no {name[:100]}{why}; it holds {stored}")
+    length = ds.sizes["time"]
+    if not ds[name].size:
+        raise InputError(f"the run has no values of {name}: no path or no time was recorded")
+    step = max(1, math.ceil(length / MAX_POINTS))
+    keep = np.unique(np.append(np.arange(0, length, step), length - 1))  # the end always shows
+    part = ds[name].transpose("path", "time").isel(time=keep)
+    values = np.array(part.values, dtype=float)
+    values[~np.isfinite(values)] = np.nan
+    return np.asarray(part["time"].values, dtype=float), values
+
+
+def grid(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> tuple["Figure", NDArray]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def curve(
+    axis: "Axes",
+    time: NDArray,
+    values: NDArray,
+    *,
+    band: Band = "percentiles",
+    band_alpha: float,
+    **line: Any,
+) -> None:
+    """Mean over the paths of (paths, k), and a band: percentiles, or error of the mean."""
+    recorded = np.isfinite(values).any(axis=0)
+    time, values = time[recorded], values[:, recorded]
+    marked = line.get("markevery")
+    if not len(time):
+        line.pop("markevery", None)  # nothing to mark: the label alone shows
+    elif marked is not None:
+        line["markevery"] = [k for k in marked if k < len(time)]
+    mean = np.nanmean(values, axis=0)
+    axis.plot(time, mean, zorder=3, **line)
+    if values.shape[0] > 1 and values.size:
+        if band == "percentiles":
+            low, high = np.nanpercentile(values, BAND, axis=0)
+        else:
+            error = np.nanstd(values, axis=0, ddof=1) / math.sqrt(values.shape[0])
+            low, high = mean - error, mean + error
+        axis.fill_between(
+            time, low, high, color=line["color"], alpha=band_alpha, linewidth=0, zorder=1
+        )
+
+
+def spaced(length: int, marks: int, curve: int, curves: int) -> list[int]:
+    """Indices of some markers per curve, shifted from curve to curve so that they do not meet."""
+    offset = (curve + 0.5) / max(curves, 1)
+    places = (np.arange(marks) + offset) / marks * (length - 1)
+    return [int(p) for p in np.unique(np.round(places))]
+
+
+def time_axis(axis: "Axes") -> None:
+    """Label the axis of time, with ticks at round numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.margins(x=0.01)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axis.set_xlabel("time $t$")
+
+
+def log_axis(axis: "Axes") -> None:
+    """Give a log axis of y at least a decade, so that a flat curve looks flat, and plain ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_ylim()
+    margin = max(0.0, 1.0 - math.log10(high / low)) / 2
+    low, high = low / 10**margin, high * 10**margin
+    axis.set_ylim(low, high)
+    if high / low < 50:  # one or two powers of ten say little about a scale
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def facts(ds: "Dataset", heads: bool = True, paths: bool = True) -> str:
+    """Sizes of the run, for the title of a figure."""
+    facts = [f"$H$ = {head_count(ds)}"] if heads else []
+    facts += [f"${s}$ = {ds.sizes[k]}" for s, k in (("n", "token"), ("d", "axis")) if k in ds.sizes]
+    kappa = config(ds).get("kappa")
+    facts += [rf"$\kappa$ = {kappa:g}"] if kappa else []
+    count = ds.sizes.get("path", 1)
+    if paths:
+        facts.append(f"{count} paths" if count > 1 else "1 path")
+    if not ds.attrs.get("complete", 1):
+        facts.append("run not complete")
+    return ", ".join(facts)
+
+
+def band_note(band: Band) -> str:
+    """Meaning of a band, for the end of a title."""
+    if band == "error":
+        return "; band: ± standard error"
+    return f"; band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
+
+
+def mean_text(values: NDArray) -> str:
+    """Mean ± standard error of (paths,), with as many digits as the error has meaning for."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return "not finite"
+    mean, error = (float(value) for value in mean_and_error(known))
+    if math.isnan(error):
+        return minus(f"{mean:.2g}")
+    if error == 0 or error < 1e-5 or error > 1e4:
+        return minus(f"{mean:.2g} ± {error:.1g}")
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return minus(f"{mean:.{decimals}f} ± {error:.{decimals}f}")
+
+
+def at_end(values: NDArray) -> NDArray:
+    """Values (paths,) of (paths, k) at the last time at which any is finite; NaN for none."""
+    known = np.flatnonzero(np.isfinite(values).any(axis=0))
+    return values[:, known[-1]] if known.size else np.full(len(values), np.nan)
+
+
+def last_mean(values: NDArray) -> float:
+    """Mean over the paths of (paths, k) at the last time that was recorded; -inf for none."""
+    last = at_end(values)
+    known = last[np.isfinite(last)]
+    return float(known.mean()) if known.size else -math.inf
+
+
+def minus(number: str) -> str:
+    return number.replace("-", "\N{MINUS SIGN}")

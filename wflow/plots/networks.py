@@ -1,0 +1,95 @@
+"""Figures of the studies of networks: learning curves, and quantities against a setting."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wflow.plots.figure import PAGE, grid, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+COLOURS = ("#6b6b6b", "#c1440e", "#0b3c5d", "#5c8a3a", "#8c5fa8", "#b8860b")
+MARKERS = "osD^vP"
+SMOOTHED = 200  # points of a curve over all training steps
+
+
+class Line(NamedTuple):
+    """One quantity against a setting (m,), for every seed: (seeds, m)."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[Sequence[float]]
+
+
+def learning_curves(
+    curves: "Mapping[str, Sequence[Dataset]]", names: Mapping[str, str]
+) -> "Figure":
+    """One panel for each quantity of the histories: mean over seeds, band from least to most.
+
+    Parameters
+    ----------
+    curves : model -> histories of its seeds, as `train.train` returns them
+    names : variable of the histories -> label; one panel each
+    """
+    with style():
+        figure, axes = grid(1, len(names), PAGE, 2.8)
+        for axis, (key, label) in zip(axes[0], names.items(), strict=True):
+            for place, (model, histories) in enumerate(curves.items()):
+                dim = histories[0][key].dims[0]
+                shortest = min(history.sizes[dim] for history in histories)
+                values = np.array([history[key].values[:shortest] for history in histories])
+                x, values = thinned(histories[0][dim].values[:shortest], values)
+                _band(axis, x, values, model, place)
+            axis.set_xlabel("training step")
+            axis.set_ylabel(label)
+        axes[0, 0].legend()
+    return figure
+
+
+def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Figure":
+    """Panels of lines: title -> (label of the axis, lines).
+
+    The settings are drawn at equal distances: 0, 0.01, 0.05, ... fit no linear or log axis.
+    """
+    with style():
+        figure, axes = grid(1, len(panels), PAGE, 2.8, sharey=True)
+        first = next(iter(panels.values()))[1]
+        place_of = {line.label: k for k, line in enumerate(first)}
+        for axis, (title, (xlabel, drawn)) in zip(axes[0], panels.items(), strict=True):
+            at = np.arange(len(drawn[0].x))
+            for line in drawn:
+                place = place_of[line.label]
+                _band(axis, at, np.asarray(line.y), line.label, place, marked=True)
+            axis.set_xticks(at, [f"{value:g}" for value in drawn[0].x])
+            axis.set_xlabel(xlabel)
+            axis.set_title(title)
+        axes[0, 0].legend()
+        axes[0, 0].set_ylabel(ylabel)
+    return figure
+
+
+def thinned(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means over groups of neighbouring steps, at most `SMOOTHED` of them."""
+    group = -(-len(x) // SMOOTHED)
+    if group == 1:
+        return x, values
+    whole = len(x) // group * group
+    return (
+        x[:whole].reshape(-1, group).mean(axis=1),
+        values[:, :whole].reshape(len(values), -1, group).mean(axis=2),
+    )
+
+
+def _band(
+    axis: "Axes", x: np.ndarray, values: np.ndarray, label: str, place: int, marked: bool = False
+) -> None:
+    colour = COLOURS[place % len(COLOURS)]
+    marker = MARKERS[place % len(MARKERS)] if marked else None
+    axis.plot(x, values.mean(axis=0), color=colour, marker=marker, label=label)
+    if len(values) > 1:
+        low, high = values.min(axis=0), values.max(axis=0)
+        axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -1,0 +1,158 @@
+"""Geodesics between two token clouds, token by token, and piecewise geodesic paths."""
+
+import math
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from wflow._core.compiled import compiled
+from wflow.sphere.geometry import normalise_unchecked
+
+# Distances between all pairs of two clouds
+# -----------------------------------------
+# The geodesic distance is 2 atan2(|x - y|, |x + y|): arccos<x, y> loses half of the digits where x
+# and y nearly agree or nearly oppose each other. Cost of a pair: 4 d additions and multiply-adds,
+# two roots, one arc tangent, one power.
+
+
+@njit(error_model="numpy", forceinline=True)
+def power(r, p):
+    """r^p for r >= 0; exact for p = 1, one multiplication for p = 2."""
+    if p == 2.0:
+        return r * r
+    if p == 1.0:
+        return r
+    return r**p
+
+
+def _entry_points(source, cache):
+    """The compiled function that Python calls."""
+
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def pair_costs(x, y, p, chordal):
+        """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
+        _ = source  # part of the cache key
+        n, d = x.shape
+        m = y.shape[0]
+        out = np.empty((n, m))
+        for i in prange(n):
+            for j in range(m):
+                apart = 0.0
+                summed = 0.0
+                for k in range(d):
+                    minus = x[i, k] - y[j, k]
+                    plus = x[i, k] + y[j, k]
+                    apart += minus * minus
+                    summed += plus * plus
+                if chordal and p == 2.0:
+                    out[i, j] = apart
+                elif chordal:
+                    out[i, j] = power(math.sqrt(apart), p)
+                else:
+                    angle = 2.0 * math.atan2(math.sqrt(apart), math.sqrt(summed))
+                    out[i, j] = power(angle, p)
+        return out
+
+    return pair_costs
+
+
+pair_costs = compiled(_entry_points)
+
+
+Array = NDArray[np.floating]
+
+_ANTIPODAL = 1e-7  # of |x + y|, below which the direction from x to y is rounding
+
+
+def angles(x: Array, y: Array) -> Array:
+    """Geodesic distances of unit vectors (..., d), accurate near 0 and near pi."""
+    return 2 * np.arctan2(_norm(x - y), _norm(x + y))
+
+
+def squared_distances(x: Array, y: Array) -> Array:
+    """Squared geodesic distances (n, m) between all tokens of two clouds (n, d) and (m, d)."""
+    return pair_costs(np.ascontiguousarray(x), np.ascontiguousarray(y), 2.0, False)
+
+
+def logarithm(x: Array, y: Array) -> Array:
+    """Tangent vector at x that leads to y along the shortest geodesic, of length its angle.
+
+    Half the gradient of -angle^2 by x. At antipodal points, where it is not unique, zero.
+    """
+    chord, sum_ = _norm(x - y), _norm(x + y)
+    # |y - <x,y> x| = sin(angle) = chord sum / 2, formed without cancellation.
+    tangent = (y - x) + (chord**2 / 2)[..., None] * x
+    sine = chord * sum_ / 2
+    short = chord < 1e-9
+    ratio = np.where(short, 1.0, 2 * np.arctan2(chord, sum_) / np.where(short, 1.0, sine + 1e-300))
+    return np.where(sum_ < _ANTIPODAL, 0.0, ratio)[..., None] * tangent
+
+
+def geodesics(x: Array, y: Array, segments: int) -> Array:
+    """Points of the shortest geodesics from x to y (..., n, d) at equal steps: (segments + 1, ...).
+
+    Between antipodal tokens the one towards the coordinate axis most orthogonal to them.
+    """
+    angle = angles(x, y)[..., None]
+    direction = logarithm(x, y)
+    opposite = _norm(x + y) < _ANTIPODAL
+    if opposite.any():
+        axis = np.eye(x.shape[-1])[np.abs(x).argmin(axis=-1)]
+        away = normalise_unchecked(axis - np.einsum("...k,...k->...", axis, x)[..., None] * x)
+        direction = np.where(opposite[..., None], away, direction)
+    length = _norm(direction)[..., None]
+    direction = direction / np.where(length == 0, 1.0, length)
+    share = np.linspace(0.0, 1.0, segments + 1).reshape(-1, *[1] * x.ndim)
+    points = normalise_unchecked(np.cos(share * angle) * x + np.sin(share * angle) * direction)
+    points[0], points[-1] = x, y
+    return points
+
+
+def refined(curve: Array) -> Array:
+    """A curve (K + 1, n, d) with the midpoint of every geodesic segment added: (2K + 1, n, d)."""
+    middle = geodesics(curve[:-1], curve[1:], 2)[1]
+    fine = np.empty((2 * len(curve) - 1, *curve.shape[1:]))
+    fine[::2], fine[1::2] = curve, middle
+    return fine
+
+
+def spring_solver(stiffness: Array, *, free_end: bool):
+    """Inverse of the Hessian of 1/2 sum_k sum_i stiffness_ki |u_i^{k+1} - u_i^k|^2 by the nodes.
+
+    Parameters
+    ----------
+    stiffness : (K, n), positive: springs between the nodes 0..K of every token
+    free_end : whether node K moves too; node 0 never does
+
+    Returns
+    -------
+    function that solves M u = g for g (nodes, n, d): one tridiagonal system per token
+    """
+    diagonal = stiffness.copy() if free_end else stiffness[:-1].copy()
+    if free_end:
+        diagonal[:-1] += stiffness[1:]
+    else:
+        diagonal += stiffness[1:]
+    nodes = len(diagonal)
+    beyond = stiffness[1:nodes]  # minus the entries beside the diagonal
+    factor = np.empty_like(beyond)
+    pivot = diagonal.copy()
+    for k in range(1, nodes):
+        factor[k - 1] = beyond[k - 1] / pivot[k - 1]
+        pivot[k] -= factor[k - 1] * beyond[k - 1]
+
+    def solve(g: Array) -> Array:
+        u = g.copy()
+        for k in range(1, nodes):
+            u[k] += factor[k - 1][:, None] * u[k - 1]
+        u[-1] /= pivot[-1][:, None]
+        for k in range(nodes - 2, -1, -1):
+            u[k] = (u[k] + beyond[k][:, None] * u[k + 1]) / pivot[k][:, None]
+        return u
+
+    return solve
+
+
+def _norm(v: Array) -> Array:
+    return np.sqrt(np.einsum("...k,...k->...", v, v))

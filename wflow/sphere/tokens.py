@@ -1,0 +1,375 @@
+"""Initial tokens: random clouds on the sphere, and real data mapped to it.
+
+Every function returns an (n, d) float64 array of unit vectors and is a function of its arguments
+alone: one seed gives the same tokens bit for bit. The exception is data reduced by `pca`, whose
+axes come from LAPACK; its docstring says how far they are kept independent of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.checks import number, path_of, reals, shown, whole
+from wflow._core.errors import InputError
+from wflow._core.memory import check_memory
+from wflow.sphere.embeddings import SUFFIXES, optional_module, read_array
+from wflow.sphere.geometry import as_tokens
+
+__all__ = [
+    "CLOUDS",
+    "clusters",
+    "cross_polytope",
+    "digits",
+    "load",
+    "make",
+    "pca",
+    "uniform",
+]
+
+Tokens = NDArray[np.float64]
+
+CLOUDS = ("cross-polytope", "uniform", "clusters")
+DEFAULT_N, DEFAULT_D = 200, 3  # [MHT] section 6
+_EPS = float(np.finfo(np.float64).eps)
+_ROWS = "(rows count from 0)"
+
+
+def cross_polytope(n: int, d: int, *, spread: float = 0.05, seed: int = 0) -> Tokens:
+    """Tokens near random vertices of the cross-polytope: x = R(+-e_k + spread z), z ~ N(0, I).
+
+    Vertex and sign are uniform over the 2d vertices; R divides by the norm. Source: [MHT] section
+    6, with n = 200 and spread = 0.05.
+
+    Parameters
+    ----------
+    n : number of tokens, >= 1
+    d : dimension of the space, >= 2
+    spread : standard deviation of each coordinate of the noise, >= 0; 0 gives the vertices
+    seed : integer >= 0
+
+    Returns
+    -------
+    array (n, d), unit vectors
+
+    Raises
+    ------
+    InputError
+        For n < 1, d < 2, a negative or infinite spread, or a seed that is not an integer >= 0.
+    """
+    n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
+    spread = _spread(spread)
+    _check_size(n, d)
+    vertex = rng.integers(2 * d, size=n)
+    tokens = spread * rng.standard_normal((n, d))
+    tokens[np.arange(n), vertex // 2] += 1.0 - 2.0 * (vertex % 2)
+    return as_tokens(tokens, name="cross_polytope")
+
+
+def uniform(n: int, d: int, *, seed: int = 0) -> Tokens:
+    """Tokens drawn independently from the uniform law on S^{d-1}: x = R(z), z ~ N(0, I).
+
+    Parameters
+    ----------
+    n : number of tokens, >= 1
+    d : dimension of the space, >= 2
+    seed : integer >= 0
+
+    Returns
+    -------
+    array (n, d), unit vectors
+
+    Raises
+    ------
+    InputError
+        For n < 1, d < 2, or a seed that is not an integer >= 0.
+    """
+    n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
+    _check_size(n, d)
+    return as_tokens(rng.standard_normal((n, d)), name="uniform")
+
+
+def clusters(n: int, d: int, *, clusters: int = 4, spread: float = 0.1, seed: int = 0) -> Tokens:
+    """Tokens around random centres: x_i = R(c_k + spread z_i), k = i mod `clusters`, z ~ N(0, I).
+
+    The centres c_k are uniform on S^{d-1}; cluster sizes differ by at most one.
+
+    Parameters
+    ----------
+    n : number of tokens, >= 1
+    d : dimension of the space, >= 2
+    clusters : number of centres, 1 to n
+    spread : standard deviation of each coordinate of the noise, >= 0
+    seed : integer >= 0
+
+    Returns
+    -------
+    array (n, d), unit vectors; token i belongs to cluster i mod `clusters`
+
+    Raises
+    ------
+    InputError
+        For n < 1, d < 2, clusters outside 1 to n, a negative or infinite spread, or a bad seed.
+    """
+    n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
+    k, spread = whole(clusters, "clusters"), _spread(spread)
+    if k > n:
+        raise InputError(f"clusters = {k} with n = {n} tokens: choose clusters <= n")
+    _check_size(n, d)
+    centres = as_tokens(rng.standard_normal((k, d)), name="cluster centres")
+    noise = spread * rng.standard_normal((n, d))
+    return as_tokens(centres[np.arange(n) % k] + noise, name="clusters")
+
+
+def digits(n: int | None = None, d: int = 3, *, seed: int = 0) -> Tokens:
+    """Handwritten digits on the sphere: 1797 images of 8 x 8, centred, PCA to d, normalised.
+
+    The principal axes are those of all 1797 images, whatever n. Source: the optical recognition of
+    handwritten digits data set of the UCI repository, as shipped with scikit-learn.
+
+    Parameters
+    ----------
+    n : number of images, a random subset chosen by the seed; None takes all 1797
+    d : dimension after reduction, 2 to 64
+    seed : integer >= 0
+
+    Returns
+    -------
+    array (n, d), unit vectors, in the order of the data set
+
+    Raises
+    ------
+    InputError
+        Where scikit-learn is missing, for n outside 1 to 1797 or d outside 2 to 64.
+    """
+    n, d, _ = None if n is None else whole(n, "n"), _dimension(d), _generator(seed)
+    data = optional_module("sklearn.datasets", "the handwritten digits").load_digits().data
+    return _place(np.asarray(data, dtype=np.float64), "digits", n, d, seed, reduce=True)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    d: int | None = None,
+    n: int | None = None,
+    key: str | None = None,
+    seed: int = 0,
+) -> Tokens:
+    """Read embeddings (n', d') from a file, reduce them to d by PCA if asked, and normalise.
+
+    A file is data: pickled objects are refused and nothing in it is executed.
+
+    Parameters
+    ----------
+    path : .npy; .npz; .csv (comma-separated numbers, optionally below one line of names);
+        .parquet (all columns numbers, or one column of lists); .h5, .hdf5, .nc (HDF5, a wflow run
+        file included)
+    d : dimension. None or d': rows are normalised as they are; d < d': rows of the whole file are
+        centred and projected to their first d principal axes, then normalised
+    n : number of tokens, a random subset without replacement chosen by the seed; None takes all
+    key : name of the array in .npz and HDF5, of a column of lists in .parquet; None takes the only
+        one that has two dimensions
+    seed : integer >= 0
+
+    Returns
+    -------
+    array (n, d), unit vectors, in the order of the file
+
+    Raises
+    ------
+    InputError
+        For a missing, damaged, empty or unknown kind of file; text, objects or complex numbers;
+        values that are not finite or rows without a direction; n or d larger than the file holds.
+    """
+    n = None if n is None else whole(n, "n")
+    d = None if d is None else _dimension(d)
+    _generator(seed)
+    data = read_array(path_of(path, "path"), _key(key))
+    what = f"{path}" if key is None else f"{path}, {key!r}"
+    return _place(data, what, n, d, seed, reduce=d is not None and d < data.shape[1])
+
+
+def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
+    """Centre data and project it to its first d principal axes: (z - mean z) V_d.
+
+    V_d holds the first d right singular vectors of the centred data; each has its largest entry
+    positive (of entries equal to 1e-6, the first). An axis along which the data has no variance
+    gives coordinates zero. LAPACK's last bits depend on its number of threads, and tokens should
+    not: so the axes are rounded to multiples of 2^-24 and then made orthonormal again. They are
+    principal to 2^-25 in each entry and orthonormal to rounding, and the projection keeps off BLAS.
+
+    Parameters
+    ----------
+    z : array (n, d'), real and finite
+    d : number of axes, 1 to d'
+
+    Returns
+    -------
+    array (n, d), not normalised
+
+    Raises
+    ------
+    InputError
+        For an array that is not (n, d') with n, d' >= 1 real finite numbers, or d outside 1 to d'.
+    """
+    d = whole(d, "d")
+    z = reals(z, "z", finite=False)
+    if z.ndim != 2 or z.size == 0:
+        raise InputError(f"z has shape {z.shape}; expected (n, d) with n, d >= 1")
+    _check_finite(z, "z")
+    if d > z.shape[1]:
+        raise InputError(f"z has {z.shape[1]} columns, d = {d} asked; choose d <= {z.shape[1]}")
+    # A power of two brings the largest entry into [1, 2): no square under- or overflows.
+    exponent = int(np.frexp(np.abs(z).max())[1]) - 1
+    work = np.ldexp(z, -exponent)
+    size = np.sqrt(np.sum(work * work))
+    work = work - work.mean(axis=0)
+    work -= work.mean(axis=0)  # the first mean is a plain sum and errs with n
+    _, values, axes = np.linalg.svd(np.linalg.qr(work, mode="r"), full_matrices=False)
+    noise = _EPS * (max(z.shape) * values[0] + 8 * size)
+    axes = _canonical(axes[:d][values[:d] > noise])
+    scores = np.zeros((len(z), d))
+    scores[:, : len(axes)] = np.einsum("nk,ak->na", work, axes)
+    return np.ldexp(scores, exponent)
+
+
+def make(spec: str, n: int | None = None, d: int | None = None, seed: int = 0) -> Tokens:
+    """Tokens named by one word or a file name: what the `--tokens` flag of a study takes.
+
+    Parameters
+    ----------
+    spec : cross-polytope, uniform, clusters, digits, or a file for `load`; FILE::KEY names the
+        array KEY in it
+    n : number of tokens. None: all rows of data, 200 of a cloud
+    d : dimension. None: as the file has it, 3 otherwise
+    seed : integer >= 0
+
+    Returns
+    -------
+    array (n, d), unit vectors
+
+    Raises
+    ------
+    InputError
+        For a word that is not known, and whatever the function it names raises.
+    """
+    if not isinstance(spec, str):
+        raise InputError(f"spec is {shown(spec)}: expected a word such as uniform, or a file name")
+    cloud_n = DEFAULT_N if n is None else n
+    cloud_d = DEFAULT_D if d is None else d
+    match spec:
+        case "cross-polytope":
+            return cross_polytope(cloud_n, cloud_d, seed=seed)
+        case "uniform":
+            return uniform(cloud_n, cloud_d, seed=seed)
+        case "clusters":
+            count = min(4, whole(cloud_n, "n"))  # fewer than four tokens: one each
+            return clusters(cloud_n, cloud_d, clusters=count, seed=seed)
+        case "digits":
+            return digits(n, cloud_d, seed=seed)
+    name, _, key = (spec, "", "") if _is_file(spec) else spec.partition("::")
+    if Path(name).suffix or _is_file(name):
+        return load(name, d=d, n=n, key=key or None, seed=seed)
+    words = (*CLOUDS, "digits")
+    close = get_close_matches(spec.replace("_", "-"), words, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise InputError(
+        f"tokens {shown(spec)}: expected {', '.join(words)}, or a file that ends in "
+        f"{', '.join(SUFFIXES)}{hint}"
+    )
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return os.path.isfile(name)
+    except ValueError:  # a null byte, or text that no file system can encode
+        return False
+
+
+def _place(
+    data: Tokens, what: str, n: int | None, d: int | None, seed: int, *, reduce: bool
+) -> Tokens:
+    """Check, reduce, choose n rows and normalise: the common end of `digits` and `load`."""
+    rows, columns = data.shape
+    if n is not None and n > rows:
+        raise InputError(f"{what}: holds {rows} rows, n = {n} asked; choose n <= {rows}")
+    if columns < 2:
+        raise InputError(f"{what}: one column only; tokens need d >= 2: add a coordinate")
+    if d is not None and d > columns:
+        raise InputError(f"{what}: has {columns} columns, d = {d} asked; choose d <= {columns}")
+    _check_finite(data, what)
+    zero = np.flatnonzero(~data.any(axis=1))
+    if len(zero):
+        raise InputError(
+            f"{what}: row {zero[0]} of {rows} has norm zero and no direction on the sphere; remove "
+            f"it or shift the data {_ROWS}"
+        )
+    if reduce:
+        floor = 64 * _EPS * float(np.abs(data).max())  # what is left of a row equal to the mean
+        data = pca(data, columns if d is None else d)
+        bad = np.flatnonzero(np.abs(data).max(axis=1) <= floor)
+        if len(bad) == rows and rows > 1:
+            raise InputError(
+                f"{what}: all {rows} rows are equal, so no axis is principal; leave d out"
+            )
+        if len(bad):
+            raise InputError(
+                f"{what}: row {bad[0]} of {rows} equals the mean in the axes kept and has no "
+                f"direction; remove it or choose larger d {_ROWS}"
+            )
+    if n is not None:
+        data = data[np.sort(_generator(seed).choice(rows, size=n, replace=False))]
+    return as_tokens(data, name=what)
+
+
+def _canonical(axes: Tokens) -> Tokens:
+    """Fix the sign of axes (a, d') and round off the last bits, in which LAPACK may differ."""
+    grid = np.round(axes * 2.0**24) / 2.0**24
+    for i, axis in enumerate(grid):
+        # Not np.dot: BLAS may split a sum over threads.
+        axis -= np.einsum("j,jk->k", np.einsum("jk,k->j", grid[:i], axis), grid[:i])
+        size = np.abs(axis)
+        axis *= np.sign(axis[np.argmax(size >= (1 - 1e-6) * size.max())]) / np.sqrt(np.sum(axis**2))
+    return grid
+
+
+def _key(key: Any) -> str | None:
+    if key is not None and not isinstance(key, str):
+        raise InputError(f"key is {shown(key)}: expected the name of an array, or None")
+    return key
+
+
+def _dimension(d: Any) -> int:
+    return whole(d, "d", 2, why="tokens live on S^(d-1)")
+
+
+def _generator(seed: Any) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(whole(seed, "seed", 0, most=np.inf)))
+
+
+def _spread(spread: Any) -> float:
+    given = number(spread, "spread", least=0.0)
+    if given > 1e300:
+        raise InputError(f"spread is {given:g}: expected at most 1e300, so that tokens are finite")
+    return given
+
+
+def _check_size(n: int, d: int) -> None:
+    # The tokens, the noise they come from, and what puts them on the sphere.
+    check_memory(8 * 5 * n * d, f"a cloud of {n} tokens in R^{d}", "take a smaller n or d")
+
+
+def _check_finite(data: Tokens, what: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(data).all(axis=1))
+    if len(bad):
+        row = data[bad[0]]
+        column = int(np.argmin(np.isfinite(row)))
+        raise InputError(
+            f"{what}: row {bad[0]}, column {column} is {row[column]}; {len(bad)} of {len(data)} "
+            f"rows hold values that are not finite; remove or repair them {_ROWS}"
+        )

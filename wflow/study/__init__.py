@@ -1,0 +1,67 @@
+"""The frame of a study: flags, runs, summary, findings, figures.
+
+`flags` are the options of the command line, `folder` what may be written where, `frame` a session
+of any study and its findings, `cases` the sweep over labelled cases, `heads` the study over head
+counts, `networks` what studies of networks share. The package imports all those before it; the
+scripts in `studies/` import it. Start with `frame`.
+"""
+
+from wflow._core.checks import (
+    Direction,
+    FlowName,
+    MetricName,
+    SchemeName,
+    count_steps,
+    number,
+    positive,
+    whole,
+)
+from wflow.study.cases import dataset, initial_heads, seed_of, sweep
+from wflow.study.flags import distinct
+from wflow.study.frame import mean_text, slope_text
+from wflow.study.heads import (
+    SNAPSHOTS,
+    Finding,
+    Flags,
+    Folder,
+    OutputFlags,
+    Session,
+    StudyFlags,
+    Switch,
+    TokenFlags,
+    command_line,
+    markdown_table,
+    run,
+    session,
+)
+
+__all__ = [
+    "SNAPSHOTS",
+    "Direction",
+    "Finding",
+    "Flags",
+    "FlowName",
+    "Folder",
+    "MetricName",
+    "OutputFlags",
+    "SchemeName",
+    "Session",
+    "StudyFlags",
+    "Switch",
+    "TokenFlags",
+    "command_line",
+    "count_steps",
+    "dataset",
+    "distinct",
+    "initial_heads",
+    "markdown_table",
+    "mean_text",
+    "number",
+    "positive",
+    "run",
+    "seed_of",
+    "session",
+    "slope_text",
+    "sweep",
+    "whole",
+]

@@ -1,0 +1,140 @@
+"""Labelled cases of a study: what they start from, and the table of what came out of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.errors import InputError
+from wflow._core.progress import Advance
+from wflow._core.rng import INITIAL_HEADS, CounterNormals
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+Labels = Mapping[str, tuple[Sequence[Any] | NDArray[Any], str]]
+"""Dimension -> (labels, text): the coordinates of a table."""
+
+
+def sweep(
+    cases: Labels,
+    measure: Callable[..., Mapping[str, ArrayLike]],
+    variables: Mapping[str, str | tuple[Sequence[str], str]],
+    along: Labels | None = None,
+    advance: Advance | None = None,
+) -> Dataset:
+    """Measure every combination of labels and return the numbers as a labelled table.
+
+    `measure(a, b, ...)` is called once for each combination, the last dimension fastest, with the
+    labels in the order of `cases`. What it returns under a name becomes
+    `table[name].sel(first=a, second=b, ...)`.
+
+    Parameters
+    ----------
+    cases : dimension -> (labels, text), the dimensions that are swept
+    measure : labels of one case -> arrays by name; every case returns the same names and shapes
+    variables : name -> text of a number, or (dimensions, text) of an array that one case has
+    along : dimension -> (labels, text), those dimensions
+    advance : called with 1 after every case, as `Session.progress` gives it
+
+    Returns
+    -------
+    Dataset with every variable over (*cases, *its own dimensions), with `long_name` and `units`
+
+    Raises
+    ------
+    InputError
+        Where `measure` returns other names than `variables` has, or arrays of another shape than
+        its dimensions.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> table = study.sweep(
+    ...     {"n": ([10, 20], "number of tokens")},
+    ...     lambda n: {"inverse": 1 / n},
+    ...     {"inverse": "1/n"},
+    ... )
+    >>> table["inverse"].values.tolist()
+    [0.1, 0.05]
+    """
+    coords = {**cases, **(along or {})}
+    described = {
+        name: ((), text) if isinstance(text, str) else (tuple(text[0]), text[1])
+        for name, text in variables.items()
+    }
+    shape = tuple(len(labels) for labels, _ in cases.values())
+    inner = {
+        name: tuple(len(coords[dim][0]) for dim in dims) for name, (dims, _) in described.items()
+    }
+    found: dict[str, list[NDArray[Any]]] = {name: [] for name in variables}
+    for labels in product(*(labels for labels, _ in cases.values())):
+        values = measure(*labels)
+        if set(values) != set(variables):
+            raise InputError(
+                f"the case {labels} has {sorted(values)}: expected {sorted(variables)}, once each"
+            )
+        for name, value in values.items():
+            array = np.asarray(value)
+            if array.shape != inner[name]:
+                raise InputError(
+                    f"{name} of the case {labels} has shape {array.shape}: expected "
+                    f"{inner[name]}, the lengths of {described[name][0]}"
+                )
+            found[name].append(array)
+        if advance is not None:
+            advance(1)
+    return dataset(
+        {
+            name: ((*cases, *dims), np.array(found[name]).reshape(shape + inner[name]), text)
+            for name, (dims, text) in described.items()
+        },
+        coords,
+    )
+
+
+def dataset(
+    variables: Mapping[str, tuple[str | Sequence[str], ArrayLike, str]], coords: Labels
+) -> Dataset:
+    """A table of numbers without units, each with its description.
+
+    Parameters
+    ----------
+    variables : name -> (dimensions, values, text)
+    coords : dimension -> (labels, text)
+
+    Returns
+    -------
+    Dataset; `long_name` is the text, and what is a number has the unit 1
+    """
+    import xarray
+
+    def described(values: Any, text: str) -> dict[str, str]:
+        number = np.asarray(values).dtype.kind in "iuf"
+        return {"long_name": text} | ({"units": "1"} if number else {})
+
+    return xarray.Dataset(
+        {
+            name: (dims if isinstance(dims, str) else tuple(dims), values, described(values, text))
+            for name, (dims, values, text) in variables.items()
+        },
+        {
+            dim: (dim, np.asarray(labels), described(labels, text))
+            for dim, (labels, text) in coords.items()
+        },
+    )
+
+
+def initial_heads(seed: int, heads: int, d: int) -> NDArray[np.float64]:
+    """Z + Z^T (heads, d, d), Z standard normal: the heads that a run of that seed starts from."""
+    z = CounterNormals(seed).draw((heads, d, d), path=0, step=0, purpose=INITIAL_HEADS)
+    return np.asarray(z + z.swapaxes(-1, -2))
+
+
+def seed_of(*key: int) -> int:
+    """A seed for every key of whole numbers: the draws of different keys are independent."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])

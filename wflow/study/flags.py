@@ -1,0 +1,372 @@
+"""Flags of the studies: what they mean, how they are checked, how a command line gives them."""
+
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import tyro
+
+from wflow._core.checks import Direction, FlowName, SchemeName, number, positive, whole
+from wflow._core.command_line import Folder, check_words
+from wflow._core.errors import InputError
+from wflow._core.tableaux import TABLEAUX
+from wflow.particles.options import Compute, SaveAt
+from wflow.sphere.embeddings import SUFFIXES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MAX_SEED = 2**63
+_LARGEST = 10**9  # of all counts
+
+
+Switch = tyro.conf.FlagCreatePairsOff[bool]
+"""Type of a flag that is off unless it is given."""
+
+
+def _shown(metavar: str, default: str) -> Any:
+    """How `--help` shows a flag whose default depends on other flags."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Flags of anything that writes results; `tyro` turns them into the command line."""
+
+    out: Folder = Path("results/study")
+    """Folder for run files, summary and figures."""
+    resume: Annotated[
+        Switch,
+        tyro.conf.arg(
+            help="Continue what an earlier call left in --out; finished runs are kept, summary "
+            "and figures are made again."
+        ),
+    ] = False
+    overwrite: Annotated[
+        Switch, tyro.conf.arg(help="Replace the runs of this call in --out, and the summary.")
+    ] = False
+    verbose: Switch = False
+    """Log on stderr what the runs do: start, checkpoints, end."""
+
+    def check(self) -> None:
+        """Refuse flags that make no study, before anything is computed or written.
+
+        Raises
+        ------
+        InputError
+            That names the flag, its value, and what was expected.
+        """
+        if self.resume and self.overwrite:
+            raise InputError("--resume keeps what --overwrite would delete: give one of the two")
+        for field in fields(self):
+            given = getattr(self, field.name)
+            for value in given if isinstance(given, tuple) else (given,):
+                if isinstance(value, float):
+                    number(value, flag(field.name))
+                elif isinstance(value, int) and value > _LARGEST and "seed" not in field.name:
+                    raise InputError(
+                        f"{flag(field.name)} is {value}: expected a number up to {_LARGEST}"
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(OutputFlags):
+    """Flags of every study of particles."""
+
+    paths: int = 16
+    """Monte Carlo paths; all share the initial tokens and heads."""
+    t_final: float = 20.0
+    """End time T."""
+    dt: float = 5e-3
+    """Time step."""
+    seed: int = 0
+    """Seed of initial heads and noise: one seed gives the same run bit for bit."""
+    workers: int = 0
+    """Worker processes of dask that share the paths of all runs; 0: all in this process."""
+    scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
+    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
+    compute: Compute = Compute()
+    """How the runs are computed."""
+
+    def check(self) -> None:
+        super().check()
+        whole(self.paths, "--paths")
+        for name in ("seed", "workers"):
+            whole(getattr(self, name), flag(name), 0)
+        if self.seed >= _MAX_SEED:
+            raise InputError(f"--seed is {self.seed}: expected a whole number below 2^63")
+        for name in ("t_final", "dt"):
+            positive(getattr(self, name), flag(name))
+        threads = self.compute.checked("--compute").threads
+        if threads is not None and not self.scheduler:  # others' cores are unknown
+            from wflow._core.threads import available  # loads Numba
+
+            if threads > available():
+                raise InputError(
+                    f"--compute.threads is {threads}: expected a whole number >= 1 and at most "
+                    f"{available()}"
+                )
+        if self.workers and self.scheduler:
+            raise InputError(
+                "--workers starts a cluster and --scheduler joins one: give one of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFlags(Flags):
+    """Flags of a study that starts from one cloud of tokens."""
+
+    tokens: Annotated[
+        str,
+        tyro.conf.arg(  # no docstring: a line break in one would show
+            help="Initial tokens: cross-polytope, uniform, clusters, digits, or a FILE with one "
+            f"row of numbers per token, of the kinds {', '.join(SUFFIXES)}; FILE::KEY names an "
+            "array in it."
+        ),
+    ] = "cross-polytope"
+    n: Annotated[int | None, _shown("INT", "200; of a FILE all rows")] = None
+    """Number of tokens; of digits or a FILE a random subset of that size."""
+    d: Annotated[int | None, _shown("INT", "3; of a FILE as many as it has columns")] = None
+    """Dimension: tokens live on the sphere S^(d-1). Digits and a FILE are reduced by PCA."""
+    tokens_seed: int = 42
+    """Seed of the initial tokens."""
+
+    def check(self) -> None:
+        super().check()
+        whole(self.tokens_seed, "--tokens-seed", 0)
+        if self.n is not None:
+            whole(self.n, "--n")
+        if self.d is not None:
+            whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
+
+    def cloud(self) -> "NDArray[np.float64]":
+        """The initial tokens (n, d) that the flags ask for."""
+        return self.clouds(1)[0]
+
+    def clouds(self, count: int) -> "NDArray[np.float64]":
+        """Initial tokens (count, n, d) of that kind, by seeds --tokens-seed, + 1, + 2, ..."""
+        import numpy
+
+        from wflow.sphere import tokens
+
+        # All 1797 digits would be eighty times the work of 200 tokens: that is for --n to ask.
+        n = tokens.DEFAULT_N if self.n is None and self.tokens == "digits" else self.n
+        seeds = range(self.tokens_seed, self.tokens_seed + count)
+        return numpy.stack([tokens.make(self.tokens, n, self.d, seed) for seed in seeds])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFlags(TokenFlags):
+    """Flags of a study that compares head counts."""
+
+    heads: tuple[int, ...] = (64,)
+    """Head counts H, one run each. Two or more are fitted by a power law in H."""
+    sigma2: float = 0.0
+    """Variance sigma^2 of the noise of the heads per unit time."""
+    flow: FlowName = "softmax"
+    """Softmax attention, attention without denominator, or flow of the effective mobility."""
+    direction: Direction = "descent"
+    """Whether the tokens move down or up the energy."""
+    scheme: SchemeName = "euler"
+    """Time stepping; all but euler need heads without noise, --sigma2 0."""
+    save: SaveAt = SaveAt(every=5, heads=True)
+    """What the runs keep, and when."""
+    fit_from: int = 1
+    """Smallest head count that takes part in the fit a H^b."""
+    resume: Annotated[
+        Switch,
+        tyro.conf.arg(
+            help="Continue what an earlier call left in --out; finished runs are kept. Summary "
+            "and figures are made again for the --heads of this call, comparison figures of other "
+            "head counts are removed; their run files stay and are named."
+        ),
+    ] = False
+    overwrite: Annotated[
+        Switch,
+        tyro.conf.arg(
+            help="Replace the runs of --heads in --out, and the summary; figures of what is "
+            "replaced are removed. Run files of other head counts stay and are named."
+        ),
+    ] = False
+
+    def check(self) -> None:
+        super().check()
+        if not self.heads:
+            raise InputError("--heads has no value: expected head counts, such as --heads 1 4 16")
+        for heads in self.heads:
+            whole(heads, "--heads")
+        if len(set(self.heads)) < len(self.heads):
+            raise InputError(f"--heads is {listed(self.heads)}: name every head count once")
+        whole(self.fit_from, "--fit-from")
+        number(self.sigma2, "--sigma2", least=0.0)
+        if self.sigma2 and not TABLEAUX[self.scheme].admits_noise:
+            raise InputError(
+                f"--scheme {self.scheme} needs heads without noise, and --sigma2 is "
+                f"{self.sigma2:g}: give --scheme euler or --sigma2 0"
+            )
+        times = self.save.checked("--save").snapshots
+        outside = [t for t in times or () if not 0 <= t <= self.t_final]
+        if outside:
+            raise InputError(
+                f"--save.snapshots {listed(outside)}: expected times from 0 to --t-final "
+                f"{self.t_final:g}"
+            )
+
+
+AnyFlags = TypeVar("AnyFlags", bound=OutputFlags)
+
+
+def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
+    """Read flags from the command line and check them; `--help` explains each with its default.
+
+    Raises
+    ------
+    InputError
+        Of `OutputFlags.check`, and for words that are not valid UTF-8.
+    SystemExit
+        For `--help` (0) and for arguments that cannot be read (2).
+    """
+    check_words(sys.argv[1:])
+    given = tyro.cli(flags, description=description, registry=_options_of(flags))
+    given.check()
+    return given
+
+
+# Flags of the dataclasses `SaveAt` and `Compute`, such as --save.every, and the shorter names that
+# they had before they were grouped; a study may have a flag of such a name itself.
+_SHORT = {
+    "save": {"every": "record_every", "snapshots": "snapshots", "heads": "save_heads"},
+    "compute": {
+        name: name for name in ("method", "tolerance", "backend", "device", "dtype", "threads")
+    },
+}
+_TYPES: dict[str, Any] = {"snapshots": tuple[float, ...], "paths": tuple[int, ...]}
+_DEFAULTS = {
+    "snapshots": ("[FLOAT ...]", "0 T/20 T/4 T/2 T"),
+    "device": ("DEVICE", "cuda for the torch backend"),
+    "threads": ("INT", "all cores, shared between the workers"),
+    "batch": ("INT", "by memory"),
+}
+
+
+def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegistry:
+    """How `tyro` reads `SaveAt` and `Compute`: every field but the budget, which studies need."""
+    registry = tyro.constructors.ConstructorRegistry()
+    taken = {field.name for field in fields(flags)}
+
+    @registry.struct_rule
+    def rule(info: tyro.constructors.StructTypeInfo) -> Any:
+        kind: Any = info.type
+        if kind not in (SaveAt, Compute):
+            return None
+        default = info.default if isinstance(info.default, kind) else kind()
+        types, texts = get_type_hints(kind) | _TYPES, _texts(kind)
+        specs = []
+        for name in [field.name for field in fields(kind) if field.name != "budget"]:
+            short = _SHORT["save" if kind is SaveAt else "compute"].get(name)
+            metavar, hint = _DEFAULTS.get(name, (None, None))
+            shown = tyro.conf.arg(
+                help=texts[name],
+                aliases=None if short is None or short in taken else [flag(short)],
+                metavar=metavar,
+                help_behavior_hint=None if hint is None else f"(default: {hint})",
+            )
+            annotated: Any = Annotated[types[name], shown]
+            value = getattr(default, name)
+            if value is None and name in _TYPES:
+                value = ()
+            specs.append(tyro.constructors.StructFieldSpec(name, annotated, value))
+
+        def made(**given: Any) -> Any:
+            if kind is SaveAt:
+                given["snapshots"] = given["snapshots"] or None
+            return replace(default, **given)
+
+        return tyro.constructors.StructConstructorSpec(instantiate=made, fields=tuple(specs))
+
+    return registry
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """What the docstring of a dataclass says of its fields, as sentences for `--help`."""
+    lines = re.findall(r"^(\w+) : (.*(?:\n    .*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    texts = {}
+    for name, text in lines:
+        said = re.sub(r"; None\b.*", "", " ".join(text.split()))  # the default is shown
+        texts[name] = said[0].upper() + said[1:] + "."
+    return texts
+
+
+def flag(name: str) -> str:
+    """Name of a field on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def listed(values: Any) -> str:
+    """Numbers as the command line takes them."""
+    return " ".join(map(_number_text, values))
+
+
+def _number_text(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def distinct(values: Sequence[float], name: str, least: int = 1) -> None:
+    """Refuse numbers of which one comes twice, to six digits, or of which there are too few.
+
+    Parameters
+    ----------
+    values : of a flag; names of run files are made of them
+    name : the flag, such as "--taus"
+    least : how many are needed
+
+    Raises
+    ------
+    InputError
+        That names the flag and its values.
+    """
+    if len(values) < least or len(set(map(_number_text, values))) < len(values):
+        raise InputError(
+            f"{name} is {listed(values) or 'empty'}: expected {least} or more numbers, each once"
+            + (" to six digits" if any(isinstance(value, float) for value in values) else "")
+        )
+
+
+def _of_tokens(flags: Flags) -> str:
+    """The flags that decide on the initial tokens; a study without `TokenFlags` names its own."""
+    if isinstance(flags, TokenFlags):
+        return "--tokens, --n, --d or --tokens-seed"
+    names = [name for name in ("n", "d", "paths", "reference") if hasattr(flags, name)]
+    seed = "tokens_seed" if hasattr(flags, "tokens_seed") else "seed"
+    return f"the initial tokens ({', '.join(map(flag, [*names, seed]))})"
+
+
+def flags_of(differ: list[str], flags: Flags) -> str:
+    """Name the flags behind the keys in which the configurations of two runs differ."""
+    roots = [key.split(".")[0].split(" ")[0] for key in differ]
+    names = []
+    for key, root in zip(differ, roots, strict=True):
+        field = key.rpartition(".")[2]
+        if root == "x0":
+            names.append(_of_tokens(flags))
+        elif root in ("save", "compute"):
+            names.append(flag(key) if hasattr(flags, root) else key)
+        elif key == "law.name":
+            own = hasattr(flags, "law")
+            names.append("--law" if own else "the law of the heads (that of another study)")
+        elif root == "law" and "law.name" in differ:
+            continue  # parameters of two laws do not compare
+        elif key in ("law.mean", "law.d"):
+            names += [] if "x0" in roots else ["--d"]
+        elif key == "law.exact":
+            names.append("--ou")
+        elif hasattr(flags, field):
+            names.append(flag(field))
+        else:
+            names.append(key)
+    return ", ".join(dict.fromkeys(names))

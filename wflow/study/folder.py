@@ -1,0 +1,155 @@
+"""The folder of a study: its contents, and what may be written to it."""
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from wflow._core.errors import InputError
+from wflow._core.files import claim_folder, remove_drafts
+from wflow._core.identity import check_comparable
+from wflow._core.signals import signals_held
+from wflow.io.disk import check_target
+from wflow.io.reading import differences, manifest_config, manifest_of, partial_of, parts_of
+from wflow.io.results import DRAFT, summary_document
+from wflow.io.runfile import config_text, load_state, never_started, open_run, run_status
+from wflow.study.flags import Flags, flags_of
+
+
+def configuration(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration of the run that `wflow.solve(**task)` makes, its arguments checked."""
+    from wflow.particles.problem import problem_of_task  # loads Numba
+
+    return problem_of_task(task).config()
+
+
+def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
+    """Before anything is computed: is this run file free, or that of the run asked for?"""
+    from wflow.particles.problem import problem_of_task  # loads Numba
+
+    problem = problem_of_task(task)
+    if flags.overwrite or (run_status(file) == "absent" and not manifest_of(file).exists()):
+        check_target(file, problem.layout(), overwrite=flags.overwrite)
+        return
+    if not flags.resume:
+        names = (file, partial_of(file), parts_of(file))
+        refuse_existing(file.parent, [name.name for name in names])
+    asked = problem.config()
+    check_comparable(asked)
+    differ = config_differences(file, asked)
+    if differ:
+        raise InputError(
+            f"{file} holds a run that differs in {flags_of(differ, flags)}: give the flags it was "
+            "made with, --overwrite in the place of --resume, or another --out"
+        )
+    if run_status(file) == "partial" and not never_started(file):
+        load_state(file)  # a state that is missing shows now, not after other runs
+
+
+def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
+    """Keys in which the configuration of a run file differs from the one asked for."""
+    if run_status(file) == "absent":
+        return differences(manifest_config(file), json.loads(config_text(asked)))
+    with _open(file) as ds:
+        return differences(json.loads(ds.attrs["config"]), json.loads(config_text(asked)))
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[Any]:
+    """The run of that name, unfinished or not; signals wait, for HDF5 closes no file halfway."""
+    with signals_held(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not complete is why it is resumed
+        partial = run_status(file) == "partial"
+        with open_run(partial_of(file) if partial else file) as ds:
+            yield ds
+
+
+def keep_or_replace(file: Path, flags: Flags) -> dict[str, Any]:
+    """Arguments of `solve` that say what becomes of an earlier run file."""
+    if flags.overwrite or (flags.resume and never_started(file)):
+        return {"out": file, "if_exists": "overwrite"}
+    return {"out": file, "if_exists": "resume" if flags.resume else "error"}
+
+
+def refuse_existing(folder: Path, names: Iterable[str]) -> None:
+    """Raise InputError where one of the files is there."""
+    for name in names:
+        if os.path.lexists(folder / name):
+            raise InputError(
+                f"{folder / name} exists: add --resume to continue it, --overwrite to replace "
+                "it, or choose another --out"
+            )
+
+
+@contextmanager
+def study_folder(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other studies out of it until the end.
+
+    If what follows fails before it writes anything, the folder is taken away again.
+
+    Raises
+    ------
+    InputError
+        For a folder that cannot be made or written, or in which another study is running.
+    """
+    try:
+        made, lock = claim_folder(folder)
+    except BlockingIOError:
+        raise InputError(
+            f"another study is running in --out {folder}: wait for it, stop it, or choose another "
+            "--out"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"cannot make --out {folder}: {error.strerror}; choose a folder that can be written"
+        ) from None
+    try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write into --out {folder}: choose a folder that can be")
+        remove_drafts(folder, [DRAFT])
+        yield
+    except BaseException:
+        for path in made:  # innermost first
+            if any(path.iterdir()):
+                break
+            path.rmdir()
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def earlier_results(folder: Path) -> set[str]:
+    """Names of the files that an earlier summary of this folder gives as its own."""
+    document = summary_document(folder / "summary.json")
+    figures, texts = (document.get(key, []) for key in ("figures", "texts"))
+    names = {"summary.h5", "summary.json", "summary.md"} if document else set[str]()
+    if isinstance(figures, list):
+        names |= {f"{stem}.{kind}" for stem in figures for kind in ("png", "pdf")}
+    if isinstance(texts, list):
+        names |= {str(name) for name in texts}
+    return {name for name in names if Path(name).name == name}  # of this folder only
+
+
+@contextmanager
+def log_on_stderr(verbose: bool) -> Iterator[None]:
+    """Show what wflow logs, for the time of a study."""
+    if not verbose:
+        yield
+        return
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    logger = logging.getLogger("wflow")
+    handler, level = RichHandler(console=Console(stderr=True), show_path=False), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,398 @@
+"""The session of a study: its runs, summary, findings and figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wflow._core.errors import InputError
+from wflow._core.progress import Advance, progress
+from wflow._core.signals import signals_as_errors
+from wflow.analysis.fits import mean_and_error
+from wflow.distributed.workers import check_workers, default_threads, pool
+from wflow.io.results import STUDY, foreign_among, refusal, refuse_foreign, replace_files
+from wflow.io.schema import command_text, version_of
+from wflow.study.flags import Flags, OutputFlags
+from wflow.study.folder import (
+    check_output,
+    earlier_results,
+    keep_or_replace,
+    log_on_stderr,
+    refuse_existing,
+    study_folder,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+    from wflow.analysis.fits import PowerLaw
+
+SUMMARY = ("summary.h5", "summary.json")
+_PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "xarray", "h5netcdf")
+
+
+Verdict = Literal["confirmed", "confirmed in part", "not confirmed", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a study found about one prediction.
+
+    Attributes
+    ----------
+    prediction : the statement, as the theory makes it
+    source : paper and theorem, or section of docs/mathematics.md
+    found : the numbers, and where the prediction holds if only in part
+    verdict : decided by the study's code from its numbers: "confirmed in part" where it holds in
+        some of the cases that it covers, "inconclusive" where an effect is within its spread
+    """
+
+    prediction: str
+    source: str
+    found: str
+    verdict: Verdict
+
+    @classmethod
+    def decided(cls, prediction: str, source: str, found: str, holds: ArrayLike) -> Finding:
+        """A finding about cases in each of which the prediction holds or does not.
+
+        Parameters
+        ----------
+        holds : bool, or an array of one per case; all: confirmed, some: confirmed in part
+        """
+        cases = np.asarray(holds, dtype=bool)
+        verdict: Verdict = "not confirmed"
+        if cases.any():
+            verdict = "confirmed" if cases.all() else "confirmed in part"
+        return cls(prediction, source, found, verdict)
+
+    @classmethod
+    def slope(
+        cls,
+        prediction: str,
+        source: str,
+        fits: PowerLaw | Mapping[str, PowerLaw],
+        expected: float | Mapping[str, float],
+        tolerance: float,
+        *,
+        root: bool = False,
+        note: str = "",
+    ) -> Finding:
+        """A finding about the exponents of power laws.
+
+        An exponent within the tolerance of what is expected is confirmed; one beyond it is
+        inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents
+        that differ in this are confirmed in part, or, where none is confirmed, inconclusive.
+
+        Parameters
+        ----------
+        fits : one fit, or label -> fit
+        expected : exponent, or label -> exponent
+        root : the fits are of mean squares, and the prediction is about their roots
+        note : added to the numbers
+        """
+        laws = fits if isinstance(fits, Mapping) else {"": fits}
+        verdicts: list[Verdict] = []
+        for label, fit in laws.items():
+            wanted = expected[label] if isinstance(expected, Mapping) else expected
+            scale = 0.5 if root else 1.0
+            low, high = (scale * bound for bound in fit.exponent_ci)
+            if abs(scale * fit.exponent - wanted) <= tolerance:
+                verdicts.append("confirmed")
+            elif low <= wanted + tolerance and high >= wanted - tolerance:
+                verdicts.append("inconclusive")
+            else:
+                verdicts.append("not confirmed")
+        verdict = verdicts[0]
+        if len(set(verdicts)) > 1:
+            verdict = "confirmed in part" if "confirmed" in verdicts else "inconclusive"
+        found = "; ".join(
+            f"{label} slope {slope_text(fit, root=root)}".strip() for label, fit in laws.items()
+        )
+        return cls(prediction, source, found + note, verdict)
+
+
+def slope_text(fit: PowerLaw, style: str = ".3f", *, root: bool = False) -> str:
+    """The exponent of a fit and its interval; with `root` those of the root of what was fitted."""
+    scale = 0.5 if root else 1.0
+    low, high = (scale * bound for bound in fit.exponent_ci)
+    interval = f" ({100 * fit.level:.0f} % {low:{style}} to {high:{style}})"
+    return f"{scale * fit.exponent:{style}}" + (interval if np.isfinite(low) else "")
+
+
+def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") -> str:
+    """Mean ± standard error of independent samples, for a cell of a table."""
+    mean, error = mean_and_error(samples)
+    return f"{float(mean):{style}} ± {float(error):{error_style}}"
+
+
+class Session:
+    """One call of a study; made by `wflow.study.session`."""
+
+    def __init__(self, name: str, flags: OutputFlags) -> None:
+        self.name, self.flags = name, flags
+        self.files: dict[str, Path] = {}
+
+    def solve(self, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+        """Compute every run, or keep what `--resume` finds of it.
+
+        Parameters
+        ----------
+        runs : name -> arguments of `wflow.solve`, without `out` and `if_exists`; `compute` is that
+            of the flags
+
+        Returns
+        -------
+        name -> run file NAME.h5 in the study's folder
+
+        Raises
+        ------
+        InputError
+            For arguments or files that cannot be used; nothing has been computed then.
+        """
+        flags = self.flags
+        assert isinstance(flags, Flags), "only a study of particles has runs to solve"
+        files = {name: flags.out / f"{name}.h5" for name in runs}
+        threads = flags.compute.threads
+        share = threads or default_threads(flags.workers)
+        computed = {
+            name: replace(task.get("compute", flags.compute), threads=share)
+            for name, task in runs.items()
+        }
+        runs = {name: {**task, "compute": computed[name]} for name, task in runs.items()}
+        for name, file in files.items():
+            check_output(file, runs[name], flags)
+        tasks = [{**task, **keep_or_replace(files[name], flags)} for name, task in runs.items()]
+        with pool(flags.workers, flags.scheduler, threads=threads) as compute:
+            compute(tasks)
+        self.files |= files
+        return files
+
+    def progress(self, total: int, label: str) -> AbstractContextManager[Advance]:
+        """Show how far a loop of the study has come: `with ... as advance: advance(1)`."""
+        return progress(total, label)
+
+    def finish(
+        self,
+        table: Dataset,
+        text: str,
+        findings: Sequence[Finding],
+        figures: Mapping[str, Figure],
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write summary and figures, and print what was found.
+
+        Parameters
+        ----------
+        table : the study's numbers, written to summary.h5
+        text : the report that is printed, Markdown
+        findings : one per prediction
+        figures : name -> figure, written as PNG and PDF
+        texts : name -> content of further text files
+        """
+        source = provenance(self.name)
+        document = source | {
+            "config": {"flags": asdict(self.flags) | {"out": str(self.flags.out)}},
+            "runs": {name: file.name for name, file in self.files.items()},
+            "findings": [asdict(finding) for finding in findings],
+        }
+        report = f"{text}\n\n{_findings_text(findings)}" if findings else text
+        page = (
+            f"# {self.name}\n\n    {source['command']}\n\n{machine()}; {source['created']}; "
+            f"wflow {source['versions']['wflow']}\n\n{report}\n"
+        )
+        texts = dict(texts or {}) | {"summary.md": page}
+        former = earlier_results(self.flags.out)
+        print(report)
+        write_results(self.flags.out, table, document, figures, texts, stale=former)
+        runs = len(self.files)
+        print(f"\nIn {self.flags.out}: {runs} run file{'s' if runs != 1 else ''}", end="")
+        print("; summary.h5, summary.json and summary.md", end="")
+        print(f"; figures (PNG and PDF) {', '.join(figures)}" if figures else "")
+
+
+@contextmanager
+def session(name: str, flags: OutputFlags) -> Iterator[Session]:
+    """Open the folder of a study: `with study.session(name, flags) as session: ...`.
+
+    Everything that takes time belongs inside: the folder is checked, and kept from other studies,
+    and the scheduler has answered, before the block begins.
+
+    Parameters
+    ----------
+    name : name of the study, for the summary
+    flags : its flags, checked (as `command_line` does)
+
+    Raises
+    ------
+    InputError
+        Where the folder holds an earlier summary and neither --resume nor --overwrite is given,
+        where it cannot be used, or where workers were asked for and there is no dask.
+    Interrupted
+        On SIGINT and SIGTERM.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(signals_as_errors(lambda: _after_signal(flags)))
+        stack.enter_context(log_on_stderr(flags.verbose))
+        stack.enter_context(study_folder(flags.out))
+        if flags.resume or flags.overwrite:
+            refuse_foreign(flags.out, (*SUMMARY, "summary.md"), earlier_results(flags.out))
+        else:
+            refuse_existing(flags.out, SUMMARY)
+        if isinstance(flags, Flags):
+            check_workers(flags.workers, flags.scheduler)
+        yield Session(name, flags)
+
+
+def _after_signal(flags: OutputFlags) -> str:
+    """What a message says after the name of a signal that ended a study."""
+    if not flags.out.is_dir():
+        return "ended the study before it wrote anything"
+    instead = " in the place of --overwrite" if flags.overwrite else ""
+    return (
+        f"ended the study; what was computed is kept in {flags.out}: give the same command with "
+        f"--resume{instead} to continue"
+    )
+
+
+def provenance(name: str) -> dict[str, Any]:
+    """What made a summary: study, command, date, versions."""
+    return {
+        "schema": f"{STUDY}1",
+        "study": name,
+        "command": command_text(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {package: version_of(package) for package in _PACKAGES},
+    }
+
+
+def write_results(
+    folder: Path,
+    table: Dataset,
+    document: dict[str, Any],
+    figures: Mapping[str, Figure],
+    texts: Mapping[str, str],
+    *,
+    stale: Iterable[str] = (),
+) -> None:
+    """Write figures, texts, summary.h5 (the numbers), and summary.json (the document) at the end.
+
+    Parameters
+    ----------
+    document : it gets the names of the figures and texts
+    stale : names of earlier results, removed where they are not written again
+
+    Raises
+    ------
+    InputError
+        Where the folder cannot be written, or a file that wflow did not write has one of the
+        names. If it is that of a figure or a text, everything else is written.
+    """
+    from wflow.plots.figure import draw
+
+    named = earlier_results(folder)
+    drawn = {stem: (f"{stem}.png", f"{stem}.pdf") for stem in figures}
+    foreign = foreign_among(folder, [*chain.from_iterable(drawn.values()), *texts], named)
+    figures = {stem: figures[stem] for stem in figures if not {*drawn[stem]} & {*foreign}}
+    texts = {name: texts[name] for name in texts if name not in foreign}
+
+    attrs = {
+        key: json.dumps(value) if isinstance(value, dict | list) else value
+        for key, value in document.items()
+        if key in ("schema", "study", "command", "created", "versions", "config")
+    }
+    dataset = table.assign_attrs(attrs | {"title": f"wflow study {document['study']}"})
+    document = document | {"figures": sorted(figures), "texts": sorted(texts)}
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    writers: dict[str, Callable[[Path], Any]] = {
+        f"{stem}.{kind}": partial(draw, figure, kind)
+        for stem, figure in figures.items()
+        for kind in ("png", "pdf")
+    }
+    writers["summary.h5"] = lambda file: dataset.to_netcdf(file, engine="h5netcdf")
+    for name, content in (*texts.items(), ("summary.json", text)):
+        writers[name] = partial(Path.write_text, data=content, encoding="utf-8")
+    try:
+        replace_files(
+            folder,
+            writers,
+            named=named,
+            stale=set(stale) - set(writers),
+            index="summary.json",
+        )
+    except OSError as error:
+        raise InputError(
+            f"cannot write the summary into {folder}: {error.strerror or error}; the run files "
+            "are kept: free space and give the same command with --resume"
+        ) from None
+    for name in foreign:
+        raise InputError(
+            f"{refusal(folder / name)} and give the same command with --resume; the summary is "
+            "written"
+        )
+
+
+def markdown_table(
+    columns: Mapping[str, Sequence[str]] | Sequence[Mapping[str, str]],
+) -> str:
+    """Write a table in Markdown that also reads well as plain text.
+
+    Parameters
+    ----------
+    columns : title -> cells; or one mapping title -> cell for every row
+
+    Raises
+    ------
+    InputError
+        For columns of different lengths, or rows with different titles.
+    """
+    if not isinstance(columns, Mapping):
+        rows_given = list(columns)
+        titles = list(rows_given[0]) if rows_given else []
+        for row in rows_given:
+            if list(row) != titles:
+                raise InputError(f"the rows of a table have different titles: {titles}, {[*row]}")
+        columns = {title: [row[title] for row in rows_given] for title in titles}
+    lengths = {title: len(cells) for title, cells in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"the columns of a table have different lengths: {lengths}")
+    widths = [max(map(len, (title, *cells))) for title, cells in columns.items()]
+    rows = [tuple(columns), tuple("-" * w for w in widths), *zip(*columns.values(), strict=True)]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    )
+
+
+def machine() -> str:
+    """The processor and its number of cores, for the head of a report."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} cores of {models[0] if models else name}"
+
+
+def _findings_text(findings: Sequence[Finding]) -> str:
+    """A Markdown list that also reads well in a terminal."""
+    entries = []
+    for f in findings:
+        entry = f"- **{f.verdict}**: {f.prediction} ({f.source}). Found: {f.found}."
+        entries.append(textwrap.fill(entry, 100, subsequent_indent="  ", break_long_words=False))
+    return "\n".join(entries)

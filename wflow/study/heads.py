@@ -1,0 +1,341 @@
+"""The study over head counts: the squared upper gradient against the number of heads.
+
+`session` serves a study of any kind. `run` is the whole study: it solves the same problem
+for several head counts and asks how the squared upper gradient G^2, averaged over the second half
+of the time, depends on the number of heads; a script adds its own flags to `StudyFlags`, makes its
+head law, and hands both over.
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.command_line import Folder
+from wflow._core.errors import InputError, WflowError
+from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
+from wflow.heads.laws import law_config
+from wflow.io.results import COMPARISONS, OF_ONE_RUN, refuse_foreign
+from wflow.io.schema import BUDGET_RUNNING, VARIABLES
+from wflow.study.flags import (
+    Flags,
+    OutputFlags,
+    StudyFlags,
+    Switch,
+    TokenFlags,
+    command_line,
+    flags_of,
+)
+from wflow.study.folder import config_differences, configuration, earlier_results
+from wflow.study.frame import (
+    SUMMARY,
+    Finding,
+    Session,
+    markdown_table,
+    provenance,
+    session,
+    write_results,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+    from wflow.heads.laws import HeadLaw
+
+
+__all__ = [
+    "SNAPSHOTS",
+    "Finding",
+    "Flags",
+    "Folder",
+    "OutputFlags",
+    "Session",
+    "StudyFlags",
+    "Switch",
+    "TokenFlags",
+    "command_line",
+    "markdown_table",
+    "run",
+    "session",
+]
+
+# Summary: averages per run and path, the fit over head counts, their files
+# -------------------------------------------------------------------------
+
+FILES = SUMMARY
+_AVERAGED = ("upper_gradient_sq", "dissipation")
+_AT_END = ("energy", *BUDGET_RUNNING)
+
+
+def summarise(files: dict[int, Path]) -> "Dataset":
+    """Reduce finished runs to one number per quantity, head count and path.
+
+    Parameters
+    ----------
+    files : head count -> run file
+
+    Returns
+    -------
+    Dataset (heads, path): averages over the second half of the time, t >= T/2, of the squared
+    upper gradient and the dissipation, and the energy budget at the end
+    """
+    import xarray
+
+    from wflow.io.runfile import open_run
+
+    columns: dict[str, list[NDArray[Any]]] = {}
+    path = None
+    for file in files.values():
+        with open_run(file) as ds:
+            path = ds["path"].values
+            time = ds["time"].values
+            late = np.flatnonzero(time >= time[-1] / 2)
+            for name in _AVERAGED:
+                average = ds[name].isel(time=slice(late[0], None)).mean("time").values
+                columns.setdefault(name, []).append(average)
+            for name in _AT_END:
+                columns.setdefault(f"{name}_final", []).append(ds[name].isel(time=-1).values)
+            columns.setdefault("energy_initial", []).append(ds["energy"].isel(time=0).values)
+    variables = {}
+    for name, values in columns.items():
+        variable = VARIABLES[name.removesuffix("_final").removesuffix("_initial")]
+        when = "average over t >= T/2"
+        when = "at t = 0" if name.endswith("_initial") else when
+        when = "at t = T" if name.endswith("_final") else when
+        attrs = variable.attrs | {"long_name": f"{variable.long_name}, {when}"}
+        variables[name] = (("heads", "path"), np.array(values), attrs)
+    coords = {
+        "heads": ("heads", np.array(list(files)), {"long_name": "number of heads H"}),
+        "path": ("path", path, VARIABLES["path"].attrs),
+    }
+    return xarray.Dataset(variables, coords)
+
+
+def fit_scaling(table: "Dataset", fit_from: int = 1) -> PowerLaw | None:
+    """Fit a H^b to the time-averaged G^2 of the head counts H >= fit_from; None below two."""
+    part = table["upper_gradient_sq"].sel(heads=table["heads"] >= fit_from)
+    if part.sizes["heads"] < 2:
+        return None
+    try:
+        return power_law(part["heads"].values, part.values)
+    except InputError as error:  # the runs are worth keeping without a fit
+        warnings.warn(f"no fit over the head counts: {error}", stacklevel=2)
+        return None
+
+
+def report(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> str:
+    """Write the numbers that matter as a plain table: mean ± standard error over the paths."""
+    change = table["energy_final"] - table["energy_initial"]
+    columns = {
+        "heads": [str(h) for h in table["heads"].values],
+        "G^2 (t >= T/2)": _cells(table["upper_gradient_sq"].values),
+        "E(T) - E(0)": _cells(change.values),
+        "residual": _cells(table["edi_residual_final"].values),
+        "residual with G^2": _cells(table["edi_residual_upper_gradient_final"].values),
+    }
+    widths = [max(map(len, (title, *cells))) for title, cells in columns.items()]
+    rows = [tuple(columns), *zip(*columns.values(), strict=True)]
+    lines = [
+        "   ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    lines.insert(1, "   ".join("-" * width for width in widths))
+    paths = table.sizes["path"]
+    lines.append("")
+    lines.append(f"Mean ± standard error over {paths} paths." if paths > 1 else "One path.")
+    if fit is not None:
+        start = f" for H >= {fit_from}" if fit_from > 1 else ""
+        lines.append(
+            f"Fit{start}: G^2 = a H^b with a = {fit.prefactor:.4g}, b = {fit.exponent:.4f}"
+        )
+        if math.isfinite(fit.exponent_ci[0]):
+            low, high = fit.exponent_ci
+            lines[-1] += f" ({100 * fit.level:.0f} % bootstrap interval {low:.4f} to {high:.4f})"
+        if fit.points > 2:
+            lines[-1] += f", Pearson {fit.pearson:.5f}"
+    return "\n".join(lines)
+
+
+def write(
+    folder: Path,
+    name: str,
+    flags: Any,
+    law: dict[str, Any],
+    table: "Dataset",
+    fit: PowerLaw | None,
+    files: dict[int, Path],
+    figures: "Mapping[str, Figure]",
+    stale: Iterable[str],
+) -> None:
+    """Write figures, summary.h5 (numbers per path) and summary.json (fit, means, provenance).
+
+    Raises
+    ------
+    InputError
+        Of `write_results`.
+    """
+    config = {"flags": asdict(flags) | {"out": str(flags.out)}, "law": law}
+    runs = []
+    for k, heads in enumerate(files):
+        row: dict[str, Any] = {"heads": heads, "file": files[heads].name}
+        for key in table.data_vars:
+            mean, error = mean_and_error(table[key].values[k])
+            row[str(key)] = {"mean": json_number(mean), "standard_error": json_number(error)}
+        runs.append(row)
+    document = provenance(name) | {
+        "config": config,
+        "fit": None if fit is None else fit.as_dict() | {"heads_from": flags.fit_from},
+        "runs": runs,
+    }
+    write_results(folder, table, document, figures, {}, stale=stale)
+
+
+def _cells(values: NDArray[Any]) -> list[str]:
+    means, errors = mean_and_error(values)
+    return [
+        f"{mean:.4g}" + (f" ± {error:.1g}" if math.isfinite(error) else "")
+        for mean, error in zip(means, errors, strict=True)
+    ]
+
+
+# The study
+# ---------
+
+
+SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 1)  # times of the token snapshots, in units of T
+
+_RUN_FILE = re.compile(r"H\d{5,}\.h5(\.partial|\.parts)?")
+_DRAWN = (".png", ".pdf")
+
+
+def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int:
+    """Solve for every head count, fit, and write run files, summary and figures into `flags.out`.
+
+    Parameters
+    ----------
+    name : name of the study, for the summary
+    flags : the flags, checked (as `command_line` does)
+    law_of : head law of all runs, made for the dimension d of the tokens
+
+    Returns
+    -------
+    exit status 0
+
+    Raises
+    ------
+    InputError
+        For flags, tokens or files that cannot be used; nothing has been written then.
+    """
+    with session(name, flags) as opened:
+        x0 = flags.cloud()
+        flags = replace(flags, n=x0.shape[0], d=x0.shape[1])  # the summary says what they were
+        law = law_of(x0.shape[1])
+        counts = sorted(flags.heads)
+        refuse_foreign(flags.out, _figure_names(flags), earlier_results(flags.out))
+        problem: dict[str, Any] = {
+            "x0": x0,
+            "law": law,
+            "t_final": flags.t_final,
+            "dt": flags.dt,
+            "paths": flags.paths,
+            "seed": flags.seed,
+            "flow": flags.flow,
+            "direction": flags.direction,
+            "scheme": flags.scheme,
+            "save": replace(
+                flags.save,
+                budget=True,
+                snapshots=flags.save.snapshots or tuple(flags.t_final * s for s in SNAPSHOTS),
+            ),
+        }
+        tasks = {f"H{heads:05d}": problem | {"heads": heads} for heads in counts}
+        files = dict(zip(counts, opened.solve(tasks).values(), strict=True))
+        table = summarise(files)
+        fit = fit_scaling(table, flags.fit_from)
+        print(report(table, fit, flags.fit_from))
+        figures = draw(flags, files, table, fit)
+        stale = _stale(flags, files)
+        write(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
+        print(
+            f"\nIn {flags.out}: run files {', '.join(file.name for file in files.values())}; "
+            f"{' and '.join(FILES)}; figures (PNG and PDF) {', '.join(figures)}"
+        )
+        others = _other_runs(flags, files, configuration(problem | {"heads": counts[-1]}))
+    if others:
+        print(f"\nAlso in {flags.out}, and not in this summary:")
+        print("\n".join(f"  {other}" for other in others))
+    return 0
+
+
+def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":
+    """Comparison of the head counts, and all figures of the run with the most heads."""
+    from wflow.io import runfile
+    from wflow.plots.runs import gradient_against_heads, gradient_over_time, run_figures
+
+    figures: dict[str, Figure] = {}
+    with ExitStack() as stack:
+        runs = {h: stack.enter_context(runfile.open_run(file)) for h, file in files.items()}
+        if len(runs) > 1:
+            figures["gradient_over_time"] = gradient_over_time(runs)
+            average = table["upper_gradient_sq"].values
+            figures["gradient_against_heads"] = gradient_against_heads(
+                list(runs), average, fit, flags.fit_from
+            )
+        figures |= run_figures(runs[max(runs)])
+    return figures
+
+
+def _figure_names(flags: StudyFlags) -> list[str]:
+    """Names of the files that `draw` will be written to."""
+    kinds = ["tokens_path0", "gradient_over_time", "energy_balance"]
+    kinds += ["tokens_mean"] if flags.paths > 1 else []
+    stems = [f"H{max(flags.heads):05d}_{kind}" for kind in kinds]
+    stems += COMPARISONS if len(flags.heads) > 1 else []
+    return [stem + kind for stem in stems for kind in _DRAWN]
+
+
+def _stale(flags: StudyFlags, files: dict[int, Path]) -> list[str]:
+    """Figures of an earlier call that show other runs than those in the folder now."""
+    if not (flags.resume or flags.overwrite):
+        return []
+    replaced = {file.stem for file in files.values()} if flags.overwrite else set[str]()
+    return [
+        file.name
+        for file in flags.out.iterdir()
+        if file.suffix in _DRAWN
+        and (
+            file.stem in COMPARISONS
+            or ((one := OF_ONE_RUN.fullmatch(file.stem)) and one[1] in replaced)
+        )
+    ]
+
+
+def _other_runs(flags: StudyFlags, files: dict[int, Path], asked: dict[str, Any]) -> list[str]:
+    """Run files in the folder that this call has not made: each with what sets it apart."""
+    lines = []
+    for file in sorted(flags.out.iterdir()):
+        run = file.with_name(file.name.removesuffix(".partial").removesuffix(".parts"))
+        if not _RUN_FILE.fullmatch(file.name) or run in files.values():
+            continue
+        try:
+            differ = [key for key in config_differences(run, asked) if key.split(".")[0] != "heads"]
+        except WflowError:
+            lines.append(f"{file.name}, which cannot be read")
+            continue
+        if differ:
+            lines.append(f"{file.name}, which differs in {flags_of(differ, flags)}")
+        else:
+            count = int(run.stem[1:])
+            lines.append(
+                f"{file.name}, of the same settings: add {count} to --heads, with --resume, to "
+                "take it in"
+            )
+    return lines

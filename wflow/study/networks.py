@@ -1,0 +1,389 @@
+"""Studies of networks: presets, training of every run, tables over seeds.
+
+Torch is loaded when something is trained, so that a script shows its flags without it.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow import nets
+from wflow._core.checks import number, whole
+from wflow._core.command_line import check_folder
+from wflow._core.errors import InputError
+from wflow._core.files import open_hdf5, opened
+from wflow.study.flags import OutputFlags, Switch
+from wflow.study.frame import Session, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor, nn
+    from xarray import Dataset
+
+    from wflow.nets import train
+
+FloatArray = NDArray[np.float64]
+AnySetup = TypeVar("AnySetup")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetFlags(OutputFlags):
+    """Flags of every study of networks."""
+
+    preset: Literal["smoke", "cpu", "paper"] = "cpu"
+    """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
+    the published set-up, for a GPU."""
+    only: tuple[str, ...] = ()
+    """Models to train, by name. With --resume the finished ones are in the tables, too."""
+    seeds: int | None = None
+    """Number of training runs of each model, with seeds 0, 1, ...; default: of the preset."""
+    steps: int | None = None
+    """Steps M of the continuous models in training; default: of the preset."""
+    lam: float | None = None
+    """Weight lam of the transport cost; default: of the preset."""
+    device: str = "auto"
+    """Device: auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward pass in training; bfloat16 by autocast."""
+    compile: Switch = False
+    """Compile the networks by torch.compile."""
+    data: str | None = None
+    """Folder with the data; default: $WFLOW_DATA, ../shared/data, then a download."""
+
+    def check(self) -> None:
+        super().check()
+        for name in ("seeds", "steps"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), f"--{name}")
+        check_folder(self.data, "--data")
+        if self.lam is not None:
+            number(self.lam, "--lam", least=0.0)
+        if len(set(self.only)) < len(self.only):
+            raise InputError(f"--only is {' '.join(self.only)}: name every model once")
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise InputError(
+                "a study is one process, and torchrun started several: give each GPU some of the "
+                "models instead, by --only MODEL, --device cuda:1 and a separate --out"
+            )
+        need_torch()
+        nets.train.device(self.device)  # refused before anything is written
+
+
+def need_torch() -> None:
+    """Refuse to begin a study of networks where torch is not installed.
+
+    Raises
+    ------
+    InputError
+        That says how it is installed.
+    """
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            "this study trains networks and torch is not installed: pip install -e '.[nets]'"
+        ) from None
+
+
+def with_flags(setup: AnySetup, flags: NetFlags) -> AnySetup:
+    """The set-up of a preset, with what the flags say otherwise (flags that are not None)."""
+    given = {
+        field.name: value
+        for field in fields(setup)  # type: ignore[arg-type]
+        if (value := getattr(flags, field.name, None)) is not None
+    }
+    return replace(setup, **given)  # type: ignore[type-var]
+
+
+def is_preset(setup: Any, flags: NetFlags, presets: Mapping[str, Any]) -> bool:
+    """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
+    asked = presets[flags.preset]
+    return flags.preset != "smoke" and replace(setup, seeds=asked.seeds) == asked
+
+
+def chosen(names: Iterable[str], seeds: int, flags: NetFlags) -> list[str]:
+    """The models that `--only` names and, with `--resume`, those that are finished; or all.
+
+    Raises
+    ------
+    InputError
+        For a name that is none of them.
+    """
+    names = list(names)
+    unknown = [name for name in flags.only if name not in names]
+    if unknown:
+        raise InputError(f"--only {' '.join(unknown)}: expected some of {', '.join(names)}")
+    if not flags.only:
+        return names
+
+    def finished(name: str) -> bool:
+        files = [_folder(flags, name, seed) / nets.train.METRICS for seed in range(seeds)]
+        return flags.resume and all(map(_complete, files))
+
+    return [name for name in names if name in flags.only or finished(name)]
+
+
+def _folder(flags: NetFlags, name: str, seed: int) -> "Path":
+    return flags.out / f"{name.replace(' ', '-')}-{seed}"
+
+
+def _complete(file: "Path") -> bool:
+    if not os.path.lexists(file):
+        return False
+
+    with opened(file, "the metrics of a training"), open_hdf5(file) as found:
+        return np.array_equal(np.ravel(found.attrs.get("complete", 0)), [1])
+
+
+class Run(NamedTuple):
+    """One training run: everything that `train.train` is given."""
+
+    model: "nn.Module"
+    objective: "train.Objective"
+    batches: "train.Batches"
+    config: "train.TrainConfig"
+    evaluate: "Callable[[nn.Module], dict[str, float]]"
+
+
+class Trained(NamedTuple):
+    """A network after its training, in evaluation mode on its device, and its history."""
+
+    model: "nn.Module"
+    history: "Dataset"
+    device: "torch.device"
+    diverged: bool  # the loss was not finite; the model is then not to be asked
+
+
+class Results(NamedTuple):
+    """What came out: model -> one entry per seed."""
+
+    records: dict[str, list[Record]]
+    histories: "dict[str, list[Dataset]]"
+
+    @property
+    def devices(self) -> str:
+        """Where the training was, in words: all places of all runs."""
+        places = [
+            place
+            for runs in self.histories.values()
+            for history in runs
+            for place in str(history.attrs["devices"]).split("; ")
+            if place  # none where the first step diverged
+        ]
+        return "; ".join(dict.fromkeys(places))
+
+    @property
+    def seconds(self) -> float:
+        """Time of all training steps, whenever they were taken."""
+        runs = [history for found in self.histories.values() for history in found]
+        return sum(float(history["seconds"].sum()) for history in runs)
+
+    def diverged(self) -> str:
+        """Which models did not get to the end, for the report; nothing if all did."""
+        counts = {name: sum(r["diverged"] for r in runs) for name, runs in self.records.items()}
+        return ", ".join(
+            f"{name} diverged in {count} of {len(self.records[name])} runs"
+            for name, count in counts.items()
+            if count
+        )
+
+
+def train_all(
+    session: Session,
+    flags: NetFlags,
+    names: Sequence[str],
+    seeds: int,
+    plan: Callable[[str, int], Run],
+    examine: Callable[[str, int, Trained], Record],
+) -> Results:
+    """Train every model with every seed, each in a separate folder, and examine it.
+
+    Parameters
+    ----------
+    plan : (model, seed) -> Run
+    examine : (model, seed, Trained) -> numbers by name; those of a diverged run are NaN
+    """
+    results = Results({name: [] for name in names}, {name: [] for name in names})
+    for seed in range(seeds):
+        for name in names:
+            found = _trained(session, flags, name, seed, plan(name, seed))
+            record = examine(name, seed, found) | {"diverged": found.diverged}
+            results.records[name].append(record)
+            results.histories[name].append(found.history)
+    return results
+
+
+def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) -> Trained:
+    """Train one run, or take up what `--resume` finds of it."""
+    train = nets.train
+    out = _folder(flags, name, seed)
+    diverged = False
+    try:
+        history = train.train(
+            run.model,
+            run.objective,
+            run.batches,
+            run.config,
+            out=out,
+            evaluate=run.evaluate,
+            resume=flags.resume,
+            overwrite=flags.overwrite,
+            label=out.name,
+        )
+        session.files[out.name] = out / train.METRICS
+    except train.NonFiniteLossError as error:  # that is a result, and not the end of the study
+        print(f"{out.name}: {error}", file=sys.stderr)
+        history, diverged = error.history, True
+    device = train.device(run.config.device)
+    return Trained(run.model.to(device).eval(), history, device, diverged)
+
+
+def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
+    """Data, preset, device, seeds and time: what every table has to say."""
+    count = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    gone = results.diverged()
+    return (
+        f"Preset {flags.preset}; data: {source}; {results.devices}, {flags.precision}; {count}; "
+        f"{results.seconds:.0f} s of training in all"
+        f"{'; ' + gone if gone else ''}. ± is the standard deviation over seeds."
+    )
+
+
+def outputs(
+    model: "nn.Module", batches: "Iterable[tuple[Tensor, ...]]", device: "torch.device"
+) -> "Iterator[tuple[Tensor, Tensor]]":
+    """(output, targets) of every batch, in evaluation mode."""
+    import torch
+
+    with nets.blocks.evaluating(model):
+        for inputs, targets in batches:
+            with torch.no_grad():
+                output = model(inputs.to(device)).output
+            yield output, targets.to(device)
+
+
+def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, Verdict]:
+    """Whether the first numbers lie above the second, for a finding: (text, verdict).
+
+    Confirmed if the gap of the means is larger than the standard deviations over seeds together,
+    and inconclusive if it is positive and smaller, or from one seed, whose spread is unknown.
+
+    Parameters
+    ----------
+    better, worse : one number per seed
+    unit : "points" for accuracies, which are then given in per cent
+    """
+    high, low = (np.asarray(values, dtype=float) for values in (better, worse))
+    scale = 100 if unit == "points" else 1
+    gap = scale * float(high.mean() - low.mean())
+    text = f"{gap:+.3g} {unit}".strip()
+    if not np.isfinite(gap):
+        return f"{text}: a model diverged", "not confirmed"
+    if high.size == 1:
+        return f"{text}, one seed, spread unknown", "inconclusive" if gap > 0 else "not confirmed"
+    noise = scale * float(np.hypot(high.std(ddof=1), low.std(ddof=1)))
+    verdict: Verdict = "not confirmed"
+    if gap > 0:
+        verdict = "confirmed" if gap > noise else "inconclusive"
+    return f"{text}, spread over seeds {noise:.2g}", verdict
+
+
+def column(
+    results: Results, key: str, style: Callable[[float], str], place: Any = ...
+) -> list[str]:
+    """One quantity of every model, mean and standard deviation over its seeds."""
+    return [
+        mean_and_spread([np.asarray(r[key], dtype=float)[place] for r in runs], style)
+        for runs in results.records.values()
+    ]
+
+
+def mean_and_spread(values: Sequence[Any], style: Callable[[float], str]) -> str:
+    """Mean and standard deviation over seeds; the value alone for one seed, a dash for none.
+
+    Diverged runs are left out, and the rest of them counted.
+    """
+    found = _finite(values)
+    if not found.size:
+        return "–"
+    text = style(float(found.mean()))
+    if found.size > 1:
+        text += f" ± {style(float(found.std(ddof=1)))}"
+    return text if found.size == len(values) else f"{text} ({found.size} of {len(values)})"
+
+
+def differences(
+    results: Results, key: str, published: Mapping[str, float], style: str, scale: float = 1.0
+) -> list[str]:
+    """Mean minus the published value of every model; a dash where there is none."""
+    cells = []
+    for name, runs in results.records.items():
+        found = _finite([record[key] for record in runs])
+        known = name in published and found.size
+        cells.append(f"{scale * found.mean() - published[name]:{style}}" if known else "–")
+    return cells
+
+
+def _finite(values: Sequence[Any]) -> FloatArray:
+    """The numbers of the runs that came to an end."""
+    found = np.asarray(values, dtype=float)
+    return found[np.isfinite(found)]
+
+
+def unpublished(table: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """A table without the columns that hold published values, or differences from them."""
+    return {
+        title: cells
+        for title, cells in table.items()
+        if title != "difference" and not title.startswith("published")
+    }
+
+
+def dataset(
+    results: Results,
+    scalars: Mapping[str, tuple[str, str]],
+    along: Mapping[str, tuple[str, str, str]],
+    coords: Mapping[str, tuple[Sequence[float], str]],
+) -> "Dataset":
+    """All numbers as a Dataset over (model, seed).
+
+    Parameters
+    ----------
+    scalars : key of the records -> (text, unit)
+    along : key -> (name in the Dataset, dimension, text), a list of numbers along the dimension
+    coords : dimension -> (values, text)
+    """
+    import xarray
+
+    one = ("model", "seed")
+    values = {
+        key: np.array(
+            [[record[key] for record in runs] for runs in results.records.values()], dtype=float
+        )
+        for key in (*scalars, *along)
+    }
+    variables: dict[str, Any] = {
+        key: (one, values[key], {"long_name": text, "units": unit})
+        for key, (text, unit) in scalars.items()
+    }
+    for key, (name, dim, text) in along.items():
+        variables[name] = ((*one, dim), values[key], {"long_name": text, "units": "1"})
+    seeds = len(next(iter(results.records.values())))
+    places: dict[str, Any] = {
+        "model": ("model", list(results.records), {"long_name": "model"}),
+        "seed": ("seed", range(seeds), {"long_name": "seed"}),
+    }
+    for dim, (numbers, text) in coords.items():
+        places[dim] = (dim, list(numbers), {"long_name": text})
+    return xarray.Dataset(variables, places)

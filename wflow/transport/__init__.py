@@ -1,0 +1,44 @@
+"""Optimal transport between token clouds, metrics of clouds, and minimizing movements.
+
+`distances` has Wasserstein distances, plans and maps (`circle`: exact on S^1; `sinkhorn`: entropic
+transport with bounds); `metric` the metrics as objects, with the discrete action, and the distance
+weighted by the effective mobility; `jko` minimizing movements; `minimise` the optimiser on the
+sphere. It imports the packages from `_core` to `attention`; `analysis` and the packages after it
+may import it. Start with `distances`.
+"""
+
+from wflow.transport.distances import (
+    COSTS,
+    EXACT_PAIRS,
+    METHODS,
+    Entropic,
+    assignment,
+    distance,
+    entropic,
+    over_time,
+    plan,
+    transport_map,
+    w1,
+    w2,
+    wasserstein,
+)
+from wflow.transport.metric import W2, Metric, Weighted
+
+__all__ = [
+    "COSTS",
+    "EXACT_PAIRS",
+    "METHODS",
+    "W2",
+    "Entropic",
+    "Metric",
+    "Weighted",
+    "assignment",
+    "distance",
+    "entropic",
+    "over_time",
+    "plan",
+    "transport_map",
+    "w1",
+    "w2",
+    "wasserstein",
+]

@@ -1,0 +1,664 @@
+"""Minimizing movements of the time-dependent energy, in W₂, in W_b or in a custom metric.
+
+    x^k = argmin_y E(t_k, y) + W^2(y, x^{k-1}) / (2 tau)
+
+(for ascent, of -E + W^2/(2 tau)). As tau -> 0 the steps in W₂ converge to the flow `unnormalised`,
+v = s gbar, those in W_b to `effective`, v = s gbar/b: the gradient flows of E in either metric
+([MHT] Theorems 3.11 and 4.7). What a step needs of its metric is a `wflow.transport.Metric`.
+docs/mathematics.md has the derivations.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.adaptive import Dopri5
+from wflow._core.checks import (
+    Direction,
+    MetricName,
+    SchemeName,
+    check_choice,
+    count_steps,
+    positive,
+    switch,
+    whole,
+)
+from wflow._core.errors import InputError
+from wflow._core.memory import check_memory
+from wflow._core.progress import progress as progress_bar
+from wflow._core.tableaux import Tableau
+from wflow._core.threads import threads_for
+from wflow.attention.cloud import evaluate
+from wflow.heads.laws import QKV, HeadLaw, law_config
+from wflow.heads.process import head_path
+from wflow.io.schema import config_text
+from wflow.kernels.evaluate import DIRECTIONS
+from wflow.sphere.geodesics import geodesics
+from wflow.sphere.geometry import as_tokens, normalise_unchecked
+from wflow.transport.distances import as_cloud
+from wflow.transport.metric import (
+    Metric,
+    as_heads,
+    as_metric,
+    metric_config,
+    mobilities,
+    spectral_norms,
+)
+from wflow.transport.minimise import Minimum, Objective, minimise
+
+if TYPE_CHECKING:
+    import xarray
+
+
+__all__ = [
+    "EnergyInequality",
+    "Step",
+    "energy_inequality",
+    "minimizing_movements",
+    "step",
+    "variational_interpolation",
+]
+
+# One step as a minimisation over token positions
+# -----------------------------------------------
+# With s = +1 for descent and -1 for ascent, multiplied by n tau so that the Hessian is of order
+# one,
+#
+#     F(y) = s n tau (E(y) - E(x)) + (n/2) W^2(y, x),
+#
+# minimised over y and the nodes between x and y of the metric's path together. Label i follows
+# token i.
+
+Array = NDArray[np.floating]
+
+_ROUNDS = 20  # of minimisation and matching in turn
+_ROUNDING = 1e-15
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of minimizing movements.
+
+    Attributes
+    ----------
+    tokens : (n, d), the minimiser y; token i came from token i of x
+    energy_before, energy_after : E(x) and E(y), with the heads of the step
+    distance_sq : W^2(y, x) in the metric of the step
+    iterations, evaluations : of the minimiser
+    gradient_norm : norm in that metric of the gradient of E + W^2/(2 tau) at y, in the units of a
+        velocity times the root of a mobility: sqrt((1/n) sum_i |gradient|^2 / b)
+    converged : whether it met the tolerance
+    coupling_optimal : whether no other matching of x and y has a smaller cost
+    recouplings : how often a better matching was found and the minimisation continued from it
+    inequality_gap : s (E(x) - E(y)) - W^2/(2 tau), never below zero but for rounding
+    """
+
+    tokens: Array = field(repr=False)
+    energy_before: float
+    energy_after: float
+    distance_sq: float
+    iterations: int
+    evaluations: int
+    gradient_norm: float
+    converged: bool
+    coupling_optimal: bool
+    recouplings: int
+    inequality_gap: float
+
+
+class StepProblem:
+    """E(y) + W^2(y, x)/(2 tau) for one cloud x and any tau.
+
+    Parameters
+    ----------
+    x : (n, d); D : (heads, d, d) symmetric
+    sign : 1.0 descent, -1.0 ascent
+    """
+
+    def __init__(self, x: Array, D: Array, metric: Metric, sign: float) -> None:
+        self.x, self.sign, self.metric = x, sign, metric
+        self.D = np.ascontiguousarray((D + np.swapaxes(D, -1, -2)) / 2)
+        metric.check(self.D)
+        # One thread or more for all that a step computes.
+        self.pairs = len(x) ** 2 * len(self.D)
+        with threads_for(self.pairs):
+            self.energy, self.gradient = self.energy_and_gradient(x)
+            self.b = metric.mobility(x[None], self.D)[0]
+        if not math.isfinite(self.energy):
+            raise InputError(
+                "the energy leaves the range of doubles (scores beyond 709), so there is nothing "
+                f"to minimise; the largest head has norm {spectral_norms(self.D).max():.4g}: "
+                "scale the heads down"
+            )
+
+    def energy_and_gradient(self, y: Array) -> tuple[float, Array]:
+        """E and gbar (n, d): the gradient of E by y_i is gbar_i / n."""
+        found = evaluate(
+            y[None], self.D[None], flow="unnormalised", direction="ascent", symmetric=True
+        )
+        return float(found.terms["energy"][0]), found.velocity[0]
+
+    def slope_sq(self, y: Array) -> float:
+        """Squared slope of E in the metric: (1/n) sum_i |gbar_i|^2 / b_i."""
+        gradient = self.energy_and_gradient(y)[1]
+        b = self.metric.mobility(y[None], self.D)[0]
+        return float(((gradient**2).sum(axis=1) / b).mean())
+
+    def solve(
+        self, tau: float, *, tolerance: float, max_iterations: int, guess: Array | None = None
+    ) -> Step:
+        """The step of length tau; `guess` (n, d) is tried as a start beside the explicit step."""
+        with threads_for(self.pairs * self.metric.segments):
+            return self._solve(tau, tolerance, max_iterations, guess)
+
+    def _solve(
+        self, tau: float, tolerance: float, max_iterations: int, guess: Array | None
+    ) -> Step:
+        n = len(self.x)
+        velocity = -self.sign * self.gradient / self.b[:, None]
+        starts = [] if guess is None else [guess]
+        # An explicit step of more than a radian is no good start.
+        if tau * np.abs(velocity).max() < 1.0:
+            starts.append(normalise_unchecked(self.x + tau * velocity))
+        segments = self.metric.segments
+        paths = [geodesics(self.x, y, segments)[1:] for y in starts]
+        paths.append(np.repeat(self.x[None], segments, axis=0))  # F = 0 there
+        objective = self._objective(tau)
+        nodes = min(paths, key=lambda path: objective(path)[0])
+        start_size = math.sqrt(float(((self.gradient**2).sum(axis=1) / self.b).sum())) * tau
+        target = tolerance * start_size + self._rounding(tau, self.energy)
+        iterations = evaluations = recouplings = 0
+        for _ in range(_ROUNDS):
+            found = self._descend(objective, nodes, tau, target, max_iterations)
+            iterations += found.iterations
+            evaluations += found.evaluations
+            curve = self._curve(found.x)
+            curve, improved = self.metric.reassign(curve, self._mobilities(curve))
+            nodes = curve[1:]
+            recouplings += improved
+            energy = self.energy_and_gradient(nodes[-1])[0]
+            distance_sq = self.metric.distance_sq(curve, self.D, self.b)
+            # At y both terms of the gradient have the size of the distance: where E fell by many
+            # orders of magnitude, a target that was set at x means nothing.
+            there = tolerance * math.sqrt(n * distance_sq) + self._rounding(tau, energy)
+            target = min(target, there)
+            if not improved and (found.gradient_norm <= target or not found.converged):
+                break
+        y, converged = nodes[-1], not improved and found.gradient_norm <= target
+        return Step(
+            tokens=y,
+            energy_before=self.energy,
+            energy_after=energy,
+            distance_sq=distance_sq,
+            iterations=iterations,
+            evaluations=evaluations,
+            gradient_norm=found.gradient_norm / (tau * math.sqrt(n)),
+            converged=converged,
+            coupling_optimal=not improved,
+            recouplings=recouplings,
+            inequality_gap=self.sign * (self.energy - energy) - distance_sq / (2 * tau),
+        )
+
+    def _curve(self, nodes: Array) -> Array:
+        """All nodes (segments + 1, n, d) of a path from x."""
+        return np.concatenate([self.x[None], nodes])
+
+    def _mobilities(self, curve: Array) -> Array:
+        """b (segments + 1, n) at all nodes of a path from x."""
+        return mobilities(self.metric, curve[1:], self.D, self.b[None])
+
+    def _objective(self, tau: float) -> Objective:
+        """F of the nodes (segments, n, d), and its gradient."""
+        n, scale = len(self.x), self.sign * tau
+
+        def objective(nodes: Array) -> tuple[float, Array]:
+            energy, gbar = self.energy_and_gradient(nodes[-1])
+            value, gradient = self.metric.cost(self._curve(nodes), self.D, self.b)
+            gradient[-1] += scale * gbar
+            return n * scale * (energy - self.energy) + value, gradient
+
+        return objective
+
+    def _descend(
+        self,
+        objective: Objective,
+        nodes: Array,
+        tau: float,
+        tolerance: float,
+        max_iterations: int,
+    ) -> Minimum:
+        curve = self._curve(nodes)
+        return minimise(
+            objective,
+            nodes,
+            tolerance=tolerance,
+            rounding=_ROUNDING * len(self.x) * tau * self.energy,
+            precondition=self.metric.preconditioner(curve, self._mobilities(curve)),
+            max_iterations=max_iterations,
+        )
+
+    def _rounding(self, tau: float, energy: float) -> float:
+        """Size of a gradient that is rounding alone: of positions, and of the sums of E."""
+        n, d = self.x.shape
+        positions = self.metric.segments * math.sqrt(d * float(self.b.max()))
+        sums = tau * 2 * energy * float(spectral_norms(self.D).max())
+        return _ROUNDING * math.sqrt(n) * (positions + sums / math.sqrt(float(self.b.min())))
+
+
+# The Dataset of a run
+# --------------------
+# Variable, field of Step, long name, source.
+
+_SERIES = (
+    ("energy", "energy_after", "energy E(t_k, x^k)", "[MHT] eq. 21"),
+    ("energy_before", "energy_before", "energy E(t_k, x^{k-1})", "[MHT] eq. 21"),
+    ("distance_sq", "distance_sq", "squared distance W^2(x^k, x^{k-1})", "[MHT] eq. 58, 69"),
+    (
+        "inequality_gap",
+        "inequality_gap",
+        "fall of the energy in the step (ascent: rise) less W^2/(2 tau)",
+        "[MHT] Theorem 3.11",
+    ),
+    ("iterations", "iterations", "iterations of L-BFGS", None),
+    ("gradient_norm", "gradient_norm", "gradient left, in the metric of the step", None),
+    ("converged", "converged", "whether the step met its tolerance", None),
+    ("recouplings", "recouplings", "better matchings found in the step", None),
+)
+
+
+def dataset(
+    clouds: NDArray[np.floating],
+    tau: float,
+    energy: float,
+    steps: list[Step],
+    metric: Metric,
+    direction: Direction,
+    config: str,
+) -> xarray.Dataset:
+    """Tokens clouds (K + 1, n, d) and the numbers of K steps from a cloud of the given energy.
+
+    `config` is the text of all settings.
+    """
+    import xarray
+
+    start = {"energy": energy, "energy_before": energy, "converged": True}
+    data: dict[str, Any] = {}
+    source: str | None = "[MHT] eq. 58, 69"
+    attrs = {"long_name": "tokens x^k", "units": "1", "source": source}
+    data["tokens"] = (("time", "token", "axis"), clouds, attrs)
+    for name, attribute, long_name, source in _SERIES:
+        values = [getattr(step, attribute) for step in steps]
+        attrs = {"long_name": long_name, "units": "1"}
+        if source is not None:
+            attrs["source"] = source
+        first = start.get(name, type(values[0])(0))
+        data[name] = (("time",), np.array([first, *values]), attrs)
+    time = np.arange(len(clouds)) * tau
+    named = metric_config(metric)
+    return xarray.Dataset(
+        data,
+        coords={"time": ("time", time, {"long_name": "time t_k", "units": "1"})},
+        attrs={
+            "title": "minimizing movements",
+            "metric": named if isinstance(named, str) else named["name"],
+            "direction": direction,
+            "tau": tau,
+            "gradient_flow": metric.limit,
+            "steps_not_converged": sum(not step.converged for step in steps),
+            "config": config,
+        },
+    )
+
+
+TOLERANCE, MAX_ITERATIONS = 1e-9, 500
+
+
+@dataclass(frozen=True)
+class EnergyInequality:
+    """Terms of the discrete energy identity of one step, E for ascent being -E.
+
+    energy_before - energy_after = distance_term + interpolation_term + gap
+
+    Attributes
+    ----------
+    energy_before, energy_after : E(x) and E(y_tau)
+    distance_term : W^2(y_tau, x) / (2 tau)
+    interpolation_term : int_0^tau W^2(y_r, x) / (2 r^2) dr, y_r the variational interpolation
+    slope_term : int_0^tau G^2(y_r)/2 dr, G^2 = (1/n) sum |gbar|^2 / b the squared slope of E: equal
+        to interpolation_term in W₂; up to O(tau^2) where b changes along the path, as in W_b
+    gap : what is left, zero but for the quadrature where y_r depends smoothly on r
+    plain_gap : energy_before - energy_after - distance_term, never negative
+    converged : whether all minimisations did
+    """
+
+    energy_before: float
+    energy_after: float
+    distance_term: float
+    interpolation_term: float
+    slope_term: float
+    gap: float
+    plain_gap: float
+    converged: bool
+
+
+def step(
+    x: ArrayLike,
+    D: ArrayLike,
+    tau: float,
+    *,
+    metric: MetricName | Metric = "w2",
+    direction: Direction = "descent",
+    segments: int | None = None,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
+) -> Step:
+    """One minimizing-movement step: y = argmin E(y) + W^2(y, x)/(2 tau), -E for ascent.
+
+    In W₂ token y_i is matched with x_i; after the minimisation an optimal assignment checks that
+    no other matching is cheaper, and the minimisation continues from the better one if there is
+    one. In W_b and in custom metrics the distance is the discrete action of a path, as in
+    `wflow.metric.weighted_distance`, minimised over y and the nodes together. The minimum is the
+    local one that the explicit step, or x, leads to; it is never above x. For large tau there may
+    be others.
+
+    Parameters
+    ----------
+    x : (n, d) unit tokens
+    D : (heads, d, d) symmetric
+    tau : step > 0
+    metric : "w2", "weighted" by the effective mobility b of the heads D (norms up to 64), or a
+        `wflow.transport.Metric`: `W2()`, `Weighted(segments=8)` or a custom one
+    direction : "descent" or "ascent"
+    segments : of a path from x to y in the metric "weighted", default 1, which is enough for first
+        order in tau; metric objects have their number themselves
+    tolerance : on the norm of the gradient, relative to that of E at y = x, and to the distance
+        over tau, to which that of E at y is equal; never below rounding
+    max_iterations : of L-BFGS
+
+    Returns
+    -------
+    Step; with a RuntimeWarning where it did not converge
+
+    Raises
+    ------
+    InputError
+        For wrong shapes or names, tokens off the sphere, asymmetric or too large heads, tau <= 0.
+
+    Source: [MHT] eq. 58 (W₂) and 69 (W_b).
+    """
+    problem = _problem(x, D, as_metric(metric, segments), direction)
+    options = _options(tolerance, max_iterations)
+    found = problem.solve(_length(tau), **options)
+    if not found.converged:
+        _warn("the step of minimizing movements did not converge", found.gradient_norm)
+    return found
+
+
+def variational_interpolation(
+    x: ArrayLike,
+    D: ArrayLike,
+    tau: float,
+    r: float,
+    *,
+    metric: MetricName | Metric = "w2",
+    direction: Direction = "descent",
+    segments: int | None = None,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
+) -> Step:
+    """De Giorgi's interpolation within a step: y_r = argmin E(y) + W^2(y, x)/(2 r), 0 < r <= tau.
+
+    Parameters, returns and errors as for `step`; r outside (0, tau] is refused.
+    Source: [MHT] section 3.3; Ambrosio, Gigli, Savaré, Gradient Flows (2008), Definition 3.2.1.
+    """
+    tau, r = positive(tau, "tau"), positive(r, "r")
+    if r > tau:
+        raise InputError(f"r is {r:g}: expected 0 < r <= tau = {tau:g}")
+    return step(
+        x,
+        D,
+        r,
+        metric=metric,
+        direction=direction,
+        segments=segments,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+    )
+
+
+def energy_inequality(
+    x: ArrayLike,
+    D: ArrayLike,
+    tau: float,
+    *,
+    nodes: int = 8,
+    metric: MetricName | Metric = "w2",
+    direction: Direction = "descent",
+    segments: int | None = None,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
+) -> EnergyInequality:
+    """Terms of the identity E(x) = E(y_tau) + W^2/(2 tau) + int_0^tau W^2(y_r, x)/(2 r^2) dr.
+
+    It holds because d/dr min_y [E + W^2/(2r)] = -W^2(y_r, x)/(2 r^2); the integral is taken by
+    Gauss-Legendre quadrature.
+
+    Parameters
+    ----------
+    x, D, tau, metric, direction, segments, tolerance, max_iterations : as for `step`
+    nodes : of the quadrature in r
+
+    Returns
+    -------
+    EnergyInequality; with a RuntimeWarning where a minimisation did not converge
+
+    Raises
+    ------
+    InputError
+        As `step`; for nodes < 1.
+
+    Source: [MHT] Theorem 3.11; Ambrosio, Gigli, Savaré, Gradient Flows (2008), Theorem 3.1.4.
+    """
+    problem = _problem(x, D, as_metric(metric, segments), direction)
+    options = _options(tolerance, max_iterations)
+    tau, nodes = _length(tau), whole(nodes, "nodes")
+    if tau < 1e-140:
+        raise InputError(f"tau is {tau:g}: squares of it leave the range of doubles; take more")
+    check_memory(8 * 4 * nodes * nodes, f"a quadrature of {nodes} nodes", "take fewer")
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    last = whole_step = problem.solve(tau, **options)
+    converged = last.converged
+    interpolation = slope = 0.0
+    previous = tau
+    # From tau down, each start being the point before, moved towards x.
+    for point, weight in sorted(zip(points, weights, strict=True), reverse=True):
+        r = tau * (1 + point) / 2
+        guess = _towards(problem.x, last.tokens, r / previous)
+        last = problem.solve(r, guess=guess, **options)
+        interpolation += tau / 2 * weight * last.distance_sq / (2 * r**2)
+        slope += tau / 2 * weight * problem.slope_sq(last.tokens) / 2
+        converged, previous = converged and last.converged, r
+    if not converged:
+        _warn("a minimisation within the step did not converge", whole_step.gradient_norm)
+    before, after = whole_step.energy_before, whole_step.energy_after
+    plain = whole_step.inequality_gap
+    return EnergyInequality(
+        energy_before=problem.sign * before,
+        energy_after=problem.sign * after,
+        distance_term=whole_step.distance_sq / (2 * tau),
+        interpolation_term=float(interpolation),
+        slope_term=float(slope),
+        gap=float(plain - interpolation),
+        plain_gap=plain,
+        converged=converged,
+    )
+
+
+def minimizing_movements(
+    x0: ArrayLike,
+    law: HeadLaw,
+    *,
+    heads: int | ArrayLike | QKV | None = None,
+    t_final: float,
+    tau: float,
+    dt: float | None = None,
+    metric: MetricName | Metric = "w2",
+    direction: Direction = "descent",
+    seed: int = 0,
+    path: int = 0,
+    scheme: SchemeName | Dopri5 | Tableau = "euler",
+    segments: int | None = None,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
+    progress: bool = False,
+) -> xarray.Dataset:
+    """Minimizing movements x^k = argmin E(t_k, .) + W^2(., x^{k-1})/(2 tau) up to t_final.
+
+    The heads are those of `wflow.solve` with the same law, heads, seed, path, scheme and dt, bit
+    for bit (with "dopri5" up to its tolerances), known in advance: a step from t_{k-1} to t_k uses
+    D(t_k) in E and in W_b.
+
+    Parameters
+    ----------
+    x0 : (n, d); tokens are put on the unit sphere
+    law, heads, seed, path, scheme : the heads, as in `wflow.solve`; any law that keeps them
+        symmetric
+    t_final, tau : end and step; t_final is a whole number of steps
+    dt : step of the heads, a whole fraction of tau; default tau
+    metric, direction, segments, tolerance, max_iterations : as for `step`
+    progress : show a bar with the time left
+
+    Returns
+    -------
+    xarray.Dataset with tokens (time, token, axis) and, per time: energy E(t_k, x^k), energy_before
+    E(t_k, x^{k-1}), distance_sq, inequality_gap, iterations, gradient_norm, converged,
+    recouplings. The first time is the start, where energy_before is E itself and all else zero.
+    A RuntimeWarning says how many steps did not converge, `converged` which.
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used: times that do not divide, (Q, K, V) heads, a law that
+        does not keep heads symmetric, and what `step` refuses.
+
+    Source: [MHT] eq. 58, 59 and 69, Theorems 3.11 and 4.7.
+    """
+    tokens = as_tokens(x0)
+    if tokens.ndim != 2:
+        raise InputError(f"x0 has shape {tokens.shape}, expected (n, d): minimizing movements of "
+                         "one path; call it once per path")  # fmt: skip
+    tau, progress = _length(tau), switch(progress, "progress")
+    steps = count_steps(t_final, tau, "tau")
+    every = 1 if dt is None else _fraction(tau, positive(dt, "dt"))
+    seed, path = whole(seed, "seed", least=0), whole(path, "path", least=0)
+    used = as_metric(metric, segments)
+    check_choice("direction", direction, DIRECTIONS)
+    options = _options(tolerance, max_iterations)
+    needed = 8 * (steps + 1 + 40 * used.segments) * tokens.size
+    check_memory(needed, f"a run of {steps} steps of {len(tokens)} tokens", "raise tau")
+    path_of_heads = head_path(
+        law,
+        heads=heads,
+        d=tokens.shape[1],
+        t_final=t_final,
+        dt=tau / every,
+        seed=seed,
+        path=path,
+        scheme=scheme,
+        every=every,
+    )
+    if not law.symmetric:
+        raise InputError(
+            f"the law {type(law).__name__} does not keep heads symmetric, and minimizing movements "
+            "need an energy, D = D^T; simulate it by wflow.solve with SaveAt(budget=False)"
+        )
+    _, D = next(path_of_heads)
+    first = _problem(tokens, D, used, direction)
+    settings = {
+        "law": law_config(law),
+        "heads": len(D),
+        "t_final": steps * tau,
+        "tau": tau,
+        "dt": tau / every,
+        "metric": metric_config(used),
+        "direction": direction,
+        "seed": seed,
+        "path": path,
+        "scheme": scheme if isinstance(scheme, str) else scheme.config(),
+        "segments": used.segments if segments is None else whole(segments, "segments"),
+        "tolerance": options["tolerance"],
+    }
+    config = config_text(settings)  # what cannot be written is refused before the work
+    clouds = np.empty((steps + 1, *tokens.shape))
+    clouds[0] = first.x
+    done: list[Step] = []
+    with progress_bar(steps, f"minimizing movements, tau = {tau:g}", enabled=progress) as advance:
+        for k, (_, D) in enumerate(path_of_heads, 1):
+            problem = _problem(clouds[k - 1], D, used, direction)
+            done.append(problem.solve(tau, **options))
+            clouds[k] = done[-1].tokens
+            advance(1)
+    failed = [k for k, one in enumerate(done, 1) if not one.converged]
+    if failed:
+        times = ", ".join(f"{k * tau:g}" for k in failed[:5]) + (", ..." if failed[5:] else "")
+        _warn(
+            f"{len(failed)} of {steps} steps of minimizing movements did not converge (to time "
+            f"{times})",
+            max(done[k - 1].gradient_norm for k in failed),
+        )
+    return dataset(clouds, tau, first.energy, done, used, direction, config)
+
+
+def _problem(x: ArrayLike, D: ArrayLike, metric: Metric, direction: Direction) -> StepProblem:
+    check_choice("direction", direction, DIRECTIONS)
+    cloud = as_cloud(x)
+    heads = as_heads(D, cloud.shape[1])
+    sign, segments = -DIRECTIONS[direction], metric.segments
+    check_memory(8 * 40 * segments * cloud.size, f"a path of {segments} segments", "take fewer")
+    return StepProblem(cloud, heads, metric, sign)
+
+
+def _options(tolerance: float, max_iterations: int) -> dict:
+    return {
+        "tolerance": positive(tolerance, "tolerance"),
+        "max_iterations": whole(max_iterations, "max_iterations"),
+    }
+
+
+def _length(tau: float) -> float:
+    given = positive(tau, "tau")
+    if given > 1e140:
+        raise InputError(f"tau is {given:g}: squares of it leave the range of doubles; take less")
+    return given
+
+
+def _fraction(tau: float, dt: float) -> int:
+    every = round(tau / dt) if tau < 2**53 * dt else 0
+    if every < 1 or abs(every * dt - tau) > 1e-9 * tau:
+        raise InputError(
+            f"tau = {tau:g} is not a whole number of steps of dt = {dt:g}; take for example "
+            f"dt = {tau / max(every, 1):.12g}"
+        )
+    return every
+
+
+def _towards(x: Array, y: Array, share: float) -> Array:
+    """The point that divides the chord from x to y by a share up to one, token by token."""
+    chord = x + share * (y - x)
+    length = np.sqrt(np.einsum("ik,ik->i", chord, chord))[:, None]
+    return np.where(length > 0.1, chord / np.maximum(length, 0.1), x)
+
+
+def _warn(what: str, gradient_norm: float) -> None:
+    warnings.warn(
+        f"{what}: a gradient of {gradient_norm:.3g} is left; take a smaller tau, more iterations, "
+        "or a larger tolerance",
+        RuntimeWarning,
+        stacklevel=3,
+    )

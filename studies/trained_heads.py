@@ -64,6 +64,7 @@ PRESETS = {
 class TrainedHeads(study.Flags):
     """Flags of this study."""
 
+    needs = networks.NEEDS
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, on the text that ships with wflow; cpu: small GPTs on tiny Shakespeare;
     paper: networks of the published size, which --checkpoint names."""

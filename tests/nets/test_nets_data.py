@@ -333,7 +333,7 @@ def test_without_pooch_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.delenv("WFLOW_DATA", raising=False)
     monkeypatch.setattr(download, "shared_folder", lambda: None)
     hide(monkeypatch, "pooch")
-    with refused("needs pooch.*pip install 'wflow\\[nets\\]'.*set WFLOW_DATA"):
+    with refused("needs pooch.*pip install 'wflow-transformers\\[nets\\]'.*set WFLOW_DATA"):
         data.mnist()
 
 

@@ -37,6 +37,18 @@ RunFile = Annotated[Path, _path("FILE", "the name of a run file, such as results
 """Type of an argument that names a run file; an empty name is refused."""
 
 
+RunOrFolder = Annotated[Path, _path("FILE|DIR", "the name of a run file or of a study's folder")]
+"""Type of an argument that names a run file or the folder of a study; an empty name is refused."""
+
+Page = Annotated[Path, _path("FILE.html", "the name of a page, such as report.html")]
+"""Type of a flag that names a page to write; an empty name is refused."""
+
+
+def shown_as(metavar: str, default: str) -> Any:
+    """Tell `tyro` how `--help` shows a flag whose default is no value that it can print."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
 def check_words(words: Sequence[str]) -> None:
     """Refuse words of a command line that are not text: run files and summaries record them.
 

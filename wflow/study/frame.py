@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflow._core.errors import InputError
+from wflow._core.invocation import command_text
 from wflow._core.progress import Advance, progress
 from wflow._core.signals import signals_as_errors
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.workers import check_workers, default_threads, pool
 from wflow.io.results import STUDY, foreign_among, refusal, refuse_foreign, replace_files
-from wflow.io.schema import command_text, version_of
+from wflow.io.schema import version_of
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,

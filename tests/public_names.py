@@ -26,9 +26,27 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 # Rooms and names that `make lint` leaves out, until they are in this form.
-LATER: tuple[str, ...] = ("wflow",)
+LATER: tuple[str, ...] = (
+    "wflow.clusters",
+    "wflow.distributed",
+    "wflow.equilibria",
+    "wflow.fits",
+    "wflow.heads",
+    "wflow.jko",
+    "wflow.metric",
+    "wflow.nets",
+    "wflow.plots",
+    "wflow.sphere",
+    "wflow.stability",
+    "wflow.stationary",
+    "wflow.study",
+    "wflow.tokens",
+    "wflow.transport",
+    "wflow.verify",
+)
 
 ROOT = Path(__file__).resolve().parents[1]
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 _OPTIONAL = {"torch", "distributed"}  # a room that needs one of them is left out without it
 
 
@@ -130,7 +148,8 @@ def faults(public: PublicName) -> list[str]:
                 return []
             if isinstance(self.obj, property | functools.cached_property):
                 return []
-            given = self.signature_parameters
+            given = list(inspect.signature(self.obj).parameters.values())
+            given = [_STARS.get(each.kind, "") + each.name for each in given][public.member :]
             documented = [name.replace("\\", "") for name in self.doc_parameters]
             documented += [name.replace("\\", "") for name in self.doc_other_parameters]
             attributes = set(self.doc_all_parameters) - set(documented)
@@ -144,7 +163,7 @@ def faults(public: PublicName) -> list[str]:
                 return [error("PR03", actual_params=order, documented_params=documented)]
             return []
 
-    checker = Checker(get_doc_object(public.thing))
+    checker = Checker(get_doc_object(public.thing, config={"show_class_members": False}))
     errors = validate(public.name, validator_cls=lambda obj_name: checker)["errors"]
     lines = [f"{code} {text}" for code, text in errors if code in _rules()]
     if checker.raw_doc:

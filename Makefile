@@ -26,6 +26,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/public_names.py
 
 # Some twenty minutes on two cores. Libraries of the extra that are missing are reported as such.
 bench: benchmarks

@@ -28,21 +28,48 @@ class Described:
     """An object that says its parameters, from which a run file makes it again."""
 
     def to_config(self) -> dict[str, Any]:
-        """Parameters for the run file: names to numbers, texts, lists and arrays.
+        """Return the parameters for the run file: names to numbers, texts, lists and arrays.
 
         They are what `from_config` needs. An object whose arrays are too large for a text gives
         their SHA-256 digest as `sha256`.
+
+        Returns
+        -------
+        dict
+            Parameters by name; empty by default.
         """
         return {}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make the object from the parameters that `to_config` returned, as read from JSON."""
+        """Make the object from the parameters that `to_config` returned, as read from JSON.
+
+        Parameters
+        ----------
+        config : dict
+            Parameters by name.
+
+        Returns
+        -------
+        Described
+            An object of the class.
+        """
         return cls(**config)
 
     @classmethod
     def missing_in(cls, config: Mapping[str, Any]) -> str:
-        """What `from_config` needs and a configuration lacks; "" where it lacks nothing."""
+        """Return what `from_config` needs and a configuration lacks.
+
+        Parameters
+        ----------
+        config : Mapping
+            Parameters by name.
+
+        Returns
+        -------
+        str
+            What is missing, in words; "" where nothing is.
+        """
         if "sha256" in config:
             return "its matrices, of which a run file holds a SHA-256 digest"
         return ""

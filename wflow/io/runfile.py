@@ -526,21 +526,37 @@ def _split(arrays: State) -> tuple[State, State]:
 def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     """Open a run file as a Dataset that reads values when they are used.
 
-    An unfinished run (`NAME.partial`, given by that name or as NAME) is cut to the times that
-    were recorded, has the attribute complete = 0, and comes with a warning.
+    An unfinished run (`NAME.partial`, given by that name or as NAME) is cut to the times that were
+    recorded, has the attribute complete = 0, and comes with a warning.
 
     Parameters
     ----------
-    path : run file
+    path : str or pathlib.Path
+        Run file.
 
     Returns
     -------
-    xarray.Dataset with the names of docs/run_file.md; close it, or use it in a `with`
+    xarray.Dataset
+        The recorded quantities, by the names of the run file; close it, or use it in a `with`.
 
     Raises
     ------
+    InputError
+        For a `path` that is no path.
     RunFileError
         For a file that is missing, truncated, or not a run file.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     wflow.solve(
+    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
+    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.05, out=f"{folder}/run.h5",
+    ...     ).close()
+    ...     with wflow.open(f"{folder}/run.h5") as run:
+    ...         print(dict(run.energy.sizes))
+    {'path': 1, 'time': 3}
     """
     import xarray
 

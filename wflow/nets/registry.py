@@ -47,19 +47,21 @@ def register(cls: type[N]) -> type[N]:
 
     Parameters
     ----------
-    cls : class of networks, known by its name
+    cls : type
+        Class of networks, known by its name.
 
     Returns
     -------
-    the class
+    type
+        The class.
 
     Raises
     ------
     InputError
         For what is no class of networks, and for the name of another registered class.
 
-    Example
-    -------
+    Examples
+    --------
     >>> import torch
     >>> from wflow import nets
     >>> @nets.register
@@ -99,12 +101,14 @@ def config(network: nn.Module) -> dict[str, Any]:
 
     Parameters
     ----------
-    network : a network of a registered class; its body may have been replaced by one, too
+    network : torch.nn.Module
+        a network of a registered class; its body may have been replaced by one, too.
 
     Returns
     -------
-    {"network": name, "arguments": {...}}, and "body" where it is another than the arguments make;
-    `build` makes a network of the same form from it
+    dict
+        {"network": name, "arguments": {...}}, and "body" where it is another than the arguments
+        make; `build` makes a network of the same form from it.
 
     Raises
     ------
@@ -137,11 +141,13 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
     Parameters
     ----------
-    config : what `config` returned, or the same read from JSON
+    config : mapping
+        What `config` returned, or the same read from JSON.
 
     Returns
     -------
-    the network, in training mode, on the CPU
+    torch.nn.Module
+        The network, in training mode, on the CPU.
 
     Raises
     ------
@@ -158,7 +164,8 @@ def outline(most: int | None = None) -> Iterator[None]:
 
     Parameters
     ----------
-    most : number of parameters that they may have; None for any
+    most : int, optional
+        Number of parameters that they may have; None for any.
 
     Raises
     ------

@@ -45,15 +45,23 @@ class GPT(nn.Module):
 
     Parameters
     ----------
-    vocabulary : number of token ids
-    context : length of the longest text that it sees
-    width, depth, heads : width of the hidden states, number of blocks, number of heads. The
-        feed-forward layers are four times as wide inside
-    norm : False leaves all layer norms out, the final one too
-    bias : whether linear maps and layer norms have biases, as published GPT-2 networks do
-    skip : False leaves the skip connection of the feed-forward layers out, for N-ODE blocks
-    gelu : `none`, the function itself; `tanh`, the approximation in published GPT-2 networks
-    dropout : rate of dropout in embedding, attention and blocks
+    vocabulary : int
+        Number of token ids.
+    context : int
+        Length of the longest text that it sees.
+    width, depth, heads : int
+        Width of the hidden states, number of blocks, number of heads. The feed-forward layers are
+        four times as wide inside.
+    norm : bool, default True
+        False leaves all layer norms out, the final one too.
+    bias : bool, default False
+        Whether linear maps and layer norms have biases, as published GPT-2 networks do.
+    skip : bool, default True
+        False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
+    gelu : {"none", "tanh"}
+        `none`, the function itself; `tanh`, the approximation in published GPT-2 networks.
+    dropout : float, default 0.0
+        Rate of dropout in embedding, attention and blocks.
 
     Raises
     ------
@@ -102,12 +110,14 @@ class GPT(nn.Module):
 
         Parameters
         ----------
-        tokens : token ids (batch, tokens), at most `context` per text
+        tokens : Tensor, shape (batch, tokens)
+            Token ids, at most `context` per text.
 
         Returns
         -------
-        Output(logits (batch, tokens, vocabulary), transport cost); the logits at token j are
-        those of token j + 1, and depend on tokens up to j only
+        Output
+            Output(logits (batch, tokens, vocabulary), transport cost); the logits at token j are
+            those of token j + 1, and depend on tokens up to j only.
 
         Raises
         ------
@@ -139,15 +149,21 @@ class GPT(nn.Module):
 
         Parameters
         ----------
-        tokens : beginnings (batch, tokens), of any length >= 1
-        new : number of tokens to add
-        temperature : >= 0; below 1 likely tokens become likelier, 0 takes the likeliest
-        top_k : draw from that many of the likeliest tokens; None from all
-        generator : source of the random numbers, on the device of the network
+        tokens : Tensor, shape (batch, tokens)
+            Beginnings, of any length >= 1.
+        new : int
+            Number of tokens to add.
+        temperature : float, default 1.0
+            >= 0; below 1 likely tokens become likelier, 0 takes the likeliest.
+        top_k : int, optional
+            Draw from that many of the likeliest tokens; None from all.
+        generator : torch.Generator, optional
+            Source of the random numbers, on the device of the network.
 
         Returns
         -------
-        int64 tensor (batch, tokens + new)
+        Tensor, shape (batch, tokens + new)
+            The result.
 
         Raises
         ------
@@ -183,14 +199,17 @@ class GPT(nn.Module):
 
         Parameters
         ----------
-        state : names and weights
-        heads : number of heads, which no weight tells; None is width / 64, that of all published
-            sizes
-        dropout : rate of dropout, for further training
+        state : mapping
+            Names and weights.
+        heads : int, optional
+            Number of heads, which no weight tells; None is width / 64, that of all published sizes.
+        dropout : float, default 0.0
+            Rate of dropout, for further training.
 
         Returns
         -------
-        GPT with biases and the approximate gelu, in single precision
+        GPT
+            GPT with biases and the approximate gelu, in single precision.
 
         Raises
         ------
@@ -276,8 +295,10 @@ class TokenHead(nn.Linear):
 
     Parameters
     ----------
-    width, vocabulary, norm : as for `GPT`
-    bias : whether the layer norm has a bias
+    width, vocabulary, norm : int or bool
+        As for `GPT`.
+    bias : bool, default False
+        Whether the layer norm has a bias.
     """
 
     def __init__(

@@ -25,13 +25,16 @@ def restore(path: str | Path, kind: type[N] = nn.Module) -> N:  # type: ignore[a
 
     Parameters
     ----------
-    path : the file; nothing in it is executed, and nothing is made of it before the shapes of its
-        weights have been compared with those that its configuration asks for
-    kind : class of the network that is expected; the default takes any that is registered
+    path : str or Path
+        The file; nothing in it is executed, and nothing is made of it before the shapes of its
+        weights have been compared with those that its configuration asks for.
+    kind : type
+        Class of the network that is expected; the default takes any that is registered.
 
     Returns
     -------
-    the network with its weights, in their precision, in evaluation mode on the CPU
+    torch.nn.Module
+        The network with its weights, in their precision, in evaluation mode on the CPU.
 
     Raises
     ------
@@ -40,8 +43,8 @@ def restore(path: str | Path, kind: type[N] = nn.Module) -> N:  # type: ignore[a
         version, or of a network that `nets.register` does not know), whose configuration names an
         unknown network or argument or does not fit the weights, and for a network of another kind.
 
-    Example
-    -------
+    Examples
+    --------
     >>> import tempfile
     >>> from wflow import nets
     >>> net = nets.SetTransformer(features=3, classes=2, width=8, heads=2, inducing=4)

@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from wflow.io.runfile import (
     open_run,
     run_status,
 )
-from wflow.io.schema import EVALUATIONS, VARIABLES
+from wflow.io.schema import EVALUATIONS, VARIABLES, command_text, history_line
 from wflow.particles.integrate import State, integrate
 from wflow.particles.options import Compute, IfExists, SaveAt
 from wflow.particles.problem import Problem, options_of, problem_of
@@ -195,6 +195,17 @@ def solve(
         save=save,
         compute=compute,
     )
+    return _solve(problem, out, if_exists, progress)
+
+
+def _solve(
+    problem: Problem,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    history: Sequence[str] = (),
+) -> xarray.Dataset:
+    """Compute a run; `history` are the lines of its attribute, without them one for the command."""
     file = None if out is None else file_name(out, "out")
     check_choice("if_exists", if_exists, get_args(IfExists))
     progress = switch(progress, "progress")
@@ -207,8 +218,8 @@ def solve(
     with numba_threads(problem.compute.threads, "compute.threads"):
         try:
             if file is None:
-                return _in_memory(problem, bar)
-            return _in_file(problem, bar, file, if_exists, progress)
+                return _in_memory(problem, bar, history)
+            return _in_file(problem, bar, file, if_exists, progress, history)
         except MemoryError:
             records = problem.paths * (problem.steps // problem.save.every + 1)
             raise InputError(
@@ -283,7 +294,13 @@ def rerun(
                 f"{path} cannot be run again: its configuration {said}; give a whole run"
             )
         arguments = stored_arguments(ds, law, changes.get("flow"))
-    return solve(**(arguments | changes), out=out)
+        former = ds.attrs.get("history")
+    inspect.signature(solve).bind(**(arguments | changes))  # names an argument that solve lacks
+    how = {key: changes.pop(key) for key in ("if_exists", "progress") if key in changes}
+    altered = f" with other {', '.join(sorted(changes))}" if changes else ""
+    history = [former] if isinstance(former, str) else []
+    history.append(history_line(f"{path.name} run again{altered} by {command_text()}"))
+    return _solve(problem_of(**(arguments | changes)), out, **how, history=history)
 
 
 def stored_arguments(
@@ -386,9 +403,9 @@ def write_initial_state(problem: Problem, sink) -> None:
         sink.write("initial_heads", (), problem.scores)
 
 
-def _in_memory(problem: Problem, bar: Bar) -> xarray.Dataset:
+def _in_memory(problem: Problem, bar: Bar, history: Sequence[str]) -> xarray.Dataset:
     store = MemoryStore(problem.layout())
-    attrs = dataset_attrs(problem.config(), problem.seed)
+    attrs = dataset_attrs(problem.config(), problem.seed, history=history)
     write_initial_state(problem, store)
     try:
         with bar() as tick:
@@ -400,7 +417,12 @@ def _in_memory(problem: Problem, bar: Bar) -> xarray.Dataset:
 
 
 def _in_file(
-    problem: Problem, bar: Bar, out: Path, if_exists: IfExists, progress: bool
+    problem: Problem,
+    bar: Bar,
+    out: Path,
+    if_exists: IfExists,
+    progress: bool,
+    history: Sequence[str],
 ) -> xarray.Dataset:
     state, config = None, problem.config()
     if if_exists == "resume" and never_started(out, config):
@@ -413,7 +435,7 @@ def _in_file(
         _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
     else:
         warn_not_comparable(config)
-        attrs = dataset_attrs(config, problem.seed)
+        attrs = dataset_attrs(config, problem.seed, history=history)
         replaced = if_exists == "overwrite"
         writer = RunWriter.create(out, problem.layout(), attrs, overwrite=replaced)
         _log.info("%s: %d paths of %d steps", out, problem.paths, problem.steps)

@@ -24,7 +24,7 @@ from wflow._core.signals import signals_as_errors
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.workers import check_workers, default_threads, pool
 from wflow.io.results import STUDY, foreign_among, refusal, refuse_foreign, replace_files
-from wflow.io.schema import command_text, version_of
+from wflow.io.schema import CONVENTIONS, command_text, history_line, version_of
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,
@@ -315,7 +315,13 @@ def write_results(
         for key, value in document.items()
         if key in ("schema", "study", "command", "created", "versions", "config")
     }
-    dataset = table.assign_attrs(attrs | {"title": f"wflow study {document['study']}"})
+    cf = {
+        "title": f"wflow study {document['study']}",
+        "Conventions": CONVENTIONS,
+        "source": f"wflow {version_of('wflow')}",
+        "history": history_line(document["command"]),
+    }
+    dataset = table.assign_attrs(attrs | cf)
     document = document | {"figures": sorted(figures), "texts": sorted(texts)}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     writers: dict[str, Callable[[Path], Any]] = {

@@ -37,7 +37,14 @@ from wflow._core.threads import threads_for
 from wflow.attention.cloud import evaluate
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.process import head_path
-from wflow.io.schema import config_text
+from wflow.io.schema import (
+    CONVENTIONS,
+    command_text,
+    config_text,
+    history_line,
+    references,
+    version_of,
+)
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.sphere.geodesics import geodesics
 from wflow.sphere.geometry import as_tokens, normalise_unchecked
@@ -306,6 +313,10 @@ def dataset(
         coords={"time": ("time", time, {"long_name": "time t_k", "units": "1"})},
         attrs={
             "title": "minimizing movements",
+            "Conventions": CONVENTIONS,
+            "source": f"wflow {version_of('wflow')}: minimizing movements of the energy",
+            "references": references({"direction": direction}),
+            "history": history_line(command_text()),
             "metric": named if isinstance(named, str) else named["name"],
             "direction": direction,
             "tau": tau,

@@ -18,6 +18,7 @@ _HOMES = {
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.io.runfile", "open_run"),
+    "report": ("wflow.study.report", "write"),
     "energy": ("wflow.attention.cloud", "energy"),
     "mobility": ("wflow.attention.cloud", "mobility"),
     "effective_mobility": ("wflow.attention.cloud", "effective_mobility"),
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import rerun, solve
     from wflow.sphere import tokens
+    from wflow.study.report import write as report
     from wflow.transport import jko, metric
 
 

@@ -36,6 +36,12 @@ Folder = Annotated[Path, _path("DIR", "the name of a folder, such as results/stu
 RunFile = Annotated[Path, _path("FILE", "the name of a run file, such as results/run.h5")]
 """Type of an argument that names a run file; an empty name is refused."""
 
+Source = Annotated[Path, _path("SOURCE", "a run file or the folder of a study")]
+"""Type of an argument that names a run file or a folder; an empty name is refused."""
+
+Page = Annotated[Path, _path("FILE", "the name of a page, such as report.html")]
+"""Type of a flag that names a page; an empty name is refused."""
+
 
 def check_words(words: Sequence[str]) -> None:
     """Refuse words of a command line that are not text: run files and summaries record them.

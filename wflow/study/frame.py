@@ -23,8 +23,16 @@ from wflow._core.progress import Advance, progress
 from wflow._core.signals import signals_as_errors
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.workers import check_workers, default_threads, pool
-from wflow.io.results import STUDY, foreign_among, refusal, refuse_foreign, replace_files
+from wflow.io.results import (
+    REPORT,
+    STUDY,
+    foreign_among,
+    refusal,
+    refuse_foreign,
+    replace_files,
+)
 from wflow.io.schema import CONVENTIONS, command_text, history_line, version_of
+from wflow.study import report
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,
@@ -210,18 +218,18 @@ class Session:
             "runs": {name: file.name for name, file in self.files.items()},
             "findings": [asdict(finding) for finding in findings],
         }
-        report = f"{text}\n\n{_findings_text(findings)}" if findings else text
+        found = f"{text}\n\n{_findings_text(findings)}" if findings else text
         page = (
             f"# {self.name}\n\n    {source['command']}\n\n{machine()}; {source['created']}; "
-            f"wflow {source['versions']['wflow']}\n\n{report}\n"
+            f"wflow {source['versions']['wflow']}\n\n{found}\n"
         )
         texts = dict(texts or {}) | {"summary.md": page}
         former = earlier_results(self.flags.out)
-        print(report)
+        print(found)
         write_results(self.flags.out, table, document, figures, texts, stale=former)
         runs = len(self.files)
         print(f"\nIn {self.flags.out}: {runs} run file{'s' if runs != 1 else ''}", end="")
-        print("; summary.h5, summary.json and summary.md", end="")
+        print(f"; summary.h5, summary.json, summary.md and {REPORT}", end="")
         print(f"; figures (PNG and PDF) {', '.join(figures)}" if figures else "")
 
 
@@ -250,7 +258,8 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         stack.enter_context(log_on_stderr(flags.verbose))
         stack.enter_context(study_folder(flags.out))
         if flags.resume or flags.overwrite:
-            refuse_foreign(flags.out, (*SUMMARY, "summary.md"), earlier_results(flags.out))
+            names = (*SUMMARY, "summary.md", REPORT)
+            refuse_foreign(flags.out, names, earlier_results(flags.out))
         else:
             refuse_existing(flags.out, SUMMARY)
         if isinstance(flags, Flags):
@@ -289,7 +298,7 @@ def write_results(
     *,
     stale: Iterable[str] = (),
 ) -> None:
-    """Write figures, texts, summary.h5 (the numbers), and summary.json (the document) at the end.
+    """Write figures, texts, summary.h5 (the numbers), summary.json (the document) and the report.
 
     Parameters
     ----------
@@ -306,7 +315,8 @@ def write_results(
 
     named = earlier_results(folder)
     drawn = {stem: (f"{stem}.png", f"{stem}.pdf") for stem in figures}
-    foreign = foreign_among(folder, [*chain.from_iterable(drawn.values()), *texts], named)
+    names = [*chain.from_iterable(drawn.values()), *texts, REPORT]
+    foreign = foreign_among(folder, names, named)
     figures = {stem: figures[stem] for stem in figures if not {*drawn[stem]} & {*foreign}}
     texts = {name: texts[name] for name in texts if name not in foreign}
 
@@ -337,7 +347,7 @@ def write_results(
             folder,
             writers,
             named=named,
-            stale=set(stale) - set(writers),
+            stale={*stale, REPORT} - set(writers),  # a report of the summary before is none
             index="summary.json",
         )
     except OSError as error:
@@ -345,6 +355,8 @@ def write_results(
             f"cannot write the summary into {folder}: {error.strerror or error}; the run files "
             "are kept: free space and give the same command with --resume"
         ) from None
+    if REPORT not in foreign:
+        report.write(folder)
     for name in foreign:
         raise InputError(
             f"{refusal(folder / name)} and give the same command with --resume; the summary is "

@@ -31,14 +31,11 @@ LATER: tuple[str, ...] = (
     "wflow.distributed",
     "wflow.equilibria",
     "wflow.fits",
-    "wflow.jko",
-    "wflow.metric",
     "wflow.nets",
     "wflow.plots",
     "wflow.stability",
     "wflow.stationary",
     "wflow.study",
-    "wflow.transport",
     "wflow.verify",
 )
 

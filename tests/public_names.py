@@ -29,12 +29,8 @@ from typing import Any, NamedTuple
 LATER: tuple[str, ...] = (
     "wflow.clusters",
     "wflow.distributed",
-    "wflow.equilibria",
-    "wflow.fits",
     "wflow.nets",
     "wflow.plots",
-    "wflow.stability",
-    "wflow.stationary",
     "wflow.study",
     "wflow.verify",
 )

@@ -72,13 +72,25 @@ Block = dict[str, Array]
 class Check:
     """One check of a run file.
 
-    Attributes
+    Parameters
     ----------
-    name : what should hold
-    passed : whether it does; None where the file does not hold what the check needs
-    value : the figure found
-    limit : the largest figure that passes
-    note : what the figure is, or why there is none
+    name : str
+        What should hold.
+    passed : bool or None
+        Whether it does; None where the file does not hold what the check needs.
+    value : float, default nan
+        The figure found.
+    limit : float, default nan
+        The largest figure that passes.
+    note : str, default ""
+        What the figure is, or why there is none.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> check = wflow.verify.Check("energies are right", True, value=1e-12, limit=1e-9)
+    >>> check.passed
+    True
     """
 
     name: str
@@ -347,7 +359,22 @@ _SERIES = (*BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING,
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found in a run file: `passed` if no check failed."""
+    """What `verify` found in a run file: `passed` if no check failed.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The run file.
+    checks : list of Check, default none
+        The checks that were made.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import wflow
+    >>> wflow.verify.Report(Path("run.h5"), [wflow.verify.Check("digests agree", False)]).passed
+    False
+    """
 
     path: Path
     checks: list[Check] = field(default_factory=list)
@@ -373,21 +400,19 @@ def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = F
     compared with the data: initial tokens and heads, and the first recorded step, which is computed
     again. Then the energies are recomputed and the balance is formed.
 
-    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
-    work_diffusion and martingale_tokens where tokens diffuse) closes
-    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
-    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
-    the standard error at least what the noise of the time steps makes of so many heads and paths.
-
     Parameters
     ----------
-    path : run file
-    tolerance : share of the turnover that the mean residual may reach; time steps are finite
-    progress : show how far the reading of a large file has come
+    path : str or pathlib.Path
+        Run file.
+    tolerance : float, default TOLERANCE
+        Share of the turnover that the mean residual may reach; time steps are finite.
+    progress : bool, default False
+        Whether to show how far the reading of a large file has come.
 
     Returns
     -------
-    Report, one Check per statement
+    Report
+        One `Check` per statement.
 
     Raises
     ------
@@ -395,6 +420,24 @@ def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = F
         For a file that is missing, truncated, or not a run file.
     InputError
         For a tolerance that is not a positive number.
+
+    Notes ----- The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale +
+    residual (with work_diffusion and martingale_tokens where tokens diffuse) closes if |mean over
+    paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the turnover is the
+    mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and the standard
+    error at least what the noise of the time steps makes of so many heads and paths.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     wflow.solve(
+    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
+    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.01, out=f"{folder}/run.h5",
+    ...     ).close()
+    ...     report = wflow.verify.verify(f"{folder}/run.h5")
+    >>> report.passed
+    True
     """
     tolerance = positive(tolerance, "tolerance")
     path = path_of(path, "path")

@@ -73,13 +73,25 @@ Block = dict[str, Array]
 class Check:
     """One check of a run file.
 
-    Attributes
+    Parameters
     ----------
-    name : what should hold
-    passed : whether it does; None where the file does not hold what the check needs
-    value : the figure found
-    limit : the largest figure that passes
-    note : what the figure is, or why there is none
+    name : str
+        What should hold.
+    passed : bool or None
+        Whether it does; None where the file does not hold what the check needs.
+    value : float, default nan
+        The figure found.
+    limit : float, default nan
+        The largest figure that passes.
+    note : str, default ""
+        What the figure is, or why there is none.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> check = wflow.verify.Check("energies are right", True, value=1e-12, limit=1e-9)
+    >>> check.passed
+    True
     """
 
     name: str
@@ -350,12 +362,19 @@ _SERIES = (*BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING,
 class Report:
     """What `verify` found in a run: `passed` if no check failed.
 
-    Attributes
+    Parameters
     ----------
-    path : Path or str
+    path : pathlib.Path or str
         The run file, or what a run in memory is called.
-    checks : list of Check
+    checks : list of Check, default none
         One for each statement.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import wflow
+    >>> wflow.verify.Report(Path("run.h5"), [wflow.verify.Check("digests agree", False)]).passed
+    False
     """
 
     path: Path | str
@@ -392,23 +411,17 @@ def verify(
     compared with the data: initial tokens and heads, and the first recorded step, which is computed
     again. Then the energies are recomputed and the balance is formed.
 
-    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
-    work_diffusion and martingale_tokens where tokens diffuse) closes
-    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
-    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
-    the standard error at least what the noise of the time steps makes of so many heads and paths.
-
     A Dataset has no digests: its values and attributes are checked as they are now, and the
     report says that nothing compares them with what was written.
 
     Parameters
     ----------
-    path : str, Path or xarray.Dataset
+    path : str, pathlib.Path or xarray.Dataset
         Run file, or a run of `wflow.solve` or `wflow.open`.
-    tolerance : float
+    tolerance : float, default TOLERANCE
         Share of the turnover that the mean residual may reach; time steps are finite.
-    progress : bool
-        Show how far the reading of a large file has come.
+    progress : bool, default False
+        Whether to show how far the reading of a large file has come.
 
     Returns
     -------
@@ -421,6 +434,14 @@ def verify(
         For a file that is missing, truncated, or not a run file.
     InputError
         For a tolerance that is not a positive number, and a Dataset that is no run.
+
+    Notes
+    -----
+    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
+    work_diffusion and martingale_tokens where tokens diffuse) closes
+    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
+    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
+    the standard error at least what the noise of the time steps makes of so many heads and paths.
 
     Examples
     --------

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import shown
 from wflow._core.errors import InputError
 from wflow._core.fingerprint import NotComparable, fingerprint, why_different
+from wflow._core.reprs import call_text
 
 _NAMED = ("law", "flow")  # parts of the configuration of a run that may be custom
 # What identifies an object in a configuration, beside its parameters.
@@ -73,6 +74,15 @@ class Described:
         if "sha256" in config:
             return "its matrices, of which a run file holds a SHA-256 digest"
         return ""
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        try:
+            settings = dict(self.to_config())
+            unset = [key for key, value in settings.items() if value is None or value is False]
+            return call_text(name, {key: settings[key] for key in settings if key not in unset})
+        except Exception:  # of a class of the user, or of an object that is not made yet
+            return f"{name}(...)"
 
 
 _T = TypeVar("_T", bound=Described)

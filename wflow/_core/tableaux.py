@@ -19,6 +19,7 @@ Trees = dict[int, list[tuple[float, NDArray[np.float64]]]]
 
 _MOST = 5  # order whose conditions are checked
 _ROUNDING = 1e-12  # of coefficients in an order condition
+_LONGEST = 120  # characters of a repr that lists the coefficients
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,17 @@ class Tableau:
             )
         object.__setattr__(self, name, weights)
         object.__setattr__(self, order, claimed)
+
+    def __repr__(self) -> str:
+        parts = [repr(self.name), repr(self.order)]
+        parts += [repr(part) for part in (self.nodes, self.matrix, self.weights)]
+        for name, default in (("noise", "none"), ("embedded", None), ("embedded_order", None)):
+            value = getattr(self, name)
+            parts += [f"{name}={value!r}"] if value != default else []
+        text = f"Tableau({', '.join(parts)})"
+        if len(text) <= _LONGEST:
+            return text
+        return f"<Tableau {self.name!r}: order {self.order}, {self.stages} stages>"
 
     @property
     def stages(self) -> int:

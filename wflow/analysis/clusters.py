@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import Direction, FlowName, number, positive, reals, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.progress import progress as progress_bar
+from wflow._core.reprs import ShortResult
 from wflow.analysis.linkage import components, merge_heights
 from wflow.attention.cloud import as_unit_tokens, velocity
 from wflow.attention.flows import Flow
@@ -277,8 +278,8 @@ def sizes(x: ArrayLike, scale: float) -> NDArray[np.int64]:
     return np.sort(np.bincount(labels(x, scale)))[::-1].astype(np.int64)
 
 
-@dataclass(frozen=True)
-class PersistentCount:
+@dataclass(frozen=True, repr=False)
+class PersistentCount(ShortResult):
     """Number of clusters without a stated scale.
 
     Attributes
@@ -803,8 +804,8 @@ def _first_time(
     return xarray.DataArray(first, {"snapshot_path": paths}, ("snapshot_path",), attrs=attrs)
 
 
-@dataclass(frozen=True)
-class Plateau:
+@dataclass(frozen=True, repr=False)
+class Plateau(ShortResult):
     """A time during which the number of clusters stays the same.
 
     Attributes
@@ -924,8 +925,8 @@ _LEAST_MOVED = 0.1
 _NOISY, _SIGMAS = 4.0, 3.0  # mean squares over error squares; standard errors
 
 
-@dataclass(frozen=True)
-class Decay:
+@dataclass(frozen=True, repr=False)
+class Decay(ShortResult):
     """How a positive quantity falls over windows of time, by fits to its logarithm.
 
     Attributes
@@ -946,8 +947,8 @@ class Decay:
     law: Literal["exponential", "power", "none"]
 
 
-@dataclass(frozen=True)
-class OmegaLimit:
+@dataclass(frozen=True, repr=False)
+class OmegaLimit(ShortResult):
     """What a run says about its omega-limit.
 
     Attributes
@@ -992,6 +993,8 @@ class OmegaLimit:
     >>> wflow.clusters.omega_limit(run).quantity
     'upper_gradient_sq'
     """
+
+    _shown = ("verdict", "quantity", "tail", "ratio", "integrable", "w2_last")
 
     verdict: Verdict
     reasons: tuple[str, ...]

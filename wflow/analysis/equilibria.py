@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import number, reals, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
+from wflow._core.reprs import value_text
 from wflow.attention.cloud import as_unit_tokens
 from wflow.heads.matrices import as_matrices
 
@@ -58,6 +59,10 @@ class Extremum(NamedTuple):
     energy: float
     kind: Literal["dirac", "pair", "uniform"]
     support: FloatArray | None
+
+    def __repr__(self) -> str:
+        support = value_text(self.support, 6)
+        return f"Extremum(energy={self.energy:.6g}, kind={self.kind!r}, support={support})"
 
 
 def uniform_energy(beta: float, d: int) -> float:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import LARGEST_WHOLE, number, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
+from wflow._core.reprs import ShortResult
 
 __all__ = ["Line", "PowerLaw", "json_number", "line", "mean_and_error", "power_law"]
 
@@ -19,8 +20,8 @@ FloatArray = NDArray[np.float64]
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Line:
+@dataclass(frozen=True, repr=False)
+class Line(ShortResult):
     """The fit y = intercept + slope x through means over paths, with a bootstrap over the paths.
 
     Attributes
@@ -57,8 +58,8 @@ class Line:
     slopes: FloatArray = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class PowerLaw:
+@dataclass(frozen=True, repr=False)
+class PowerLaw(ShortResult):
     """The fit y = prefactor x^exponent, with bootstrap errors; called, it gives y at x.
 
     Errors, intervals and the band are NaN where there is one path only.
@@ -99,6 +100,8 @@ class PowerLaw:
     >>> round(float(fit(8)), 6)
     24.0
     """
+
+    _shown = ("prefactor", "exponent", "exponent_ci", "pearson", "paths", "points")
 
     prefactor: float
     exponent: float

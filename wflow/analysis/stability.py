@@ -31,6 +31,7 @@ from wflow._core.checks import (
 )
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
+from wflow._core.reprs import ShortResult
 from wflow.analysis.fits import interval, resampled_means
 from wflow.attention.flows import Flow, as_flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run, made_again
@@ -441,8 +442,8 @@ def exponent(
         )
 
 
-@dataclass(frozen=True)
-class GrowthRate:
+@dataclass(frozen=True, repr=False)
+class GrowthRate(ShortResult):
     """Growth of a distance: log d(t) = log d_0 + rate (t - t_0), fitted to the mean of replicates.
 
     Attributes

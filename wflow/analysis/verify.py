@@ -17,6 +17,7 @@ from wflow._core.errors import InputError, RunFileError, WflowError
 from wflow._core.files import open_regular
 from wflow._core.identity import is_custom_config
 from wflow._core.progress import progress as progress_bar
+from wflow._core.reprs import ShortResult
 from wflow.analysis.fits import mean_and_error
 from wflow.attention.flows import flow_from_config
 from wflow.heads.laws import Frozen, law_from_config, made_again
@@ -69,8 +70,8 @@ Array = NDArray[np.float64]
 Block = dict[str, Array]
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(ShortResult):
     """One check of a run file.
 
     Parameters

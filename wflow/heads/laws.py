@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import check_choice, number, reals, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry, check_comparable, read_only, reading
+from wflow._core.reprs import ShortRepr, call_text, value_text
 from wflow.heads.matrices import Matrices, as_matrices, check_fits, fitting, is_symmetric
 
 __all__ = [
@@ -326,6 +327,13 @@ class HeadLaw(Described):
 
     def to_config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric}
+
+    def __repr__(self) -> str:
+        if type(self) is not HeadLaw:
+            return super().__repr__()
+        given = {"drift": self._drift, "diffusion": self._diffusion}
+        shown: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        return call_text("HeadLaw", shown if self.symmetric else shown | {"symmetric": False})
 
     def _increment(self, normals: Matrices) -> Matrices:
         if not self.symmetric:
@@ -703,8 +711,8 @@ class Oscillating(HeadLaw):
         return {"d": self.d, "phases": self.phases, "sigma2": self.sigma2}
 
 
-@dataclass(frozen=True)
-class QKV:
+@dataclass(frozen=True, repr=False)
+class QKV(ShortRepr):
     """General attention heads: score scale <Q_h x, K_h y>, output V_h times the softmax average.
 
     They run with ``flow="softmax"``, or with a custom flow whose class has general_heads = True,
@@ -895,6 +903,14 @@ class Schedule(HeadLaw):
             "scores": self._scores.tolist(),
             "values": None if self._values is None else self._values.tolist(),
         }
+
+    def __repr__(self) -> str:
+        if type(self) is not Schedule:
+            return super().__repr__()
+        values = value_text(self._scores)
+        values = values if self._values is None else f"QKV of scores {values}"
+        times = value_text(self.times)
+        return f"Schedule(times={times}, values={values}, interpolation={self.interpolation!r})"
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

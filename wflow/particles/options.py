@@ -20,12 +20,13 @@ from wflow._core.checks import (
     wholes,
 )
 from wflow._core.errors import InputError
+from wflow._core.reprs import ShortRepr
 
 IfExists = Literal["error", "overwrite", "resume"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveAt:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SaveAt(ShortRepr):
     """What a run keeps, and when.
 
     Parameters
@@ -98,8 +99,8 @@ class SaveAt:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compute:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Compute(ShortRepr):
     """How a run is computed: sums over pairs, precision, device, threads.
 
     Parameters

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from wflow._core.errors import InputError
 from wflow._core.progress import Advance, progress
+from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.workers import check_workers, default_threads, pool
@@ -56,8 +57,8 @@ _PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "xarray", "h5netcdf")
 Verdict = Literal["confirmed", "confirmed in part", "not confirmed", "inconclusive"]
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(ShortResult):
     """What a study found about one prediction.
 
     Attributes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from wflow._core.checks import (
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.progress import progress as progress_bar
+from wflow._core.reprs import ShortResult
 from wflow._core.tableaux import Tableau
 from wflow._core.threads import threads_for
 from wflow.attention.cloud import evaluate
@@ -88,8 +89,8 @@ _ROUNDS = 20  # of minimisation and matching in turn
 _ROUNDING = 1e-15
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, repr=False)
+class Step(ShortResult):
     """One step of minimizing movements.
 
     Attributes
@@ -127,7 +128,7 @@ class Step:
     (True, True)
     """
 
-    tokens: Array = field(repr=False)
+    tokens: Array
     energy_before: float
     energy_after: float
     distance_sq: float
@@ -351,8 +352,8 @@ def dataset(
 TOLERANCE, MAX_ITERATIONS = 1e-9, 500
 
 
-@dataclass(frozen=True)
-class EnergyInequality:
+@dataclass(frozen=True, repr=False)
+class EnergyInequality(ShortResult):
     """Terms of the discrete energy identity of one step, E for ascent being -E.
 
     They satisfy energy_before - energy_after = distance_term + interpolation_term + gap.

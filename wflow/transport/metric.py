@@ -22,6 +22,7 @@ from wflow._core.checks import MetricName, positive, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry
 from wflow._core.memory import check_memory
+from wflow._core.reprs import ShortResult
 from wflow._core.threads import threads_for
 from wflow.attention import flows
 from wflow.heads.laws import QKV
@@ -557,8 +558,8 @@ class Bounds(NamedTuple):
     c2: float
 
 
-@dataclass(frozen=True)
-class Distance:
+@dataclass(frozen=True, repr=False)
+class Distance(ShortResult):
     """Distance W_b of two clouds as `weighted_distance` found it.
 
     Attributes

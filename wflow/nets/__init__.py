@@ -6,10 +6,9 @@
     loss = functional.cross_entropy(logits, labels) + lam * cost
 
 `blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `models`
-whole networks, `registry` their configurations; `training`, `data` and `diagnostics` serve them;
-`convex` is a test problem with a known solution, `particles` turns trained heads into a head law.
-Only `study` imports this package.
-Start with `continuous`.
+whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
+`diagnostics` serve them; `convex` is a test problem with a known solution, `particles` turns
+trained heads into a head law. Only `study` imports this package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 
@@ -24,6 +23,7 @@ _HOMES = {
     "Trajectory": "continuous",
     "ViT": "models.vit",
     "GPT": "models.gpt",
+    "Pretrained": "pretrained",
     "TextClassifier": "models.text",
     "SetTransformer": "models.set_transformer",
     "build": "registry",
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from wflow.nets.models.set_transformer import SetTransformer
     from wflow.nets.models.text import TextClassifier
     from wflow.nets.models.vit import ViT
+    from wflow.nets.pretrained import Pretrained
     from wflow.nets.registry import build, config, register
     from wflow.nets.training import train
 
@@ -62,7 +63,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            f"wflow.nets.{name} needs torch: pip install 'wflow[nets]'", name="torch"
+            f"wflow.nets.{name} needs torch: pip install 'wflow-transformers[nets]'", name="torch"
         ) from error
     value = getattr(module, name) if name in _HOMES else module
     globals()[name] = value

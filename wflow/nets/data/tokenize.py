@@ -177,7 +177,7 @@ def _tokenizers() -> Any:
     except ImportError as error:
         raise InputError(
             f"byte pairs need the package tokenizers, which cannot be imported ({error}); install "
-            "it with: pip install 'wflow[nets]', or take tokens=\"characters\""
+            "it with: pip install 'wflow-transformers[nets]', or take tokens=\"characters\""
         ) from None
 
 

@@ -9,13 +9,15 @@ layer norms and 6.16 million.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from wflow._core.checks import number, switch, whole
+from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
+from wflow._core.files import opened
 from wflow.nets.blocks import (
     Block,
     Gelu,
@@ -27,11 +29,12 @@ from wflow.nets.blocks import (
 )
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import CONFIG, WEIGHTS, Pretrained, read_config, read_weights
 from wflow.nets.registry import register
 
 
 @register
-class GPT(nn.Module):
+class GPT(Pretrained):
     """Causal language model: logits of the next token, E norm(X(T)), E the token embedding.
 
     `embed` makes hidden states (batch, tokens, width) of token ids, `body` moves them, `head`
@@ -188,9 +191,74 @@ class GPT(nn.Module):
         return tokens
 
     @classmethod
+    def from_pretrained(cls, folder: str | Path, *, dropout: float = 0.0) -> Self:
+        """Make a network from a folder of `save_pretrained`, or of a GPT-2 of Hugging Face.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Folder with `config.json` and `model.safetensors`. For a GPT-2 the weights may also be
+            in `pytorch_model.bin`, which is read as tensors alone. Nothing in it is executed.
+        dropout : float, default 0.0
+            Rate of dropout of a GPT-2, for further training.
+
+        Returns
+        -------
+        GPT
+            The network in evaluation mode on the CPU. A GPT-2 has biases and the gelu of its
+            configuration, in single precision, or in double where its weights are.
+
+        Raises
+        ------
+        InputError
+            For a folder that is missing, incomplete, damaged or of another model, a GPT-2 with
+            settings that `GPT` does not have, or a missing safetensors.
+
+        References
+        ----------
+        .. [1] Radford, Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised
+           multitask learners" (2019).
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from wflow import nets
+        >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=1, heads=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.save_pretrained(folder)
+        ...     nets.GPT.from_pretrained(folder).context
+        8
+        """
+        folder = path_of(folder, "folder")
+        config = read_config(folder)
+        if config.get("model_type") != "gpt2":
+            return super().from_pretrained(folder)
+        gelu = _published_gelu(folder, config)
+        try:
+            net = cls.from_gpt2(
+                _published_weights(folder), heads=config["n_head"], gelu=gelu, dropout=dropout
+            )
+        except InputError as error:
+            raise InputError(f"{folder} is no GPT-2 that can be read: {error}") from None
+        found = (net.vocabulary, net.context, net.embed.token.embedding_dim, len(net.body))  # type: ignore[arg-type]
+        names = ("vocab_size", "n_positions", "n_embd", "n_layer")
+        for name, size in zip(names, found, strict=True):
+            if config.get(name, size) != size:
+                raise InputError(
+                    f"{folder} is damaged: {name} is {config[name]!r} in config.json and {size} by "
+                    "the weights; get the folder again"
+                )
+        return net.eval()
+
+    @classmethod
     def from_gpt2(
-        cls, state: Mapping[str, Tensor], *, heads: int | None = None, dropout: float = 0.0
-    ) -> "GPT":
+        cls,
+        state: Mapping[str, Tensor],
+        *,
+        heads: int | None = None,
+        gelu: Gelu = "tanh",
+        dropout: float = 0.0,
+    ) -> Self:
         """Make a network of the weights of a published GPT-2.
 
         Their names are `wte.weight`, `wpe.weight`, `h.0.ln_1.weight`, `h.0.attn.c_attn.weight`,
@@ -203,13 +271,15 @@ class GPT(nn.Module):
             Names and weights.
         heads : int, optional
             Number of heads, which no weight tells; None is width / 64, that of all published sizes.
+        gelu : {"tanh", "none"}
+            As for `GPT`; published networks have the approximation.
         dropout : float, default 0.0
             Rate of dropout, for further training.
 
         Returns
         -------
         GPT
-            GPT with biases and the approximate gelu, in single precision.
+            Network with biases, in single precision, or in double where the weights are.
 
         Raises
         ------
@@ -233,9 +303,9 @@ class GPT(nn.Module):
             depth=max(1, len(blocks)),
             heads=_published_heads(width) if heads is None else heads,
             bias=True,
-            gelu="tanh",
+            gelu=gelu,
             dropout=dropout,
-        )
+        ).to(torch.promote_types(_real(state, "wte.weight"), torch.float32))
         ours = net._gpt2_names()
         for name in state:
             if name not in ours and not name.endswith((".attn.bias", ".attn.masked_bias")):
@@ -322,6 +392,67 @@ def _draw(
     values, ids = logits.float().topk(kept, dim=-1)  # (batch, kept), the largest first
     chances = torch.softmax((values - values[:, :1]) / temperature, dim=-1)
     return ids.gather(1, torch.multinomial(chances, 1, generator=generator))
+
+
+_GELUS: dict[str, Gelu] = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+# Settings of a GPT-2 that change what it computes, with the only value that GPT has.
+_SETTINGS: dict[str, tuple[Any, Any]] = {
+    "layer_norm_epsilon": (1e-5, 1e-5),  # expected, and the default where it is missing
+    "scale_attn_weights": (True, True),
+    "scale_attn_by_inverse_layer_idx": (False, False),
+    "add_cross_attention": (False, False),
+    "tie_word_embeddings": (True, True),
+}
+_BIN = "pytorch_model.bin"
+
+
+def _published_gelu(folder: Path, config: Mapping[str, Any]) -> Gelu:
+    """The gelu of a GPT-2, after a check of all settings that GPT does not have."""
+    path = folder / CONFIG
+    for name, (expected, default) in _SETTINGS.items():
+        if config.get(name, default) != expected:
+            raise InputError(
+                f"{path} has {name} = {config[name]!r:.40}: GPT computes with {expected}; take "
+                "another network"
+            )
+    for name in ("n_head", "n_embd"):
+        if type(config.get(name)) is not int:
+            raise InputError(f"{path} has {name} = {config.get(name)!r:.40}: expected a number")
+    inner = 4 * config["n_embd"]
+    if config.get("n_inner") not in (None, inner):
+        raise InputError(f"{path} has n_inner = {config['n_inner']!r:.40}: expected {inner}")
+    name = config.get("activation_function", "gelu_new")
+    if name not in _GELUS:
+        raise InputError(
+            f"{path} has activation_function = {name!r:.40}: expected one of {', '.join(_GELUS)}"
+        )
+    return _GELUS[name]
+
+
+def _published_weights(folder: Path) -> dict[str, Tensor]:
+    """Weights in a folder of Hugging Face."""
+    if (folder / WEIGHTS).exists() or not (folder / _BIN).exists():
+        return read_weights(folder / WEIGHTS)
+    with opened(folder / _BIN, "weights of a GPT-2") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged or hostile file can fail in any way
+            raise InputError(
+                f"{_BIN} cannot be read as weights ({type(error).__name__}): it is damaged, or "
+                "holds other things than tensors; nothing in it was executed. Take a folder with "
+                "model.safetensors"
+            ) from None
+    if not isinstance(state, Mapping):
+        raise InputError(f"{_BIN} holds {type(state).__name__}: expected weights by name")
+    return dict(state)
+
+
+def _real(state: Mapping[str, Tensor], name: str) -> torch.dtype:
+    """Type of a weight, which must be of real numbers."""
+    dtype = state[name].dtype
+    if not dtype.is_floating_point:
+        raise InputError(f"{name} is {dtype}: expected real numbers")
+    return dtype
 
 
 def _matrix_shape(state: Mapping[str, Any], name: str) -> tuple[int, int]:

@@ -16,11 +16,12 @@ from wflow._core.errors import InputError
 from wflow.nets.blocks import Stack, check_hidden, layer_norm, rate, share
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
 
 @register
-class SetTransformer(nn.Module):
+class SetTransformer(Pretrained):
     """Classifier of clouds of points of any number: logits that do not depend on their order.
 
     `embed` makes hidden states (batch, points, width) of points, `body` moves them, `head` pools

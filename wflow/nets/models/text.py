@@ -16,13 +16,14 @@ from wflow._core.errors import InputError
 from wflow.nets.blocks import Block, Stack, TokenEmbedding, check_tokens, layer_norm
 from wflow.nets.checks import in_memory
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
 Pooling = Literal["mean", "first", "max"]
 
 
 @register
-class TextClassifier(nn.Module):
+class TextClassifier(Pretrained):
     """Encoder of texts of different length, padded behind to one: logits of classes.
 
     `embed` makes hidden states (batch, tokens, width) of token ids, `body` moves them, `head`

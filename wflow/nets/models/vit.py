@@ -14,11 +14,12 @@ from wflow._core.errors import InputError
 from wflow.nets.blocks import Block, Stack, layer_norm, rate
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
 
 @register
-class ViT(nn.Module):
+class ViT(Pretrained):
     """Vision transformer: logits = W norm(x_0(T)) + b, where x_0 is the class token.
 
     `embed` makes hidden states (batch, 1 + patches, width) of images, `body` moves them, `head`

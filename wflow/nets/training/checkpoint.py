@@ -34,7 +34,7 @@ from wflow._core.files import claim_folder, kind_of_file, opened, remove_drafts,
 from wflow.io.reading import differences, open_hdf5
 from wflow.nets.checks import module
 from wflow.nets.registry import config as config_of
-from wflow.nets.registry import described, first_difference
+from wflow.nets.registry import described, first_difference, other_weight
 from wflow.nets.training.history import METRICS, METRICS_JSON, History
 
 # Digests: one for every tensor and one for every field
@@ -673,18 +673,6 @@ def check_weights(
         )
 
 
-def other_weight(
-    saved: Mapping[str, Any], model: nn.Module, *, types: bool = False
-) -> tuple[str, str, str] | None:
-    """Name of the first parameter of another shape or type, what it is there, and here."""
-    own = model.state_dict()
-    for name in [*own, *(name for name in saved if name not in own)]:
-        there, here = (_kind(state.get(name), types) for state in (saved, own))
-        if there != here:
-            return name, there, here
-    return None
-
-
 def _checked(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """The checkpoint, if it is one of the run given for."""
     saved = read(path)
@@ -786,12 +774,6 @@ def _inner(config: Any, name: str) -> Any:
     for key in name.split("."):
         config = config.get(key) if isinstance(config, dict) else None
     return config
-
-
-def _kind(value: Any, types: bool) -> str:
-    if not isinstance(value, Tensor):
-        return "absent" if value is None else f"no tensor but {type(value).__name__}"
-    return f"{value.dtype} {tuple(value.shape)}" if types else f"of shape {tuple(value.shape)}"
 
 
 def _named(thing: Any, depth: int = 0) -> dict[str, Any]:

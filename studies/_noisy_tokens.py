@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 import wflow
 from wflow import stationary, study
 
 if TYPE_CHECKING:
+    import xarray as xr
     from matplotlib.figure import Figure
 
 STARTS = ("uniform", "cluster")
@@ -57,7 +57,7 @@ def listed(values: NDArray, errors: NDArray) -> str:
     return ", ".join(f"{v:.2g} ± {e:.1g}" for v, e in zip(values, errors, strict=True))
 
 
-def report(flags: Any, budget: xr.Dataset, order: xr.Dataset) -> str:
+def report(flags: Any, budget: "xr.Dataset", order: "xr.Dataset") -> str:
     """Write the two tables."""
     cells = {"dt": [f"{dt:g}" for dt in budget["dt"].values]}
     titles = {"energy_change": "E(T) - E(0)", "work_diffusion": "diffusion of tokens"}
@@ -80,7 +80,7 @@ def report(flags: Any, budget: xr.Dataset, order: xr.Dataset) -> str:
     )
 
 
-def order_figure(flags: Any, order: xr.Dataset, files: dict[str, Path]) -> "Figure":
+def order_figure(flags: Any, order: "xr.Dataset", files: dict[str, Path]) -> "Figure":
     """Order parameter against diffusion with the theory's curve, and over time."""
     from matplotlib import colormaps
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 import wflow
@@ -22,6 +21,7 @@ from wflow.sphere import as_tokens
 
 if TYPE_CHECKING:
     import torch
+    import xarray as xr
     from matplotlib.figure import Figure
     from torch import Tensor
 
@@ -95,6 +95,8 @@ def tabulated(
         values = [measured(files[f"{name}_{kind}"], end, scale) for kind in kinds]
         for key in NAMES:
             rows[key].append([value[key] for value in values])
+    import xarray as xr  # here, so that --help does not wait for it
+
     dims = ("network", "heads", "path", "time")
     table = xr.Dataset(
         {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 from _noisy_tokens import STARTS, expected_order, listed, order_figure, order_of, report, uniformity
 from numpy.typing import NDArray
 
@@ -29,7 +28,7 @@ from wflow.study import Finding, FlowName, positive, whole
 from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:
-    pass
+    import xarray as xr
 
 LEVEL = 0.01  # of the Kolmogorov-Smirnov tests together
 RESOLVED = 0.25  # error of a ratio of residuals beyond which halving is not resolved
@@ -135,8 +134,10 @@ def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def balances(files: dict[float, Path]) -> xr.Dataset:
+def balances(files: dict[float, Path]) -> "xr.Dataset":
     """Means at the end of the runs and their standard errors, one row per step size."""
+    import xarray as xr  # here, so that --help does not wait for it
+
     rows: dict[str, list[float]] = {}
     for file in files.values():
         with wflow.open(file) as run:
@@ -151,7 +152,7 @@ def balances(files: dict[float, Path]) -> xr.Dataset:
     return table.assign_coords(dt=list(files))
 
 
-def ordering(flags: NoisyTokens, files: dict[str, Path]) -> xr.Dataset:
+def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "xr.Dataset":
     """Order parameter over the second half of the time, and the one that theory gives."""
 
     def measure(start: str, ratio: float) -> dict[str, NDArray[np.float64]]:
@@ -173,7 +174,7 @@ def ordering(flags: NoisyTokens, files: dict[str, Path]) -> xr.Dataset:
 
 
 def findings(
-    flags: NoisyTokens, ks: tuple[float, float], budget: xr.Dataset, order: xr.Dataset
+    flags: NoisyTokens, ks: tuple[float, float], budget: "xr.Dataset", order: "xr.Dataset"
 ) -> list[Finding]:
     """The three predictions and what came out of each."""
     pvalue, distance = ks
@@ -237,7 +238,7 @@ def main() -> int:
                 "energy_balance": energy_balance(run),
                 "order": order_figure(flags, order, files),
             }
-        table = xr.merge([budget, order]).assign(
+        table = budget.merge(order).assign(
             uniformity_pvalue=((), ks[0], {"long_name": "p-value of the uniform law, D = 0"})
         )
         session.finish(

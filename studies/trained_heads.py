@@ -22,10 +22,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import xarray as xr
 from _trained_heads import (
     PER_PASS,
     Layers,
@@ -49,6 +48,9 @@ from wflow._core.command_line import check_folder
 from wflow.cli import guarded
 from wflow.study import Finding, networks, whole
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 TIED = 0.1  # asymmetry, and 1 - |alignment|, up to which heads count as those of a gradient flow
 
 
@@ -64,6 +66,7 @@ PRESETS = {
 class TrainedHeads(study.Flags):
     """Flags of this study."""
 
+    needs = networks.NEEDS
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, on the text that ships with wflow; cpu: small GPTs on tiny Shakespeare;
     paper: networks of the published size, which --checkpoint names."""
@@ -146,7 +149,7 @@ def runs(flags: TrainedHeads, setup: Setup, name: str, network: Network) -> dict
     return {f"{name}_{kind}": task | {"law": law} for kind, law in names}
 
 
-def findings(table: xr.Dataset, layers: Mapping[str, Layers]) -> list[Finding]:
+def findings(table: "xr.Dataset", layers: Mapping[str, Layers]) -> list[Finding]:
     """Compare the numbers with what is expected."""
     names = [str(name) for name in table["network"].values]
     cosine = table["cosine"].sel(heads="trained")

@@ -28,7 +28,7 @@ from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.io.reading import lock_of
 from wflow.io.runfile import RunWriter, dataset_attrs
 
-library = pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+library = pytest.importorskip("distributed", reason="the extra dask is not installed")
 
 
 SAVE = wflow.SaveAt(every=3, snapshots=[0, 0.2, 0.5], paths=[1, 2, 5], heads=True)

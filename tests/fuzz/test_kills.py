@@ -150,7 +150,7 @@ def test_a_study_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, who
 def test_a_study_with_workers_killed_at_random_moments_resumes_to_the_same_bits(
     tmp_path, whole, cases
 ) -> None:
-    pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+    pytest.importorskip("distributed", reason="the extra dask is not installed")
     if not cases(0, 1):
         pytest.skip("with --long: workers are slow to start")
     path, seconds = whole

@@ -514,7 +514,7 @@ def test_byte_pair_files_of_another_form_are_refused(changes, match):
 
 def test_byte_pairs_without_the_library_say_how_to_install_it(monkeypatch):
     hide(monkeypatch, "tokenizers")
-    with refused("need the package tokenizers.*pip install 'wflow"):
+    with refused("need the package tokenizers.*pip install 'wflow-transformers"):
         data.BytePairs(b"{}", b"")
 
 

@@ -283,9 +283,9 @@ def test_missing_package_of_an_extra_is_named_with_the_command_to_install_it(tmp
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with refused(r"parquet files need .*pip install 'wflow\[studies\]'"):
+    with refused(r"parquet files need .*pip install 'wflow-transformers\[studies\]'"):
         tokens.load(tmp_path / "a.parquet")
-    with refused(r"handwritten digits need .*pip install 'wflow\[studies\]'"):
+    with refused(r"handwritten digits need .*pip install 'wflow-transformers\[studies\]'"):
         tokens.digits()
 
 

@@ -307,7 +307,7 @@ def test_a_study_of_networks_names_the_extra_that_it_needs(name, without_torch, 
     out = tmp_path / "out"
     said = shell(name, "--preset", "smoke", "--out", str(out), env=without_torch)
     assert said.returncode == 2 and not out.exists()
-    assert said.stderr.count("\n") == 1 and "pip install -e '.[nets]'" in said.stderr
+    assert said.stderr.count("\n") == 1 and "pip install 'wflow-transformers[nets]'" in said.stderr
 
 
 CUT = ["--n", "20", "--paths", "2", "--t-final", "100", "--dt", "0.01", "--heads", "2"]
@@ -479,13 +479,13 @@ def test_verbose_logs_on_stderr_and_leaves_the_logger_as_it_was(
 
 def test_dask_missing_is_said_before_anything_is_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(InputError, match=r"pip install 'wflow\[dask\]'"):
+    with pytest.raises(InputError, match=r"pip install 'wflow-transformers\[dask\]'"):
         call("ou_heads", monkeypatch, *SMALL, "--workers", "1", "--out", str(tmp_path / "x"))
     assert not list(tmp_path.iterdir())
 
 
 def test_workers_compute_the_same_bits_as_this_process(tmp_path, monkeypatch, undrawn) -> None:
-    pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+    pytest.importorskip("distributed", reason="the extra dask is not installed")
     flags = [*SMALL, "--heads", "1", "3"]
     assert call("ou_heads", monkeypatch, *flags, "--out", str(tmp_path / "alone")) == 0
     more = ["--workers", "2", "--verbose"]
@@ -504,7 +504,7 @@ def test_workers_compute_the_same_bits_as_this_process(tmp_path, monkeypatch, un
 def test_scheduler_that_does_not_answer_is_an_input_error(
     tmp_path, monkeypatch, silent_address
 ) -> None:
-    pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+    pytest.importorskip("distributed", reason="the extra dask is not installed")
     monkeypatch.setattr(pools, "CONNECT_SECONDS", 1)
     address = ["--scheduler", silent_address]
     with pytest.raises(InputError, match="no dask scheduler at"):

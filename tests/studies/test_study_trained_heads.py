@@ -114,7 +114,7 @@ def test_study_takes_checkpoints(tmp_path, monkeypatch, sketched):
 )
 def test_bad_flags_are_refused_before_any_training(flags, match, tmp_path, monkeypatch):
     if flags[0] == "--scheduler":
-        pytest.importorskip("distributed", reason="the extra wflow[dask] is not installed")
+        pytest.importorskip("distributed", reason="the extra dask is not installed")
     monkeypatch.setattr(train, "train", lambda *_, **__: pytest.fail("the training has begun"))
     out = tmp_path / "refused"
     with pytest.raises(InputError, match=match):

@@ -36,11 +36,16 @@ Folder = Annotated[Path, _path("DIR", "the name of a folder, such as results/stu
 RunFile = Annotated[Path, _path("FILE", "the name of a run file, such as results/run.h5")]
 """Type of an argument that names a run file; an empty name is refused."""
 
-Source = Annotated[Path, _path("SOURCE", "a run file or the folder of a study")]
-"""Type of an argument that names a run file or a folder; an empty name is refused."""
+RunOrFolder = Annotated[Path, _path("FILE|DIR", "the name of a run file or of a study's folder")]
+"""Type of an argument that names a run file or the folder of a study; an empty name is refused."""
 
-Page = Annotated[Path, _path("FILE", "the name of a page, such as report.html")]
-"""Type of a flag that names a page; an empty name is refused."""
+Page = Annotated[Path, _path("FILE.html", "the name of a page, such as report.html")]
+"""Type of a flag that names a page to write; an empty name is refused."""
+
+
+def shown_as(metavar: str, default: str) -> Any:
+    """Tell `tyro` how `--help` shows a flag whose default is no value that it can print."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
 def check_words(words: Sequence[str]) -> None:

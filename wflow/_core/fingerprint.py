@@ -256,6 +256,9 @@ def _import(name: str, level: int, names: Any, globals_: dict[str, Any]) -> Any:
     return module if names or level else sys.modules.get(name.partition(".")[0])
 
 
+_STUDIES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_studies", "")
+
+
 @cache
 def installed(module: str) -> bool:
     """Whether a module belongs to the standard library, to an installed package, or to wflow."""
@@ -268,6 +271,8 @@ def installed(module: str) -> bool:
         origin = getattr(getattr(package, "__spec__", None), "origin", None)
         return top in sys.builtin_module_names or origin in ("built-in", "frozen")
     path = os.path.abspath(file)
+    if path.startswith(_STUDIES):
+        return False  # scripts, as in a checkout
     if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
         return True
     return any(path.startswith(folder + os.sep) for folder in _folders())

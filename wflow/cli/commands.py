@@ -1,4 +1,4 @@
-"""The command `wflow`: inspect, plot, report and verify run files."""
+"""The command `wflow`: inspect, plot, verify and report runs, and run studies."""
 
 import codecs
 import io
@@ -7,13 +7,17 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any
 
 import tyro
 
-from wflow._core.command_line import Folder, Page, RunFile, Source
-from wflow._core.errors import Interrupted, WflowError
+from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, shown_as
+from wflow._core.errors import InputError, Interrupted, WflowError
+from wflow._core.hints import did_you_mean
 from wflow._core.signals import signals_as_errors
+from wflow._version import __version__
+from wflow.cli import studies
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Plot:
 
     file: tyro.conf.Positional[RunFile]
     """Run file, or the .partial of an unfinished run."""
-    out: Folder | None = None
-    """Folder for the figures; default: the folder of the file."""
+    out: Annotated[Folder | None, shown_as("DIR", "the folder of the file")] = None
+    """Folder for the figures."""
 
     def __call__(self) -> int:
         from wflow.io.runfile import open_run
@@ -75,26 +79,47 @@ class Verify:
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page about a run or a study, which opens without a network."""
+    """Write one page of HTML about a run or a study, which opens without network."""
 
-    source: tyro.conf.Positional[Source]
+    source: tyro.conf.Positional[RunOrFolder]
     """Run file, the .partial of an unfinished run, or the folder of a study."""
-    out: Page | None = None
-    """The page; default: report.html in the folder, or RUN.html beside the run file."""
+    out: Annotated[Page | None, shown_as("FILE.html", "beside the run file, or in the folder")] = (
+        None
+    )
+    """The page to write."""
 
     def __call__(self) -> int:
-        from wflow.study.report import write
-
-        print(write(self.source, self.out))
+        print(import_module("wflow.study.report").write(self.source, self.out))
         return 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """Run a study: `wflow study NAME [flags]`; `wflow study list` says what there is."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME [flags]")]
+    """A study, and its flags, which `wflow study NAME --help` explains; or the word `list`."""
 
 
 Command = (
     Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Study, tyro.conf.subcommand("study")]
 )
+_NAMES = ("info", "plot", "verify", "report", "study")
+
+
+@dataclass(frozen=True)
+class _Wflow:
+    """What `tyro` reads of a command line."""
+
+    command: Command
+    version: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")] = (
+        False
+    )
+    """Print the version and exit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,24 +131,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    exit status: 0; 1 where `verify` fails; 2 for a mistake of the user
+    exit status: 0; 1 where `verify` fails; 2 for a mistake of the user; of `wflow study` that of
+    the study
 
     Raises
     ------
     SystemExit
         For `--help` (0) and for arguments that cannot be read (2).
     """
+    words = sys.argv[1:] if argv is None else list(argv)
 
     def run() -> int:
-        command: Any = tyro.cli(
-            Command,  # type: ignore[arg-type]
+        match words:
+            case ["--version", *_]:
+                print(f"wflow {__version__}")
+                return 0
+            case ["study", "list"]:
+                print(studies.listing())
+                return 0
+            case ["study", *rest] if rest[:1] not in (["-h"], ["--help"]):
+                return studies.run(*rest)  # whose script reads the flags
+            case [name, *_] if not name.startswith("-") and name not in _NAMES:
+                raise InputError(f"there is no command {name!r}{_meant(name)}")
+        read = tyro.cli(
+            _Wflow,
             prog="wflow",
             description=__doc__,
-            args=None if argv is None else list(argv),
+            args=words,
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
         )
-        return command()
+        return read.command()
 
     return guarded(run)
+
+
+def _meant(name: str) -> str:
+    """The end of the message about a command that there is not."""
+    if hint := did_you_mean(name, _NAMES):
+        return hint
+    if name.removesuffix(".py") in studies.names():
+        return f"; did you mean wflow study {name.removesuffix('.py')}?"
+    return f": expected one of {', '.join(_NAMES)}"
 
 
 def guarded(main: Callable[[], int]) -> int:

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice, file_name, number, switch, whole
 from wflow._core.errors import BlowUpError, InputError, Interrupted
+from wflow._core.extras import install
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
@@ -122,7 +123,7 @@ def check_workers(workers: int, scheduler: Any) -> None:
         from distributed import Client
     except ImportError:
         raise InputError(
-            "--workers and --scheduler need dask: pip install 'wflow[dask]', or leave them out"
+            f"--workers and --scheduler need dask: {install('dask')}, or leave them out"
         ) from None
     if scheduler is not None and not isinstance(scheduler, Client):
         _ring(scheduler)

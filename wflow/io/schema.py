@@ -1,9 +1,7 @@
 """Schema of run files: every variable with its dimensions, description and source."""
 
 import json
-import shlex
-import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.errors import InputError
+from wflow._core.invocation import command_text
 from wflow._version import __version__
 
 FAMILY = "wflow-run/"
@@ -268,11 +267,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-def command_text() -> str:
-    """The command line of this process; bytes of names that are not text, as escapes."""
-    return shlex.join(sys.argv).encode(errors="backslashreplace").decode()
 
 
 def version_of(package: str) -> str:

@@ -15,6 +15,8 @@ Names are loaded when they are first used, as those of `wflow` are; they need to
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from wflow._core.extras import install
+
 _HOMES = {
     "ContinuousTransformer": "continuous",
     "NodeTransformer": "continuous",
@@ -63,7 +65,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            f"wflow.nets.{name} needs torch: pip install 'wflow-transformers[nets]'", name="torch"
+            f"wflow.nets.{name} needs torch: {install('nets')}", name="torch"
         ) from error
     value = getattr(module, name) if name in _HOMES else module
     globals()[name] = value

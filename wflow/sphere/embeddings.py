@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow._core.memory import check_memory
 
 # Shape of an array and its type; None: Python objects, which are not read.
@@ -75,7 +76,7 @@ def optional_module(name: str, purpose: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"{purpose} need a package that cannot be imported ({error}); install it with: "
-            "pip install 'wflow[studies]'"
+            f"{install('studies')}"
         ) from None
 
 

@@ -8,7 +8,6 @@ axes come from LAPACK; its docstring says how far they are kept independent of t
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import number, path_of, reals, shown, whole
 from wflow._core.errors import InputError
+from wflow._core.hints import did_you_mean
 from wflow._core.memory import check_memory
 from wflow.sphere.embeddings import SUFFIXES, optional_module, read_array
 from wflow.sphere.geometry import as_tokens
@@ -377,11 +377,9 @@ def make(spec: str, n: int | None = None, d: int | None = None, seed: int = 0) -
     if Path(name).suffix or _is_file(name):
         return load(name, d=d, n=n, key=key or None, seed=seed)
     words = (*CLOUDS, "digits")
-    close = get_close_matches(spec.replace("_", "-"), words, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     raise InputError(
         f"tokens {shown(spec)}: expected {', '.join(words)}, or a file that ends in "
-        f"{', '.join(SUFFIXES)}{hint}"
+        f"{', '.join(SUFFIXES)}{did_you_mean(spec, words)}"
     )
 
 

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import tyro
 
 from wflow._core.checks import Direction, FlowName, SchemeName, number, positive, whole
-from wflow._core.command_line import Folder, check_words
+from wflow._core.command_line import Folder, check_words, shown_as
 from wflow._core.errors import InputError
+from wflow._core.extras import missing
+from wflow._core.invocation import program
 from wflow._core.tableaux import TABLEAUX
 from wflow.particles.options import Compute, SaveAt
 from wflow.sphere.embeddings import SUFFIXES
@@ -29,14 +31,12 @@ Switch = tyro.conf.FlagCreatePairsOff[bool]
 """Type of a flag that is off unless it is given."""
 
 
-def _shown(metavar: str, default: str) -> Any:
-    """How `--help` shows a flag whose default depends on other flags."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
-
-
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
     """Flags of anything that writes results; `tyro` turns them into the command line."""
+
+    needs: ClassVar[dict[str, str]] = {}
+    """Packages without which the study does not start, and the extra that brings each."""
 
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
@@ -87,8 +87,8 @@ class Flags(OutputFlags):
     seed: int = 0
     """Seed of initial heads and noise: one seed gives the same run bit for bit."""
     workers: int = 0
-    """Worker processes of dask that share the paths of all runs; 0: all in this process."""
-    scheduler: Annotated[str | None, _shown("ADDRESS", "none")] = None
+    """Worker processes of dask (extra dask) that share the paths; 0: all in this process."""
+    scheduler: Annotated[str | None, shown_as("ADDRESS", "none")] = None
     """Address of a dask scheduler that runs already, such as tcp://host:8786."""
     compute: Compute = Compute()
     """How the runs are computed."""
@@ -124,14 +124,14 @@ class TokenFlags(Flags):
     tokens: Annotated[
         str,
         tyro.conf.arg(  # no docstring: a line break in one would show
-            help="Initial tokens: cross-polytope, uniform, clusters, digits, or a FILE with one "
-            f"row of numbers per token, of the kinds {', '.join(SUFFIXES)}; FILE::KEY names an "
-            "array in it."
+            help="Initial tokens: cross-polytope, uniform, clusters, digits (extra studies), or a "
+            f"FILE with one row of numbers per token, of the kinds {', '.join(SUFFIXES)}; "
+            "FILE::KEY names an array in it."
         ),
     ] = "cross-polytope"
-    n: Annotated[int | None, _shown("INT", "200; of a FILE all rows")] = None
+    n: Annotated[int | None, shown_as("INT", "200; of a FILE all rows")] = None
     """Number of tokens; of digits or a FILE a random subset of that size."""
-    d: Annotated[int | None, _shown("INT", "3; of a FILE as many as it has columns")] = None
+    d: Annotated[int | None, shown_as("INT", "3; of a FILE as many as it has columns")] = None
     """Dimension: tokens live on the sphere S^(d-1). Digits and a FILE are reduced by PCA."""
     tokens_seed: int = 42
     """Seed of the initial tokens."""
@@ -232,7 +232,11 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
         For `--help` (0) and for arguments that cannot be read (2).
     """
     check_words(sys.argv[1:])
-    given = tyro.cli(flags, description=description, registry=_options_of(flags))
+    text = inspect.cleandoc(description or "")
+    if program():  # the examples as they are typed here
+        text = re.sub(r"\bpython studies/(\w+)\.py", r"wflow study \1", text)
+    description = "\n\n".join([text, *missing(flags.needs)])
+    given = tyro.cli(flags, prog=program(), description=description, registry=_options_of(flags))
     given.check()
     return given
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflow._core.errors import InputError
+from wflow._core.invocation import command_text
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors
@@ -32,7 +33,7 @@ from wflow.io.results import (
     refuse_foreign,
     replace_files,
 )
-from wflow.io.schema import CONVENTIONS, command_text, history_line, version_of
+from wflow.io.schema import CONVENTIONS, history_line, version_of
 from wflow.study import report
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (

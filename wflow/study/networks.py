@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,7 @@ from wflow import nets
 from wflow._core.checks import number, whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow._core.files import open_hdf5, opened
 from wflow.study.flags import OutputFlags, Switch
 from wflow.study.frame import Session, Verdict
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 AnySetup = TypeVar("AnySetup")
 Record = dict[str, Any]
+NEEDS = {"torch": "nets"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetFlags(OutputFlags):
     """Flags of every study of networks."""
 
+    needs: ClassVar[dict[str, str]] = NEEDS
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
     the published set-up, for a GPU."""
@@ -92,7 +95,7 @@ def need_torch() -> None:
         if error.name != "torch":
             raise
         raise InputError(
-            "this study trains networks and torch is not installed: pip install -e '.[nets]'"
+            f"this study trains networks and torch is not installed: {install('nets')}"
         ) from None
 
 

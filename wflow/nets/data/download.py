@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow._core.files import opened, replace_file
 
 # The IDX format of MNIST: arrays of numbers behind a short header
@@ -370,7 +371,7 @@ def _pooch(file: DataFile, by_hand: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"{file.name} is not there, and a download needs pooch, which cannot be imported "
-            f"({error}); install it with: pip install 'wflow-transformers[nets]', or {by_hand}"
+            f"({error}); install it with: {install('nets')}, or {by_hand}"
         ) from None
 
 

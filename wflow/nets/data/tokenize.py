@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow.nets.checks import listed, tensor
 from wflow.nets.checks import text as given_text
 
@@ -177,7 +178,7 @@ def _tokenizers() -> Any:
     except ImportError as error:
         raise InputError(
             f"byte pairs need the package tokenizers, which cannot be imported ({error}); install "
-            "it with: pip install 'wflow-transformers[nets]', or take tokens=\"characters\""
+            f'it with: {install("nets")}, or take tokens="characters"'
         ) from None
 
 

@@ -1,0 +1,185 @@
+"""`wflow study`, `wflow report` and `wflow --version`: scripts by their names, from any folder."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from scripts import STUDIES, call
+
+import wflow
+from wflow import InputError
+from wflow.cli import main, studies
+from wflow.study import heads
+
+ROOT = Path(wflow.__file__).parents[1]
+NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
+OF_NETWORKS = {"mnist_vit", "shakespeare_gpt", "trained_heads"}
+SMALL = ["--heads", "2", "--n", "12", "--paths", "2", "--t-final", "0.1", "--threads", "1"]
+
+
+STUDY = ["study", "ou_heads", *SMALL, "--out", "first run"]
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch) -> None:
+    """Draw no figures: that takes most of the time."""
+    monkeypatch.setattr(heads, "draw", lambda *_: {})
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """The folder of a study that was started by its name in an empty folder."""
+    folder = tmp_path_factory.mktemp("empty")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(heads, "draw", lambda *_: {})
+        assert main(STUDY) == 0
+    return folder / "first run"
+
+
+def test_version_is_printed(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"wflow {wflow.__version__}\n"
+
+
+def test_list_names_every_study_with_what_it_is_about(capsys) -> None:
+    assert main(["study", "list"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert sorted(lines) == NAMES and all(len(text) > 20 for text in lines.values())
+    assert lines["ou_heads"].startswith("Ornstein-Uhlenbeck heads: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inof", "run.h5"], "there is no command 'inof'; did you mean info?"),
+        (["ou_heads"], "there is no command 'ou_heads'; did you mean wflow study ou_heads?"),
+        (["solve"], "there is no command 'solve': expected one of info, plot, verify, report,"),
+        (["study"], "expected the name of a study before its flags: `wflow study list`"),
+        (["study", "--heads", "4"], "expected the name of a study before its flags"),
+        (["study", "ou-heads"], "there is no study 'ou-heads'; did you mean ou_heads?"),
+        (["study", "studies/jko.py"], "there is no study 'studies/jko.py'; did you mean jko?"),
+        (["study", "mean_feld_limit", "--n", "4"], "did you mean mean_field_limit?"),
+        (["study", "xyz"], "there is no study 'xyz': `wflow study list` names all"),
+        (["study", ""], "expected the name of a study"),
+    ],
+)
+def test_a_word_that_is_no_command_or_study_is_one_message(words, said, capsys) -> None:
+    assert main(words) == 2
+    out, errors = capsys.readouterr()
+    assert not out and errors.count("\n") == 1
+    assert errors.startswith("wflow: error: ") and said in errors
+
+
+HELPS = """
+import contextlib, io, json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Absent())
+from wflow.cli import main
+said = {}
+for name in sys.argv[1:]:
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["study", name, "--help"])
+    said[name] = status, out.getvalue(), err.getvalue()
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory) -> dict[str, list]:
+    """What every study says to --help in a process without torch: status, output and errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", HELPS, *NAMES],
+        cwd=tmp_path_factory.mktemp("empty"), env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_a_study_needs_no_torch_and_names_the_extra_that_is_missing(name, helps) -> None:
+    status, said, errors = helps[name]
+    assert status == 0 and not errors
+    assert said.startswith(f"usage: wflow study {name} ") and "--out" in said
+    assert "python studies/" not in said
+    assert ("pip install 'wflow-transformers[nets]'" in said) == (name in OF_NETWORKS)
+
+
+def test_a_study_records_the_command_that_repeats_it(recorded) -> None:
+    expected = shlex.join(["wflow", *STUDY])
+    with wflow.open(recorded / "H00002.h5") as ds:
+        assert ds.attrs["command"] == expected
+    assert json.loads((recorded / "summary.json").read_text())["command"] == expected
+
+
+def test_a_study_by_its_name_computes_what_its_script_does(recorded, tmp_path, monkeypatch) -> None:
+    assert call("ou_heads", monkeypatch, *SMALL, "--out", str(tmp_path)) == 0
+    with wflow.open(recorded / "H00002.h5") as ds, wflow.open(tmp_path / "H00002.h5") as script:
+        assert ds.drop_attrs().identical(script.drop_attrs())
+
+
+def test_a_study_by_its_name_resumes(recorded, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(recorded.parent)
+    before = (recorded / "H00002.h5").read_bytes()
+    assert main(STUDY) == 2 and "--resume" in capsys.readouterr().err
+    assert main([*STUDY, "--resume"]) == 0
+    assert (recorded / "H00002.h5").read_bytes() == before
+
+
+def test_workers_of_a_study_compute_the_same(recorded, tmp_path) -> None:
+    pytest.importorskip("distributed", reason="the extra dask is not installed")
+    words = ["study", "ou_heads", *SMALL, "--workers", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    with wflow.open(recorded / "H00002.h5") as ds, wflow.open(tmp_path / "H00002.h5") as spread:
+        assert spread.attrs["command"] == shlex.join(["wflow", *words])
+        assert ds.drop_attrs().identical(spread.drop_attrs())
+
+
+def test_a_study_in_this_process_leaves_the_process_as_it_was(tmp_path, capsys) -> None:
+    before = list(sys.argv), list(sys.path)
+    assert main(["study", "jko", "--tau", "x"]) == 2
+    assert (sys.argv, sys.path) == before
+    assert "wflow study jko --help" in capsys.readouterr().err
+
+
+def test_a_copy_without_studies_says_so(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(studies, "_PLACES", (tmp_path / "_studies", tmp_path / "studies"))
+    with pytest.raises(InputError, match="has no studies: expected them in"):
+        studies.names()
+
+
+def test_studies_of_a_wheel_come_before_a_folder_beside_it(monkeypatch, tmp_path) -> None:
+    for place, text in (("_studies", "Of the wheel."), ("studies", "Something else.")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine.py").write_text(f'"""{text}"""\nimport _mine\n')
+        (tmp_path / place / "_mine.py").write_text("import sys\nsys.exit(7)\n")
+    monkeypatch.setattr(studies, "_PLACES", (tmp_path / "_studies", tmp_path / "studies"))
+    assert studies.listing() == "mine  Of the wheel."
+    assert main(["study", "mine"]) == 7
+
+
+@pytest.mark.parametrize(("more", "out"), [([], None), (["--out", "p.html"], Path("p.html"))])
+def test_report_writes_a_page_and_prints_its_name(more, out, monkeypatch, capsys) -> None:
+    asked = []
+
+    def write(source: Path, out: Path | None = None) -> Path:
+        asked.append((source, out))
+        return Path("written.html")
+
+    module = types.ModuleType("wflow.study.report")
+    module.write = write  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wflow.study.report", module)
+    assert main(["report", "results/ou_heads", *more]) == 0
+    assert asked == [(Path("results/ou_heads"), out)]
+    assert capsys.readouterr().out == "written.html\n"

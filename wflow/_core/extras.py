@@ -1,0 +1,52 @@
+"""The name under which wflow is installed, and what a message says about an extra that is missing.
+
+On the package index the name wflow belongs to another project: every message names the
+distribution, by `install`.
+"""
+
+from importlib.util import find_spec
+
+DISTRIBUTION = "wflow-transformers"
+
+
+def install(extra: str) -> str:
+    """Give the command that installs an extra.
+
+    Parameters
+    ----------
+    extra : str
+        Name of the extra, such as "nets".
+
+    Returns
+    -------
+    str
+        The command, for a message: it holds a space, so a colon should precede it.
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def missing(packages: dict[str, str]) -> list[str]:
+    """Name the packages that are not installed, without importing any.
+
+    Parameters
+    ----------
+    packages : dict of str to str
+        Name of a package, as it is imported, and the extra that brings it.
+
+    Returns
+    -------
+    list of str
+        For each that is missing a sentence with the command that installs its extra.
+    """
+    return [
+        f"{name} is not installed here; the extra {extra} brings it: {install(extra)}"
+        for name, extra in packages.items()
+        if not _is_there(name)
+    ]
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False

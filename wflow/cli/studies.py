@@ -1,0 +1,113 @@
+"""Studies by their names: which there are, what each is about, and how one is run.
+
+A study is the script that `python studies/NAME.py` runs in a checkout; a wheel carries a copy of
+the folder.
+"""
+
+import ast
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from wflow._core.command_line import check_words
+from wflow._core.errors import InputError
+from wflow._core.hints import did_you_mean
+from wflow._core.invocation import started_as
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PLACES = (_PACKAGE / "_studies", _PACKAGE.parent / "studies")  # of a wheel, of a checkout
+
+
+def folder() -> Path:
+    """Give the folder of the scripts.
+
+    Raises
+    ------
+    InputError
+        Where this copy of wflow has none.
+    """
+    for place in _PLACES:
+        if place.is_dir():
+            return place
+    raise InputError(
+        f"this copy of wflow, {_PACKAGE}, has no studies: expected them in {_PLACES[0]} or "
+        f"{_PLACES[1]}; install the wheel, or a checkout by pip install -e ."
+    )
+
+
+def names() -> list[str]:
+    """Give the names of all studies, sorted."""
+    return sorted(file.stem for file in folder().glob("[a-z]*.py"))
+
+
+def title(name: str) -> str:
+    """Give the first line of the docstring of a study; the study is not run."""
+    source = (folder() / f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def listing() -> str:
+    """Write what `wflow study list` prints: a line for each study."""
+    width = max(map(len, names()))
+    return "\n".join(f"{name:<{width}}  {title(name)}" for name in names())
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no study has.
+
+    Raises
+    ------
+    InputError
+        That names the study that was probably meant.
+    """
+    every = "`wflow study list` names all"
+    if not name or name.startswith("-"):
+        raise InputError(f"expected the name of a study before its flags: {every}")
+    if name not in names():
+        stem = Path(name).name.removesuffix(".py")  # of studies/ou_heads.py, too
+        hint = f"; did you mean {stem}?" if stem in names() else did_you_mean(stem, names())
+        raise InputError(f"there is no study {name!r}{hint or f': {every}'}")
+
+
+def run(name: str = "", *flags: str) -> int:
+    """Run a study as `python studies/NAME.py` does, in this process.
+
+    Parameters
+    ----------
+    name : str
+        Name of the study.
+    *flags : str
+        Its command line. Summary and run files record it after `wflow study NAME`.
+
+    Returns
+    -------
+    int
+        Exit status of the script.
+
+    Raises
+    ------
+    InputError
+        For a name that no study has, or flags that are not text.
+    """
+    check_name(name)
+    check_words(flags)
+    script = folder() / f"{name}.py"
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = [str(script), *flags], [str(script.parent), *path]  # as for a script
+    try:
+        with started_as("wflow", "study", name):
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        return _status(stop)
+    finally:
+        sys.argv, sys.path = argv, path
+    return os.EX_OK
+
+
+def _status(stop: SystemExit) -> int:
+    """The exit status that Python makes of what was given to `sys.exit`."""
+    if isinstance(stop.code, str):
+        print(stop.code, file=sys.stderr)
+        return 1
+    return stop.code or os.EX_OK  # None: no fault

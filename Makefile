@@ -8,7 +8,7 @@ RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
 	transport jko_step clustering_grid continuous_networks digests
 
-.PHONY: run test test-long lint bench bench-again benchmarks docs clean
+.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
@@ -46,9 +46,13 @@ benchmarks: $(VENV)/.installed-bench
 	  $(BIN)/python benchmarks/gpu_particles.py --json $(RESULTS)/gpu_particles.json; \
 	fi
 
-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	$(BIN)/mkdocs build --strict --site-dir build/site
+# The site in build/site, with every example of the gallery run: some minutes. Warnings are errors.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -b html -W --keep-going docs build/site
+
+# The same without running the examples.
+docs-fast: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -D plot_gallery=0 docs build/site
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -61,10 +65,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no $(TORCH) here: its tests are skipped'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no $(TORCH) here: no API pages of wflow.nets'
+	touch $@
+
 $(VENV)/.installed-bench: $(VENV)/.installed-test
 	$(BIN)/python -c 'import torch' && $(BIN)/python -m pip install --quiet --editable '.[bench]' \
 	  || echo 'not all libraries of the extra `bench` can be had here: the tables say which'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/api docs/gallery *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Schema of run files: every variable with its dimensions, description and source."""
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata

@@ -36,6 +36,7 @@ from scipy.spatial.distance import pdist
 from wflow import flows, jko, tokens, transport, velocity
 from wflow.analysis.linkage import merge_heights
 from wflow.sphere import normalise
+from wflow.study import MetricName
 from wflow.study.frame import machine
 from wflow.transport.jko import StepProblem
 from wflow.transport.metric import as_metric
@@ -44,8 +45,9 @@ TOKENS, D, TAU = 500, 3, 0.05
 TOLERANCES = (0.05, 0.01)
 REGULARISATIONS = (1e-2, 1e-3, 1e-4)  # of the largest cost
 SIZES = (200, 2000, 10_000)
-FLOWS: dict[str, "flows.FlowName"] = {"w2": "unnormalised", "weighted": "effective"}
+FLOWS: dict[MetricName, "flows.FlowName"] = {"w2": "unnormalised", "weighted": "effective"}
 Array = NDArray[np.floating]
+Calls = dict[str, Callable[[], Any]]
 
 
 def to_marginals(plan: Array, a: Array, b: Array) -> Array:
@@ -72,12 +74,14 @@ def by_wflow(x: Array, y: Array, tolerance: float) -> float:
     return transport.entropic(x, y, tolerance=tolerance).value
 
 
-def entropic_variants() -> tuple[dict[str, Callable[[], float]], float]:
+def entropic_variants() -> tuple[Calls, float]:
     """The calls, and the exact distance."""
     x, y = tokens.uniform(TOKENS, D, seed=0), tokens.uniform(TOKENS, D, seed=1)
-    calls: dict[str, Callable[[], float]] = {
+    calls: Calls = {
         f"wflow, gap {tolerance:g}": partial(by_wflow, x, y, tolerance) for tolerance in TOLERANCES
-    } | {f"POT, reg {reg:g}": partial(plain_entropic, x, y, reg) for reg in REGULARISATIONS}
+    }
+    for reg in REGULARISATIONS:
+        calls[f"POT, reg {reg:g}"] = partial(plain_entropic, x, y, reg)
     return calls, transport.w2(x, y, method="exact")
 
 
@@ -109,10 +113,11 @@ def gradient_left(problem: StepProblem, y: Array) -> float:
     return size(y) / size(problem.x)
 
 
-def step_variants() -> tuple[dict[str, dict[str, Callable]], dict[str, Callable[[Array], float]]]:
+def step_variants() -> tuple[dict[str, Calls], dict[str, Callable[[Array], float]]]:
     rng = np.random.default_rng(0)
     x = normalise(rng.normal(size=(200, D)))
-    found, left = {}, {}
+    found: dict[str, Calls] = {}
+    left: dict[str, Callable[[Array], float]] = {}
     for metric, flow in FLOWS.items():
         for count in (8, 64):
             z = rng.normal(size=(count, D, D))
@@ -121,7 +126,7 @@ def step_variants() -> tuple[dict[str, dict[str, Callable]], dict[str, Callable[
             problem = StepProblem(x, heads, as_metric(metric, 1), 1.0)
             name = f"{metric}, H = {count}"
             found[name] = {
-                "wflow": lambda h=heads, m=metric: jko.step(x, h, TAU, metric=m).tokens,
+                "wflow": partial(jko.step, x, heads, TAU, metric=metric),
                 "SciPy L-BFGS-B": partial(by_scipy, problem, start),
             }
             left[name] = partial(gradient_left, problem)
@@ -133,8 +138,8 @@ def plain_heights(x: Array) -> Array:
     return 2 * np.arcsin(np.minimum(chords / 2, 1.0))
 
 
-def linkage_variants() -> dict[str, dict[str, Callable]]:
-    found = {}
+def linkage_variants() -> dict[str, Calls]:
+    found: dict[str, Calls] = {}
     for n in SIZES:
         x = tokens.uniform(n, D, seed=0)
         found[f"n = {n}"] = {
@@ -144,7 +149,7 @@ def linkage_variants() -> dict[str, dict[str, Callable]]:
     return found
 
 
-def table(variants: dict[str, dict[str, Callable]], rounds: int) -> list[dict[str, Any]]:
+def table(variants: dict[str, Calls], rounds: int) -> list[dict[str, Any]]:
     rows = []
     for problem, calls in variants.items():
         times = in_turn(calls, rounds, least=0.2, pause=0.1)
@@ -190,7 +195,8 @@ def main() -> None:
     show("L-BFGS, one minimizing-movement step of 200 tokens", step_rows)
     for row in step_rows:
         problem = row["problem"]
-        row["gradient"] = left[problem](steps[problem][row["variant"]]())
+        found = steps[problem][row["variant"]]()
+        row["gradient"] = left[problem](getattr(found, "tokens", found))
         print(f"{problem}, {row['variant']}: gradient {row['gradient']:.1e}")
 
     heights = linkage_variants()

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
-	transport jko_step clustering_grid continuous_networks digests
+	transport by_hand jko_step clustering_grid continuous_networks digests
 
 .PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast newcomer clean
 
@@ -26,6 +26,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/public_names.py
 
 # Some twenty minutes on two cores. Libraries of the extra that are missing are reported as such.
 bench: benchmarks

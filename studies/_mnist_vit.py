@@ -45,6 +45,7 @@ PUBLISHED_NOISE: dict[str, dict[str, tuple[float, ...]]] = {
 LEVELS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # of noise
 INFERENCE = (1, 2, 4, 8, 16, 20)
 EVALUATION = 1000  # images at a time
+MNIST = 60_000  # training digits
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Setup:
     """Settings of a preset, which flags may change."""
 
     dataset: str = "mnist"
-    digits: int | None = None  # the first so many of the training digits; None: all
+    digits: int | None = None  # so many of the training digits (nets.data.mnist); None: all
     seeds: int = 5
     epochs: int = 45
     batch: int = 100
@@ -197,12 +198,11 @@ def percent(value: float) -> str:
 
 
 def load(setup: Setup, flags: Any) -> nets.data.Images:
-    """The digits; the published set-up requires all of them."""
-    images = (
-        nets.data.digits()
-        if setup.dataset == "digits"
-        else nets.data.mnist(folder=flags.data, full=flags.preset == "paper")
-    )
+    """The digits that the set-up asks for."""
+    if setup.dataset == "mnist":
+        part = None if setup.digits == MNIST else setup.digits
+        return nets.data.mnist(folder=flags.data, digits=part)
+    images = nets.data.digits()
     if setup.digits is None or setup.digits >= len(images.train_images):
         return images
     return replace(

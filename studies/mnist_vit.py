@@ -46,7 +46,7 @@ class MnistVit(networks.NetFlags):
     epochs: int | None = None
     """Epochs; the learning rate falls after 35/45 and 41/45 of them. Default: of the preset."""
     digits: int | None = None
-    """Number of training digits, from the beginning of the file; default: of the preset."""
+    """Number of training digits, of the 60,000 of MNIST; default: of the preset."""
     cost: Literal["mean", "sum"] = "mean"
     """Transport cost over the entries of the hidden states ([OTT1] eq. 8), or their sum ([OTT])."""
     noise_on: Literal["inputs", "pixels"] = "inputs"

@@ -83,7 +83,7 @@ class TrainedHeads(study.Flags):
     scale: float = 0.5
     """Angle in radians up to which tokens are linked to one cluster."""
     data: str | None = None
-    """Folder with the text; default: $WFLOW_DATA, ../shared/data, then a download."""
+    """Folder with the text; default: $WFLOW_DATA, then a download."""
     out: study.Folder = Path("results/trained_heads")
     """Folder for run files, checkpoints, summary and figures."""
 

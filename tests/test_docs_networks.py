@@ -1,4 +1,4 @@
-"""The code in the README and in docs/networks.md runs as it is printed."""
+"""The code in the README and in docs/guide/networks.md runs as it is printed."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def blocks(page: str) -> list[str]:
     return [code for code in found if "nets" in code or "vit" in code or "body" in code]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/networks.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/networks.md"])
 def test_code_of_the_page_runs(page, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,8 @@ _HOMES = {
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.io.runfile", "open_run"),
+    "report": ("wflow.study.report", "write"),
+    "open_study": ("wflow.io.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
     "mobility": ("wflow.attention.cloud", "mobility"),
     "effective_mobility": ("wflow.attention.cloud", "effective_mobility"),
@@ -50,6 +52,9 @@ _MODULES = {
     "plots": "wflow.plots",
     "study": "wflow.study",
 }
+# Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
+_ACCESSOR = "wflow.plots.accessor"
+_OF_DATASETS = ("solve", "rerun", "open", "open_study")
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
@@ -71,9 +76,11 @@ if TYPE_CHECKING:
     )
     from wflow.attention.flows import Flow
     from wflow.io.runfile import open_run as open
+    from wflow.io.studies import open_study
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import rerun, solve
     from wflow.sphere import tokens
+    from wflow.study.report import write as report
     from wflow.transport import jko, metric
 
 
@@ -82,6 +89,8 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(_MODULES[name])
     elif name in _HOMES:
         module, attribute = _HOMES[name]
+        if name in _OF_DATASETS:
+            importlib.import_module(_ACCESSOR)
         value = getattr(importlib.import_module(module), attribute)
     else:
         raise AttributeError(f"module 'wflow' has no attribute {name!r}")

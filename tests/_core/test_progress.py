@@ -1,9 +1,15 @@
-"""Progress in logs: few lines, none for short runs, an estimate of the time left."""
+"""Progress: few lines in logs, one output in notebooks, and a word while kernels are compiled."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
 import pytest
 
 from wflow._core import progress as module
-from wflow._core.progress import duration, progress
+from wflow._core.progress import COMPILING, duration, progress
 
 
 @pytest.fixture
@@ -70,3 +76,137 @@ def test_disabled_progress_is_silent(capsys):
 )
 def test_durations_read_as_people_say_them(seconds, words):
     assert duration(seconds) == words
+
+
+class Handle:
+    """What IPython gives for an output that can be replaced."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, str]] = []
+
+    def __call__(self, content, *, raw, display_id):
+        assert raw and display_id
+        self.states.append(content)
+        return self
+
+    def update(self, content, *, raw):
+        self.states.append(content)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    made = Handle()
+    monkeypatch.setattr(module, "_notebook", lambda: made)
+    return made
+
+
+def test_a_notebook_has_one_output_that_ends_in_its_last_state(clock, notebook, capsys):
+    run(clock, 1000, 100.0, "H = <2>")
+    texts = [state["text/plain"] for state in notebook.states]
+    assert texts[0] == "H = <2>: 0 %" and texts[-1] == "H = <2>: 100 %, done in 1 min 40 s"
+    assert 100 < len(texts) <= 1 + 100.0 / 0.25 + 1
+    assert "H = &lt;2&gt;" in notebook.states[-1]["text/html"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_loop_that_fails_leaves_how_far_it_came(clock, notebook):
+    with pytest.raises(ZeroDivisionError), progress(4, "H = 2") as advance:
+        advance(1)
+        advance(1)
+        _ = 1 / 0
+    assert notebook.states[-1]["text/plain"].startswith("H = 2: 50 %")
+
+
+def stub(module_name: str = "wflow.stub"):
+    """A function that was never compiled, of a module of that name."""
+
+    def add(a):
+        return a + 1
+
+    add.__module__ = module_name
+    return numba.njit(add)
+
+
+def test_a_log_says_once_that_kernels_are_compiled(capsys):
+    with progress(2, "H = 2") as advance:
+        for _ in range(2):
+            assert stub()(1) == 2
+            advance(1)
+    assert capsys.readouterr().err == f"H = 2: {COMPILING}\n"
+
+
+def test_a_notebook_says_that_kernels_are_compiled_and_then_how_far_it_is(notebook):
+    with progress(2, "H = 2") as advance:
+        stub()(1)
+        advance(2)
+    texts = [state["text/plain"] for state in notebook.states]
+    assert texts[1] == f"H = 2: {COMPILING}" and texts[2].startswith("H = 2: 0 %")
+
+
+def test_a_bar_says_that_kernels_are_compiled(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress(1, "H = 2") as advance:
+        stub()(1)
+        advance(1)
+    assert "compiling" in capsys.readouterr().err
+
+
+def test_functions_of_the_user_and_compiled_ones_are_not_told(capsys):
+    known = stub()
+    known(1)
+    with progress(2) as advance:
+        known(1)
+        stub("mine")(1)
+        advance(2)
+    assert capsys.readouterr().err == ""
+
+
+def test_kernels_in_the_cache_are_loaded_without_a_word_and_others_are_told(tmp_path):
+    """As in a first run on a machine, and in a second one."""
+    package = tmp_path / "wflow_cached"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "kernel.py").write_text(
+        "from numba import njit\n\n\n@njit(cache=True)\ndef add(a):\n    return a + 1\n"
+    )
+    code = (
+        "import wflow._core.compiled as c\n"
+        "from wflow_cached.kernel import add\n"
+        "from wflow._core.progress import progress\n"
+        "c.__package__ = 'wflow_cached._core'\n"
+        "with progress(1) as advance:\n"
+        "    add(1)\n"
+        "    advance(1)\n"
+    )
+    root = Path(module.__file__).parents[2]
+    path = os.pathsep.join((str(root), str(tmp_path)))
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for _ in range(2)
+    ]
+    assert said == [f"{COMPILING}\n", ""]
+
+
+def test_a_saved_notebook_holds_one_output_of_a_run():
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.v4.new_notebook()
+    code = (
+        "import time\nfrom wflow._core.progress import progress\n"
+        "with progress(30, 'H = 2') as advance:\n"
+        "    for _ in range(30):\n        time.sleep(0.02)\n        advance(1)\n"
+    )
+    book.cells = [nbformat.v4.new_code_cell(code)]
+    nbclient.NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    (output,) = book.cells[0].outputs
+    assert output["output_type"] == "display_data"
+    assert output["data"]["text/plain"].startswith("H = 2: 100 %, done in ")
+    assert 'value="100"' in output["data"]["text/html"]

@@ -187,3 +187,51 @@ def test_a_configuration_that_is_not_that_of_the_data_fails(ou, tmp_path, change
     assert found(ou)["the configuration fits the data"].passed
     report = verify(spoiled(ou, tmp_path, act))
     assert not report.passed
+
+
+def in_memory(**options):
+    x0 = wflow.tokens.cross_polytope(n=8, d=3, spread=0.05, seed=42)
+    given = {"heads": 2, "t_final": 0.5, "dt": 1e-2, "compute": wflow.Compute(threads=1)}
+    return wflow.solve(x0, wflow.heads.OrnsteinUhlenbeck(np.eye(3)), **(given | options))
+
+
+def test_a_run_in_memory_passes_and_the_report_says_that_it_has_no_digests():
+    report = verify(in_memory(save=wflow.SaveAt(heads=True)))
+    checks = {check.name: check for check in report.checks}
+    assert report.passed and report.path == "run in memory"
+    digests = checks["every byte is as written"]
+    assert digests.passed is None and "a Dataset has no digests" in digests.note
+    assert checks["the first recorded step follows from the configuration"].passed
+    assert checks["energy follows from the stored tokens and heads"].passed
+
+
+def test_a_changed_run_in_memory_fails():
+    run = in_memory()
+    run["energy"][:, -1] += 1.0
+    report = verify(run)
+    assert not report.passed and "FAILED" in repr(report) and "edi_residual" in repr(report)
+
+
+def test_an_opened_run_is_named_with_its_file(ou):
+    with wflow.open(ou) as ds:
+        report = verify(ds)
+    assert report.passed and report.path == "ou.h5, as a Dataset"
+    assert "verify the file ou.h5" in report.checks[1].note
+
+
+def test_a_run_in_memory_without_an_energy_is_checked_as_far_as_it_goes():
+    report = verify(in_memory(save=wflow.SaveAt(budget=False)))
+    assert report.passed and repr(report).startswith("Report('run in memory': passed, ")
+
+
+@pytest.mark.parametrize("spoil", ["attrs", "config", "dims"])
+def test_a_dataset_that_is_no_run_is_refused(spoil):
+    run = in_memory()
+    if spoil == "attrs":
+        run = run.drop_attrs()
+    elif spoil == "config":
+        run.attrs["config"] = "{"
+    else:
+        run = run.isel(path=0, time=0)
+    with pytest.raises(wflow.InputError, match="no run: expected a run file"):
+        verify(run)

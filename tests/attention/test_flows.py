@@ -439,7 +439,7 @@ def test_the_exponent_of_a_run_is_that_of_its_flow():
 
 
 def test_the_description_of_a_run_names_a_custom_flow(tmp_path, capsys):
-    from wflow.cli.commands import describe
+    from wflow.analysis.description import describe
 
     run = wflow.solve(np.eye(3), Frozen(), heads=1, t_final=0.1, dt=0.05, flow=Balanced(3))
     assert "Balanced, descent, euler" in str(describe(run))

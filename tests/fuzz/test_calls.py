@@ -718,7 +718,7 @@ def as_plain(result: Any) -> Any:
     """A result in a form that can be compared; a run without the moment at which it was made."""
     if hasattr(result, "data_vars"):
         result = result.drop_attrs().assign_attrs(
-            {k: v for k, v in result.attrs.items() if k != "created"}
+            {k: v for k, v in result.attrs.items() if k not in ("created", "history")}
         )
         return result.to_dict()
     if isinstance(result, HeadLaw):

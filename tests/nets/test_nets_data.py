@@ -5,6 +5,7 @@ import functools
 import gzip
 import hashlib
 import json
+import os
 import struct
 import sys
 import threading
@@ -26,6 +27,7 @@ from wflow.nets.data.download import (  # noqa: E402
 )
 
 RNG = np.random.default_rng(3)
+DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
 CODES = {np.dtype(name).newbyteorder("="): code for code, name in TYPES.items()}
 
 
@@ -48,7 +50,6 @@ def nothing_at_hand(monkeypatch, tmp_path):
     """No data folder, no earlier download, and no address outside this machine."""
     monkeypatch.delenv("WFLOW_DATA", raising=False)
     monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(download, "shared_folder", lambda: None)
     monkeypatch.setattr(download, "cache_folder", lambda: tmp_path / "cache")
 
 
@@ -115,7 +116,7 @@ def test_idx_says_that_a_file_is_missing(tmp_path):
 
 def digits_like(n: int) -> tuple[bytes, bytes]:
     images = RNG.integers(0, 256, (n, 28, 28)).astype(np.uint8)
-    return gzip.compress(idx(images)), gzip.compress(idx((np.arange(n) % 10).astype(np.uint8)))
+    return idx(images), idx((np.arange(n) % 10).astype(np.uint8))
 
 
 def expect(monkeypatch, name: str, contents: dict[str, bytes]) -> None:
@@ -130,53 +131,88 @@ def expect(monkeypatch, name: str, contents: dict[str, bytes]) -> None:
 
 @pytest.fixture
 def published(monkeypatch) -> dict[str, bytes]:
-    """Contents of all six files by name: 60, 20 and 30 digits."""
+    """Contents of all four files by name: 60 and 30 digits."""
     contents = {}
-    for names, n in (("_TRAIN", 60), ("_TRAIN_10K", 20), ("_TEST", 30)):
+    for names, n in (("_TRAIN", 60), ("_TEST", 30)):
         files = dict(zip([f.name for f in getattr(datasets, names)], digits_like(n), strict=True))
         expect(monkeypatch, names, files)
         contents |= files
     return contents
 
 
-def fill(folder: Path, contents: dict[str, bytes], *names: str) -> Path:
+def fill(folder: Path, contents: dict[str, bytes], rename=lambda name: name) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        if name.startswith(names):
-            (folder / name).write_bytes(content)
+        (folder / rename(name)).write_bytes(content)
     return folder
 
 
-def test_mnist_takes_the_full_set_before_the_subset(tmp_path, published):
-    folder = fill(tmp_path / "mnist", published, "train-", "train10k-", "t10k-")
+def zipped(contents: dict[str, bytes], level: int = 9) -> dict[str, bytes]:
+    return {f"{name}.gz": gzip.compress(data, level) for name, data in contents.items()}
+
+
+def test_mnist_holds_the_digits_of_its_files(tmp_path, published):
+    fill(tmp_path / "mnist", published)
     images = data.mnist(folder=tmp_path)
     assert images.train_images.shape == (60, 28, 28) and images.test_images.shape == (30, 28, 28)
     assert images.train_images.dtype == images.test_labels.dtype == torch.uint8
-    expected = data.read_idx(folder / "train-images-idx3-ubyte.gz")
+    expected = parse_idx(published["train-images-idx3-ubyte"], "images")
     assert np.array_equal(images.train_images.numpy(), expected)
     assert images.train_labels.tolist() == [k % 10 for k in range(60)]
     assert (images.mean, images.std, images.classes) == (0.1307, 0.3081, 10)
-    assert "MNIST: 60 training digits" in images.source
-    assert "train-images-idx3-ubyte.gz" in images.source
+    assert images.source == "MNIST: 60 training digits, 30 test digits"
 
 
-def test_mnist_takes_the_subset_where_the_full_set_is_absent_and_says_so(tmp_path, published):
-    fill(tmp_path, published, "train10k-", "t10k-")
-    images = data.mnist(folder=tmp_path)
-    assert len(images.train_images) == 20 and len(images.test_labels) == 30
-    assert "20 of the 60,000 training digits" in images.source
-    assert "train10k-images" in images.source
-    with refused("does not hold MNIST; expected mnist/train-images"):
-        data.mnist(folder=tmp_path, full=True)
+@pytest.mark.parametrize("compress", [dict, zipped, functools.partial(zipped, level=1)])
+@pytest.mark.parametrize("place", [".", "mnist", "MNIST/raw", "raw"])
+def test_mnist_is_read_from_every_mirror_and_from_the_folder_of_torchvision(
+    tmp_path, published, compress, place
+):
+    fill(tmp_path / place, compress(published))
+    assert len(data.mnist(folder=tmp_path).train_images) == 60
 
 
-def test_mnist_looks_in_the_folder_then_the_variable_then_shared_then_the_cache(
+def test_mnist_is_read_under_the_names_with_a_dot(tmp_path, published):
+    fill(tmp_path, published, lambda name: name.replace("-idx", ".idx"))
+    assert len(data.mnist(folder=tmp_path).train_images) == 60
+
+
+def test_a_part_of_the_digits_is_taken_in_the_fixed_order(tmp_path, published):
+    fill(tmp_path, published)
+    whole, part = data.mnist(folder=tmp_path), data.mnist(folder=tmp_path, digits=25)
+    rows = datasets.mnist_order(whole.train_labels.numpy())
+    assert sorted(rows) == list(range(60)) and not np.array_equal(rows, np.sort(rows))
+    assert torch.equal(part.train_images, whole.train_images[rows[:25]])
+    assert torch.equal(part.train_labels, whole.train_labels[rows[:25]])
+    assert torch.equal(part.test_images, whole.test_images)
+    assert part.source == "MNIST: 25 of the 60 training digits, 30 test digits"
+    with refused("digits is 61: expected at most 60"):
+        data.mnist(folder=tmp_path, digits=61)
+    with refused("digits is 0"):
+        data.mnist(folder=tmp_path, digits=0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 9, 1000])
+def test_the_order_is_a_shuffle_by_numpy_of_the_digits_sorted_by_label(n):
+    labels = RNG.integers(0, 10, n).astype(np.uint8)
+    shuffle = np.random.default_rng(0).permutation(n)  # its bits are fixed, its method is not
+    expected = np.argsort(labels, kind="stable")[shuffle]
+    assert np.array_equal(datasets.mnist_order(labels), expected)
+
+
+def test_the_order_leaves_what_comes_after_ten_thousand_digits_in_its_place():
+    rows = datasets.mnist_order(np.zeros(10_050, np.uint8))
+    assert sorted(rows[:10_000]) == list(range(10_000))
+    assert rows[10_000:].tolist() == list(range(10_000, 10_050))
+    assert rows[:5].tolist() == [3577, 8925, 1634, 485, 4753]
+
+
+def test_mnist_looks_in_the_folder_then_the_variable_then_the_cache(
     tmp_path, published, monkeypatch
 ):
-    cache = fill(tmp_path / "cache" / "mnist", published, "train10k-", "t10k-").parent
-    shared = fill(tmp_path / "shared" / "mnist", published, "train10k-", "t10k-").parent
-    named = fill(tmp_path / "named", published, "train10k-", "t10k-")
-    given = fill(tmp_path / "given", published, "train10k-", "t10k-")
+    cache = fill(tmp_path / "cache" / "mnist", published).parent
+    named = fill(tmp_path / "named", published)
+    given = fill(tmp_path / "given", published)
     seen: list[Path] = []
     read = download.checked
     monkeypatch.setattr(
@@ -186,35 +222,44 @@ def test_mnist_looks_in_the_folder_then_the_variable_then_shared_then_the_cache(
     def used(**keywords) -> Path:
         seen.clear()
         data.mnist(**keywords)
-        return next(p for p in (cache, shared, named, given) if seen[0].is_relative_to(p))
+        return next(p for p in (cache, named, given) if seen[0].is_relative_to(p))
 
     assert used() == cache
-    monkeypatch.setattr(download, "shared_folder", lambda: shared)
-    assert used() == shared
     monkeypatch.setenv("WFLOW_DATA", str(named))
     assert used() == named
     assert used(folder=given) == given
-    fill(cache / "mnist", published, "train-")  # now all digits are there, in the last place
+    (named / "t10k-labels-idx1-ubyte").unlink()  # a folder that lacks a file is passed over
     assert used() == cache
     assert used(folder=str(given)) == given
+    with refused("does not hold MNIST; expected mnist/train-images"):
+        data.mnist(folder=named)
 
 
-def test_a_corrupt_file_is_refused_with_both_checksums_and_left_alone(tmp_path, published):
-    folder = fill(tmp_path, published, "train10k-", "t10k-")
-    path = folder / "t10k-labels-idx1-ubyte.gz"
-    wrong = published[path.name][:-1] + b"?"
-    path.write_bytes(wrong)
-    with refused(f"{path.name}: its SHA-256 is {sha(wrong)}, expected {sha(published[path.name])}"):
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_corrupt_file_is_refused_with_both_checksums_and_left_alone(
+    tmp_path, published, compress
+):
+    name = "t10k-labels-idx1-ubyte"
+    wrong = published[name][:-1] + b"?"
+    folder = fill(tmp_path, published | {name: compress(wrong)})
+    found, expected = sha(wrong), sha(published[name])
+    with refused(f"{name}: the SHA-256 of its contents is {found}, expected {expected}"):
         data.mnist(folder=folder)
-    assert path.read_bytes() == wrong
+    assert (folder / name).read_bytes() == compress(wrong)
+
+
+def test_a_broken_gzip_file_is_refused_by_name(tmp_path, published):
+    files = zipped(published)
+    files["t10k-images-idx3-ubyte.gz"] = files["t10k-images-idx3-ubyte.gz"][:-9]
+    with refused("t10k-images-idx3-ubyte.gz: its gzip stream is broken"):
+        data.mnist(folder=fill(tmp_path, files))
 
 
 def test_a_corrupt_file_is_not_passed_over_for_a_good_one(tmp_path, published, monkeypatch):
-    fill(tmp_path / "cache", published, "train", "t10k-")
-    named = fill(tmp_path / "named", published, "train-", "t10k-")
-    (named / "train-labels-idx1-ubyte.gz").write_bytes(b"other")
+    fill(tmp_path / "cache", published)
+    named = fill(tmp_path / "named", published | {"train-labels-idx1-ubyte": b"other"})
     monkeypatch.setenv("WFLOW_DATA", str(named))
-    with refused("its SHA-256 is"):
+    with refused("the SHA-256 of its contents is"):
         data.mnist()
 
 
@@ -239,10 +284,10 @@ def test_mnist_files_that_do_not_fit_together_are_refused(
     tmp_path, published, monkeypatch, images, labels, match
 ):
     names = [file.name for file in datasets._TEST]
-    other = dict(zip(names, map(gzip.compress, map(idx, (images, labels))), strict=True))
+    other = dict(zip(names, map(idx, (images, labels)), strict=True))
     expect(monkeypatch, "_TEST", other)
     with refused(match):
-        data.mnist(folder=fill(tmp_path, published | other, "train-", "t10k-"))
+        data.mnist(folder=fill(tmp_path, published | other))
 
 
 # Downloads, from a server on this machine
@@ -274,15 +319,15 @@ def test_a_download_is_checked_kept_and_not_made_twice(tmp_path, server):
     (folder / "file.txt").write_bytes(b"content")
     missing, right = address + "elsewhere.txt", address + "file.txt"
     file = DataFile("set/file.txt", sha(b"content"), (missing, right))
-    found = download.obtain("the set", [[file]])
+    found = download.obtain("the set", [file])
     kept = tmp_path / "cache" / "set" / "file.txt"
     assert found.contents == (b"content",) and found.paths == (kept,)
     (folder / "file.txt").unlink()
-    assert download.obtain("the set", [[file]]).contents == (b"content",)
+    assert download.obtain("the set", [file]).contents == (b"content",)
     kept.write_bytes(b"damaged")  # a cache is a folder like another: refused, not replaced
-    with refused("its SHA-256 is"):
-        download.obtain("the set", [[file]])
-    with refused("its SHA-256 is"):
+    with refused("the SHA-256 of its contents is"):
+        download.obtain("the set", [file])
+    with refused("the SHA-256 of its contents is"):
         download.checked(download.download(file), file.sha256)
     assert kept.read_bytes() == b"damaged"
 
@@ -293,7 +338,7 @@ def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path,
     (folder / "file.txt").write_bytes(b"something else")
     file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",))
     with refused("cannot download file.txt") as caught:
-        download.obtain("the set", [[file]])
+        download.obtain("the set", [file])
     assert sha(b"content") in str(caught.value) and sha(b"something else") in str(caught.value)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
@@ -305,22 +350,30 @@ def test_a_download_that_fails_names_every_address_and_the_alternative(server):
     other = DataFile("set/other", sha(b""), (address + "c",))
     advice = "put set/file.txt and set/other into a folder and set WFLOW_DATA"
     with refused(advice) as caught:
-        download.obtain("the set", [[file, other]])
+        download.obtain("the set", [file, other])
     assert address + "a" in str(caught.value) and "http://127.0.0.1:9/b" in str(caught.value)
     with refused("in no local folder and cannot be downloaded"):
-        download.obtain("the set", [[DataFile("set/file.txt", sha(b""))]])
+        download.obtain("the set", [DataFile("set/file.txt", sha(b""))])
 
 
-def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(published, server, monkeypatch):
+@pytest.mark.parametrize("level", [1, 9])
+def test_mnist_is_downloaded_where_it_is_nowhere_at_hand(
+    published, server, monkeypatch, tmp_path, level
+):
     pytest.importorskip("pooch")
     folder, address = server
-    fill(folder, published, "train-", "t10k-")
+    fill(folder, zipped(published, level))
     for name in ("_TRAIN", "_TEST"):
         files = getattr(datasets, name)
-        assert all(a.endswith(f.name) and a[:8] == "https://" for f in files for a in f.addresses)
-        moved = (dataclasses.replace(file, addresses=(address + file.name,)) for file in files)
+        ends = [(a, f"{f.name}.gz") for f in files for a in f.addresses]
+        assert ends and all(a.endswith(end) and a[:8] == "https://" for a, end in ends)
+        moved = (dataclasses.replace(f, addresses=(f"{address}{f.name}.gz",)) for f in files)
         monkeypatch.setattr(datasets, name, tuple(moved))
     assert len(data.mnist().train_images) == 60
+    kept = sorted(path.name for path in (tmp_path / "cache" / "mnist").iterdir())
+    assert kept == sorted(zipped(published))  # as they came, and no drafts
+    monkeypatch.setattr(download, "_fetch", None)
+    assert len(data.mnist().train_images) == 60  # from the cache
 
 
 def hide(monkeypatch, name: str) -> None:
@@ -331,23 +384,9 @@ def hide(monkeypatch, name: str) -> None:
 def test_without_pooch_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.undo()  # the real cache_folder, which needs pooch
     monkeypatch.delenv("WFLOW_DATA", raising=False)
-    monkeypatch.setattr(download, "shared_folder", lambda: None)
     hide(monkeypatch, "pooch")
     with refused("needs pooch.*pip install 'wflow-transformers\\[nets\\]'.*set WFLOW_DATA"):
         data.mnist()
-
-
-def test_the_shared_folder_is_the_one_beside_the_checkout(monkeypatch, tmp_path):
-    monkeypatch.undo()
-    package = tmp_path / "checkout" / "wflow" / "nets" / "data"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(download, "__file__", str(package / "download.py"))
-    shared = tmp_path / "shared" / "data"
-    assert download.shared_folder() is None
-    shared.mkdir(parents=True)
-    assert download.shared_folder() is None  # an installed package has no checkout around it
-    (tmp_path / "checkout" / "pyproject.toml").touch()
-    assert download.shared_folder() == shared
 
 
 # What needs no file
@@ -506,7 +545,7 @@ def test_shakespeare_as_byte_pairs(play, monkeypatch):
     expect(monkeypatch, "_GPT2", files)
     with refused("does not hold the GPT-2 vocabulary; expected gpt2-bpe/encoder.json and"):
         data.shakespeare(tokens="gpt2", folder=play)
-    fill(play / "gpt2-bpe", files, "encoder", "vocab")
+    fill(play / "gpt2-bpe", files)
     text = data.shakespeare(tokens="gpt2", folder=play)
     cut = 9 * len(PLAY) // 10
     assert text.decode(text.train) == PLAY[:cut] and text.decode(text.test) == PLAY[cut:]
@@ -517,33 +556,47 @@ def test_shakespeare_refuses_other_words_and_files(play):
     with refused("tokens is 'words': expected one of characters, gpt2"):
         data.shakespeare(tokens="words", folder=play)
     (play / "tinyshakespeare.txt").write_text("to be")
-    with refused("tinyshakespeare.txt: its SHA-256 is"):
+    with refused("tinyshakespeare.txt: the SHA-256 of its contents is"):
         data.shakespeare(folder=play)
 
 
-# The published files themselves, where the project's shared data is present
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-real = pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data here")
+# The published files themselves, where WFLOW_DATA names a folder that holds them
 
 
-@real
-def test_the_shared_mnist_files_are_the_published_ones():
-    images = data.mnist(folder=SHARED)
+def real(*files: str):
+    """Skip a test where one of these files is in no data folder."""
+    there = DATA.is_dir() and all((DATA / file).exists() for file in files)
+    return pytest.mark.skipif(not there, reason=f"WFLOW_DATA names no folder with {files[0]}")
+
+
+@real("mnist")
+def test_the_mnist_files_are_the_published_ones():
+    images = data.mnist(folder=DATA)
+    assert images.train_images.shape == (60_000, 28, 28)
     assert images.test_images.shape == (10_000, 28, 28)
     assert images.test_labels[:5].tolist() == [7, 2, 1, 0, 4]
-    counts = images.train_labels.to(torch.int64).bincount()
-    assert counts.min() >= 863 and counts.sum() == len(images.train_images)
+    assert images.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
     pixels = images.train_images.double() / 255
-    assert abs(pixels.mean() - 0.1307) < 0.002 and abs(pixels.std() - 0.3081) < 0.002
+    assert abs(pixels.mean() - images.mean) < 5e-5 and abs(pixels.std() - images.std) < 5e-5
 
 
-@real
-def test_the_shared_text_has_the_known_number_of_tokens():
-    text = data.shakespeare(folder=SHARED)
+@real("mnist")
+def test_the_ten_thousand_digits_are_those_of_the_published_tables():
+    images = data.mnist(folder=DATA, digits=10_000)
+    assert sha(images.train_images.numpy().tobytes()) == (
+        "01a649acf97bc53c9bbc1a378d3087f5a8f67ccf25746dab384bcbe11feed658"
+    )
+    assert sha(images.train_labels.numpy().tobytes()) == (
+        "e72996c710bf1af21bb8a23cdd1d782224270379d3bccd54d66aa2c07de97e75"
+    )
+
+
+@real("tinyshakespeare.txt", "gpt2-bpe")
+def test_the_text_has_the_known_number_of_tokens():
+    text = data.shakespeare(folder=DATA)
     assert (len(text.train), len(text.test), text.vocabulary) == (1_003_854, 111_540, 65)
     pytest.importorskip("tokenizers")
-    pairs = data.shakespeare(tokens="gpt2", folder=SHARED)
+    pairs = data.shakespeare(tokens="gpt2", folder=DATA)
     # 301,966 and 36,059 are the numbers that nanoGPT reports for this split.
     assert (len(pairs.train), len(pairs.test), pairs.vocabulary) == (301_966, 36_059, 50_257)
     assert pairs.encode("Hello world").tolist() == [15496, 995]

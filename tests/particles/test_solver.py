@@ -60,7 +60,11 @@ def test_balance_closes_at_the_order_of_the_scheme(scheme, order, flow, heads):
     direction=st.sampled_from(["descent", "ascent"]),
 )
 def test_balance_closes_for_random_problems(seed, n, d, heads, law_name, flow, direction):
-    """The fourth-order residual is small and falls about sixteenfold when dt is halved."""
+    """The fourth-order residual is small and falls about sixteenfold when dt is halved.
+
+    By more than eightfold for every draw at these steps; at dt = 0.05 clouds that collapse fast
+    (unnormalised ascent) are still far from the limit: a factor of 5.6 then 12.0 then 14.3.
+    """
     rng = np.random.default_rng(seed)
     law = {"frozen": Frozen(), "oscillating": Oscillating(d), "user": drifting(d)}[law_name]
     options = {
@@ -72,7 +76,7 @@ def test_balance_closes_for_random_problems(seed, n, d, heads, law_name, flow, d
         "save": wflow.SaveAt(snapshots=[0]),
     }
     x0 = unit(rng, n, d)
-    coarse, fine = (wflow.solve(x0, law, dt=dt, **options) for dt in (0.05, 0.025))
+    coarse, fine = (wflow.solve(x0, law, dt=dt, **options) for dt in (0.025, 0.0125))
     largest = [float(np.abs(run.edi_residual).max()) for run in (coarse, fine)]
     assert largest[1] <= max(largest[0] / 8, 1e-9)
     if heads == 1 or flow != "softmax":

@@ -98,7 +98,7 @@ def texts(figure) -> str:
 def test_snapshots_have_a_panel_per_time(d: int) -> None:
     figure = plots.token_snapshots(synthetic_run(d=d), which=0)
     assert len(figure.axes) == 5
-    assert ("principal axis 1" in texts(figure)) == (d > 3)
+    assert ("Principal axis 1" in texts(figure)) == (d > 3)
 
 
 def test_snapshots_that_a_cut_run_never_reached_are_left_out() -> None:

@@ -26,32 +26,48 @@ Sizes = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Dopri5:
-    """Steps of the Dormand-Prince pair 5(4), their lengths chosen by the estimated error.
-
-    With e the difference of the two solutions, a step is accepted if
-
-        max over tokens i of |e_i| / (atol + rtol) <= 1,
-        max over heads h of |e_h|_F / (atol + rtol |D_h|_F) <= 1,
-
-    in Euclidean and Frobenius norm: tokens have norm one, and |D_h|_F is the larger of both ends.
-    A maximum instead of a mean, so that two tokens about to merge are not averaged away by many
-    others. The integrals of the energy budget are integrated at the same order and do not affect
-    the steps: a run moves the same with and without a budget.
+    r"""Steps of the Dormand-Prince pair 5(4), their lengths chosen by the estimated error.
 
     Parameters
     ----------
-    rtol, atol : relative and absolute tolerance of one step, > 0. With the defaults the tokens of
-        small clouds are right to about 1e-8 after some fifty steps, and the budget closes to about
-        1e-8 of the energy that was turned over: less than a figure shows, and a hundred times the
-        error that fast sums may have (`tolerance`, 1e-10)
+    rtol : float, default 1e-8
+        Relative tolerance of one step, > 0.
+    atol : float, default 1e-10
+        Absolute tolerance of one step, > 0.
+
+    Attributes
+    ----------
+    tableau : Tableau
+        Coefficients of the pair.
 
     Raises
     ------
     InputError
         For a tolerance that is no finite number > 0.
 
-    Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.4 and II.5;
-    docs/mathematics.md section 3.
+    Notes
+    -----
+    With e the difference of the two solutions [1]_, a step is accepted if
+
+    .. math::
+
+        \max_i \frac{|e_i|}{\mathrm{atol} + \mathrm{rtol}} \le 1, \qquad
+        \max_h \frac{|e_h|_F}{\mathrm{atol} + \mathrm{rtol}\,|D_h|_F} \le 1,
+
+    over tokens i in Euclidean norm and heads h in Frobenius norm: tokens have norm one, and
+    :math:`|D_h|_F` is the larger of both ends. A maximum instead of a mean, so that two tokens
+    about to merge are not averaged away by many others. The integrals of the energy budget are
+    integrated at the same order and do not affect the steps: a run moves the same with and without
+    a budget.
+
+    With the default tolerances the tokens of small clouds are right to about 1e-8 after some fifty
+    steps, and the budget closes to about 1e-8 of the energy that was turned over: less than a
+    figure shows, and a hundred times the error that fast sums may have (`tolerance`, 1e-10).
+
+    References
+    ----------
+    .. [1] Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I*, Springer (1993),
+       sections II.4 and II.5.
 
     Examples
     --------
@@ -74,11 +90,28 @@ class Dopri5:
             object.__setattr__(self, name, positive(getattr(self, name), f"{name} of Dopri5"))
 
     def config(self) -> dict[str, Any]:
-        """Name and tolerances for the run file."""
+        """Return name and tolerances for the run file.
+
+        Returns
+        -------
+        dict
+            "name", "rtol" and "atol".
+        """
         return {"name": self.tableau.name, **asdict(self)}
 
     def check_rounding(self, dtype: str) -> None:
-        """Raise InputError for a tolerance below the rounding of numbers of a type."""
+        """Raise InputError for a tolerance below the rounding of numbers of a type.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Raises
+        ------
+        InputError
+            For an rtol below ten times the rounding of the type.
+        """
         least = 10 * float(np.finfo(dtype).eps)
         if self.rtol < least:
             raise InputError(
@@ -87,19 +120,21 @@ class Dopri5:
             )
 
     def sizes(self, vectors: NDArray[Any] | None, *ends: NDArray[Any]) -> Sizes:
-        """Largest vector of each path in units of what the tolerances allow.
-
-            max over vectors v of a path of |v| / (atol + rtol scale)
+        """Return the largest vector of each path in units of what the tolerances allow.
 
         Parameters
         ----------
-        vectors : (paths, n, d), or matrices (paths, heads, d, d); None for zero
-        ends : what the vectors change, before and after; its norm is the scale, the largest of
-            those given. Without, the scale is 1
+        vectors : ndarray, shape (paths, n, d) or (paths, heads, d, d), or None
+            Vectors or matrices of each path. None means zero.
+        *ends : ndarray, of the same shape
+            What the vectors change, before and after; its norm is the scale, the largest of those
+            given. Without them the scale is 1.
 
         Returns
         -------
-        (paths,), or (1,) for None; inf for vectors that are not finite
+        ndarray of float64, shape (paths,)
+            The maximum over the vectors v of a path of |v| / (atol + rtol scale); inf for vectors
+            that are not finite, and of shape (1,) for None.
         """
         if vectors is None:
             return np.zeros(1)

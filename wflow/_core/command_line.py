@@ -36,7 +36,6 @@ Folder = Annotated[Path, _path("DIR", "the name of a folder, such as results/stu
 RunFile = Annotated[Path, _path("FILE", "the name of a run file, such as results/run.h5")]
 """Type of an argument that names a run file; an empty name is refused."""
 
-
 RunOrFolder = Annotated[Path, _path("FILE|DIR", "the name of a run file or of a study's folder")]
 """Type of an argument that names a run file or the folder of a study; an empty name is refused."""
 

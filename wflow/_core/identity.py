@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import shown
 from wflow._core.errors import InputError
 from wflow._core.fingerprint import NotComparable, fingerprint, why_different
+from wflow._core.reprs import call_text
 
 _NAMED = ("law", "flow")  # parts of the configuration of a run that may be custom
 # What identifies an object in a configuration, beside its parameters.
@@ -28,24 +29,60 @@ class Described:
     """An object that says its parameters, from which a run file makes it again."""
 
     def to_config(self) -> dict[str, Any]:
-        """Parameters for the run file: names to numbers, texts, lists and arrays.
+        """Return the parameters for the run file: names to numbers, texts, lists and arrays.
 
         They are what `from_config` needs. An object whose arrays are too large for a text gives
         their SHA-256 digest as `sha256`.
+
+        Returns
+        -------
+        dict
+            Parameters by name; empty by default.
         """
         return {}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make the object from the parameters that `to_config` returned, as read from JSON."""
+        """Make the object from the parameters that `to_config` returned, as read from JSON.
+
+        Parameters
+        ----------
+        config : dict
+            Parameters by name.
+
+        Returns
+        -------
+        Described
+            An object of the class.
+        """
         return cls(**config)
 
     @classmethod
     def missing_in(cls, config: Mapping[str, Any]) -> str:
-        """What `from_config` needs and a configuration lacks; "" where it lacks nothing."""
+        """Return what `from_config` needs and a configuration lacks.
+
+        Parameters
+        ----------
+        config : Mapping
+            Parameters by name.
+
+        Returns
+        -------
+        str
+            What is missing, in words; "" where nothing is.
+        """
         if "sha256" in config:
             return "its matrices, of which a run file holds a SHA-256 digest"
         return ""
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        try:
+            settings = dict(self.to_config())
+            unset = [key for key, value in settings.items() if value is None or value is False]
+            return call_text(name, {key: settings[key] for key in settings if key not in unset})
+        except Exception:  # of a class of the user, or of an object that is not made yet
+            return f"{name}(...)"
 
 
 _T = TypeVar("_T", bound=Described)

@@ -19,39 +19,56 @@ Trees = dict[int, list[tuple[float, NDArray[np.float64]]]]
 
 _MOST = 5  # order whose conditions are checked
 _ROUNDING = 1e-12  # of coefficients in an order condition
+_LONGEST = 120  # characters of a repr that lists the coefficients
 
 
 @dataclass(frozen=True)
 class Tableau:
-    """An explicit Runge-Kutta scheme: nodes c, matrix a, weights b.
-
-        k_i = f(t + c_i dt, x + dt sum_{j<i} a_ij k_j),    x(t + dt) = x + dt sum_i b_i k_i
+    r"""An explicit Runge-Kutta scheme: nodes c, matrix a, weights b.
 
     `wflow.solve` takes one as `scheme`, and stores its coefficients in the run file. The conditions
     of its order are checked when it is made.
 
     Parameters
     ----------
-    name : what users call it
-    order : order of convergence for deterministic laws, 1 to 5
-    nodes : c (stages,), from 0 to 1, the first 0
-    matrix : rows of a below the diagonal: row i has i entries, the first row none; they add up to
-        c_i
-    weights : b (stages,)
-    noise : "ito" for the scheme of one stage that becomes Euler-Maruyama, which takes any Itô
-        noise, with strong order 1 where the noise is additive; "none" for schemes of
-        deterministic laws
-    embedded : weights of a second solution on the same stages, which estimates the error; None
-        for schemes with fixed steps
-    embedded_order : its order of convergence
+    name : str
+        What users call it.
+    order : int
+        Order of convergence for deterministic laws, 1 to 5.
+    nodes : sequence of float, length stages
+        Nodes c, from 0 to 1, the first 0.
+    matrix : sequence of sequences of float
+        Rows of a below the diagonal: row i has i entries, the first row none; they add up to c_i.
+    weights : sequence of float, length stages
+        Weights b.
+    noise : {"none", "ito"}, default "none"
+        "ito" for the scheme of one stage that becomes Euler-Maruyama, which takes any Itô noise,
+        with strong order 1 where the noise is additive; "none" for schemes of deterministic laws.
+    embedded : sequence of float, optional
+        Weights of a second solution on the same stages, which estimates the error. None for schemes
+        with fixed steps.
+    embedded_order : int, optional
+        Order of convergence of the second solution.
 
     Raises
     ------
     InputError
-        For coefficients of other shapes, for an order whose conditions they do not satisfy, and
-        for noise with more than one stage.
+        For coefficients of other shapes, for an order whose conditions they do not satisfy, and for
+        noise with more than one stage.
 
-    Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.1 and II.2.
+    Notes
+    -----
+    One step of the scheme [1]_ is
+
+    .. math::
+
+        k_i = f\Bigl(t + c_i\,dt,\; x + dt \sum_{j<i} a_{ij} k_j\Bigr), \qquad
+        x(t + dt) = x + dt \sum_i b_i k_i .
+
+    References
+    ----------
+    .. [1] Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I*, Springer (1993),
+       sections II.1 and II.2.
 
     Examples
     --------
@@ -131,6 +148,17 @@ class Tableau:
         object.__setattr__(self, name, weights)
         object.__setattr__(self, order, claimed)
 
+    def __repr__(self) -> str:
+        parts = [repr(self.name), repr(self.order)]
+        parts += [repr(part) for part in (self.nodes, self.matrix, self.weights)]
+        for name, default in (("noise", "none"), ("embedded", None), ("embedded_order", None)):
+            value = getattr(self, name)
+            parts += [f"{name}={value!r}"] if value != default else []
+        text = f"Tableau({', '.join(parts)})"
+        if len(text) <= _LONGEST:
+            return text
+        return f"<Tableau {self.name!r}: order {self.order}, {self.stages} stages>"
+
     @property
     def stages(self) -> int:
         """Evaluations of f in one step; 1 where a step looks at its left end alone."""
@@ -143,7 +171,7 @@ class Tableau:
 
     @property
     def error_weights(self) -> tuple[float, ...]:
-        """b - b_embedded: dt times their combination of the stages estimates the local error.
+        """Weights b - b_embedded: dt times their sum over the stages estimates the local error.
 
         Raises
         ------
@@ -160,7 +188,13 @@ class Tableau:
         return self.nodes[-1] == 1.0 and (*self.matrix[-1], 0.0) == self.weights
 
     def config(self) -> str | dict[str, Any]:
-        """Name of a scheme of wflow, all coefficients of any other, for the run file."""
+        """Return the name of a scheme of wflow, all coefficients of any other, for the run file.
+
+        Returns
+        -------
+        str or dict
+            The name, or every field by its name.
+        """
         return self.name if TABLEAUX.get(self.name) == self else asdict(self)
 
 

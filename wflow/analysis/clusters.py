@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import Direction, FlowName, number, positive, reals, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.progress import progress as progress_bar
+from wflow._core.reprs import ShortResult
 from wflow.analysis.linkage import components, merge_heights
 from wflow.attention.cloud import as_unit_tokens, velocity
 from wflow.attention.flows import Flow
@@ -184,49 +185,122 @@ def _cloud(x: ArrayLike) -> FloatArray:
 
 
 def labels(x: ArrayLike, scale: float) -> NDArray[np.int64]:
-    """Cluster of every token by single linkage: components of the graph dist(x_i, x_j) <= scale.
+    """Return the cluster of every token by single linkage at a scale.
 
-    dist is the geodesic distance, 2 arcsin(|x - y| / 2). The result is exact. Up to n^2 d / 2
-    multiply-adds, n d for a cloud in few tight clusters; from 2000 tokens on a k-d tree searches
-    clouds that are not dense. Memory grows like n.
+    Clusters are the components of the graph dist(x_i, x_j) <= scale, with the geodesic distance
+    2 arcsin(|x - y| / 2).
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    scale : geodesic distance in radians, 0 to pi
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    scale : float
+        Geodesic distance in radians, 0 to pi.
 
     Returns
     -------
-    (n,) int64, 0 to count - 1, numbered by the first token of each cluster
+    ndarray of int64, shape (n,)
+        Labels 0 to count - 1, numbered by the first token of each cluster.
 
     Raises
     ------
     InputError
         For tokens off the sphere, a wrong shape, or a scale out of range.
+
+    Notes ----- The result is exact. It takes up to n^2 d / 2 multiply-adds, n d for a cloud in few
+    tight clusters; from 2000 tokens on a k-d tree searches clouds that are not dense. Memory grows
+    like n.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.clusters.labels([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]], 0.7)
+    array([0, 1, 0])
     """
     return components(_cloud(x), check_scale(scale))
 
 
 def count(x: ArrayLike, scale: float) -> int:
-    """Number of clusters by single linkage at a scale; parameters and errors as for `labels`."""
+    """Return the number of clusters by single linkage at a scale.
+
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    scale : float
+        Geodesic distance in radians, 0 to pi.
+
+    Returns
+    -------
+    int
+        Number of clusters.
+
+    Raises
+    ------
+    InputError
+        For tokens off the sphere, a wrong shape, or a scale out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> wflow.clusters.count(np.eye(3), 0.1), wflow.clusters.count(np.eye(3), 1.6)
+    (3, 1)
+    """
     return int(labels(x, scale).max()) + 1
 
 
 def sizes(x: ArrayLike, scale: float) -> NDArray[np.int64]:
-    """Numbers of tokens of the clusters at a scale, largest first; as for `labels`."""
+    """Return the numbers of tokens of the clusters at a scale, largest first.
+
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    scale : float
+        Geodesic distance in radians, 0 to pi, as for `labels`.
+
+    Returns
+    -------
+    ndarray of int64, shape (clusters,)
+        Sizes, of sum n.
+
+    Raises
+    ------
+    InputError
+        For tokens off the sphere, a wrong shape, or a scale out of range.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.clusters.sizes([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]], 0.7)
+    array([2, 1])
+    """
     return np.sort(np.bincount(labels(x, scale)))[::-1].astype(np.int64)
 
 
-@dataclass(frozen=True)
-class PersistentCount:
+@dataclass(frozen=True, repr=False)
+class PersistentCount(ShortResult):
     """Number of clusters without a stated scale.
 
     Attributes
     ----------
-    count : number of clusters of the partition that holds over the widest range of scales; n,
-        every token by itself, where no partition stands out
-    scale_low, scale_high : the scales, in radians, between which single linkage finds it
-    persistence : how widely; 1 where no partition stands out
+    count : int
+        Number of clusters of the partition that holds over the widest range of scales; n, every
+        token by itself, where no partition stands out.
+    scale_low : float
+        Smallest scale, in radians, at which single linkage finds it.
+    scale_high : float
+        Scale, in radians, from which on single linkage no longer finds it.
+    persistence : float
+        Ratio of these scales; 1 where no partition stands out.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x = wflow.tokens.clusters(20, 3, clusters=2, spread=1e-3, seed=0)
+    >>> found = wflow.clusters.persistent_count(x)
+    >>> found.count, found.scale_low < found.scale_high
+    (2, True)
     """
 
     count: int
@@ -238,37 +312,46 @@ class PersistentCount:
 def persistent_count(
     x: ArrayLike, *, threshold: float = 3.0, level: float = 0.01
 ) -> PersistentCount:
-    """Number of clusters of the partition that persists over the widest range of scales.
-
-    Single linkage merges clusters at heights h_1 <= .. <= h_{n-1}, the edges of the minimum
-    spanning tree; it finds k clusters at the scales h_{n-k} <= scale < h_{n-k+1}. The persistence
-    of that partition is the ratio h_{n-k+1} / h_{n-k} for 1 < k < n. For k = 1 it is pi over the
-    extent of the cloud, twice the largest distance to the mean direction: a dense cloud all around
-    the sphere is connected at small scales too, and is no cluster. Heights and extent are at least
-    1e-8, so that tokens that coincide to rounding count as one.
-
-    A partition stands out if its persistence reaches `threshold`, and more than chance
-    explains: among uniform tokens the ratio after j = n - k merges exceeds r with a probability of
-    about r^{-j (d-1)}, which must stay below level / n. The partition of largest persistence among
-    those is returned, and count = n where there is none. The n^2 d / 2 multiply-adds take a second
-    for some 20 000 tokens in d = 3; memory grows like n.
+    """Return the number of clusters of the partition that persists over the widest range of scales.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    threshold : smallest persistence, > 1
-    level : probability, up to the approximation, that a uniform cloud has a cluster, in (0, 1)
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    threshold : float, default 3.0
+        Smallest persistence, > 1.
+    level : float, default 0.01
+        Probability, up to the approximation, that a uniform cloud has a cluster, in (0, 1).
 
     Returns
     -------
     PersistentCount
+        Number of clusters, with the scales at which it holds.
 
     Raises
     ------
     InputError
         For tokens off the sphere, a wrong shape, or a threshold or level out of range.
 
-    Source: docs/mathematics.md, clusters.
+    Notes ----- Single linkage merges clusters at heights h_1 <= .. <= h_{n-1}, the edges of the
+    minimum spanning tree; it finds k clusters at the scales h_{n-k} <= scale < h_{n-k+1}. The
+    persistence of that partition is the ratio h_{n-k+1} / h_{n-k} for 1 < k < n. For k = 1 it is pi
+    over the extent of the cloud, twice the largest distance to the mean direction: a dense cloud
+    all around the sphere is connected at small scales too, and is no cluster. Heights and extent
+    are at least 1e-8, so that tokens that coincide to rounding count as one.
+
+    A partition stands out if its persistence reaches `threshold`, and more than chance explains:
+    among uniform tokens the ratio after j = n - k merges exceeds r with a probability of about
+    r^{-j (d-1)}, which must stay below level / n. The partition of largest persistence among those
+    is returned, and count = n where there is none. The n^2 d / 2 multiply-adds take a second for
+    some 20 000 tokens in d = 3; memory grows like n.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x = wflow.tokens.clusters(30, 3, clusters=3, spread=1e-3, seed=0)
+    >>> wflow.clusters.persistent_count(x).count
+    3
     """
     tokens = _cloud(x)
     threshold, level = number(threshold, "threshold"), number(level, "level")
@@ -302,25 +385,57 @@ def _extent(x: FloatArray) -> float:
 
 
 def order_parameter(x: ArrayLike) -> float:
-    """Order parameter |(1/n) sum_i x_i|: 1 for one point, 0 for a balanced cloud.
+    """Return the order parameter |(1/n) sum_i x_i|.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+
+    Returns
+    -------
+    float
+        Order: 1 for one point, 0 for a balanced cloud.
 
     Raises
     ------
     InputError
         For tokens off the sphere or a wrong shape.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.clusters.order_parameter([[1.0, 0.0], [-1.0, 0.0]])
+    0.0
     """
     return min(1.0, float(np.linalg.norm(_cloud(x).mean(axis=0))))
 
 
 def nematic_order(x: ArrayLike) -> float:
-    """Largest eigenvalue of (1/n) sum_i x_i x_i^T: 1 for one axis, up to sign; 1/d at least.
+    """Return the largest eigenvalue of (1/n) sum_i x_i x_i^T.
 
-    It sees clouds in pairs +-x, for which the order parameter vanishes. Parameters and errors as
-    for `order_parameter`.
+    It sees clouds in pairs +-x, for which the order parameter vanishes.
+
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+
+    Returns
+    -------
+    float
+        Order: 1 for one axis, up to sign; 1/d at least.
+
+    Raises
+    ------
+    InputError
+        For tokens off the sphere or a wrong shape.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.clusters.nematic_order([[1.0, 0.0], [-1.0, 0.0]])
+    1.0
     """
     tokens = _cloud(x)
     return min(1.0, float(np.linalg.eigvalsh(tokens.T @ tokens / len(tokens))[-1]))
@@ -334,34 +449,51 @@ def entropy(
     directions: int = 2,
     seed: int = 0,
 ) -> float:
-    """Entropy of the cloud smoothed by a kernel, -KL(mu * K | uniform) <= 0: 0 for uniform tokens.
-
-    K is the von Mises-Fisher kernel C e^{kappa <x, y>}, kappa = 1/bandwidth^2, and the value
-    -int f log f over the uniform probability law with f(x) = (1/n) sum_j K(x, x_j). A Dirac gives
-    the entropy of the kernel, -(log C + kappa A(kappa)), A = I_{d/2}/I_{d/2-1}. The smoothing
-    raises the entropy above that of the law the tokens come from; that they are finitely many
-    lowers it, for uniform tokens by (int K^2 - 1) / (2n) to first order. The integral around every
-    token is done by Gauss quadrature in the height and, for d > 2, by random directions in
-    opposite pairs, so that rotating the cloud changes the value by a small random error.
-    n^2 d 2 nodes directions multiply-adds.
+    r"""Return the entropy of the cloud smoothed by a kernel, relative to the uniform law.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    bandwidth : width of the kernel in radians, 0.001 to pi
-    nodes, directions : of the quadrature around a token; both tangent directions for d = 2
-    seed : of the directions
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    bandwidth : float, default 0.25
+        Width of the kernel in radians, 0.001 to pi.
+    nodes : int, default 6
+        Nodes of the quadrature in the height around a token.
+    directions : int, default 2
+        Random directions around a token; both tangent directions for d = 2.
+    seed : int, default 0
+        Seed of the directions.
 
     Returns
     -------
     float
+        Entropy <= 0: 0 for uniform tokens.
 
     Raises
     ------
     InputError
         For tokens off the sphere, a wrong shape, or numbers out of range.
 
-    Source: docs/mathematics.md, clusters.
+    Notes
+    -----
+    With the von Mises-Fisher kernel K = C e^{kappa <x, y>}, kappa = 1/bandwidth^2, the value is
+
+    .. math:: -\mathrm{KL}(\mu * K \,|\, \text{uniform}) = -\int f \log f, \qquad
+        f(x) = \frac1n \sum_j K(x, x_j),
+
+    over the uniform probability law. A Dirac gives the entropy of the kernel, -(log C + kappa
+    A(kappa)), A = I_{d/2}/I_{d/2-1}. The smoothing raises the entropy above that of the law the
+    tokens come from; that they are finitely many lowers it, for uniform tokens by (int K^2 - 1) /
+    (2n) to first order. The integral around every token is done by Gauss quadrature in the height
+    and, for d > 2, by random directions in opposite pairs, so that rotating the cloud changes the
+    value by a small random error. It takes n^2 d 2 nodes directions multiply-adds.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> dirac = wflow.clusters.entropy([[1.0, 0.0, 0.0]])
+    >>> dirac < wflow.clusters.entropy(wflow.tokens.uniform(200, 3, seed=0)) < 0
+    True
     """
     tokens = _cloud(x)
     bandwidth = check_bandwidth(bandwidth)
@@ -372,7 +504,21 @@ def entropy(
 
 
 class Stationarity(NamedTuple):
-    """How fast tokens move: rms = sqrt((1/n) sum_i |v_i|^2) and the largest |v_i|."""
+    """How fast tokens move.
+
+    Parameters
+    ----------
+    rms : float
+        Root mean square speed, sqrt((1/n) sum_i |v_i|^2), per unit time.
+    largest : float
+        Largest speed |v_i|, per unit time.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> wflow.clusters.stationarity([[1.0, 0.0]], np.eye(2)[None]).largest
+    0.0
+    """
 
     rms: float
     largest: float
@@ -385,27 +531,48 @@ def stationarity(
     flow: FlowName | Flow = "softmax",
     direction: Direction = "descent",
 ) -> Stationarity:
-    """How far tokens are from rest: the norm of their velocity, zero exactly at stationary points.
+    """Return how far tokens are from rest: the size of their velocity, zero at stationary points.
 
     What is measured is a velocity, and no distance to a stationary point: near a metastable state
     the velocity is as small as at a stationary one, and the cloud leaves it all the same.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    D : (heads, d, d)
-    flow, direction : as for `wflow.velocity`
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Interaction matrices.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Direction of the flow.
 
     Returns
     -------
-    Stationarity : rms and largest speed, per unit time
+    Stationarity
+        Root mean square and largest speed, per unit time.
 
     Raises
     ------
     InputError
         As `wflow.velocity`.
 
-    Source: [MHT] Definition 4.15 asks for G^2 = (1/n) sum b |v|^2 -> 0, the same for b > 0.
+    Notes
+    -----
+    Stationarity in the sense of [1]_ asks for G^2 = (1/n) sum b |v|^2 -> 0, the same for b > 0.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Definition
+       4.15.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> found = wflow.clusters.stationarity([[1.0, 0.0], [0.0, 1.0]], np.eye(2)[None])
+    >>> round(found.rms, 4), found.rms == found.largest
+    (0.2689, True)
     """
     v = np.asarray(velocity(x, D, flow=flow, direction=direction), np.float64)
     size = float(np.abs(v).max())
@@ -440,25 +607,42 @@ def over_time(
     bandwidth: float = 0.25,
     progress: bool = False,
 ) -> Dataset:
-    """Clusters, order and entropy at every snapshot of a run, read some megabytes at a time.
+    """Return clusters, order and entropy at every snapshot of a run, read some megabytes at a time.
 
     Parameters
     ----------
-    run : run file, or Dataset of `wflow.solve` or `wflow.open`
-    scale : of `count` and `largest_share`, in radians (`labels`)
-    quantities : names of `QUANTITIES`; None takes all
-    bandwidth : of `entropy`, in radians
-    progress : show a bar with the time left
+    run : xarray.Dataset, str or pathlib.Path
+        A run of `wflow.solve` or `wflow.open`, or its file.
+    scale : float
+        Scale of `count` and `largest_share`, in radians (`labels`).
+    quantities : sequence of str, optional
+        Names of `QUANTITIES`. None takes all.
+    bandwidth : float, default 0.25
+        Width of the kernel of `entropy`, in radians.
+    progress : bool, default False
+        Whether to show a bar with the time left.
 
     Returns
     -------
-    Dataset (snapshot_path, snapshot), a variable per quantity; NaN where a run that is not
-    complete has no tokens
+    xarray.Dataset
+        A variable (snapshot_path, snapshot) per quantity; NaN where a run that is not complete has
+        no tokens.
 
     Raises
     ------
     InputError
         For a run without tokens, unknown quantities, or a scale or bandwidth out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(5, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=10.0, dt=0.1, direction="ascent",
+    ... )
+    >>> found = wflow.clusters.over_time(run, 0.1, quantities=["count"])
+    >>> found["count"].values.tolist()
+    [[5.0, 1.0]]
     """
     import xarray
 
@@ -518,21 +702,34 @@ def _measure(
 
 
 def time_to_one_cluster(run: Dataset | str | Path, scale: float) -> DataArray:
-    """Time of the first snapshot at which all tokens are in one cluster.
+    """Return the time of the first snapshot at which all tokens are in one cluster.
 
     Parameters
     ----------
-    run : run file, or Dataset of `wflow.solve` or `wflow.open`
-    scale : of single linkage, in radians (`labels`)
+    run : xarray.Dataset, str or pathlib.Path
+        A run of `wflow.solve` or `wflow.open`, or its file.
+    scale : float
+        Scale of single linkage, in radians (`labels`).
 
     Returns
     -------
-    DataArray (snapshot_path,); NaN where no snapshot shows one cluster
+    xarray.DataArray
+        Times (snapshot_path,); NaN where no snapshot shows one cluster.
 
     Raises
     ------
     InputError
         For a run without tokens, or a scale out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(5, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=10.0, dt=0.1, direction="ascent", save=wflow.SaveAt(snapshots=[0.0, 5.0, 10.0]),
+    ... )
+    >>> wflow.clusters.time_to_one_cluster(run, 0.1).values
+    array([10.])
     """
     scale = check_scale(scale)
     return _first_time(
@@ -543,22 +740,36 @@ def time_to_one_cluster(run: Dataset | str | Path, scale: float) -> DataArray:
 def time_to_first_cluster(
     run: Dataset | str | Path, scale: float, *, share: float = 0.1
 ) -> DataArray:
-    """Time of the first snapshot at which some cluster holds a share of the tokens, two at least.
+    """Return the time of the first snapshot at which some cluster holds a share of the tokens.
 
     Parameters
     ----------
-    run : run file, or Dataset of `wflow.solve` or `wflow.open`
-    scale : of single linkage, in radians (`labels`)
-    share : the share, in (0, 1]; the tokens it takes are rounded up, and at least two
+    run : xarray.Dataset, str or pathlib.Path
+        A run of `wflow.solve` or `wflow.open`, or its file.
+    scale : float
+        Scale of single linkage, in radians (`labels`).
+    share : float, default 0.1
+        The share, in (0, 1]; the tokens it takes are rounded up, and at least two.
 
     Returns
     -------
-    DataArray (snapshot_path,); NaN where no snapshot shows such a cluster
+    xarray.DataArray
+        Times (snapshot_path,); NaN where no snapshot shows such a cluster.
 
     Raises
     ------
     InputError
         For a run without tokens, or a scale or share out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(5, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=10.0, dt=0.1, direction="ascent", save=wflow.SaveAt(snapshots=[0.0, 5.0, 10.0]),
+    ... )
+    >>> wflow.clusters.time_to_first_cluster(run, 0.1, share=1.0).values
+    array([10.])
     """
     scale, share = check_scale(scale), number(share, "share")
     if not 0 < share <= 1:
@@ -593,16 +804,27 @@ def _first_time(
     return xarray.DataArray(first, {"snapshot_path": paths}, ("snapshot_path",), attrs=attrs)
 
 
-@dataclass(frozen=True)
-class Plateau:
+@dataclass(frozen=True, repr=False)
+class Plateau(ShortResult):
     """A time during which the number of clusters stays the same.
 
     Attributes
     ----------
-    start, end : first time with that count, and first time without it (the last time where it
-        was not seen to end)
-    count : number of clusters, above one
-    ended : whether it was seen to end
+    start : float
+        First time with that count.
+    end : float
+        First time without it (the last time where it was not seen to end).
+    count : int
+        Number of clusters, above one.
+    ended : bool
+        Whether it was seen to end.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> plateau = wflow.clusters.Plateau(start=1.0, end=8.0, count=2, ended=True)
+    >>> plateau.end / plateau.start
+    8.0
     """
 
     start: float
@@ -614,29 +836,43 @@ class Plateau:
 def plateaus(
     times: ArrayLike, counts: ArrayLike, *, min_length: float = 0.1, below: int | None = None
 ) -> list[Plateau]:
-    """Metastable plateaus: maximal times of a constant count > 1, long on a log scale of time.
-
-    Metastable states of attention live exponentially long in beta, so that lengths are measured
-    as log(end / start), in units of log(t_last / t_first) over the positive times.
+    """Find metastable plateaus: maximal times of a constant count > 1, long on a log scale of time.
 
     Parameters
     ----------
-    times : (k,), increasing, >= 0; time 0 is left out
-    counts : (k,), numbers of clusters; NaN (not recorded) ends a plateau
-    min_length : share of the log of time that a plateau must last, in (0, 1)
-    below : counts from here on are no plateau; give n, so that tokens that have not yet met are
-        none
+    times : array_like, shape (k,)
+        Increasing times >= 0; time 0 is left out.
+    counts : array_like, shape (k,)
+        Numbers of clusters; NaN (not recorded) ends a plateau.
+    min_length : float, default 0.1
+        Share of the log of time that a plateau must last, in (0, 1).
+    below : int, optional
+        Counts from here on are no plateau; give n, so that tokens that have not yet met are none.
 
     Returns
     -------
-    list of Plateau, in order of time
+    list of Plateau
+        Plateaus in order of time.
 
     Raises
     ------
     InputError
         For times that do not increase, counts of another length, or numbers out of range.
 
-    Source: metastability in [GLPR] sections 5 and 7; docs/mathematics.md, clusters.
+    Notes ----- Metastable states of attention live exponentially long in beta [1]_, so that lengths
+    are measured as log(end / start), in units of log(t_last / t_first) over the positive times.
+
+    References
+    ----------
+    .. [1] Geshkovski, Letrouit, Polyanskiy and Rigollet, *A mathematical perspective on
+       transformers* (2025), sections 5 and 7.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> found = wflow.clusters.plateaus([1, 2, 4, 8, 16], [5, 2, 2, 2, 1], below=5)
+    >>> [(plateau.start, plateau.end, plateau.count) for plateau in found]
+    [(2.0, 16.0, 2)]
     """
     t, c = _series(times, counts)
     min_length = number(min_length, "min_length")
@@ -689,8 +925,8 @@ _LEAST_MOVED = 0.1
 _NOISY, _SIGMAS = 4.0, 3.0  # mean squares over error squares; standard errors
 
 
-@dataclass(frozen=True)
-class Decay:
+@dataclass(frozen=True, repr=False)
+class Decay(ShortResult):
     """How a positive quantity falls over windows of time, by fits to its logarithm.
 
     Attributes
@@ -711,29 +947,54 @@ class Decay:
     law: Literal["exponential", "power", "none"]
 
 
-@dataclass(frozen=True)
-class OmegaLimit:
+@dataclass(frozen=True, repr=False)
+class OmegaLimit(ShortResult):
     """What a run says about its omega-limit.
 
     Attributes
     ----------
-    verdict : "stationary", "not stationary" or "undecided"
-    reasons : what decided, with the numbers
-    quantity : "upper_gradient_sq", or "speed_sq" for runs without an energy
-    tail : first and last time of the tail
-    decay : of the quantity along the tail, mean over the paths
-    ratio : mean of the last window over the largest value in the run
-    integrable : whether int |dE/dt| dt < inf by the run, dE/dt the change of the energy by the
-        heads alone, weight_power + ito_power: "yes", "in expectation" (the mean over the paths
-        vanishes within its Monte Carlo error), "no", "undecided", "unknown" (no energy)
-    power_decay : of the size of its mean over the paths along the tail, or None
-    power_tail : dE/dt averaged over the second half of the tail and the paths, and its standard
-        error; in a steady state it is what the tokens dissipate. NaN without an energy
-    power_integral : int |mean dE/dt| dt over the whole run, and over the tail
-    power_integral_paths : the mean over the paths of int |dE/dt| dt, likewise
-    w2_last : W₂ between the last two snapshots, mean over the snapshot paths; NaN without them
-    w2_interval : time between those
+    verdict : {"stationary", "not stationary", "undecided"}
+        What the test finds.
+    reasons : tuple of str
+        What decided, with the numbers.
+    quantity : str
+        "upper_gradient_sq", or "speed_sq" for runs without an energy.
+    tail : tuple of float
+        First and last time of the tail.
+    decay : Decay
+        Decay of the quantity along the tail, mean over the paths.
+    ratio : float
+        Mean of the last window over the largest value in the run.
+    integrable : {"yes", "in expectation", "no", "undecided", "unknown"}
+        Whether int |dE/dt| dt < inf by the run, dE/dt the change of the energy by the heads alone,
+        weight_power + ito_power: "in expectation" where the mean over the paths vanishes within its
+        Monte Carlo error, "unknown" without an energy.
+    power_decay : Decay or None
+        Decay of the size of the mean of dE/dt over the paths along the tail.
+    power_tail : tuple of float
+        Mean of dE/dt over the second half of the tail and the paths, and its standard error; in a
+        steady state it is what the tokens dissipate. NaN without an energy.
+    power_integral : tuple of float
+        Integral of |mean dE/dt| over the whole run, and over the tail.
+    power_integral_paths : tuple of float
+        The mean over the paths of the integral of |dE/dt|, likewise.
+    w2_last : float
+        Distance W₂ between the last two snapshots, mean over the snapshot paths; NaN without them.
+    w2_interval : float
+        Time between those.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(5, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=4.0, dt=0.05, direction="ascent",
+    ... )
+    >>> wflow.clusters.omega_limit(run).quantity
+    'upper_gradient_sq'
     """
+
+    _shown = ("verdict", "quantity", "tail", "ratio", "integrable", "w2_last")
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -757,41 +1018,60 @@ def omega_limit(
     windows: int = 8,
     tolerance: float = 1e-10,
 ) -> OmegaLimit:
-    """Test on a run whether its omega-limit points are stationary: does G^2 vanish?
-
-    [MHT] Theorem 4.16: if int |dE/dt| dt < inf (eq. 122), every omega-limit point is stationary in
-    the sense of Definition 4.15. A run ends at a finite time, so that the test is about the decay
-    of the squared upper gradient G^2 along the tail, in means over `windows` equal times: the
-    energy balance leaves int G^2 dt finite, and t^-p is integrable for p > 1. The verdict is
-
-    - "stationary": G^2 has fallen below `tolerance` times its largest value; or it has fallen below
-      1e-2 of it (1e-3 for heads with noise), decays with an exponent whose 95 % interval lies
-      above 1, and int |dE/dt| dt is not found to diverge;
-    - "not stationary": the interval lies below 1/2 (no decay, or one far too slow) along a tail in
-      which tokens go 0.1 radians or more;
-    - "undecided" otherwise: the run cannot tell.
-
-    The intervals come from the scatter of the windows about the fit and, for two paths or more,
-    from a bootstrap over the paths: the wider one counts. A metastable state, which is left after
-    a time that the run does not reach, cannot be distinguished from a stationary one.
+    """Test on a run whether its omega-limit points are stationary, that is whether G^2 vanishes.
 
     Parameters
     ----------
-    run : run file, or Dataset of `wflow.solve` or `wflow.open`
-    tail : share of the time that counts as its tail, in (0, 1)
-    windows : number of windows, >= 4
-    tolerance : G^2 that counts as zero, relative to its largest value
+    run : xarray.Dataset, str or pathlib.Path
+        A run of `wflow.solve` or `wflow.open`, or its file.
+    tail : float, default 0.5
+        Share of the time that counts as its tail, in (0, 1).
+    windows : int, default 8
+        Number of windows, >= 4.
+    tolerance : float, default 1e-10
+        Value of G^2 that counts as zero, relative to its largest value.
 
     Returns
     -------
     OmegaLimit
+        The verdict and its reasons.
 
     Raises
     ------
     InputError
         For a run with too few record times in its tail, or numbers out of range.
 
-    Source: [MHT] Definition 4.15, Theorem 4.16, eq. 122; docs/mathematics.md, clusters.
+    Notes ----- By [1]_, if int |dE/dt| dt < inf, every omega-limit point is stationary. A run ends
+    at a finite time, so that the test is about the decay of the squared upper gradient G^2 along
+    the tail, in means over `windows` equal times: the energy balance leaves int G^2 dt finite, and
+    t^-p is integrable for p > 1. The verdict is
+
+    - "stationary": G^2 has fallen below `tolerance` times its largest value; or it has fallen below
+      1e-2 of it (1e-3 for heads with noise), decays with an exponent whose 95 % interval lies above
+      1, and int |dE/dt| dt is not found to diverge;
+    - "not stationary": the interval lies below 1/2 (no decay, or one far too slow) along a tail in
+      which tokens go 0.1 radians or more;
+    - "undecided" otherwise: the run cannot tell.
+
+    The intervals come from the scatter of the windows about the fit and, for two paths or more,
+    from a bootstrap over the paths: the wider one counts. A metastable state, which is left after a
+    time that the run does not reach, cannot be distinguished from a stationary one.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Definition
+       4.15, Theorem 4.16 and eq. 122.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(5, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=40.0, dt=0.1, direction="ascent",
+    ... )
+    >>> wflow.clusters.omega_limit(run).verdict
+    'stationary'
     """
     tail, tolerance = number(tail, "tail"), number(tolerance, "tolerance", least=0.0)
     if not 0 < tail < 1:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import number, reals, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
+from wflow._core.reprs import value_text
 from wflow.attention.cloud import as_unit_tokens
 from wflow.heads.matrices import as_matrices
 
@@ -38,38 +39,70 @@ __all__ = [
 class Extremum(NamedTuple):
     """An extremal energy and the measure that has it.
 
-    energy : E
-    kind : "dirac" (one point), "pair" (two antipodal points of equal weight) or "uniform"
-    support : (k, d) orthonormal basis of the eigenspace whose unit vectors are such points; None
-        for "uniform"
+    Parameters
+    ----------
+    energy : float
+        Energy E.
+    kind : {"dirac", "pair", "uniform"}
+        One point, two antipodal points of equal weight, or the uniform measure.
+    support : ndarray, shape (k, d), or None
+        Orthonormal basis of the eigenspace whose unit vectors are such points; None for "uniform".
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> found = wflow.equilibria.maximum(np.diag([1.0, 3.0]))
+    >>> found.kind, np.abs(found.support)
+    ('dirac', array([[0., 1.]]))
     """
 
     energy: float
     kind: Literal["dirac", "pair", "uniform"]
     support: FloatArray | None
 
+    def __repr__(self) -> str:
+        support = value_text(self.support, 6)
+        return f"Extremum(energy={self.energy:.6g}, kind={self.kind!r}, support={support})"
+
 
 def uniform_energy(beta: float, d: int) -> float:
-    """Energy of the uniform measure for D = beta I: E = (1/2) Gamma(d/2) (2/b)^k I_k(b).
-
-    b = |beta|, k = d/2 - 1, I_k the modified Bessel function. For beta > 0 this is the least
-    energy of all measures.
+    r"""Return the energy of the uniform measure for D = beta I.
 
     Parameters
     ----------
-    beta : any real number
-    d : dimension, tokens on S^(d-1)
+    beta : float
+        Factor of the head, any real number.
+    d : int
+        Dimension, >= 2.
 
     Returns
     -------
-    float; inf beyond |beta| of about 700
+    float
+        Energy; inf beyond abs(beta) of about 700.
 
     Raises
     ------
     InputError
         For d < 2 or a beta that is not finite.
 
-    Source: [BKKRW]; docs/mathematics.md, equilibria.
+    Notes
+    -----
+    With the modified Bessel function of order k = d/2 - 1 and b = abs(beta) [1]_,
+
+    .. math:: E = \tfrac12\, \Gamma(d/2) \Bigl(\frac{2}{b}\Bigr)^k I_k(b) .
+
+    For beta > 0 this is the least energy of all measures.
+
+    References
+    ----------
+    .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
+       self-attention dynamics in transformer architectures with layer normalization* (2025).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> bool(np.isclose(wflow.equilibria.uniform_energy(2.0, 3), np.sinh(2.0) / 4))
+    True
     """
     from scipy.special import gammaln, hyp0f1, ive
 
@@ -84,41 +117,73 @@ def uniform_energy(beta: float, d: int) -> float:
 
 
 def dirac_energy(D: ArrayLike, v: ArrayLike | None = None) -> float:
-    """Energy of one point: E(delta_v) = exp(<v, D v>) / 2; v the leading eigenvector by default.
+    """Return the energy of one point: E(delta_v) = exp(<v, D v>) / 2.
 
     Parameters
     ----------
-    D : (d, d) symmetric
-    v : (d,) unit vector; None for an eigenvector of the largest eigenvalue
+    D : array_like, shape (d, d)
+        Symmetric interaction matrix.
+    v : array_like, shape (d,), optional
+        Unit vector. None for an eigenvector of the largest eigenvalue.
+
+    Returns
+    -------
+    float
+        Energy [1]_.
 
     Raises
     ------
     InputError
         For a D that is no symmetric matrix, or a v that is no unit vector of its dimension.
 
-    Source: [BKKRW].
+    References
+    ----------
+    .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
+       self-attention dynamics in transformer architectures with layer normalization* (2025).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> round(wflow.equilibria.dirac_energy(np.eye(3)), 6)  # e / 2
+    1.359141
     """
     matrix = _matrix(D)
     return 0.5 * _exp(_score(matrix, v, leading=True))
 
 
 def pair_energy(D: ArrayLike, v: ArrayLike | None = None, share: float = 0.5) -> float:
-    """Energy of two antipodal points: ((p^2 + q^2) e^s + 2 p q e^-s) / 2, s = <v, D v>, q = 1 - p.
-
-    cosh(s)/2 for equal shares.
+    """Return the energy of two antipodal points.
 
     Parameters
     ----------
-    D : (d, d) symmetric
-    v : (d,) unit vector; None for an eigenvector of the eigenvalue of largest size
-    share : weight p of v, from 0 to 1
+    D : array_like, shape (d, d)
+        Symmetric interaction matrix.
+    v : array_like, shape (d,), optional
+        Unit vector. None for an eigenvector of the eigenvalue of largest size.
+    share : float, default 0.5
+        Weight p of v, from 0 to 1.
+
+    Returns
+    -------
+    float
+        Energy ((p^2 + q^2) e^s + 2 p q e^-s) / 2 with s = <v, D v> and q = 1 - p [1]_: cosh(s)/2
+        for equal shares.
 
     Raises
     ------
     InputError
         As for `dirac_energy`, and for a share outside 0 to 1.
 
-    Source: [BKKRW].
+    References
+    ----------
+    .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
+       self-attention dynamics in transformer architectures with layer normalization* (2025).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> bool(np.isclose(wflow.equilibria.pair_energy(2 * np.eye(3)), np.cosh(2.0) / 2))
+    True
     """
     matrix = _matrix(D)
     p = number(share, "share", least=0.0)
@@ -130,25 +195,37 @@ def pair_energy(D: ArrayLike, v: ArrayLike | None = None, share: float = 0.5) ->
 
 
 def maximum(D: ArrayLike) -> Extremum:
-    """Largest energy of all measures: max(e^lambda_max, cosh lambda_min) / 2.
+    """Return the largest energy of all measures: max(e^lambda_max, cosh lambda_min) / 2.
 
-    The first by one point at an eigenvector of the largest eigenvalue, the second by an antipodal
-    pair of equal weights at one of the smallest.
+    The first is that of one point at an eigenvector of the largest eigenvalue, the second of an
+    antipodal pair of equal weights at one of the smallest. [1]_ has it for D >= 0; it holds for
+    every symmetric D.
 
     Parameters
     ----------
-    D : (d, d) symmetric
+    D : array_like, shape (d, d)
+        Symmetric interaction matrix.
 
     Returns
     -------
-    Extremum; of two equal energies that of the point
+    Extremum
+        Energy and measure; of two equal energies that of the point.
 
     Raises
     ------
     InputError
         For a D that is no symmetric matrix.
 
-    Source: [BKKRW] for D >= 0; docs/mathematics.md, equilibria, for every symmetric D.
+    References
+    ----------
+    .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
+       self-attention dynamics in transformer architectures with layer normalization* (2025).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> wflow.equilibria.maximum(np.diag([1.0, -2.0])).kind
+    'pair'
     """
     values, vectors = np.linalg.eigh(_matrix(D))
     low, high = float(values[0]), float(values[-1])
@@ -159,22 +236,37 @@ def maximum(D: ArrayLike) -> Extremum:
 
 
 def minimum(D: ArrayLike) -> Extremum:
-    """Least energy of all measures, where it has a closed form.
+    """Return the least energy of all measures, where it has a closed form.
 
-    e^lambda_min / 2, by one point at an eigenvector of the smallest eigenvalue, if that is <= 0;
-    `uniform_energy(beta, d)` for D = beta I, beta > 0.
+    It is e^lambda_min / 2, by one point at an eigenvector of the smallest eigenvalue, if that is <=
+    0, and ``uniform_energy(beta, d)`` for D = beta I, beta > 0 [1]_.
 
     Parameters
     ----------
-    D : (d, d) symmetric
+    D : array_like, shape (d, d)
+        Symmetric interaction matrix.
+
+    Returns
+    -------
+    Extremum
+        Energy and measure.
 
     Raises
     ------
     InputError
-        For a positive definite D with different eigenvalues, which has no closed form, and for a
-        D that is no symmetric matrix.
+        For a positive definite D with different eigenvalues, which has no closed form, and for a D
+        that is no symmetric matrix.
 
-    Source: [BKKRW]; docs/mathematics.md, equilibria.
+    References
+    ----------
+    .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
+       self-attention dynamics in transformer architectures with layer normalization* (2025).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> wflow.equilibria.minimum(np.eye(3)).kind
+    'uniform'
     """
     matrix = _matrix(D)
     values, vectors = np.linalg.eigh(matrix)
@@ -190,41 +282,77 @@ def minimum(D: ArrayLike) -> Extremum:
 
 
 def sampled_energy(n: int, beta: float, d: int) -> float:
-    """Mean energy of n independent uniform tokens, D = beta I: (1 - 1/n) E_uniform + e^beta/(2n).
-
-    The second term is the interaction of each token with itself.
+    """Return the mean energy of n independent uniform tokens for D = beta I.
 
     Parameters
     ----------
-    n : number of tokens
-    beta, d : as for `uniform_energy`
+    n : int
+        Number of tokens.
+    beta : float
+        Factor of the head, any real number.
+    d : int
+        Dimension, >= 2.
 
-    Source: docs/mathematics.md, equilibria.
+    Returns
+    -------
+    float
+        Energy (1 - 1/n) E_uniform + e^beta/(2n). The second term is the interaction of each token
+        with itself.
+
+    Raises
+    ------
+    InputError
+        As for `uniform_energy`, and for n < 1.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> bool(np.isclose(wflow.equilibria.sampled_energy(1, 2.0, 3), np.exp(2.0) / 2))
+    True
     """
     n = whole(n, "n")
     return (1 - 1 / n) * uniform_energy(beta, d) + _exp(number(beta, "beta")) / (2 * n)
 
 
 def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
-    """Least energy of n tokens for D = beta I, beta >= 0, where the best cloud is known.
-
-    (1/(2n)) sum_j exp(beta <x_1, x_j>) for the regular n-gon (d = 2), the regular simplex
-    (n <= d + 1), the cross-polytope (n = 2d) and the icosahedron (d = 3, n = 12): clouds that are
-    optimal for every completely monotone function of the squared distance, such as this kernel.
+    """Return the least energy of n tokens for D = beta I, beta >= 0, where the best cloud is known.
 
     Parameters
     ----------
-    n : number of tokens
-    beta : >= 0
-    d : dimension
+    n : int
+        Number of tokens.
+    beta : float
+        Factor of the head, >= 0.
+    d : int
+        Dimension, >= 2.
+
+    Returns
+    -------
+    float
+        Energy.
 
     Raises
     ------
     InputError
         For other n, for which no such cloud is known, and for a negative beta.
 
-    Source: Cohn and Kumar, *Universally optimal distribution of points on spheres*, J. Amer. Math.
-    Soc. 20 (2007); docs/mathematics.md, equilibria.
+    Notes ----- The value is (1/(2n)) sum_j exp(beta <x_1, x_j>) for the regular n-gon (d = 2), the
+    regular simplex (n <= d + 1), the cross-polytope (n = 2d) and the icosahedron (d = 3, n = 12):
+    clouds that are optimal for every completely monotone function of the squared distance [1]_,
+    such as this kernel.
+
+    References
+    ----------
+    .. [1] Cohn and Kumar, *Universally optimal distribution of points on spheres*, J. Amer. Math.
+       Soc. 20 (2007).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> square = np.concatenate([np.eye(2), -np.eye(2)])
+    >>> found = wflow.equilibria.minimal_cloud_energy(4, 1.0, 2)
+    >>> bool(np.isclose(found, wflow.energy(square, np.eye(2)[None])))
+    True
     """
     n, d = whole(n, "n"), _dimension(d)
     b = number(beta, "beta", least=0.0)
@@ -248,33 +376,48 @@ def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
 
 
 def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0) -> float:
-    """Bound from below on the least energy for D >= 0, from a cloud that is nearly a minimiser.
-
-    The kernel is positive definite, so E is convex in the measure, and for every measure nu
-
-        E(nu) >= E(mu) + int phi d(nu - mu) >= min_y phi(y) - E(mu),
-        phi(y) = (1/n) sum_j exp(<y, D x_j>);
-
-    the bound is E(mu) itself where mu is a minimiser. The minimum of phi over the sphere is
-    searched from the tokens and from random points.
+    r"""Return a bound from below on the least energy for D >= 0.
 
     Parameters
     ----------
-    x : (n, d) unit tokens of the cloud mu
-    D : (d, d) symmetric, positive semidefinite
-    starts : number of random points
-    seed : of the random points
+    x : array_like, shape (n, d)
+        Unit tokens of a cloud mu that is nearly a minimiser.
+    D : array_like, shape (d, d)
+        Symmetric, positive semidefinite interaction matrix.
+    starts : int, default 256
+        Number of random points.
+    seed : int, default 0
+        Seed of the random points.
 
     Returns
     -------
-    float; -inf where the energy of the cloud leaves the range of doubles
+    float
+        Bound; -inf where the energy of the cloud leaves the range of doubles.
 
     Raises
     ------
     InputError
         For a D with a negative eigenvalue, for which E is not convex; for bad shapes.
 
-    Source: docs/mathematics.md, equilibria.
+    Notes
+    -----
+    The kernel is positive definite, so E is convex in the measure, and for every measure nu
+
+    .. math::
+
+        E(\nu) \ge E(\mu) + \int \varphi\, d(\nu - \mu) \ge \min_y \varphi(y) - E(\mu), \qquad
+        \varphi(y) = \frac1n \sum_j e^{\langle y, D x_j \rangle} ;
+
+    the bound is E(mu) itself where mu is a minimiser. The minimum of phi over the sphere is
+    searched from the tokens and from random points.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = np.concatenate([np.eye(2), -np.eye(2)])
+    >>> bound = wflow.equilibria.lower_bound(x, np.eye(2))
+    >>> bound <= wflow.equilibria.uniform_energy(1.0, 2) <= wflow.energy(x, np.eye(2)[None])
+    True
     """
     tokens, matrix = np.asarray(as_unit_tokens(x), np.float64), _matrix(D)
     if tokens.shape[1] != len(matrix):

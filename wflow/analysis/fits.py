@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import LARGEST_WHOLE, number, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
+from wflow._core.reprs import ShortResult
 
 __all__ = ["Line", "PowerLaw", "json_number", "line", "mean_and_error", "power_law"]
 
@@ -19,17 +20,33 @@ FloatArray = NDArray[np.float64]
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Line:
+@dataclass(frozen=True, repr=False)
+class Line(ShortResult):
     """The fit y = intercept + slope x through means over paths, with a bootstrap over the paths.
 
     Attributes
     ----------
-    intercept, slope : least-squares line
-    residual : sum of squares that the line leaves
-    slope_ci : percentile interval (lo, hi); NaN where there is one path only
-    means : (m,), what the line is fitted to
-    intercepts, slopes : arrays (resamples,), the fits to the resamples
+    intercept : float
+        Value of the line at x = 0.
+    slope : float
+        Slope of the least-squares line.
+    residual : float
+        Sum of squares that the line leaves.
+    slope_ci : tuple of float
+        Percentile interval (lo, hi); NaN where there is one path only.
+    means : ndarray, shape (m,)
+        What the line is fitted to.
+    intercepts : ndarray, shape (resamples,)
+        Intercepts of the fits to the resamples.
+    slopes : ndarray, shape (resamples,)
+        Slopes of the fits to the resamples.
+
+    Examples
+    --------
+    >>> from wflow import fits
+    >>> fit = fits.line([0, 1, 2], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], resamples=10)
+    >>> fit.intercept, fit.means
+    (1.5, array([1.5, 3.5, 5.5]))
     """
 
     intercept: float
@@ -41,22 +58,50 @@ class Line:
     slopes: FloatArray = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class PowerLaw:
+@dataclass(frozen=True, repr=False)
+class PowerLaw(ShortResult):
     """The fit y = prefactor x^exponent, with bootstrap errors; called, it gives y at x.
+
+    Errors, intervals and the band are NaN where there is one path only.
 
     Attributes
     ----------
-    prefactor, exponent : a and b of y = a x^b
-    pearson : correlation of log x and log mean y; NaN where all means are equal
-    prefactor_error, exponent_error : standard errors, the deviation over the resamples
-    prefactor_ci, exponent_ci : percentile intervals (lo, hi)
-    level : coverage of the intervals and of the band
-    resamples, paths, points : numbers of resamples, paths and abscissae
-    log_prefactors, exponents : arrays (resamples,), the fits to the resamples
+    prefactor : float
+        Factor a of y = a x^b.
+    exponent : float
+        Exponent b of y = a x^b.
+    pearson : float
+        Correlation of log x and log mean y; NaN where all means are equal.
+    prefactor_error : float
+        Standard error of the prefactor, the deviation over the resamples.
+    exponent_error : float
+        Standard error of the exponent, the deviation over the resamples.
+    prefactor_ci : tuple of float
+        Percentile interval (lo, hi) of the prefactor.
+    exponent_ci : tuple of float
+        Percentile interval (lo, hi) of the exponent.
+    level : float
+        Coverage of the intervals and of the band.
+    resamples : int
+        Number of resamples.
+    paths : int
+        Number of paths.
+    points : int
+        Number of abscissae.
+    log_prefactors : ndarray, shape (resamples,)
+        Logarithms of the prefactors of the fits to the resamples.
+    exponents : ndarray, shape (resamples,)
+        Exponents of the fits to the resamples.
 
-    Errors, intervals and the band are NaN where there is one path only.
+    Examples
+    --------
+    >>> from wflow import fits
+    >>> fit = fits.power_law([1, 2, 4], [[3.0], [6.0], [12.0]])
+    >>> round(float(fit(8)), 6)
+    24.0
     """
+
+    _shown = ("prefactor", "exponent", "exponent_ci", "pearson", "paths", "points")
 
     prefactor: float
     exponent: float
@@ -78,15 +123,19 @@ class PowerLaw:
             return np.exp(np.log(self.prefactor) + self.exponent * np.log(_positive(x, "x")))
 
     def band(self, x: ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """Pointwise percentile band of the fitted curve: quantiles over resamples r of a_r x^b_r.
+        """Return the pointwise percentile band of the fitted curve.
 
         Parameters
         ----------
-        x : positive numbers (m,)
+        x : array_like, shape (m,)
+            Positive numbers.
 
         Returns
         -------
-        lo, hi : arrays (m,), at the quantiles (1 - level)/2 and (1 + level)/2
+        lo : ndarray, shape (m,)
+            Quantile (1 - level)/2 over the resamples r of a_r x^b_r.
+        hi : ndarray, shape (m,)
+            Quantile (1 + level)/2.
 
         Raises
         ------
@@ -105,7 +154,13 @@ class PowerLaw:
         return lo, hi
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers of the fit for JSON, without the resamples; NaN becomes None."""
+        """Return the numbers of the fit for JSON, without the resamples; NaN becomes None.
+
+        Returns
+        -------
+        dict
+            Numbers by name.
+        """
         names = ("prefactor", "exponent", "pearson", "prefactor_error", "exponent_error", "level")
         numbers: dict[str, Any] = {name: json_number(getattr(self, name)) for name in names}
         for name in ("prefactor_ci", "exponent_ci"):
@@ -123,31 +178,54 @@ def power_law(
     resamples: int = 2000,
     seed: int = 0,
 ) -> PowerLaw:
-    """Fit y = a x^b by least squares in log-log through the means over the paths.
-
-    (log a, b) minimises sum_k (log ybar_k - log a - b log x_k)^2, ybar_k = mean over paths of
-    y_kp. Each resample draws as many paths with replacement, the same ones for every x: a path
-    number stands for the same noise at every x, so its values are dependent and go together.
-    Source: percentile bootstrap of Efron and Tibshirani, An Introduction to the Bootstrap (1993),
-    chapter 13. With few paths (under about 10) such intervals are somewhat too short.
+    r"""Fit y = a x^b by least squares in log-log through the means over the paths.
 
     Parameters
     ----------
-    x : (m,), positive, at least two different values
-    y_paths : (m, paths), positive
-    level : coverage of the intervals, between 0 and 1
-    resamples : number of resamples, >= 1
-    seed : integer >= 0; one seed gives the same numbers
+    x : array_like, shape (m,)
+        Positive abscissae, at least two different values.
+    y_paths : array_like, shape (m, paths)
+        Positive values of every path.
+    level : float, default 0.95
+        Coverage of the intervals, between 0 and 1.
+    resamples : int, default 2000
+        Number of resamples, >= 1.
+    seed : int, default 0
+        Number >= 0; one seed gives the same numbers.
 
     Returns
     -------
     PowerLaw
+        The fit.
 
     Raises
     ------
     InputError
         For wrong shapes, fewer than two different x, values that are not positive and finite, or
         level, resamples, seed out of range.
+
+    Notes
+    -----
+    (log a, b) minimises
+
+    .. math:: \sum_k \bigl( \log \bar y_k - \log a - b \log x_k \bigr)^2
+
+    with the means over the paths. Each resample of the percentile bootstrap [1]_ draws as many
+    paths with replacement, the same ones for every x: a path number stands for the same noise at
+    every x, so its values are dependent and go together. With few paths (under about 10) such
+    intervals are somewhat too short.
+
+    References
+    ----------
+    .. [1] Efron and Tibshirani, *An Introduction to the Bootstrap*, Chapman and Hall (1993),
+       chapter 13.
+
+    Examples
+    --------
+    >>> from wflow import fits
+    >>> fit = fits.power_law([1, 2, 4], [[3.0, 3.0], [1.5, 1.5], [0.75, 0.75]])
+    >>> round(fit.prefactor, 6), round(fit.exponent, 6)
+    (3.0, -1.0)
     """
     x, y = _positive(x, "x"), _positive(y_paths, "y_paths")
     if x.ndim != 1 or y.ndim != 2 or len(x) != len(y) or y.shape[1] < 1:
@@ -195,32 +273,49 @@ def line(
     resamples: int = 2000,
     seed: int | np.random.Generator = 0,
 ) -> Line:
-    """Fit y = a + s x by least squares to a function of the means over the paths.
-
-    (a, s) minimises sum_k (of(ybar)_k - a - s x_k)^2, ybar_k = mean over paths of y_kp. Each
-    resample draws as many paths with replacement, the same ones for every x, as in `power_law`,
-    which is a line in logarithms. Source: Efron and Tibshirani, An Introduction to the Bootstrap
-    (1993), chapter 13.
+    r"""Fit y = a + s x by least squares to a function of the means over the paths.
 
     Parameters
     ----------
-    x : (m,), at least two different values
-    y_paths : (m, paths)
-    of : function of means (..., m), such as `np.log`; resamples where it is not finite make the
-        interval NaN
-    level : coverage of the interval, between 0 and 1
-    resamples : number of resamples, >= 1
-    seed : integer >= 0, or a generator that draws the paths
+    x : array_like, shape (m,)
+        Abscissae, at least two different values.
+    y_paths : array_like, shape (m, paths)
+        Values of every path.
+    of : callable, default the means themselves
+        Function of means (..., m), such as `np.log`; resamples where it is not finite make the
+        interval NaN.
+    level : float, default 0.95
+        Coverage of the interval, between 0 and 1.
+    resamples : int, default 2000
+        Number of resamples, >= 1.
+    seed : int or numpy.random.Generator, default 0
+        Number >= 0, or a generator that draws the paths.
 
     Returns
     -------
     Line
+        The fit.
 
     Raises
     ------
     InputError
         For wrong shapes, values that are not finite, fewer than two different x, a function that
         does not map means (..., m) to numbers (..., m), or level, resamples, seed out of range.
+
+    Notes
+    -----
+    (a, s) minimises
+
+    .. math:: \sum_k \bigl( f(\bar y)_k - a - s x_k \bigr)^2
+
+    with the means over the paths and the function `of`. Each resample of the bootstrap [1]_ draws
+    as many paths with replacement, the same ones for every x, as in `power_law`, which is a line in
+    logarithms.
+
+    References
+    ----------
+    .. [1] Efron and Tibshirani, *An Introduction to the Bootstrap*, Chapman and Hall (1993),
+       chapter 13.
 
     Examples
     --------
@@ -266,21 +361,33 @@ def line(
 
 
 def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, FloatArray]:
-    """Mean over independent samples and its standard error: s / sqrt(N), s^2 with N - 1.
+    """Return the mean over independent samples and its standard error.
 
     Parameters
     ----------
-    samples : array (..., N, ...), real
-    axis : the axis of the samples
+    samples : array_like, shape (..., N, ...)
+        Real samples.
+    axis : int, default -1
+        The axis of the samples.
 
     Returns
     -------
-    mean, error : float64 arrays without that axis; the error is NaN where N = 1
+    mean : ndarray of float64
+        Means, without that axis.
+    error : ndarray of float64
+        Errors s / sqrt(N), with s^2 formed with N - 1; NaN where N = 1.
 
     Raises
     ------
     InputError
         For values that are not real numbers, an axis that does not exist, or no samples.
+
+    Examples
+    --------
+    >>> from wflow import fits
+    >>> mean, error = fits.mean_and_error([1.0, 3.0])
+    >>> float(mean), float(error)
+    (2.0, 1.0)
     """
     values = reals(samples, "samples", finite=False)
     axis = whole(axis, "axis", -LARGEST_WHOLE)
@@ -297,7 +404,29 @@ def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, Floa
 
 
 def json_number(value: Any) -> float | None:
-    """Give a number as JSON has it: NaN and infinity, which it lacks, become None."""
+    """Return a number as JSON has it: NaN and infinity, which it lacks, become None.
+
+    Parameters
+    ----------
+    value : float
+        A number.
+
+    Returns
+    -------
+    float or None
+        The number; None where it is not finite.
+
+    Raises
+    ------
+    InputError
+        For anything but one real number.
+
+    Examples
+    --------
+    >>> from wflow import fits
+    >>> fits.json_number(1.5), fits.json_number(float("nan"))
+    (1.5, None)
+    """
     given = reals(value, "value", finite=False)
     if given.ndim:
         raise InputError(f"value has shape {given.shape}: expected one number")

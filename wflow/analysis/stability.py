@@ -31,6 +31,7 @@ from wflow._core.checks import (
 )
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
+from wflow._core.reprs import ShortResult
 from wflow.analysis.fits import interval, resampled_means
 from wflow.attention.flows import Flow, as_flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run, made_again
@@ -250,35 +251,58 @@ _EXPONENT = {
 def growth_constant(
     D: ArrayLike, *, flow: FlowName | Flow = "softmax", direction: Direction = "descent"
 ) -> float | FloatArray:
-    """Growth constant L of the bound on W₂ between two clouds under the same heads.
-
-    With a_h = |D_h| (largest singular value), for `softmax`
-
-        L = (1/H) sum_h a_h + [ascent] a_h^2 + a_h sqrt(1 + a_h^2) e^{a_h},
-
-    for `unnormalised` L = (1/H) sum_h e^{a_h} (a_h + [ascent] a_h^2 + a_h (1 + a_h)), and for
-    `effective` the mean over all pairs of heads (h, k) of the softmax term for h = k and of
-    e^{a_h + a_k} (a_h + [ascent] a_h^2 + a_h a_k + a_h (1 + a_h) + a_h a_k e^{a_k}) for h != k.
-    The terms in [ascent] belong to that direction only.
+    r"""Return the growth constant L of the bound on W₂ between two clouds under the same heads.
 
     Parameters
     ----------
-    D : (..., heads, d, d), symmetric or not
-    flow : "softmax", "unnormalised", "effective", or a `wflow.Flow` that states a `growth`
-    direction : "descent" or "ascent"
+    D : array_like, shape (..., heads, d, d)
+        Heads, symmetric or not.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        Flow; one that is custom states a `growth`.
+    direction : {"descent", "ascent"}, default "descent"
+        Direction of the flow.
 
     Returns
     -------
-    per unit time: float for (heads, d, d), else array (...); inf where the exponential overflows,
-    beyond norms of about 700
+    float or ndarray, shape (...)
+        Constant per unit time, a float for (heads, d, d); inf where the exponential overflows,
+        beyond norms of about 700.
 
     Raises
     ------
     InputError
         For wrong names or shapes, values that are not finite, or a flow without a known bound.
 
-    Source: [MHT] Theorem 5.1 and Remark 5.2, whose constants are not given; docs/mathematics.md,
-    stability.
+    Notes
+    -----
+    With a_h the largest singular value of D_h, for "softmax"
+
+    .. math:: L = \frac1H \sum_h a_h + [\text{ascent}]\, a_h^2 + a_h \sqrt{1 + a_h^2}\; e^{a_h},
+
+    for "unnormalised"
+
+    .. math:: L = \frac1H \sum_h e^{a_h} \bigl(a_h + [\text{ascent}]\, a_h^2 + a_h (1 + a_h)\bigr),
+
+    and for "effective" the mean over all pairs of heads (h, k) of the softmax term for h = k and of
+
+    .. math:: e^{a_h + a_k} \bigl(a_h + [\text{ascent}]\, a_h^2 + a_h a_k + a_h (1 + a_h)
+        + a_h a_k e^{a_k}\bigr)
+
+    for h != k. The terms in [ascent] belong to that direction only. The constants of [1]_ are not
+    given there.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Theorem 5.1
+       and Remark 5.2.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> found = wflow.stability.growth_constant(np.eye(3)[None])
+    >>> bool(np.isclose(found, 1 + np.sqrt(2) * np.e))
+    True
     """
     check_choice("direction", direction, DIRECTIONS)
     heads = as_matrices(D, "D")
@@ -289,17 +313,23 @@ def growth_constant(
 
 
 def bound(distance: ArrayLike, exponent: ArrayLike, *, cost: Cost = "chordal") -> FloatArray:
-    """Bound C e^Lambda W₂(mu_0, nu_0) on a later W₂, C = 1 (chordal) or pi/2 (geodesic).
+    """Return the bound C e^Lambda W₂(mu_0, nu_0) on a later W₂.
+
+    The constant C is 1 for the chordal cost and pi/2 for the geodesic one [1]_.
 
     Parameters
     ----------
-    distance : W₂ of the two clouds at the start, in the same cost, >= 0
-    exponent : Lambda = int L ds (`exponent`), of any shape that broadcasts with it
-    cost : "chordal" or "geodesic"
+    distance : array_like
+        Distance W₂ of the two clouds at the start, in the same cost, >= 0.
+    exponent : array_like
+        Exponent Lambda = int L ds of `exponent`, of any shape that broadcasts with it.
+    cost : {"chordal", "geodesic"}, default "chordal"
+        Cost of W₂.
 
     Returns
     -------
-    float64 array; inf where it overflows, and 0 for clouds that are equal
+    ndarray of float64
+        Bounds; inf where they overflow, and 0 for clouds that are equal.
 
     Raises
     ------
@@ -307,7 +337,16 @@ def bound(distance: ArrayLike, exponent: ArrayLike, *, cost: Cost = "chordal") -
         For a wrong cost, a distance that is negative or NaN, an exponent that is NaN, or shapes
         that do not broadcast.
 
-    Source: [MHT] Theorem 5.1; docs/mathematics.md, stability.
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Theorem 5.1.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.stability.bound(0.1, [0.0, 1.0]).round(4)
+    array([0.1   , 0.2718])
     """
     check_choice("cost", cost, PREFACTOR)
     start = reals(distance, "distance", finite=False)
@@ -332,27 +371,22 @@ def exponent(
     law: HeadLaw | None = None,
     weights: Literal["path", "snapshots"] = "path",
 ) -> xarray.DataArray:
-    """Exponent Lambda(t) = int_0^t L(D(s)) ds along the heads of a run, at its snapshots.
-
-    With `weights="path"` the heads are recomputed from the seed, step by step, and Lambda bounds
-    what the run itself computes: for `euler` the sum over steps of
-    log(1 + 2 dt L + dt^2 M^2) / 2, M the Lipschitz constant of the velocity (L of `ascent`),
-    because x + dt v is outside of the sphere, and from there the division by the norm brings no
-    two tokens further apart; for `heun` and `rk4` the sum of dt times L of the larger norms of both
-    ends of the step, which bounds the flow that they follow up to the error of the scheme.
-
-    With `weights="snapshots"` Lambda is the trapezoidal sum of L over the snapshots of a run with
-    `SaveAt(heads=True)`: an estimate, exact for frozen heads.
+    r"""Return the exponent Lambda(t) = int_0^t L(D(s)) ds along the heads of a run.
 
     Parameters
     ----------
-    run : run file, or Dataset from `wflow.solve` or `wflow.open`
-    law : the head law, where it is made of Python functions, which a run file does not hold
-    weights : "path" or "snapshots"
+    run : xarray.Dataset, str or pathlib.Path
+        A run of `wflow.solve` or `wflow.open`, or its file.
+    law : wflow.heads.HeadLaw, optional
+        The head law, where it is made of Python functions, which a run file does not hold.
+    weights : {"path", "snapshots"}, default "path"
+        Whether the heads are recomputed from the seed, or taken at the snapshots.
 
     Returns
     -------
-    DataArray (snapshot_path, snapshot), zero at the first snapshot only if that is time 0
+    xarray.DataArray
+        Exponents at the snapshots (snapshot_path, snapshot), zero at the first snapshot only if
+        that is time 0.
 
     Raises
     ------
@@ -360,7 +394,34 @@ def exponent(
         For runs that the bound is not about: (Q, K, V) heads, a causal mask, noise on the tokens;
         for a law that is not that of the run.
 
-    Source: [MHT] Remark 5.2; docs/mathematics.md, stability.
+    Notes ----- With ``weights="path"`` the heads are recomputed from the seed, step by step, and
+    Lambda bounds what the run itself computes [1]_: for "euler"
+
+    .. math:: \Lambda = \sum_{\text{steps}} \tfrac12 \log(1 + 2\,dt\,L + dt^2 M^2),
+
+    M the Lipschitz constant of the velocity (L of "ascent"), because x + dt v is outside of the
+    sphere, and from there the division by the norm brings no two tokens further apart; for "heun"
+    and "rk4" the sum of dt times L of the larger norms of both ends of the step, which bounds the
+    flow that they follow up to the error of the scheme.
+
+    With ``weights="snapshots"`` Lambda is the trapezoidal sum of L over the snapshots of a run with
+    ``SaveAt(heads=True)``: an estimate, exact for frozen heads.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Remark 5.2.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(5, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=0.2, dt=0.1, scheme="heun",
+    ... )
+    >>> rate = wflow.stability.growth_constant(np.eye(3)[None])
+    >>> bool(np.allclose(wflow.stability.exponent(run), [0.0, 0.2 * rate]))
+    True
     """
     import xarray
 
@@ -381,19 +442,38 @@ def exponent(
         )
 
 
-@dataclass(frozen=True)
-class GrowthRate:
+@dataclass(frozen=True, repr=False)
+class GrowthRate(ShortResult):
     """Growth of a distance: log d(t) = log d_0 + rate (t - t_0), fitted to the mean of replicates.
 
     Attributes
     ----------
-    rate : least-squares slope of the mean over replicates of log distance, per unit time
-    ci : percentile interval (lo, hi) of the bootstrap over replicates; NaN for one replicate
-    prefactor : e^intercept over the geometric mean of the distances at t_0: 1 for pure growth
-    largest : max over replicates and times of log(d(t) / d(t_0)) / (t - t_0)
-    largest_at : the time at which it is reached
-    level : coverage of the interval
-    replicates, points, resamples : numbers of replicates, times and resamples
+    rate : float
+        Least-squares slope of the mean over replicates of log distance, per unit time.
+    ci : tuple of float
+        Percentile interval (lo, hi) of the bootstrap over replicates; NaN for one replicate.
+    prefactor : float
+        Value e^intercept over the geometric mean of the distances at t_0: 1 for pure growth.
+    largest : float
+        Maximum over replicates and times of log(d(t) / d(t_0)) / (t - t_0).
+    largest_at : float
+        The time at which it is reached.
+    level : float
+        Coverage of the interval.
+    replicates : int
+        Number of replicates.
+    points : int
+        Number of times.
+    resamples : int
+        Number of resamples.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> t = np.linspace(0.0, 1.0, 5)
+    >>> fit = wflow.stability.growth_rate(t, 3 * np.exp(2 * t), resamples=10)
+    >>> round(fit.largest, 6), fit.replicates
+    (2.0, 1)
     """
 
     rate: float
@@ -420,26 +500,37 @@ def growth_rate(
     resamples: int = 2000,
     seed: int = 0,
 ) -> GrowthRate:
-    """Rate at which distances grow in time, with a confidence interval over replicates.
+    """Fit the rate at which distances grow in time, with a confidence interval over replicates.
 
     Parameters
     ----------
-    times : (k,) increasing, k >= 2
-    distances : (replicates, k) or (k,), positive
-    level : coverage of the interval
-    resamples : bootstrap resamples of the replicates
-    seed : of the resampling
+    times : array_like, shape (k,)
+        Increasing times, k >= 2.
+    distances : array_like, shape (replicates, k) or (k,)
+        Positive distances.
+    level : float, default 0.95
+        Coverage of the interval.
+    resamples : int, default 2000
+        Number of bootstrap resamples of the replicates.
+    seed : int, default 0
+        Seed of the resampling.
 
     Returns
     -------
     GrowthRate
+        The fit.
 
     Raises
     ------
     InputError
         For fewer than two times, shapes that do not fit, or distances that are not positive.
 
-    Source: docs/mathematics.md, stability.
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> t = np.linspace(0.0, 1.0, 5)
+    >>> round(wflow.stability.growth_rate(t, 3 * np.exp(2 * t)).rate, 6)
+    2.0
     """
     resamples, seed = whole(resamples, "resamples"), whole(seed, "seed", 0, most=math.inf)
     level = number(level, "level", least=0.0)
@@ -500,25 +591,32 @@ def compare(
     costs: tuple[Cost, ...] = ("chordal", "geodesic"),
     progress: bool = False,
 ) -> xarray.Dataset:
-    """W₂ between two runs of the same heads over time, and whether the bound holds at each time.
+    """Compare two runs of the same heads: W₂ over time, and whether the bound holds at each time.
 
     The runs may differ in their tokens (also in how many they are), in what they record, and in how
-    their sums are formed (method, tolerance, backend): the error that series of a tolerance ε
-    add to the distance, 2 ε (e^Lambda - 1) for each run, is allowed for in holds_<cost>. The
-    bound starts at the first snapshot that they share. W₂ is that of `wflow.transport.w2`, exact
-    up to several thousand tokens.
+    their sums are formed (method, tolerance, backend): the error that series of a tolerance ε add
+    to the distance, 2 ε (e^Lambda - 1) for each run, is allowed for in holds_<cost>. The bound [1]_
+    starts at the first snapshot that they share. W₂ is that of `wflow.transport.w2`, exact up to
+    several thousand tokens.
 
     Parameters
     ----------
-    run, other : run files, or Datasets from `wflow.solve` or `wflow.open`
-    law : the head law, where it is made of Python functions, which a run file does not hold
-    costs : costs of W₂, "chordal" and "geodesic"
-    progress : show a bar with the time left
+    run : xarray.Dataset, str or pathlib.Path
+        A run of `wflow.solve` or `wflow.open`, or its file.
+    other : xarray.Dataset, str or pathlib.Path
+        The other run.
+    law : wflow.heads.HeadLaw, optional
+        The head law, where it is made of Python functions, which a run file does not hold.
+    costs : tuple of {"chordal", "geodesic"}, default both
+        Costs of W₂.
+    progress : bool, default False
+        Whether to show a bar with the time left.
 
     Returns
     -------
-    Dataset (snapshot_path, snapshot): growth_constant and exponent, and for each cost
-    w2_<cost>, bound_<cost> and holds_<cost>
+    xarray.Dataset
+        Variables (snapshot_path, snapshot): growth_constant and exponent, and for each cost
+        w2_<cost>, bound_<cost> and holds_<cost>.
 
     Raises
     ------
@@ -526,7 +624,22 @@ def compare(
         For runs of different heads, steps, flows or dimensions; runs that share fewer than two
         snapshot times, or no path; and as for `exponent`.
 
-    Source: [MHT] Theorem 5.1; docs/mathematics.md, stability.
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Theorem 5.1.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> def run(seed):
+    ...     return wflow.solve(
+    ...         wflow.tokens.uniform(5, 3, seed=seed), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...         t_final=0.2, dt=0.1,
+    ...     )
+    >>> found = wflow.stability.compare(run(0), run(1), costs=("chordal",))
+    >>> bool(found.holds_chordal.all())
+    True
     """
     import xarray
 

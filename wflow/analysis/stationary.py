@@ -33,25 +33,38 @@ _LARGEST_D = 400  # beyond it the nodes leave the heights at which clusters stan
 
 
 def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
-    """Eigenvalue of mu -> int exp(beta <x, y>) mu(dy) on spherical harmonics of a degree.
-
-    a_l = Gamma(d/2) (2/beta)^{d/2 - 1} I_{d/2 - 1 + l}(beta), by the Funk-Hecke formula, against
-    the uniform probability measure of S^{d-1}.
+    r"""Return the eigenvalue of mu -> int exp(beta <x, y>) mu(dy) on harmonics of a degree.
 
     Parameters
     ----------
-    beta : > 0
-    d : dimension, >= 2
-    degree : l >= 0
+    beta : float
+        Factor of the head, > 0.
+    d : int
+        Dimension, >= 2.
+    degree : int
+        Degree l >= 0.
 
     Returns
     -------
-    float; inf beyond the range of doubles
+    float
+        Eigenvalue a_l; inf beyond the range of doubles.
 
     Raises
     ------
     InputError
         For beta <= 0, d < 2 or a negative degree.
+
+    Notes
+    -----
+    By the Funk-Hecke formula, against the uniform probability measure of the sphere,
+
+    .. math:: a_l = \Gamma(d/2) \Bigl(\frac{2}{\beta}\Bigr)^{d/2 - 1} I_{d/2 - 1 + l}(\beta) .
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> bool(np.isclose(wflow.stationary.kernel_eigenvalue(2.0, 3, 0), np.sinh(2.0) / 2.0))
+    True
     """
     from scipy.special import gammaln, hyp0f1, ive
 
@@ -77,24 +90,45 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
 
 
 def critical_diffusion(beta: float, d: int, flow: FlowName | Flow = "softmax") -> float:
-    """Diffusion below which the uniform law is unstable: a_1, for softmax a_1 / a_0.
-
-    A perturbation of degree l of the uniform law grows at the rate l (l + d - 2)(a_l - kappa), for
-    `softmax` and `effective` with a_l / a_0 in the place of a_l; a_l falls with l.
+    r"""Return the diffusion below which the uniform law is unstable, for D = beta I in ascent.
 
     Parameters
     ----------
-    beta : > 0, of the head D = beta I, in `ascent`
-    d : dimension, >= 2
-    flow : "softmax", "effective", "unnormalised", or a `wflow.Flow` that states its `potential`
+    beta : float
+        Factor of the head, > 0.
+    d : int
+        Dimension, >= 2.
+    flow : {"softmax", "effective", "unnormalised"} or wflow.Flow, default "softmax"
+        Flow; one that is custom states its `potential`.
+
+    Returns
+    -------
+    float
+        Diffusion kappa per unit time: a_1 for "unnormalised", a_1 / a_0 for "softmax" and
+        "effective".
 
     Raises
     ------
     InputError
         For beta <= 0, d < 2, an unknown flow or one without a known potential.
 
-    Source: docs/mathematics.md section 6; D. E. Amos, *Computation of modified Bessel functions and
-    their ratios*, Math. Comp. 28 (1974).
+    Notes ----- With the eigenvalues a_l of `kernel_eigenvalue` [1]_, a perturbation of degree l of
+    the uniform law grows at the rate
+
+    .. math:: l\,(l + d - 2)\,(a_l - \kappa),
+
+    for "softmax" and "effective" with a_l / a_0 in the place of a_l; a_l falls with l.
+
+    References
+    ----------
+    .. [1] Amos, *Computation of modified Bessel functions and their ratios*, Math. Comp. 28 (1974).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> found = wflow.stationary.critical_diffusion(1.0, 3)
+    >>> bool(np.isclose(found, 1 / np.tanh(1.0) - 1.0))
+    True
     """
     from scipy.special import ive
 
@@ -116,26 +150,42 @@ def critical_diffusion(beta: float, d: int, flow: FlowName | Flow = "softmax") -
 
 
 def stationary_order(beta: float, d: int, kappa: float, flow: FlowName | Flow = "softmax") -> float:
-    """Order parameter |int x mu(dx)| of the most concentrated stationary law.
-
-    The fixed point of mu -> exp(u/kappa) (or u^{1/kappa}), normalised, from a Dirac: axially
-    symmetric, on Gauss-Gegenbauer nodes in the height z = <x, axis>. Zero: only the uniform law.
+    r"""Return the order of the most concentrated stationary law for D = beta I in ascent.
 
     Parameters
     ----------
-    beta : > 0, of the head D = beta I, in `ascent`
-    d : dimension, >= 2
-    kappa : > 0
-    flow : "softmax", "effective", "unnormalised", or a `wflow.Flow` that states its `potential`
+    beta : float
+        Factor of the head, > 0.
+    d : int
+        Dimension, >= 2.
+    kappa : float
+        Diffusion of the tokens per unit time, > 0.
+    flow : {"softmax", "effective", "unnormalised"} or wflow.Flow, default "softmax"
+        Flow; one that is custom states its `potential`.
 
     Returns
     -------
-    float in [0, 1)
+    float
+        Order |int x mu(dx)| in [0, 1); zero where only the uniform law is stationary.
 
     Raises
     ------
     InputError
         For arguments out of range, a d above 400, or a law too narrow for the quadrature.
+
+    Notes ----- The law is the fixed point of mu -> exp(u/kappa) (or u^{1/kappa}), normalised, from
+    a Dirac: axially symmetric, on Gauss-Gegenbauer nodes in the height z = <x, axis>, with
+
+    .. math:: u(x) = \int e^{\beta \langle x, y \rangle}\, \mu(dy) .
+
+    Examples
+    --------
+    >>> import wflow
+    >>> critical = wflow.stationary.critical_diffusion(1.0, 3)
+    >>> wflow.stationary.stationary_order(1.0, 3, 2 * critical)
+    0.0
+    >>> 0 < wflow.stationary.stationary_order(1.0, 3, critical / 2) < 1
+    True
     """
     linear = _potential(flow) == "m"
     kappa = positive(kappa, "kappa")

@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme, scheme_from_config
 from wflow._core.checks import path_of, positive, switch
-from wflow._core.errors import InputError, WflowError
+from wflow._core.errors import InputError, RunFileError, WflowError
 from wflow._core.files import open_regular
 from wflow._core.identity import is_custom_config
 from wflow._core.progress import progress as progress_bar
+from wflow._core.reprs import ShortResult
 from wflow.analysis.fits import mean_and_error
 from wflow.attention.flows import flow_from_config
 from wflow.heads.laws import Frozen, law_from_config, made_again
 from wflow.heads.process import draw_heads
 from wflow.io import digests
 from wflow.io.disk import disk_error
+from wflow.io.reading import parse_config
 from wflow.io.runfile import open_run
 from wflow.io.schema import (
     BUDGET_RATES,
@@ -68,17 +70,29 @@ Array = NDArray[np.float64]
 Block = dict[str, Array]
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(ShortResult):
     """One check of a run file.
 
-    Attributes
+    Parameters
     ----------
-    name : what should hold
-    passed : whether it does; None where the file does not hold what the check needs
-    value : the figure found
-    limit : the largest figure that passes
-    note : what the figure is, or why there is none
+    name : str
+        What should hold.
+    passed : bool or None
+        Whether it does; None where the file does not hold what the check needs.
+    value : float, default nan
+        The figure found.
+    limit : float, default nan
+        The largest figure that passes.
+    note : str, default ""
+        What the figure is, or why there is none.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> check = wflow.verify.Check("energies are right", True, value=1e-12, limit=1e-9)
+    >>> check.passed
+    True
     """
 
     name: str
@@ -347,9 +361,24 @@ _SERIES = (*BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING,
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found in a run file: `passed` if no check failed."""
+    """What `verify` found in a run: `passed` if no check failed.
 
-    path: Path
+    Parameters
+    ----------
+    path : pathlib.Path or str
+        The run file, or what a run in memory is called.
+    checks : list of Check, default none
+        One for each statement.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import wflow
+    >>> wflow.verify.Report(Path("run.h5"), [wflow.verify.Check("digests agree", False)]).passed
+    False
+    """
+
+    path: Path | str
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -365,38 +394,69 @@ class Report:
         summary += f", {skipped} could not be made" if skipped else ""
         return "\n".join([f"{self.path}", *map(str, self.checks), summary])
 
+    def __repr__(self) -> str:
+        held = sum(check.passed is True for check in self.checks)
+        failed = [check.name for check in self.checks if check.passed is False]
+        text = f"Report({str(self.path)!r}: {'passed' if self.passed else 'FAILED'}, {held} hold"
+        text += f", failed: {'; '.join(failed)}" if failed else ""
+        skipped = len(self.checks) - held - len(failed)
+        return text + (f", {skipped} could not be made)" if skipped else ")")
 
-def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = False) -> Report:
-    """Check that a run file is as it was written, and that its numbers are right.
+
+def verify(
+    path: "str | Path | Dataset", tolerance: float = TOLERANCE, *, progress: bool = False
+) -> Report:
+    """Check that a run is as it was written, and that its numbers are right.
 
     Every byte is compared with the SHA-256 digests at the end of the file. The configuration is
     compared with the data: initial tokens and heads, and the first recorded step, which is computed
     again. Then the energies are recomputed and the balance is formed.
 
-    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
-    work_diffusion and martingale_tokens where tokens diffuse) closes
-    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
-    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
-    the standard error at least what the noise of the time steps makes of so many heads and paths.
+    A Dataset has no digests: its values and attributes are checked as they are now, and the
+    report says that nothing compares them with what was written.
 
     Parameters
     ----------
-    path : run file
-    tolerance : share of the turnover that the mean residual may reach; time steps are finite
-    progress : show how far the reading of a large file has come
+    path : str, pathlib.Path or xarray.Dataset
+        Run file, or a run of `wflow.solve` or `wflow.open`.
+    tolerance : float, default TOLERANCE
+        Share of the turnover that the mean residual may reach; time steps are finite.
+    progress : bool, default False
+        Whether to show how far the reading of a large file has come.
 
     Returns
     -------
-    Report, one Check per statement
+    Report
+        One `Check` for each statement; ``passed`` if none fails.
 
     Raises
     ------
     RunFileError
         For a file that is missing, truncated, or not a run file.
     InputError
-        For a tolerance that is not a positive number.
+        For a tolerance that is not a positive number, and a Dataset that is no run.
+
+    Notes
+    -----
+    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
+    work_diffusion and martingale_tokens where tokens diffuse) closes
+    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
+    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
+    the standard error at least what the noise of the time steps makes of so many heads and paths.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x0 = wflow.tokens.uniform(n=8, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=1e-2)
+    >>> report = wflow.verify.verify(run)
+    >>> report.passed, report.checks[1].passed is None  # there are no digests to compare
+    (True, True)
     """
     tolerance = positive(tolerance, "tolerance")
+    if hasattr(path, "data_vars"):
+        switch(progress, "progress")
+        return _in_memory(path, tolerance)
     path = path_of(path, "path")
     written = _as_written(path, switch(progress, "progress"))
     if not all(check.passed for check in written):
@@ -404,10 +464,38 @@ def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = F
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not complete is the first check
         dataset = open_run(path)
-    with dataset, np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+    with dataset:
+        return Report(path, _checked(dataset, written or [_without_digests(dataset)], tolerance))
+
+
+def _in_memory(ds: "Dataset", tolerance: float) -> Report:
+    """The report of a Dataset."""
+    source = ds.encoding.get("source")
+    name = Path(source).name if source else ""
+    try:
+        config = parse_config(ds.attrs["config"], name or "the run")
+        int(ds.attrs["complete"])
+    except (RunFileError, KeyError, TypeError, ValueError):
+        config = {}
+    if not config or "path" not in ds.sizes or "time" not in ds.sizes:
+        raise InputError(
+            "path is a Dataset that is no run: expected a run file, or the Dataset of wflow.solve "
+            "or wflow.open with its attributes (arithmetic on a Dataset drops them)"
+        )
+    note = "a Dataset has no digests: they are in run files (wflow.solve with out=FILE)"
+    if name:
+        note = f"a Dataset has no digests: verify the file {name} to compare them"
+    called = f"{name}, as a Dataset" if name else "run in memory"
+    digest = Check("every byte is as written", None, note=note)
+    return Report(called, _checked(ds.assign_attrs(config=json.dumps(config)), [digest], tolerance))
+
+
+def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list[Check]:
+    """All checks of a run whose bytes are as written, as far as that is known."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         ds = dataset
         config = json.loads(ds.attrs["config"])
-        checks = [_complete(ds), *(written or [_without_digests(ds)])]
+        checks = [_complete(ds), *written]
         checks += [_config_fits(ds, config), _start_fits(ds, config), _replayed(ds, config)]
         checks += _recorded(ds)
         checks += [_on_sphere(ds, config), _mean_tokens(ds, config)]
@@ -423,7 +511,7 @@ def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = F
         else:
             checks += [complete, *columns(ds, config), _first_energy(ds, config)]
             checks += [_energies(ds, config), balance(ds, config, tolerance)]
-    return Report(path, checks)
+    return checks
 
 
 def _as_written(path: Path, progress: bool) -> list[Check]:

@@ -121,24 +121,46 @@ def _term(
 def energy(
     x: ArrayLike, D: ArrayLike, *, method: Method = "auto", tolerance: float = 1e-10
 ) -> float:
-    """Interaction energy E = 1/(2 H n^2) sum_{h,i,j} exp(<x_i, D_h x_j>).
+    r"""Return the interaction energy of a token cloud.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    D : (heads, d, d) symmetric
-    method, tolerance : how the sums are formed, as in `wflow.solve`
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Symmetric interaction matrices.
+    method : {"auto", "exact", "fast"}, default "auto"
+        How the sums over pairs are formed, as in `wflow.Compute`.
+    tolerance : float, default 1e-10
+        Relative error that fast sums keep below.
 
     Returns
     -------
-    float; inf, with a warning, beyond the range of doubles
+    float
+        Energy E, dimensionless; inf, with a warning, beyond the range of doubles.
 
     Raises
     ------
     InputError
         For wrong shapes, tokens off the sphere, asymmetric D, or a method that does not exist.
 
-    Source: [MHT] eq. 4 and 21.
+    Notes
+    -----
+    The energy [1]_ is
+
+    .. math:: E = \frac{1}{2 H n^2} \sum_{h,i,j} e^{\langle x_i, D_h x_j \rangle} .
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 4 and 21.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> round(wflow.energy(x, np.eye(2)[None]), 6)  # (2 e + 2) / 8
+    0.92957
     """
     return _term("energy", x, D, "softmax", "descent", method, tolerance)
 
@@ -152,20 +174,29 @@ def velocity(
     method: Method = "auto",
     tolerance: float = 1e-10,
 ) -> NDArray[np.floating]:
-    """Velocity of every token: s (1/H) sum_h g_h/m_h, s gbar or s gbar/b, by `flow`.
+    r"""Return the velocity of every token of a cloud.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    D : (heads, d, d); need not be symmetric for `softmax` and other flows with general heads
-    flow : "softmax", "unnormalised", "effective", or a `wflow.Flow`
-    direction : "descent" (s = -1) or "ascent" (s = +1)
-    method, tolerance : how the sums are formed, as in `wflow.solve`
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Interaction matrices; they need not be symmetric for "softmax" and other flows with general
+        heads.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Sign s of the velocity: -1 or +1.
+    method : {"auto", "exact", "fast"}, default "auto"
+        How the sums over pairs are formed, as in `wflow.Compute`.
+    tolerance : float, default 1e-10
+        Relative error that fast sums keep below.
 
     Returns
     -------
-    (n, d), tangential: <x_i, v_i> = 0; per unit time; for flows other than `softmax` with entries
-    inf, and a warning, beyond the range of floats
+    ndarray, shape (n, d)
+        Tangential velocities, <x_i, v_i> = 0, per unit time. For flows other than "softmax" with
+        entries inf, and a warning, beyond the range of floats.
 
     Raises
     ------
@@ -174,7 +205,30 @@ def velocity(
         norms of D beyond 1/eps (4.5e15; 8.4e6 in single precision), whose scores are rounded by one
         or more.
 
-    Source: [MHT] eq. 1 and 13; docs/mathematics.md section 1.
+    Notes
+    -----
+    With the mobilities m_h, the gradients g_h of the heads and the effective mobility b [1]_,
+
+    .. math::
+
+        v = \frac{s}{H} \sum_h \frac{g_h}{m_h} \;(\text{softmax}), \quad
+        v = s \bar g \;(\text{unnormalised}), \quad
+        v = s \frac{\bar g}{b} \;(\text{effective}), \qquad
+        g_h(x_i) = P_{x_i} D_h \frac{1}{n} \sum_j e^{\langle x_i, D_h x_j \rangle} x_j .
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 1, 13 and
+       37.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> wflow.velocity(x, np.eye(2)[None], direction="ascent").round(4)
+    array([[0.    , 0.2689],
+           [0.2689, 0.    ]])
     """
     flow = as_flow(flow)
     evaluation = _evaluate_one(
@@ -196,12 +250,53 @@ def upper_gradient_sq(
     method: Method = "auto",
     tolerance: float = 1e-10,
 ) -> float:
-    """Squared upper gradient G^2 = (1/n) sum_i b(x_i) |v_i|^2, b of the metric of the flow.
+    r"""Return the squared upper gradient G^2 of a cloud, in the metric of the flow.
 
-    b is the effective mobility, and 1 for `unnormalised` and other flows in W₂.
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Symmetric interaction matrices.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Whether the tokens lower the energy or raise it.
+    method : {"auto", "exact", "fast"}, default "auto"
+        How the sums over pairs are formed, as in `wflow.Compute`.
+    tolerance : float, default 1e-10
+        Relative error that fast sums keep below.
 
-    Parameters and errors as for `velocity`, with D symmetric; inf, with a warning, beyond the range
-    of floats. Source: [MHT] eq. 113.
+    Returns
+    -------
+    float
+        G^2, energy per unit time; inf, with a warning, beyond the range of floats.
+
+    Raises
+    ------
+    InputError
+        For wrong shapes or names, tokens off the sphere, or asymmetric D.
+
+    Notes
+    -----
+    With the velocities v of the flow and its weight b [1]_,
+
+    .. math:: G^2 = \frac1n \sum_i b(x_i)\, |v_i|^2 .
+
+    b is the effective mobility, and 1 for "unnormalised" and other flows in W₂.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 113.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, D = wflow.tokens.uniform(n=5, d=3, seed=0), np.eye(3)[None]
+    >>> b, v = wflow.effective_mobility(x, D), wflow.velocity(x, D)
+    >>> bool(np.isclose(wflow.upper_gradient_sq(x, D), np.mean(b * np.sum(v**2, axis=1))))
+    True
     """
     return _term("upper_gradient_sq", x, D, flow, direction, method, tolerance)
 
@@ -215,11 +310,46 @@ def dissipation(
     method: Method = "auto",
     tolerance: float = 1e-10,
 ) -> float:
-    """Rate at which the tokens' motion lowers the energy: -(1/n) sum_i <gbar(x_i), v_i>.
+    r"""Return the rate at which the motion of the tokens lowers the energy.
 
-    Parameters and errors as for `velocity`, with D symmetric. Negative for `ascent`; inf, with a
-    warning, beyond the range of floats.
-    Source: chain rule; docs/mathematics.md section 4.
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Symmetric interaction matrices.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Whether the tokens lower the energy or raise it.
+    method : {"auto", "exact", "fast"}, default "auto"
+        How the sums over pairs are formed, as in `wflow.Compute`.
+    tolerance : float, default 1e-10
+        Relative error that fast sums keep below.
+
+    Returns
+    -------
+    float
+        Energy per unit time, negative for "ascent"; inf, with a warning, beyond the range of
+        floats.
+
+    Raises
+    ------
+    InputError
+        For wrong shapes or names, tokens off the sphere, or asymmetric D.
+
+    Notes
+    -----
+    By the chain rule, with the mean gradient :math:`\bar g = (1/H) \sum_h g_h` of `wflow.velocity`,
+
+    .. math:: -\frac{dE}{dt} = -\frac1n \sum_i \langle \bar g(x_i), v_i \rangle .
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, D = wflow.tokens.uniform(n=5, d=3, seed=0), np.eye(3)[None]
+    >>> bool(np.isclose(wflow.dissipation(x, D), wflow.upper_gradient_sq(x, D)))  # one head
+    True
     """
     return _term("dissipation", x, D, flow, direction, method, tolerance)
 
@@ -233,12 +363,60 @@ def edi_defect(
     method: Method = "auto",
     tolerance: float = 1e-10,
 ) -> float:
-    """dissipation - G^2 (ascent: +), as (1/n) sum_i b <v_i, s v_i - gbar (1/H) sum_h 1/m_h>.
+    r"""Return the difference between dissipation and squared upper gradient.
 
-    For `softmax`, s v = (1/H) sum_h g_h/m_h, so that it is b times the covariance over the heads of
-    gradient and inverse mobility, along v. Zero for one head, heads of equal mobility, `effective`
-    and `unnormalised`. Parameters and errors as for `velocity`, with D symmetric.
-    Source: docs/mathematics.md section 4.
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Symmetric interaction matrices.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Whether the tokens lower the energy or raise it.
+    method : {"auto", "exact", "fast"}, default "auto"
+        How the sums over pairs are formed, as in `wflow.Compute`.
+    tolerance : float, default 1e-10
+        Relative error that fast sums keep below.
+
+    Returns
+    -------
+    float
+        Dissipation - G^2 for "descent", dissipation + G^2 for "ascent"; energy per unit time.
+
+    Raises
+    ------
+    InputError
+        For wrong shapes or names, tokens off the sphere, or asymmetric D.
+
+    Notes
+    -----
+    With the sign s of the direction, it is formed without cancellation as
+
+    .. math::
+
+        \frac1n \sum_i b(x_i) \Bigl\langle v_i,\;
+        s v_i - \bar g(x_i)\, \frac1H \sum_h \frac{1}{m_h(x_i)} \Bigr\rangle .
+
+    For "softmax" s v = (1/H) sum_h g_h/m_h, so that it is b times the covariance over the heads of
+    gradient and inverse mobility, along v. It is zero for one head, heads of equal mobility,
+    "effective" and "unnormalised". The energy dissipation inequality of [1]_ holds with equality
+    only where it vanishes.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Theorem 4.13.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = wflow.tokens.uniform(n=5, d=3, seed=0)
+    >>> D = np.stack([np.eye(3), np.diag([1.0, 2.0, 3.0])])
+    >>> defect = wflow.dissipation(x, D) - wflow.upper_gradient_sq(x, D)
+    >>> bool(np.isclose(wflow.edi_defect(x, D), defect))
+    True
     """
     return _term("edi_defect", x, D, flow, direction, method, tolerance)
 
@@ -258,44 +436,88 @@ def _exp_in_range(log: NDArray[np.floating], beta: float, where: str) -> NDArray
 
 
 def mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:
-    """Mobility of each head at each token: m_h(x_i) = (1/n) sum_j exp(<x_i, D_h x_j>).
+    r"""Return the mobility of each head at each token, the softmax normaliser divided by n.
 
     Parameters
     ----------
-    x : (n, d) unit tokens; D : (heads, d, d)
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Interaction matrices.
 
     Returns
     -------
-    (heads, n); inf, with a warning, beyond the range of floats
+    ndarray, shape (heads, n)
+        Mobilities, dimensionless; inf, with a warning, beyond the range of floats.
 
     Raises
     ------
     InputError
         For wrong shapes, values that are not finite, or tokens off the sphere.
 
-    Source: [MHT] eq. 37 and the text before it.
+    Notes
+    -----
+    The mobility of head h [1]_ is
+
+    .. math:: m_h(x_i) = \frac1n \sum_j e^{\langle x_i, D_h x_j \rangle} .
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 37 and the
+       text before it.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> wflow.mobility(x, np.eye(2)[None]).round(4)  # (e + 1) / 2
+    array([[1.8591, 1.8591]])
     """
     log = _log_mobility(x, D)
     return _exp_in_range(log, float(log.max()), "mobility")
 
 
 def effective_mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:
-    """Effective mobility b(x_i) = [(1/H) sum_h 1/m_h(x_i)]^{-1}, the harmonic mean over heads.
+    r"""Return the effective mobility at each token, the harmonic mean of the mobilities over heads.
 
     Parameters
     ----------
-    x : (n, d) unit tokens; D : (heads, d, d)
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    D : array_like, shape (heads, d, d)
+        Interaction matrices.
 
     Returns
     -------
-    (n,); between the smallest and the largest m_h
+    ndarray, shape (n,)
+        Effective mobilities, between the smallest and the largest m_h; inf, with a warning, beyond
+        the range of floats.
 
     Raises
     ------
     InputError
         For wrong shapes, values that are not finite, or tokens off the sphere.
 
-    Source: [MHT] eq. 37.
+    Notes
+    -----
+    The effective mobility [1]_ is
+
+    .. math:: b(x_i) = \Bigl[ \frac1H \sum_h \frac{1}{m_h(x_i)} \Bigr]^{-1} .
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 37.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = wflow.tokens.uniform(n=5, d=3, seed=0)
+    >>> D = np.stack([np.eye(3), np.diag([1.0, 2.0, 3.0])])
+    >>> b, m = wflow.effective_mobility(x, D), wflow.mobility(x, D)
+    >>> bool(np.allclose(b, 1 / np.mean(1 / m, axis=0)))
+    True
     """
     log = _log_mobility(x, D)
     return _exp_in_range(log_harmonic_mean(log, axis=0), float(log.max()), "effective_mobility")

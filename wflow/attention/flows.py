@@ -43,18 +43,33 @@ Doubles = NDArray[np.float64]
 
 
 class Cloud:
-    """Tokens and heads of several paths at one time, and sums over the pairs of tokens.
+    r"""Tokens and heads of several paths at one time, and sums over the pairs of tokens.
 
-    What a flow is handed. Its arguments are taken as they are, without checks. With S_h(x) =
-    (1/n) sum_j exp(<x, D_h x_j>) x_j, every sum that it forms is one of m_h and S_h.
+    What a flow is handed. Its arguments are taken as they are, without checks.
+
+    Parameters
+    ----------
+    x : ndarray, shape (paths, n, d)
+        Tokens on the unit sphere; read-only as an attribute.
+    D : ndarray, shape (paths, heads, d, d)
+        Interaction matrices; read-only as an attribute.
+    values : ndarray, shape (paths, heads, d, d), optional
+        Value matrices V_h. Those of tied heads are D.
+    causal : bool, default False
+        Whether token i sees tokens j <= i only.
+    sums : wflow.kernels.evaluate.Sums, default EXACT
+        How the sums over pairs are formed.
 
     Attributes
     ----------
-    x : (paths, n, d) unit tokens, read-only
-    D : (paths, heads, d, d) interaction matrices, read-only
-    values : (paths, heads, d, d) value matrices V_h; D for tied heads
-    causal : whether token i sees tokens j <= i only
-    error : (paths,) largest relative error of the sums so far, zero where they are exact
+    error : ndarray, shape (paths,)
+        Largest relative error of the sums so far, zero where they are exact.
+
+    Notes
+    -----
+    Every sum that it forms is one of the mobilities and of
+
+    .. math:: S_h(x) = \frac1n \sum_j e^{\langle x, D_h x_j \rangle} x_j .
 
     Examples
     --------
@@ -65,8 +80,6 @@ class Cloud:
     ((1, 1, 5), (1, 5, 3))
     >>> bool(np.allclose(np.exp(cloud.log_mobility()[0]), wflow.mobility(x, D)))
     True
-
-    Source: docs/mathematics.md section 1.
     """
 
     def __init__(
@@ -86,46 +99,80 @@ class Cloud:
         self._plain: tuple[Doubles, Array] | None = None
 
     def log_mobility(self, log_weights: Array | None = None) -> Doubles:
-        """log m_h(x_i), with m_h(x_i) = (1/n) sum_j e^{f_hj} exp(<x_i, D_h x_j>).
+        r"""Return the logarithms of the mobilities, with weights of the tokens if they are given.
 
         Parameters
         ----------
-        log_weights : f, of a shape that broadcasts to (paths, heads, n); None for zero
+        log_weights : ndarray, of a shape that broadcasts to (paths, heads, n), optional
+            Logarithms f of the weights. None means zero.
 
         Returns
         -------
-        (paths, heads, n), in range however large the scores are
+        ndarray of float64, shape (paths, heads, n)
+            Values log m_h(x_i), in range however large the scores are.
+
+        Notes
+        -----
+        The weighted mobility is
+
+        .. math:: m_h(x_i) = \frac1n \sum_j e^{f_{hj}} e^{\langle x_i, D_h x_j \rangle} .
         """
         return self._averages(log_weights, vectors=log_weights is None)[0]
 
     def log_effective_mobility(self) -> Doubles:
-        """log b(x_i), (paths, n): b is the harmonic mean of the mobilities over the heads."""
+        """Return the logarithms of b, the harmonic mean of the mobilities over the heads.
+
+        Returns
+        -------
+        ndarray of float64, shape (paths, n)
+            Values log b(x_i).
+        """
         return log_harmonic_mean(self.log_mobility(), axis=1)
 
     def attention(
         self, log_factors: Array | None = None, log_weights: Array | None = None
     ) -> Array:
-        """P_x (1/H) sum_h e^{l_hi} V_h sum_j p_hij x_j, a sum over heads of their averages.
-
-        The weights p_hij of an average are e^{f_hj} exp(<x_i, D_h x_j>) over their sum over j.
-        Without factors and weights this is multi-head attention; the factors l_h = log m_h give
-        the mean gradient.
+        r"""Return a sum over the heads of their softmax averages, in the tangent spaces.
 
         Parameters
         ----------
-        log_factors : l, of a shape that broadcasts to (paths, heads, n); None for zero
-        log_weights : f, likewise
+        log_factors : ndarray, of a shape that broadcasts to (paths, heads, n), optional
+            Logarithms l of the factors of the heads. None means zero.
+        log_weights : ndarray, of a shape that broadcasts to (paths, heads, n), optional
+            Logarithms f of the weights of the tokens. None means zero.
 
         Returns
         -------
-        (paths, n, d), tangential; entries inf where e^l leaves the range of floats
+        ndarray, shape (paths, n, d)
+            Tangential vectors; entries inf where e^l leaves the range of floats.
+
+        Notes
+        -----
+        The sum is
+
+        .. math::
+
+            P_{x_i} \frac1H \sum_h e^{l_{hi}} V_h \sum_j p_{hij} x_j, \qquad
+            p_{hij} = \frac{e^{f_{hj}} e^{\langle x_i, D_h x_j \rangle}}
+                           {\sum_k e^{f_{hk}} e^{\langle x_i, D_h x_k \rangle}} .
+
+        Without factors and weights this is multi-head attention; the factors l_h = log m_h give the
+        mean gradient.
         """
         scale, vectors = self._combined(log_factors, log_weights)
         with np.errstate(over="ignore"):
             return _times(np.exp(scale)[..., None], vectors).astype(self.x.dtype)
 
     def mean_gradient(self) -> tuple[Doubles, Doubles]:
-        """gbar as scale (paths, n) and vectors (paths, n, d): gbar(x_i) = e^scale vector."""
+        """Return the mean gradient over the heads, as a scale and vectors that stay in range.
+
+        Returns
+        -------
+        scale : ndarray of float64, shape (paths, n)
+            Logarithms of the scales.
+        vectors : ndarray of float64, shape (paths, n, d)
+            Tangential vectors: gbar(x_i) = e^scale vector.
+        """
         return self._combined(self.log_mobility(), None)
 
     def _combined(
@@ -178,10 +225,28 @@ def _times(factor: Doubles, values: Doubles) -> Doubles:
 
 
 class Growth(NamedTuple):
-    """The parts of a growth constant of W₂ (docs/mathematics.md section 10), each (...).
+    """The parts of a growth constant of W₂.
 
     With v = P_x A, `turning` bounds |A|, `own_ascent` and `own_descent` how A changes with the
     token itself, by the direction, and `others` how it changes with the cloud.
+
+    Parameters
+    ----------
+    turning : ndarray of float64, shape (...)
+        Bound on |A|.
+    own_ascent : ndarray of float64, shape (...)
+        One-sided bound on the change of A with the token itself, in ascent.
+    own_descent : ndarray of float64, shape (...)
+        The same in descent.
+    others : ndarray of float64, shape (...)
+        Bound on the change of A with the cloud.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> parts = wflow.flows.softmax.growth(np.array([1.0]))
+    >>> bool(parts.one_sided("descent") < parts.lipschitz())
+    True
     """
 
     turning: Doubles
@@ -190,12 +255,29 @@ class Growth(NamedTuple):
     others: Doubles
 
     def one_sided(self, direction: Direction) -> Doubles:
-        """L with <x - y, v - w> <= L |x - y|^2 in the mean over pairs."""
+        """Return L with <x - y, v - w> <= L |x - y|^2 in the mean over pairs.
+
+        Parameters
+        ----------
+        direction : {"descent", "ascent"}
+            Direction of the flow.
+
+        Returns
+        -------
+        ndarray of float64, shape (...)
+            Constant L, per unit time.
+        """
         own = self.own_ascent if direction == "ascent" else self.own_descent
         return self.turning + own + self.others
 
     def lipschitz(self) -> Doubles:
-        """L with |v - w| <= L |x - y| in the mean square over pairs, in either direction."""
+        """Return L with |v - w| <= L |x - y| in the mean square over pairs, in either direction.
+
+        Returns
+        -------
+        ndarray of float64, shape (...)
+            Constant L, per unit time.
+        """
         return self.one_sided("ascent")
 
 
@@ -204,23 +286,31 @@ class Growth(NamedTuple):
 
 
 class Flow(Described):
-    """How tokens move: a subclass says their velocity in ascent, and what theory knows of it.
-
-        dx_i/dt = s v(x_i),   dissipation = -(s/n) sum_i <gbar(x_i), v(x_i)>,
-        G^2 = (1/n) sum_i b(x_i) |v(x_i)|^2
-
-    with s = 1 for ascent and -1 for descent, and b of the metric that `log_metric` states.
+    r"""How tokens move: a subclass says their velocity in ascent, and what theory knows of it.
 
     `wflow.solve` and the functions of one cloud take an object of a subclass as `flow`. The sign of
-    `descent` is applied outside. Every other method and attribute has a default that claims
-    nothing. `register` makes the class known to `wflow.rerun` and `wflow.verify`.
+    `descent` is applied outside. Every method and attribute but `velocity` has a default that
+    claims nothing. `wflow.flows.register` makes the class known to `wflow.rerun` and
+    `wflow.verify`.
 
     Attributes
     ----------
-    general_heads : whether the flow is defined for heads that are no gradient: D that is not
-        symmetric in `wflow.velocity`, general (Q, K, V) heads and a causal mask
-    potential : with one head the velocity is the gradient of this function of its mobility, "m" or
-        "log m", of which `wflow.stationary` makes the stationary laws; None for neither
+    general_heads : bool
+        Whether the flow is defined for heads that are no gradient: D that is not symmetric in
+        `wflow.velocity`, general (Q, K, V) heads and a causal mask. False by default.
+    potential : {"m", "log m"} or None
+        With one head the velocity is the gradient of this function of its mobility, of which
+        `wflow.stationary` makes the stationary laws; None, the default, for neither.
+
+    Notes
+    -----
+    With s = 1 for ascent and -1 for descent, and b of the metric that `log_metric` states,
+
+    .. math::
+
+        \dot x_i = s\,v(x_i), \qquad
+        \text{dissipation} = -\frac{s}{n} \sum_i \langle \bar g(x_i), v(x_i) \rangle, \qquad
+        G^2 = \frac1n \sum_i b(x_i)\,|v(x_i)|^2 .
 
     Examples
     --------
@@ -237,8 +327,6 @@ class Flow(Described):
     >>> v = wflow.velocity(x, D, flow=OneHead(1))
     >>> np.allclose(2 * v, wflow.velocity(x, D[1:]))
     True
-
-    Source: docs/mathematics.md sections 1 and 4.
     """
 
     general_heads: bool = False
@@ -250,25 +338,69 @@ class Flow(Described):
         return type(self).__name__
 
     def velocity(self, cloud: Cloud) -> Array:
-        """Velocities (paths, n, d) in ascent; their part along x is left out."""
+        """Return the velocities of the tokens in ascent; a subclass must have this method.
+
+        Parameters
+        ----------
+        cloud : Cloud
+            Tokens and heads of several paths, with the sums over pairs.
+
+        Returns
+        -------
+        ndarray, shape (paths, n, d)
+            Velocities per unit time; their part along x is left out.
+
+        Raises
+        ------
+        InputError
+            By the base class.
+        """
         raise InputError(f"the flow {self.name} has no velocity: give its class the method")
 
     def log_metric(self, cloud: Cloud) -> Doubles | None:
-        """log b (paths, n) of the metric, in which G^2 = (1/n) sum_i b(x_i) |v_i|^2.
+        """Return log b of the metric, in which G^2 = (1/n) sum_i b(x_i) |v_i|^2.
 
-        None, the default, is W₂, where b = 1.
+        Parameters
+        ----------
+        cloud : Cloud
+            Tokens and heads of several paths, with the sums over pairs.
+
+        Returns
+        -------
+        ndarray of float64, shape (paths, n), or None
+            Logarithms of b; None, the default, is W₂, where b = 1.
         """
         return None
 
     def gradient_flow(self, heads: int) -> bool:
-        """Whether with so many heads it is the gradient flow of E in its metric: dissipation = G^2.
+        """Return whether the flow is the gradient flow of E in its metric: dissipation = G^2.
 
         `wflow.verify` then checks that both columns of a run agree.
+
+        Parameters
+        ----------
+        heads : int
+            Number of heads.
+
+        Returns
+        -------
+        bool
+            False by default.
         """
         return False
 
     def growth(self, norms: Doubles) -> Growth:
-        """Parts of the growth constant of W₂ for heads of spectral norms (..., heads).
+        """Return the parts of the growth constant of W₂.
+
+        Parameters
+        ----------
+        norms : ndarray, shape (..., heads)
+            Spectral norms of the heads.
+
+        Returns
+        -------
+        Growth
+            Parts of shape (...), per unit time.
 
         Raises
         ------
@@ -284,8 +416,13 @@ class Flow(Described):
 class Softmax(Flow):
     """Multi-head self-attention: v = s (1/H) sum_h g_h/m_h, measured with the mobility b.
 
-    v is (paths, n, d) for D (paths, heads, d, d), symmetric or not. With one head, or heads of
-    equal mobility, it is `Effective`. Source: [MHT] eq. 1 and 13, b: eq. 37.
+    With one head, or heads of equal mobility, it is `Effective`. D need not be symmetric [1]_.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 1 and 13;
+       b: eq. 37.
     """
 
     name = "softmax"
@@ -312,8 +449,12 @@ class Softmax(Flow):
 class Unnormalised(Flow):
     """Attention without the denominator: v = s gbar, the gradient flow of E in W₂, where b = 1.
 
-    v is (paths, n, d) for symmetric D (paths, heads, d, d). Source: [MHT] Theorem 3.11, in
-    docs/mathematics.md section 1.
+    D is symmetric [1]_.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Theorem 3.11.
     """
 
     name = "unnormalised"
@@ -332,9 +473,15 @@ class Unnormalised(Flow):
 
 
 class Effective(Flow):
-    """v = s gbar/b: the gradient flow of E in the metric weighted by b, b = 1/mean_h(1/m_h).
+    """The gradient flow of E in the metric weighted by b: v = s gbar/b with b = 1/mean_h(1/m_h).
 
-    v is (paths, n, d) for symmetric D (paths, heads, d, d). Source: [MHT] eq. 37 and Theorem 4.7.
+    D is symmetric [1]_.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 37 and
+       Theorem 4.7.
     """
 
     name = "effective"
@@ -431,11 +578,13 @@ def register(cls: _Class) -> _Class:
 
     Parameters
     ----------
-    cls : subclass of `Flow`; one that is registered again replaces the earlier one
+    cls : type
+        Subclass of `wflow.Flow`; one that is registered again replaces the earlier one.
 
     Returns
     -------
-    cls
+    type
+        The class itself.
 
     Raises
     ------
@@ -464,15 +613,31 @@ def register(cls: _Class) -> _Class:
 
 
 def flow_config(flow: FlowName | Flow) -> str | dict[str, Any]:
-    """What a run file holds of a flow: its name; of a custom one its class and parameters, too.
+    """Return what a run file holds of a flow: its name; of a custom one its parameters, too.
 
     A custom flow is identified by its `fingerprint` (None, and the reason as `not_comparable`,
     where it cannot be compared).
+
+    Parameters
+    ----------
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow
+        A flow, or its name.
+
+    Returns
+    -------
+    str or dict
+        The name of a flow of wflow; name, parameters and fingerprint of a custom one.
 
     Raises
     ------
     InputError
         For what is no flow, and a `to_config` that does not return a dict.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.flows.flow_config(wflow.flows.softmax)
+    'softmax'
     """
     flow = as_flow(flow)
     return FLOWS.config(flow) if FLOWS.is_custom(flow) else flow.name
@@ -481,11 +646,27 @@ def flow_config(flow: FlowName | Flow) -> str | dict[str, Any]:
 def flow_from_config(config: str | dict[str, Any]) -> Flow:
     """Make a flow again from its `flow_config`.
 
+    Parameters
+    ----------
+    config : str or dict
+        What `flow_config` returned.
+
+    Returns
+    -------
+    wflow.Flow
+        The flow.
+
     Raises
     ------
     InputError
         For an unknown name, and for a custom flow whose class is not registered or is another than
         that of the run.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.flows.flow_from_config("effective").name
+    'effective'
     """
     return as_flow(config) if isinstance(config, str) else FLOWS.from_config(config)
 
@@ -505,24 +686,34 @@ def evaluate(
     sums: Sums = EXACT,
     **rest: Any,
 ) -> Evaluation:
-    """Velocities and all terms of the energy budget; x (paths, n, d), D (paths, heads, d, d).
+    """Return velocities and all terms of the energy budget of several paths.
 
     The flows of wflow are evaluated by their compiled kernels in one pass, custom ones from their
-    `velocity`.
+    `velocity`. Tokens and heads are taken without checks.
 
     Parameters
     ----------
-    x : (paths, n, d) unit tokens; D : (paths, heads, d, d). They are taken without checks
-    flow : "softmax", "unnormalised", "effective", or a `Flow`
-    values : (paths, heads, d, d) of (Q, K, V) heads, whatever the direction; None for tied heads
-    direction : "descent" (s = -1) or "ascent" (s = +1)
-    causal : whether token i sees tokens j <= i only
-    sums : how the sums over pairs are formed
-    rest : further arguments of `wflow.kernels.evaluate.evaluate`
+    x : ndarray, shape (paths, n, d)
+        Tokens on the unit sphere.
+    D : ndarray, shape (paths, heads, d, d)
+        Interaction matrices.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    values : ndarray, shape (paths, heads, d, d), optional
+        Values of (Q, K, V) heads, whatever the direction. None for tied heads.
+    direction : {"descent", "ascent"}, default "descent"
+        Sign s of the velocity: -1 or +1.
+    causal : bool, default False
+        Whether token i sees tokens j <= i only.
+    sums : wflow.kernels.evaluate.Sums, default EXACT
+        How the sums over pairs are formed.
+    **rest
+        Further arguments of `wflow.kernels.evaluate.evaluate`.
 
     Returns
     -------
-    Evaluation : velocity (paths, n, d), per unit time; terms, name -> (paths,)
+    Evaluation
+        Its `velocity` (paths, n, d), per unit time, and its `terms`, name -> (paths,).
 
     Raises
     ------
@@ -539,8 +730,6 @@ def evaluate(
     >>> terms = found.terms
     >>> bool(np.allclose(terms["dissipation"], terms["upper_gradient_sq"]))
     True
-
-    Source: docs/mathematics.md section 4.
     """
     flow = as_flow(flow)
     common = {"values": values, "direction": direction, "causal": causal, "sums": sums} | rest

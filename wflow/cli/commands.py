@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,11 +19,6 @@ from wflow._core.signals import signals_as_errors
 from wflow._version import __version__
 from wflow.cli import studies
 
-if TYPE_CHECKING:
-    from xarray import Dataset
-
-_WIDEST = 160  # characters of a parameter that `info` prints
-
 
 @dataclass(frozen=True)
 class Info:
@@ -33,6 +28,7 @@ class Info:
     """Run file, or the .partial of an unfinished run."""
 
     def __call__(self) -> int:
+        from wflow.analysis.description import describe
         from wflow.io.runfile import open_run
 
         with open_run(self.file) as ds:
@@ -86,7 +82,7 @@ class Report:
     """Write one page of HTML about a run or a study, which opens without network."""
 
     source: tyro.conf.Positional[RunOrFolder]
-    """Run file, or the folder of a study."""
+    """Run file, the .partial of an unfinished run, or the folder of a study."""
     out: Annotated[Page | None, shown_as("FILE.html", "beside the run file, or in the folder")] = (
         None
     )
@@ -236,135 +232,3 @@ def _complain(message: str, status: int) -> int:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"wflow: warning: {message}", file=sys.stderr)
-
-
-def describe(ds: "Dataset") -> list[tuple[str, str]]:
-    """Give what `wflow info` prints: pairs of a name and a text.
-
-    Parameters
-    ----------
-    ds : a run, of `wflow.open` or `wflow.solve`
-
-    Returns
-    -------
-    list of (name, text)
-    """
-    import json
-
-    from wflow.io.schema import head_count
-
-    config = json.loads(ds.attrs["config"])
-    sizes = ds.sizes
-    times = ds["time"].values
-    lines = [("status", "complete" if ds.attrs["complete"] else "NOT COMPLETE")]
-    lines += [("title", str(ds.attrs["title"]))] if "title" in ds.attrs else []
-    lines += [
-        ("law", _law(config)),
-        ("heads", str(head_count(config, sizes) or "?")),
-        ("tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"),
-        ("paths", str(sizes["path"])),
-        ("dynamics", _dynamics(config)),
-        ("time", f"to {config.get('t_final', '?')} in steps of {config.get('dt', '?')}"),
-        ("precision", str(config.get("compute", {}).get("dtype", "?"))),
-        ("sums", _sums(config.get("compute", {}))),
-        ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
-    ]
-    if "snapshot" in ds.coords:
-        shots = ds["snapshot"].values
-        stored = [name for name in ("tokens", "tokens_mean", "heads") if name in ds]
-        lines.append(("snapshots", f"{_times(shots)} of {', '.join(stored)}"))
-    names = ("seed", "command", "created", "wflow_version", "numpy_version", "numba_version")
-    lines += [(name, _short(ds.attrs[name])) for name in names if name in ds.attrs]
-    return lines + _numbers(ds)
-
-
-def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
-    """Means over the paths, with their standard error."""
-    times = ds["time"].values
-    if not times.size:
-        return []
-    late = ds["time"] >= (times[0] + times[-1]) / 2
-    lines = []
-    if "energy" in ds:
-        lines += [
-            ("E(0)", _mean(ds["energy"][:, 0].values)),
-            ("E(T)", _mean(ds["energy"][:, -1].values)),
-        ]
-        lines += [
-            (f"{name}(T)", _mean(ds[name][:, -1].values))
-            for name in ("edi_residual", "edi_residual_upper_gradient")
-            if name in ds
-        ]
-    for name in ("upper_gradient_sq", "speed_sq"):
-        if name in ds:
-            means = ds[name].isel(time=late.values).mean("time", skipna=True).values
-            lines.append((name, f"{_mean(means)}, mean over the second half"))
-    if "sum_error" in ds and ds["sum_error"].notnull().any():
-        lines.append(("sum_error", f"{float(ds['sum_error'].max()):.3g} at most"))
-    return lines
-
-
-def _sums(compute: dict[str, Any]) -> str:
-    """Method of the sums over pairs; a file names none for exact sums by Numba."""
-    text = str(compute.get("method", "exact"))
-    if "tolerance" in compute:
-        text += f", tolerance {compute['tolerance']}"
-    if "backend" in compute:
-        text += f", by {compute['backend']} on {compute.get('device', '?')}"
-    return text
-
-
-def _mean(values: Any) -> str:
-    import numpy as np
-
-    from wflow.analysis.fits import mean_and_error
-
-    known = values[~np.isnan(values)]
-    if not known.size:
-        return "not recorded"
-    if not np.isfinite(known).all():
-        return f"{known.mean():.6g}"
-    mean, error = mean_and_error(known)
-    return f"{mean:.6g}" if known.size == 1 else f"{mean:.6g} ± {error:.2g}"
-
-
-def _law(config: dict[str, Any]) -> str:
-    from wflow.io.schema import law_name
-
-    name = law_name(config)
-    if not name:
-        return "?"
-    rest = ", ".join(f"{key} = {value}" for key, value in config["law"].items() if key != "name")
-    return _short(f"{name}({rest})")
-
-
-def _short(text: Any) -> str:
-    text = str(text)
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 4]} ..."
-
-
-def _scheme(config: dict[str, Any]) -> str:
-    """The time stepping: tolerances where they choose the steps, order of a custom tableau."""
-    scheme = config.get("scheme", "?")
-    if not isinstance(scheme, dict):
-        return str(scheme)
-    keys = ("order",) if "nodes" in scheme else scheme.keys() - {"name"}
-    settings = [f"{key} = {value}" for key, value in scheme.items() if key in keys]
-    return f"{scheme.get('name', '?')} ({', '.join(settings)})"
-
-
-def _dynamics(config: dict[str, Any]) -> str:
-    """Flow, direction, scheme, mask and diffusion of the tokens."""
-    from wflow.io.schema import flow_name
-
-    words = [flow_name(config), str(config.get("direction", "?")), _scheme(config)]
-    words += ["causal mask"] if config.get("causal") else []
-    words += [f"tokens diffuse by kappa = {config['kappa']:g}"] if config.get("kappa") else []
-    return ", ".join(words)
-
-
-def _times(values: Any) -> str:
-    texts = [f"{value:g}" for value in values]
-    if len(texts) > 8:
-        texts = [*texts[:4], "...", *texts[-2:]]
-    return "t = " + ", ".join(texts) if texts else "none yet"

@@ -26,6 +26,7 @@ from wflow.io import digests, disk, reading
 from wflow.io.disk import InUse, disk_error
 from wflow.io.reading import checkpoint_of, manifest_of, partial_of, parts_of
 from wflow.io.runfile import RunWriter, config_text, dataset_attrs, differences, never_started
+from wflow.io.schema import history_line
 from wflow.particles.integrate import State
 from wflow.particles.problem import Problem
 from wflow.particles.solver import integrate_into, write_initial_state
@@ -275,7 +276,9 @@ class Parts:
                 f"parts are missing in {self.folder}; give the same command with --resume"
             )
         draft = self.folder / "whole.h5"
-        attrs = dataset_attrs(self.job.config, problem.seed, self.job.command)
+        lines = [history_line(self.job.command)]
+        lines.append(history_line(f"put together from {len(parts)} parts"))
+        attrs = dataset_attrs(self.job.config, problem.seed, self.job.command, history=lines)
         disk.set_aside_damaged(draft)
         writer = RunWriter.create(draft, problem.layout(), attrs, overwrite=True)
         try:

@@ -299,31 +299,38 @@ def solve(
     task_seconds: float = TASK_SECONDS,
     **options: Any,
 ) -> xarray.Dataset:
-    """Compute a run as `wflow.solve` does, its paths spread over workers; the same bits.
+    """Compute a run as `wflow.solve` does, bitwise identical, its paths spread over workers.
 
     The run is cut into tasks of some paths and some seconds each. Each writes a part into the
     folder `OUT.parts`, and finished parts are put together into `out` at the end. A worker that
     dies is replaced, and its task continues from its last checkpoint. A run that was interrupted is
-    continued by `if_exists="resume"`, with any number of workers or none.
-
-    A script that starts workers needs `if __name__ == "__main__":` around what it does.
+    continued by ``if_exists="resume"``, with any number of workers or none.
 
     Parameters
     ----------
-    x0, law : as for `wflow.solve`; a law of Python functions travels by cloudpickle
-    out : run file, in a folder that all workers see under the same name
-    workers : worker processes started on this machine for this call; 0: none
-    scheduler : address of a dask scheduler, such as "tcp://host:8786", or a `distributed.Client`
-    task_seconds : what a task should take; one path is the least
-    options : further arguments of `wflow.solve`, among them heads, t_final, dt, paths, seed,
-        if_exists, save and compute. `Compute(threads=)` is for each worker; by default the cores of
-        this machine are shared between `workers`, and a worker of `scheduler` takes as many as dask
-        gave it
+    x0 : array_like, shape (n, d) or (paths, n, d)
+        Initial tokens, as for `wflow.solve`.
+    law : wflow.heads.HeadLaw
+        How the heads move; a law of Python functions travels by cloudpickle.
+    out : str or pathlib.Path
+        Run file, in a folder that all workers see under the same name.
+    workers : int, default 0
+        Worker processes started on this machine for this call; 0 for none.
+    scheduler : str or distributed.Client, optional
+        Address of a dask scheduler, such as "tcp://host:8786", or a client of it.
+    task_seconds : float, default 5.0
+        What a task should take, in seconds; one path is the least.
+    **options
+        Further arguments of `wflow.solve`, among them heads, t_final, dt, paths, seed, if_exists,
+        save and compute. ``Compute(threads=)`` is for each worker; by default the cores of this
+        machine are shared between `workers`, and a worker of `scheduler` takes as many as dask gave
+        it.
 
     Returns
     -------
-    xarray.Dataset of the run file, read when it is used; without workers and scheduler that of
-    `wflow.solve` in this process
+    xarray.Dataset
+        The run file, read when it is used; without workers and scheduler that of `wflow.solve` in
+        this process.
 
     Raises
     ------
@@ -332,10 +339,26 @@ def solve(
         ten seconds, a law that cannot travel, or a folder that the workers do not share.
     WflowError
         For a scheduler that is lost, or a task that ends every worker; what was computed is kept.
-    BlowUpError, Interrupted
-        As for `wflow.solve`.
+    BlowUpError
+        If the step size is too large.
+    Interrupted
+        On SIGINT or SIGTERM.
 
-    Source: docs/cluster.md.
+    Notes
+    -----
+    A script that starts workers needs ``if __name__ == "__main__":`` around what it does.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = wflow.distributed.solve(
+    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
+    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.05, out=f"{folder}/run.h5",
+    ...     )  # workers=4 starts four processes
+    ...     print(run.sizes["time"])
+    ...     run.close()
+    3
     """
     from wflow.particles import solver
 

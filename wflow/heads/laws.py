@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import check_choice, number, reals, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry, check_comparable, read_only, reading
+from wflow._core.reprs import ShortRepr, call_text, value_text
 from wflow.heads.matrices import Matrices, as_matrices, check_fits, fitting, is_symmetric
 
 __all__ = [
@@ -48,9 +49,21 @@ __all__ = [
 class Step:
     """What one time step adds to the heads: drift dt + noise.
 
-    drift : (paths, heads, d, d) per unit time, or None for zero
-    noise : (paths, heads, d, d) sigma dW_h of the whole step, or None
-    sigma2 : (paths, heads) variance per unit time that belongs to the noise, or None
+    Parameters
+    ----------
+    drift : ndarray, shape (paths, heads, d, d), or None
+        Drift per unit time; None for zero.
+    noise : ndarray, shape (paths, heads, d, d), or None
+        Noise sigma dW_h of the whole step; None for zero.
+    sigma2 : ndarray, shape (paths, heads), or None
+        Variance per unit time that belongs to the noise; None for zero.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> step = wflow.heads.Frozen().step(np.eye(2)[None, None], 0.0, 0.1, None)
+    >>> step.drift is None and step.noise is None
+    True
     """
 
     drift: Matrices | None
@@ -59,20 +72,49 @@ class Step:
 
 
 class HeadLaw(Described):
-    """Itô SDE dD_h = f(D, t) dt + sigma(D, t) dW_h for the heads.
+    r"""A law of the heads: the Itô equation dD_h = f(D, t) dt + sigma(D, t) dW_h.
 
-    With `symmetric` the noise is dW_sym = sqrt(dt) (Z + Z^T)/2, Z iid standard normal: variance dt
-    on the diagonal and dt/2 off it. Otherwise dW = sqrt(dt) Z.
+    A custom law is a `HeadLaw` made from two functions, or a subclass with its own `drift` (and
+    `diffusion`, `step`, `jump`, ...), each of which has a default.
 
     Parameters
     ----------
-    drift : callable (D, t) -> array that broadcasts to D, with D of shape (paths, heads, d, d) and
-        read-only; None for zero
-    diffusion : sigma, a number, or callable (D, t) -> array that broadcasts to (paths, heads);
-        None for zero
-    symmetric : whether the law keeps symmetric heads symmetric; a law that does not has no energy
+    drift : callable, optional
+        Function f of (D, t), with D of shape (paths, heads, d, d) and read-only, whose value
+        broadcasts to D. None for zero.
+    diffusion : float or callable, optional
+        Size sigma, or a function of (D, t) whose value broadcasts to (paths, heads). None for zero.
+    symmetric : bool, default True
+        Whether the law keeps symmetric heads symmetric. A law that does not has no energy.
 
-    Source: docs/mathematics.md section 2; [MHT] section 6 for the symmetric noise.
+    Raises
+    ------
+    InputError
+        For a drift that is no function, and a diffusion that is neither a number >= 0 nor a
+        function.
+
+    Notes
+    -----
+    With `symmetric` the noise [1]_ is
+
+    .. math:: dW_{\mathrm{sym}} = \sqrt{dt}\,\frac{Z + Z^T}{2},
+
+    with Z iid standard normal: variance dt on the diagonal and dt/2 off it. Otherwise dW = sqrt(dt)
+    Z.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 6.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> law = wflow.heads.HeadLaw(lambda D, t: -D, diffusion=0.1)
+    >>> law.drift(np.ones((1, 2, 3, 3)), 0.0).shape
+    (1, 2, 3, 3)
+    >>> law.deterministic
+    False
     """
 
     # Those of a subclass that does not call this constructor.
@@ -103,7 +145,20 @@ class HeadLaw(Described):
         return self._diffusion is None or (not callable(self._diffusion) and self._diffusion == 0)
 
     def drift(self, D: Matrices, t: float) -> Matrices | None:
-        """f(D, t), of the shape of D (paths, heads, d, d); None where it is zero."""
+        """Return the drift f(D, t).
+
+        Parameters
+        ----------
+        D : ndarray, shape (paths, heads, d, d)
+            Heads, read-only.
+        t : float
+            Time.
+
+        Returns
+        -------
+        ndarray, shape (paths, heads, d, d), or None
+            Drift per unit time; None where it is zero.
+        """
         if self._drift is None:
             return None
         with _reading(self, "drift"):
@@ -111,7 +166,20 @@ class HeadLaw(Described):
         return fitting(values, D.shape, D.dtype, f"{_named(self, 'drift')}(D, {t:g})")
 
     def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
-        """sigma(D, t) of shape (paths, heads); None where it is zero."""
+        """Return the size sigma(D, t) of the noise.
+
+        Parameters
+        ----------
+        D : ndarray, shape (paths, heads, d, d)
+            Heads, read-only.
+        t : float
+            Time.
+
+        Returns
+        -------
+        ndarray, shape (paths, heads), or None
+            Size per square root of unit time; None where it is zero.
+        """
         if self.deterministic:
             return None
         values: Any = self._diffusion
@@ -121,7 +189,24 @@ class HeadLaw(Described):
         return _sigma(self, values, D, t)
 
     def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
-        """Euler-Maruyama step; `normals` holds standard normal numbers of the shape of D."""
+        """Return what an Euler-Maruyama step adds to the heads.
+
+        Parameters
+        ----------
+        D : ndarray, shape (paths, heads, d, d)
+            Heads at the start of the step.
+        t : float
+            Start of the step.
+        dt : float
+            Length of the step.
+        normals : ndarray, shape (paths, heads, d, d), or None
+            Standard normal numbers; None where the law is deterministic.
+
+        Returns
+        -------
+        Step
+            Drift and noise of the step.
+        """
         law = checked(self, D.shape[1:])
         sigma, drift = law.diffusion(D, t), law.drift(D, t)
         if sigma is None or normals is None:
@@ -130,7 +215,20 @@ class HeadLaw(Described):
         return Step(drift, noise.astype(D.dtype, copy=False), sigma**2)
 
     def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
-        """The drift as the stages of one step from t to t + dt see it."""
+        """Return the drift as the stages of one step from t to t + dt see it.
+
+        Parameters
+        ----------
+        t : float
+            Start of the step.
+        dt : float
+            Length of the step.
+
+        Returns
+        -------
+        callable
+            Function of (D, t) like `drift`.
+        """
         return self.drift
 
     @property
@@ -142,33 +240,100 @@ class HeadLaw(Described):
         return getattr(self.jump, "__func__", None) is not HeadLaw.jump
 
     def jump(self, t: float, dt: float) -> Matrices | None:
-        """Heads (heads, d, d) right after t + dt if they jump within the step, else None."""
+        """Return the heads right after t + dt if they jump within the step.
+
+        Parameters
+        ----------
+        t : float
+            Start of the step.
+        dt : float
+            Length of the step.
+
+        Returns
+        -------
+        ndarray, shape (heads, d, d), or None
+            Heads after the jump; None where they do not jump.
+        """
         return None
 
     def breaks(self) -> NDArray[np.float64]:
-        """Increasing times at which heads, drift or values jump or bend: adaptive steps end there.
+        """Return the times at which heads, drift or values jump or bend: adaptive steps end there.
 
         A law that jumps at other times jumps at the next recorded time of an adaptive run.
+
+        Returns
+        -------
+        ndarray, shape (times,)
+            Increasing times; empty by default.
         """
         return np.empty(0)
 
     def initial(self) -> tuple[Matrices, Matrices | None] | None:
-        """Heads (heads, d, d), and value matrices, if the law prescribes where they start."""
+        """Return where the heads start, if the law prescribes it.
+
+        Returns
+        -------
+        tuple or None
+            Heads (heads, d, d), and value matrices of that shape or None; None, the default, where
+            the law prescribes no start.
+        """
         return None
 
     def values(self, t: float) -> Matrices | None:
-        """Value matrices (heads, d, d) at time t if the law prescribes them."""
+        """Return the value matrices at a time, if the law prescribes them.
+
+        Parameters
+        ----------
+        t : float
+            Time.
+
+        Returns
+        -------
+        ndarray, shape (heads, d, d), or None
+            Value matrices; None for tied heads.
+        """
         return None
 
     def values_within(self, t: float) -> Callable[[float], Matrices | None]:
-        """The value matrices as the stages of one step from t see them."""
+        """Return the value matrices as the stages of one step from t see them.
+
+        Parameters
+        ----------
+        t : float
+            Start of the step.
+
+        Returns
+        -------
+        callable
+            Function of a time like `values`.
+        """
         return self.values
 
     def check(self, heads: int, d: int) -> None:
-        """Raise InputError if the law does not fit this many heads or this dimension."""
+        """Raise InputError if the law does not fit this many heads or this dimension.
+
+        Parameters
+        ----------
+        heads : int
+            Number of heads.
+        d : int
+            Dimension of the tokens.
+
+        Raises
+        ------
+        InputError
+            By laws with matrices of their own; the base class accepts everything.
+        """
 
     def to_config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric}
+
+    def __repr__(self) -> str:
+        if type(self) is not HeadLaw:
+            return super().__repr__()
+        given = {"drift": self._drift, "diffusion": self._diffusion}
+        shown: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        return call_text("HeadLaw", shown if self.symmetric else shown | {"symmetric": False})
 
     def _increment(self, normals: Matrices) -> Matrices:
         if not self.symmetric:
@@ -177,15 +342,32 @@ class HeadLaw(Described):
 
 
 def law_config(law: HeadLaw) -> dict[str, Any]:
-    """Name and parameters of a law, as a run file holds them; of a custom one, what identifies it.
+    """Return name and parameters of a law, as a run file holds them.
 
-    That is its `fingerprint` (None, and the reason as `not_comparable`, where the law cannot be
-    compared), and `jumps` where it jumps.
+    A custom law is identified by its `fingerprint` (None, and the reason as `not_comparable`, where
+    the law cannot be compared), and by `jumps` where it jumps.
+
+    Parameters
+    ----------
+    law : HeadLaw
+        A head law.
+
+    Returns
+    -------
+    dict
+        Name and parameters, and what identifies a custom law.
 
     Raises
     ------
     InputError
-        For a `to_config` that returns anything but a dict, or one with a name of these.
+        For what is no law, and a `to_config` that returns anything but a dict, or one with a name
+        of these.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.heads.law_config(wflow.heads.Frozen())
+    {'name': 'Frozen'}
     """
     if not isinstance(law, HeadLaw):
         raise InputError(f"law is {shown(law)}: expected a wflow.heads law")
@@ -319,7 +501,14 @@ def _named(law: HeadLaw, method: str) -> str:
 
 
 class Frozen(HeadLaw):
-    """Heads that stay as they are: dD = 0, autonomous dynamics."""
+    """Heads that stay as they are: dD = 0, autonomous dynamics.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.heads.Frozen().deterministic
+    True
+    """
 
     def __init__(self) -> None:  # a drift would be one that the configuration does not show
         super().__init__()
@@ -329,27 +518,48 @@ class Frozen(HeadLaw):
 
 
 class OrnsteinUhlenbeck(HeadLaw):
-    """dD = rate (M - D) dt + sigma dW_sym, mean reversion with symmetric noise.
-
-    Stationary law: mean M, variance sigma^2/(2 rate) on the diagonal and half of that off it.
-    `exact` samples the Gaussian transition of a step in place of Euler-Maruyama:
-    D(t+dt) = M + e^{-rate dt} (D - M) + sigma sqrt((1 - e^{-2 rate dt})/(2 rate)) N, with N of
-    unit variance on the diagonal and 1/2 off it. `weight_power` is then that of the mean drift of
-    the step. Only for scheme="euler".
+    r"""Mean reversion with symmetric noise: dD = rate (M - D) dt + sigma dW_sym.
 
     Parameters
     ----------
-    mean : (d, d) or (heads, d, d), symmetric M
-    rate : > 0, per unit time
-    sigma2 : sigma^2 >= 0, per unit time
-    exact : transition of one step
+    mean : array_like, shape (d, d) or (heads, d, d)
+        Symmetric mean M.
+    rate : float, default 1.0
+        Rate of reversion, > 0, per unit time.
+    sigma2 : float, default 2.0
+        Variance sigma^2 >= 0 of the noise, per unit time.
+    exact : bool, default False
+        Whether a step samples the Gaussian transition in place of Euler-Maruyama. `weight_power` is
+        then that of the mean drift of the step. Only for ``scheme="euler"``.
 
     Raises
     ------
     InputError
         For a negative rate or sigma2, a mean that is not square, finite or symmetric.
 
-    Source: [MHT] section 6 (M = I, rate 1, sigma^2 = 2), eq. 149.
+    Notes ----- The stationary law [1]_ has mean M and variance sigma^2/(2 rate) on the diagonal and
+    half of that off it. The exact transition over a step is
+
+    .. math::
+
+        D(t + dt) = M + e^{-r\,dt} (D(t) - M) + \sigma \sqrt{\frac{1 - e^{-2 r\,dt}}{2 r}}\; N
+
+    with the rate r, and N of unit variance on the diagonal and 1/2 off it. The experiments of [1]_
+    take M = I, rate 1 and sigma^2 = 2.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 6 and
+       eq. 149.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> law = wflow.heads.OrnsteinUhlenbeck(np.eye(2), rate=2.0)
+    >>> law.drift(np.zeros((1, 1, 2, 2)), 0.0)[0, 0]
+    array([[2., 0.],
+           [0., 2.]])
     """
 
     def __init__(
@@ -401,20 +611,48 @@ class OrnsteinUhlenbeck(HeadLaw):
 
 
 class Oscillating(HeadLaw):
-    """dD_h = (M_h(t) - D_h) dt towards a target that oscillates forever.
-
-    With a = t + phi_h. d = 2: M has diagonal (2 + 1.5 cos a, 2 - 1.5 cos a), off it sin 2a.
-    d = 3: diagonal (2 + 1.5 cos a, 2 + 1.5 sin a, 2 + 1.5 cos(a + pi/4)), entries (1,2) = sin 2a,
-    (1,3) = sin a, (2,3) = cos 2a. d >= 4: diagonal 2 + 1.5 cos(a + 2 pi i/d), the p-th of the P
-    entries above it sin(2a + 2 pi p/P), i and p from 0.
+    r"""Heads that follow a target which oscillates forever: dD_h = (M_h(t) - D_h) dt.
 
     Parameters
     ----------
-    d : dimension, >= 2
-    phases : "spread" for phi_h = 2 pi h/heads, "common" for phi_h = 0
-    sigma2 : sigma^2 >= 0 of symmetric noise, per unit time; 0 in [MHT]
+    d : int
+        Dimension, >= 2.
+    phases : {"spread", "common"}, default "spread"
+        "spread" for phi_h = 2 pi h/heads, "common" for phi_h = 0.
+    sigma2 : float, default 0.0
+        Variance sigma^2 >= 0 of symmetric noise, per unit time; 0 in [1]_.
 
-    Source: [MHT] section 6, oscillating weights; docs/mathematics.md section 2.
+    Raises
+    ------
+    InputError
+        For d < 2, unknown phases, or a negative sigma2.
+
+    Notes ----- With a = t + phi_h, the target for d = 2 has the diagonal (2 + 1.5 cos a, 2 - 1.5
+    cos a) and off it sin 2a; for d = 3 [1]_
+
+    .. math::
+
+        M_h(t) = \begin{pmatrix}
+            2 + 1.5 \cos a & \sin 2a & \sin a \\
+            \sin 2a & 2 + 1.5 \sin a & \cos 2a \\
+            \sin a & \cos 2a & 2 + 1.5 \cos(a + \pi/4)
+        \end{pmatrix} .
+
+    For d >= 4 the diagonal is 2 + 1.5 cos(a + 2 pi i/d), and the p-th of the P entries above it
+    sin(2a + 2 pi p/P), i and p from 0.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 6,
+       oscillating weights.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.heads.Oscillating(d=2, phases="common").target(0.0, heads=1)[0]
+    array([[3.5, 0. ],
+           [0. , 0.5]])
     """
 
     def __init__(self, d: int, phases: str = "spread", sigma2: float = 0.0) -> None:
@@ -424,7 +662,20 @@ class Oscillating(HeadLaw):
         self.phases = phases
 
     def target(self, t: float, heads: int) -> NDArray[np.float64]:
-        """M_h(t), (heads, d, d)."""
+        """Return the targets M_h(t) of the heads.
+
+        Parameters
+        ----------
+        t : float
+            Time.
+        heads : int
+            Number of heads.
+
+        Returns
+        -------
+        ndarray, shape (heads, d, d)
+            Symmetric targets.
+        """
         a = np.full(heads, float(t))
         if self.phases == "spread":
             a += 2 * np.pi * np.arange(heads) / heads
@@ -460,20 +711,36 @@ class Oscillating(HeadLaw):
         return {"d": self.d, "phases": self.phases, "sigma2": self.sigma2}
 
 
-@dataclass(frozen=True)
-class QKV:
+@dataclass(frozen=True, repr=False)
+class QKV(ShortRepr):
     """General attention heads: score scale <Q_h x, K_h y>, output V_h times the softmax average.
 
-    They run with flow="softmax", or with a custom flow whose class has general_heads = True, and
-    have no energy. `scale` None is 1 / sqrt(key dimension).
+    They run with ``flow="softmax"``, or with a custom flow whose class has general_heads = True,
+    and have no energy [1]_.
 
     Parameters
     ----------
-    query, key : (heads, k, d); for a schedule (times, heads, k, d)
-    value : (heads, d, d); for a schedule (times, heads, d, d)
-    scale : factor of the scores
+    query : array_like, shape (heads, k, d) or (times, heads, k, d)
+        Matrices Q; with an axis of times for a schedule.
+    key : array_like, shape (heads, k, d) or (times, heads, k, d)
+        Matrices K.
+    value : array_like, shape (heads, d, d) or (times, heads, d, d)
+        Matrices V.
+    scale : float or None, default 1.0
+        Factor of the scores. None means 1 / sqrt(k).
 
-    Source: multi-head attention, [MHT] eq. 1; docs/mathematics.md section 1.
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 1.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> Q, K, V = np.ones((2, 4, 3)), np.ones((2, 4, 3)), np.stack([np.eye(3)] * 2)
+    >>> scores, values = wflow.heads.QKV(Q, K, V, scale=None).matrices()
+    >>> scores.shape, float(scores[0, 0, 0])  # 4 / sqrt(4)
+    ((2, 3, 3), 2.0)
     """
 
     query: ArrayLike
@@ -482,7 +749,14 @@ class QKV:
     scale: float | None = 1.0
 
     def matrices(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Score matrices D_h = scale Q_h^T K_h and value matrices V_h, both (..., heads, d, d).
+        """Return score matrices D_h = scale Q_h^T K_h and value matrices V_h.
+
+        Returns
+        -------
+        scores : ndarray of float64, shape (..., heads, d, d)
+            Score matrices.
+        values : ndarray of float64, shape (..., heads, d, d)
+            Value matrices.
 
         Raises
         ------
@@ -511,23 +785,41 @@ class QKV:
 class Schedule(HeadLaw):
     """Heads with given values at given times, such as the layers of a trained network.
 
-    "linear" interpolates between the times: drift (D_{i+1} - D_i)/(t_{i+1} - t_i). "constant"
-    holds D_i on [t_i, t_{i+1}) and jumps; the budget counts the energy of a jump as work of the
-    weights. Before the first and after the last time the heads stand still.
-    Times that fall on steps keep the order of the scheme; adaptive steps end at them.
+    Times that fall on steps keep the order of the scheme; adaptive steps end at them. These are the
+    depth-dependent heads of [1]_, layer by layer.
 
     Parameters
     ----------
-    times : (T,) increasing
-    values : (T, heads, d, d), or a `QKV` with a leading axis of length T
-    interpolation : "linear" or "constant"
+    times : sequence of float, length T
+        Increasing times.
+    values : array_like of shape (T, heads, d, d), or QKV
+        Heads at these times; a `QKV` has a leading axis of length T.
+    interpolation : {"linear", "constant"}, default "linear"
+        "linear" interpolates between the times: drift (D_{i+1} - D_i)/(t_{i+1} - t_i). "constant"
+        holds D_i on [t_i, t_{i+1}) and jumps; the budget counts the energy of a jump as work of the
+        weights. Before the first and after the last time the heads stand still.
 
     Raises
     ------
     InputError
         For times that do not increase, or values that do not fit them.
 
-    Source: the depth-dependent heads of [MHT] section 1, layer by layer.
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 1.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> layers = np.stack([np.eye(3), 2 * np.eye(3)])[:, None]
+    >>> law = wflow.heads.Schedule([0.0, 1.0], layers)
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(n=5, d=3, seed=0), law, t_final=1.0, dt=0.5,
+    ...     save=wflow.SaveAt(heads=True),
+    ... )
+    >>> run.heads.values[0, -1, 0].diagonal()
+    array([2., 2., 2.])
     """
 
     def __init__(
@@ -612,6 +904,14 @@ class Schedule(HeadLaw):
             "values": None if self._values is None else self._values.tolist(),
         }
 
+    def __repr__(self) -> str:
+        if type(self) is not Schedule:
+            return super().__repr__()
+        values = value_text(self._scores)
+        values = values if self._values is None else f"QKV of scores {values}"
+        times = value_text(self.times)
+        return f"Schedule(times={times}, values={values}, interpolation={self.interpolation!r})"
+
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         settings = dict(config)
@@ -641,11 +941,13 @@ def register(cls: _Law) -> _Law:
 
     Parameters
     ----------
-    cls : subclass of `HeadLaw`; one that is registered again replaces the earlier one
+    cls : type
+        Subclass of `HeadLaw`; one that is registered again replaces the earlier one.
 
     Returns
     -------
-    cls
+    type
+        The class itself.
 
     Raises
     ------
@@ -677,11 +979,28 @@ def register(cls: _Law) -> _Law:
 def law_from_config(config: dict[str, Any]) -> HeadLaw:
     """Make a law again from its `law_config`, the configuration in a run file.
 
+    Parameters
+    ----------
+    config : dict
+        What `law_config` returned.
+
+    Returns
+    -------
+    HeadLaw
+        The law.
+
     Raises
     ------
     InputError
         For a custom law whose class is not registered or is another than that of the run, for a
         configuration that does not hold the whole law, and for parameters that do not fit.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> law = wflow.heads.Oscillating(d=3)
+    >>> type(wflow.heads.law_from_config(wflow.heads.law_config(law))).__name__
+    'Oscillating'
     """
     return LAWS.from_config(config)
 

@@ -37,7 +37,7 @@ from wflow.io.reading import (
     partial_of,
     parts_of,
 )
-from wflow.io.schema import FAMILY, VARIABLES, RunLayout
+from wflow.io.schema import FAMILY, HISTORY_BYTES, VARIABLES, RunLayout
 
 Index = int | slice | Sequence[int] | NDArray[np.integer]
 _PAGE = 4096  # bytes
@@ -264,7 +264,11 @@ def lay_out(path: Path, layout: RunLayout, attrs: Mapping[str, Any]) -> None:
     with _empty(sizes, times, variables).copy() as overlay:
         with h5netcdf.File(overlay, "r+") as file:
             for name, value in {**attrs, "complete": 0}.items():
-                file.attrs[name] = value
+                if name != "history":
+                    file.attrs[name] = value
+        if "history" in attrs:
+            with h5py.File(overlay, "r+") as file:
+                file.attrs.create("history", _history(attrs["history"]), dtype=_HISTORY)
         overlay.save(path)
 
 
@@ -303,8 +307,26 @@ def fill(path: Path, layout: RunLayout, places: Places) -> None:
         os.fsync(file.fileno())
 
 
-def set_complete(path: Path, value: int) -> None:
+# Of one length, so that a resume adds its line without moving anything in the file.
+_HISTORY = h5py.string_dtype("utf-8", HISTORY_BYTES)
+
+
+def _history(text: str) -> NDArray[np.bytes_]:
+    return np.array(text.encode(), dtype=_HISTORY)
+
+
+def set_complete(path: Path, value: int, history: str | None = None) -> None:
     """Change the attribute `complete` in place, without disturbing readers of the file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    value : int
+        1 for a finished run, 0 for an unfinished one.
+    history : str, optional
+        Text of the attribute `history`; by default it stays as it is, and so it does in a file
+        that was laid out without room for it.
 
     Raises
     ------
@@ -314,22 +336,33 @@ def set_complete(path: Path, value: int) -> None:
     with Overlay(path) as overlay:
         with h5py.File(overlay, "r+") as file:
             file.attrs.modify("complete", np.array([value], dtype="i8"))
+            if history is not None and _has_room(file):
+                file.attrs.modify("history", _history(history))
         overlay.save(path)
 
 
-def unseal(path: Path, end: int | None = None) -> None:
+def _has_room(file: h5py.File) -> bool:
+    """Whether the attribute `history` can be changed in place."""
+    return "history" in file.attrs and file.attrs.get_id("history").dtype == _HISTORY
+
+
+def unseal(path: Path, end: int | None = None, history: str | None = None) -> None:
     """Mark a finished file unfinished again: without digests, and with complete = 0.
 
     Parameters
     ----------
-    path : the file
-    end : its length without digests; None where these are whole and hold it
+    path : Path
+        The file.
+    end : int, optional
+        Its length without digests; None where these are whole and hold it.
+    history : str, optional
+        Text of the attribute `history` that it was laid out with.
     """
     if end is None and (stored := digests.find(path)) is not None:
         end = stored.end
     if end is not None and end < path.stat().st_size:
         os.truncate(path, end)
-    set_complete(path, 0)
+    set_complete(path, 0, history)
 
 
 def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], tuple[int, ...]]:

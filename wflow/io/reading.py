@@ -118,6 +118,14 @@ def read_attrs(file: h5py.File, path: Path) -> dict[str, Any]:
     return attrs
 
 
+def history_of(file: h5py.File) -> str | None:
+    """Attribute `history` of a file, None where it has none that is a text."""
+    value = file.attrs.get("history")
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else None
+
+
 def _such_as(summary: Path) -> str:
     """Name a run file beside the summary of a study, if there is one."""
     for path in sorted(summary.parent.glob("*.h5")):
@@ -127,7 +135,7 @@ def _such_as(summary: Path) -> str:
     return ""
 
 
-def parse_config(text: Any, path: Path) -> dict[str, Any]:
+def parse_config(text: Any, path: Path | str) -> dict[str, Any]:
     """Configuration of a run from its JSON text, with options as objects.
 
     Raises

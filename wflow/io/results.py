@@ -20,6 +20,7 @@ _MARKS = {
     ".png": (b"\x89PNG", b"Software\0" + CREATOR.encode()),
     ".pdf": (b"%PDF", b"/Creator (" + CREATOR.encode() + b")"),
     ".md": (b"# ", b"; wflow "),  # the head of a summary names the version
+    ".html": (b"<!DOCTYPE html>", b'<meta name="generator" content="wflow">'),
 }
 _UNMARKED = {  # the figures of version 0.1.0 say only that Matplotlib drew them
     ".png": (b"\x89PNG", b"Software\0Matplotlib version"),
@@ -27,6 +28,8 @@ _UNMARKED = {  # the figures of version 0.1.0 say only that Matplotlib drew them
 }
 COMPARISONS = ("gradient_over_time", "gradient_against_heads")
 """Figures of `wflow.study.run` that show several runs, without their ending."""
+REPORT = "report.html"
+"""The report of a study, in its folder."""
 OF_ONE_RUN = re.compile(
     r"(.+)_(tokens_mean|tokens_path\d+|gradient_over_time|speed|energy_balance)"
 )

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -26,7 +26,16 @@ from wflow.io import disk, reading
 from wflow.io.digests import Digests, damaged, metadata_digest
 from wflow.io.disk import Index, disk_error
 from wflow.io.reading import checkpoint_of, differences, final_of, manifest_of, partial_of, parts_of
-from wflow.io.schema import SCHEMA, VARIABLES, RunLayout, config_text, dataset_attrs
+from wflow.io.schema import (
+    SCHEMA,
+    VARIABLES,
+    RunLayout,
+    command_text,
+    config_text,
+    dataset_attrs,
+    history_line,
+    history_text,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -121,10 +130,13 @@ class RunWriter:
         created: str,
         places: disk.Places,
         digests: Digests | None,
+        history: Sequence[str] = (),
     ) -> None:
         self.path = path
         self._lock, self._created, self._places = lock, created, dict(places)
         self._digests = digests  # None: a file of an earlier version, which has none
+        # The file has the first text until it is finished; lines of resumes join it then.
+        self._history = list(history)
         try:
             self._file = open(partial_of(path), "r+b", buffering=0)  # noqa: SIM115
         except OSError as error:
@@ -175,7 +187,8 @@ class RunWriter:
                 disk.remove_run(path)
             disk.remove(checkpoint_of(path))  # of a run that is gone
             disk.place(new, partial_of(path))
-            return cls(path, lock, created, places, digests)
+            history = [attrs["history"]] if "history" in attrs else []
+            return cls(path, lock, created, places, digests, history)
         except BaseException as error:
             disk.remove(new)
             lock.release()
@@ -225,6 +238,7 @@ class RunWriter:
                 attrs = reading.read_attrs(file, unfinished)
                 reading.check_variables(file, unfinished)
                 places = reading.raw_layout(file, unfinished)
+                shows = reading.history_of(file)
             stored = reading.parse_config(attrs["config"], unfinished)
             changed = differences(stored, wanted)
             if changed:
@@ -235,14 +249,18 @@ class RunWriter:
                 )
             state, digests = _split(_checked_checkpoint(path, attrs["created"]))
             end = int(digests["end"]) if "end" in digests else None
-            if attrs["complete"] or (end is not None and unfinished.stat().st_size > end):
-                disk.unseal(unfinished, end)  # killed between its last two writes
+            history = [str(line) for line in digests.get("history", ())]
+            begun = history[0] if history else None
+            sealed = attrs["complete"] or (end is not None and unfinished.stat().st_size > end)
+            if sealed or (begun is not None and shows != begun):
+                disk.unseal(unfinished, end, begun)  # killed between its last writes
             if not digests and attrs["schema"] == SCHEMA:
                 raise RunFileError(
                     f"{checkpoint_of(path)} lacks the digests of the run file; run again with "
                     "--overwrite"
                 )
-            writer = cls(path, lock, attrs["created"], places, None)
+            history += [history_line(f"resumed by {command_text()}")] if history else []
+            writer = cls(path, lock, attrs["created"], places, None, history)
             if digests:
                 size = Digests.size(digests)
                 with progress_bar(size, "checking what was recorded", progress) as tick:
@@ -317,6 +335,8 @@ class RunWriter:
         if self._digests is not None:
             digests = self._digests.state(self._file)
             arrays |= {reading.DIGESTS + name: value for name, value in digests.items()}
+            if self._history:
+                arrays[reading.DIGESTS + "history"] = np.array(self._history)
         reading.seal_checkpoint(arrays)
 
         def save(draft: Path) -> None:
@@ -385,7 +405,7 @@ class RunWriter:
         digests = self._digests
         if digests and metadata_digest(self._file, self._places) != digests.metadata:
             raise damaged(unfinished, "its names and attributes", "run again with --overwrite")
-        disk.set_complete(unfinished, 1)
+        disk.set_complete(unfinished, 1, history_text(self._history) if self._history else None)
         if digests is None:
             return
         try:
@@ -394,7 +414,7 @@ class RunWriter:
             disk.write_all(self._file, line)
         except OSError:  # a full disk, say: the run can be resumed
             with contextlib.suppress(OSError):
-                disk.unseal(unfinished, digests.end)
+                disk.unseal(unfinished, digests.end, self._history[0] if self._history else None)
             raise
 
     def _check_own(self) -> None:
@@ -526,21 +546,37 @@ def _split(arrays: State) -> tuple[State, State]:
 def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     """Open a run file as a Dataset that reads values when they are used.
 
-    An unfinished run (`NAME.partial`, given by that name or as NAME) is cut to the times that
-    were recorded, has the attribute complete = 0, and comes with a warning.
+    An unfinished run (`NAME.partial`, given by that name or as NAME) is cut to the times that were
+    recorded, has the attribute complete = 0, and comes with a warning.
 
     Parameters
     ----------
-    path : run file
+    path : str or pathlib.Path
+        Run file.
 
     Returns
     -------
-    xarray.Dataset with the names of docs/run_file.md; close it, or use it in a `with`
+    xarray.Dataset
+        The recorded quantities, by the names of the run file; close it, or use it in a `with`.
 
     Raises
     ------
+    InputError
+        For a `path` that is no path.
     RunFileError
         For a file that is missing, truncated, or not a run file.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     wflow.solve(
+    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
+    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.05, out=f"{folder}/run.h5",
+    ...     ).close()
+    ...     with wflow.open(f"{folder}/run.h5") as run:
+    ...         print(dict(run.energy.sizes))
+    {'path': 1, 'time': 3}
     """
     import xarray
 

@@ -1,7 +1,7 @@
 """Schema of run files: every variable with its dimensions, description and source."""
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -20,6 +20,14 @@ SCHEMA = f"{FAMILY}2"
 READABLE = (f"{FAMILY}1", SCHEMA)
 
 _MHT = "Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870"
+_GLPR = (
+    "Geshkovski, Letrouit, Polyanskiy, Rigollet, A mathematical perspective on transformers, 2025"
+)
+_DOPRI = "Hairer, Nørsett, Wanner, Solving Ordinary Differential Equations I, II.4 and II.5"
+CONVENTIONS = "CF-1.10"
+HISTORY_BYTES = 2048
+"""Room for the attribute `history` in a run file, where it is changed in place."""
+_LINE_BYTES = 480  # of a line of the history; the whole command is in the attribute `command`
 
 
 @dataclass(frozen=True)
@@ -330,21 +338,99 @@ def config_text(config: Mapping[str, Any]) -> str:
         ) from None
 
 
+def history_line(what: str, when: datetime | None = None) -> str:
+    """Line of the CF attribute `history`: when, by which version, and what was done.
+
+    Parameters
+    ----------
+    what : str
+        What was done, such as a command; a long one is cut.
+    when : datetime, optional
+        Moment in UTC; by default now.
+
+    Returns
+    -------
+    str
+        One line of at most 480 bytes.
+    """
+    moment = (when or datetime.now(UTC)).isoformat(timespec="seconds")
+    line = " ".join(f"{moment}: wflow {version_of('wflow')}: {what}".split())
+    raw = line.encode(errors="backslashreplace")
+    if len(raw) > _LINE_BYTES:
+        raw = raw[: _LINE_BYTES - 4] + b" ..."
+    return raw.decode(errors="ignore")
+
+
+def history_text(lines: Sequence[str]) -> str:
+    """Text of the attribute `history` that fits into a run file.
+
+    Parameters
+    ----------
+    lines : sequence of str
+        Lines of `history_line`, oldest first.
+
+    Returns
+    -------
+    str
+        The lines; where they exceed `HISTORY_BYTES`, the first and as many of the last as fit.
+    """
+    kept = [line for text in lines for line in text.split("\n")]
+    left_out = False
+    while len(kept) > 2 and len("\n".join(kept).encode()) > HISTORY_BYTES - 8:
+        del kept[1]
+        left_out = True
+    if left_out:
+        kept.insert(1, "...")
+    raw = "\n".join(kept).encode()[: HISTORY_BYTES - 1]
+    return raw.decode(errors="ignore")
+
+
+def references(config: Mapping[str, Any]) -> str:
+    """Publications behind the quantities of a run, the CF attribute `references`.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration of the run.
+
+    Returns
+    -------
+    str
+        Citations, separated by "; ".
+    """
+    scheme = config.get("scheme")
+    adaptive = "dopri5" in (scheme, scheme.get("name") if isinstance(scheme, Mapping) else None)
+    cited = [_MHT]
+    cited += [_GLPR] if config.get("direction") == "ascent" else []
+    cited += [_DOPRI] if adaptive else []
+    return "; ".join(cited)
+
+
 def dataset_attrs(
-    config: Mapping[str, Any] | str, seed: int, command: str | None = None
+    config: Mapping[str, Any] | str,
+    seed: int,
+    command: str | None = None,
+    *,
+    history: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Provenance of a run: the attributes of its file but `complete`, which the store adds.
 
     Parameters
     ----------
-    config : what reruns the run, as a mapping or as JSON text
-    seed : seed of the run
-    command : how it was started; None: the command line of this process
+    config : mapping or str
+        What reruns the run, as a mapping or as JSON text.
+    seed : int
+        Seed of the run.
+    command : str, optional
+        How it was started; by default the command line of this process.
+    history : sequence of str, optional
+        Lines of the attribute `history` in place of one that names the command.
 
     Returns
     -------
-    dict with schema, title, Conventions, wflow_version, numpy_version, numba_version, config,
-    seed, created (UTC, ISO 8601) and command
+    dict
+        schema, title, Conventions, source, references, history, wflow_version, numpy_version,
+        numba_version, config, seed, created (UTC, ISO 8601) and command.
 
     Raises
     ------
@@ -353,10 +439,16 @@ def dataset_attrs(
     """
     text = config if isinstance(config, str) else config_text(config)
     settings = json.loads(text)
+    command = command_text() if command is None else command
+    now = datetime.now(UTC)
     return {
         "schema": SCHEMA,
         "title": f"wflow run: {law_name(settings) or 'unnamed'} heads, seed {seed}",
-        "Conventions": "CF-1.10",
+        "Conventions": CONVENTIONS,
+        "source": f"wflow {version_of('wflow')}: tokens of a multi-head transformer as interacting "
+        "particles on the sphere",
+        "references": references(settings),
+        "history": history_text(history or [history_line(command, now)]),
         "wflow_version": version_of("wflow"),
         "numpy_version": np.__version__,
         "numba_version": version_of("numba"),
@@ -364,6 +456,6 @@ def dataset_attrs(
         # Attributes of a netCDF file stop at 64 bits.
         "seed": int(seed) if -(2**63) <= int(seed) < 2**64 else str(int(seed)),
         # Microseconds, because a checkpoint is matched to its file by this text.
-        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "command": command_text() if command is None else command,
+        "created": now.isoformat(timespec="microseconds"),
+        "command": command,
     }

@@ -6,10 +6,9 @@
     loss = functional.cross_entropy(logits, labels) + lam * cost
 
 `blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `models`
-whole networks, `registry` their configurations; `training`, `data` and `diagnostics` serve them;
-`convex` is a test problem with a known solution, `particles` turns trained heads into a head law.
-Only `study` imports this package.
-Start with `continuous`.
+whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
+`diagnostics` serve them; `convex` is a test problem with a known solution, `particles` turns
+trained heads into a head law. Only `study` imports this package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 
@@ -26,6 +25,7 @@ _HOMES = {
     "Trajectory": "continuous",
     "ViT": "models.vit",
     "GPT": "models.gpt",
+    "Pretrained": "pretrained",
     "TextClassifier": "models.text",
     "SetTransformer": "models.set_transformer",
     "build": "registry",
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from wflow.nets.models.set_transformer import SetTransformer
     from wflow.nets.models.text import TextClassifier
     from wflow.nets.models.vit import ViT
+    from wflow.nets.pretrained import Pretrained
     from wflow.nets.registry import build, config, register
     from wflow.nets.training import train
 

@@ -102,7 +102,8 @@ def kept_modes(model: Any) -> Iterator[None]:
 
     Parameters
     ----------
-    model : the network; what is no module has no modes, and nothing is done
+    model : object
+        The network; what is no module has no modes, and nothing is done.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
@@ -130,24 +131,36 @@ class Attention(nn.Module):
 
     X has the tokens as columns here, k is the width of a head. The rows of `qkv.weight` are the
     queries, the keys and the values, in this order, and in each of them head after head: Q^h is
-    `qkv.weight[h * k : (h + 1) * k]`. W^h is `out.weight[:, h * k : (h + 1) * k]`. Source:
-    Vaswani et al., "Attention is all you need" (2017), section 3.2; [OTT] eq. 3.
+    `qkv.weight[h * k : (h + 1) * k]`. W^h is `out.weight[:, h * k : (h + 1) * k]`.
 
     Parameters
     ----------
-    width : width of the hidden states
-    heads : number of heads H
-    head_width : k; None is width / heads
-    causal : a token sees itself and those before it only
-    bias : whether linear layers have biases
-    qkv_bias : the same for queries, keys and values; None is `bias`
-    project : False leaves the output matrix W out: the heads one beside the other are the output
-    dropout : rate at which attention weights and outputs are dropped, in training only
+    width : int
+        Width of the hidden states.
+    heads : int
+        Number of heads H.
+    head_width : int, optional
+        k; None is width / heads.
+    causal : bool, default False
+        a token sees itself and those before it only.
+    bias : bool, default True
+        Whether linear layers have biases.
+    qkv_bias : bool, optional
+        The same for queries, keys and values; None is `bias`.
+    project : bool, default True
+        False leaves the output matrix W out: the heads one beside the other are the output.
+    dropout : float, default 0.0
+        Rate at which attention weights and outputs are dropped, in training only.
 
     Raises
     ------
     InputError
         For a width that the heads cannot share, or sizes and rates out of range.
+
+    References
+    ----------
+    .. [1] Vaswani et al., "Attention is all you need" (2017), section 3.2; Kan, Li, Zhang, Sahai,
+       Osher, Katsoulakis, "Optimal Control for Transformer Architectures", arXiv:2505.13499, eq. 3.
     """
 
     @in_memory
@@ -186,13 +199,16 @@ class Attention(nn.Module):
 
         Parameters
         ----------
-        x : hidden states (batch, tokens, width)
-        mask : bool (batch, tokens), True where a token is there: only those are seen. What comes
-            out for tokens that are not there is finite and means nothing
+        x : Tensor, shape (batch, tokens, width)
+            Hidden states.
+        mask : Tensor, shape (batch, tokens), optional
+            True where a token is there: only those are seen. What comes out for tokens that are not
+            there is finite and means nothing.
 
         Returns
         -------
-        tensor (batch, tokens, width)
+        Tensor, shape (batch, tokens, width)
+            The result.
 
         Raises
         ------
@@ -224,16 +240,24 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Fully connected layer for each token: B gelu(A x + a) + b.
 
-    Source: Vaswani et al. (2017), section 3.3, with the GELU of Hendrycks and Gimpel (2016);
-    g_f of [OTT] eq. 4.
-
     Parameters
     ----------
-    width : width of the hidden states
-    hidden : width between A and B
-    bias : whether a and b are there
-    gelu : `none`, the function itself; `tanh`, its approximation that GPT-2 was trained with
-    dropout : rate at which outputs are dropped, in training only
+    width : int
+        Width of the hidden states.
+    hidden : int
+        Width between A and B.
+    bias : bool, default True
+        Whether a and b are there.
+    gelu : {"none", "tanh"}
+        `none`, the function itself; `tanh`, its approximation that GPT-2 was trained with.
+    dropout : float, default 0.0
+        Rate at which outputs are dropped, in training only.
+
+    References
+    ----------
+    .. [1] Vaswani et al. (2017), section 3.3, with the GELU of Hendrycks and Gimpel (2016); g_f of
+       Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
+       arXiv:2505.13499, eq. 4.
     """
 
     @in_memory
@@ -278,14 +302,18 @@ class Block(nn.Module):
 
     Parameters
     ----------
-    width, heads, head_width, causal, bias, qkv_bias, project : as for `Attention`; `bias` is that
-        of the feed-forward layer and of the layer norms too
-    hidden : inner width of the feed-forward layer; None leaves the layer out, with its norm
-    norm : False leaves the layer norms out
-    skip : False leaves the skip connection of the feed-forward layer out, ff(norm(u)) alone: the
+    width, heads, head_width, causal, bias, qkv_bias, project : int or bool
+        As for `Attention`; `bias` is that of the feed-forward layer and of the layer norms too.
+    hidden : int, optional
+        Inner width of the feed-forward layer; None leaves the layer out, with its norm.
+    norm : bool, default True
+        False leaves the layer norms out.
+    skip : bool, default True
+        False leaves the skip connection of the feed-forward layer out, ff(norm(u)) alone: the
         blocks of N-ODE transformers ([OTT], after eq. 13). Without a feed-forward layer there is
-        nothing to leave out, and the block is x + attention(norm(x)) in both cases
-    gelu, dropout : as for `FeedForward`; dropout is that of `Attention` too
+        nothing to leave out, and the block is x + attention(norm(x)) in both cases.
+    gelu, dropout : {"none", "tanh"} or float
+        As for `FeedForward`; dropout is that of `Attention` too.
     """
 
     @in_memory
@@ -341,8 +369,9 @@ class Stack(nn.Module):
 
     Parameters
     ----------
-    blocks : modules, each of which maps hidden states to hidden states of the same shape; of a
-        tuple, or an object with `.last_hidden_state`, the hidden states are taken
+    blocks : iterable of torch.nn.Module
+        Modules, each of which maps hidden states to hidden states of the same shape; of a tuple, or
+        an object with `.last_hidden_state`, the hidden states are taken.
 
     Raises
     ------
@@ -381,11 +410,16 @@ class TokenEmbedding(nn.Module):
 
     Parameters
     ----------
-    vocabulary : number of token ids
-    context : number of positions, the length of the longest text
-    width : width of the hidden states
-    std : standard deviation of E and P at the start
-    dropout : rate at which entries are dropped, in training only
+    vocabulary : int
+        Number of token ids.
+    context : int
+        Number of positions, the length of the longest text.
+    width : int
+        Width of the hidden states.
+    std : float, default 0.02
+        Standard deviation of E and P at the start.
+    dropout : float, default 0.0
+        Rate at which entries are dropped, in training only.
     """
 
     @in_memory
@@ -412,11 +446,13 @@ class TokenEmbedding(nn.Module):
 
         Parameters
         ----------
-        tokens : integers (batch, tokens) in 0 .. vocabulary - 1, at most `context` per text
+        tokens : Tensor, shape (batch, tokens)
+            Integers in 0 .. vocabulary - 1, at most `context` per text.
 
         Returns
         -------
-        tensor (batch, tokens, width)
+        Tensor, shape (batch, tokens, width)
+            The result.
 
         Raises
         ------
@@ -487,10 +523,14 @@ def check_tokens(
 
     Parameters
     ----------
-    tokens : what was given
-    vocabulary : number of ids
-    context : length of the longest text that is taken; None takes any
-    weight : embedding, on the device of which they must be
+    tokens : Tensor
+        What was given.
+    vocabulary : int
+        Number of ids.
+    context : int, optional
+        Length of the longest text that is taken; None takes any.
+    weight : Tensor, optional
+        Embedding, on the device of which they must be.
     """
     if torch.compiler.is_compiling():
         return

@@ -27,10 +27,14 @@ def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Ten
 
     Parameters
     ----------
-    value : what was given
-    name : what the message calls it
-    kind : real, floating point; whole, integers; bool; number, one of the first two
-    like : weight that it meets: on the same device and, for real, of the same type
+    value : object
+        What was given.
+    name : str
+        What the message calls it.
+    kind : Kind
+        Real, floating point; whole, integers; bool; number, one of the first two.
+    like : Tensor, optional
+        Weight that it meets: on the same device and, for real, of the same type.
 
     Raises
     ------

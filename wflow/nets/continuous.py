@@ -67,19 +67,26 @@ class ContinuousTransformer(nn.Module):
 
     Parameters
     ----------
-    blocks : a module, or several in sequence, in any form: list, `nn.Sequential`, `nn.ModuleList`,
+    blocks : torch.nn.Module or iterable of torch.nn.Module
+        a module, or several in sequence, in any form: list, `nn.Sequential`, `nn.ModuleList`,
         `Stack`. A module that answers with a tuple or with `.last_hidden_state` is taken at its
-        first tensor, so that encoders of other libraries fit
-    t_final : end time T
-    steps : number of steps M; may be changed at any time, as `t_final` may
-    scheme : `euler` (the published one), `heun`, `rk4`
-    velocity : `block`, f is what the blocks return, with their own skip connections: the published
-        model; `residual`, f(x) = blocks(x) - x: then T = 1 in one Euler step is the discrete
-        network
-    cost : `mean` or `sum`
-    checkpointing : keep only the states between steps for the gradient and compute the inside of
-        each step again: memory of one step instead of M, for a second forward pass
-    batch_dim : dimension of X that counts the samples; negative ones count from the last
+        first tensor, so that encoders of other libraries fit.
+    t_final : float, default 1.0
+        End time T.
+    steps : int, default 1
+        Number of steps M; may be changed at any time, as `t_final` may.
+    scheme : {"euler", "heun", "rk4"}
+        `euler` (the published one), `heun`, `rk4`.
+    velocity : {"block", "residual"}
+        `block`, f is what the blocks return, with their own skip connections: the published model;
+        `residual`, f(x) = blocks(x) - x: then T = 1 in one Euler step is the discrete network.
+    cost : {"mean", "sum"}
+        `mean` or `sum`.
+    checkpointing : bool, default False
+        Keep only the states between steps for the gradient and compute the inside of each step
+        again: memory of one step instead of M, for a second forward pass.
+    batch_dim : int, default 0
+        Dimension of X that counts the samples; negative ones count from the last.
 
     Raises
     ------
@@ -139,14 +146,18 @@ class ContinuousTransformer(nn.Module):
 
         Parameters
         ----------
-        x : hidden states X(0), such as (batch, tokens, width)
-        valid : (batch, tokens), True where a token is there: only those count in the cost
-            (in any order in which `x` has these dimensions first)
-        context : handed to the blocks at each evaluation, such as a padding mask
+        x : Tensor, shape (batch, tokens, width)
+            Hidden states X(0), such as.
+        valid : Tensor, shape (batch, tokens), optional
+            True where a token is there: only those count in the cost (in any order in which `x` has
+            these dimensions first).
+        context : object
+            Handed to the blocks at each evaluation, such as a padding mask.
 
         Returns
         -------
-        Flow(state, cost)
+        Flow
+            Flow(state, cost).
 
         Raises
         ------
@@ -257,10 +268,12 @@ class NodeTransformer(nn.Module):
 
     Parameters
     ----------
-    blocks : the blocks, as for `ContinuousTransformer`. An `nn.TransformerEncoder` without a final
-        norm is taken as its layers, whose context has their names (`src_mask`, not `mask`); any
-        other single module is one block and makes one system: give a list of what is inside it
-    t_final, steps, options : those of `ContinuousTransformer`, the same for each block
+    blocks : torch.nn.Module or iterable of torch.nn.Module
+        The blocks, as for `ContinuousTransformer`. An `nn.TransformerEncoder` without a final norm
+        is taken as its layers, whose context has their names (`src_mask`, not `mask`); any other
+        single module is one block and makes one system: give a list of what is inside it.
+    t_final, steps, options : float or int or object
+        Those of `ContinuousTransformer`, the same for each block.
 
     Raises
     ------

@@ -51,13 +51,16 @@ def by_newton(
 
     Parameters
     ----------
-    value, gradient, hessian : (batch, k) -> (batch,), (batch, k), (batch, k, k); convex in each
-    start : (batch, k)
-    singular : whether the Hessian may have a kernel; steps then have no part in it
+    value, gradient, hessian : callable
+        (batch, k) -> (batch,), (batch, k), (batch, k, k); convex in each.
+    start : Tensor, shape (batch, k)
+    singular : bool, default False
+        Whether the Hessian may have a kernel; steps then have no part in it.
 
     Returns
     -------
-    (batch, k), where the gradient vanishes to rounding if there is such a point
+    Tensor, shape (batch, k)
+        Where the gradient vanishes to rounding if there is such a point.
     """
     x = start.clone()
     slope = gradient(x)
@@ -148,17 +151,24 @@ class ConvexProblem:
 
     Parameters
     ----------
-    output : A (c, d): d entries of a state, c outputs
-    loss : "squared", G = |A X - y|^2 / 2; "cross-entropy", G = -<y, log softmax(A X)>
-    t_final, steps : T and M
-    lam : lambda >= 0, weight of the transport cost as a sum ([OTT] eq. 8)
+    output : Tensor
+        A (c, d): d entries of a state, c outputs.
+    loss : {"squared", "cross-entropy"}
+        "squared", G = |A X - y|^2 / 2; "cross-entropy", G = -<y, log softmax(A X)>.
+    t_final, steps : float or int
+        T and M.
+    lam : float, default 1.0
+        Lambda >= 0, weight of the transport cost as a sum ([OTT] eq. 8).
 
     Raises
     ------
     InputError
         For an output that is no finite matrix, or numbers out of range.
 
-    Source: [OTT] eq. 10, F.1 for the losses, F.4 to F.7 for the optimum.
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eq. 10, F.1 for the losses, F.4 to F.7 for the optimum.
     """
 
     def __init__(
@@ -224,12 +234,14 @@ class ConvexProblem:
 
         Parameters
         ----------
-        x0 : (batch, d)
-        y : (batch, c); for cross-entropy, >= 0 and of sum one
+        x0 : Tensor, shape (batch, d)
+        y : Tensor, shape (batch, c)
+            For cross-entropy, >= 0 and of sum one.
 
         Returns
         -------
-        (batch, d)
+        Tensor, shape (batch, d)
+            The result.
 
         Raises
         ------
@@ -256,7 +268,12 @@ class ConvexProblem:
     def velocities(self, x0: Tensor, y: Tensor) -> Tensor:
         """Velocities of the optimum, all equal to -(1/lambda) grad G(X(T), y): (M, batch, d).
 
-        Parameters and errors as for `terminal_state`. Source: [OTT] eq. 56.
+        Parameters and errors as for `terminal_state`.
+
+        References
+        ----------
+        .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+           Architectures", arXiv:2505.13499, eq. 56.
         """
         x0, y = self._given(x0, y)
         velocity = -self._gradient(self.terminal_state(x0, y), y) / self.lam
@@ -288,14 +305,18 @@ class ConvexProblem:
 
         Parameters
         ----------
-        x0, y : as for `terminal_state`
-        start : velocities (M, batch, d), or a seed of standard normal ones
-        method : "newton" with all second derivatives, "lbfgs" with none
+        x0, y : Tensor
+            As for `terminal_state`.
+        start : Tensor or int, default 0
+            Velocities (M, batch, d), or a seed of standard normal ones.
+        method : {"newton", "lbfgs"}
+            "newton" with all second derivatives, "lbfgs" with none.
 
         Returns
         -------
-        velocities (M, batch, d); gradients vanish to rounding for "newton", to 1e-8 or so for
-        "lbfgs"
+        Tensor
+            Velocities (M, batch, d); gradients vanish to rounding for "newton", to 1e-8 or so for
+            "lbfgs".
 
         Raises
         ------

@@ -75,12 +75,17 @@ class TrainedHeads(Schedule):
 
     Parameters
     ----------
-    heads : QKV with a leading axis of layers: query and key (L, H, k, d), value (L, H, d, d)
-    order : (K,), which layer acts in each interval
-    duration : length of an interval
-    score_factors, value_factors : (K,)
-    causal : whether a token sees only itself and those before it; for `wflow.solve(causal=)`
-    centred : whether tokens have mean zero over their entries, as a layer norm makes them
+    heads : QKV
+        QKV with a leading axis of layers: query and key (L, H, k, d), value (L, H, d, d).
+    order : sequence of int
+        (K,), which layer acts in each interval.
+    duration : float
+        Length of an interval.
+    score_factors, value_factors : array_like, shape (K,)
+    causal : bool
+        Whether a token sees only itself and those before it; for `wflow.solve(causal=)`.
+    centred : bool
+        Whether tokens have mean zero over their entries, as a layer norm makes them.
     """
 
     def __init__(
@@ -364,13 +369,15 @@ def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
 
     Parameters
     ----------
-    network : as for `head_law`
-    inputs : what the network is given: images, token ids; for a body alone, hidden states
-        (samples, tokens, width)
+    network : torch.nn.Module
+        As for `head_law`.
+    inputs : Tensor, shape (samples, tokens, width)
+        What the network is given: images, token ids; for a body alone, hidden states.
 
     Returns
     -------
-    (n, d) for one sample, (samples, n, d) for more: as `wflow.solve` takes them
+    ndarray, shape (n, d)
+        For one sample, (samples, n, d) for more: as `wflow.solve` takes them.
 
     Raises
     ------
@@ -532,22 +539,30 @@ def head_law(
 
     Parameters
     ----------
-    network : one with a body of `blocks.Block`, or such a body
-    t_final : T, of one pass; None is the natural one
-    radius : norm r of the tokens in the network, one number or one for each interval of a pass; the
-        larger, the slower their direction moves (`problem` measures it)
-    passes : how often the layers act in turn
+    network : torch.nn.Module
+        One with a body of `blocks.Block`, or such a body.
+    t_final : float, optional
+        T, of one pass; None is the natural one.
+    radius : array_like, default 1.0
+        Norm r of the tokens in the network, one number or one for each interval of a pass; the
+        larger, the slower their direction moves (`problem` measures it).
+    passes : int, default 1
+        How often the layers act in turn.
 
     Returns
     -------
-    TrainedHeads : for `wflow.solve(x0, law, causal=law.causal, t_final=law.t_final, ...)`
+    TrainedHeads
+        For `wflow.solve(x0, law, causal=law.causal, t_final=law.t_final, ...)`.
 
     Raises
     ------
     InputError
         For a network without blocks of self-attention, blocks that differ, or numbers out of range.
 
-    Source: [MHT] eq. 1; [OTT] eqs. 3 and 9; docs/mathematics.md section 1.
+    References
+    ----------
+    .. [1] [MHT] eq. 1; Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eqs. 3 and 9; docs/mathematics.md section 1.
     """
     blocks, order = blocks_of(network), order_of(network)
     layers = fold_all(blocks)
@@ -585,17 +600,23 @@ def problem(
 
     Parameters
     ----------
-    network : as for `head_law`
-    inputs : what the network is given, a path for every sample; for a body alone, hidden states
-    steps : time steps in each interval of the schedule
-    t_final, passes : as for `head_law`
-    radius : as for `head_law`; None measures, in each interval, the mean norm of the tokens when
-        the network itself moves them
+    network : torch.nn.Module
+        As for `head_law`.
+    inputs : Tensor
+        What the network is given, a path for every sample; for a body alone, hidden states.
+    steps : int, default 20
+        Time steps in each interval of the schedule.
+    t_final, passes : float or int
+        As for `head_law`.
+    radius : array_like, optional
+        As for `head_law`; None measures, in each interval, the mean norm of the tokens when the
+        network itself moves them.
 
     Returns
     -------
-    dict with x0, law, t_final, dt, paths, causal and save: tokens of all paths at the interval
-    ends, and no energy budget, as general heads have no energy
+    dict
+        Dict with x0, law, t_final, dt, paths, causal and save: tokens of all paths at the interval
+        ends, and no energy budget, as general heads have no energy.
 
     Raises
     ------
@@ -649,7 +670,8 @@ def dropped(network: nn.Module, *, radius: float = 1.0) -> Dropped:
 
     Parameters
     ----------
-    network, radius : as for `head_law`
+    network, radius : torch.nn.Module or float
+        As for `head_law`.
 
     Raises
     ------
@@ -686,8 +708,10 @@ def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
 
     Parameters
     ----------
-    law : of `head_law`
-    seed : of the rotations
+    law : TrainedHeads
+        Of `head_law`.
+    seed : int, default 0
+        Of the rotations.
     """
     layers, heads, d, _ = _checked(law).layer_scores.shape
     drawn = rotations(4 * layers * heads, d, law.centred, seed).reshape(4, layers, heads, d, d)
@@ -700,7 +724,9 @@ def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
 def tied(law: TrainedHeads) -> Tied:
     """How far the heads of a law are from those of a gradient flow, D = D^T and V = +-D.
 
-    Source: [MHT] section 1; docs/mathematics.md section 1. A head of zero gives NaN.
+    References
+    ----------
+    .. [1] [MHT] section 1; docs/mathematics.md section 1. A head of zero gives NaN.
     """
     D, V = _checked(law).layer_scores, law.layer_values
     transposed = np.swapaxes(D, -1, -2)

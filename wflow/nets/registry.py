@@ -47,19 +47,21 @@ def register(cls: type[N]) -> type[N]:
 
     Parameters
     ----------
-    cls : class of networks, known by its name
+    cls : type
+        Class of networks, known by its name.
 
     Returns
     -------
-    the class
+    type
+        The class.
 
     Raises
     ------
     InputError
         For what is no class of networks, and for the name of another registered class.
 
-    Example
-    -------
+    Examples
+    --------
     >>> import torch
     >>> from wflow import nets
     >>> @nets.register
@@ -99,12 +101,14 @@ def config(network: nn.Module) -> dict[str, Any]:
 
     Parameters
     ----------
-    network : a network of a registered class; its body may have been replaced by one, too
+    network : torch.nn.Module
+        a network of a registered class; its body may have been replaced by one, too.
 
     Returns
     -------
-    {"network": name, "arguments": {...}}, and "body" where it is another than the arguments make;
-    `build` makes a network of the same form from it
+    dict
+        {"network": name, "arguments": {...}}, and "body" where it is another than the arguments
+        make; `build` makes a network of the same form from it.
 
     Raises
     ------
@@ -137,11 +141,13 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
     Parameters
     ----------
-    config : what `config` returned, or the same read from JSON
+    config : mapping
+        What `config` returned, or the same read from JSON.
 
     Returns
     -------
-    the network, in training mode, on the CPU
+    torch.nn.Module
+        The network, in training mode, on the CPU.
 
     Raises
     ------
@@ -152,13 +158,118 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     return _made(config)
 
 
+def filled(
+    config: Any,
+    state: Mapping[str, Any],
+    kind: type[N] = nn.Module,  # type: ignore[assignment]
+    *,
+    complete: bool = True,
+) -> N:
+    """Make a network from its configuration, filled with weights from a file.
+
+    Nothing is made before the shapes of the weights have been compared with those that the
+    configuration asks for.
+
+    Parameters
+    ----------
+    config : mapping
+        What `config` returned.
+    state : mapping
+        Weights by name.
+    kind : type
+        Class of the network that is expected.
+    complete : bool, default True
+        Whether a weight that two layers share must be there under both names.
+
+    Returns
+    -------
+    torch.nn.Module
+        The network with its weights, in their precision, in evaluation mode on the CPU.
+
+    Raises
+    ------
+    InputError
+        For another network, an unknown one, and weights that do not fit.
+    """
+    cls = class_of(config)
+    if not issubclass(cls, kind):
+        raise InputError(f"it is a {cls.__name__}: expected a {kind.__name__}")
+    # A network registers a parameter that it shares, or replaces, more than once.
+    with outline(most=4 * len(state) + 16):
+        empty = build(config)
+    if not complete:
+        known = {name: state.get(first) for name, first in shared(empty).items()}
+        state = known | dict(state)
+    _check_values(state, empty)
+    with torch.random.fork_rng([]), torch.device("cpu"):
+        network = build(config)
+    for name, value in network.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.Tensor):
+            value.data = value.data.to(state[name].dtype)
+    network.load_state_dict(state)
+    return network.eval()  # type: ignore[return-value]  # checked above
+
+
+def shared(network: nn.Module) -> dict[str, str]:
+    """Names of parameters and buffers, each with the first name of the same tensor."""
+    return {name: first for name, (_, first) in _form(network).items()}
+
+
+def other_weight(
+    saved: Mapping[str, Any], model: nn.Module, *, types: bool = False
+) -> tuple[str, str, str] | None:
+    """Name of the first parameter of another shape or type, what it is there, and here."""
+    own = model.state_dict()
+    for name in [*own, *(name for name in saved if name not in own)]:
+        there, here = (_kind(state.get(name), types) for state in (saved, own))
+        if there != here:
+            return name, there, here
+    return None
+
+
+def _check_values(state: Mapping[str, Any], empty: nn.Module) -> None:
+    """Check shapes, kinds of numbers, and that what the network shares is the same in the file."""
+    other = other_weight(state, empty)
+    if other is not None:
+        name, there, here = other
+        raise InputError(
+            f"{name} is {there} in the file, and the configuration asks for one {here}; it "
+            "is damaged, or was edited: take another copy of it"
+        )
+    firsts = shared(empty)
+    for name, value in empty.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        stored = state[name]
+        if (stored.is_floating_point(), stored.is_complex()) != (
+            value.is_floating_point(),
+            value.is_complex(),
+        ):
+            raise InputError(f"{name} is {stored.dtype} in the file: expected {value.dtype}")
+        first = firsts[name]
+        if first != name and not _same_bits(state[first], stored):
+            raise InputError(f"{name} differs from {first}, and the network has one for both")
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    raw = [value.contiguous().flatten().view(torch.uint8) for value in (one, other)]
+    return one.dtype == other.dtype and torch.equal(*raw)
+
+
+def _kind(value: Any, types: bool) -> str:
+    if not isinstance(value, torch.Tensor):
+        return "absent" if value is None else f"no tensor but {type(value).__name__}"
+    return f"{value.dtype} {tuple(value.shape)}" if types else f"of shape {tuple(value.shape)}"
+
+
 @contextmanager
 def outline(most: int | None = None) -> Iterator[None]:
     """Make networks without values here, on the device meta; the random numbers stay as they were.
 
     Parameters
     ----------
-    most : number of parameters that they may have; None for any
+    most : int, optional
+        Number of parameters that they may have; None for any.
 
     Raises
     ------

@@ -20,31 +20,35 @@ from wflow._core.checks import (
     wholes,
 )
 from wflow._core.errors import InputError
+from wflow._core.reprs import ShortRepr
 
 IfExists = Literal["error", "overwrite", "resume"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveAt:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SaveAt(ShortRepr):
     """What a run keeps, and when.
 
     Parameters
     ----------
-    every : the energy budget is recorded every so many steps, and at the end
-    snapshots : times at which tokens are kept (nearest steps); None: start and end
-    paths : paths whose tokens are kept at the snapshots; the mean over all paths always is
-    heads : keep the heads of these paths at the snapshots as well; `wflow verify` recomputes the
-        energy from them
-    budget : False to run without the energy; None: kept for tied heads, and not for (Q, K, V) heads
-        or a causal mask, which have none
+    every : int, default 1
+        The energy budget is recorded every so many steps, and at the end.
+    snapshots : array_like of float, optional
+        Times at which tokens are kept (nearest steps). None keeps the start and the end.
+    paths : sequence of int, default (0,)
+        Paths whose tokens are kept at the snapshots; the mean over all paths always is.
+    heads : bool, default False
+        Keep the heads of these paths at the snapshots as well; `wflow verify` recomputes the energy
+        from them.
+    budget : bool, optional
+        Whether the energy and its budget are computed. None computes them for tied heads, and not
+        for (Q, K, V) heads or a causal mask, which have none.
 
     Raises
     ------
     InputError
         By `wflow.solve`, for counts below one, times outside [0, t_final], paths that the run does
         not have, and for a budget of heads that have no energy.
-
-    Source: docs/run_file.md; the terms of the budget: docs/mathematics.md section 4.
 
     Examples
     --------
@@ -61,7 +65,17 @@ class SaveAt:
     budget: bool | None = None
 
     def checked(self, name: str = "save") -> "SaveAt":
-        """These options as plain numbers and tuples; `name` is what messages call them.
+        """Return these options as plain numbers and tuples.
+
+        Parameters
+        ----------
+        name : str, default "save"
+            What messages call the options.
+
+        Returns
+        -------
+        SaveAt
+            The same options, checked.
 
         Raises
         ------
@@ -85,24 +99,30 @@ class SaveAt:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compute:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Compute(ShortRepr):
     """How a run is computed: sums over pairs, precision, device, threads.
 
     Parameters
     ----------
-    method : "exact" sums over all pairs, "fast" sums by series for d = 2 and 3, whose cost is
-        linear in n, or "auto": at every step and path the one expected to take less time
-    tolerance : relative error that fast sums keep below; `sum_error` in the result estimates it
-    backend : "numba" on the processor, or "torch": exact sums on a GPU
-    device : of the torch backend: "cuda", "cuda:1", ... or "cpu"; None means "cuda"
-    dtype : "float64" or "float32", of tokens, heads and pair sums; the energy budget adds up in
-        double precision
-    threads : Numba threads; None: all
-    batch : paths that are integrated together; None: by memory
-    checkpoint_every : seconds between the states from which a killed run resumes
-
-    The last three do not change a bit of the result.
+    method : {"auto", "exact", "fast"}, default "auto"
+        "exact" sums over all pairs, "fast" sums by series for d = 2 and 3, whose cost is linear in
+        n, or "auto": at every step and path the one expected to take less time.
+    tolerance : float, default 1e-10
+        Relative error that fast sums keep below; `sum_error` in the result estimates it.
+    backend : {"numba", "torch"}, default "numba"
+        "numba" on the processor, or "torch": exact sums on a GPU.
+    device : str, optional
+        Device of the torch backend: "cuda", "cuda:1", ... or "cpu". None means "cuda".
+    dtype : {"float64", "float32"}, default "float64"
+        "float64" or "float32", of tokens, heads and pair sums; the energy budget adds up in double
+        precision.
+    threads : int, optional
+        Numba threads. None means all.
+    batch : int, optional
+        Paths that are integrated together. None means as many as fit into some memory.
+    checkpoint_every : float, default 15.0
+        Seconds between the states from which a killed run resumes.
 
     Raises
     ------
@@ -110,7 +130,9 @@ class Compute:
         By `wflow.solve`, for unknown names, numbers out of range, more threads than the machine
         has, and fast sums for d > 3.
 
-    Source: docs/method.md, pair sums and the exact sums on a GPU.
+    Notes
+    -----
+    Threads, batch and checkpoint_every do not change a bit of the result.
 
     Examples
     --------
@@ -129,7 +151,17 @@ class Compute:
     checkpoint_every: float = 15.0
 
     def checked(self, name: str = "compute") -> "Compute":
-        """These options as plain numbers; `name` is what messages call them.
+        """Return these options as plain numbers.
+
+        Parameters
+        ----------
+        name : str, default "compute"
+            What messages call the options.
+
+        Returns
+        -------
+        Compute
+            The same options, checked.
 
         Raises
         ------

@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from wflow.io.runfile import (
     open_run,
     run_status,
 )
-from wflow.io.schema import EVALUATIONS, VARIABLES
+from wflow.io.schema import EVALUATIONS, VARIABLES, command_text, history_line
 from wflow.particles.integrate import State, integrate
 from wflow.particles.options import Compute, IfExists, SaveAt
 from wflow.particles.problem import Problem, options_of, problem_of
@@ -81,44 +81,61 @@ def solve(
     save: SaveAt = SaveAt(),
     compute: Compute = Compute(),
 ) -> xarray.Dataset:
-    """Simulate tokens on the sphere under multi-head attention and keep their energy budget.
+    r"""Simulate tokens on the sphere under multi-head attention and keep their energy budget.
 
-    dx_i = v(x_i) dt + sqrt(2 kappa) P_x dB_i with v of the chosen flow (docs/mathematics.md section
-    1), dD_h by the head law. Same seed, same bits: for any number of threads, any batching of
-    paths, interrupted and resumed or not.
+    The same seed gives bitwise identical results: for any number of threads, any batching of paths,
+    interrupted and resumed or not.
 
     Parameters
     ----------
-    x0 : (n, d), or (paths, n, d) for a start per path; tokens are put on the unit sphere
-    law : how the heads move: `wflow.heads.OrnsteinUhlenbeck`, `Oscillating`, `Frozen`, `Schedule`,
-        or a custom `HeadLaw`
-    heads : their number (D_h(0) = Z + Z^T drawn from the seed, the same for all paths), or initial
-        matrices (heads, d, d), or a `QKV`; left out where the law prescribes them
-    t_final, dt : end and step, in units of time of the flow; t_final is a whole number of steps.
-        With "dopri5" dt is the unit of the recorded times alone, and may be large
-    paths : number of Monte Carlo paths
-    seed : key of all random numbers, with the number of path and step
-    flow : "softmax", "unnormalised" or "effective" (docs/mathematics.md section 1), or a custom
-        `wflow.Flow`
-    direction : "descent" (energy falls) or "ascent" (clustering); of no effect on `QKV` heads,
-        whose values are taken as they are
-    scheme : "euler" (order 1; Euler-Maruyama), "heun" (2), "rk4" (4), or "dopri5" (5): steps whose
-        lengths are chosen by their error, with the tolerances of `Dopri5()`, or those of a
-        `wflow.Dopri5(rtol=, atol=)` given here; or the coefficients of another explicit
-        Runge-Kutta scheme, a `wflow.Tableau`. All but "euler" are for deterministic laws
-    kappa : diffusion of the tokens, dx_i = v dt + sqrt(2 kappa) P_x dB_i (Brownian motion on the
-        sphere, generator kappa times its Laplacian), per unit time; with scheme "euler"
-    causal : token i attends to tokens j <= i only
-    out : run file (HDF5); None keeps the result in memory
-    if_exists : where `out` is there already: "error", "overwrite", or "resume", which continues an
-        unfinished run, opens a finished one, and starts one that never started
-    progress : show a bar with the time left
-    save : what is kept and when, a `wflow.SaveAt`
-    compute : how sums are formed, precision, device and threads, a `wflow.Compute`
+    x0 : array_like, shape (n, d) or (paths, n, d)
+        Initial tokens, one cloud for all paths or one for each. They are put on the unit sphere.
+    law : wflow.heads.HeadLaw
+        How the heads move: `wflow.heads.OrnsteinUhlenbeck`, `Oscillating`, `Frozen`, `Schedule`, or
+        a custom `HeadLaw`.
+    heads : int, array_like of shape (heads, d, d), or wflow.heads.QKV, optional
+        Number of heads (then D_h(0) = Z + Z^T is drawn from the seed, the same for all paths), or
+        initial matrices. Left out where the law prescribes them.
+    t_final : float
+        End time, in units of time of the flow; a whole number of steps.
+    dt : float
+        Time step. With ``scheme="dopri5"`` it is the unit of the recorded times alone, and may be
+        large.
+    paths : int, default 1
+        Number of Monte Carlo paths.
+    seed : int, default 0
+        Key of all random numbers, together with the numbers of path and step.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Whether the tokens lower the energy or raise it (clustering). Without effect on `QKV` heads,
+        whose values are taken as they are.
+    scheme : {"euler", "heun", "rk4", "dopri5"}, wflow.Dopri5 or wflow.Tableau, default "euler"
+        Time stepping, of order 1 (Euler-Maruyama), 2, 4 and 5. "dopri5" chooses the lengths of its
+        steps by their error, with the tolerances of ``Dopri5()`` or those of the object given. A
+        `Tableau` holds the coefficients of another explicit Runge-Kutta scheme. All but "euler" are
+        for deterministic laws.
+    kappa : float, default 0.0
+        Diffusion of the tokens per unit time: Brownian motion on the sphere, with generator kappa
+        times its Laplacian. Only for ``scheme="euler"``.
+    causal : bool, default False
+        Whether token i attends to tokens j <= i only.
+    out : str or pathlib.Path, optional
+        Run file (HDF5) to write. Without it the result is kept in memory.
+    if_exists : {"error", "overwrite", "resume"}, default "error"
+        What happens where `out` exists already. "resume" continues an unfinished run, opens a
+        finished one, and starts one that never started.
+    progress : bool, default False
+        Whether to show a bar with the time left.
+    save : wflow.SaveAt, default SaveAt()
+        What is kept, and when.
+    compute : wflow.Compute, default Compute()
+        How sums are formed, precision, device and threads.
 
     Returns
     -------
-    xarray.Dataset with the names of docs/run_file.md; lazy where `out` is given
+    xarray.Dataset
+        The recorded quantities, by the names of the run file; lazy where `out` is given.
 
     Raises
     ------
@@ -129,7 +146,25 @@ def solve(
     Interrupted
         On SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
-    Source: [MHT] section 6, and section 7 for kappa; docs/mathematics.md sections 1 to 4.
+    See Also
+    --------
+    wflow.rerun : Compute the run of a file again.
+    wflow.open : Read a run file.
+
+    Notes
+    -----
+    With the velocity v of the chosen flow [1]_ and Brownian motions B_i, the tokens follow
+
+    .. math:: dx_i = v(x_i)\,dt + \sqrt{2\kappa}\,P_{x_i}\,dB_i, \qquad P_x = I - x x^T,
+
+    and the heads follow the law. Tokens are put back on the sphere by normalisation after every
+    step.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 1 and 13,
+       and section 6 for the scheme.
 
     Examples
     --------
@@ -141,6 +176,8 @@ def solve(
     ... )
     >>> run.sizes["time"]
     5
+    >>> bool(abs(run.edi_residual).max() < 0.05)
+    True
     """
     problem = problem_of(
         x0,
@@ -158,6 +195,17 @@ def solve(
         save=save,
         compute=compute,
     )
+    return _solve(problem, out, if_exists, progress)
+
+
+def _solve(
+    problem: Problem,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    history: Sequence[str] = (),
+) -> xarray.Dataset:
+    """Compute a run; `history` are the lines of its attribute, without them one for the command."""
     file = None if out is None else file_name(out, "out")
     check_choice("if_exists", if_exists, get_args(IfExists))
     progress = switch(progress, "progress")
@@ -170,8 +218,8 @@ def solve(
     with numba_threads(problem.compute.threads, "compute.threads"):
         try:
             if file is None:
-                return _in_memory(problem, bar)
-            return _in_file(problem, bar, file, if_exists, progress)
+                return _in_memory(problem, bar, history)
+            return _in_file(problem, bar, file, if_exists, progress, history)
         except MemoryError:
             records = problem.paths * (problem.steps // problem.save.every + 1)
             raise InputError(
@@ -192,16 +240,21 @@ def rerun(
 
     Parameters
     ----------
-    path : a run file
-    out : file of the new run; None keeps it in memory
-    law : the head law of the run, needed where it is custom: its code is not in the file
-    changes : arguments of `solve` that differ, such as `dt=0.01`. A `save` or `compute` replaces
+    path : str or pathlib.Path
+        A run file.
+    out : str or pathlib.Path, optional
+        File of the new run. Without it the result is kept in memory.
+    law : wflow.heads.HeadLaw, optional
+        The head law of the run, needed where it is custom: its code is not in the file.
+    **changes
+        Arguments of `wflow.solve` that differ, such as ``dt=0.01``. A `save` or `compute` replaces
         that of the run as a whole; threads, batch and checkpoint_every are not in the file. A
-        custom flow is given again where its class is not registered
+        custom flow is given again where its class is not registered.
 
     Returns
     -------
-    xarray.Dataset, as from `solve`; without changes the same numbers to the bit
+    xarray.Dataset
+        As from `wflow.solve`; without changes bitwise identical to the run of the file.
 
     Raises
     ------
@@ -211,6 +264,23 @@ def rerun(
     RunFileError
         For a part of a run, and a file whose configuration or initial state is not what was
         written.
+
+    See Also
+    --------
+    wflow.solve : Simulate the particle system.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = wflow.solve(
+    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
+    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.05, out=f"{folder}/run.h5",
+    ...     )
+    ...     finer = wflow.rerun(f"{folder}/run.h5", dt=0.025)
+    ...     run.close()
+    >>> finer.sizes["time"]
+    5
     """
     path = path_of(path, "path")
     digests.check(path, ("initial_tokens", "initial_heads"), "restore it from a copy")
@@ -224,7 +294,13 @@ def rerun(
                 f"{path} cannot be run again: its configuration {said}; give a whole run"
             )
         arguments = stored_arguments(ds, law, changes.get("flow"))
-    return solve(**(arguments | changes), out=out)
+        former = ds.attrs.get("history")
+    inspect.signature(solve).bind(**(arguments | changes))  # names an argument that solve lacks
+    how = {key: changes.pop(key) for key in ("if_exists", "progress") if key in changes}
+    altered = f" with other {', '.join(sorted(changes))}" if changes else ""
+    history = [former] if isinstance(former, str) else []
+    history.append(history_line(f"{path.name} run again{altered} by {command_text()}"))
+    return _solve(problem_of(**(arguments | changes)), out, **how, history=history)
 
 
 def stored_arguments(
@@ -327,9 +403,9 @@ def write_initial_state(problem: Problem, sink) -> None:
         sink.write("initial_heads", (), problem.scores)
 
 
-def _in_memory(problem: Problem, bar: Bar) -> xarray.Dataset:
+def _in_memory(problem: Problem, bar: Bar, history: Sequence[str]) -> xarray.Dataset:
     store = MemoryStore(problem.layout())
-    attrs = dataset_attrs(problem.config(), problem.seed)
+    attrs = dataset_attrs(problem.config(), problem.seed, history=history)
     write_initial_state(problem, store)
     try:
         with bar() as tick:
@@ -341,7 +417,12 @@ def _in_memory(problem: Problem, bar: Bar) -> xarray.Dataset:
 
 
 def _in_file(
-    problem: Problem, bar: Bar, out: Path, if_exists: IfExists, progress: bool
+    problem: Problem,
+    bar: Bar,
+    out: Path,
+    if_exists: IfExists,
+    progress: bool,
+    history: Sequence[str],
 ) -> xarray.Dataset:
     state, config = None, problem.config()
     if if_exists == "resume" and never_started(out, config):
@@ -354,7 +435,7 @@ def _in_file(
         _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
     else:
         warn_not_comparable(config)
-        attrs = dataset_attrs(config, problem.seed)
+        attrs = dataset_attrs(config, problem.seed, history=history)
         replaced = if_exists == "overwrite"
         writer = RunWriter.create(out, problem.layout(), attrs, overwrite=replaced)
         _log.info("%s: %d paths of %d steps", out, problem.paths, problem.steps)

@@ -20,6 +20,8 @@ from wflow._core.errors import InputError
 from wflow.analysis.fits import mean_and_error
 from wflow.io import schema
 from wflow.io.results import CREATOR, replace_files
+from wflow.plots.style import STYLE as STYLE
+from wflow.plots.style import style as style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,40 +35,6 @@ MAX_PANELS = 5  # in a row
 BAND = (10.0, 90.0)  # percentiles over the paths
 
 Band = Literal["percentiles", "error"]
-
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "mathtext.fontset": "dejavusans",
-    "font.size": 8.0,
-    "axes.titlesize": 8.0,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
-    "legend.fontsize": 8.0,
-    "legend.title_fontsize": 8.0,
-    "legend.frameon": False,
-    "legend.handlelength": 3.4,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.6,
-    "pdf.fonttype": 42,
-    "savefig.dpi": 200,
-    "figure.dpi": 200,
-}
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        yield
 
 
 def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
@@ -137,12 +105,30 @@ def check_run(ds: Any, name: str = "ds") -> None:
         raise InputError(f"the attribute config of {name} is no configuration of a run")
 
 
-def require(ds: "Dataset", names: Sequence[str]) -> None:
-    """Raise InputError unless the run holds these variables."""
+def require(ds: "Dataset", names: Sequence[str], advice: str) -> None:
+    """Raise InputError unless the run holds these variables; the advice says what records them."""
     missing = [name for name in names if name not in ds.variables]
     if missing:
         stored = ", ".join(sorted(map(str, ds.data_vars)))
-        raise InputError(f"the run holds no {', '.join(missing)}; it holds {stored or 'nothing'}")
+        raise InputError(
+            f"the run holds no {', '.join(missing)[:200]}; it holds {stored or 'nothing'}. {advice}"
+        )
+
+
+def solve_with(save: str) -> str:
+    """Advice for a run that lacks something: the option that records it."""
+    return f"Solve it again with save=wflow.SaveAt({save})"
+
+
+def budget_advice(ds: "Dataset") -> str:
+    """Advice for a run without some terms of the energy budget."""
+    advice = solve_with("budget=True")
+    if "energy" in ds:
+        return advice
+    return (
+        f"{advice}; general (Q, K, V) or causal heads have no energy: of those draw the speed, "
+        'wflow.plots.gradient_over_time(run, "speed_sq")'
+    )
 
 
 def head_count(ds: "Dataset") -> int:
@@ -166,9 +152,12 @@ def config(ds: "Dataset") -> dict[str, Any]:
 def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
     """Times (k,) and values (paths, k) of a recorded variable, thinned, infinities as NaN."""
     if name not in ds or set(ds[name].dims) != {"path", "time"}:
-        why = "" if "energy" in ds else ": general or causal heads have no energy"
-        stored = ", ".join(sorted(map(str, ds.data_vars)))
-        raise InputError(f"the run holds no {name[:100]}{why}; it holds {stored}")
+        known = name in schema.VARIABLES
+        require(
+            ds.drop_vars(name, errors="ignore"),
+            [name],
+            budget_advice(ds) if known else "Give the name of a variable (path, time)",
+        )
     length = ds.sizes["time"]
     if not ds[name].size:
         raise InputError(f"the run has no values of {name}: no path or no time was recorded")
@@ -183,10 +172,39 @@ def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
 def grid(
     rows: int, columns: int, width: float, height: float, **options: Any
 ) -> tuple["Figure", NDArray]:
-    from matplotlib.figure import Figure
+    from wflow.plots.inline import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+@contextmanager
+def panel(ax: "Axes | None", width: float, height: float) -> Iterator[tuple["Figure", "Axes"]]:
+    """Figure of one panel in the style of wflow, or the given Axes in the style of its owner.
+
+    Raises
+    ------
+    InputError
+        For something that is no Axes.
+    """
+    if ax is None:
+        with style():
+            figure, axes = grid(1, 1, width, height)
+            yield figure, axes[0, 0]
+        return
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+    if not isinstance(ax, Axes):
+        raise InputError(
+            f"ax is {shown(ax)}: expected one Axes of Matplotlib, as from plt.subplots(), or None"
+        )
+    owner: Figure | SubFigure | None = ax.figure
+    while isinstance(owner, SubFigure):
+        owner = owner.figure
+    if owner is None:
+        raise InputError("ax was removed from its figure: give an Axes that is still in one")
+    yield owner, ax
 
 
 def curve(
@@ -232,7 +250,7 @@ def time_axis(axis: "Axes") -> None:
 
     axis.margins(x=0.01)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axis.set_xlabel("time $t$")
+    axis.set_xlabel("Time $t$")
 
 
 def log_axis(axis: "Axes") -> None:

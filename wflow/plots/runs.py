@@ -1,7 +1,7 @@
-"""Figures from the Dataset of a run: tokens, upper gradient, energy balance.
+"""Figures from the Dataset of a run: upper gradient, energy balance, clusters, heads.
 
-Every function takes data and returns a `matplotlib.figure.Figure`; nothing is drawn on a screen,
-no global state of matplotlib is touched, and matplotlib is imported when the first figure is made.
+Every function takes data and returns a figure that a notebook displays once; no global state of
+Matplotlib is touched, pyplot is not used, and Matplotlib is imported when the first figure is made.
 Curves differ by line style, marker and lightness, not by hue alone, so that they survive a
 greyscale print.
 """
@@ -23,6 +23,7 @@ from wflow.plots.figure import (
     COLUMN,
     at_end,
     band_note,
+    budget_advice,
     check_run,
     config,
     curve,
@@ -33,13 +34,16 @@ from wflow.plots.figure import (
     log_axis,
     mean_text,
     minus,
+    panel,
+    require,
     save,
     series,
+    solve_with,
     spaced,
     style,
     time_axis,
 )
-from wflow.plots.tokens import token_snapshots
+from wflow.plots.tokens import stored_path, token_snapshots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +53,11 @@ if TYPE_CHECKING:
     from wflow.analysis.fits import PowerLaw
 
 __all__ = [
+    "clusters_over_time",
     "energy_balance",
     "gradient_against_heads",
     "gradient_over_time",
+    "heads_over_time",
     "plot_run",
     "token_snapshots",
 ]
@@ -79,39 +85,79 @@ _BALANCE = (
 )
 
 
-def gradient_over_time(datasets: Mapping[int, Dataset], name: str = "upper_gradient_sq") -> Figure:
-    """Draw G^2(t) = (1/n) sum_i b(x_i) |v_i|^2 on a log scale, one curve per head count.
+def gradient_over_time(
+    datasets: Dataset | Mapping[int, Dataset],
+    name: str = "upper_gradient_sq",
+    *,
+    ax: Axes | None = None,
+) -> Figure:
+    r"""Draw the squared upper gradient over time on a log scale, one curve per head count.
 
     Parameters
     ----------
-    datasets : head count -> run; mean over its paths. The band of a single run holds the middle
-        80 % of its paths; several runs have bands of ± one standard error, which overlap less
-    name : variable (path, time) to draw; `speed_sq` for runs without an energy
+    datasets : xarray.Dataset or dict of int to xarray.Dataset
+        A run, or runs by their head counts. The curve is the mean over the paths. The band of a
+        single run holds the middle 80 % of its paths; several runs have bands of ± one standard
+        error of the mean, which overlap less.
+    name : str, default: "upper_gradient_sq"
+        Variable (path, time) to draw. Runs without an energy have ``"speed_sq"``.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
-    Source: [MHT] figure 2, left.
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
+        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+
+    Raises
+    ------
+    InputError
+        For a run that did not record the variable, and for arguments of other types.
+
+    See Also
+    --------
+    gradient_against_heads : Averages over time against the number of heads.
+
+    Notes
+    -----
+    The squared upper gradient of the energy is
+
+    .. math:: G^2(t) = \frac{1}{n} \sum_i b(x_i) |v_i|^2,
+
+    with the effective mobility :math:`b` and the velocities :math:`v_i` of the tokens; figure 2,
+    left, of [1]_.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv 2605.18870, eq. 113.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x0 = wflow.tokens.uniform(n=20, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.2, dt=0.05)
+    >>> wflow.plots.gradient_over_time(run).axes[0].get_yscale()
+    'log'
     """
     from matplotlib import colormaps
 
-    if not isinstance(datasets, Mapping) or not datasets:
-        raise InputError(f"datasets is {shown(datasets)}: expected a dict from head counts to runs")
-    for heads, ds in datasets.items():
-        check_run(ds, f"datasets[{whole(heads, 'head count')}]")
+    runs = _by_heads(datasets)
     if not isinstance(name, str):
         raise InputError(f"name is {shown(name)}: expected the name of a series of the run")
     label = {
-        "upper_gradient_sq": "squared upper gradient $G^2$",
-        "speed_sq": r"mean squared speed $\Sigma_i |v_i|^2 / n$",
+        "upper_gradient_sq": "Squared upper gradient $G^2$",
+        "speed_sq": r"Mean squared speed $\Sigma_i |v_i|^2 / n$",
     }.get(name, name)
-    with style():
-        figure, axes = grid(1, 1, 5.0 if len(datasets) > 1 else COLUMN, 2.8)
-        axis = axes.flat[0]
-        several, bands = len(datasets) > 1, False
-        for k, (heads, ds) in enumerate(sorted(datasets.items())):
-            time, values = series(ds, name)
+    several = len(runs) > 1
+    curves = [(heads, *series(runs[heads], name)) for heads in sorted(runs)]
+    bands = any(values.shape[0] > 1 for _, _, values in curves)
+    with panel(ax, 5.0 if several else COLUMN, 2.8) as (figure, axis):
+        for k, (heads, time, values) in enumerate(curves):
             # Zero, and what a run cut short did not record, have no place on a log scale.
             values = np.where(values > 0, values, np.nan)
-            colour = colormaps["viridis"](0.84 * k / max(len(datasets) - 1, 1))
-            bands |= values.shape[0] > 1
+            colour = colormaps["viridis"](0.84 * k / max(len(runs) - 1, 1))
             curve(
                 axis,
                 time,
@@ -123,7 +169,7 @@ def gradient_over_time(datasets: Mapping[int, Dataset], name: str = "upper_gradi
                 markersize=5.5,
                 markeredgecolor="white",
                 markeredgewidth=0.6,
-                markevery=spaced(len(time), 6, k, len(datasets)),
+                markevery=spaced(len(time), 6, k, len(runs)),
                 linewidth=0.9,
                 band="error" if several else "percentiles",
                 band_alpha=0.25,
@@ -132,15 +178,31 @@ def gradient_over_time(datasets: Mapping[int, Dataset], name: str = "upper_gradi
         log_axis(axis)
         axis.set_ylabel(label)
         time_axis(axis)
-        one = next(iter(datasets.values()))
+        one = next(iter(runs.values()))
         title = facts(one, heads=not several)
         if bands:
             title += band_note("error" if several else "percentiles")
         # A figure of one column is too narrow for all of it in a line.
         axis.set_title(title if several else title.replace("; ", "\n"))
-        if several:
-            figure.legend(title="heads $H$", loc="outside right upper", labelspacing=0.55)
+        if several and ax is None:
+            figure.legend(title="Heads $H$", loc="outside right upper", labelspacing=0.55)
+        elif several:
+            axis.legend(title="Heads $H$")
     return figure
+
+
+def _by_heads(given: Any) -> dict[int, Dataset]:
+    """Runs by their head counts, of one run or of a dict of runs."""
+    if hasattr(given, "data_vars"):  # a Dataset is a Mapping, too
+        check_run(given)
+        return {head_count(given): given}
+    if not isinstance(given, Mapping) or not given:
+        raise InputError(
+            f"datasets is {shown(given)}: expected a run, or a dict from head counts to runs"
+        )
+    for heads, ds in given.items():
+        check_run(ds, f"datasets[{whole(heads, 'head count')}]")
+    return dict(given)
 
 
 def gradient_against_heads(
@@ -148,17 +210,58 @@ def gradient_against_heads(
     values: ArrayLike,
     fit: PowerLaw | None = None,
     fit_from: int = 1,
+    *,
+    ax: Axes | None = None,
 ) -> Figure:
-    """Draw the time-averaged G^2 against the head count H, with the fit a H^b.
+    r"""Draw the time-averaged squared upper gradient against the number of heads, with a fit.
 
     Parameters
     ----------
-    heads : (runs,) head counts
-    values : (runs, paths) averages of G^2 over time, per path
-    fit : power law through the means over the paths (`wflow.fits.power_law`), None for no line
-    fit_from : smallest head count that took part in the fit; the others are drawn hollow
+    heads : sequence of int, shape (runs,)
+        Head counts.
+    values : array_like, shape (runs, paths)
+        Averages of the squared upper gradient over time, per path. Each path is a grey dot, the
+        mean over the paths a black one with its standard error.
+    fit : wflow.fits.PowerLaw, optional
+        Power law through the means over the paths, of `wflow.fits.power_law`. Default: no line.
+    fit_from : int, default: 1
+        Smallest head count that took part in the fit; the others are drawn hollow.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
 
-    Source: [MHT] eq. 151 and figure 2, right.
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
+        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+
+    Raises
+    ------
+    InputError
+        For values that do not fit the head counts or leave the range of doubles.
+
+    See Also
+    --------
+    gradient_over_time : The curves that are averaged here.
+
+    Notes
+    -----
+    For Ornstein-Uhlenbeck heads theory predicts a decay like :math:`H^{-1}`, eq. 151 and figure 2,
+    right, of [1]_. The line is :math:`a H^b`; its band is that of `fit.band`.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv 2605.18870.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> heads, values = [1, 2, 4, 8], [[0.41, 0.40], [0.19, 0.21], [0.10, 0.11], [0.05, 0.05]]
+    >>> fit = wflow.fits.power_law(heads, values)
+    >>> figure = wflow.plots.gradient_against_heads(heads, values, fit)
+    >>> figure.axes[0].get_xlabel()
+    'Number of heads $H$'
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -174,9 +277,7 @@ def gradient_against_heads(
         raise InputError("values are beyond 1e150: their spread leaves the range of doubles")
     paths = y.shape[1]
     mean = y.mean(axis=1)
-    with style():
-        figure, axes = grid(1, 1, COLUMN, 2.8)
-        axis = axes.flat[0]
+    with panel(ax, COLUMN, 2.8) as (figure, axis):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         if fit is not None:
@@ -207,28 +308,62 @@ def gradient_against_heads(
         axis.xaxis.set_major_locator(FixedLocator(list(ticks)))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_xlabel("number of heads $H$")
-        axis.set_ylabel("time-averaged $G^2$")
+        axis.set_xlabel("Number of heads $H$")
+        axis.set_ylabel("Time-averaged $G^2$")
         log_axis(axis)
         axis.legend(loc="best", handlelength=2.2)
     return figure
 
 
 def energy_balance(ds: Dataset) -> Figure:
-    """Draw every term of the energy balance, and below it the residuals.
+    r"""Draw every term of the energy balance over time, and below it the residuals.
 
-    E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual; the
-    second residual has +-G^2 in place of the dissipation (docs/mathematics.md section 4). Where
-    the drift of the weights and the Itô correction dwarf the rest, a panel shows them summed. The
-    residuals have a separate panel and scale, so that one a hundred times smaller is visible.
+    Where the drift of the weights and the Itô correction dwarf the rest, a panel shows them summed.
+    The residuals have a separate panel and scale, so that one a hundred times smaller is visible.
 
     Parameters
     ----------
-    ds : run with the variables of the energy budget (path, time)
+    ds : xarray.Dataset
+        Run with the variables (path, time) of the energy budget. Curves are means over the paths,
+        bands hold the middle 80 % of the paths.
 
-    Source: [MHT] eq. 148 and figure 3.
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Two or three panels; it displays itself in a notebook.
+
+    Raises
+    ------
+    InputError
+        For a run that did not record the budget, ``save=wflow.SaveAt(budget=True)``.
+
+    Notes
+    -----
+    The terms are those of
+
+    .. math::
+
+        E(t) - E(0) = \int_0^t \text{weight power} + \int_0^t \text{Itô power}
+        - \int_0^t \text{dissipation} + \text{martingale} + \text{residual}.
+
+    The second residual has :math:`\pm G^2` in place of the dissipation, as in Theorem 4.13 and
+    figure 3 of [1]_. The two differ for softmax with more than one head.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv 2605.18870, eq. 148.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x0 = wflow.tokens.uniform(n=20, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.2, dt=0.05)
+    >>> [axis.get_ylabel() for axis in wflow.plots.energy_balance(run).axes]
+    ['Energy', 'Residual']
     """
     check_run(ds)
+    require(ds, _BALANCE, budget_advice(ds))
     s = 1 if config(ds).get("direction") == "ascent" else -1
     time, energy = series(ds, "energy")
     martingale, diffusion = series(ds, "martingale")[1], []
@@ -251,20 +386,20 @@ def energy_balance(ds: Dataset) -> Figure:
     ]
     # Terms that vanish identically (frozen or deterministic heads) would only crowd the legend.
     terms = [t for t in terms if t[0] == "energy" or np.nanmax(np.abs(t[2]), initial=0.0) > 0]
-    panels = [("energy", "terms", terms)]
+    panels = [("Energy", "Terms", terms)]
     weights = [t for t in terms if t[0] in ("work_weights", "work_ito")]
     if len(weights) == 2:
         # Drift and Itô correction nearly cancel and dwarf the rest: their sum beside the others.
         net = ("work_weights", "weight drift + Itô", weights[0][2] + weights[1][2])
         rest = [t for t in terms if t[0] not in ("work_weights", "work_ito")]
-        panels.append(("energy", "the same, weights summed", [net, *rest]))
+        panels.append(("Energy", "The same, weights summed", [net, *rest]))
     for _, _, curves in panels:
         curves.sort(key=lambda term: -last_mean(term[2]))  # the legend in the order of the curves
     residuals = [
         ("dissipated", "with dissipation", series(ds, "edi_residual")[1]),
         ("upper_gradient", "with $G^2$", series(ds, "edi_residual_upper_gradient")[1]),
     ]
-    panels.append(("residual", "residual at the end", residuals))
+    panels.append(("Residual", "Residual at the end", residuals))
     count = len(panels)
     with style():
         ratios = [1.7, 1] if count == 2 else [1.3, 1.3, 1]
@@ -272,7 +407,7 @@ def energy_balance(ds: Dataset) -> Figure:
         for axis, (name, title, curves) in zip(axes.flat, panels, strict=True):
             axis.axhline(0, color="0.6", linewidth=0.5, zorder=0)
             for k, (key, label, values) in enumerate(curves):
-                if name == "residual":
+                if name == "Residual":
                     label += f"\n{mean_text(at_end(values))}"
                 curve(
                     axis,
@@ -294,11 +429,203 @@ def energy_balance(ds: Dataset) -> Figure:
     return figure
 
 
+def clusters_over_time(ds: Dataset, scale: float, *, ax: Axes | None = None) -> Figure:
+    """Draw the number of clusters of the tokens at the snapshots of a run.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        Run with the tokens of one path or several at its snapshots. Several paths are thin grey
+        steps, and their mean a bold line.
+    scale : float
+        Angle in radians up to which two tokens are linked to one cluster.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
+        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+
+    Raises
+    ------
+    InputError
+        For a run without tokens at two times or more,
+        ``save=wflow.SaveAt(snapshots=[...], paths=[...])``, and for a scale out of range.
+
+    See Also
+    --------
+    wflow.clusters.over_time : The numbers, and other quantities of the clusters.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x0 = wflow.tokens.uniform(n=20, d=3, seed=0)
+    >>> save = wflow.SaveAt(snapshots=np.linspace(0.0, 1.0, 5))
+    >>> law = wflow.heads.Frozen()
+    >>> run = wflow.solve(
+    ...     x0, law, heads=[4.0 * np.eye(3)], t_final=1.0, dt=0.25, direction="ascent", save=save
+    ... )
+    >>> wflow.plots.clusters_over_time(run, 0.2).axes[0].get_ylabel()
+    'Number of clusters'
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+    from wflow.analysis import clusters
+
+    check_run(ds)
+    advice = solve_with("snapshots=[times], paths=[0]")
+    require(ds, ["snapshot", "snapshot_path", "tokens"], advice)
+    if ds.sizes["snapshot"] < 2 or not ds["tokens"].size:
+        raise InputError(
+            f"the run holds tokens at {ds.sizes['snapshot'] if ds['tokens'].size else 0} times; "
+            f"two or more are needed. {advice}"
+        )
+    table = clusters.over_time(ds, scale, quantities=["count"])
+    counts = table["count"].transpose("snapshot_path", "snapshot").values
+    time = np.asarray(table["snapshot"].values, dtype=float)
+    counts, time = counts[:, reached := np.isfinite(counts).all(axis=0)], time[reached]
+    if len(time) < 2:
+        raise InputError("the run reached fewer than two snapshots; continue it with --resume")
+    paths, n, title = len(counts), ds.sizes["token"], facts(ds, paths=False)
+    with panel(ax, COLUMN, 2.8) as (figure, axis):
+        if paths == 1:
+            axis.step(time, counts[0], where="post", color="#0072B2")
+            title += f", path {int(ds['snapshot_path'].values.flat[0])}"
+        else:
+            for k, one in enumerate(counts):
+                label = "one path each" if k == 0 else None
+                axis.step(time, one, where="post", color="0.75", linewidth=0.6, label=label)
+            axis.plot(time, counts.mean(axis=0), color="#0072B2", label=f"mean of {paths} paths")
+            axis.legend(loc="best")
+        if counts.max() > 10:
+            axis.set_yscale("log", base=2)
+            axis.yaxis.set_minor_formatter(NullFormatter())
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_ylim(0.85, 1.2 * n)
+        else:
+            axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.set_ylim(0, None)
+        time_axis(axis)
+        axis.set_ylabel("Number of clusters")
+        axis.set_title(f"{title}\ntokens linked up to {float(scale):g} rad")
+    return figure
+
+
+def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Figure:
+    r"""Draw the eigenvalues of the heads of one path at the snapshots of a run.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        Run that kept its heads.
+    path : int, default: 0
+        Number of the path.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw in, in its own style. Default: a new figure in the style of wflow.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
+        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
+
+    Raises
+    ------
+    InputError
+        For a run without heads at two times or more,
+        ``save=wflow.SaveAt(snapshots=[...], heads=True)``, and for a path that is not stored.
+
+    Notes
+    -----
+    Of every head the eigenvalues of the symmetric part :math:`(D_h + D_h^T)/2` are taken in order,
+    :math:`\lambda_1 \ge \dots \ge \lambda_d`. A line is the mean of one of them over the heads,
+    its band holds the middle 80 % of the heads. For more than six dimensions, six of the
+    eigenvalues are drawn, among them the largest and the smallest.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x0 = wflow.tokens.uniform(n=20, d=3, seed=0)
+    >>> save = wflow.SaveAt(snapshots=np.linspace(0.0, 1.0, 5), heads=True)
+    >>> law = wflow.heads.Oscillating(d=3, phases="spread")
+    >>> run = wflow.solve(x0, law, heads=4, t_final=1.0, dt=0.25, save=save)
+    >>> len(wflow.plots.heads_over_time(run).axes[0].lines)
+    3
+    """
+    check_run(ds)
+    advice = solve_with("snapshots=[times], heads=True")
+    require(ds, ["snapshot", "snapshot_path", "heads"], advice)
+    place = stored_path(ds, path, "heads")
+    stored = ds["heads"].isel(snapshot_path=place).transpose("snapshot", "head", ...)
+    time = np.asarray(ds["snapshot"].values, dtype=float)
+    heads = np.asarray(stored.values, dtype=float)
+    heads, time = heads[reached := np.isfinite(heads).all(axis=(1, 2, 3))], time[reached]
+    if len(time) < 2:
+        raise InputError(
+            f"the run holds heads at {len(time)} times; two or more are needed. {advice}"
+        )
+    values = np.linalg.eigvalsh((heads + heads.swapaxes(-1, -2)) / 2)[..., ::-1]
+    d = values.shape[-1]
+    ranks = np.unique(np.round(np.linspace(0, d - 1, min(d, 6))).astype(int))
+    from matplotlib import colormaps
+
+    with panel(ax, COLUMN, 2.8) as (figure, axis):
+        for k, rank in enumerate(ranks):
+            curve(
+                axis,
+                time,
+                values[..., rank].T,
+                label=rf"$\lambda_{{{rank + 1}}}$",
+                color=colormaps["viridis"](0.84 * k / max(len(ranks) - 1, 1)),
+                marker=_MARKERS[k],
+                markevery=spaced(len(time), 5, k, len(ranks)),
+                band_alpha=0.18,
+            )
+        time_axis(axis)
+        axis.set_ylabel(r"Eigenvalues of $(D_h + D_h^T)/2$")
+        title = f"{facts(ds, paths=False)}, path {path}"
+        if values.shape[1] > 1:
+            title += "\nlines: mean over heads; band: 10\N{EN DASH}90 % of heads"
+        axis.set_title(title)
+        axis.legend(loc="best", ncols=min(len(ranks), 3))
+    return figure
+
+
 def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
     """Write every figure that one run allows, as PNG and PDF, and return where they are.
 
-    A run with an energy: tokens, G^2 over time, energy balance. A run without one (general heads):
-    tokens and the mean squared speed.
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        Run. With an energy: tokens, squared upper gradient over time, energy balance. Without one
+        (general heads): tokens and mean squared speed.
+    out_dir : str or pathlib.Path
+        Folder of the figures, made if it is missing.
+
+    Returns
+    -------
+    list of pathlib.Path
+        The files, named by the run's file, or ``run_...`` for a run in memory.
+
+    Raises
+    ------
+    InputError
+        For an object that is no run, and for a folder that cannot be written.
+
+    Warns
+    -----
+    UserWarning
+        For a figure that is left out because its values are missing or infinite.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x0 = wflow.tokens.uniform(n=20, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.2, dt=0.05)
+    >>> [file.name for file in wflow.plots.plot_run(run, "figures") if file.suffix == ".png"]
+    ['run_tokens_path0.png', 'run_gradient_over_time.png', 'run_energy_balance.png']
     """
     check_run(ds)
     return [file for stem, figure in run_figures(ds) for file in save(figure, out_dir, stem)]

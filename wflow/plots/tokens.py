@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
-from wflow.plots.figure import COLUMN, MAX_PANELS, PAGE, check_run, facts, grid, require, style
+from wflow.plots.figure import (
+    COLUMN,
+    MAX_PANELS,
+    PAGE,
+    check_run,
+    facts,
+    grid,
+    panel,
+    require,
+    solve_with,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,15 +37,15 @@ NEAR, FAR = np.array([8, 40, 96]) / 255, np.array([168, 187, 212]) / 255
 WIDTH, HEIGHT = 1.22, 1.36  # of a sphere's panel: space for the names of the axes
 
 
-def principal_axes(points: NDArray[np.floating]) -> tuple[NDArray, NDArray]:
-    """First two principal axes (2, d) of points (m, d) about the origin, and their shares (2,)."""
+def principal_axes(points: NDArray[np.floating], count: int = 2) -> tuple[NDArray, NDArray]:
+    """First principal axes (count, d) of points (m, d) about the origin, and their shares."""
     moment = points.T @ points
     size, axes = np.linalg.eigh(moment)
-    first = axes[:, ::-1][:, :2].T
+    first = axes[:, ::-1][:, :count].T
     # The sign of an eigenvector is arbitrary: the largest entry is made positive.
     largest = np.abs(first).argmax(axis=1)
-    first = first * np.sign(first[np.arange(2), largest])[:, None]
-    return first, size[::-1][:2] / size.sum()
+    first = first * np.sign(first[np.arange(count), largest])[:, None]
+    return first, size[::-1][:count] / size.sum()
 
 
 def disc(axis: "Axes", points: NDArray[np.floating], names: tuple[str, ...], first: bool) -> None:
@@ -65,42 +76,44 @@ def disc(axis: "Axes", points: NDArray[np.floating], names: tuple[str, ...], fir
 
 def sphere(axis: "Axes", points: NDArray[np.floating]) -> None:
     """Draw points (n, 3) of the unit ball in orthographic projection: the far side is lighter."""
-    view = _view()
-    _globe(axis, view)
-    seen = points @ view.T
-    depth = np.clip(seen[:, 2], -1, 1)
-    order = np.argsort(depth)
-    near = ((depth + 1) / 2)[order, None]
-    # The step at depth 0 tells the two sides apart where a plain ramp would not.
-    near = 0.55 * near + 0.45 * (near > 0.5)
+    globe(axis)
+    seen = points @ view().T
+    order, near = by_depth(seen[:, 2])
     axis.scatter(
         seen[order, 0],
         seen[order, 1],
-        s=_size(len(points)) * (0.6 + 0.4 * near[:, 0]),
-        c=FAR + (NEAR - FAR) * near,
+        s=_size(len(points)) * (0.6 + 0.4 * near),
+        c=FAR + (NEAR - FAR) * near[:, None],
         linewidths=0.25 if len(points) <= 1000 else 0,
         edgecolors="white",
         zorder=3,
         rasterized=len(points) > 2000,
     )
-    axis.set(xlim=(-WIDTH, WIDTH), ylim=(-1.05, HEIGHT), aspect="equal")
-    axis.set_anchor("S")  # remaining space goes above the title, not between sphere and note
-    axis.set_axis_off()
+
+
+def by_depth(depth: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
+    """Order of points from far to near, and how near each is in this order, from 0 to 1."""
+    order = np.argsort(depth)
+    near = (np.clip(depth[order], -1, 1) + 1) / 2
+    # The step at depth 0 tells the two sides apart where a plain ramp would not.
+    return order, 0.55 * near + 0.45 * (near > 0.5)
 
 
 def _size(n: int) -> float:
     return float(np.clip(2400 / max(n, 1), 2, 12))
 
 
-def _view() -> NDArray:
+def view() -> NDArray:
     """Rows: right, up, and towards the viewer."""
     ca, sa, ce, se = np.cos(AZIMUTH), np.sin(AZIMUTH), np.cos(ELEVATION), np.sin(ELEVATION)
     return np.array([[-sa, ca, 0.0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]])
 
 
-def _globe(axis: "Axes", view: NDArray) -> None:
+def globe(axis: "Axes", names: Sequence[str] = ("$x_1$", "$x_2$", "$x_3$")) -> None:
     """Shaded ball with parallels and meridians every 30 degrees and stubs of the axes."""
     from matplotlib.patheffects import withStroke
+
+    turn = view()
 
     halo: list[Any] = [
         withStroke(linewidth=1.6, foreground="white")
@@ -115,20 +128,20 @@ def _globe(axis: "Axes", view: NDArray) -> None:
     angle = np.linspace(0, 2 * np.pi, 181)
     for latitude in np.radians((-60, -30, 0, 30, 60)):
         ring = np.cos(latitude) * np.array([np.cos(angle), np.sin(angle), 0 * angle])
-        _grid_line(axis, view @ (ring + np.array([[0], [0], [np.sin(latitude)]])))
+        _grid_line(axis, turn @ (ring + np.array([[0], [0], [np.sin(latitude)]])))
     for longitude in np.radians(np.arange(0, 180, 30)):
         across = np.array([[np.cos(longitude)], [np.sin(longitude)], [0.0]])
         up = np.array([[0.0], [0.0], [1.0]])
-        _grid_line(axis, view @ (np.cos(angle) * across + np.sin(angle) * up))
+        _grid_line(axis, turn @ (np.cos(angle) * across + np.sin(angle) * up))
     axis.plot(np.cos(angle), np.sin(angle), color="0.55", linewidth=0.6, zorder=1)
     for k in range(3):
-        tip = view[:, k]
+        tip = turn[:, k]
         stub = np.outer(tip, (1.0, 1.22))
         axis.plot(stub[0], stub[1], color="0.15", linewidth=0.8, zorder=4, path_effects=halo)
         name = axis.text(
             1.4 * tip[0],
             1.38 * tip[1],
-            f"$x_{k + 1}$",
+            names[k],
             ha="center",
             va="center",
             color="0.15",
@@ -136,6 +149,9 @@ def _globe(axis: "Axes", view: NDArray) -> None:
             zorder=5,
         )
         name.set_path_effects(halo)
+    axis.set(xlim=(-WIDTH, WIDTH), ylim=(-1.05, HEIGHT), aspect="equal")
+    axis.set_anchor("S")  # remaining space goes above the title, not between sphere and note
+    axis.set_axis_off()
 
 
 def _grid_line(axis: "Axes", curve: NDArray) -> None:
@@ -148,7 +164,11 @@ def _grid_line(axis: "Axes", curve: NDArray) -> None:
 
 
 def token_snapshots(
-    ds: "Dataset", times: Sequence[float] | None = None, which: str | int = "mean"
+    ds: "Dataset",
+    times: Sequence[float] | None = None,
+    which: str | int = "mean",
+    *,
+    ax: "Axes | None" = None,
 ) -> "Figure":
     """Draw the tokens at several times: a row of circles (d = 2) or spheres (d = 3).
 
@@ -158,20 +178,54 @@ def token_snapshots(
 
     Parameters
     ----------
-    ds : run with `tokens_mean` (snapshot, token, axis), or `tokens` for a path
-    times : snapshot times to draw; None: all, or five spread evenly where there are more
-    which : "mean" for the mean over all paths, which lies inside the ball where the paths differ,
-        or the number of a path whose tokens are stored
+    ds : xarray.Dataset
+        Run with `tokens_mean` (snapshot, token, axis), or `tokens` for a path.
+    times : sequence of float, optional
+        Snapshot times to draw. Default: all, or five spread evenly where there are more; with `ax`
+        the last.
+    which : str or int, default: "mean"
+        ``"mean"`` for the mean over all paths, which lies inside the ball where the paths differ,
+        or the number of a path whose tokens are stored.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw the tokens at one time in. Default: a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The new figure, or the one of `ax`. The new one displays itself in a notebook. The one of
+        `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
 
     Raises
     ------
     InputError
-        For a time or a path that is not stored.
+        For a time or a path that is not stored, ``save=wflow.SaveAt(snapshots=[...],
+        paths=[...])``, and for several times with `ax`.
 
-    Source: [MHT] figure 1.
+    See Also
+    --------
+    animate : The tokens of a path moving through all snapshots.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv 2605.18870, figure 1.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x0 = wflow.tokens.uniform(n=20, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.2, dt=0.05)
+    >>> [axis.get_title() for axis in wflow.plots.token_snapshots(run).axes]
+    ['$t$ = 0', '$t$ = 0.2']
     """
     check_run(ds)
     drawn, cloud = _snapshots(ds, times, which)
+    if ax is not None:
+        if times is not None and len(drawn) > 1:
+            raise InputError(
+                f"ax is one Axes, and there are {len(drawn)} times to draw: give one of times"
+            )
+        drawn, cloud = drawn[-1:], cloud[-1:]
     d = cloud.shape[-1]
     note = facts(ds, paths=which == "mean")
     note += ", mean position over the paths" if which == "mean" else f", path {which}"
@@ -183,10 +237,15 @@ def token_snapshots(
         whole = np.sum(cloud**2)
         cloud = cloud @ basis.T
         share = 100 * np.sum(cloud**2, axis=(0, 1)) / whole
-        names = ("principal axis 1", "principal axis 2")
+        names = ("Principal axis 1", "Principal axis 2")
         note += f"; principal axes of {owner}, {share[0]:.0f}\N{NO-BREAK SPACE}% and "
         note += f"{share[1]:.0f}\N{NO-BREAK SPACE}% of the second"
         note += " moment shown"
+    if ax is not None:
+        with panel(ax, COLUMN, COLUMN) as (figure, axis):
+            _draw_cloud(axis, cloud[0], names, True)
+            axis.set_title(f"$t$ = {drawn[0]:.4g}")
+        return figure
     columns = min(len(drawn), MAX_PANELS)
     rows = math.ceil(len(drawn) / columns)
     width = PAGE if columns > 2 else COLUMN
@@ -197,16 +256,37 @@ def token_snapshots(
     with style():
         figure, axes = grid(rows, columns, width, height)
         for k, (t, points) in enumerate(zip(drawn, cloud, strict=True)):
-            panel = axes.flat[k]
-            if d == 3:
-                sphere(panel, points)
-            else:
-                disc(panel, points, names=names, first=k % columns == 0)
-            panel.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
-        for panel in axes.flat[len(drawn) :]:
-            panel.set_axis_off()
+            _draw_cloud(axes.flat[k], points, names, k % columns == 0)
+            axes.flat[k].set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
+        for empty in axes.flat[len(drawn) :]:
+            empty.set_axis_off()
         figure.supxlabel(note, fontsize=8.0, color="0.25")
     return figure
+
+
+def _draw_cloud(axis: "Axes", points: NDArray, names: tuple[str, ...], first: bool) -> None:
+    if points.shape[1] == 3:
+        sphere(axis, points)
+    else:
+        disc(axis, points, names=names, first=first)
+
+
+def stored_path(ds: "Dataset", path: Any, what: str = "tokens") -> int:
+    """Place of a path among those whose snapshots a run keeps.
+
+    Raises
+    ------
+    InputError
+        For a path that is not stored.
+    """
+    stored = [int(p) for p in np.atleast_1d(ds["snapshot_path"].values)]
+    if isinstance(path, str) or whole(path, "path", 0) not in stored:
+        save = "paths=[the paths to draw]" + (", heads=True" if what == "heads" else "")
+        raise InputError(
+            f"no {what} of path {shown(path)} in the run: stored are paths {stored}. "
+            f"{solve_with(save)}"
+        )
+    return stored.index(int(path))
 
 
 def _snapshots(
@@ -214,20 +294,19 @@ def _snapshots(
 ) -> tuple[NDArray, NDArray]:
     """Times (k,) and tokens (k, n, d) to draw; snapshots that were never reached are left out."""
     mean = isinstance(which, str) and which == "mean"
-    require(ds, ["snapshot", "tokens_mean"] if mean else ["snapshot", "snapshot_path", "tokens"])
+    advice = solve_with("snapshots=[times]" if mean else "snapshots=[times], paths=[the path]")
+    names = ["snapshot", "tokens_mean"] if mean else ["snapshot", "snapshot_path", "tokens"]
+    require(ds, names, advice)
     if mean:
         tokens = ds["tokens_mean"].transpose("snapshot", "token", "axis")
     else:
-        stored = [int(p) for p in np.atleast_1d(ds["snapshot_path"].values)]
-        if isinstance(which, str) or whole(which, "which", 0) not in stored:
-            raise InputError(
-                f"no tokens of path {shown(which)} in the run: stored are paths {stored}"
-            )
-        tokens = ds["tokens"].isel(snapshot_path=stored.index(int(which)))
+        if not isinstance(which, str):
+            whole(which, "which", 0)
+        tokens = ds["tokens"].isel(snapshot_path=stored_path(ds, which))
         tokens = tokens.transpose("snapshot", "token", "axis")
     at = np.asarray(ds["snapshot"].values, dtype=float)
     if not tokens.size:
-        raise InputError("the run holds no snapshot of the tokens: solve it again with snapshots")
+        raise InputError(f"the run holds no snapshot of the tokens. {advice}")
     if times is None:
         count = min(len(at), MAX_PANELS)
         chosen = np.unique(np.round(np.linspace(0, len(at) - 1, count)).astype(int))
@@ -240,7 +319,8 @@ def _snapshots(
         for t, k in zip(wanted, chosen, strict=True):
             if abs(at[k] - t) > slack:
                 raise InputError(
-                    f"no snapshot at t = {t:g}: stored are {', '.join(f'{s:g}' for s in at)}"
+                    f"no snapshot at t = {t:g}: stored are {', '.join(f'{s:g}' for s in at)}. "
+                    f"{solve_with('snapshots=[times]')}"
                 )
     cloud = np.asarray(tokens.isel(snapshot=chosen).values, dtype=float)
     reached = np.isfinite(cloud).all(axis=(1, 2))

@@ -14,20 +14,28 @@ FloatArray = NDArray[np.floating]
 
 
 def normalise(x: ArrayLike) -> FloatArray:
-    """Divide vectors by their norm: the retraction R(x) = x / |x| of docs/mathematics.md section 3.
+    """Divide vectors by their norm: the retraction R(x) = x / |x| of the schemes.
 
     Parameters
     ----------
-    x : array (..., d), of vectors that are not zero
+    x : array_like, shape (..., d)
+        Vectors that are not zero.
 
     Returns
     -------
-    array (..., d), each vector of norm one; in single precision where x is
+    ndarray, shape (..., d)
+        Vectors of norm one; in single precision where x is.
 
     Raises
     ------
     InputError
         For anything but finite real numbers, and for a vector of norm zero.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.sphere.normalise([3.0, 4.0])
+    array([0.6, 0.8])
     """
     vectors = _vectors(x, "x")
     size = np.einsum("...k,...k->...", vectors, vectors)
@@ -41,17 +49,26 @@ def project(x: ArrayLike, v: ArrayLike) -> FloatArray:
 
     Parameters
     ----------
-    x : array (..., d), unit vectors
-    v : array (..., d)
+    x : array_like, shape (..., d)
+        Unit vectors.
+    v : array_like, shape (..., d)
+        Vectors.
 
     Returns
     -------
-    array (..., d)
+    ndarray, shape (..., d)
+        Tangent vectors.
 
     Raises
     ------
     InputError
         For anything but finite real numbers, and for shapes that do not broadcast.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.sphere.project([1.0, 0.0], [2.0, 3.0])
+    array([0., 3.])
     """
     points, vectors = _beside(x, v, "v")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -59,21 +76,36 @@ def project(x: ArrayLike, v: ArrayLike) -> FloatArray:
 
 
 def exponential(x: ArrayLike, u: ArrayLike) -> FloatArray:
-    """Move along the geodesic from x in the direction u: cos|u| x + sin|u| u/|u|.
+    r"""Move along the geodesic from x in the direction u.
 
     Parameters
     ----------
-    x : array (..., d), unit vectors
-    u : array (..., d), tangent vectors: <x, u> = 0, |u| the length of the geodesic
+    x : array_like, shape (..., d)
+        Unit vectors.
+    u : array_like, shape (..., d)
+        Tangent vectors, <x, u> = 0; |u| is the length of the geodesic.
 
     Returns
     -------
-    array (..., d), of norm one to rounding
+    ndarray, shape (..., d)
+        End points, of norm one to rounding.
 
     Raises
     ------
     InputError
         For anything but finite real numbers, and for shapes that do not broadcast.
+
+    Notes
+    -----
+    The exponential map of the sphere is
+
+    .. math:: \exp_x(u) = \cos|u|\; x + \sin|u|\; \frac{u}{|u|} .
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> wflow.sphere.exponential([1.0, 0.0], [0.0, np.pi / 2]).round(12)
+    array([0., 1.])
     """
     points, vectors = _beside(x, u, "u")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -85,17 +117,27 @@ def as_tokens(x: ArrayLike, name: str = "x0") -> NDArray[np.float64]:
 
     Parameters
     ----------
-    x : array (..., n, d), real, finite, no zero vector, d >= 2
-    name : what messages call it
+    x : array_like, shape (..., n, d)
+        Real finite vectors, none of them zero, d >= 2.
+    name : str, default "x0"
+        What messages call it.
 
     Returns
     -------
-    float64 array of the same shape, contiguous, every token of norm one
+    ndarray of float64, shape (..., n, d)
+        Contiguous array of tokens of norm one.
 
     Raises
     ------
     InputError
         For a wrong shape, a value that is not finite, or a token of norm zero.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.sphere.as_tokens([[3, 4], [0, 2]])
+    array([[0.6, 0.8],
+           [0. , 1. ]])
     """
     tokens = reals(x, name, finite=False)
     if tokens.ndim < 2:

@@ -41,26 +41,43 @@ _ROWS = "(rows count from 0)"
 
 
 def cross_polytope(n: int, d: int, *, spread: float = 0.05, seed: int = 0) -> Tokens:
-    """Tokens near random vertices of the cross-polytope: x = R(+-e_k + spread z), z ~ N(0, I).
-
-    Vertex and sign are uniform over the 2d vertices; R divides by the norm. Source: [MHT] section
-    6, with n = 200 and spread = 0.05.
+    """Draw tokens near random vertices of the cross-polytope.
 
     Parameters
     ----------
-    n : number of tokens, >= 1
-    d : dimension of the space, >= 2
-    spread : standard deviation of each coordinate of the noise, >= 0; 0 gives the vertices
-    seed : integer >= 0
+    n : int
+        Number of tokens, >= 1.
+    d : int
+        Dimension of the space, >= 2.
+    spread : float, default 0.05
+        Standard deviation of each coordinate of the noise, >= 0; 0 gives the vertices.
+    seed : int, default 0
+        Key of the random numbers, >= 0.
 
     Returns
     -------
-    array (n, d), unit vectors
+    ndarray of float64, shape (n, d)
+        Unit vectors.
 
     Raises
     ------
     InputError
         For n < 1, d < 2, a negative or infinite spread, or a seed that is not an integer >= 0.
+
+    Notes ----- Tokens are x = R(+-e_k + spread z) with z ~ N(0, I) and R(x) = x/|x|; vertex and
+    sign are uniform over the 2d vertices. The experiments of [1]_ take n = 200 and spread = 0.05.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 6.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = wflow.tokens.cross_polytope(n=4, d=3, spread=0.0, seed=0)
+    >>> np.abs(x).max(axis=1)
+    array([1., 1., 1., 1.])
     """
     n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
     spread = _spread(spread)
@@ -72,22 +89,33 @@ def cross_polytope(n: int, d: int, *, spread: float = 0.05, seed: int = 0) -> To
 
 
 def uniform(n: int, d: int, *, seed: int = 0) -> Tokens:
-    """Tokens drawn independently from the uniform law on S^{d-1}: x = R(z), z ~ N(0, I).
+    """Draw tokens independently from the uniform law on the sphere.
 
     Parameters
     ----------
-    n : number of tokens, >= 1
-    d : dimension of the space, >= 2
-    seed : integer >= 0
+    n : int
+        Number of tokens, >= 1.
+    d : int
+        Dimension of the space, >= 2.
+    seed : int, default 0
+        Key of the random numbers, >= 0.
 
     Returns
     -------
-    array (n, d), unit vectors
+    ndarray of float64, shape (n, d)
+        Unit vectors R(z) with z ~ N(0, I) and R(x) = x/|x|.
 
     Raises
     ------
     InputError
         For n < 1, d < 2, or a seed that is not an integer >= 0.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = wflow.tokens.uniform(n=5, d=3, seed=0)
+    >>> bool(np.allclose(np.linalg.norm(x, axis=1), 1.0))
+    True
     """
     n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
     _check_size(n, d)
@@ -95,26 +123,40 @@ def uniform(n: int, d: int, *, seed: int = 0) -> Tokens:
 
 
 def clusters(n: int, d: int, *, clusters: int = 4, spread: float = 0.1, seed: int = 0) -> Tokens:
-    """Tokens around random centres: x_i = R(c_k + spread z_i), k = i mod `clusters`, z ~ N(0, I).
-
-    The centres c_k are uniform on S^{d-1}; cluster sizes differ by at most one.
+    """Draw tokens around random centres.
 
     Parameters
     ----------
-    n : number of tokens, >= 1
-    d : dimension of the space, >= 2
-    clusters : number of centres, 1 to n
-    spread : standard deviation of each coordinate of the noise, >= 0
-    seed : integer >= 0
+    n : int
+        Number of tokens, >= 1.
+    d : int
+        Dimension of the space, >= 2.
+    clusters : int, default 4
+        Number of centres, 1 to n.
+    spread : float, default 0.1
+        Standard deviation of each coordinate of the noise, >= 0.
+    seed : int, default 0
+        Key of the random numbers, >= 0.
 
     Returns
     -------
-    array (n, d), unit vectors; token i belongs to cluster i mod `clusters`
+    ndarray of float64, shape (n, d)
+        Unit vectors; token i belongs to cluster i mod `clusters`.
 
     Raises
     ------
     InputError
         For n < 1, d < 2, clusters outside 1 to n, a negative or infinite spread, or a bad seed.
+
+    Notes ----- Tokens are x_i = R(c_k + spread z_i) with k = i mod `clusters`, z_i ~ N(0, I) and
+    R(x) = x/|x|. The centres c_k are uniform on the sphere; cluster sizes differ by at most one.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x = wflow.tokens.clusters(n=6, d=3, clusters=2, spread=0.01, seed=0)
+    >>> bool(x[0] @ x[2] > 0.99)
+    True
     """
     n, d, rng = whole(n, "n"), _dimension(d), _generator(seed)
     k, spread = whole(clusters, "clusters"), _spread(spread)
@@ -127,25 +169,47 @@ def clusters(n: int, d: int, *, clusters: int = 4, spread: float = 0.1, seed: in
 
 
 def digits(n: int | None = None, d: int = 3, *, seed: int = 0) -> Tokens:
-    """Handwritten digits on the sphere: 1797 images of 8 x 8, centred, PCA to d, normalised.
+    """Load handwritten digits as tokens: 1797 images of 8 x 8, centred, PCA to d, normalised.
 
-    The principal axes are those of all 1797 images, whatever n. Source: the optical recognition of
-    handwritten digits data set of the UCI repository, as shipped with scikit-learn.
+    The principal axes are those of all 1797 images, whatever n.
 
     Parameters
     ----------
-    n : number of images, a random subset chosen by the seed; None takes all 1797
-    d : dimension after reduction, 2 to 64
-    seed : integer >= 0
+    n : int, optional
+        Number of images, a random subset chosen by the seed. None takes all 1797.
+    d : int, default 3
+        Dimension after reduction, 2 to 64.
+    seed : int, default 0
+        Key of the random numbers, >= 0.
 
     Returns
     -------
-    array (n, d), unit vectors, in the order of the data set
+    ndarray of float64, shape (n, d)
+        Unit vectors, in the order of the data set.
 
     Raises
     ------
     InputError
         Where scikit-learn is missing, for n outside 1 to 1797 or d outside 2 to 64.
+
+    Notes
+    -----
+    The data set is [1]_, as shipped with scikit-learn.
+
+    References
+    ----------
+    .. [1] Alpaydin and Kaynak, *Optical recognition of handwritten digits*, UCI Machine Learning
+       Repository (1998).
+
+    Examples
+    --------
+    >>> import wflow
+    >>> try:
+    ...     shape = wflow.tokens.digits(n=10, d=3).shape
+    ... except wflow.InputError:  # without scikit-learn
+    ...     shape = 10, 3
+    >>> shape
+    (10, 3)
     """
     n, d, _ = None if n is None else whole(n, "n"), _dimension(d), _generator(seed)
     data = optional_module("sklearn.datasets", "the handwritten digits").load_digits().data
@@ -160,31 +224,46 @@ def load(
     key: str | None = None,
     seed: int = 0,
 ) -> Tokens:
-    """Read embeddings (n', d') from a file, reduce them to d by PCA if asked, and normalise.
+    """Read embeddings from a file, reduce them by PCA if asked, and put them on the sphere.
 
     A file is data: pickled objects are refused and nothing in it is executed.
 
     Parameters
     ----------
-    path : .npy; .npz; .csv (comma-separated numbers, optionally below one line of names);
-        .parquet (all columns numbers, or one column of lists); .h5, .hdf5, .nc (HDF5, a wflow run
-        file included)
-    d : dimension. None or d': rows are normalised as they are; d < d': rows of the whole file are
-        centred and projected to their first d principal axes, then normalised
-    n : number of tokens, a random subset without replacement chosen by the seed; None takes all
-    key : name of the array in .npz and HDF5, of a column of lists in .parquet; None takes the only
-        one that has two dimensions
-    seed : integer >= 0
+    path : str or pathlib.Path
+        File of an array (n', d'): .npy; .npz; .csv (comma-separated numbers, optionally below one
+        line of names); .parquet (all columns numbers, or one column of lists); .h5, .hdf5, .nc
+        (HDF5, a wflow run file included).
+    d : int, optional
+        Dimension. None or d': rows are normalised as they are. d < d': rows of the whole file are
+        centred and projected to their first d principal axes, then normalised.
+    n : int, optional
+        Number of tokens, a random subset without replacement chosen by the seed. None takes all.
+    key : str, optional
+        Name of the array in .npz and HDF5, of a column of lists in .parquet. None takes the only
+        one that has two dimensions.
+    seed : int, default 0
+        Key of the random numbers, >= 0.
 
     Returns
     -------
-    array (n, d), unit vectors, in the order of the file
+    ndarray of float64, shape (n, d)
+        Unit vectors, in the order of the file.
 
     Raises
     ------
     InputError
         For a missing, damaged, empty or unknown kind of file; text, objects or complex numbers;
         values that are not finite or rows without a direction; n or d larger than the file holds.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/embeddings.npy", [[3.0, 4.0], [0.0, 2.0]])
+    ...     wflow.tokens.load(f"{folder}/embeddings.npy")
+    array([[0.6, 0.8],
+           [0. , 1. ]])
     """
     n = None if n is None else whole(n, "n")
     d = None if d is None else _dimension(d)
@@ -195,27 +274,38 @@ def load(
 
 
 def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
-    """Centre data and project it to its first d principal axes: (z - mean z) V_d.
-
-    V_d holds the first d right singular vectors of the centred data; each has its largest entry
-    positive (of entries equal to 1e-6, the first). An axis along which the data has no variance
-    gives coordinates zero. LAPACK's last bits depend on its number of threads, and tokens should
-    not: so the axes are rounded to multiples of 2^-24 and then made orthonormal again. They are
-    principal to 2^-25 in each entry and orthonormal to rounding, and the projection keeps off BLAS.
+    """Centre data and project it to its first d principal axes.
 
     Parameters
     ----------
-    z : array (n, d'), real and finite
-    d : number of axes, 1 to d'
+    z : array_like, shape (n, d')
+        Real finite data.
+    d : int
+        Number of axes, 1 to d'.
 
     Returns
     -------
-    array (n, d), not normalised
+    ndarray of float64, shape (n, d)
+        Coordinates (z - mean z) V_d, not normalised.
 
     Raises
     ------
     InputError
         For an array that is not (n, d') with n, d' >= 1 real finite numbers, or d outside 1 to d'.
+
+    Notes ----- V_d holds the first d right singular vectors of the centred data; each has its
+    largest entry positive (of entries equal to 1e-6, the first). An axis along which the data has
+    no variance gives coordinates zero. LAPACK's last bits depend on its number of threads, and
+    tokens should not: so the axes are rounded to multiples of 2^-24 and then made orthonormal
+    again. They are principal to 2^-25 in each entry and orthonormal to rounding, and the projection
+    keeps off BLAS.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.tokens.pca([[1.0, 1.0], [3.0, 3.0]], d=1).round(6)
+    array([[-1.414214],
+           [ 1.414214]])
     """
     d = whole(d, "d")
     z = reals(z, "z", finite=False)
@@ -239,24 +329,35 @@ def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
 
 
 def make(spec: str, n: int | None = None, d: int | None = None, seed: int = 0) -> Tokens:
-    """Tokens named by one word or a file name: what the `--tokens` flag of a study takes.
+    """Return tokens named by one word or a file name: what the `--tokens` flag of a study takes.
 
     Parameters
     ----------
-    spec : cross-polytope, uniform, clusters, digits, or a file for `load`; FILE::KEY names the
-        array KEY in it
-    n : number of tokens. None: all rows of data, 200 of a cloud
-    d : dimension. None: as the file has it, 3 otherwise
-    seed : integer >= 0
+    spec : str
+        "cross-polytope", "uniform", "clusters", "digits", or a file for `load`; FILE::KEY names the
+        array KEY in it.
+    n : int, optional
+        Number of tokens. None: all rows of data, 200 of a cloud.
+    d : int, optional
+        Dimension. None: as the file has it, 3 otherwise.
+    seed : int, default 0
+        Key of the random numbers, >= 0.
 
     Returns
     -------
-    array (n, d), unit vectors
+    ndarray of float64, shape (n, d)
+        Unit vectors.
 
     Raises
     ------
     InputError
         For a word that is not known, and whatever the function it names raises.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.tokens.make("uniform", d=4).shape
+    (200, 4)
     """
     if not isinstance(spec, str):
         raise InputError(f"spec is {shown(spec)}: expected a word such as uniform, or a file name")

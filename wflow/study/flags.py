@@ -298,12 +298,10 @@ def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegist
 
 def _texts(kind: type) -> dict[str, str]:
     """What the docstring of a dataclass says of its fields, as sentences for `--help`."""
-    lines = re.findall(r"^(\w+) : (.*(?:\n    .*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
-    texts = {}
-    for name, text in lines:
-        said = re.sub(r"; None\b.*", "", " ".join(text.split()))  # the default is shown
-        texts[name] = said[0].upper() + said[1:] + "."
-    return texts
+    given = inspect.getdoc(kind) or ""
+    lines = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", given, re.MULTILINE)
+    # What None means is shown as the default.
+    return {name: re.sub(r" None\b.*", "", " ".join(text.split())) for name, text in lines}
 
 
 def flag(name: str) -> str:

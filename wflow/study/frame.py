@@ -21,11 +21,20 @@ from numpy.typing import ArrayLike
 from wflow._core.errors import InputError
 from wflow._core.invocation import command_text
 from wflow._core.progress import Advance, progress
+from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.workers import check_workers, default_threads, pool
-from wflow.io.results import STUDY, foreign_among, refusal, refuse_foreign, replace_files
-from wflow.io.schema import version_of
+from wflow.io.results import (
+    REPORT,
+    STUDY,
+    foreign_among,
+    refusal,
+    refuse_foreign,
+    replace_files,
+)
+from wflow.io.schema import CONVENTIONS, history_line, version_of
+from wflow.study import report
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (
     check_output,
@@ -49,8 +58,8 @@ _PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "xarray", "h5netcdf")
 Verdict = Literal["confirmed", "confirmed in part", "not confirmed", "inconclusive"]
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(ShortResult):
     """What a study found about one prediction.
 
     Attributes
@@ -211,18 +220,18 @@ class Session:
             "runs": {name: file.name for name, file in self.files.items()},
             "findings": [asdict(finding) for finding in findings],
         }
-        report = f"{text}\n\n{_findings_text(findings)}" if findings else text
+        found = f"{text}\n\n{_findings_text(findings)}" if findings else text
         page = (
             f"# {self.name}\n\n    {source['command']}\n\n{machine()}; {source['created']}; "
-            f"wflow {source['versions']['wflow']}\n\n{report}\n"
+            f"wflow {source['versions']['wflow']}\n\n{found}\n"
         )
         texts = dict(texts or {}) | {"summary.md": page}
         former = earlier_results(self.flags.out)
-        print(report)
+        print(found)
         write_results(self.flags.out, table, document, figures, texts, stale=former)
         runs = len(self.files)
         print(f"\nIn {self.flags.out}: {runs} run file{'s' if runs != 1 else ''}", end="")
-        print("; summary.h5, summary.json and summary.md", end="")
+        print(f"; summary.h5, summary.json, summary.md and {REPORT}", end="")
         print(f"; figures (PNG and PDF) {', '.join(figures)}" if figures else "")
 
 
@@ -251,7 +260,8 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         stack.enter_context(log_on_stderr(flags.verbose))
         stack.enter_context(study_folder(flags.out))
         if flags.resume or flags.overwrite:
-            refuse_foreign(flags.out, (*SUMMARY, "summary.md"), earlier_results(flags.out))
+            names = (*SUMMARY, "summary.md", REPORT)
+            refuse_foreign(flags.out, names, earlier_results(flags.out))
         else:
             refuse_existing(flags.out, SUMMARY)
         if isinstance(flags, Flags):
@@ -290,7 +300,7 @@ def write_results(
     *,
     stale: Iterable[str] = (),
 ) -> None:
-    """Write figures, texts, summary.h5 (the numbers), and summary.json (the document) at the end.
+    """Write figures, texts, summary.h5 (the numbers), summary.json (the document) and the report.
 
     Parameters
     ----------
@@ -307,7 +317,8 @@ def write_results(
 
     named = earlier_results(folder)
     drawn = {stem: (f"{stem}.png", f"{stem}.pdf") for stem in figures}
-    foreign = foreign_among(folder, [*chain.from_iterable(drawn.values()), *texts], named)
+    names = [*chain.from_iterable(drawn.values()), *texts, REPORT]
+    foreign = foreign_among(folder, names, named)
     figures = {stem: figures[stem] for stem in figures if not {*drawn[stem]} & {*foreign}}
     texts = {name: texts[name] for name in texts if name not in foreign}
 
@@ -316,7 +327,13 @@ def write_results(
         for key, value in document.items()
         if key in ("schema", "study", "command", "created", "versions", "config")
     }
-    dataset = table.assign_attrs(attrs | {"title": f"wflow study {document['study']}"})
+    cf = {
+        "title": f"wflow study {document['study']}",
+        "Conventions": CONVENTIONS,
+        "source": f"wflow {version_of('wflow')}",
+        "history": history_line(document["command"]),
+    }
+    dataset = table.assign_attrs(attrs | cf)
     document = document | {"figures": sorted(figures), "texts": sorted(texts)}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     writers: dict[str, Callable[[Path], Any]] = {
@@ -332,7 +349,7 @@ def write_results(
             folder,
             writers,
             named=named,
-            stale=set(stale) - set(writers),
+            stale={*stale, REPORT} - set(writers),  # a report of the summary before is none
             index="summary.json",
         )
     except OSError as error:
@@ -340,6 +357,8 @@ def write_results(
             f"cannot write the summary into {folder}: {error.strerror or error}; the run files "
             "are kept: free space and give the same command with --resume"
         ) from None
+    if REPORT not in foreign:
+        report.write(folder)
     for name in foreign:
         raise InputError(
             f"{refusal(folder / name)} and give the same command with --resume; the summary is "

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from wflow._core.command_line import Folder
 from wflow._core.errors import InputError, WflowError
+from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
-from wflow.io.results import COMPARISONS, OF_ONE_RUN, refuse_foreign
+from wflow.io.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
 from wflow.io.schema import BUDGET_RUNNING, VARIABLES
 from wflow.study.flags import (
     Flags,
@@ -211,6 +212,8 @@ def _cells(values: NDArray[Any]) -> list[str]:
 
 
 SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 1)  # times of the token snapshots, in units of T
+_MOMENTS = 100  # intervals between the snapshots of runs that are small enough
+_SNAPSHOT_BYTES = 2**23  # of a run file, that they may take
 
 _RUN_FILE = re.compile(r"H\d{5,}\.h5(\.partial|\.parts)?")
 _DRAWN = (".png", ".pdf")
@@ -253,7 +256,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
             "save": replace(
                 flags.save,
                 budget=True,
-                snapshots=flags.save.snapshots or tuple(flags.t_final * s for s in SNAPSHOTS),
+                snapshots=flags.save.snapshots or _moments(flags),
             ),
         }
         tasks = {f"H{heads:05d}": problem | {"heads": heads} for heads in counts}
@@ -266,13 +269,29 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         write(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
         print(
             f"\nIn {flags.out}: run files {', '.join(file.name for file in files.values())}; "
-            f"{' and '.join(FILES)}; figures (PNG and PDF) {', '.join(figures)}"
+            f"{', '.join(FILES)} and {REPORT}; figures (PNG and PDF) {', '.join(figures)}"
         )
         others = _other_runs(flags, files, configuration(problem | {"heads": counts[-1]}))
     if others:
         print(f"\nAlso in {flags.out}, and not in this summary:")
         print("\n".join(f"  {other}" for other in others))
     return 0
+
+
+def _moments(flags: StudyFlags) -> tuple[float, ...]:
+    """Times of the snapshots, for the animation of a report: record times, at T (k / 100)^2.
+
+    Tokens move most at the beginning. Large runs, and steps chosen by their error, which would end
+    at the snapshots, have those of `SNAPSHOTS` alone.
+    """
+    few = tuple(flags.t_final * s for s in SNAPSHOTS)
+    n, d = flags.n or 0, flags.d or 0
+    size = 8 * (2 * n * d + (max(flags.heads) * d**2 if flags.save.heads else 0))
+    if size * _MOMENTS > _SNAPSHOT_BYTES or flags.scheme not in TABLEAUX:
+        return few
+    record = flags.save.every * flags.dt
+    times = np.round(flags.t_final * np.linspace(0, 1, _MOMENTS + 1) ** 2 / record) * record
+    return tuple(np.unique(np.minimum(times, flags.t_final)).tolist())
 
 
 def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":

@@ -60,7 +60,7 @@ class NetFlags(OutputFlags):
     compile: Switch = False
     """Compile the networks by torch.compile."""
     data: str | None = None
-    """Folder with the data; default: $WFLOW_DATA, ../shared/data, then a download."""
+    """Folder with the data; default: $WFLOW_DATA, then a download."""
 
     def check(self) -> None:
         super().check()

@@ -406,10 +406,22 @@ class Entropic(NamedTuple):
 
     Attributes
     ----------
-    value : upper bound, the p-th root of the cost of a plan with the exact marginals
-    lower : lower bound, the p-th root of a dual value
-    iterations : of the entropic potentials, at all temperatures together
-    converged : whether value - lower <= tolerance * value, or value is no more than rounding
+    value : float
+        Upper bound, the p-th root of the cost of a plan with the exact marginals.
+    lower : float
+        Lower bound, the p-th root of a dual value.
+    iterations : int
+        Iterations of the entropic potentials, at all temperatures together.
+    converged : bool
+        Whether value - lower <= tolerance * value, or value is no more than rounding.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x, y = wflow.tokens.uniform(8, 3, seed=0), wflow.tokens.uniform(8, 3, seed=1)
+    >>> found = wflow.transport.entropic(x, y)
+    >>> found.lower < wflow.transport.w2(x, y) + 1e-12 < found.value
+    True
     """
 
     value: float
@@ -432,38 +444,37 @@ def wasserstein(
     projections: int = 200,
     seed: int = 0,
 ) -> float:
-    """Wasserstein distance W_p = (min over plans of sum_ij pi_ij c(x_i, y_j)^p)^(1/p).
+    r"""Return the Wasserstein distance W_p of two clouds.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    y : (m, d) unit tokens
-    p : real, 1 to 20
-    cost : "geodesic" (angle, at most pi) or "chordal" (|x - y|, at most 2)
-    method : a key of `METHODS`:
-
-        "exact": for uniform clouds of one size, linear assignment; otherwise the network simplex,
-        whose accuracy in W_p^p is 1e-14 of the largest cost. Memory 8 n m bytes, or 40 n m.
-
-        "circle": for d = 2 and the geodesic cost, exact for any p and weights, O(k log k), k = n+m.
-
-        "entropic": the upper bound of `entropic`, which says more; warns where the bounds differ by
-        more than `tolerance`. Memory 8 to 16 n m bytes.
-
-        "sliced": (mean over random great circles of W_p^p of the projections)^(1/p), in radians;
-        equal to W_p for d = 2 and to no W_p otherwise. Memory O(n + m).
-
-        "auto": "circle" where it applies; "exact" up to `EXACT_PAIRS` = 10,000 x 10,000 pairs;
-        "entropic" up to 2^28 = 16,384 x 16,384 pairs; beyond that "sliced" (for the geodesic cost).
-        The last two with a warning, as they are not W_p itself. Free memory does not count: what
-        does not fit is an error.
-    weights_x, weights_y : (n,), (m,), >= 0, of sum one; default uniform
-    reg, tolerance : of `entropic`
-    projections, seed : number of great circles of "sliced", and of the seed that draws them
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    p : float, default 2.0
+        Exponent of the cost, 1 to 20.
+    cost : {"geodesic", "chordal"}, default "geodesic"
+        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+    method : {"auto", "exact", "circle", "entropic", "sliced"}, default "auto"
+        How it is computed; a key of `METHODS`, see Notes.
+    weights_x : array_like, shape (n,), optional
+        Weights of the tokens of x, >= 0, of sum one. Uniform by default.
+    weights_y : array_like, shape (m,), optional
+        Weights of the tokens of y, >= 0, of sum one. Uniform by default.
+    reg : float, optional
+        Lowest temperature of `entropic`.
+    tolerance : float, default 0.05
+        Wanted relative distance of the bounds of `entropic`.
+    projections : int, default 200
+        Number of great circles of "sliced".
+    seed : int, default 0
+        Seed that draws the great circles.
 
     Returns
     -------
-    float, in radians for the geodesic cost
+    float
+        Distance, in radians for the geodesic cost.
 
     Raises
     ------
@@ -471,8 +482,45 @@ def wasserstein(
         For clouds off the sphere, empty, of different d, or too large for the method; weights that
         do not sum to one; p outside of 1 to 20; a method that does not apply.
 
-    Source: [MHT] section 2; Peyre and Cuturi, Computational optimal transport (2019); Bonet et al.,
-    Spherical sliced-Wasserstein (2023).
+    Notes
+    -----
+    The distance [1]_ is
+
+    .. math:: W_p = \Bigl( \min_\pi \sum_{ij} \pi_{ij}\, c(x_i, y_j)^p \Bigr)^{1/p}
+
+    over the plans with the weights of the clouds as marginals. The methods are [2]_ [3]_
+
+    "exact"
+        For uniform clouds of one size, linear assignment; otherwise the network simplex, whose
+        accuracy in W_p^p is 1e-14 of the largest cost. Memory 8 n m bytes, or 40 n m.
+    "circle"
+        For d = 2 and the geodesic cost, exact for any p and weights, O(k log k), k = n + m.
+    "entropic"
+        The upper bound of `entropic`, which says more; warns where the bounds differ by more than
+        `tolerance`. Memory 8 to 16 n m bytes.
+    "sliced"
+        (mean over random great circles of W_p^p of the projections)^(1/p), in radians; equal to W_p
+        for d = 2 and to no W_p otherwise. Memory O(n + m).
+    "auto"
+        "circle" where it applies; "exact" up to `EXACT_PAIRS` = 10,000 x 10,000 pairs; "entropic"
+        up to 2^28 = 16,384 x 16,384 pairs; beyond that "sliced" (for the geodesic cost). The last
+        two with a warning, as they are not W_p itself. Free memory does not count: what does not
+        fit is an error.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 2.
+    .. [2] Peyré and Cuturi, *Computational optimal transport*, Foundations and Trends in Machine
+       Learning 11 (2019).
+    .. [3] Bonet et al., *Spherical sliced-Wasserstein*, ICLR (2023).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    >>> bool(np.isclose(wflow.transport.wasserstein(x, y, p=1), np.pi / 2))
+    True
     """
     given = pair(x, y, weights_x, weights_y)
     p = power(p)
@@ -503,12 +551,66 @@ def wasserstein(
 
 
 def w1(x: ArrayLike, y: ArrayLike, **options) -> float:
-    """W_1 between two clouds; options and errors as for `wasserstein`."""
+    """Return W_1 between two clouds.
+
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    **options
+        Options of `wasserstein`.
+
+    Returns
+    -------
+    float
+        Distance, in radians for the geodesic cost.
+
+    Raises
+    ------
+    InputError
+        As for `wasserstein`.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    >>> bool(np.isclose(wflow.transport.w1(x, y), np.pi / 2))
+    True
+    """
     return wasserstein(x, y, 1.0, **options)
 
 
 def w2(x: ArrayLike, y: ArrayLike, **options) -> float:
-    """W₂ between two clouds; options and errors as for `wasserstein`."""
+    """Return W₂ between two clouds.
+
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    **options
+        Options of `wasserstein`.
+
+    Returns
+    -------
+    float
+        Distance, in radians for the geodesic cost.
+
+    Raises
+    ------
+    InputError
+        As for `wasserstein`.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    >>> bool(np.isclose(wflow.transport.w2(x, y, cost="chordal"), np.sqrt(2)))
+    True
+    """
     return wasserstein(x, y, 2.0, **options)
 
 
@@ -524,31 +626,63 @@ def entropic(
     tolerance: float = 0.05,
     max_iterations: int = 2000,
 ) -> Entropic:
-    """Bounds of W_p from entropic transport: lower <= W_p <= value.
+    r"""Return bounds of W_p from entropic transport: lower <= W_p <= value.
 
-    The temperature ε of min sum_ij pi_ij c_ij^p + ε KL(pi | a x b) is lowered by
-    halves. At each, the plan brought to the exact marginals gives an upper bound, and the
-    potentials made feasible give a lower one. It is meant for bounds a few per cent apart, and
-    p <= 2. Where W_p is far smaller than the typical cost, the upper bound is loose and the lower
-    one stays good.
+    It is meant for bounds a few per cent apart, and p <= 2. Where W_p is far smaller than the
+    typical cost, the upper bound is loose and the lower one stays good.
 
     Parameters
     ----------
-    x, y, p, cost, weights_x, weights_y : as for `wasserstein`
-    reg : lowest temperature, in units of the largest c^p; None: as low as the tolerance needs
-    tolerance : wanted (value - lower) / value
-    max_iterations : in all
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    p : float, default 2.0
+        Exponent of the cost, 1 to 20.
+    cost : {"geodesic", "chordal"}, default "geodesic"
+        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+    weights_x : array_like, shape (n,), optional
+        Weights of the tokens of x, >= 0, of sum one. Uniform by default.
+    weights_y : array_like, shape (m,), optional
+        Weights of the tokens of y, >= 0, of sum one. Uniform by default.
+    reg : float, optional
+        Lowest temperature, in units of the largest c^p. None: as low as the tolerance needs.
+    tolerance : float, default 0.05
+        Wanted (value - lower) / value.
+    max_iterations : int, default 2000
+        Largest number of iterations, in all.
 
     Returns
     -------
-    Entropic(value, lower, iterations, converged)
+    Entropic
+        The bounds, with the number of iterations and whether they converged.
 
     Raises
     ------
     InputError
         As for `wasserstein`, and for reg, tolerance or max_iterations out of range.
 
-    Source: docs/mathematics.md, transport; Altschuler, Weed, Rigollet (2017).
+    Notes
+    -----
+    The temperature ε of
+
+    .. math:: \min_\pi \sum_{ij} \pi_{ij} c_{ij}^p + \varepsilon\, \mathrm{KL}(\pi\,|\,a \otimes b)
+
+    is lowered by halves. At each, the plan brought to the exact marginals [1]_ gives an upper
+    bound, and the potentials made feasible give a lower one.
+
+    References
+    ----------
+    .. [1] Altschuler, Weed and Rigollet, *Near-linear time approximation algorithms for optimal
+       transport via Sinkhorn iteration*, NeurIPS (2017).
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x, y = wflow.tokens.uniform(8, 3, seed=0), wflow.tokens.uniform(8, 3, seed=1)
+    >>> found = wflow.transport.entropic(x, y, tolerance=0.02)
+    >>> found.converged, (found.value - found.lower) / found.value <= 0.02
+    (True, True)
     """
     given = pair(x, y, weights_x, weights_y)
     p = power(p)
@@ -566,11 +700,45 @@ def plan(
     weights_x: ArrayLike | None = None,
     weights_y: ArrayLike | None = None,
 ) -> FloatArray:
-    """An optimal plan pi: sum_ij pi_ij c(x_i, y_j)^p = W_p^p, row sums a and column sums b.
+    """Return an optimal plan between two clouds.
 
-    Parameters and errors as for `wasserstein`. Returns (n, m); by the closed form on the circle, by
-    linear assignment for uniform clouds of one size, else by the network simplex. An optimal plan
-    need not be the only one.
+    It is computed by the closed form on the circle, by linear assignment for uniform clouds of one
+    size, else by the network simplex. An optimal plan need not be the only one.
+
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    p : float, default 2.0
+        Exponent of the cost, 1 to 20.
+    cost : {"geodesic", "chordal"}, default "geodesic"
+        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+    weights_x : array_like, shape (n,), optional
+        Weights of the tokens of x, >= 0, of sum one. Uniform by default.
+    weights_y : array_like, shape (m,), optional
+        Weights of the tokens of y, >= 0, of sum one. Uniform by default.
+
+    Returns
+    -------
+    ndarray, shape (n, m)
+        Plan pi with row sums a and column sums b, and sum_ij pi_ij c(x_i, y_j)^p = W_p^p.
+
+    Raises
+    ------
+    InputError
+        For clouds off the sphere, empty or of different d; weights that do not sum to one; p
+        outside 1 to 20.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x = wflow.tokens.uniform(3, 3, seed=0)
+    >>> wflow.transport.plan(x, x[:1])
+    array([[0.33333333],
+           [0.33333333],
+           [0.33333333]])
     """
     given = pair(x, y, weights_x, weights_y)
     p = power(p)
@@ -590,10 +758,41 @@ def plan(
 def assignment(
     x: ArrayLike, y: ArrayLike, p: float = 2.0, *, cost: str = "geodesic"
 ) -> NDArray[np.int64]:
-    """Optimal permutation s of uniform clouds of one size: W_p^p = (1/n) sum_i c(x_i, y_s(i))^p.
+    r"""Return the optimal matching of two uniform clouds of one size.
 
-    Parameters and errors as for `wasserstein`, with n = m. Returns (n,) numbers of tokens of y.
-    Source: the extreme points of the plans are the permutations (Birkhoff).
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (n, d)
+        Tokens of the second cloud, on the unit sphere.
+    p : float, default 2.0
+        Exponent of the cost, 1 to 20.
+    cost : {"geodesic", "chordal"}, default "geodesic"
+        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Permutation s, numbers of tokens of y.
+
+    Raises
+    ------
+    InputError
+        For clouds off the sphere, empty, or of different shapes; p outside 1 to 20.
+
+    Notes
+    -----
+    The extreme points of the plans are the permutations (Birkhoff), so that
+
+    .. math:: W_p^p = \frac1n \sum_i c(x_i, y_{s(i)})^p .
+
+    Examples
+    --------
+    >>> import wflow
+    >>> x = wflow.tokens.uniform(4, 3, seed=0)
+    >>> wflow.transport.assignment(x, x[[2, 0, 1, 3]])
+    array([1, 2, 0, 3])
     """
     given = pair(x, y, None, None)
     p = power(p)
@@ -618,19 +817,44 @@ def transport_map(
     weights_x: ArrayLike | None = None,
     weights_y: ArrayLike | None = None,
 ) -> FloatArray:
-    """Where an optimal plan takes each token of x: T(x_i) on the sphere.
+    """Return where an optimal plan takes each token of x.
 
-    For uniform clouds of one size, T(x_i) = y_s(i) with s of `assignment`. Otherwise the
-    barycentric projection of the plan, T(x_i) = R(sum_j pi_ij y_j) with R the division by the norm.
-    A token of weight zero stays where it is.
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    p : float, default 2.0
+        Exponent of the cost, 1 to 20.
+    cost : {"geodesic", "chordal"}, default "geodesic"
+        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+    weights_x : array_like, shape (n,), optional
+        Weights of the tokens of x, >= 0, of sum one. Uniform by default.
+    weights_y : array_like, shape (m,), optional
+        Weights of the tokens of y, >= 0, of sum one. Uniform by default.
 
-    Parameters as for `wasserstein`. Returns (n, d) unit tokens.
+    Returns
+    -------
+    ndarray, shape (n, d)
+        Targets T(x_i), unit tokens.
 
     Raises
     ------
     InputError
         As for `wasserstein`; and where the plan splits a token between targets whose mean vanishes
         (antipodal ones), so that no direction is left.
+
+    Notes ----- For uniform clouds of one size, T(x_i) = y_s(i) with s of `assignment`. Otherwise
+    the barycentric projection of the plan, T(x_i) = R(sum_j pi_ij y_j) with R the division by the
+    norm. A token of weight zero stays where it is.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = wflow.tokens.uniform(4, 3, seed=0)
+    >>> np.array_equal(wflow.transport.transport_map(x, x[::-1]), x)
+    True
     """
     given = pair(x, y, weights_x, weights_y)
     if given.assigned:
@@ -652,10 +876,35 @@ def transport_map(
 
 
 def distance(x: ArrayLike, y: ArrayLike, cost: str = "geodesic") -> FloatArray:
-    """Distances of all pairs of tokens: c(x_i, y_j), (n, m).
+    """Return the distances of all pairs of tokens.
 
-    "geodesic": 2 atan2(|x - y|, |x + y|), accurate to rounding for near and antipodal tokens alike;
-    "chordal": |x - y|. Parameters and errors as for `wasserstein`.
+    Parameters
+    ----------
+    x : array_like, shape (n, d)
+        Tokens of the first cloud, on the unit sphere.
+    y : array_like, shape (m, d)
+        Tokens of the second cloud, on the unit sphere.
+    cost : {"geodesic", "chordal"}, default "geodesic"
+        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+
+    Returns
+    -------
+    ndarray, shape (n, m)
+        Distances c(x_i, y_j). The angle is 2 atan2(|x - y|, |x + y|), accurate to rounding for near
+        and antipodal tokens alike.
+
+    Raises
+    ------
+    InputError
+        For clouds off the sphere, empty or of different d, or an unknown cost.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> wflow.transport.distance(x, -x, cost="chordal").round(4)
+    array([[2.    , 1.4142],
+           [1.4142, 2.    ]])
     """
     given = pair(x, y, None, None)
     check_choice("cost", cost, COSTS)
@@ -672,37 +921,49 @@ def over_time(
     progress: bool = False,
     **options: Any,
 ) -> DataArray:
-    """Distances W_p of the token snapshots of a run, read some megabytes at a time.
+    """Return the distances W_p of the token snapshots of a run, read some megabytes at a time.
 
     Parameters
     ----------
-    run : run file, or a Dataset of `wflow.open` or `wflow.solve`, with snapshots of tokens
-    to : from what the distance is taken:
-
-        "final", "initial": the last or first snapshot of the same path
-
-        "previous": the snapshot before; the result is then one shorter, and has the time between
-        the two as coordinate `elapsed`
-
-        (m, d): a cloud of unit tokens
-
-        another run, as file or Dataset, with the same snapshot times and paths: its snapshot of the
-        same time and path
-    p : real, 1 to 20
-    paths : numbers of the paths; default all whose tokens were kept
-    progress : show a bar with the time left
-    options : of `wflow.transport.wasserstein`
+    run : str, pathlib.Path or xarray.Dataset
+        Run file, or a Dataset of `wflow.open` or `wflow.solve`, with snapshots of tokens.
+    to : {"final", "initial", "previous"}, array_like, str, pathlib.Path or xarray.Dataset
+        From what the distance is taken, by default "final". "final" and "initial" are the last and
+        first snapshot of the same path. "previous" is the snapshot before; the result is then one
+        shorter, and has the time between the two as coordinate `elapsed`. An array (m, d) is a
+        cloud of unit tokens. Another run, as file or Dataset, has the same snapshot times and
+        paths: its snapshot of the same time and path is taken.
+    p : float, default 2.0
+        Exponent of the cost, 1 to 20.
+    paths : sequence of int, optional
+        Numbers of the paths, by default all whose tokens were kept.
+    progress : bool, default False
+        Whether to show a bar with the time left.
+    **options
+        Options of `wflow.transport.wasserstein`.
 
     Returns
     -------
-    DataArray (snapshot_path, snapshot), named `wasserstein`; NaN where a run that is not complete
-    has recorded no tokens
+    xarray.DataArray
+        Distances (snapshot_path, snapshot), named `wasserstein`; NaN where a run that is not
+        complete has recorded no tokens.
 
     Raises
     ------
     InputError
         For a run without token snapshots or without one of the paths, another run of other times,
         or what `wasserstein` refuses.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.solve(
+    ...     wflow.tokens.uniform(8, 3, seed=0), wflow.heads.Frozen(), heads=np.eye(3)[None],
+    ...     t_final=1.0, dt=0.1, save=wflow.SaveAt(snapshots=[0.0, 0.5, 1.0]),
+    ... )
+    >>> distances = wflow.transport.over_time(run)
+    >>> distances.dims, float(distances[0, -1])
+    (('snapshot_path', 'snapshot'), 0.0)
     """
     import xarray
 

@@ -22,6 +22,7 @@ from wflow._core.checks import MetricName, positive, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry
 from wflow._core.memory import check_memory
+from wflow._core.reprs import ShortResult
 from wflow._core.threads import threads_for
 from wflow.attention import flows
 from wflow.heads.laws import QKV
@@ -135,21 +136,35 @@ def gains(cost: Array, labels: NDArray[np.int64]) -> bool:
 
 
 class Metric(Described):
-    """Metric of clouds, |v|^2 = (1/n) sum_i b_i |v_i|^2, for minimizing movements.
+    r"""Metric of clouds, |v|^2 = (1/n) sum_i b_i |v_i|^2, for minimizing movements.
 
-    The squared distance of two clouds is the least action of the paths between them,
-
-        W^2 = min K sum_{k<K} (1/n) sum_i (b_i^k + b_i^{k+1})/2 |x_i^k, x_i^{k+1}|^2
-
-    over the K - 1 nodes between its ends. A custom metric is a subclass with the method
-    `mobility_and_gradient`, from which all else follows. It replaces `cost` and `reassign` where
-    the distance has another form, `preconditioner` where that has a Hessian of another size, and
-    `reassign` alone where tokens cannot be exchanged. Its gradient flow of E is v = s gbar/b.
+    A custom metric is a subclass with the method `mobility_and_gradient`, from which all else
+    follows. It replaces `cost` and `reassign` where the distance has another form, `preconditioner`
+    where that has a Hessian of another size, and `reassign` alone where tokens cannot be exchanged.
+    Its gradient flow of E is v = s gbar/b.
 
     Attributes
     ----------
-    segments : K
-    limit : flow that minimizing movements tend to, as the results of `wflow.jko` name it
+    segments : int
+        Number K of segments of a path.
+    limit : str
+        Flow that minimizing movements tend to, as the results of `wflow.jko` name it.
+
+    Notes
+    -----
+    The squared distance of two clouds is the least action of the paths between them [1]_, with the
+    mobility b left open,
+
+    .. math:: W^2 = \min K \sum_{k<K} \frac1n \sum_i
+        \frac{b_i^k + b_i^{k+1}}{2}\; |x_i^k, x_i^{k+1}|^2
+
+    over the K - 1 nodes between its ends.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Definition 3.5
+       and Lemma 3.8.
 
     Examples
     --------
@@ -161,26 +176,35 @@ class Metric(Described):
     >>> scaled = wflow.jko.step(x, D, 0.4, metric=Scaled())
     >>> bool(np.allclose(scaled.tokens, wflow.jko.step(x, D, 0.1).tokens, atol=1e-7))
     True
-
-    Source: [MHT] Definition 3.5 and Lemma 3.8, with the mobility b left open.
     """
 
     segments: int = 1
     limit: ClassVar[str] = "s gbar/b"
 
     def mobility_and_gradient(self, clouds: Array, D: Array, weights: Array) -> tuple[Array, Array]:
-        """Mobilities b > 0, (k, n), of clouds (k, n, d), and the gradient of sum_i weights_i b_i.
+        """Return the mobilities of clouds, and the gradient of sum_i weights_i b_i.
 
         Parameters
         ----------
-        clouds : (k, n, d) unit tokens
-        D : (heads, d, d) symmetric
-        weights : (k, n)
+        clouds : ndarray, shape (k, n, d)
+            Clouds of unit tokens.
+        D : ndarray, shape (heads, d, d)
+            Symmetric heads.
+        weights : ndarray, shape (k, n)
+            Weights of the mobilities.
 
         Returns
         -------
-        b (k, n); gradient (k, n, d) in R^d by the tokens of each cloud, its radial part of no
-        meaning; zeros where b does not depend on them
+        b : ndarray, shape (k, n)
+            Mobilities, > 0.
+        gradient : ndarray, shape (k, n, d)
+            Gradient in R^d by the tokens of each cloud, its radial part of no meaning; zeros where
+            b does not depend on them.
+
+        Raises
+        ------
+        InputError
+            By the base class.
         """
         raise InputError(
             f"{type(self).__name__} has no method mobility_and_gradient(clouds, D, weights): "
@@ -188,7 +212,25 @@ class Metric(Described):
         )
 
     def mobility(self, clouds: Array, D: Array) -> Array:
-        """Mobilities b (k, n) of clouds (k, n, d) alone."""
+        """Return the mobilities of clouds alone.
+
+        Parameters
+        ----------
+        clouds : ndarray, shape (k, n, d)
+            Clouds of unit tokens.
+        D : ndarray, shape (heads, d, d)
+            Symmetric heads.
+
+        Returns
+        -------
+        ndarray, shape (k, n)
+            Mobilities b.
+
+        Raises
+        ------
+        InputError
+            As `mobility_and_gradient`.
+        """
         shape = clouds.shape[:2]
         b, gradient = map(np.asarray, self.mobility_and_gradient(clouds, D, np.zeros(shape)))
         shapes = b.shape, gradient.shape
@@ -206,53 +248,117 @@ class Metric(Described):
         return b
 
     def cost(self, curve: Array, D: Array, b: Array) -> tuple[float, Array]:
-        """(n/2) W^2 along a path, half the sum over its tokens, with the gradient.
+        """Return (n/2) W^2 along a path, half the sum over its tokens, with the gradient.
 
         Parameters
         ----------
-        curve : (K + 1, n, d), the start, which is fixed, and the nodes up to the end
-        D : (heads, d, d) symmetric
-        b : (n,), the mobilities at the start
+        curve : ndarray, shape (K + 1, n, d)
+            The start, which is fixed, and the nodes up to the end.
+        D : ndarray, shape (heads, d, d)
+            Symmetric heads.
+        b : ndarray, shape (n,)
+            Mobilities at the start.
 
         Returns
         -------
-        value; gradient (K, n, d) by curve[1:] in R^d, a new array, its radial part of no meaning
+        value : float
+            Cost of the path.
+        gradient : ndarray, shape (K, n, d)
+            Gradient by curve[1:] in R^d, a new array, its radial part of no meaning.
         """
         value, gradient = action_and_gradient(self, curve, D, b[None])
         half = curve.shape[1] / 2
         return half * value, half * gradient
 
     def distance_sq(self, curve: Array, D: Array, b: Array) -> float:
-        """W^2 along a path; arguments as for `cost`."""
+        """Return W^2 along a path.
+
+        Parameters
+        ----------
+        curve : ndarray, shape (K + 1, n, d)
+            The start and the nodes up to the end.
+        D : ndarray, shape (heads, d, d)
+            Symmetric heads.
+        b : ndarray, shape (n,)
+            Mobilities at the start.
+
+        Returns
+        -------
+        float
+            Squared distance.
+        """
         return 2 * self.cost(curve, D, b)[0] / curve.shape[1]
 
     def preconditioner(self, curve: Array, b: Array) -> Solver:
-        """g -> M^{-1} g for g (K, n, d), M positive definite and near the Hessian of `cost`.
+        """Return a function g -> M^{-1} g with M positive definite and near the Hessian of `cost`.
 
-        curve : as for `cost`; b : (K + 1, n), the mobilities at all its nodes
+        Parameters
+        ----------
+        curve : ndarray, shape (K + 1, n, d)
+            The start and the nodes up to the end.
+        b : ndarray, shape (K + 1, n)
+            Mobilities at all nodes of the path.
+
+        Returns
+        -------
+        callable
+            Function of g (K, n, d).
         """
         return spring_solver(self.segments * (b[:-1] + b[1:]) / 2, free_end=True)
 
     def reassign(self, curve: Array, b: Array) -> tuple[Array, bool]:
-        """The path with the tokens of its nodes relabelled, and whether that makes W^2 smaller.
+        """Return the path with the tokens of its nodes relabelled, and whether W^2 is smaller.
 
-        curve, b : as for `preconditioner`
+        Parameters
+        ----------
+        curve : ndarray, shape (K + 1, n, d)
+            The start and the nodes up to the end.
+        b : ndarray, shape (K + 1, n)
+            Mobilities at all nodes of the path.
+
+        Returns
+        -------
+        curve : ndarray, shape (K + 1, n, d)
+            The path with other labels.
+        better : bool
+            Whether W^2 is smaller along it.
         """
         curve, _, labels = recouple(curve, b)
         return curve, labels is not None
 
     def check(self, D: Array) -> None:
-        """Raise InputError for heads (heads, d, d) that the metric cannot take."""
+        """Raise InputError for heads that the metric cannot take.
+
+        Parameters
+        ----------
+        D : ndarray, shape (heads, d, d)
+            Symmetric heads.
+
+        Raises
+        ------
+        InputError
+            For such heads; the base class takes all.
+        """
 
 
 @dataclass(frozen=True)
 class W2(Metric):
-    """The Wasserstein metric W₂ of geodesic cost, b = 1.
+    r"""The Wasserstein metric W₂ of geodesic cost, b = 1.
 
-        W^2 = min over permutations p of (1/n) sum_i |x_i, y_p(i)|^2
+    Its methods are closed forms of those of `Metric`, which take less time.
 
-    for clouds x and y (n, d). Its methods are closed forms of those of `Metric`, which take less
-    time.
+    Notes
+    -----
+    For clouds x and y (n, d) [1]_
+
+    .. math:: W_2^2 = \min_p \frac1n \sum_i |x_i, y_{p(i)}|^2
+
+    over the permutations p.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 58.
 
     Examples
     --------
@@ -262,8 +368,6 @@ class W2(Metric):
     >>> v = wflow.velocity(x, D, flow=wflow.transport.W2.limit)
     >>> bool(np.allclose((step.tokens - x) / 1e-4, v, atol=1e-3))
     True
-
-    Source: [MHT] eq. 58.
     """
 
     limit: ClassVar[str] = flows.unnormalised.name
@@ -295,20 +399,33 @@ class W2(Metric):
 
 @dataclass(frozen=True)
 class Weighted(Metric):
-    """The metric W_b weighted by the effective mobility b of the heads, of norms up to 64.
-
-        W_b^2 = min K sum_{k<K} (1/n) sum_i (b_i^k + b_i^{k+1})/2 |x_i^k, x_i^{k+1}|^2
-
-    over the nodes of the path from x to y (n, d), with b(x_i) = [(1/H) sum_h 1/m_h(x_i)]^{-1}.
+    r"""The metric W_b weighted by the effective mobility b of the heads, of norms up to 64.
 
     Parameters
     ----------
-    segments : K; one is enough for minimizing movements of first order in tau
+    segments : int, default 1
+        Number K of segments of a path; one is enough for minimizing movements of first order in
+        tau.
 
     Raises
     ------
     InputError
         For segments < 1.
+
+    Notes
+    -----
+    Over the nodes of the path from x to y (n, d) [1]_
+
+    .. math:: W_b^2 = \min K \sum_{k<K} \frac1n \sum_i
+        \frac{b_i^k + b_i^{k+1}}{2}\; |x_i^k, x_i^{k+1}|^2
+
+    with b the effective mobility, the harmonic mean of the mobilities over the heads.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Definition
+       3.5, Lemma 3.8 and eq. 69.
 
     Examples
     --------
@@ -318,8 +435,6 @@ class Weighted(Metric):
     >>> v = wflow.velocity(x, D, flow=wflow.transport.Weighted.limit)
     >>> bool(np.allclose((step.tokens - x) / 1e-4, v, atol=1e-3))
     True
-
-    Source: [MHT] Definition 3.5, Lemma 3.8 and eq. 69.
     """
 
     segments: int = 1
@@ -332,7 +447,20 @@ class Weighted(Metric):
         return weighted_sums(clouds, D[None], weights, True)
 
     def mobility(self, clouds: Array, D: Array) -> Array:
-        """b of clouds (k, n, d), for heads (heads, d, d) or a set of heads for every cloud."""
+        """Return the effective mobilities of clouds.
+
+        Parameters
+        ----------
+        clouds : ndarray, shape (k, n, d)
+            Clouds of unit tokens.
+        D : ndarray, shape (heads, d, d) or (k, heads, d, d)
+            Symmetric heads, or a set of heads for every cloud.
+
+        Returns
+        -------
+        ndarray, shape (k, n)
+            Effective mobilities b.
+        """
         heads = D if D.ndim == 4 else D[None]
         return weighted_sums(clouds, heads, np.zeros(clouds.shape[:2]), False)[0]
 
@@ -401,9 +529,26 @@ _WEIGHTED = Weighted()
 class Bounds(NamedTuple):
     """Two-sided bound c1 W₂ <= W_b <= c2 W₂.
 
-    lower, upper : c1 W₂ and c2 W₂
-    w2 : W₂, geodesic cost
-    c1, c2 : with c1^2 <= b <= c2^2 for every cloud and every token
+    Parameters
+    ----------
+    lower : float
+        Lower bound c1 W₂.
+    upper : float
+        Upper bound c2 W₂.
+    w2 : float
+        Distance W₂, of geodesic cost.
+    c1 : float
+        Root of a number below b for every cloud and every token: c1^2 <= b.
+    c2 : float
+        Root of a number above b for every cloud and every token: b <= c2^2.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = wflow.tokens.uniform(6, 3, seed=0), wflow.tokens.uniform(6, 3, seed=1)
+    >>> found = wflow.metric.bounds(x, y, np.zeros((1, 3, 3)))  # b = 1
+    >>> found.lower == found.w2 == found.upper
+    True
     """
 
     lower: float
@@ -413,25 +558,48 @@ class Bounds(NamedTuple):
     c2: float
 
 
-@dataclass(frozen=True)
-class Distance:
-    """W_b of two clouds as `weighted_distance` found it.
+@dataclass(frozen=True, repr=False)
+class Distance(ShortResult):
+    """Distance W_b of two clouds as `weighted_distance` found it.
 
     Attributes
     ----------
-    value : sqrt(action)
-    action : discrete action of `curve`
-    curve : (K + 1, n, d), from x to the tokens of y in the order of `coupling`
-    coupling : (n,), token i of x goes to token coupling[i] of y
-    mobility : (K + 1, n), b at the nodes
-    extrapolated : sqrt((4 A_K - A_{K/2})/3), Richardson; NaN where there is no A_{K/2}: K odd or 2,
-        or the search was repeated from the geodesics with K segments
-    bounds : the rigorous two-sided bound; `value` and W_b itself lie within it
-    path_lower, path_upper : W₂ sqrt(min b) along `curve`, and W₂ sqrt(max b) along the W₂
-        geodesics: sharper; the first holds if `curve` is optimal, both up to the discretisation
-    iterations, evaluations : of the minimiser, over all rounds
-    gradient_norm : relative, sqrt(g M^{-1} g / A), at the end
-    converged : whether the gradient met the tolerance and no matching could be improved
+    value : float
+        Distance, sqrt(action).
+    action : float
+        Discrete action of `curve`.
+    curve : ndarray, shape (K + 1, n, d)
+        Path from x to the tokens of y in the order of `coupling`.
+    coupling : ndarray of int, shape (n,)
+        Token i of x goes to token coupling[i] of y.
+    mobility : ndarray, shape (K + 1, n)
+        Effective mobility b at the nodes.
+    extrapolated : float
+        Richardson's sqrt((4 A_K - A_{K/2})/3); NaN where there is no A_{K/2}: K odd or 2, or the
+        search was repeated from the geodesics with K segments.
+    bounds : Bounds
+        The rigorous two-sided bound; `value` and W_b itself lie within it.
+    path_lower : float
+        Sharper lower bound W₂ sqrt(min b) along `curve`, if `curve` is optimal and up to the
+        discretisation.
+    path_upper : float
+        Sharper upper bound W₂ sqrt(max b) along the W₂ geodesics, up to the discretisation.
+    iterations : int
+        Iterations of the minimiser, over all rounds.
+    evaluations : int
+        Evaluations of the action, over all rounds.
+    gradient_norm : float
+        Relative norm sqrt(g M^{-1} g / A) of the gradient at the end.
+    converged : bool
+        Whether the gradient met the tolerance and no matching could be improved.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = wflow.tokens.uniform(4, 3, seed=0), wflow.tokens.uniform(4, 3, seed=1)
+    >>> found = wflow.metric.weighted_distance(x, y, np.eye(3)[None], segments=4)
+    >>> found.bounds.lower <= found.value <= found.bounds.upper
+    True
     """
 
     value: float
@@ -450,26 +618,49 @@ class Distance:
 
 
 def action(curve: ArrayLike, times: ArrayLike, D: ArrayLike | None = None) -> float:
-    """Action int (1/n) sum_i b(x_i) |v_i|^2 dt of a curve of clouds, by the trapezoidal rule.
-
-    sum_k (1/dt_k) (1/n) sum_i (b_i^k + b_i^{k+1})/2 |x_i^k, x_i^{k+1}|^2, second order in dt.
+    r"""Return the action of a curve of clouds, by the trapezoidal rule.
 
     Parameters
     ----------
-    curve : (K + 1, n, d) unit tokens; token i keeps its label
-    times : (K + 1,), increasing
-    D : (heads, d, d), or (K + 1, heads, d, d) for heads that move; symmetric. None: b = 1
+    curve : array_like, shape (K + 1, n, d)
+        Tokens on the unit sphere; token i keeps its label.
+    times : array_like, shape (K + 1,)
+        Increasing times.
+    D : array_like, shape (heads, d, d) or (K + 1, heads, d, d), optional
+        Symmetric heads, with a leading axis where they move. None for b = 1.
 
     Returns
     -------
     float
+        Action, a squared distance per unit time.
 
     Raises
     ------
     InputError
         For wrong shapes, tokens off the sphere, times that do not increase, asymmetric heads.
 
-    Source: [MHT] eq. 30 and 38.
+    Notes
+    -----
+    The action [1]_ and its discretisation, of second order in dt, are
+
+    .. math::
+
+        \int \frac1n \sum_i b(x_i)\,|v_i|^2\,dt \;\approx\;
+        \sum_k \frac{1}{dt_k} \frac1n \sum_i \frac{b_i^k + b_i^{k+1}}{2}\; |x_i^k, x_i^{k+1}|^2
+
+    with |x, y| the geodesic distance.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 30 and 38.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> curve = [[[1.0, 0.0]], [[0.0, 1.0]]]  # a quarter of a circle in unit time
+    >>> bool(np.isclose(wflow.metric.action(curve, [0.0, 1.0]), (np.pi / 2) ** 2))
+    True
     """
     clouds = _curve(curve)
     t = _times(times, len(clouds))
@@ -480,27 +671,47 @@ def action(curve: ArrayLike, times: ArrayLike, D: ArrayLike | None = None) -> fl
 
 
 def metric_derivative(x: ArrayLike, v: ArrayLike, D: ArrayLike | None = None) -> float:
-    """Speed of a moving cloud in the weighted metric: sqrt((1/n) sum_i b(x_i) |v_i|^2).
+    r"""Return the speed of a moving cloud in the weighted metric.
 
-    Exact where v is the velocity field of least action for its curve, as it is for a function of
-    the token on a cloud of distinct tokens: [MHT] Lemma 3.8.
+    It is exact where v is the velocity field of least action for its curve, as it is for a function
+    of the token on a cloud of distinct tokens [1]_.
 
     Parameters
     ----------
-    x : (n, d) unit tokens
-    v : (n, d) velocities; their radial part does not count
-    D : (heads, d, d) symmetric; None for the classical metric, b = 1
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    v : array_like, shape (n, d)
+        Velocities; their radial part does not count.
+    D : array_like, shape (heads, d, d), optional
+        Symmetric interaction matrices. None for the classical metric, b = 1.
 
     Returns
     -------
     float
+        Speed, distance per unit time.
 
     Raises
     ------
     InputError
         For wrong shapes, tokens off the sphere, velocities that are not finite, asymmetric heads.
 
-    Source: [MHT] eq. 38 and 41.
+    Notes
+    -----
+    The metric derivative is
+
+    .. math:: |\mu'| = \Bigl( \frac1n \sum_i b(x_i)\,|v_i|^2 \Bigr)^{1/2} .
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Lemma 3.8, eq.
+       38 and 41.
+
+    Examples
+    --------
+    >>> import wflow
+    >>> wflow.metric.metric_derivative([[1.0, 0.0]], [[5.0, 2.0]])
+    2.0
     """
     cloud = as_cloud(x)
     velocity = reals(v, "v")
@@ -516,26 +727,52 @@ def metric_derivative(x: ArrayLike, v: ArrayLike, D: ArrayLike | None = None) ->
 
 
 def bounds(x: ArrayLike, y: ArrayLike, D: ArrayLike) -> Bounds:
-    """Two-sided bound c1 W₂(x, y) <= W_b(x, y) <= c2 W₂(x, y) that holds for every pair.
-
-    c1^2 = [(1/H) sum_h e^{|D_h|}]^{-1} and c2^2 = [(1/H) sum_h e^{-|D_h|}]^{-1}, |D_h| the spectral
-    norm: e^{-|D_h|} <= m_h <= e^{|D_h|} for any cloud.
+    r"""Return a two-sided bound of W_b by W₂ that holds for every pair of clouds.
 
     Parameters
     ----------
-    x, y : (n, d) unit tokens, as many in both
-    D : (heads, d, d) symmetric
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    y : array_like, shape (n, d)
+        Tokens on the unit sphere, as many as in x.
+    D : array_like, shape (heads, d, d)
+        Symmetric interaction matrices.
 
     Returns
     -------
     Bounds
+        The bounds, W₂ and the constants c1 and c2.
 
     Raises
     ------
     InputError
         For wrong shapes, different numbers of tokens, tokens off the sphere, asymmetric heads.
 
-    Source: [MHT] Proposition 3.7, eq. 33.
+    Notes
+    -----
+    The bound [1]_ is c1 W₂(x, y) <= W_b(x, y) <= c2 W₂(x, y) with
+
+    .. math::
+
+        c_1^2 = \Bigl[ \frac1H \sum_h e^{|D_h|} \Bigr]^{-1}, \qquad
+        c_2^2 = \Bigl[ \frac1H \sum_h e^{-|D_h|} \Bigr]^{-1},
+
+    and the spectral norms of the heads, since the mobility of a head of norm a lies between e^{-a}
+    and e^a for any cloud.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Proposition
+       3.7, eq. 33.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = wflow.tokens.uniform(6, 3, seed=0), wflow.tokens.uniform(6, 3, seed=1)
+    >>> found = wflow.metric.bounds(x, y, 2 * np.eye(3)[None])
+    >>> bool(np.isclose(found.c1, np.exp(-1)) and np.isclose(found.c2, np.exp(1)))
+    True
     """
     a, c = _equal_clouds(x, y)
     heads = as_heads(D, a.shape[1])
@@ -551,29 +788,28 @@ def weighted_distance(
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
 ) -> Distance:
-    """Distance W_b of two clouds in the metric weighted by b, by minimising the discrete action.
-
-    W_b^2 ~ min K sum_k (1/n) sum_i (b_i^k + b_i^{k+1})/2 |x_i^k, x_i^{k+1}|^2 over the nodes
-    0 < k < K of n particle paths on the sphere. From the W₂ geodesics, with ever more segments:
-    L-BFGS with exact gradients (b depends on the whole cloud), in turn with the optimal matching
-    of every segment, until neither lowers the action.
-
-    The value is an upper bound of W_b up to the error of the discretisation, O(1/K^2): the tokens
-    of a particle move together (no mass is split), and the minimum is a local one: on the circle,
-    for instance, a token does not try the longer arc. It lies within `bounds`.
+    r"""Return the distance W_b of two clouds in the metric weighted by b.
 
     Parameters
     ----------
-    x, y : (n, d) unit tokens, as many in both
-    D : (heads, d, d) symmetric, norms up to 64
-    segments : K
-    tolerance : on sqrt(g M^{-1} g / A), g the gradient of the action A and M the Hessian of the
-        springs between the nodes; the error of the action is of the order tolerance^2 A
-    max_iterations : of L-BFGS, per level of refinement and round of matching
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    y : array_like, shape (n, d)
+        Tokens on the unit sphere, as many as in x.
+    D : array_like, shape (heads, d, d)
+        Symmetric interaction matrices, of norms up to 64.
+    segments : int, default 16
+        Number K of segments of the paths.
+    tolerance : float, default 1e-6
+        Bound on sqrt(g M^{-1} g / A), g the gradient of the action A and M the Hessian of the
+        springs between the nodes; the error of the action is of the order tolerance^2 A.
+    max_iterations : int, default 1000
+        Iterations of L-BFGS, per level of refinement and round of matching.
 
     Returns
     -------
-    Distance; with a RuntimeWarning where it did not converge
+    Distance
+        The distance, the path and the bounds; with a RuntimeWarning where it did not converge.
 
     Raises
     ------
@@ -581,7 +817,34 @@ def weighted_distance(
         For wrong shapes, different numbers of tokens, tokens off the sphere, asymmetric or too
         large heads, segments < 1, tolerance <= 0.
 
-    Source: [MHT] Definition 3.5, eq. 30, and Lemma 3.8.
+    Notes
+    -----
+    The discrete action of n particle paths [1]_,
+
+    .. math:: W_b^2 \approx \min K \sum_{k<K} \frac1n \sum_i
+        \frac{b_i^k + b_i^{k+1}}{2}\; |x_i^k, x_i^{k+1}|^2,
+
+    is minimised over the nodes 0 < k < K. From the W₂ geodesics, with ever more segments: L-BFGS
+    with exact gradients (b depends on the whole cloud), in turn with the optimal matching of every
+    segment, until neither lowers the action.
+
+    The value is an upper bound of W_b up to the error of the discretisation, O(1/K^2): the tokens
+    of a particle move together (no mass is split), and the minimum is a local one: on the circle,
+    for instance, a token does not try the longer arc. It lies within `bounds`.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, Definition
+       3.5, eq. 30, and Lemma 3.8.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> x, y = wflow.tokens.uniform(4, 3, seed=0), wflow.tokens.uniform(4, 3, seed=1)
+    >>> found = wflow.metric.weighted_distance(x, y, np.zeros((1, 3, 3)), segments=2)  # b = 1
+    >>> bool(np.isclose(found.value, wflow.transport.w2(x, y)))
+    True
     """
     start, end = _equal_clouds(x, y)
     heads = as_heads(D, start.shape[1])

@@ -34,11 +34,13 @@ def unit(images: Tensor) -> Tensor:
 
     Parameters
     ----------
-    images : uint8, or floating point, of any shape
+    images : Tensor
+        Uint8, or floating point, of any shape.
 
     Returns
     -------
-    tensor of the same shape
+    Tensor
+        Tensor of the same shape.
 
     Raises
     ------
@@ -63,11 +65,16 @@ class ImageBatches:
 
     Parameters
     ----------
-    images : (n, H, W) or (n, channels, H, W), uint8 or floating point in [0, 1]
-    labels : (n,), integers
-    batch : images per step, 1 to n
-    seed : integer >= 0
-    mean, std : (pixel - mean) / std is what a network sees, pixels in [0, 1]; std > 0
+    images : Tensor, shape (n, H, W)
+        Or (n, channels, H, W), uint8 or floating point in [0, 1].
+    labels : Tensor, shape (n,)
+        Integers.
+    batch : int
+        Images per step, 1 to n.
+    seed : int, default 0
+        Integer >= 0.
+    mean, std : float
+        (pixel - mean) / std is what a network sees, pixels in [0, 1]; std > 0.
 
     Raises
     ------
@@ -124,12 +131,14 @@ class ImageBatches:
 
         Parameters
         ----------
-        step : integer >= 0; step // per_epoch is the epoch
+        step : int
+            Integer >= 0; step // per_epoch is the epoch.
 
         Returns
         -------
-        images (batch, channels, H, W), normalised, float32 if they were bytes
-        labels (batch,), int64
+        tuple of Tensor
+            Images (batch, channels, H, W), normalised, float32 if they were bytes labels (batch,),
+            int64.
         """
         return self._take(torch.from_numpy(self.rows(step)))
 
@@ -138,11 +147,13 @@ class ImageBatches:
 
         Parameters
         ----------
-        batch : images at a time, >= 1; None takes that of training
+        batch : int, optional
+            Images at a time, >= 1; None takes that of training.
 
         Yields
         ------
-        images and labels as from a step; the last ones may be fewer
+        iterator of tuple of Tensor
+            Images and labels as from a step; the last ones may be fewer.
         """
         size = self.batch if batch is None else whole(batch, "batch", 1)
         return (self._take(slice(k, k + size)) for k in range(0, len(self.images), size))
@@ -159,12 +170,17 @@ class CropBatches:
 
     Parameters
     ----------
-    tokens : (n,), integers, n > context
-    context : tokens in a crop, >= 1
-    batch : crops per step, >= 1
-    seed : integer >= 0
-    vocabulary : tokens must lie in 0 .. vocabulary - 1, which is checked here, once: on a GPU no
-        network looks at them, and one beyond its vocabulary ends the process. None checks nothing
+    tokens : Tensor, shape (n,)
+        Integers, n > context.
+    context : int
+        Tokens in a crop, >= 1.
+    batch : int
+        Crops per step, >= 1.
+    seed : int, default 0
+        Integer >= 0.
+    vocabulary : int, optional
+        Tokens must lie in 0 .. vocabulary - 1, which is checked here, once: on a GPU no network
+        looks at them, and one beyond its vocabulary ends the process. None checks nothing.
 
     Raises
     ------
@@ -190,12 +206,14 @@ class CropBatches:
 
         Parameters
         ----------
-        step : integer >= 0
+        step : int
+            Integer >= 0.
 
         Returns
         -------
-        inputs (batch, context), targets (batch, context), int64; targets[:, i] is the token that
-        follows inputs[:, i] in the text
+        tuple of Tensor
+            Inputs (batch, context), targets (batch, context), int64; targets[:, i] is the token
+            that follows inputs[:, i] in the text.
         """
         places = len(self.tokens) - self.context  # where a crop and one more token still fit
         raw = bits(self.seed, CROPS, whole(step, "step", 0)).random_raw(self.batch)
@@ -214,15 +232,20 @@ def windows(
 
     Parameters
     ----------
-    tokens : (n,), integers, n >= 2
-    context : tokens in a window, >= 1; a shorter text is one shorter window
-    batch : windows at a time, >= 1
-    vocabulary : as for `CropBatches`
+    tokens : Tensor, shape (n,)
+        Integers, n >= 2.
+    context : int
+        Tokens in a window, >= 1; a shorter text is one shorter window.
+    batch : int, default 1
+        Windows at a time, >= 1.
+    vocabulary : int, optional
+        As for `CropBatches`.
 
     Yields
     ------
-    inputs, targets : int64 (b, context) with b <= batch; at the end (1, r) with r < context for
-        what is left over
+    iterator of tuple of Tensor
+        Inputs, targets : int64 (b, context) with b <= batch; at the end (1, r) with r < context for
+        what is left over.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Data for the network studies: MNIST, digits, tiny Shakespeare; batches and perturbations.
 
 Loaders take files from `folder`, from the folder that the environment variable WFLOW_DATA names,
-from ../shared/data beside a checkout, or from a download that is kept in the user's cache; every
-file is checked against its SHA-256 first. `digits` and `embedded_text` need no file at all.
+or from a download that is kept in the user's cache; the contents of every file are checked against
+their SHA-256 first. `digits` and `embedded_text` need no file at all.
 
     text = shakespeare()
     batches = CropBatches(
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import check_choice, switch
+from wflow._core.checks import check_choice, whole
 from wflow._core.errors import InputError
 from wflow.nets.data.batches import SPLIT, CropBatches, ImageBatches, permutation, unit, windows
 from wflow.nets.data.download import DataFile, obtain, parse_idx, read_idx
@@ -58,45 +58,34 @@ _MNIST = (
 )
 
 
-def _mnist_file(name: str, sha256: str, *mirrors: str) -> DataFile:
-    return DataFile(f"mnist/{name}", sha256, tuple(mirror + name for mirror in mirrors))
+def _mnist_file(name: str, sha256: str) -> DataFile:
+    """A file by its published name, by torchvision's, and with the dot that some mirrors have."""
+    dotted = name.replace("-idx", ".idx")
+    others = (f"MNIST/raw/{name}", f"raw/{name}", f"mnist/{dotted}", dotted)
+    return DataFile(f"mnist/{name}", sha256, tuple(f"{m}{name}.gz" for m in _MNIST), others)
 
 
-_TEST = (
-    _mnist_file(
-        "t10k-images-idx3-ubyte.gz",
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        *_MNIST,
-    ),
-    _mnist_file(
-        "t10k-labels-idx1-ubyte.gz",
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        *_MNIST,
-    ),
-)
 _TRAIN = (
     _mnist_file(
-        "train-images-idx3-ubyte.gz",
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        *_MNIST,
+        "train-images-idx3-ubyte",
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     ),
     _mnist_file(
-        "train-labels-idx1-ubyte.gz",
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        *_MNIST,
+        "train-labels-idx1-ubyte",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     ),
 )
-# A shuffled sixth of the official training digits, part of the shared data of the project.
-_TRAIN_10K = (
+_TEST = (
     _mnist_file(
-        "train10k-images-idx3-ubyte.gz",
-        "63e6f244548f663ea6c799b7cdd5c1de55d4c7e7b7bdf356199325aa3a1f3214",
+        "t10k-images-idx3-ubyte",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     ),
     _mnist_file(
-        "train10k-labels-idx1-ubyte.gz",
-        "dc0656a76c374f8d3404aed548d2956aaa103bb189b8d129a8fcdb572a625f6b",
+        "t10k-labels-idx1-ubyte",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 )
+_SHUFFLED = 10_000  # training digits at the beginning of the file that `mnist_order` shuffles
 _SHAKESPEARE = DataFile(
     "tinyshakespeare.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
@@ -122,13 +111,25 @@ _SONNETS = Path(__file__).with_name("_sonnets.txt")
 class Images:
     """Labelled images in two parts.
 
-    Attributes
+    Parameters
     ----------
-    train_images, test_images : uint8 (n, H, W), 0 to 255
-    train_labels, test_labels : uint8 (n,), 0 to classes - 1
-    source : which data and which files this is, and how many images: for tables and figures
-    mean, std : of the training pixels in [0, 1], for `ImageBatches`
-    classes : number of different labels
+    train_images, test_images : Tensor, shape (n, H, W)
+        Grey values 0 to 255, uint8.
+    train_labels, test_labels : Tensor, shape (n,)
+        Labels 0 to ``classes - 1``, uint8.
+    source : str
+        Which data this is, and how many images: for tables and figures.
+    mean, std : float
+        Mean and standard deviation of the training pixels in [0, 1], for `ImageBatches`.
+    classes : int, default 10
+        Number of different labels.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> images = nets.data.digits()
+    >>> images.train_images.shape, images.classes
+    (torch.Size([1437, 8, 8]), 10)
     """
 
     train_images: Tensor = field(repr=False)
@@ -145,11 +146,21 @@ class Images:
 class Text:
     """A text as token numbers, in two parts.
 
-    Attributes
+    Parameters
     ----------
-    train, test : int64 (n,); the test part is the last tenth of the characters
-    tokenizer : maps between text and numbers
-    source : which text, which tokens, and how many: for tables and figures
+    train, test : Tensor, shape (n,)
+        Token numbers, int64; the test part is the last tenth of the characters.
+    tokenizer : Tokenizer
+        Maps between text and numbers.
+    source : str
+        Which text, which tokens, and how many: for tables and figures.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> text = nets.data.embedded_text()
+    >>> text.decode(text.train[:23])
+    'From fairest creatures '
     """
 
     train: Tensor = field(repr=False)
@@ -163,56 +174,122 @@ class Text:
         return self.tokenizer.vocabulary
 
     def encode(self, text: str) -> Tensor:
-        """Token numbers of a text: int64 (n,)."""
+        """Token numbers of a text.
+
+        Parameters
+        ----------
+        text : str
+            Text of the vocabulary.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Token numbers, int64.
+        """
         return self.tokenizer.encode(text)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text that token numbers (n,) stand for."""
+        """The text that token numbers stand for.
+
+        Parameters
+        ----------
+        tokens : Tensor, shape (n,)
+            Token numbers.
+
+        Returns
+        -------
+        str
+            The text.
+        """
         return self.tokenizer.decode(tokens)
 
 
-def mnist(*, folder: Folder = None, full: bool = False) -> Images:
+def mnist(*, folder: Folder = None, digits: int | None = None) -> Images:
     """Handwritten digits of MNIST: images of 28 x 28, 60,000 for training and 10,000 for tests.
-
-    Where the official training files are found nowhere, `train10k-*` is used in their place: a
-    file pair of 10,000 of the training digits. `source` says which it was. Mean and standard
-    deviation are those of all 60,000 in both cases: 0.1307 and 0.3081. Source: LeCun, Bottou,
-    Bengio, Haffner, "Gradient-based learning applied to document recognition", Proceedings of the
-    IEEE 86 (1998).
 
     Parameters
     ----------
-    folder : folder that holds the IDX files (gzip), or a folder `mnist` with them; None looks in
-        WFLOW_DATA, ../shared/data, the cache, and downloads (about 12 MB)
-    full : never take the 10,000: a download comes before them
+    folder : str or path-like, optional
+        Folder that holds the four IDX files, compressed by gzip or not, or a folder `mnist` or
+        `MNIST/raw` (torchvision's) with them. By default the folder that the environment variable
+        WFLOW_DATA names, the cache, then a download of about 12 MB.
+    digits : int, optional
+        Number of training digits, at most 60,000: the first of them in the order of `mnist_order`.
+        By default all of them, in the order of the file.
 
     Returns
     -------
     Images
+        Mean and standard deviation are those of all 60,000 training digits: 0.1307 and 0.3081.
 
     Raises
     ------
     InputError
-        For a missing or corrupt file, or a download that fails; the message says what to do.
+        For a missing or corrupt file, a download that fails, or a number out of range; the message
+        says what to do.
+
+    References
+    ----------
+    .. [1] LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document
+       recognition", Proceedings of the IEEE 86 (1998).
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> images = nets.data.mnist(digits=10_000)  # doctest: +SKIP
+    >>> images.train_images.shape  # doctest: +SKIP
+    torch.Size([10000, 28, 28])
     """
-    full = switch(full, "full")
-    choices = [(*_TRAIN, *_TEST)] if full else [(*_TRAIN, *_TEST), (*_TRAIN_10K, *_TEST)]
-    files = obtain("MNIST", choices, folder)
+    wanted = None if digits is None else whole(digits, "digits", 1)
+    files = obtain("MNIST", (*_TRAIN, *_TEST), folder)
     arrays = [
-        parse_idx(data, str(path), dims=3 if "images" in path.name else 1)
-        for data, path in zip(files.contents, files.paths, strict=True)
+        parse_idx(data, str(path), dims=dims)
+        for data, path, dims in zip(files.contents, files.paths, (3, 1, 3, 1), strict=True)
     ]
     for k in (0, 2):
         _check_pair(arrays[k], arrays[k + 1], files.paths[k : k + 2])
-    train, test = len(arrays[0]), len(arrays[2])
-    which = f"{train:,} of the 60,000" if files.choice else f"{train:,}"
-    names = ", ".join(path.name for path in files.paths)
+    every, test = len(arrays[0]), len(arrays[2])
+    which = f"{every:,}"
+    if wanted is not None:
+        if wanted > every:
+            raise InputError(f"digits is {digits}: expected at most {every:,}, all of them")
+        rows = mnist_order(arrays[1])[:wanted]
+        arrays[:2] = arrays[0][rows], arrays[1][rows]
+        which = f"{wanted:,} of the {every:,}"
     return _images(
         *arrays,
-        source=f"MNIST: {which} training digits, {test:,} test digits; files {names}",
+        source=f"MNIST: {which} training digits, {test:,} test digits",
         mean=0.1307,
         std=0.3081,
     )
+
+
+def mnist_order(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Order in which `mnist` takes a part of the training digits.
+
+    The first 10,000 digits of the file, sorted by label, are shuffled; the others follow in the
+    order of the file. The shuffle is that of ``numpy.random.default_rng(0).permutation(10_000)``,
+    written out here: NumPy promises the same random bits for every version, and not the same
+    permutations.
+
+    Parameters
+    ----------
+    labels : ndarray, shape (n,)
+        Labels of the training digits, in the order of the file.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        Their numbers in the file.
+    """
+    head = np.argsort(labels[:_SHUFFLED], kind="stable")
+    raw = np.random.PCG64(0).random_raw(2 * len(head) + 64)  # about three times what is needed
+    words = iter(raw.astype("<u8").view("<u4").tolist())
+    for last in range(len(head) - 1, 0, -1):  # Fisher and Yates, each place drawn by rejection
+        mask = (1 << last.bit_length()) - 1
+        place = next(word & mask for word in words if word & mask <= last)
+        head[[last, place]] = head[[place, last]]
+    return np.concatenate([head, np.arange(len(head), len(labels))])
 
 
 def _check_pair(images: NDArray[Any], labels: NDArray[Any], paths: tuple[Path, ...]) -> None:
@@ -231,17 +308,28 @@ def digits() -> Images:
     """Handwritten digits of 8 x 8 that ship with scikit-learn: 1,437 for training, 360 for tests.
 
     Grey values 0 to 16 become 0 to 255. The split is drawn at random once and for all: every fifth
-    image of each digit is held back. Source: the optical recognition of handwritten digits data
-    set of the UCI repository (Alpaydin, Kaynak, 1998), its test part.
+    image of each digit is held back.
 
     Returns
     -------
     Images
+        The digits [1]_.
 
     Raises
     ------
     InputError
         Where scikit-learn is missing.
+
+    References
+    ----------
+    .. [1] Alpaydin, Kaynak, "Optical recognition of handwritten digits", UCI Machine Learning
+       Repository (1998), test part.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.data.digits().source
+    'scikit-learn digits, 8 x 8: 1,437 training digits, 360 test digits'
     """
     data = optional_module("sklearn.datasets", "the handwritten digits").load_digits()
     order = permutation(len(data.images), 0, SPLIT)
@@ -271,44 +359,62 @@ def shakespeare(
 ) -> Text:
     """Tiny Shakespeare: 1,115,394 characters of Shakespeare's plays, 65 different ones.
 
-    Source: Karpathy, "The unreasonable effectiveness of recurrent neural networks" (2015).
-
     Parameters
     ----------
-    tokens : "characters", a vocabulary of 65; "gpt2", the byte pairs of GPT-2, a vocabulary of
-        50,257, each part encoded for itself; needs the package tokenizers
-    folder : folder that holds tinyshakespeare.txt, and for "gpt2" encoder.json and vocab.bpe (or
-        a folder `gpt2-bpe` with them); None looks in WFLOW_DATA, ../shared/data, the cache, and
-        downloads
+    tokens : {"characters", "gpt2"}
+        Characters, a vocabulary of 65; or the byte pairs of GPT-2, a vocabulary of 50,257, each
+        part encoded for itself, which needs the package tokenizers.
+    folder : str or path-like, optional
+        Folder that holds tinyshakespeare.txt, and for "gpt2" encoder.json and vocab.bpe (or a
+        folder `gpt2-bpe` with them). By default the folder that the environment variable
+        WFLOW_DATA names, the cache, then a download.
 
     Returns
     -------
     Text
+        The text [1]_.
 
     Raises
     ------
     InputError
         For another word than these two, a missing or corrupt file, a download that fails, or a
         missing package.
+
+    References
+    ----------
+    .. [1] Karpathy, "The unreasonable effectiveness of recurrent neural networks" (2015).
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.data.shakespeare().vocabulary  # doctest: +SKIP
+    65
     """
     check_choice("tokens", tokens, ("characters", "gpt2"))
-    text = obtain("tiny Shakespeare", [[_SHAKESPEARE]], folder).contents[0].decode("utf-8")
+    text = obtain("tiny Shakespeare", [_SHAKESPEARE], folder).contents[0].decode("utf-8")
     if tokens == "characters":
         return _text(text, Characters(text), "tiny Shakespeare", "characters")
-    encoder, merges = obtain("the GPT-2 vocabulary", [_GPT2], folder).contents
+    encoder, merges = obtain("the GPT-2 vocabulary", _GPT2, folder).contents
     return _text(text, BytePairs(encoder, merges), "tiny Shakespeare", "GPT-2 byte pairs")
 
 
 def embedded_text() -> Text:
     """32 sonnets of Shakespeare, 19,571 characters, which ship with the package.
 
-    So that every study of text runs without any download. The sonnets (1609, modern spelling) are
-    in the public domain; the characters are a subset of the 65 of tiny Shakespeare, numbered
+    They let every study of text run without a download. The sonnets (1609, modern spelling) are in
+    the public domain; the characters are a subset of the 65 of tiny Shakespeare, numbered
     separately.
 
     Returns
     -------
-    Text, tokens are characters
+    Text
+        Its tokens are characters.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.data.embedded_text().vocabulary
+    59
     """
     text = _SONNETS.read_text(encoding="utf-8")
     return _text(text, Characters(text), "sonnets of Shakespeare", "characters")

@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import opened
+from wflow._core.files import opened, replace_file
 
 # The IDX format of MNIST: arrays of numbers behind a short header
 # ----------------------------------------------------------------
@@ -32,25 +33,43 @@ _CHUNK = 1 << 20
 def read_idx(path: str | os.PathLike[str], *, dims: int | None = None) -> NDArray[Any]:
     """Read an array from an IDX file, gzip-compressed or not.
 
-    The file is: two zero bytes, one byte for the type of the elements, one byte for the number k
+    The file holds two zero bytes, one byte for the type of the elements, one byte for the number k
     of dimensions, k sizes as unsigned 32-bit numbers, then the elements in C order; the highest
-    byte of every number comes first. Source: LeCun, Cortes, Burges, "The MNIST database of
-    handwritten digits" (1998), section "File formats".
+    byte of every number comes first [1]_.
 
     Parameters
     ----------
-    path : file
-    dims : number of dimensions that is expected; None takes any
+    path : str or path-like
+        The file.
+    dims : int, optional
+        Number of dimensions that is expected; by default any.
 
     Returns
     -------
-    array of the sizes and the type that the header names, in the byte order of this machine
+    ndarray
+        Array of the sizes and the type that the header names, in the byte order of this machine.
 
     Raises
     ------
     InputError
         For a file that cannot be read, another format, an unknown element type, another number of
         dimensions, or elements that are too few or too many; the message names the file.
+
+    References
+    ----------
+    .. [1] LeCun, Cortes, Burges, "The MNIST database of handwritten digits" (1998), section "File
+       formats".
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from wflow import nets
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "pair")
+    ...     _ = path.write_bytes(bytes([0, 0, 0x08, 1, 0, 0, 0, 2, 3, 255]))
+    ...     nets.data.read_idx(path).tolist()
+    [3, 255]
     """
     dims = None if dims is None else whole(dims, "dims", 1)
     with opened(path_of(path, "path"), "an IDX file") as file:
@@ -66,13 +85,17 @@ def parse_idx(data: bytes, name: str, *, dims: int | None = None) -> NDArray[Any
 
     Parameters
     ----------
-    data : bytes of the whole file, gzip-compressed or not
-    name : what messages call the file
-    dims : number of dimensions that is expected; None takes any
+    data : bytes
+        The whole file, compressed by gzip or not.
+    name : str
+        What messages call the file.
+    dims : int, optional
+        Number of dimensions that is expected; by default any.
 
     Returns
     -------
-    array, as from `read_idx`
+    ndarray
+        As from `read_idx`.
 
     Raises
     ------
@@ -144,14 +167,21 @@ class DataFile:
 
     Attributes
     ----------
-    path : where it stands below a data folder, parts joined by "/"
-    sha256 : checksum of its bytes, in hexadecimal digits
-    addresses : where it can be downloaded, the first choice first; none: it cannot
+    path : str
+        Where it lies below a data folder, parts joined by "/".
+    sha256 : str
+        Checksum of its contents in hexadecimal digits. The contents are the uncompressed bytes:
+        mirrors compress the same file differently.
+    addresses : tuple of str
+        Where it can be downloaded, compressed by gzip or not; the first choice first.
+    others : tuple of str
+        Other paths under which mirrors and libraries keep the same file.
     """
 
     path: str
     sha256: str
     addresses: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -165,38 +195,38 @@ class Obtained:
 
     Attributes
     ----------
-    choice : number of the set of files that was taken
-    contents : bytes of its files, in their order; their checksums are right
-    paths : their paths
+    contents : tuple of bytes
+        Uncompressed contents of the files, in their order; their checksums are right.
+    paths : tuple of Path
+        Where the files are.
     """
 
-    choice: int
     contents: tuple[bytes, ...]
     paths: tuple[Path, ...]
 
 
 def obtain(
-    what: str,
-    choices: Sequence[Sequence[DataFile]],
-    folder: str | os.PathLike[str] | None = None,
+    what: str, files: Sequence[DataFile], folder: str | os.PathLike[str] | None = None
 ) -> Obtained:
     """Contents of the files of a data set, each checked against its checksum.
 
-    Where `folder` is given, only that folder is looked at. Otherwise: the folder that the
-    environment variable WFLOW_DATA names; ../shared/data beside a checkout of the project; the
-    cache of earlier downloads. The first of the choices that is complete in one of these places
-    is taken. Where there is none, the first choice that has addresses is downloaded into the
-    cache by pooch.
+    Where `folder` is given, only that folder is searched. Otherwise the folder that the
+    environment variable WFLOW_DATA names is searched, then the cache of earlier downloads. Files
+    that are complete in none of them are downloaded into the cache by pooch.
 
     Parameters
     ----------
-    what : name of the data set, for messages
-    choices : sets of files, the one preferred first; one set is enough
-    folder : folder that holds the files at their paths, or side by side
+    what : str
+        Name of the data set, for messages.
+    files : sequence of DataFile
+        The files; each may be compressed by gzip, with `.gz` after its name.
+    folder : str or path-like, optional
+        Folder that holds the files at their paths, or side by side.
 
     Returns
     -------
     Obtained
+        Contents and paths, in the order of the files.
 
     Raises
     ------
@@ -204,24 +234,19 @@ def obtain(
         For a folder that does not exist or lacks the files, a checksum that differs (both are
         named, the file is left as it is), a download that fails, or a missing pooch.
     """
-    places = _places(folder)
-    for number, files in enumerate(choices):
-        for place in places:
-            paths = [path for file in files if (path := _find(place, file)) is not None]
-            if len(paths) == len(files):
-                return _read(number, files, paths)
+    for place in _places(folder):
+        paths = [path for file in files if (path := _find(place, file)) is not None]
+        if len(paths) == len(files):
+            return _read(files, paths)
     if folder is not None:
         raise InputError(
             f"{folder} does not hold {what}; expected "
-            + ", or ".join(" and ".join(file.path for file in files) for files in choices)
-            + " (with or without the folder before the name)"
+            + " and ".join(file.path for file in files)
+            + " (with or without the folder before the name, and .gz after it)"
         )
-    for number, files in enumerate(choices):
-        if all(file.addresses for file in files):
-            return _read(number, files, [download(file, files) for file in files])
-    raise InputError(
-        f"{what} is in no local folder and cannot be downloaded; {_by_hand(choices[0])}"
-    )
+    if all(file.addresses for file in files):
+        return _read(files, [download(file, files) for file in files])
+    raise InputError(f"{what} is in no local folder and cannot be downloaded; {_by_hand(files)}")
 
 
 def _places(folder: str | os.PathLike[str] | None) -> list[Path]:
@@ -237,15 +262,8 @@ def _places(folder: str | os.PathLike[str] | None) -> list[Path]:
             f"the environment variable {VARIABLE} is {named!r}, and there is no such folder; set "
             "it to a folder that holds data files, or unset it"
         )
-    places = [Path(named) if named else None, shared_folder(), cache_folder()]
+    places = [Path(named) if named else None, cache_folder()]
     return [place for place in places if place is not None]
-
-
-def shared_folder() -> Path | None:
-    """The folder ../shared/data beside a checkout of the project; None where there is none."""
-    root = Path(__file__).resolve().parents[3]
-    folder = root.parent / "shared" / "data"
-    return folder if (root / "pyproject.toml").is_file() and folder.is_dir() else None
 
 
 def cache_folder() -> Path | None:
@@ -257,33 +275,46 @@ def cache_folder() -> Path | None:
 
 
 def _find(place: Path, file: DataFile) -> Path | None:
-    for path in (place / file.path, place / file.name):
-        if path.is_file():
-            return path
+    """The first of the names of a file that is in a folder."""
+    for name in (file.path, file.name, *file.others):
+        for path in (place / name, place / f"{name}.gz"):
+            if path.is_file():
+                return path
     return None
 
 
-def _read(number: int, files: Sequence[DataFile], paths: Sequence[Path]) -> Obtained:
+def _read(files: Sequence[DataFile], paths: Sequence[Path]) -> Obtained:
     contents = (checked(path, file.sha256) for path, file in zip(paths, files, strict=True))
-    return Obtained(number, tuple(contents), tuple(paths))
+    return Obtained(tuple(contents), tuple(paths))
 
 
 def checked(path: Path, sha256: str) -> bytes:
-    """Read a file whose SHA-256 must be the one given.
+    """Contents of a file, uncompressed, whose SHA-256 must be the one given.
 
     What is returned is what was checked: the file is read once. InputError names both checksums.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    data = _contents(path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
         raise InputError(
-            f"{path}: its SHA-256 is {digest}, expected {sha256}; the file is damaged or another "
-            "one, and was left as it is: move it away and get it again"
+            f"{path}: the SHA-256 of its contents is {digest}, expected {sha256}; the file is "
+            "damaged or another one, and was left as it is: move it away and get it again"
         )
     return data
+
+
+def _contents(path: Path) -> bytes:
+    """Bytes of a file, uncompressed."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == _GZIP else data
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{path}: its gzip stream is broken ({error}), and it was left as it is: move it away "
+            "and get it again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def download(file: DataFile, among: Sequence[DataFile] = ()) -> Path:
@@ -291,12 +322,15 @@ def download(file: DataFile, among: Sequence[DataFile] = ()) -> Path:
 
     Parameters
     ----------
-    file : what to get; its addresses are tried in order
-    among : all files of its data set, for the message
+    file : DataFile
+        What to get; its addresses are tried in order.
+    among : sequence of DataFile
+        All files of its data set, for the message.
 
     Returns
     -------
-    path in the cache
+    Path
+        Where it is in the cache, compressed as it came.
 
     Raises
     ------
@@ -306,20 +340,29 @@ def download(file: DataFile, among: Sequence[DataFile] = ()) -> Path:
     by_hand = _by_hand(among or [file])
     pooch, cache = _pooch(file, by_hand), cache_folder()
     assert cache is not None  # pooch is there
-    target = cache / file.path
-    if target.exists():
-        return target
+    found = _find(cache, file)
+    if found is not None:
+        return found
     faults = []
     for address in file.addresses:
+        target = cache / (file.path + ".gz" if address.endswith(".gz") else file.path)
         try:
-            pooch.retrieve(
-                address, f"sha256:{file.sha256}", fname=target.name, path=target.parent
-            )  # moved into place whole, after its checksum was verified
-        except (OSError, ValueError) as error:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(target, partial(_fetch, pooch, address, file.sha256))
+        except (OSError, ValueError) as error:  # an InputError is a ValueError
             faults.append(f"{address} ({type(error).__name__}: {error})")
         else:
             return target
     raise InputError(f"cannot download {file.name} from {'; '.join(faults)}; {by_hand}")
+
+
+def _fetch(pooch: Any, address: str, sha256: str, draft: Path) -> None:
+    """Download to a draft, which is moved into place after its contents were verified."""
+    pooch.get_logger().info("Downloading data from %s", address)
+    pooch.HTTPDownloader()(address, str(draft), None)
+    digest = hashlib.sha256(_contents(draft)).hexdigest()
+    if digest != sha256:
+        raise InputError(f"the SHA-256 of its contents is {digest}, expected {sha256}")
 
 
 def _pooch(file: DataFile, by_hand: str) -> Any:

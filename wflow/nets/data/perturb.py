@@ -29,13 +29,17 @@ def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
 
     Parameters
     ----------
-    images : floating point, any shape
-    level : standard deviation, >= 0
-    seed : integer >= 0
+    images : Tensor
+        Floating point, any shape.
+    level : float
+        Standard deviation, >= 0.
+    seed : int, default 0
+        Integer >= 0.
 
     Returns
     -------
-    tensor of the same shape, type and device
+    Tensor
+        Tensor of the same shape, type and device.
 
     Raises
     ------
@@ -54,13 +58,17 @@ def uniform_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
 
     Parameters
     ----------
-    images : floating point, any shape
-    level : half the width of the noise, >= 0
-    seed : integer >= 0
+    images : Tensor
+        Floating point, any shape.
+    level : float
+        Half the width of the noise, >= 0.
+    seed : int, default 0
+        Integer >= 0.
 
     Returns
     -------
-    tensor of the same shape, type and device
+    Tensor
+        Tensor of the same shape, type and device.
 
     Raises
     ------
@@ -76,24 +84,33 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
     """Replace each token with probability `rate` by another one, uniform over the others.
 
     A replaced token always differs from the original: the rate is that of actual changes.
-    Source: [OTT] section 5.5, Table 3 (text), where the tokens are the characters of the test
-    text.
 
     Parameters
     ----------
-    tokens : integers in 0 .. vocabulary - 1, any shape
-    rate : probability, 0 to 1
-    vocabulary : number of different tokens, >= 2
-    seed : integer >= 0
+    tokens : Tensor
+        Integers in 0 .. vocabulary - 1, any shape.
+    rate : float
+        Probability, 0 to 1.
+    vocabulary : int
+        Number of different tokens, >= 2.
+    seed : int, default 0
+        Integer >= 0.
 
     Returns
     -------
-    tensor of the same shape, type and device
+    Tensor
+        Tensor of the same shape, type and device.
 
     Raises
     ------
     InputError
         For tokens outside the vocabulary, and numbers out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, section 5.5, Table 3 (text), where the tokens are the
+       characters of the test text.
     """
     vocabulary, rate = whole(vocabulary, "vocabulary", 2), _rate(rate)
     tensor(tokens, "tokens", "whole")
@@ -113,23 +130,31 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
 def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
     """Remove a fraction of the points of each cloud at random; the others keep their order.
 
-    Of n points n - round(rate n) stay, at least one, the same number in every cloud. Source:
-    [OTT] section 5.5, Table 3 (point clouds).
+    Of n points n - round(rate n) stay, at least one, the same number in every cloud.
 
     Parameters
     ----------
-    clouds : (clouds, points, features), at least one point
-    rate : fraction, 0 to 1
-    seed : integer >= 0
+    clouds : Tensor, shape (clouds, points, features)
+        At least one point.
+    rate : float
+        Fraction, 0 to 1.
+    seed : int, default 0
+        Integer >= 0.
 
     Returns
     -------
-    tensor (clouds, points that stay, features), same type and device
+    Tensor, shape (clouds, points that stay, features)
+        Same type and device.
 
     Raises
     ------
     InputError
         For another shape, a rate or a seed out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, section 5.5, Table 3 (point clouds).
     """
     tensor(clouds, "clouds", "number")
     if clouds.dim() != 3 or clouds.shape[1] == 0:

@@ -35,7 +35,8 @@ class Characters:
 
     Parameters
     ----------
-    text : text whose characters are the vocabulary
+    text : str
+        Text whose characters are the vocabulary.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,11 +54,13 @@ class Characters:
 
         Parameters
         ----------
-        text : characters of the vocabulary
+        text : str
+            Characters of the vocabulary.
 
         Returns
         -------
-        int64 (characters,)
+        Tensor, shape (characters,)
+            The result.
 
         Raises
         ------
@@ -85,19 +88,24 @@ class BytePairs:
     """The byte-pair encoding of GPT-2, made by the library `tokenizers`.
 
     Text becomes UTF-8 bytes, is cut into words, and in each word the pairs of the merge list are
-    joined in its order. Every text has tokens, and no special tokens are put in. Source: Radford,
-    Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised multitask learners"
-    (2019), section 2.2.
+    joined in its order. Every text has tokens, and no special tokens are put in.
 
     Parameters
     ----------
-    encoder : content of the published encoder.json: token (bytes written as letters) -> number
-    merges : content of the published vocab.bpe: one pair a line, below a line with the version
+    encoder : bytes
+        Content of the published encoder.json: token (bytes written as letters) -> number.
+    merges : bytes
+        Content of the published vocab.bpe: one pair a line, below a line with the version.
 
     Raises
     ------
     InputError
         Without the package tokenizers, and for contents of another form.
+
+    References
+    ----------
+    .. [1] Radford, Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised multitask
+       learners" (2019), section 2.2.
     """
 
     def __init__(self, encoder: bytes, merges: bytes) -> None:

@@ -44,21 +44,26 @@ def hidden_transport(
 
     Parameters
     ----------
-    before, after : (samples, ...), each sample one point of all its entries: tokens as a cloud are
-        (tokens, width). The clouds may have different numbers of samples
-    p : real, 1 to 20
-    ground : what c is
+    before, after : Tensor, shape (samples, ...)
+        Each sample one point of all its entries: tokens as a cloud are (tokens, width). The clouds
+        may have different numbers of samples.
+    p : float, default 2.0
+        Real, 1 to 20.
+    ground : {"euclidean", "p-norm", "geodesic", "chordal"}
+        What c is.
 
-        "euclidean": |x - y|_2, in which the constant of [OTT] Thm 3 is that of Thm 2
+        "euclidean": |x - y|_2, in which the constant of [OTT] Thm 3 is that of Thm 2.
 
-        "p-norm": |x - y|_p, as in [OTT] Thm 3, whose constant then has the factor C(p) of the norms
+        "p-norm": |x - y|_p, as in [OTT] Thm 3, whose constant then has the factor C(p) of the
+        norms.
 
         "geodesic", "chordal": angle and chord of the directions x/|x|, y/|y|, those of
-        `wflow.transport`
+        `wflow.transport`.
 
     Returns
     -------
-    float; exact, by linear assignment for clouds of one size, else by the network simplex
+    float
+        Float; exact, by linear assignment for clouds of one size, else by the network simplex.
 
     Raises
     ------
@@ -66,7 +71,10 @@ def hidden_transport(
         For clouds that do not fit each other, are empty, not finite, or of more than
         `wflow.transport.EXACT_PAIRS` pairs; p out of range.
 
-    Source: [OTT] Theorem 3.
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Theorem 3.
     """
     check_choice("ground", ground, GROUNDS)
     p = power(p)
@@ -120,8 +128,10 @@ def transport_along(
 
     Parameters
     ----------
-    trajectory, perturbed : with as many steps
-    p, ground : as for `hidden_transport`
+    trajectory, perturbed : Trajectory
+        With as many steps.
+    p, ground : float or {"euclidean", "p-norm", "geodesic", "chordal"}
+        As for `hidden_transport`.
 
     Raises
     ------

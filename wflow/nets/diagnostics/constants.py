@@ -22,10 +22,14 @@ class Lipschitz(NamedTuple):
 
     Attributes
     ----------
-    constant : the largest ratio of all
-    random : the largest over random directions
-    iterated : the largest over the directions of the power iteration
-    per_sample : (batch,), the largest ratio at each sample
+    constant : float
+        The largest ratio of all.
+    random : float
+        The largest over random directions.
+    iterated : float
+        The largest over the directions of the power iteration.
+    per_sample : Tensor, shape (batch,)
+        The largest ratio at each sample.
     """
 
     constant: float
@@ -54,17 +58,24 @@ def lipschitz(
 
     Parameters
     ----------
-    function : (batch, ...) -> (batch, ...), each sample by itself; a tuple is taken at its first
-        tensor. A module runs in evaluation mode, without dropout, and is put back
-    x : (batch, ...), real
-    perturbation : Euclidean length of the perturbation of each sample
-    seed : of the directions
-    samples : number of random directions; the best of them starts the power iteration
-    iterations : steps of the power iteration; 0 leaves it out
+    function : callable
+        (batch, ...) -> (batch, ...), each sample by itself; a tuple is taken at its first tensor. A
+        module runs in evaluation mode, without dropout, and is put back.
+    x : Tensor, shape (batch, ...)
+        Real.
+    perturbation : float, default 0.001
+        Euclidean length of the perturbation of each sample.
+    seed : int, default 0
+        Of the directions.
+    samples : int, default 8
+        Number of random directions; the best of them starts the power iteration.
+    iterations : int, default 16
+        Steps of the power iteration; 0 leaves it out.
 
     Returns
     -------
-    Lipschitz(constant, random, iterated, per_sample); `iterated` is NaN without iterations
+    Lipschitz
+        Lipschitz(constant, random, iterated, per_sample); `iterated` is NaN without iterations.
 
     Raises
     ------
@@ -130,14 +141,16 @@ def operator_norm(layer: Tensor | nn.Module) -> float:
 
     Parameters
     ----------
-    layer : a matrix, an `nn.Linear` (its bias moves no difference), or a module with one
-        `nn.Linear` and else only layers that change no difference, such as dropout in evaluation.
-        A linear map that acts on every token, or on one of them, has the norm of its matrix; one
-        that acts on the mean of n tokens has that over sqrt(n), which is for the caller to divide
+    layer : Tensor or torch.nn.Module
+        a matrix, an `nn.Linear` (its bias moves no difference), or a module with one `nn.Linear`
+        and else only layers that change no difference, such as dropout in evaluation. A linear map
+        that acts on every token, or on one of them, has the norm of its matrix; one that acts on
+        the mean of n tokens has that over sqrt(n), which is for the caller to divide.
 
     Returns
     -------
-    float, by a singular value decomposition in double precision
+    float
+        Float, by a singular value decomposition in double precision.
 
     Raises
     ------
@@ -146,7 +159,10 @@ def operator_norm(layer: Tensor | nn.Module) -> float:
         and the theorem has a linear output layer; pass the linear layer after it to say that it is
         the linear part alone that is measured.
 
-    Source: [OTT] eq. 33.
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eq. 33.
     """
     matrix = layer if isinstance(layer, Tensor) else _only_matrix(module(layer, "layer"))
     tensor(matrix, "layer", "number")

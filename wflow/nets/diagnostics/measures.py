@@ -58,21 +58,28 @@ def straightness(
 
     Parameters
     ----------
-    trajectory : of states (M + 1, batch, ...)
-    per : "sample", norms over all that belongs to a sample; "token", over the last dimension
-    valid : (batch, tokens), True where a token is there: the others do not count
+    trajectory : Trajectory
+        Of states (M + 1, batch, ...).
+    per : {"sample", "token"}
+        "sample", norms over all that belongs to a sample; "token", over the last dimension.
+    valid : Tensor, shape (batch, tokens), optional
+        True where a token is there: the others do not count.
 
     Returns
     -------
-    (batch,), or (batch, tokens) per token; NaN where the chord is zero: a closed path, or a state
-    at rest, is neither straight nor not
+    Tensor, shape (batch,)
+        Or (batch, tokens) per token; NaN where the chord is zero: a closed path, or a state at
+        rest, is neither straight nor not.
 
     Raises
     ------
     InputError
         For an unknown choice, tokens asked of states that have none, or `valid` of another shape.
 
-    Source: [OTT] Proposition 1 (straight lines at constant speed).
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Proposition 1 (straight lines at constant speed).
     """
     moves = _moves(trajectory, per, valid)
     chord = _length(moves.sum(0), per)
@@ -91,18 +98,23 @@ def speed_variation(
 
     Parameters
     ----------
-    trajectory, per, valid : as for `straightness`
+    trajectory, per, valid : Trajectory or {"sample", "token"} or Tensor
+        As for `straightness`.
 
     Returns
     -------
-    (batch,), or (batch, tokens); NaN for a state at rest
+    Tensor, shape (batch,)
+        Or (batch, tokens); NaN for a state at rest.
 
     Raises
     ------
     InputError
         As for `straightness`.
 
-    Source: [OTT] Proposition 1.
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Proposition 1.
     """
     moves = _moves(trajectory, per, valid)
     speed = _length(moves, per, steps=True)
@@ -117,7 +129,11 @@ def step_costs(trajectory: Trajectory, *, share: bool = False) -> Tensor:
     """What each step adds to the transport cost, (M,); with `share`, its part of the whole cost.
 
     For a path at constant speed all are equal. Shares are NaN where the cost is zero.
-    Source: [OTT] eq. 8.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eq. 8.
     """
     costs = wide(_checked(trajectory).costs)
     if not switch(share, "share"):

@@ -63,24 +63,33 @@ def stability_bound(
 
     Parameters
     ----------
-    t_final : T
-    L : operator norm of the output layer (`operator_norm`)
-    lam : weight of the transport cost in the loss
-    cost : that of the `ContinuousTransformer`
-    entries : number of entries of the hidden state of one sample, tokens times width; for "mean"
-    loss_weight : factor of G in the loss, where G is the sum of [OTT] F.1 over the outputs of a
-        sample
+    t_final : float
+        T.
+    L : float
+        Operator norm of the output layer (`operator_norm`).
+    lam : float
+        Weight of the transport cost in the loss.
+    cost : {"mean", "sum"}
+        That of the `ContinuousTransformer`.
+    entries : int, optional
+        Number of entries of the hidden state of one sample, tokens times width; for "mean".
+    loss_weight : float, default 1.0
+        Factor of G in the loss, where G is the sum of [OTT] F.1 over the outputs of a sample.
 
     Returns
     -------
-    Bound(inputs, targets)
+    Bound
+        Bound(inputs, targets).
 
     Raises
     ------
     InputError
         Unless lambda > T L^2; and for numbers out of range.
 
-    Source: [OTT] Theorem 2, eq. 11; proof in F.7.
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Theorem 2, eq. 11; proof in F.7.
     """
     positive(t_final, "t_final")
     number(L, "L", least=0.0)
@@ -125,16 +134,20 @@ def check_stability(
 
     Parameters
     ----------
-    outputs1, outputs2 : (batch, ...), model outputs: linear ones for a squared loss, the softmax of
-        them for cross-entropy
-    x1, x2 : (batch, ...), embedded inputs X(0)
-    y1, y2 : targets of the shape of the outputs, or whole numbers of classes of their shape without
-        the last dimension
-    t_final, L, lam, cost, entries, loss_weight : as for `stability_bound`
+    outputs1, outputs2 : Tensor, shape (batch, ...)
+        Model outputs: linear ones for a squared loss, the softmax of them for cross-entropy.
+    x1, x2 : Tensor, shape (batch, ...)
+        Embedded inputs X(0).
+    y1, y2 : Tensor
+        Targets of the shape of the outputs, or whole numbers of classes of their shape without the
+        last dimension.
+    t_final, L, lam, cost, entries, loss_weight : float or {"mean", "sum"} or int
+        As for `stability_bound`.
 
     Returns
     -------
-    Stability(change, bound, tightness, holds)
+    Stability
+        Stability(change, bound, tightness, holds).
 
     Raises
     ------

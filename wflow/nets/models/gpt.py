@@ -9,13 +9,15 @@ layer norms and 6.16 million.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from wflow._core.checks import number, switch, whole
+from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
+from wflow._core.files import opened
 from wflow.nets.blocks import (
     Block,
     Gelu,
@@ -27,11 +29,12 @@ from wflow.nets.blocks import (
 )
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import CONFIG, WEIGHTS, Pretrained, read_config, read_weights
 from wflow.nets.registry import register
 
 
 @register
-class GPT(nn.Module):
+class GPT(Pretrained):
     """Causal language model: logits of the next token, E norm(X(T)), E the token embedding.
 
     `embed` makes hidden states (batch, tokens, width) of token ids, `body` moves them, `head`
@@ -45,15 +48,23 @@ class GPT(nn.Module):
 
     Parameters
     ----------
-    vocabulary : number of token ids
-    context : length of the longest text that it sees
-    width, depth, heads : width of the hidden states, number of blocks, number of heads. The
-        feed-forward layers are four times as wide inside
-    norm : False leaves all layer norms out, the final one too
-    bias : whether linear maps and layer norms have biases, as published GPT-2 networks do
-    skip : False leaves the skip connection of the feed-forward layers out, for N-ODE blocks
-    gelu : `none`, the function itself; `tanh`, the approximation in published GPT-2 networks
-    dropout : rate of dropout in embedding, attention and blocks
+    vocabulary : int
+        Number of token ids.
+    context : int
+        Length of the longest text that it sees.
+    width, depth, heads : int
+        Width of the hidden states, number of blocks, number of heads. The feed-forward layers are
+        four times as wide inside.
+    norm : bool, default True
+        False leaves all layer norms out, the final one too.
+    bias : bool, default False
+        Whether linear maps and layer norms have biases, as published GPT-2 networks do.
+    skip : bool, default True
+        False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
+    gelu : {"none", "tanh"}
+        `none`, the function itself; `tanh`, the approximation in published GPT-2 networks.
+    dropout : float, default 0.0
+        Rate of dropout in embedding, attention and blocks.
 
     Raises
     ------
@@ -102,12 +113,14 @@ class GPT(nn.Module):
 
         Parameters
         ----------
-        tokens : token ids (batch, tokens), at most `context` per text
+        tokens : Tensor, shape (batch, tokens)
+            Token ids, at most `context` per text.
 
         Returns
         -------
-        Output(logits (batch, tokens, vocabulary), transport cost); the logits at token j are
-        those of token j + 1, and depend on tokens up to j only
+        Output
+            Output(logits (batch, tokens, vocabulary), transport cost); the logits at token j are
+            those of token j + 1, and depend on tokens up to j only.
 
         Raises
         ------
@@ -139,15 +152,21 @@ class GPT(nn.Module):
 
         Parameters
         ----------
-        tokens : beginnings (batch, tokens), of any length >= 1
-        new : number of tokens to add
-        temperature : >= 0; below 1 likely tokens become likelier, 0 takes the likeliest
-        top_k : draw from that many of the likeliest tokens; None from all
-        generator : source of the random numbers, on the device of the network
+        tokens : Tensor, shape (batch, tokens)
+            Beginnings, of any length >= 1.
+        new : int
+            Number of tokens to add.
+        temperature : float, default 1.0
+            >= 0; below 1 likely tokens become likelier, 0 takes the likeliest.
+        top_k : int, optional
+            Draw from that many of the likeliest tokens; None from all.
+        generator : torch.Generator, optional
+            Source of the random numbers, on the device of the network.
 
         Returns
         -------
-        int64 tensor (batch, tokens + new)
+        Tensor, shape (batch, tokens + new)
+            The result.
 
         Raises
         ------
@@ -172,9 +191,74 @@ class GPT(nn.Module):
         return tokens
 
     @classmethod
+    def from_pretrained(cls, folder: str | Path, *, dropout: float = 0.0) -> Self:
+        """Make a network from a folder of `save_pretrained`, or of a GPT-2 of Hugging Face.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Folder with `config.json` and `model.safetensors`. For a GPT-2 the weights may also be
+            in `pytorch_model.bin`, which is read as tensors alone. Nothing in it is executed.
+        dropout : float, default 0.0
+            Rate of dropout of a GPT-2, for further training.
+
+        Returns
+        -------
+        GPT
+            The network in evaluation mode on the CPU. A GPT-2 has biases and the gelu of its
+            configuration, in single precision, or in double where its weights are.
+
+        Raises
+        ------
+        InputError
+            For a folder that is missing, incomplete, damaged or of another model, a GPT-2 with
+            settings that `GPT` does not have, or a missing safetensors.
+
+        References
+        ----------
+        .. [1] Radford, Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised
+           multitask learners" (2019).
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from wflow import nets
+        >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=1, heads=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.save_pretrained(folder)
+        ...     nets.GPT.from_pretrained(folder).context
+        8
+        """
+        folder = path_of(folder, "folder")
+        config = read_config(folder)
+        if config.get("model_type") != "gpt2":
+            return super().from_pretrained(folder)
+        gelu = _published_gelu(folder, config)
+        try:
+            net = cls.from_gpt2(
+                _published_weights(folder), heads=config["n_head"], gelu=gelu, dropout=dropout
+            )
+        except InputError as error:
+            raise InputError(f"{folder} is no GPT-2 that can be read: {error}") from None
+        found = (net.vocabulary, net.context, net.embed.token.embedding_dim, len(net.body))  # type: ignore[arg-type]
+        names = ("vocab_size", "n_positions", "n_embd", "n_layer")
+        for name, size in zip(names, found, strict=True):
+            if config.get(name, size) != size:
+                raise InputError(
+                    f"{folder} is damaged: {name} is {config[name]!r} in config.json and {size} by "
+                    "the weights; get the folder again"
+                )
+        return net.eval()
+
+    @classmethod
     def from_gpt2(
-        cls, state: Mapping[str, Tensor], *, heads: int | None = None, dropout: float = 0.0
-    ) -> "GPT":
+        cls,
+        state: Mapping[str, Tensor],
+        *,
+        heads: int | None = None,
+        gelu: Gelu = "tanh",
+        dropout: float = 0.0,
+    ) -> Self:
         """Make a network of the weights of a published GPT-2.
 
         Their names are `wte.weight`, `wpe.weight`, `h.0.ln_1.weight`, `h.0.attn.c_attn.weight`,
@@ -183,14 +267,19 @@ class GPT(nn.Module):
 
         Parameters
         ----------
-        state : names and weights
-        heads : number of heads, which no weight tells; None is width / 64, that of all published
-            sizes
-        dropout : rate of dropout, for further training
+        state : mapping
+            Names and weights.
+        heads : int, optional
+            Number of heads, which no weight tells; None is width / 64, that of all published sizes.
+        gelu : {"tanh", "none"}
+            As for `GPT`; published networks have the approximation.
+        dropout : float, default 0.0
+            Rate of dropout, for further training.
 
         Returns
         -------
-        GPT with biases and the approximate gelu, in single precision
+        GPT
+            Network with biases, in single precision, or in double where the weights are.
 
         Raises
         ------
@@ -214,9 +303,9 @@ class GPT(nn.Module):
             depth=max(1, len(blocks)),
             heads=_published_heads(width) if heads is None else heads,
             bias=True,
-            gelu="tanh",
+            gelu=gelu,
             dropout=dropout,
-        )
+        ).to(torch.promote_types(_real(state, "wte.weight"), torch.float32))
         ours = net._gpt2_names()
         for name in state:
             if name not in ours and not name.endswith((".attn.bias", ".attn.masked_bias")):
@@ -276,8 +365,10 @@ class TokenHead(nn.Linear):
 
     Parameters
     ----------
-    width, vocabulary, norm : as for `GPT`
-    bias : whether the layer norm has a bias
+    width, vocabulary, norm : int or bool
+        As for `GPT`.
+    bias : bool, default False
+        Whether the layer norm has a bias.
     """
 
     def __init__(
@@ -301,6 +392,67 @@ def _draw(
     values, ids = logits.float().topk(kept, dim=-1)  # (batch, kept), the largest first
     chances = torch.softmax((values - values[:, :1]) / temperature, dim=-1)
     return ids.gather(1, torch.multinomial(chances, 1, generator=generator))
+
+
+_GELUS: dict[str, Gelu] = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
+# Settings of a GPT-2 that change what it computes, with the only value that GPT has.
+_SETTINGS: dict[str, tuple[Any, Any]] = {
+    "layer_norm_epsilon": (1e-5, 1e-5),  # expected, and the default where it is missing
+    "scale_attn_weights": (True, True),
+    "scale_attn_by_inverse_layer_idx": (False, False),
+    "add_cross_attention": (False, False),
+    "tie_word_embeddings": (True, True),
+}
+_BIN = "pytorch_model.bin"
+
+
+def _published_gelu(folder: Path, config: Mapping[str, Any]) -> Gelu:
+    """The gelu of a GPT-2, after a check of all settings that GPT does not have."""
+    path = folder / CONFIG
+    for name, (expected, default) in _SETTINGS.items():
+        if config.get(name, default) != expected:
+            raise InputError(
+                f"{path} has {name} = {config[name]!r:.40}: GPT computes with {expected}; take "
+                "another network"
+            )
+    for name in ("n_head", "n_embd"):
+        if type(config.get(name)) is not int:
+            raise InputError(f"{path} has {name} = {config.get(name)!r:.40}: expected a number")
+    inner = 4 * config["n_embd"]
+    if config.get("n_inner") not in (None, inner):
+        raise InputError(f"{path} has n_inner = {config['n_inner']!r:.40}: expected {inner}")
+    name = config.get("activation_function", "gelu_new")
+    if name not in _GELUS:
+        raise InputError(
+            f"{path} has activation_function = {name!r:.40}: expected one of {', '.join(_GELUS)}"
+        )
+    return _GELUS[name]
+
+
+def _published_weights(folder: Path) -> dict[str, Tensor]:
+    """Weights in a folder of Hugging Face."""
+    if (folder / WEIGHTS).exists() or not (folder / _BIN).exists():
+        return read_weights(folder / WEIGHTS)
+    with opened(folder / _BIN, "weights of a GPT-2") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged or hostile file can fail in any way
+            raise InputError(
+                f"{_BIN} cannot be read as weights ({type(error).__name__}): it is damaged, or "
+                "holds other things than tensors; nothing in it was executed. Take a folder with "
+                "model.safetensors"
+            ) from None
+    if not isinstance(state, Mapping):
+        raise InputError(f"{_BIN} holds {type(state).__name__}: expected weights by name")
+    return dict(state)
+
+
+def _real(state: Mapping[str, Tensor], name: str) -> torch.dtype:
+    """Type of a weight, which must be of real numbers."""
+    dtype = state[name].dtype
+    if not dtype.is_floating_point:
+        raise InputError(f"{name} is {dtype}: expected real numbers")
+    return dtype
 
 
 def _matrix_shape(state: Mapping[str, Any], name: str) -> tuple[int, int]:

@@ -16,11 +16,12 @@ from wflow._core.errors import InputError
 from wflow.nets.blocks import Stack, check_hidden, layer_norm, rate, share
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
 
 @register
-class SetTransformer(nn.Module):
+class SetTransformer(Pretrained):
     """Classifier of clouds of points of any number: logits that do not depend on their order.
 
     `embed` makes hidden states (batch, points, width) of points, `body` moves them, `head` pools
@@ -30,17 +31,26 @@ class SetTransformer(nn.Module):
 
     Parameters
     ----------
-    features : coordinates of a point
-    classes : number of classes
-    width, heads : width of the hidden states, number of heads
-    inducing : number m of inducing points of a block
-    blocks : number of induced blocks. Two of width 200 with 16 inducing points have the 0.65
-        million parameters that [OTT] gives
-    seeds : number k of vectors that a cloud is pooled to
-    norm : whether blocks have layer norms, behind the layers as in Lee et al.; the published
-        model has none
-    skip : False leaves the skip connection of the feed-forward layers out, for N-ODE blocks
-    dropout : rate of dropout before and after the pooling, in training only
+    features : int
+        Coordinates of a point.
+    classes : int
+        Number of classes.
+    width, heads : int
+        Width of the hidden states, number of heads.
+    inducing : int
+        Number m of inducing points of a block.
+    blocks : int, default 2
+        Number of induced blocks. Two of width 200 with 16 inducing points have the 0.65 million
+        parameters that [OTT] gives.
+    seeds : int, default 1
+        Number k of vectors that a cloud is pooled to.
+    norm : bool, default False
+        Whether blocks have layer norms, behind the layers as in Lee et al.; the published model has
+        none.
+    skip : bool, default True
+        False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
+    dropout : float, default 0.0
+        Rate of dropout before and after the pooling, in training only.
 
     Raises
     ------
@@ -76,11 +86,13 @@ class SetTransformer(nn.Module):
 
         Parameters
         ----------
-        points : (batch, points, features), floating point, any number of points >= 1
+        points : Tensor, shape (batch, points, features)
+            Floating point, any number of points >= 1.
 
         Returns
         -------
-        Output(logits (batch, classes), transport cost)
+        Output
+            Output(logits (batch, classes), transport cost).
 
         Raises
         ------
@@ -115,7 +127,8 @@ class CrossBlock(nn.Module):
 
     Parameters
     ----------
-    width, heads, norm, skip : as for `SetTransformer`
+    width, heads, norm, skip : int or bool
+        As for `SetTransformer`.
     """
 
     def __init__(self, width: int, heads: int, *, norm: bool = False, skip: bool = True) -> None:
@@ -149,7 +162,8 @@ class InducedBlock(nn.Module):
 
     Parameters
     ----------
-    width, heads, inducing, norm, skip : as for `SetTransformer`
+    width, heads, inducing, norm, skip : int or bool
+        As for `SetTransformer`.
     """
 
     def __init__(
@@ -176,7 +190,8 @@ class PoolingHead(nn.Module):
 
     Parameters
     ----------
-    width, heads, classes, seeds, norm, dropout : as for `SetTransformer`
+    width, heads, classes, seeds, norm, dropout : int or bool or float
+        As for `SetTransformer`.
     """
 
     def __init__(

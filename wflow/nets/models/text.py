@@ -16,13 +16,14 @@ from wflow._core.errors import InputError
 from wflow.nets.blocks import Block, Stack, TokenEmbedding, check_tokens, layer_norm
 from wflow.nets.checks import in_memory
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
 Pooling = Literal["mean", "first", "max"]
 
 
 @register
-class TextClassifier(nn.Module):
+class TextClassifier(Pretrained):
     """Encoder of texts of different length, padded behind to one: logits of classes.
 
     `embed` makes hidden states (batch, tokens, width) of token ids, `body` moves them, `head`
@@ -34,16 +35,26 @@ class TextClassifier(nn.Module):
 
     Parameters
     ----------
-    vocabulary : number of token ids, the one for padding among them
-    context : length of the longest text
-    classes : number of classes
-    width, depth, heads : width of the hidden states, number of blocks, number of heads
-    hidden : inner width of the feed-forward layers; None is 4 width
-    pad : token id that fills short texts
-    pooling : `mean`, `max`, or the `first` token, over those that are there
-    norm : False leaves the layer norms out
-    skip : False leaves the skip connection of the feed-forward layers out, for N-ODE blocks
-    dropout : rate of dropout in embedding and blocks
+    vocabulary : int
+        Number of token ids, the one for padding among them.
+    context : int
+        Length of the longest text.
+    classes : int
+        Number of classes.
+    width, depth, heads : int
+        Width of the hidden states, number of blocks, number of heads.
+    hidden : int, optional
+        Inner width of the feed-forward layers; None is 4 width.
+    pad : int, default 0
+        Token id that fills short texts.
+    pooling : {"mean", "first", "max"}
+        `mean`, `max`, or the `first` token, over those that are there.
+    norm : bool, default True
+        False leaves the layer norms out.
+    skip : bool, default True
+        False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
+    dropout : float, default 0.0
+        Rate of dropout in embedding and blocks.
 
     Raises
     ------
@@ -91,12 +102,14 @@ class TextClassifier(nn.Module):
 
         Parameters
         ----------
-        tokens : token ids (batch, tokens), short texts filled with `pad` behind. A text of
-            nothing but `pad` is pooled to zeros
+        tokens : Tensor, shape (batch, tokens)
+            Token ids, short texts filled with `pad` behind. A text of nothing but `pad` is pooled
+            to zeros.
 
         Returns
         -------
-        Output(logits (batch, classes), transport cost)
+        Output
+            Output(logits (batch, classes), transport cost).
 
         Raises
         ------
@@ -118,7 +131,8 @@ class PooledHead(nn.Module):
 
     Parameters
     ----------
-    width, classes, pooling, norm : as for `TextClassifier`
+    width, classes, pooling, norm : int or {"mean", "first", "max"} or bool
+        As for `TextClassifier`.
     """
 
     def __init__(

@@ -14,11 +14,12 @@ from wflow._core.errors import InputError
 from wflow.nets.blocks import Block, Stack, layer_norm, rate
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
+from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
 
 @register
-class ViT(nn.Module):
+class ViT(Pretrained):
     """Vision transformer: logits = W norm(x_0(T)) + b, where x_0 is the class token.
 
     `embed` makes hidden states (batch, 1 + patches, width) of images, `body` moves them, `head`
@@ -28,28 +29,42 @@ class ViT(nn.Module):
 
     Parameters
     ----------
-    image : channels, rows and columns of the images
-    patch : rows and columns of a patch
-    classes : number of classes
-    width : width d of the hidden states
-    depth : number of blocks
-    heads, head_width : number of heads and their width k; None is width / heads
-    hidden : inner width of the feed-forward layers; None leaves them out
-    qkv_bias : whether queries, keys and values have biases
-    project : whether attention has an output matrix; None has one unless a single head has the
-        width of the hidden states, where it could be multiplied into the values
-    skip : False leaves the skip connection of the feed-forward layers out, for N-ODE blocks
-    position_std : standard deviation of positions and class token at the start. 1 is that of the
-        published MNIST experiment; Dosovitskiy et al. have 0.02
-    dropout : rate of dropout in embedding and blocks
-
-    With the defaults it has 59,658 parameters, and 17,546 with width 64.
+    image : tuple of int, default (1, 28, 28)
+        Channels, rows and columns of the images.
+    patch : int, default 7
+        Rows and columns of a patch.
+    classes : int, default 10
+        Number of classes.
+    width : int, default 128
+        Width d of the hidden states.
+    depth : int, default 1
+        Number of blocks.
+    heads, head_width : int
+        Number of heads and their width k; None is width / heads.
+    hidden : int, optional
+        Inner width of the feed-forward layers; None leaves them out.
+    qkv_bias : bool, default False
+        Whether queries, keys and values have biases.
+    project : bool, optional
+        Whether attention has an output matrix; None has one unless a single head has the width of
+        the hidden states, where it could be multiplied into the values.
+    skip : bool, default True
+        False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
+    position_std : float, default 1.0
+        Standard deviation of positions and class token at the start. 1 is that of the published
+        MNIST experiment; Dosovitskiy et al. have 0.02.
+    dropout : float, default 0.0
+        Rate of dropout in embedding and blocks.
 
     Raises
     ------
     InputError
         For patches that do not fill the image, a width that the heads cannot share, and sizes out
         of range.
+
+    Notes
+    -----
+    With the defaults it has 59,658 parameters, and 17,546 with width 64.
     """
 
     @in_memory
@@ -94,11 +109,13 @@ class ViT(nn.Module):
 
         Parameters
         ----------
-        images : (batch, channels, rows, columns), floating point
+        images : Tensor, shape (batch, channels, rows, columns)
+            Floating point.
 
         Returns
         -------
-        Output(logits (batch, classes), transport cost)
+        Output
+            Output(logits (batch, classes), transport cost).
 
         Raises
         ------
@@ -114,7 +131,8 @@ class PatchEmbedding(nn.Module):
 
     Parameters
     ----------
-    image, patch, width, position_std, dropout : as for `ViT`
+    image, patch, width, position_std, dropout : tuple of int or int or float
+        As for `ViT`.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from wflow._core.files import claim_folder, kind_of_file, opened, remove_drafts,
 from wflow.io.reading import differences, open_hdf5
 from wflow.nets.checks import module
 from wflow.nets.registry import config as config_of
-from wflow.nets.registry import described, first_difference
+from wflow.nets.registry import described, first_difference, other_weight
 from wflow.nets.training.history import METRICS, METRICS_JSON, History
 
 # Digests: one for every tensor and one for every field
@@ -64,8 +64,10 @@ def broken(content: Mapping[str, Any], size: int) -> str | None:
 
     Parameters
     ----------
-    content : fields with their digests
-    size : bytes of the file; a tree of more entries than that is none that wflow wrote
+    content : mapping
+        Fields with their digests.
+    size : int
+        Bytes of the file; a tree of more entries than that is none that wflow wrote.
 
     Raises
     ------
@@ -86,8 +88,10 @@ def digests(content: Mapping[str, Any], most: int | None = None) -> dict[str, st
 
     Parameters
     ----------
-    content : fields
-    most : number of entries in all, None for any
+    content : mapping
+        Fields.
+    most : int, optional
+        Number of entries in all, None for any.
 
     Raises
     ------
@@ -191,8 +195,10 @@ def check_replaceable(path: Path, kind: str) -> None:
 
     Parameters
     ----------
-    path : where a file is to be written
-    kind : RUN, MODEL, METRICS or METRICS_JSON
+    path : Path
+        Where a file is to be written.
+    kind : str
+        RUN, MODEL, METRICS or METRICS_JSON.
 
     Raises
     ------
@@ -242,9 +248,12 @@ def replace(path: Path, kind: str, writer: Callable[[Path], Any]) -> None:
 
     Parameters
     ----------
-    path : the file; an earlier one is replaced where it is a regular file of this kind
-    kind : as for `check_replaceable`
-    writer : writes the whole file to the path that it is given
+    path : Path
+        The file; an earlier one is replaced where it is a regular file of this kind.
+    kind : str
+        As for `check_replaceable`.
+    writer : callable
+        Writes the whole file to the path that it is given.
 
     Raises
     ------
@@ -340,10 +349,13 @@ def save_model(
 
     Parameters
     ----------
-    path : file; an earlier one of this function is replaced when the new one is whole, and nothing
-        else is
-    model : the network; its `state_dict` is written, with a SHA-256 of every tensor
-    description : text, or anything that JSON can hold, for whoever reads the file
+    path : str or Path
+        File; an earlier one of this function is replaced when the new one is whole, and nothing
+        else is.
+    model : torch.nn.Module
+        The network; its `state_dict` is written, with a SHA-256 of every tensor.
+    description : mapping or str, default ""
+        Text, or anything that JSON can hold, for whoever reads the file.
 
     Raises
     ------
@@ -370,12 +382,16 @@ def load_model(path: str | Path, model: nn.Module) -> Any:
 
     Parameters
     ----------
-    path : the file; nothing in it is executed
-    model : network of the same parameters; unchanged where the file does not fit
+    path : str or Path
+        The file; nothing in it is executed.
+    model : torch.nn.Module
+        Network of the same parameters; unchanged where the file does not fit.
 
     Returns
     -------
-    the description in the file: what `save_model` was given, or the text of the trained network
+    object
+        The description in the file: what `save_model` was given, or the text of the trained
+        network.
 
     Raises
     ------
@@ -474,12 +490,18 @@ def write(
 
     Parameters
     ----------
-    path : file
-    config : what the run computes (`identity`)
-    step : number of steps done
-    model : its weights are written
-    optimizer : its state (`Learner.state`)
-    history : what was recorded (`History.state`)
+    path : Path
+        File.
+    config : mapping
+        What the run computes (`identity`).
+    step : int
+        Number of steps done.
+    model : torch.nn.Module
+        Its weights are written.
+    optimizer : mapping
+        Its state (`Learner.state`).
+    history : mapping
+        What was recorded (`History.state`).
     """
     content = {
         "format": f"{RUN}/{_VERSION}",
@@ -535,15 +557,21 @@ def open_folder(
 
     Parameters
     ----------
-    stack : holds the lock on the folder until it is closed
-    folder : folder of the run
-    config : what the run computes (`identity`)
-    model : the network
-    resume, overwrite : whether earlier results are continued or replaced
+    stack : ExitStack
+        Holds the lock on the folder until it is closed.
+    folder : Path
+        Folder of the run.
+    config : mapping
+        What the run computes (`identity`).
+    model : torch.nn.Module
+        The network.
+    resume, overwrite : bool
+        Whether earlier results are continued or replaced.
 
     Returns
     -------
-    the checkpoint to resume from; None begins
+    dict
+        The checkpoint to resume from; None begins.
 
     Raises
     ------
@@ -572,14 +600,17 @@ def identity(config: Mapping[str, Any], objective: Any, batches: Any) -> dict[st
 
     Parameters
     ----------
-    config : `TrainConfig.as_dict`
-    objective, batches : named by what they are, with their public attributes (numbers, text,
-        digests of arrays, and objects in the same way); functions by their name alone, with what
-        `functools.partial` has given them
+    config : mapping
+        `TrainConfig.as_dict`.
+    objective, batches : object
+        Named by what they are, with their public attributes (numbers, text, digests of arrays, and
+        objects in the same way); functions by their name alone, with what `functools.partial` has
+        given them.
 
     Returns
     -------
-    dictionary
+    dict
+        Dictionary.
     """
     kept = {key: value for key, value in config.items() if key not in _FREE}
     return kept | {"objective": _named(objective), "batches": _named(batches)}
@@ -619,10 +650,14 @@ def check_weights(
 
     Parameters
     ----------
-    path : the file, for the message
-    saved : its parameters
-    model : the network
-    types : whether they must be of the same type (float32, ...), too
+    path : Path
+        The file, for the message.
+    saved : mapping
+        Its parameters.
+    model : torch.nn.Module
+        The network.
+    types : bool, default False
+        Whether they must be of the same type (float32, ...), too.
 
     Raises
     ------
@@ -636,18 +671,6 @@ def check_weights(
             f"{path} holds another network: {name} is {there} in the file and {here} in the "
             "model; make the model that the file was written for, or take another file"
         )
-
-
-def other_weight(
-    saved: Mapping[str, Any], model: nn.Module, *, types: bool = False
-) -> tuple[str, str, str] | None:
-    """Name of the first parameter of another shape or type, what it is there, and here."""
-    own = model.state_dict()
-    for name in [*own, *(name for name in saved if name not in own)]:
-        there, here = (_kind(state.get(name), types) for state in (saved, own))
-        if there != here:
-            return name, there, here
-    return None
 
 
 def _checked(path: Path, config: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -751,12 +774,6 @@ def _inner(config: Any, name: str) -> Any:
     for key in name.split("."):
         config = config.get(key) if isinstance(config, dict) else None
     return config
-
-
-def _kind(value: Any, types: bool) -> str:
-    if not isinstance(value, Tensor):
-        return "absent" if value is None else f"no tensor but {type(value).__name__}"
-    return f"{value.dtype} {tuple(value.shape)}" if types else f"of shape {tuple(value.shape)}"
 
 
 def _named(thing: Any, depth: int = 0) -> dict[str, Any]:

@@ -35,11 +35,16 @@ class History:
 
     Attributes
     ----------
-    columns : names of the numbers of a step
-    rows : one tuple per step, in the order of the columns
-    evaluations : (steps done, numbers by name), one per evaluation
-    peak_memory : peak of the bytes that torch allocated on a GPU, 0 on a CPU
-    places : one line for each device and number of processes that the run was on
+    columns : object
+        Names of the numbers of a step.
+    rows : object
+        One tuple per step, in the order of the columns.
+    evaluations : object
+        (steps done, numbers by name), one per evaluation.
+    peak_memory : object
+        Peak of the bytes that torch allocated on a GPU, 0 on a CPU.
+    places : object
+        One line for each device and number of processes that the run was on.
     """
 
     def __init__(self) -> None:
@@ -130,12 +135,14 @@ class History:
 
         Parameters
         ----------
-        attrs : attributes to add: text and numbers
+        attrs : mapping
+            Attributes to add: text and numbers.
 
         Returns
         -------
-        Dataset: over `step` (number of the step, from 0) loss, its parts, gradient_norm, rate,
-        seconds; over `evaluation` (number of steps done) what `evaluate` returned
+        xarray.Dataset
+            Over `step` (number of the step, from 0) loss, its parts, gradient_norm, rate, seconds;
+            over `evaluation` (number of steps done) what `evaluate` returned.
         """
         variables: dict[str, Any] = {}
         coords: dict[str, Any] = {
@@ -196,12 +203,15 @@ def tensorboard_log(folder: Path | None, begin: int) -> Iterator[Log]:
 
     Parameters
     ----------
-    folder : where its files go
-    begin : the step at which this run begins; what an earlier one wrote from there on is dropped
+    folder : Path
+        Where its files go.
+    begin : int
+        The step at which this run begins; what an earlier one wrote from there on is dropped.
 
     Yields
     ------
-    function log(step, numbers by name)
+    iterator of Log
+        Function log(step, numbers by name).
     """
     if folder is None:
         yield lambda step, numbers: None

@@ -33,9 +33,12 @@ class Team:
 
     Attributes
     ----------
-    device : where this process computes
-    rank : its number; number 0 writes files and shows progress
-    count : number of processes
+    device : torch.device
+        Where this process computes.
+    rank : int, default 0
+        Its number; number 0 writes files and shows progress.
+    count : int, default 1
+        Number of processes.
     """
 
     device: torch.device
@@ -75,12 +78,15 @@ class Team:
 
         Parameters
         ----------
-        values : float64 (steps, quantities), on the device
-        signum : number of the signal this process caught, 0 for none
+        values : Tensor, shape (steps, quantities)
+            On the device.
+        signum : int
+            Number of the signal this process caught, 0 for none.
 
         Returns
         -------
-        means (steps, quantities), signal; the same in every process
+        tuple of objects
+            Means (steps, quantities), signal; the same in every process.
         """
         if self.count == 1:
             return values.cpu().numpy(), signum
@@ -126,12 +132,14 @@ def device(name: str) -> torch.device:
 
     Parameters
     ----------
-    name : `auto` (a GPU where there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ...; under
-        torchrun `auto` and `cuda` are the GPU of the process's LOCAL_RANK
+    name : str
+        `auto` (a GPU where there is one, else the CPU), `cpu`, `cuda`, `cuda:1`, ...; under
+        torchrun `auto` and `cuda` are the GPU of the process's LOCAL_RANK.
 
     Returns
     -------
     torch.device
+        Torch.device.
 
     Raises
     ------
@@ -163,7 +171,8 @@ def team(name: str) -> Team:
 
     Parameters
     ----------
-    name : device, as for `device`
+    name : str
+        Device, as for `device`.
 
     Raises
     ------

@@ -24,7 +24,8 @@ class Constant:
 
     Parameters
     ----------
-    rate : learning rate > 0
+    rate : float
+        Learning rate > 0.
     """
 
     rate: float
@@ -47,10 +48,14 @@ class Cosine:
 
     Parameters
     ----------
-    rate : largest learning rate > 0
-    least : rate at the end, 0 <= least <= rate
-    warm_up : number W of steps of the rise
-    steps : step S at which the wave ends, > W
+    rate : float
+        Largest learning rate > 0.
+    least : float
+        Rate at the end, 0 <= least <= rate.
+    warm_up : int
+        Number W of steps of the rise.
+    steps : int
+        Step S at which the wave ends, > W.
 
     Raises
     ------
@@ -86,8 +91,10 @@ class StepDecay:
 
     Parameters
     ----------
-    rates : learning rates > 0
-    boundaries : steps, one fewer than rates, none below the one before it
+    rates : tuple of float
+        Learning rates > 0.
+    boundaries : tuple of int
+        Steps, one fewer than rates, none below the one before it.
 
     Raises
     ------

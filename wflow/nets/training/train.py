@@ -100,23 +100,37 @@ class TrainConfig:
 
     Parameters
     ----------
-    steps : number of optimiser steps
-    batch : samples in an optimiser step, over all processes and parts; a multiple of processes
-        times `accumulate`
-    schedule : learning rate as a function of the step: `Constant`, `Cosine`, `StepDecay`
-    optimizer : `adam` (weight decay added to the gradient) or `adamw` (decoupled)
-    betas : decay of the two running means, in [0, 1)
-    weight_decay : >= 0; not applied to vectors, that is biases and norms
-    clip : largest norm of the gradient, longer ones are scaled to it; None leaves them
-    accumulate : parts in which a process computes its share of a batch, for memory
-    precision : `float32`, or `bfloat16` by autocast: weights and optimiser stay as they are
-    compile : compile the blocks of continuous-time bodies by `torch.compile`, one graph for all
-        steps; the whole network where it has none
-    evaluate_every : steps between evaluations; there is one before the first step and one after
-        the last in any case
-    checkpoint_every : steps between checkpoints; there is one at the end in any case
-    seed : of dropout and all that is drawn in a step; data has its own
-    device : `auto`, `cpu`, `cuda`, `cuda:1`, ...
+    steps : int
+        Number of optimiser steps.
+    batch : int
+        Samples in an optimiser step, over all processes and parts; a multiple of processes times
+        `accumulate`.
+    schedule : Constant, Cosine, StepDecay or torch schedule
+        Learning rate as a function of the step: `Constant`, `Cosine`, `StepDecay`.
+    optimizer : {"adam", "adamw"}
+        `adam` (weight decay added to the gradient) or `adamw` (decoupled).
+    betas : tuple of float, default (0.9, 0.999)
+        Decay of the two running means, in [0, 1).
+    weight_decay : float, default 0.0
+        >= 0; not applied to vectors, that is biases and norms.
+    clip : float, optional
+        Largest norm of the gradient, longer ones are scaled to it; None leaves them.
+    accumulate : int, default 1
+        Parts in which a process computes its share of a batch, for memory.
+    precision : {"float32", "bfloat16"}
+        `float32`, or `bfloat16` by autocast: weights and optimiser stay as they are.
+    compile : bool, default False
+        Compile the blocks of continuous-time bodies by `torch.compile`, one graph for all steps;
+        the whole network where it has none.
+    evaluate_every : int, optional
+        Steps between evaluations; there is one before the first step and one after the last in any
+        case.
+    checkpoint_every : int, default 1000
+        Steps between checkpoints; there is one at the end in any case.
+    seed : int, default 0
+        Of dropout and all that is drawn in a step; data has its own.
+    device : str, default "auto"
+        `auto`, `cpu`, `cuda`, `cuda:1`, ...
 
     Raises
     ------
@@ -218,13 +232,16 @@ def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) 
 
     Parameters
     ----------
-    loss_fn : mean loss of outputs and targets, such as `torch.nn.functional.cross_entropy`
-    weight : weight lambda >= 0 of the transport cost
+    loss_fn : callable
+        Mean loss of outputs and targets, such as `torch.nn.functional.cross_entropy`.
+    weight : float, default 0.0
+        Weight lambda >= 0 of the transport cost.
 
     Returns
     -------
-    objective(model, *inputs, targets) -> Loss, with the parts `data` and `transport`; the model
-    returns (output, cost), or its output alone (cost 0)
+    callable
+        objective(model, *inputs, targets) -> Loss, with the parts `data` and `transport`; the model
+        returns (output, cost), or its output alone (cost 0).
 
     Raises
     ------
@@ -239,8 +256,10 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 
     Parameters
     ----------
-    output : logits (..., classes)
-    targets : class numbers (...)
+    output : Tensor
+        Logits (..., classes).
+    targets : Tensor
+        Class numbers (...).
 
     Raises
     ------
@@ -278,16 +297,23 @@ class Learner:
 
     Parameters
     ----------
-    model : the network, on its device, with the weights to begin with
-    objective : loss of the network on the rows of a batch
-    config : how to train
-    processes : the processes that share a step
+    model : torch.nn.Module
+        The network, on its device, with the weights to begin with.
+    objective : callable
+        Loss of the network on the rows of a batch.
+    config : TrainConfig
+        How to train.
+    processes : Team
+        The processes that share a step.
 
     Attributes
     ----------
-    parameters : those that are trained
-    optimizer : torch's Adam or AdamW over them
-    parts : names of the parts of the loss, known after the first step
+    parameters : object
+        Those that are trained.
+    optimizer : object
+        Torch's Adam or AdamW over them.
+    parts : object
+        Names of the parts of the loss, known after the first step.
 
     Raises
     ------
@@ -325,13 +351,16 @@ class Learner:
 
         Parameters
         ----------
-        number : of the step, from 0
-        batch : tensors of `config.batch` rows
+        number : int
+            Of the step, from 0.
+        batch : tuple of Tensor
+            Tensors of `config.batch` rows.
 
         Returns
         -------
-        loss, its parts, norm of the gradient before clipping: float64 (1 + parts + 1,), still on
-        the device; loss and parts are means over the rows of this process
+        Tensor
+            Loss, its parts, norm of the gradient before clipping: float64 (1 + parts + 1,), still
+            on the device; loss and parts are means over the rows of this process.
 
         Raises
         ------
@@ -370,8 +399,10 @@ class Learner:
 
         Parameters
         ----------
-        saved : `state` of the same network; rates and the like are taken from the configuration
-        done : number of steps that were taken
+        saved : mapping
+            `state` of the same network; rates and the like are taken from the configuration.
+        done : int
+            Number of steps that were taken.
 
         Raises
         ------
@@ -494,9 +525,12 @@ class NonFiniteLossError(WflowError, ArithmeticError):
 
     Attributes
     ----------
-    step : number of the step that failed
-    loss, gradient_norm : its numbers, the norm before clipping
-    history : xarray.Dataset or None, what was recorded up to that step
+    step : int
+        Number of the step that failed.
+    loss, gradient_norm : float
+        Its numbers, the norm before clipping.
+    history : object
+        Xarray.Dataset or None, what was recorded up to that step.
     """
 
     def __init__(self, message: str, *, step: int, loss: float, gradient_norm: float) -> None:
@@ -530,26 +564,37 @@ def train(
 
     Parameters
     ----------
-    model : the network; it is moved to the device and left there
-    objective : objective(model, *batch) -> Loss, a mean over the rows of a batch
-    batches : batches(step) -> tensors of `config.batch` rows
-    config : how to train
-    out : folder for checkpoint.pt, metrics.h5 and metrics.json; None writes nothing
-    evaluate : evaluate(model) -> numbers by name, called in evaluation mode, without gradients and
-        in the precision of the training; under torchrun in every process, and that of process 0
-        is recorded
-    resume : continue from the checkpoint in `out`, where there is one. It must be of the same
+    model : torch.nn.Module
+        The network; it is moved to the device and left there.
+    objective : callable
+        objective(model, *batch) -> Loss, a mean over the rows of a batch.
+    batches : callable or DataLoader
+        batches(step) -> tensors of `config.batch` rows.
+    config : TrainConfig
+        How to train.
+    out : str or Path, optional
+        Folder for checkpoint.pt, metrics.h5 and metrics.json; None writes nothing.
+    evaluate : callable, optional
+        evaluate(model) -> numbers by name, called in evaluation mode, without gradients and in the
+        precision of the training; under torchrun in every process, and that of process 0 is
+        recorded.
+    resume : bool, default False
+        Continue from the checkpoint in `out`, where there is one. It must be of the same
         configuration, network, objective and batches (those two are known by name and by their
-        public attributes); device and number of processes may be others
-    overwrite : replace what `out` holds, as soon as there is something new
-    label : name for the progress bar and the metrics
-    tensorboard : write the numbers to `out`/tensorboard, too
+        public attributes); device and number of processes may be others.
+    overwrite : bool, default False
+        Replace what `out` holds, as soon as there is something new.
+    label : str, default ""
+        Name for the progress bar and the metrics.
+    tensorboard : bool, default False
+        Write the numbers to `out`/tensorboard, too.
 
     Returns
     -------
-    Dataset: over `step` loss, its parts, gradient_norm (before clipping), rate and seconds (means
-    over the steps since the last reading, one in 10 steps on a GPU; the first hold compilation);
-    over `evaluation` (steps done) what `evaluate` returned
+    xarray.Dataset
+        Over `step` loss, its parts, gradient_norm (before clipping), rate and seconds (means over
+        the steps since the last reading, one in 10 steps on a GPU; the first hold compilation);
+        over `evaluation` (steps done) what `evaluate` returned.
 
     Raises
     ------

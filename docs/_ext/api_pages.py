@@ -1,0 +1,263 @@
+"""The API reference: a page for every public name, made from the docstrings when the site is built.
+
+Public are the names in `__all__` of `wflow` and of the modules that are its attributes. A name is
+documented where users import it (`wflow.jko.step`), not where it is defined. `names()` lists them,
+for the pages here and for the tests of the finished site.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sphinx.errors import PycodeError
+from sphinx.pycode import ModuleAnalyzer
+
+# Rooms in the order of the page, with what is in them; a room that is not named here comes last.
+GROUPS = {
+    "Simulation": {
+        "wflow": "Solving, run files, energies of one cloud, errors",
+        "wflow.tokens": "Clouds of tokens to start from",
+        "wflow.heads": "Head laws, and heads of (Q, K, V)",
+        "wflow.flows": "Flows, and how to define one",
+        "wflow.sphere": "Projection, normalisation, geodesics",
+        "wflow.distributed": "Paths spread over processes and machines",
+    },
+    "Geometry": {
+        "wflow.transport": "Wasserstein distances, plans and metrics",
+        "wflow.metric": "Action, metric derivative, weighted distance",
+        "wflow.jko": "Minimizing movements",
+    },
+    "Analysis": {
+        "wflow.clusters": "Clusters, order, entropy, stationarity",
+        "wflow.equilibria": "Extremal energies and measures",
+        "wflow.stationary": "Stationary laws of tokens that diffuse",
+        "wflow.stability": "Growth of the distance between two flows",
+        "wflow.fits": "Lines, power laws, means and errors",
+        "wflow.verify": "Checks of a run file",
+    },
+    "Figures and studies": {
+        "wflow.plots": "Figures of runs",
+        "wflow.study": "The frame of a study: flags, session, findings",
+    },
+    "Networks": {
+        "wflow.nets": "Continuous-time transformers and networks in torch",
+    },
+}
+ORDER = [room for group in GROUPS.values() for room in group]
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public name: where users find it, and what it is."""
+
+    room: str  # module, under its public name
+    name: str
+    value: Any
+
+    @property
+    def path(self) -> str:
+        return f"{self.room}.{self.name}"
+
+    @property
+    def kind(self) -> str:
+        if inspect.isclass(self.value):
+            return "exception" if issubclass(self.value, BaseException) else "class"
+        return "function" if inspect.isroutine(self.value) else "data"
+
+
+def rooms() -> dict[str, ModuleType]:
+    """The public modules under their public names; those that need a missing library are left out."""
+    import wflow
+
+    found = {"wflow": wflow}
+    for name in wflow.__all__:
+        try:
+            value = getattr(wflow, name)
+        except ImportError as error:
+            print(f"no API pages of wflow.{name}: {error}", file=sys.stderr)
+            continue
+        if isinstance(value, ModuleType):
+            found[f"wflow.{name}"] = value
+            for inner in getattr(value, "__all__", ()):
+                if isinstance(getattr(value, inner), ModuleType):
+                    found[f"wflow.{name}.{inner}"] = getattr(value, inner)
+
+    def place(room: str) -> tuple[int, str]:
+        home = ".".join(room.split(".")[:2])
+        return (ORDER.index(home) if home in ORDER else len(ORDER)), room
+
+    return {room: found[room] for room in sorted(found, key=place)}
+
+
+def names() -> list[Name]:
+    """Every public name, in the order of the rooms."""
+    listed = []
+    for room, module in rooms().items():
+        public = getattr(module, "__all__", None)
+        if public is None:
+            public = [
+                name
+                for name, value in vars(module).items()
+                if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+            ]
+        found = [Name(room, name, getattr(module, name, None)) for name in sorted(public)]
+        listed += [name for name in found if f"{room}.{name.name}" not in rooms_seen()]
+    return listed
+
+
+def rooms_seen() -> set[str]:
+    return set(rooms())
+
+
+def members(cls: type) -> list[str]:
+    """Public methods and documented attributes of a class, those of its bases in wflow included."""
+    found: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith("wflow"):
+            continue
+        try:
+            commented = ModuleAnalyzer.for_module(base.__module__).find_attr_docs()
+        except PycodeError:
+            commented = {}
+        found |= {
+            name: None
+            for where, name in commented
+            if where == base.__qualname__ and not name.startswith("_")
+        }
+        for name, value in vars(base).items():
+            method = inspect.isroutine(value) or isinstance(
+                value, property | classmethod | staticmethod
+            )
+            if name.startswith("_") or not method:
+                continue
+            if (inspect.getdoc(getattr(cls, name)) or "").startswith("Alias for field"):
+                continue
+            if inspect.getdoc(getattr(cls, name)):
+                found[name] = None
+    return list(found)
+
+
+def comment_of(module: ModuleType, name: str) -> str:
+    """The comment of a constant: on its line, or directly above."""
+    try:
+        source = inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            continue
+        tail = lines[node.end_lineno - 1][node.end_col_offset :]
+        if "#" in tail:
+            return tail.split("#", 1)[1].strip(" :")
+        above = []
+        for line in reversed(lines[: node.lineno - 1]):
+            if not line.startswith("#"):
+                break
+            above.append(line.lstrip("#: "))
+        return " ".join(reversed(above))
+    return ""
+
+
+def title(text: str) -> str:
+    return f"{text}\n{'=' * len(text)}\n\n"
+
+
+def page_of_name(name: Name, shown: dict[int, Name]) -> str:
+    """The page of a class, function or error; of the second name of an object, a pointer."""
+    text = title(name.path) + f".. currentmodule:: {name.room}\n\n"
+    first = shown.setdefault(id(name.value), name)
+    if first is not name:
+        role = "func" if name.kind == "function" else "class"
+        directive = "py:function" if name.kind == "function" else f"py:{name.kind}"
+        call = "(...)" if name.kind == "function" else ""
+        text += f".. {directive}:: {name.name}{call}\n\n"
+        return text + f"   The same as :{role}:`{first.path}`.\n"
+    if name.kind == "function":
+        text += f".. autofunction:: {name.name}\n"
+    else:
+        text += f".. auto{name.kind}:: {name.name}\n"
+        if listed := members(name.value):
+            text += f"   :members: {', '.join(listed)}\n"
+    return text + f"\n.. minigallery:: {name.path}\n   :add-heading: Examples in the gallery\n"
+
+
+def page_of_room(room: str, module: ModuleType, listed: list[Name], inner: list[str]) -> str:
+    text = title(room)
+    text += f".. automodule:: {room}\n   :no-members:\n\n.. currentmodule:: {room}\n\n"
+    headings = {"class": "Classes", "function": "Functions", "exception": "Errors"}
+    for kind, heading in headings.items():
+        of_kind = [name for name in listed if name.kind == kind]
+        if of_kind:
+            text += f".. rubric:: {heading}\n\n.. autosummary::\n\n"
+            text += "".join(f"   {name.name}\n" for name in of_kind) + "\n"
+    constants = [name for name in listed if name.kind == "data"]
+    if constants:
+        text += ".. rubric:: Constants\n\n"
+        for name in constants:
+            value = textwrap.shorten(repr(name.value), 160)
+            text += f".. py:data:: {name.name}\n   :value: {value}\n\n"
+            text += f"   {comment_of(module, name.name)}\n\n"
+    pages = [name.path for name in listed if name.kind != "data"]
+    if pages or inner:
+        text += ".. toctree::\n   :hidden:\n\n"
+        text += "".join(f"   {page}\n" for page in [*inner, *pages])
+    return text
+
+
+def page_of_all(found: dict[str, ModuleType]) -> str:
+    text = title("API")
+    text += (
+        "Every public name has a page, made from its docstring. Import names from where they are "
+        "listed here; the modules behind them may move. Arrays are NumPy's, and results are "
+        "datasets of xarray.\n\n"
+    )
+    top = [room for room in found if room.count(".") <= 1]
+    placed = {room for group in GROUPS.values() for room in group}
+    groups = {**GROUPS, "Other": {room: "" for room in top if room not in placed}}
+    for group, contents in groups.items():
+        present = {room: what for room, what in contents.items() if room in found}
+        if not present:
+            continue
+        text += f".. rubric:: {group}\n\n.. list-table::\n   :widths: 30 70\n\n"
+        for room, what in present.items():
+            text += f"   * - :doc:`{room} <{room}>`\n     - {what}\n"
+        text += "\n.. toctree::\n   :hidden:\n\n"
+        text += "".join(f"   {room}\n" for room in present) + "\n"
+    return text
+
+
+def write(folder: Path) -> None:
+    """Write the pages, touch none that is as it was, and remove those of names that are gone."""
+    found, everything = rooms(), names()
+    shown: dict[int, Name] = {}
+    pages = {"index": page_of_all(found)}
+    for room, module in found.items():
+        sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
+        listed = [name for name in everything if name.room == room]
+        inner = [other for other in found if other.rpartition(".")[0] == room and room != "wflow"]
+        pages[room] = page_of_room(room, module, listed, inner)
+        for name in listed:
+            if name.kind != "data":
+                pages[name.path] = page_of_name(name, shown)
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.rst"):
+        if old.stem not in pages:
+            old.unlink()
+    for page, text in pages.items():
+        file = folder / f"{page}.rst"
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> dict[str, Any]:
+    importlib.import_module("wflow")
+    app.connect("config-inited", lambda app, config: write(Path(app.confdir) / "api"))
+    return {"parallel_read_safe": True}

@@ -1,0 +1,105 @@
+"""The site: `make docs` builds it into build/site, `make docs-fast` without running the gallery.
+
+Nothing is loaded from a network, neither by the build nor by a page of the result.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+from wflow._version import __version__  # noqa: E402
+
+project = "wflow"
+author = "The wflow developers"
+project_copyright = author
+version = release = __version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "numpydoc",
+    "myst_parser",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "sphinx-mathjax-offline",  # the files of MathJax, in place of those of a content network
+    "sphinx_gallery.gen_gallery",
+    "api_pages",  # docs/_ext: a page for every public name
+]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["_ext", "_static", "_templates"]
+templates_path = ["_templates"]
+default_role = "obj"  # `wflow.solve` in a docstring is a link where it names something
+
+# Markdown
+myst_enable_extensions = [
+    "amsmath",
+    "attrs_block",
+    "attrs_inline",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+]
+myst_heading_anchors = 3  # [a flow](extending.md#a-flow)
+myst_dmath_double_inline = True
+math_number_all = False
+math_eqref_format = "({number})"
+
+# Docstrings
+autodoc_typehints = "none"  # types are in the docstrings, where numpydoc looks for them
+autodoc_member_order = "bysource"
+autosummary_generate = False  # `api_pages` writes the pages
+numpydoc_show_class_members = False
+numpydoc_class_members_toctree = False
+python_maximum_signature_line_length = 80
+
+# Gallery
+sphinx_gallery_conf = {
+    "examples_dirs": str(HERE.parent / "examples"),
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "image_scrapers": ("gallery_images.figures",),
+    "capture_repr": ("_repr_html_", "__repr__"),
+    "ignore_repr_types": r"matplotlib|Animation",
+    "doc_module": ("wflow",),
+    "backreferences_dir": "api/examples",
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 1,
+    "plot_gallery": True,
+}
+
+# Pages
+html_theme = "pydata_sphinx_theme"
+html_title = f"wflow {release}"
+html_static_path = ["_static"]
+html_css_files = ["wflow.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "navbar_align": "left",
+    "header_links_before_dropdown": 7,
+    "navbar_end": ["theme-switcher"],
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "monokai",
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+def setup(app: Any) -> None:
+    """`-D plot_gallery=0` gives a text, of which Sphinx warns."""
+    app.connect("config-inited", _plot_gallery, priority=1)
+
+
+def _plot_gallery(app: Any, config: Any) -> None:
+    config.plot_gallery = str(config.plot_gallery).lower() in ("1", "true")

@@ -1,0 +1,164 @@
+"""Reprs of laws, flows, options and results: one short line, evaluable where that is possible."""
+
+import numpy as np
+import pytest
+from numpy import array  # of the values that are written out
+
+import wflow
+from wflow._core.reprs import ShortRepr, call_text, value_text
+from wflow._core.tableaux import TABLEAUX
+from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule, law_config
+from wflow.study import Finding
+
+NAMES = {
+    **{law.__name__: law for law in (Frozen, OrnsteinUhlenbeck, Oscillating, Schedule)},
+    "SaveAt": wflow.SaveAt,
+    "Compute": wflow.Compute,
+    "Dopri5": wflow.Dopri5,
+    "Tableau": wflow.Tableau,
+    "W2": wflow.transport.W2,
+    "Weighted": wflow.transport.Weighted,
+    "array": array,
+}
+
+
+def decay(D, t):
+    return -D
+
+
+@pytest.mark.parametrize(
+    "law",
+    [Frozen(), Oscillating(4, "common"), OrnsteinUhlenbeck(np.eye(3), 0.5, 0.0, exact=True)],
+    ids=repr,
+)
+def test_a_law_is_made_again_from_its_repr(law):
+    assert law_config(eval(repr(law), NAMES)) == law_config(law)
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        wflow.SaveAt(),
+        wflow.SaveAt(every=5, snapshots=[0.0, 1.0], heads=True, budget=False),
+        wflow.Compute(method="fast", threads=2),
+        wflow.Dopri5(rtol=1e-6),
+        TABLEAUX["euler"],
+        TABLEAUX["heun"],
+        wflow.transport.W2(),
+        wflow.transport.Weighted(segments=8),
+    ],
+    ids=repr,
+)
+def test_an_option_a_scheme_and_a_metric_are_made_again_from_their_repr(thing):
+    assert eval(repr(thing), NAMES) == thing
+
+
+@pytest.mark.parametrize(
+    ("thing", "text"),
+    [
+        (wflow.SaveAt(), "SaveAt()"),
+        (wflow.SaveAt(snapshots=np.linspace(0, 1, 50)), "SaveAt(snapshots=array(50))"),
+        (
+            OrnsteinUhlenbeck(np.zeros((64, 3, 3))),
+            "OrnsteinUhlenbeck(mean=array(64, 3, 3), rate=1.0, sigma2=2.0)",
+        ),
+        (
+            Schedule([0, 1], np.zeros((2, 4, 3, 3)), "constant"),
+            "Schedule(times=[0.0, 1.0], values=array(2, 4, 3, 3), interpolation='constant')",
+        ),
+        (
+            Schedule([0, 1], QKV(*np.zeros((3, 2, 4, 3, 3)))),
+            "Schedule(times=[0.0, 1.0], values=QKV of scores array(2, 4, 3, 3), "
+            "interpolation='linear')",
+        ),
+        (
+            QKV(*np.zeros((3, 2, 3, 3)), scale=None),
+            "QKV(query=array(2, 3, 3), key=array(2, 3, 3), value=array(2, 3, 3), scale=None)",
+        ),
+        (HeadLaw(decay, 0.5), "HeadLaw(drift=decay, diffusion=0.5)"),
+        (HeadLaw(symmetric=False), "HeadLaw(symmetric=False)"),
+        (TABLEAUX["dopri5"], "<Tableau 'dopri5': order 5, 7 stages>"),
+        (wflow.flows.as_flow("effective"), "Effective()"),
+        (
+            wflow.equilibria.maximum(np.diag([1.0, 2.0])),
+            "Extremum(energy=3.69453, kind='dirac', support=[[0, 1]])",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_shown(thing, text):
+    shown = repr(thing)
+    assert shown == text
+
+
+def test_a_law_whose_parameters_cannot_be_read_is_shown_all_the_same():
+    class Broken(HeadLaw):
+        def to_config(self):
+            raise RuntimeError("not now")
+
+    assert repr(Broken()) == "Broken(...)"
+    assert repr(Broken.__new__(Broken)) == "Broken(...)"
+    assert repr(OrnsteinUhlenbeck.__new__(OrnsteinUhlenbeck)) == "OrnsteinUhlenbeck(...)"
+
+
+def results() -> list:
+    rng = np.random.default_rng(0)
+    x, D = np.eye(3), np.eye(3)[None]
+    numbers = 3.0 / np.arange(1, 6)[:, None] * np.exp(0.1 * rng.normal(size=(5, 8)))
+    run = wflow.solve(x, Frozen(), heads=D, t_final=2.0, dt=0.05)
+    wide = {"prediction": "a prediction of many words " * 9, "source": "eq. 1", "found": "0.1"}
+    return [
+        wflow.fits.power_law(np.arange(1, 6), numbers),
+        wflow.fits.line(np.arange(1, 6), numbers),
+        wflow.jko.step(x, D, 0.1),
+        wflow.jko.energy_inequality(x, D, 0.1),
+        wflow.metric.weighted_distance(x, x[::-1], D),
+        wflow.metric.bounds(x, x[::-1], D),
+        wflow.transport.entropic(x, x[::-1]),
+        wflow.clusters.persistent_count(wflow.tokens.uniform(20, 3, seed=0)),
+        wflow.clusters.plateaus([0.0, 1.0, 4.0, 5.0], [8, 3, 3, 1])[0],
+        wflow.clusters.stationarity(x, D),
+        wflow.clusters.omega_limit(run),
+        wflow.stability.growth_rate([0.0, 1.0, 2.0], numbers[:3].T),
+        wflow.verify.verify(run),
+        *wflow.verify.verify(run).checks[:2],
+        Finding(verdict="confirmed", **wide),
+    ]
+
+
+def test_results_are_shown_on_one_line():
+    for result in results():
+        text = repr(result)
+        assert "\n" not in text and len(text) <= 330, text
+        assert text.startswith(type(result).__name__), text
+
+
+def test_values_of_results_have_six_digits_and_arrays_their_shape():
+    step = wflow.jko.step(wflow.tokens.uniform(5, 3, seed=0), np.eye(3)[None], 0.1)
+    assert repr(step).startswith("Step(tokens=array(5, 3), energy_before=")
+    assert f"energy_after={step.energy_after:.6g}, " in repr(step)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.arange(10), "array(10)"),
+        (np.arange(9), "[0, 1, 2, 3, 4, 5, 6, 7, 8]"),
+        ([[1.0], [2.0, 3.0]], "[[1.0], [2.0, 3.0]]"),
+        (np.float64(0.5), "0.5"),
+        ((1,), "(1,)"),
+        ("x" * 99, "'" + "x" * 68 + "..."),
+        (decay, "decay"),
+    ],
+)
+def test_values_are_short(value, text):
+    assert value_text(value) == text
+    assert call_text("f", {"a": value}) == f"f(a={text})"
+
+
+def test_an_object_whose_repr_fails_is_named():
+    class Fails:
+        def __repr__(self):
+            raise ValueError
+
+    assert value_text(Fails()) == "<Fails>" and issubclass(wflow.SaveAt, ShortRepr)

@@ -1,0 +1,148 @@
+"""CF attributes of runs: source, references and a history to which a resume and a rerun add."""
+
+import json
+import re
+
+import h5py
+import numpy as np
+import pytest
+import xarray
+from run_layouts import a_layout, attrs, fill, finished
+
+import wflow
+from wflow import RunFileError
+from wflow.analysis.verify import verify
+from wflow.io import disk
+from wflow.io.reading import partial_of
+from wflow.io.runfile import RunWriter, open_run
+from wflow.io.schema import HISTORY_BYTES, history_line, history_text, references
+
+LINE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00: wflow \S+: "
+SMALL = {"heads": 2, "t_final": 0.02, "dt": 1e-2, "compute": wflow.Compute(threads=1)}
+
+
+def solved(**options) -> xarray.Dataset:
+    x0 = wflow.tokens.cross_polytope(n=6, d=3, seed=0)
+    return wflow.solve(x0, wflow.heads.Frozen(), **(SMALL | options))
+
+
+def cut(path):
+    """An unfinished run with a checkpoint, and its layout."""
+    layout = a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    fill(writer, layout, columns=3)
+    writer.checkpoint({"step": np.array(3)})
+    writer.abandon()
+    return layout
+
+
+def test_a_run_names_its_conventions_source_references_and_history():
+    run = solved(direction="ascent", scheme="dopri5")
+    assert run.attrs["Conventions"] == "CF-1.10"
+    assert run.attrs["source"].startswith(f"wflow {wflow.__version__}")
+    cited = run.attrs["references"].split("; ")
+    assert [text.split(",")[0] for text in cited] == ["Massucco", "Geshkovski", "Hairer"]
+    assert re.fullmatch(LINE + ".+", run.attrs["history"])
+
+
+def test_references_depend_on_what_was_computed():
+    assert references({}) == references({"direction": "descent", "scheme": "euler"})
+    assert "Hairer" in references({"scheme": {"name": "dopri5", "rtol": 1e-6, "atol": 1e-9}})
+
+
+def test_a_file_and_a_run_in_memory_have_the_same_attributes(tmp_path):
+    memory = solved()
+    with solved(out=tmp_path / "run.h5") as file:
+        assert file.attrs.keys() == memory.attrs.keys()
+        for name in ("Conventions", "source", "references"):
+            assert file.attrs[name] == memory.attrs[name]
+
+
+def test_a_rerun_adds_a_line_with_what_was_changed(tmp_path):
+    first = tmp_path / "first.h5"
+    solved(out=first).close()
+    again = wflow.rerun(first, dt=2e-2)
+    lines = again.attrs["history"].splitlines()
+    with open_run(first) as ds:
+        assert lines[0] == ds.attrs["history"]
+    assert len(lines) == 2 and "first.h5 run again with other dt by " in lines[1]
+
+
+def test_rerun_still_names_an_argument_that_solve_does_not_have(tmp_path):
+    solved(out=tmp_path / "run.h5").close()
+    with pytest.raises(TypeError, match="record_every"):
+        wflow.rerun(tmp_path / "run.h5", record_every=2)
+
+
+def test_a_resume_adds_a_line_and_the_finished_file_has_its_digests(tmp_path):
+    path = tmp_path / "run.h5"
+    layout = cut(path)
+    for _ in range(2):  # two resumes, the first of which ends early as well
+        writer, _ = RunWriter.resume(path, attrs()["config"])
+        writer.checkpoint({"step": np.array(3)})
+        writer.abandon()
+    writer, _ = RunWriter.resume(path, attrs()["config"])
+    fill(writer, layout)
+    writer.finish()
+    with open_run(path) as ds:
+        lines = ds.attrs["history"].splitlines()
+    assert len(lines) == 4 and "python study.py --heads 2" in lines[0]
+    assert all("resumed by " in line for line in lines[1:])
+    assert all(check.passed for check in verify(path).checks if "as written" in check.name)
+
+
+def test_a_run_killed_while_its_history_was_written_is_resumed(tmp_path):
+    path = tmp_path / "run.h5"
+    layout = cut(path)
+    # What a kill between the pages of the last write leaves: a history, and no mark.
+    disk.set_complete(partial_of(path), 0, "the line of a run that was about to be finished")
+    writer, _ = RunWriter.resume(path, attrs()["config"])
+    fill(writer, layout)
+    writer.finish()
+    with open_run(path) as ds:
+        assert "about to be" not in ds.attrs["history"] and ds.attrs["complete"] == 1
+
+
+def test_a_history_changed_in_a_finished_file_fails(tmp_path):
+    path = finished(tmp_path / "run.h5")
+    disk.set_complete(path, 1, "another history")
+    assert not verify(path).passed
+
+
+def test_an_unfinished_run_without_a_history_is_resumed(tmp_path):
+    path = tmp_path / "run.h5"
+    layout = a_layout()
+    old = {name: value for name, value in attrs().items() if name != "history"}
+    writer = RunWriter.create(path, layout, old)
+    writer.checkpoint({"step": np.array(0)})
+    writer.abandon()
+    writer, _ = RunWriter.resume(path, attrs()["config"])
+    fill(writer, layout)
+    writer.finish()
+    with open_run(path) as ds:
+        assert "history" not in ds.attrs
+
+
+def test_a_resume_with_another_configuration_leaves_the_history_alone(tmp_path):
+    path = tmp_path / "run.h5"
+    cut(path)
+    before = partial_of(path).read_bytes()
+    with pytest.raises(RunFileError, match="another run"):
+        RunWriter.resume(path, json.dumps({"seed": 4}))
+    assert partial_of(path).read_bytes() == before
+
+
+def test_long_histories_keep_the_first_line_and_the_last_ones():
+    lines = [history_line(f"number {k} " + "x" * 900) for k in range(20)]
+    assert all(len(line.encode()) <= 480 for line in lines)
+    kept = history_text(lines).split("\n")
+    assert len("\n".join(kept).encode()) < HISTORY_BYTES
+    assert kept[0] == lines[0] and kept[1] == "..." and kept[-1] == lines[-1]
+
+
+def test_netcdf_tools_read_the_history_as_a_text(tmp_path):
+    path = finished(tmp_path / "run.h5")
+    with xarray.open_dataset(path, engine="h5netcdf", decode_times=False) as ds:
+        assert isinstance(ds.attrs["history"], str) and "\0" not in ds.attrs["history"]
+    with h5py.File(path) as file:
+        assert file.attrs["history"].decode().endswith("python study.py --heads 2")

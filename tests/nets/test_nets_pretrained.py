@@ -1,0 +1,302 @@
+"""Networks in folders: bitwise round trips, folders that are refused, GPT-2 of Hugging Face."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from torch import nn  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import pretrained  # noqa: E402
+
+FILES = {"config.json", "model.safetensors"}
+
+
+def gpt(**changes):
+    sizes = {"vocabulary": 11, "context": 7, "width": 6, "depth": 2, "heads": 3}
+    return nets.GPT(**sizes | changes)
+
+
+def in_time(net):
+    net.body = nets.ContinuousTransformer(net.body, t_final=0.5, steps=3, scheme="heun")
+    return net
+
+
+def node(net):
+    net.body = nets.NodeTransformer(net.body, steps=2)
+    return net
+
+
+TOKENS = torch.tensor([[1, 4, 2, 0], [3, 3, 10, 5]])
+NETWORKS = {
+    "gpt": (gpt, TOKENS),
+    "gpt in time": (lambda: in_time(gpt()), TOKENS),
+    "node": (lambda: node(gpt(norm=False, skip=False)), TOKENS),
+    "vit": (
+        lambda: in_time(nets.ViT(image=(1, 8, 8), patch=4, width=8)),
+        torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+    ),
+    "text": (
+        lambda: nets.TextClassifier(
+            vocabulary=11, context=7, classes=3, width=6, depth=1, heads=2, pooling="max"
+        ),
+        TOKENS,
+    ),
+    "set": (
+        lambda: nets.SetTransformer(features=3, classes=2, width=8, heads=2, inducing=4),
+        torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(0)),
+    ),
+}
+
+
+def refused(match):
+    return pytest.raises(InputError, match=match)
+
+
+def bits(value):
+    return value.contiguous().flatten().view(torch.uint8)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    gpt().save_pretrained(tmp_path / "net")
+    return tmp_path / "net"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_a_network_comes_back_bitwise(name, dtype, tmp_path):
+    make, inputs = NETWORKS[name]
+    net = make().to(dtype).eval()
+    with torch.no_grad():
+        next(net.parameters()).view(-1)[:2] = torch.tensor([float("nan"), -0.0])
+    net.save_pretrained(tmp_path / "a" / "net")
+    assert {file.name for file in (tmp_path / "a" / "net").iterdir()} == FILES
+    before = torch.random.get_rng_state()
+    again = type(net).from_pretrained(str(tmp_path / "a" / "net"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert type(again) is type(net) and not again.training
+    assert nets.config(again) == nets.config(net)
+    own, other = net.state_dict(), again.state_dict()
+    assert list(own) == list(other)
+    assert all(own[k].dtype == other[k].dtype for k in own)
+    assert all(torch.equal(bits(own[k]), bits(other[k])) for k in own)
+    assert len(list(again.parameters())) == len(list(net.parameters()))  # what is shared stays so
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    assert torch.equal(bits(net(inputs).output), bits(again(inputs).output))
+
+
+def test_a_folder_is_what_other_programs_read(saved):
+    from safetensors.torch import load_file
+
+    state = load_file(saved / "model.safetensors")
+    assert "embed.token.weight" in state and "head.weight" not in state  # shared: once
+    config = json.loads((saved / "config.json").read_text())
+    assert config["format"] == "wflow-network/1" and config["network"] == "GPT"
+    assert config["arguments"]["heads"] == 3
+
+
+def test_an_earlier_save_is_replaced_and_nothing_else_is_touched(saved):
+    (saved / "notes.txt").write_text("mine")
+    gpt(depth=1).save_pretrained(saved)
+    assert len(nets.GPT.from_pretrained(saved).body) == 1
+    assert {file.name for file in saved.iterdir()} == FILES | {"notes.txt"}
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("make", ["words", "fifo", "folder", "link", "safetensors"])
+def test_what_another_program_wrote_is_kept(tmp_path, name, make):
+    from safetensors.torch import save_file
+
+    path = tmp_path / name
+    if make == "words":
+        path.write_text('{"model_type": "bert"}')
+    elif make == "safetensors":
+        save_file({"x": torch.zeros(2)}, path, {"format": "pt"})
+    elif make == "link":
+        path.symlink_to(tmp_path / "nothing")
+    else:
+        {"fifo": os.mkfifo, "folder": os.mkdir}[make](path)
+    before = os.lstat(path)
+    with refused(f"{name} is .*it stays as it is"):
+        gpt().save_pretrained(tmp_path)
+    assert os.lstat(path) == before and os.listdir(tmp_path) == [name]
+
+
+def test_a_save_that_fails_keeps_the_earlier_files(saved, monkeypatch):
+    before = {name: (saved / name).read_bytes() for name in FILES}
+
+    def full(path, writer):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pretrained, "replace_file", full)
+    with refused("cannot write .*No space left on device"):
+        gpt(depth=1).save_pretrained(saved)
+    assert {name: (saved / name).read_bytes() for name in FILES} == before
+
+
+def test_weights_of_another_save_are_noticed(saved, tmp_path):
+    gpt().save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", saved)  # killed between the two files
+    with refused(r"model.safetensors is damaged, or of another save than config.json"):
+        nets.GPT.from_pretrained(saved)
+
+
+def edited(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda f: shutil.rmtree(f), "is no folder: expected a folder of save_pretrained"),
+        (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is damaged, .* no JSON"),
+        (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json is damaged"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is damaged"),
+        (lambda f: (f / "config.json").write_text("[]"), "holds list: expected an object"),
+        (lambda f: (f / "config.json").write_text("{}"), "is of another program"),
+        (lambda f: edited(f, format=None, model_type="bert"), "is of a bert of another library"),
+        (lambda f: edited(f, format="wflow-network/9"), "a newer wflow wrote it"),
+        (lambda f: edited(f, sha256=None), "it has no sha256"),
+        (lambda f: edited(f, network="Nobody"), "names the network 'Nobody', which is unknown"),
+        (lambda f: edited(f, arguments={"width": 6}), "does not fit GPT"),
+        (lambda f: edited(f, network="ViT", arguments={}), "it is a ViT: expected a GPT"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x"), "SHA-256 is not the one"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_by_name(saved, damage, match):
+    damage(saved)
+    with refused(match) as caught:
+        nets.GPT.from_pretrained(saved)
+    assert str(saved) in str(caught.value)
+
+
+def test_a_configuration_that_asks_for_other_weights_is_refused(saved):
+    arguments = json.loads((saved / "config.json").read_text())["arguments"]
+    edited(saved, arguments=arguments | {"width": 9})
+    with refused("embed.token.weight is of shape .11, 6. in the file, and .* asks for .* .11, 9."):
+        nets.GPT.from_pretrained(saved)
+    edited(saved, arguments=arguments | {"depth": 10**9})
+    with refused("asks for more parameters than there are"):
+        nets.GPT.from_pretrained(saved)
+
+
+def test_a_network_without_a_configuration_is_refused_before_anything_is_written(tmp_path):
+    net = gpt()
+    net.head.extra = nn.Linear(2, 2)
+    with refused("was changed after it was made"):
+        net.save_pretrained(tmp_path / "net")
+    assert not (tmp_path / "net").exists()
+
+
+def test_without_safetensors_the_message_says_how_to_install_it(saved, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with refused(r"needs? the package safetensors.*pip install 'wflow-transformers\[nets\]'"):
+        nets.GPT.from_pretrained(saved)
+
+
+# GPT-2 as Hugging Face lays it out
+
+
+@pytest.fixture(scope="module")
+def library():
+    return pytest.importorskip("transformers")
+
+
+def published(library, **changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 23, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
+    net = library.GPT2LMHeadModel(library.GPT2Config(**sizes | changes)).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():  # biases and norms that are not zeros and ones
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return net
+
+
+@pytest.mark.parametrize("gelu", ["gelu_new", "gelu"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str
+)
+def test_a_folder_of_gpt_2_gives_the_logits_of_the_library(
+    library, tmp_path, dtype, tolerance, gelu
+):
+    theirs = published(library, activation_function=gelu).to(dtype)
+    theirs.save_pretrained(tmp_path)
+    ours = nets.GPT.from_pretrained(tmp_path)
+    assert ours.embed.token.weight.dtype == dtype and not ours.training
+    assert ours.head.weight is ours.embed.token.weight
+    tokens = torch.randint(0, 23, (3, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want, found = theirs(tokens).logits, ours(tokens).output
+    assert (want - found).abs().max() <= tolerance * want.abs().max()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_weights_in_a_pickle_are_read_as_tensors_alone(library, tmp_path, legacy):
+    theirs = published(library)
+    theirs.save_pretrained(tmp_path)
+    want = nets.GPT.from_pretrained(tmp_path).state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(theirs.state_dict(), path, _use_new_zipfile_serialization=not legacy)
+    found = nets.GPT.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(want[k], found[k]) for k in want)
+    torch.save({"wte.weight": Hostile(str(tmp_path / "touched"))}, path)
+    with refused("holds other things than tensors; nothing in it was executed"):
+        nets.GPT.from_pretrained(tmp_path)
+    assert not (tmp_path / "touched").exists()
+    torch.save([1, 2], path)
+    with refused("holds list: expected weights by name"):
+        nets.GPT.from_pretrained(tmp_path)
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"activation_function": "relu"}, "activation_function = 'relu': expected one of gelu_new"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06: GPT computes with 1e-05"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ({"n_inner": 13}, "n_inner = 13: expected 48"),
+        ({"n_head": None}, "n_head = None: expected a number"),
+        ({"n_head": 5}, "width 12 cannot be shared by 5 heads"),
+        ({"vocab_size": 24}, "vocab_size is 24 in config.json and 23 by the weights"),
+        ({"n_layer": 3}, "n_layer is 3 in config.json and 2 by the weights"),
+    ],
+)
+def test_a_gpt_2_with_other_settings_is_refused(library, tmp_path, changes, match):
+    published(library).save_pretrained(tmp_path)
+    edited(tmp_path, **changes)
+    with refused(match):
+        nets.GPT.from_pretrained(tmp_path)
+
+
+def test_a_gpt_2_with_damaged_or_missing_weights_is_refused(library, tmp_path):
+    published(library).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with refused("model.safetensors is no whole safetensors file"):
+        nets.GPT.from_pretrained(tmp_path)
+    path.unlink()
+    with refused("model.safetensors does not exist"):
+        nets.GPT.from_pretrained(tmp_path)
+    with refused("is of a gpt2 of another library: expected .* of a ViT"):
+        nets.ViT.from_pretrained(tmp_path)

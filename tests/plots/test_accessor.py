@@ -1,0 +1,196 @@
+"""`ds.wflow`: what a run shows of itself, its figures, checks and distances."""
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+import xarray
+from matplotlib.figure import Figure
+from run_layouts import a_layout, attrs, fill
+
+import wflow
+from wflow import InputError
+from wflow.io.runfile import RunWriter
+from wflow.plots.accessor import RunAccessor, sparkline
+
+
+def solved(law=None, **options) -> xarray.Dataset:
+    x0 = wflow.tokens.cross_polytope(n=8, d=3, spread=0.05, seed=42)
+    law = wflow.heads.OrnsteinUhlenbeck(np.eye(3)) if law is None else law
+    given = {
+        "heads": 2,
+        "t_final": 0.4,
+        "dt": 2e-2,
+        "paths": 2,
+        "compute": wflow.Compute(threads=1),
+    }
+    return wflow.solve(x0, law, **(given | options))
+
+
+@pytest.fixture(scope="module")
+def run() -> xarray.Dataset:
+    return solved()
+
+
+@pytest.fixture(scope="module")
+def general() -> xarray.Dataset:
+    rng = np.random.default_rng(0)
+    heads = wflow.heads.QKV(*rng.normal(size=(3, 2, 3, 3)))
+    return solved(wflow.heads.Frozen(), heads=heads, paths=1)
+
+
+def test_import_wflow_loads_no_xarray_and_solve_registers_the_accessor():
+    code = (
+        "import sys, wflow; assert not {'xarray', 'numba', 'h5py'} & set(sys.modules)\n"
+        "wflow.heads, wflow.tokens; assert 'xarray' not in sys.modules\n"
+        "wflow.open; import xarray; assert hasattr(xarray.Dataset, 'wflow')\n"
+        "assert 'matplotlib' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_text_names_the_run_and_closes_the_balance(run):
+    text = repr(run.wflow)
+    first, second, *_ = text.splitlines()
+    assert first == "<wflow run: OrnsteinUhlenbeck heads, softmax, descent, euler>"
+    assert second.strip() == "2 heads, 8 tokens, d = 3, 2 paths, t = 0 to 0.4, dt = 0.02, seed 0"
+    assert re.search(r"residual +\S+ ± ", text)
+
+
+def test_the_terms_of_the_budget_add_up(run):
+    terms = run.wflow.budget()["mean"]
+    gained = terms.sel(term="energy_end") - terms.sel(term="energy_start")
+    parts = ["work_weights", "work_ito", "martingale", "dissipated", "edi_residual"]
+    assert float(terms.sel(term=parts).sum()) == pytest.approx(float(gained), abs=1e-12)
+    assert float(terms.sel(term="dissipated")) == -float(run["dissipated"][:, -1].mean())
+
+
+def test_the_html_shows_energy_budget_and_curves_and_is_well_formed(run):
+    page = ET.fromstring(run.wflow._repr_html_())
+    text = " ".join(page.itertext())
+    for words in ("OrnsteinUhlenbeck", "energy at the end", "minus dissipation", "residual"):
+        assert words in text
+    curves = page.findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert len(curves) == 2 and len(curves[0].get("points").split()) == run.sizes["time"]
+
+
+def test_what_a_custom_law_is_called_is_escaped():
+    law = type("<b>", (wflow.heads.HeadLaw,), {})()
+    assert "custom &lt;b&gt; heads" in solved(law, paths=1).wflow._repr_html_()
+
+
+def test_a_run_without_an_energy_shows_its_speed(general):
+    assert "mean squared speed at the end" in repr(general.wflow)
+    assert ET.fromstring(general.wflow._repr_html_()).findall(".//{*}polyline")
+    assert isinstance(general.wflow.plot(), Figure)
+
+
+def test_an_unfinished_run_says_so(tmp_path):
+    writer = RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
+    writer.abandon()
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(tmp_path / "run.h5") as ds:
+        assert "NOT COMPLETE" in repr(ds.wflow) and "NOT COMPLETE" in ds.wflow._repr_html_()
+        with pytest.raises(InputError, match="finish it with --resume"):
+            ds.wflow.plot()
+
+
+def test_curves_of_long_runs_are_thinned():
+    layout = a_layout(times=np.arange(3001) * 0.5)
+    from wflow.io.runfile import MemoryStore
+
+    store = MemoryStore(layout)
+    fill(store, layout)
+    page = ET.fromstring(store.dataset(attrs()).wflow._repr_html_())
+    assert len(page.find(".//{*}polyline").get("points").split()) <= 200
+
+
+def test_other_datasets_say_that_they_are_no_runs():
+    other = xarray.Dataset({"a": 1})
+    assert repr(other.wflow) == "<wflow: not a run>" and "no run" in other.wflow._repr_html_()
+    with pytest.raises(InputError, match="no run of wflow: it lacks the attribute config"):
+        other.wflow.plot()
+
+
+def test_minimizing_movements_show_their_energy():
+    law = wflow.heads.Frozen()
+    found = wflow.jko.minimizing_movements(np.eye(3), law, heads=1, t_final=0.2, tau=0.1)
+    text = repr(found.wflow)
+    assert (
+        text.startswith("<wflow run: minimizing movements, metric") and "energy at the end" in text
+    )
+
+
+@pytest.mark.parametrize("kind", [None, "energy_balance", "gradient_over_time", "tokens"])
+def test_plot_draws(run, kind):
+    assert isinstance(run.wflow.plot(kind), Figure)
+
+
+def test_plot_draws_the_tokens_of_a_single_path(general):
+    assert isinstance(general.wflow.plot("tokens"), Figure)
+
+
+def test_verify_w2_and_clusters_are_those_of_the_package(run):
+    limits = [run.wflow.verify(tolerance).checks[-1].limit for tolerance in (None, 0.05, 0.01)]
+    assert limits[0] == limits[1] > limits[2]
+    expected = wflow.transport.over_time(run, to="initial")
+    xarray.testing.assert_identical(run.wflow.w2("initial"), expected)
+    expected = wflow.clusters.over_time(run, 0.3, quantities=["count"])
+    xarray.testing.assert_identical(run.wflow.clusters(0.3, quantities=["count"]), expected)
+
+
+def test_a_figure_of_what_was_not_recorded_names_the_option_that_records_it(run, general):
+    silent = solved(save=wflow.SaveAt(budget=False))
+    bare = run.drop_dims("snapshot")
+    with pytest.raises(InputError, match=r"no edi_residual: .*save=SaveAt\(budget=True\)"):
+        silent.wflow.plot("energy_balance")
+    with pytest.raises(InputError, match=r"no energy: .*save=SaveAt\(budget=True\)"):
+        silent.wflow.budget()
+    with pytest.raises(InputError, match="causal masks have no energy: plot 'speed'"):
+        general.wflow.plot("gradient_over_time")
+    with pytest.raises(InputError, match=r"kept no speed_sq: .*SaveAt\(budget=False\)"):
+        run.wflow.plot("speed")
+    for ask in (lambda: bare.wflow.plot("tokens"), bare.wflow.w2, bare.wflow.clusters):
+        with pytest.raises(InputError, match=r"save=SaveAt\(snapshots=\(times that matter\)"):
+            ask()
+    with pytest.raises(InputError, match="energy_balance, gradient_over_time, speed, tokens"):
+        run.wflow.plot("energy")
+
+
+def test_runs_of_a_study_have_it_too(tmp_path):
+    solved(out=tmp_path / "H00002.h5").close()
+    with pytest.warns(UserWarning, match="not complete"):
+        study = wflow.open_study(tmp_path)
+    with study:
+        assert isinstance(study["H00002"].wflow, RunAccessor)
+        assert "2 heads" in repr(study["H00002"].wflow)
+
+
+@pytest.mark.parametrize("values", [[1.0], [np.nan, 2.0], []])
+def test_too_few_points_make_no_curve(values):
+    assert sparkline(np.arange(len(values)), values) == ""
+
+
+def test_a_curve_that_changes_sign_has_a_line_at_zero():
+    assert "<line" in sparkline([0, 1], [-1.0, 1.0]) and "<line" not in sparkline([0, 1], [1, 1])
+
+
+def test_a_notebook_shows_the_run_and_one_progress():
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.v4.new_notebook()
+    code = (
+        "import wflow\n"
+        "run = wflow.solve(wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(), heads=1,\n"
+        "    t_final=0.1, dt=0.05, progress=True, compute=wflow.Compute(threads=1))\n"
+        "run.wflow"
+    )
+    book.cells = [nbformat.v4.new_code_cell(code)]
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    bar, shown = book.cells[0].outputs
+    assert bar["data"]["text/plain"].startswith("1 head: 100 %")
+    assert (
+        "energy at the end" in shown["data"]["text/html"] and "<svg" in shown["data"]["text/html"]
+    )

@@ -1,0 +1,171 @@
+"""Animations: what moves, what is said, and which files are written."""
+
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from PIL import Image
+
+import wflow
+from wflow import InputError, plots
+from wflow.plots import animation
+
+pytestmark = pytest.mark.filterwarnings("ignore:Animation was deleted")
+
+
+def solved(d: int = 3, n: int = 12, frames: int = 5, **options: Any) -> xr.Dataset:
+    x0 = wflow.tokens.uniform(n=n, d=d, seed=0)
+    options.setdefault("save", wflow.SaveAt(snapshots=np.linspace(0, 0.4, frames)))
+    law = wflow.heads.Frozen()
+    return wflow.solve(x0, law, heads=1, t_final=0.4, dt=0.4 / (frames - 1), **options)
+
+
+def pictures(file: Path) -> list[np.ndarray]:
+    with Image.open(file) as image:
+        found = []
+        for k in range(image.n_frames):
+            image.seek(k)
+            found.append(np.asarray(image.convert("RGB"), dtype=int))
+        return found
+
+
+def words(playing: Any) -> str:
+    figure = playing._fig
+    return "\n".join([figure.get_suptitle(), *(t.get_text() for t in figure.axes[0].texts)])
+
+
+@pytest.mark.parametrize("d", [2, 3, 5])
+def test_gif_has_a_frame_for_every_snapshot_and_tokens_and_marker_move(
+    d: int, tmp_path: Path
+) -> None:
+    playing = plots.animate(solved(d), tmp_path / "a.gif", dpi=40, fps=10)
+    frames = pictures(tmp_path / "a.gif")
+    assert len(frames) == 5
+    wide = frames[0].shape[1]
+    for one, two in pairwise(frames):
+        moved = np.abs(one - two).sum(axis=2)
+        assert moved[:, : wide // 3].any() and moved[:, wide // 2 :].any()
+    assert ("first three principal axes" in words(playing)) == (d == 5)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.gif"]
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.info["duration"] == 100 and image.info["loop"] == 0
+
+
+def test_frames_are_those_of_a_figure_drawn_as_a_whole(tmp_path: Path) -> None:
+    playing = plots.animate(solved(), dpi=50)
+    figure = playing._fig
+    playing._func(3)
+    fast = np.asarray(figure._frame(50.0), dtype=int)[..., :3]
+    figure.savefig(tmp_path / "whole", format="png", metadata=None, dpi="figure")
+    with Image.open(tmp_path / "whole") as image:
+        whole = np.asarray(image.convert("RGB"), dtype=int)
+    # The names of the axes, which stand before the tokens in one and behind them in the other.
+    assert np.mean(np.abs(fast - whole).max(axis=2) > 40) < 0.002
+
+
+def test_tokens_behind_the_sphere_are_paler() -> None:
+    playing = plots.animate(solved(n=40), colour="black")
+    dots = playing._fig.axes[0].collections[0]
+    playing._func(0)
+    shade = dots.get_facecolors()[:, 0]
+    assert shade[0] > 0.3 and shade[-1] < 0.05, "drawn from far to near"
+    assert np.all(np.diff(shade) <= 0) and np.all(np.diff(dots.get_sizes()) >= 0)
+
+
+def test_every_token_may_have_its_colour() -> None:
+    run = solved(d=2)
+    colours = [f"#{20 * k:02x}0000" for k in range(12)]
+    dots = plots.animate(run, colour=colours)._fig.axes[0].collections[0]
+    np.testing.assert_allclose(dots.get_facecolors()[:, 0], np.arange(12) * 20 / 255)
+    for given in ("no colour", colours[:5], None):
+        with pytest.raises(InputError, match="a list of 12 colours"):
+            plots.animate(run, colour=given)
+
+
+def test_tokens_and_snapshots_left_out_are_counted_in_the_title(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = solved(n=30, frames=9)
+    monkeypatch.setattr(animation, "MAX_TOKENS", 20)
+    playing = plots.animate(run, frames=4)
+    assert "20 of 30 tokens shown" in words(playing)
+    assert "4 of 9 snapshots shown" in words(playing)
+    assert len(playing._fig.axes[0].collections[0].get_offsets()) == 20
+    monkeypatch.setattr(animation, "MAX_FRAMES", 5)
+    assert "5 of 9 snapshots shown" in words(plots.animate(run))
+    with pytest.raises(InputError, match="at most 5"):
+        plots.animate(run, frames=6)
+    assert plots.animate.__doc__ is not None and "at most 150" in plots.animate.__doc__
+
+
+def test_marker_lies_on_the_energy_at_the_time_shown() -> None:
+    run = solved()
+    playing = plots.animate(run)
+    tokens, energy = playing._fig.axes
+    playing._func(2)
+    curve, marker = energy.lines
+    assert marker.get_xdata()[0] == run["snapshot"].values[2]
+    np.testing.assert_allclose(marker.get_ydata()[0], run["energy"].values[0, 2])
+    assert "0.2" in tokens.texts[-1].get_text()
+    np.testing.assert_allclose(curve.get_ydata(), run["energy"].values[0])
+
+
+def test_run_without_energy_has_the_speed_beside_its_tokens() -> None:
+    save = wflow.SaveAt(snapshots=np.linspace(0, 0.4, 5), budget=False)
+    axis = plots.animate(solved(save=save))._fig.axes[1]
+    assert "speed" in axis.get_ylabel() and axis.get_yscale() == "log"
+
+
+def test_player_of_a_notebook_holds_every_frame_once() -> None:
+    playing = plots.animate(solved(), dpi=30)
+    page = playing._repr_html_()
+    assert len(re.findall(r"frames\[\d+\] = ", page)) == 5
+    assert playing._repr_html_() is page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
+def test_mp4_is_written_with_ffmpeg(tmp_path: Path) -> None:
+    plots.animate(solved(), tmp_path / "a.mp4", dpi=30)
+    assert (tmp_path / "a.mp4").read_bytes()[4:8] == b"ftyp"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_without_ffmpeg_the_error_names_it_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"needs the program ffmpeg.*ends in \.gif"):
+        plots.animate(solved(), tmp_path / "a.mp4")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_other_kinds_and_missing_folders_are_refused(tmp_path: Path) -> None:
+    run = solved()
+    with pytest.raises(InputError, match=r"ends in \.gif or \.mp4"):
+        plots.animate(run, tmp_path / "a.avi")
+    with pytest.raises(InputError, match="make it first"):
+        plots.animate(run, tmp_path / "none" / "a.gif")
+    (tmp_path / "a.gif").mkdir()
+    with pytest.raises(InputError, match="a folder"):
+        plots.animate(run, tmp_path / "a.gif")
+
+
+def test_file_that_cannot_be_written_leaves_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.gif").write_bytes(b"former")
+
+    def full(self: Any, *args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(InputError, match="No space left"):
+        plots.animate(solved(), tmp_path / "a.gif", dpi=30)
+    assert (tmp_path / "a.gif").read_bytes() == b"former"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.gif"]

@@ -1,0 +1,217 @@
+"""Figures in a notebook are shown once; those asked of a run that lacks its data say what to do."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+
+import wflow
+from wflow import InputError, plots
+
+SETUP = """
+import numpy as np, wflow
+save = wflow.SaveAt(snapshots=np.linspace(0, 0.4, 5), heads=True)
+x0 = wflow.tokens.uniform(n=12, d=3, seed=0)
+run = wflow.solve(x0, wflow.heads.Oscillating(d=3), heads=2, t_final=0.4, dt=0.1, save=save)
+from wflow.plots import figure
+figure.STYLE.update({"savefig.dpi": 40, "figure.dpi": 40})
+"""
+CELLS = {
+    "token_snapshots": "wflow.plots.token_snapshots(run)",
+    "gradient_over_time": "wflow.plots.gradient_over_time(run)",
+    "gradient_against_heads": "wflow.plots.gradient_against_heads([1, 2], [[1.0], [0.5]])",
+    "energy_balance": "wflow.plots.energy_balance(run)",
+    "clusters_over_time": "wflow.plots.clusters_over_time(run, 0.3)",
+    "heads_over_time": "wflow.plots.heads_over_time(run)",
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> xr.Dataset:
+    save = wflow.SaveAt(snapshots=np.linspace(0, 0.4, 5), heads=True)
+    x0 = wflow.tokens.uniform(n=12, d=3, seed=0)
+    law = wflow.heads.Oscillating(d=3)
+    return wflow.solve(x0, law, heads=2, t_final=0.4, dt=0.1, paths=2, save=save)
+
+
+def test_every_function_that_returns_a_figure_has_a_cell() -> None:
+    assert set(CELLS) == set(plots.__all__) - {"animate", "plot_run"}
+
+
+def test_notebook_shows_each_figure_once_with_and_without_the_inline_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(wflow.__file__).parents[1]))
+    animation = "wflow.plots.animate(run, frames=3, dpi=30)"
+    shown = [*CELLS.values(), animation]
+    again = ["%matplotlib inline", *CELLS.values()]
+    mine = "import matplotlib.pyplot as plt\nwflow.plots.energy_balance(run)"
+    drawn = "f, ax = plt.subplots()\nwflow.plots.gradient_over_time(run, ax=ax);"
+    cells = [nbformat.v4.new_code_cell(c) for c in (SETUP, *shown, *again, mine, drawn)]
+    client = nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120)
+    book = client.execute(cwd=str(tmp_path))
+
+    def kinds(cell: Any) -> list[str]:
+        data = [output.get("data", {}) for output in cell.outputs]
+        return [kind for one in data for kind in ("image/png", "text/html") if kind in one]
+
+    found = {cell.source: kinds(cell) for cell in book.cells}
+    for cell in book.cells[1:]:
+        expected = {animation: ["text/html"], "%matplotlib inline": []}
+        assert kinds(cell) == expected.get(cell.source, ["image/png"]), cell.source
+    assert found[SETUP] == []
+
+
+def test_the_inline_image_has_twice_the_pixels_of_its_size_on_the_page(run: xr.Dataset) -> None:
+    image, size = plots.gradient_over_time(run)._repr_png_()
+    assert image.startswith(b"\x89PNG")
+    assert size == {"width": 350, "height": 280}
+
+
+SINGLE: dict[str, Callable[..., Figure]] = {
+    "token_snapshots": plots.token_snapshots,
+    "gradient_over_time": plots.gradient_over_time,
+    "gradient_against_heads": lambda run, ax: plots.gradient_against_heads(
+        [1, 2], [[1.0], [0.5]], ax=ax
+    ),
+    "clusters_over_time": lambda run, ax: plots.clusters_over_time(run, 0.3, ax=ax),
+    "heads_over_time": plots.heads_over_time,
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_given_axes_are_drawn_in_and_nothing_else_is(name: str, run: xr.Dataset) -> None:
+    owner = Figure()
+    left, right = owner.subplots(1, 2)
+    size = left.xaxis.label.get_size()
+    assert SINGLE[name](run, ax=left) is owner
+    assert left.has_data() and not right.has_data()
+    assert owner.axes == [left, right] and not owner.legends and not owner.texts
+    assert left.xaxis.label.get_size() == size, "the style is that of the owner"
+
+
+def test_axes_in_a_subfigure_give_the_whole_figure(run: xr.Dataset) -> None:
+    owner = Figure()
+    axis = owner.subfigures(1, 2)[0].subplots()
+    assert plots.gradient_over_time(run, ax=axis) is owner
+
+
+def test_what_is_no_axes_is_refused(run: xr.Dataset) -> None:
+    for given in ("left", Figure(), [Figure().subplots()]):
+        with pytest.raises(InputError, match="expected one Axes of Matplotlib"):
+            plots.gradient_over_time(run, ax=given)
+    with pytest.raises(InputError, match="2 times to draw"):
+        plots.token_snapshots(run, times=[0.0, 0.4], ax=Figure().subplots())
+
+
+def without(run: xr.Dataset, *names: str) -> xr.Dataset:
+    return run.drop_vars(names)
+
+
+TOKENS = ("tokens", "tokens_mean")
+LACKING: dict[str, tuple[Callable[[xr.Dataset], Any], tuple[str, ...], str]] = {
+    "token_snapshots": (plots.token_snapshots, TOKENS, r"snapshots=\[times\]"),
+    "token_snapshots of a path": (
+        lambda run: plots.token_snapshots(run, which=0),
+        TOKENS,
+        r"snapshots=\[times\], paths=\[the path\]",
+    ),
+    "token_snapshots of another path": (
+        lambda run: plots.token_snapshots(run, which=1),
+        (),
+        r"paths=\[the paths to draw\]",
+    ),
+    "token_snapshots at a time": (
+        lambda run: plots.token_snapshots(run, times=[0.33]),
+        (),
+        r"snapshots=\[times\]",
+    ),
+    "gradient_over_time": (plots.gradient_over_time, ("upper_gradient_sq",), "budget=True"),
+    "energy_balance": (plots.energy_balance, ("martingale",), "budget=True"),
+    "clusters_over_time": (
+        lambda run: plots.clusters_over_time(run, 0.3),
+        TOKENS,
+        r"snapshots=\[times\], paths=\[0\]",
+    ),
+    "clusters_over_time of one time": (
+        lambda run: plots.clusters_over_time(run.isel(snapshot=[0]), 0.3),
+        (),
+        r"tokens at 1 times.*snapshots=\[times\]",
+    ),
+    "heads_over_time": (plots.heads_over_time, ("heads",), "heads=True"),
+    "heads_over_time of one time": (
+        lambda run: plots.heads_over_time(run.isel(snapshot=[0])),
+        (),
+        "heads at 1 times.*heads=True",
+    ),
+    "heads_over_time of another path": (
+        lambda run: plots.heads_over_time(run, path=1),
+        (),
+        "heads of path 1.*heads=True",
+    ),
+    "animate": (plots.animate, TOKENS, r"snapshots=np.linspace\(0, t_final, 100\)"),
+    "animate of start and end": (
+        lambda run: plots.animate(run.isel(snapshot=[0, -1])),
+        (),
+        r"tokens at 2 times.*snapshots=np.linspace",
+    ),
+    "animate of another path": (
+        lambda run: plots.animate(run, path=1),
+        (),
+        r"tokens of path 1.*paths=\[the paths to draw\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_error_of_a_run_that_lacks_the_data_names_the_option(case: str, run: xr.Dataset) -> None:
+    draw, dropped, option = LACKING[case]
+    with pytest.raises(InputError, match=rf"(?s){option}") as caught:
+        draw(without(run, *dropped))
+    assert "save=wflow.SaveAt(" in str(caught.value)
+
+
+def test_run_without_a_budget_is_told_what_can_be_drawn_of_it() -> None:
+    x0 = wflow.tokens.uniform(n=8, d=2, seed=0)
+    save = wflow.SaveAt(budget=False)
+    run = wflow.solve(x0, wflow.heads.Frozen(), heads=1, t_final=0.2, dt=0.1, save=save)
+    for draw in (plots.energy_balance, plots.gradient_over_time):
+        with pytest.raises(InputError, match=r'budget=True.*"speed_sq"'):
+            draw(run)
+    assert plots.gradient_over_time(run, "speed_sq").axes[0].has_data()
+
+
+def test_clusters_of_several_paths_are_drawn_with_their_mean() -> None:
+    x0 = wflow.tokens.uniform(n=24, d=2, seed=0)
+    save = wflow.SaveAt(snapshots=np.linspace(0, 0.4, 5), paths=[0, 1, 2])
+    law = wflow.heads.OrnsteinUhlenbeck(mean=np.eye(2), rate=1.0, sigma2=2.0)
+    run = wflow.solve(x0, law, heads=2, t_final=0.4, dt=0.1, paths=3, save=save)
+    axis = plots.clusters_over_time(run, 0.1).axes[0]
+    counts = wflow.clusters.over_time(run, 0.1, quantities=["count"])["count"]
+    mean = next(line for line in axis.lines if line.get_label() == "mean of 3 paths")
+    np.testing.assert_allclose(mean.get_ydata(), counts.mean("snapshot_path"))
+
+
+def test_heads_are_drawn_by_the_eigenvalues_of_their_symmetric_part(run: xr.Dataset) -> None:
+    lines = plots.heads_over_time(run).axes[0].lines
+    heads = run["heads"].values[0]
+    values = np.linalg.eigvalsh((heads + heads.swapaxes(-1, -2)) / 2).mean(axis=1)
+    for line, value in zip(lines, values.T[::-1], strict=True):
+        np.testing.assert_allclose(line.get_ydata(), value)
+
+
+def test_figures_and_animations_do_not_load_pyplot(tmp_path: Path) -> None:
+    cells = [*CELLS.values(), "wflow.plots.animate(run, 'a.gif', dpi=30)"]
+    code = "\n".join([SETUP, *cells, "import sys; assert 'matplotlib.pyplot' not in sys.modules"])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -1,0 +1,324 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+  function bytes(text) {
+    const raw = atob(text), out = new Uint8Array(raw.length);
+    for (let k = 0; k < raw.length; k++) out[k] = raw.charCodeAt(k);
+    return out.buffer;
+  }
+  // Little-endian on every machine that has a browser of these days. Gaps become null.
+  function numbers(packed) {
+    const values = packed.f8 ? new Float64Array(bytes(packed.f8)) : new Float32Array(bytes(packed.f4));
+    return Array.from(values, (v) => (Number.isFinite(v) ? v : null));
+  }
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const dashes = { drift: "dash", ito: "dashdot", diffusion: "longdash", martingale: "dash", gradient: "dot" };
+
+  // Charts, by plotly
+  // -----------------
+  function fade(hex, alpha) {
+    const n = parseInt(hex.slice(1), 16);
+    return `rgba(${n >> 16}, ${(n >> 8) & 255}, ${n & 255}, ${alpha})`;
+  }
+
+  function chartOf(spec, narrow) {
+    const traces = [], layout = {
+      margin: { l: 62, r: 16, t: 8, b: 44 }, font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom",
+      hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("rule"), font: { color: colour("ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("accent") },
+      legend: narrow ? { orientation: "h", y: -0.16 / spec.panels.length, yanchor: "top", x: 0 }
+                     : { x: 1.01, y: 1, tracegroupgap: 24, groupclick: "toggleitem" },
+    };
+    const line = { gridcolor: colour("rule"), zerolinecolor: colour("soft"), zerolinewidth: 1, linecolor: colour("rule"), ticks: "" };
+    const count = spec.panels.length, gap = 0.07;
+    const share = count === 2 ? [0.6, 0.4] : spec.panels.map(() => 1 / count);
+    const x = numbers(spec.x);
+    let top = 1;
+    spec.panels.forEach((panel, k) => {
+      const suffix = k ? String(k + 1) : "", bottom = k === count - 1 ? 0 : top - share[k] * (1 - gap * (count - 1));
+      layout[`yaxis${suffix}`] = { ...line, domain: [Math.max(0, bottom), top], title: { text: panel.label, standoff: 6 },
+        type: panel.log ? "log" : "linear", exponentformat: "power", automargin: true };
+      top = bottom - gap;
+      panel.curves.forEach((curve) => {
+        const shade = colour(curve.role), xs = curve.x ? numbers(curve.x) : x;
+        const own = { xaxis: "x", yaxis: `y${suffix}`, legendgroup: `g${k}`, x: xs, visible: curve.hidden ? "legendonly" : true };
+        if (curve.low) {
+          // Plotly fills over gaps, so a band is one closed outline for each stretch without them.
+          const low = numbers(curve.low), high = numbers(curve.high), bx = [], by = [];
+          let part = [];
+          const close = () => {
+            if (part.length) {
+              const at = part.concat(part.slice().reverse());
+              at.forEach((i, m) => { bx.push(xs[i]); by.push(m < part.length ? low[i] : high[i]); });
+              bx.push(null); by.push(null);
+            }
+            part = [];
+          };
+          xs.forEach((_, i) => (low[i] === null || high[i] === null ? close() : part.push(i)));
+          close();
+          traces.push({ ...own, x: bx, y: by, mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: fade(shade, 0.15),
+            hoverinfo: "skip", showlegend: false, name: curve.name, meta: "band" });
+        }
+        const few = xs.length < 40;
+        traces.push({ ...own, y: numbers(curve.y), name: curve.name, mode: few ? "lines+markers" : "lines",
+          marker: { size: 5 }, line: { color: shade, width: 1.9, dash: dashes[curve.role] || "solid" },
+          hovertemplate: "%{y:.5g}" });
+      });
+    });
+    layout.xaxis = { ...line, title: { text: spec.xlabel, standoff: 6 }, anchor: count > 1 ? `y${count}` : "y", hoverformat: ".5g", zeroline: false };
+    return [traces, layout];
+  }
+
+  function draw(figure) {
+    const spec = data.charts[figure.dataset.chart], live = figure.querySelector(".live");
+    if (!spec || typeof Plotly === "undefined") return;
+    live.hidden = false;
+    try {
+      const [traces, layout] = chartOf(spec, live.clientWidth < 620);
+      const options = { responsive: true, displaylogo: false, displayModeBar: "hover",
+        modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], toImageButtonOptions: { scale: 2 } };
+      Plotly.react(live, traces, layout, options);
+      live.on("plotly_legendclick", (event) => {
+        // A band goes with its curve, which follows it.
+        const at = event.curveNumber, band = at - 1;
+        if (traces[band] && traces[band].meta === "band") {
+          const now = live.data[at].visible === "legendonly" ? true : "legendonly";
+          Plotly.restyle(live, { visible: now }, [band, at]);
+          return false;
+        }
+        return true;
+      });
+      figure.querySelector(".static").hidden = true;
+      figure.dataset.drawn = "yes";
+    } catch (error) {
+      live.hidden = true;
+      figure.querySelector(".static").hidden = false;
+      console.error(error);
+    }
+  }
+
+  // Tokens, on a canvas
+  // -------------------
+  class Sphere {
+    constructor(figure, spec) {
+      Object.assign(this, { figure, spec, frame: 0, yaw: (32 * Math.PI) / 180, pitch: (24 * Math.PI) / 180 });
+      this.canvas = figure.querySelector("canvas");
+      this.pen = this.canvas.getContext("2d");
+      this.slider = figure.querySelector("input[type=range]");
+      this.button = figure.querySelector(".play");
+      this.output = figure.querySelector("output");
+      this.turn = figure.querySelector(".turn");
+      this.tint = figure.querySelector(".tint");
+      this.points = new Int16Array(bytes(spec.xyz));
+      this.playing = false;
+      this.flat = spec.axes === 2;
+      this.canvas.classList.toggle("flat", this.flat);
+      figure.querySelector(".live").hidden = false;
+      figure.querySelector(".static").hidden = true;
+      if (this.turn) this.turn.checked = false;
+      this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
+      this.button.addEventListener("click", () => this.play(!this.playing));
+      this.tint.addEventListener("change", () => this.paint());
+      if (this.turn) this.turn.addEventListener("change", () => this.run());
+      if (!this.flat) this.listen();
+      new ResizeObserver(() => this.paint()).observe(this.canvas);
+      this.show(0);
+    }
+
+    listen() {
+      const at = { x: 0, y: 0, down: false };
+      this.canvas.addEventListener("pointerdown", (e) => { Object.assign(at, { x: e.clientX, y: e.clientY, down: true }); this.canvas.setPointerCapture(e.pointerId); });
+      this.canvas.addEventListener("pointermove", (e) => {
+        if (!at.down) return;
+        this.rotate((e.clientX - at.x) * 0.008, (e.clientY - at.y) * 0.008);
+        Object.assign(at, { x: e.clientX, y: e.clientY });
+      });
+      for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => (at.down = false));
+      const keys = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] };
+      this.canvas.addEventListener("keydown", (e) => { if (keys[e.key]) { e.preventDefault(); this.rotate(...keys[e.key]); } });
+    }
+
+    rotate(right, down) {
+      this.yaw -= right;
+      this.pitch = Math.max(-Math.PI / 2, Math.min(Math.PI / 2, this.pitch + down));
+      this.paint();
+    }
+
+    show(frame) {
+      this.frame = frame;
+      const text = `t = ${Number(this.spec.times[frame].toPrecision(4))}`;
+      this.slider.value = frame;
+      this.slider.setAttribute("aria-valuetext", text);
+      this.output.textContent = text;
+      this.paint();
+    }
+
+    play(on) {
+      if (on && this.frame === this.spec.times.length - 1) this.show(0);
+      this.playing = on;
+      this.button.textContent = on ? "Pause" : "Play";
+      this.button.setAttribute("aria-pressed", String(on));
+      this.since = undefined;
+      this.run();
+    }
+
+    run() {
+      if (this.loop) return;
+      const pause = Math.max(50, Math.min(700, 9000 / this.spec.times.length));
+      let before;
+      const step = (now) => {
+        const turning = this.turn && this.turn.checked;
+        if (!this.playing && !turning) { this.loop = 0; return; }
+        if (turning && before !== undefined) this.yaw += (now - before) * 0.0003;
+        before = now;
+        if (this.playing && (this.since === undefined || now - this.since >= pause)) {
+          if (this.since !== undefined) {
+            this.show(Math.min(this.frame + 1, this.spec.times.length - 1));
+            if (this.frame === this.spec.times.length - 1) this.play(false);
+          }
+          this.since = now;
+        } else if (turning) this.paint();
+        this.loop = requestAnimationFrame(step);
+      };
+      this.loop = requestAnimationFrame(step);
+    }
+
+    // Right, up and towards the viewer of a point.
+    seen(x, y, z) {
+      const ca = this.ca, sa = this.sa, ce = this.ce, se = this.se;
+      return [-sa * x + ca * y, -se * (ca * x + sa * y) + ce * z, ce * (ca * x + sa * y) + se * z];
+    }
+
+    paint() {
+      const scale = window.devicePixelRatio || 1, side = Math.round(this.canvas.clientWidth * scale);
+      if (!side) return;
+      if (this.canvas.width !== side) this.canvas.width = this.canvas.height = side;
+      [this.ca, this.sa, this.ce, this.se] = [Math.cos(this.yaw), Math.sin(this.yaw), Math.cos(this.pitch), Math.sin(this.pitch)];
+      const pen = this.pen, mid = side / 2, radius = side * 0.43;
+      const at = (p) => [mid + radius * p[0], mid - radius * p[1]];
+      pen.clearRect(0, 0, side, side);
+      pen.fillStyle = colour("ball");
+      pen.strokeStyle = colour("ball-edge");
+      pen.lineWidth = scale;
+      pen.beginPath(); pen.arc(mid, mid, radius, 0, 2 * Math.PI); pen.fill(); pen.stroke();
+      if (!this.flat) this.grid(pen, at, scale);
+      this.axes(pen, at, scale);
+      const n = this.spec.tokens, k = this.spec.axes, unit = 1.5 / 32767, start = this.frame * n * k;
+      const drawn = [];
+      for (let i = 0; i < n; i++) {
+        const p = start + i * k, x = this.points[p] * unit, y = this.points[p + 1] * unit;
+        drawn.push([i, ...(this.flat ? [x, y, 1] : this.seen(x, y, this.points[p + 2] * unit))]);
+      }
+      drawn.sort((a, b) => a[3] - b[3]);
+      const size = Math.max(1.6, Math.min(5, 70 / Math.sqrt(n))) * scale;
+      const near = rgb(colour("near")), far = rgb(colour("far")), byStart = this.tint.value === "start";
+      for (const [i, x, y, z] of drawn) {
+        const w = 0.55 * ((z + 1) / 2) + (z >= 0 ? 0.45 : 0);
+        if (byStart) {
+          const a = this.points[i * k], b = this.points[i * k + 1], c = k > 2 ? this.points[i * k + 2] * unit : 0;
+          pen.fillStyle = `hsl(${Math.round((Math.atan2(b, a) * 180) / Math.PI + 360) % 360} 75% ${Math.round(50 + 18 * c)}% / ${0.35 + 0.65 * w})`;
+        } else {
+          pen.fillStyle = `rgb(${near.map((v, m) => Math.round(far[m] + (v - far[m]) * w)).join(" ")})`;
+        }
+        const [u, v] = at([x, y]);
+        pen.beginPath(); pen.arc(u, v, size * (0.7 + 0.3 * w), 0, 2 * Math.PI); pen.fill();
+      }
+      this.canvas.dataset.frame = this.frame;
+    }
+
+    grid(pen, at, scale) {
+      pen.lineWidth = 0.7 * scale;
+      const curve = (point) => {
+        for (const front of [false, true]) {
+          pen.globalAlpha = front ? 0.55 : 0.18;
+          pen.beginPath();
+          let open = false;
+          for (let m = 0; m <= 72; m++) {
+            const p = this.seen(...point((m * Math.PI) / 36));
+            if ((p[2] >= 0) === front) { open ? pen.lineTo(...at(p)) : pen.moveTo(...at(p)); open = true; } else open = false;
+          }
+          pen.stroke();
+        }
+      };
+      for (let k = -2; k <= 2; k++) curve((a) => [Math.cos((k * Math.PI) / 6) * Math.cos(a), Math.cos((k * Math.PI) / 6) * Math.sin(a), Math.sin((k * Math.PI) / 6)]);
+      for (let k = 0; k < 6; k++) curve((a) => [Math.cos(a) * Math.cos((k * Math.PI) / 6), Math.cos(a) * Math.sin((k * Math.PI) / 6), Math.sin(a)]);
+      pen.globalAlpha = 1;
+    }
+
+    axes(pen, at, scale) {
+      const names = this.spec.d > 3 ? ["PC1", "PC2", "PC3"] : ["x₁", "x₂", "x₃"];
+      pen.fillStyle = colour("soft");
+      pen.font = `${13 * scale}px system-ui, sans-serif`;
+      pen.textAlign = "center"; pen.textBaseline = "middle";
+      for (let k = 0; k < this.spec.axes; k++) {
+        const e = [0, 0, 0]; e[k] = 1;
+        const p = this.flat ? [e[0], e[1], 1] : this.seen(...e);
+        pen.globalAlpha = p[2] >= 0 ? 1 : 0.45;
+        pen.lineWidth = scale;
+        pen.beginPath(); pen.moveTo(...at(p)); pen.lineTo(...at(p.map((v) => 1.07 * v))); pen.stroke();
+        pen.fillText(names[k], ...at(p.map((v) => 1.12 * v)));
+      }
+      pen.globalAlpha = 1;
+    }
+  }
+  function rgb(hex) {
+    const n = parseInt(hex.slice(1), 16);
+    return [n >> 16, (n >> 8) & 255, n & 255];
+  }
+
+  // The page: contents, choice of a run, what is drawn when it is seen
+  // ------------------------------------------------------------------
+  const spheres = [];
+  function see(figure) {
+    if (figure.dataset.chart) draw(figure);
+    else if (data.clouds[figure.dataset.cloud]) spheres.push(new Sphere(figure, data.clouds[figure.dataset.cloud]));
+  }
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) { watch.unobserve(entry.target); see(entry.target); }
+  }, { rootMargin: "600px" });
+  document.querySelectorAll("figure[data-chart], figure[data-cloud]").forEach((figure) => watch.observe(figure));
+
+  const chooser = document.getElementById("choose");
+  const runs = Array.from(document.querySelectorAll("section.run"));
+  function choose(id) {
+    runs.forEach((section) => (section.hidden = section.id !== id));
+    contents();
+  }
+  function contents() {
+    const nav = document.getElementById("contents"), list = document.createElement("ul");
+    document.querySelectorAll("main h2[id], section.run:not([hidden]) h3[id]").forEach((title) => {
+      const item = document.createElement("li"), link = document.createElement("a");
+      link.href = `#${title.id}`;
+      link.textContent = title.textContent;
+      item.append(link);
+      list.append(item);
+    });
+    nav.replaceChildren(list);
+    nav.hidden = list.children.length < 2;
+  }
+  if (chooser) {
+    document.querySelector(".choose").hidden = false;
+    chooser.value = runs[runs.length - 1].id;
+    chooser.addEventListener("change", () => choose(chooser.value));
+    choose(chooser.value);
+  } else contents();
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    document.querySelectorAll("figure[data-drawn]").forEach(draw);
+    spheres.forEach((sphere) => sphere.paint());
+  });
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll(".static").forEach((part) => (part.hidden = false));
+    document.querySelectorAll("details").forEach((part) => (part.open = true));
+  });
+  window.addEventListener("afterprint", () => {
+    document.querySelectorAll("figure").forEach((figure) => {
+      const live = figure.querySelector(".live"), part = figure.querySelector(".static");
+      if (live && part) part.hidden = !live.hidden;
+    });
+  });
+  document.documentElement.dataset.ready = calm ? "calm" : "yes";
+})();

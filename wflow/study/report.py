@@ -1,0 +1,1674 @@
+"""The report of a run or of a study: one HTML page that opens from disk and asks no network.
+
+Three parts: reading (`Section`, one for each run, and what is left of damaged files), drawing
+(`Chart`, once as static SVG and once as data for the script) and the page. The template is
+`_report.html`, with `_report.css` and `_report.js`, beside this module. Everything that comes from
+a file is text for the page and never markup, and the policy of the page admits no script but the
+two that this module puts into it, by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.util
+import io
+import json
+import math
+import os
+import platform
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import path_of, shown
+from wflow._core.errors import InputError, RunFileError, WflowError
+from wflow._core.files import BROKEN, open_hdf5, open_regular, opened
+from wflow._version import __version__
+from wflow.analysis.description import describe, mean_and_spread
+from wflow.io import digests, reading
+from wflow.io.reading import final_of
+from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
+from wflow.io.runfile import open_run
+from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+    from wflow.analysis.verify import Check
+
+__all__ = ["write"]
+
+TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times
+RUNS = 24  # of a study that have a section
+BYTES = 6_900_000  # of the page, the script of the plots included
+_POSITIONS = 150_000  # of tokens, on the whole page
+_PICTURES = 700_000  # bytes of the figures of a study on its page
+_SECONDS = 1.5  # of checks and clusters, on the whole page
+_PAIRS_PER_SECOND, _BYTES_PER_SECOND = 1e9, 3e8
+_LARGEST = 2**27  # bytes of one variable that are read
+_BAND = (10.0, 90.0)
+_SCALE = 0.1  # radians, of the clusters
+_FAULTS = (WflowError, ArithmeticError, AttributeError, LookupError, MemoryError, *BROKEN)
+"""What is raised by a file that claims to be a run and is none, or is damaged."""
+
+Floats = NDArray[np.floating]
+Rows = Sequence[tuple[str, str]]
+Made = TypeVar("Made")
+
+
+def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = None) -> Path:
+    """Write the report of a run or of a study, one HTML page, and return where it is.
+
+    The page holds what was run and how to run it again, the energy budget, the tokens at most 150
+    times, their clusters, the heads, the checks of `wflow.verify` and, for a study, its tables,
+    figures and findings. It opens from disk, without a network. What cannot be read is named on
+    the page.
+
+    Parameters
+    ----------
+    source : path_like or xarray.Dataset
+        Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory.
+    out : path_like, optional
+        The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
+        file, and ``report.html`` in the current folder for a run in memory. An earlier report is
+        replaced.
+
+    Returns
+    -------
+    pathlib.Path
+        Where the page is.
+
+    Raises
+    ------
+    InputError
+        For a source that holds nothing of wflow, and for a page that cannot be written or would
+        replace a file that wflow did not write.
+
+    Examples
+    --------
+    >>> import tempfile, wflow
+    >>> x0 = wflow.tokens.cross_polytope(n=20, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=0.01, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = wflow.report(run, f"{folder}/run.html")
+    ...     page.stat().st_size < 7_000_000
+    True
+    """
+    clock = Clock(_SECONDS)  # of the whole page
+    if hasattr(source, "data_vars"):
+        place = Path(REPORT)
+        page = _page_of_run(_in_memory(source, clock))  # type: ignore[arg-type]
+    else:
+        if not isinstance(source, str | os.PathLike):
+            raise InputError(
+                f"source is {shown(source)}: expected a run file, the folder of a study, or the "
+                "Dataset of wflow.solve"
+            )
+        path = path_of(source, "source")
+        if path.is_dir():
+            place, page = path / REPORT, _page_of_study(path, clock)
+        else:
+            final = final_of(path)
+            known = final.suffix in (".h5", ".hdf5", ".nc")  # dt0.01 must not become dt0
+            place = final.with_name(f"{final.stem if known else final.name}.html")
+            page = _page_of_run(_one_run(path, clock))
+    if out is not None:
+        place = path_of(out, "out")
+        if place.suffix != ".html" or place.is_dir():
+            raise InputError(f"out is {place}: expected the name of a page, such as report.html")
+    text = page.html()
+    try:
+        replace_files(place.parent, {place.name: lambda file: file.write_text(text, "utf-8")})
+    except OSError as error:
+        raise InputError(
+            f"cannot write the report {place}: {error.strerror or error}; choose another --out"
+        ) from None
+    return place
+
+
+class Clock:
+    """The seconds that checks and clusters of the whole page may take.
+
+    They are estimated from sizes and not measured, so that a page holds the same on every machine.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def grant(self, seconds: float) -> bool:
+        """Whether there is time for a task of so many seconds, which is then taken."""
+        if not seconds <= self._left:
+            return False
+        self._left -= seconds
+        return True
+
+
+# Reading: files, whole and damaged
+# ---------------------------------
+
+
+class _Padded(io.RawIOBase):
+    """A file that was cut, read as if it were whole: NaN where bytes are missing."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file, self._size, self._at = open_regular(path), size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size - self._at))
+        self._file.seek(self._at)
+        found = self._file.read(count) or b""
+        view[:count] = found + b"\xff" * (count - len(found))  # a double of such bytes is NaN
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _claimed_size(path: Path) -> int:
+    """Bytes of an HDF5 file by its superblock; 0 where it has none that can be read."""
+    with open_regular(path) as file:
+        head = file.read(64) or b""
+    if not head.startswith(b"\x89HDF\r\n\x1a\n") or len(head) < 48:
+        return 0
+    at = {0: 40, 1: 44, 2: 28, 3: 28}.get(head[8])
+    size = struct.unpack_from("<Q", head, at)[0] if at else 0
+    return size if size < 2**50 else 0
+
+
+@contextmanager
+def _opened(path: Path, notes: list[str]) -> Iterator[Dataset]:
+    """A run file, also an unfinished one, and what can be read of one that was cut.
+
+    Raises
+    ------
+    RunFileError
+        For a file of which nothing can be shown.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the page says that a run is not complete
+            ds = open_run(path)
+    except RunFileError as error:
+        if "truncated" not in str(error) or not path.is_file():
+            raise
+        with _cut(path, error, notes) as ds:
+            yield ds
+        return
+    with ds:
+        yield ds
+
+
+@contextmanager
+def _cut(path: Path, reason: RunFileError, notes: list[str]) -> Iterator[Dataset]:
+    """What a run file that was cut still holds; `reason` is raised where that is nothing."""
+    import h5py
+    import xarray
+
+    size, there = _claimed_size(path), path.stat().st_size
+    padded = _Padded(path, size)
+    try:
+        with h5py.File(padded, "r") as file:
+            attrs = reading.read_attrs(file, path)
+            reading.check_variables(file, path)
+            ends = {
+                name: (file[name].id.get_offset() or 0, file[name].id.get_storage_size())
+                for name in VARIABLES.keys() & set(file)
+            }
+        ds = xarray.open_dataset(padded, engine="h5netcdf", decode_times=False)
+    except _FAULTS:
+        padded.close()
+        raise reason from None
+    gone = sorted(name for name, (start, _) in ends.items() if start >= there)
+    part = sorted(
+        name for name, (start, length) in ends.items() if start < there < start + length
+    )
+    if {"time", "path"} & {*gone, *part}:
+        ds.close()
+        padded.close()
+        raise reason
+    notes.append(
+        f"The file is truncated: {there:,} of {size:,} bytes are there. "
+        f"Missing altogether: {', '.join(gone) or 'nothing'}; in part: "
+        f"{', '.join(part) or 'nothing'}. Restore it from a copy, or run again with --overwrite."
+    )
+    try:
+        cut = ds.drop_vars([name for name in gone if name in ds.variables])
+        cut.attrs |= {"complete": 0, "config": attrs["config"]}
+        yield cut
+    finally:
+        ds.close()
+        padded.close()
+
+
+def _one_run(path: Path, clock: Clock) -> Section:
+    """The section of one run file; raises RunFileError where nothing can be shown."""
+    notes: list[str] = []
+    with _opened(path, notes) as ds:
+        return Section.read(ds, final_of(path).name, path, notes, clock, _POSITIONS)
+
+
+def _in_memory(ds: Dataset, clock: Clock) -> Section:
+    if not isinstance(ds.attrs.get("config"), str) or "path" not in ds.sizes:
+        raise InputError(
+            "source is a Dataset that is no run: expected that of wflow.solve or wflow.open"
+        )
+    file = ds.encoding.get("source")
+    place = Path(file) if isinstance(file, str) and os.path.isfile(file) else None
+    name = place.name if place else "run"
+    return Section.read(ds, name, place, [], clock, _POSITIONS)
+
+
+# Drawing: charts, as data for the script and as static figures
+# -------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One line of a chart, with its band; `role` names its colour in the style sheet."""
+
+    name: str
+    role: str
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+    hidden: bool = False  # until its name in the legend is clicked
+    x: Floats | None = None  # of the chart, where None
+
+    @classmethod
+    def of_paths(cls, name: str, role: str, values: Floats, hidden: bool = False) -> Curve:
+        """The mean over the paths of (paths, k), and the band of the middle 80 % of them."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # times without any value have no mean
+            mean = np.nanmean(values, axis=0)
+            if values.shape[0] == 1:
+                return cls(name, role, mean, hidden=hidden)
+            low, high = np.nanpercentile(values, _BAND, axis=0)
+        return cls(name, role, mean, low, high, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Curves on one axis."""
+
+    label: str
+    curves: list[Curve]
+    log: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Panels above each other with a common axis."""
+
+    title: str
+    xlabel: str
+    x: Floats
+    panels: list[Panel]
+    caption: str
+
+    def data(self) -> dict[str, Any]:
+        """The chart for the script: texts, and numbers in base64."""
+        return {
+            "title": self.title,
+            "xlabel": self.xlabel,
+            "x": _packed(self.x),
+            "panels": [
+                {
+                    "label": panel.label,
+                    "log": panel.log,
+                    "curves": [
+                        {
+                            "name": curve.name,
+                            "role": curve.role,
+                            "hidden": curve.hidden,
+                            "y": _packed(curve.y),
+                        }
+                        | ({} if curve.x is None else {"x": _packed(curve.x)})
+                        | (
+                            {}
+                            if curve.low is None or curve.high is None
+                            else {"low": _packed(curve.low), "high": _packed(curve.high)}
+                        )
+                        for curve in panel.curves
+                    ],
+                }
+                for panel in self.panels
+            ],
+        }
+
+    def svg(self) -> str:
+        """The chart as a static figure in the colours of the page."""
+        width, left, right, tall = 760.0, 62.0, 200.0, 190.0
+        plot = width - left - right
+        total = len(self.panels) * (tall + 26) + 26
+        xs = [curve.x if curve.x is not None else self.x for p in self.panels for curve in p.curves]
+        low, high = _limits([self.x, *xs], False)
+        parts = [
+            f'<svg viewBox="0 0 {width:g} {total:g}" role="img" '
+            f'aria-label="{_text(self.title)}: {_text(self.caption)}">'
+        ]
+
+        def across(values: Floats) -> Floats:
+            return left + plot * (np.asarray(values, float) - low) / (high - low)
+
+        for k, panel in enumerate(self.panels):
+            top = 8 + k * (tall + 26)
+            drawn = [curve for curve in panel.curves if not curve.hidden]
+            bottom, ceiling = _limits(
+                [v for c in drawn for v in (c.y, c.low, c.high) if v is not None], panel.log
+            )
+
+            def up(
+                values: Floats,
+                panel: Panel = panel,
+                bottom: float = bottom,
+                ceiling: float = ceiling,
+                top: float = top,
+            ) -> Floats:
+                with np.errstate(all="ignore"):
+                    at = np.log10(values) if panel.log else np.asarray(values, float)
+                return top + tall * (1 - (at - bottom) / (ceiling - bottom))
+
+            for value, label in _ticks(bottom, ceiling, panel.log):
+                y = top + tall * (1 - (value - bottom) / (ceiling - bottom))
+                parts.append(
+                    f'<path class="grid" d="M{left:g} {y:.1f}h{plot:g}"/>'
+                    f'<text class="tick end" x="{left - 6:g}" y="{y + 4:.1f}">{label}</text>'
+                )
+            for value, label in _ticks(low, high, False):
+                x = left + plot * (value - low) / (high - low)
+                parts.append(f'<path class="grid" d="M{x:.1f} {top:g}v{tall:g}"/>')
+                if k == len(self.panels) - 1:
+                    parts.append(
+                        f'<text class="tick mid" x="{x:.1f}" y="{top + tall + 16:g}">{label}</text>'
+                    )
+            parts.append(
+                f'<text class="axis" transform="translate(13 {top + tall / 2:g}) rotate(-90)">'
+                f"{_text(panel.label)}</text>"
+            )
+            for curve in drawn:
+                x = across(curve.x if curve.x is not None else self.x)
+                if curve.low is not None and curve.high is not None:
+                    parts.append(_band_path(x, up(curve.low), up(curve.high), curve.role))
+                parts.append(_line_path(x, up(curve.y), curve.role))
+            for row, curve in enumerate(drawn):
+                y = top + 12 + 18 * row
+                parts.append(
+                    f'<path class="line {curve.role}" d="M{width - right + 14:g} {y - 4:g}h22"/>'
+                    f'<text class="key" x="{width - right + 42:g}" y="{y:g}">'
+                    f"{_text(curve.name)}</text>"
+                )
+        x, y = left + plot / 2, total - 6
+        parts.append(f'<text class="axis" x="{x:g}" y="{y:g}">{_text(self.xlabel)}</text></svg>')
+        return "".join(parts)
+
+    def figure(self, name: str) -> str:
+        """Both forms of the chart, of which the page shows one."""
+        title, caption = _text(self.title), _text(self.caption)
+        panels = len(self.panels)
+        return (
+            f'<figure class="chart" data-chart="{name}"><div class="live" hidden role="img" '
+            f'style="--panels:{panels}" aria-label="{title}: {caption}"></div>'
+            f'<div class="static">{self.svg()}</div><figcaption>{caption}</figcaption></figure>'
+        )
+
+
+def _packed(values: Floats) -> dict[str, str]:
+    """Numbers in base64, in single precision where their range admits it."""
+    array = np.asarray(values, dtype=float)
+    known = np.abs(array[np.isfinite(array) & (array != 0)])
+    fits = not known.size or (known.max() < 1e37 and known.min() > 1e-35)
+    kind = "f4" if fits else "f8"
+    return {kind: base64.b64encode(array.astype(f"<{kind}").tobytes()).decode()}
+
+
+def _limits(arrays: Iterable[Floats], log: bool) -> tuple[float, float]:
+    """Ends of an axis, in powers of ten for a log one."""
+    low, high = math.inf, -math.inf
+    for values in arrays:
+        known = np.asarray(values, float)
+        known = known[np.isfinite(known)]
+        known = np.log10(known[known > 0]) if log else known
+        if known.size:
+            low, high = min(low, float(known.min())), max(high, float(known.max()))
+    if low > high:
+        return 0.0, 1.0
+    pad = 0.04 * (high - low) or 0.5 * (abs(high) or 1.0)
+    if log:
+        pad = max(pad, (0.3 - (high - low)) / 2)
+    return low - pad, high + pad
+
+
+def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
+    """Places and labels of round numbers between two ends."""
+    if log and high - low > 1:
+        step = max(1, round((high - low) / 5))
+        powers = range(math.ceil(low), math.floor(high) + 1, step)
+        return [(float(p), f"{10.0**p:g}" if -4 < p < 5 else f"1e{p}") for p in powers]
+    if log:
+        values = [m * 10.0**p for p in range(math.floor(low), math.ceil(high)) for m in (1, 2, 3, 5)]
+        return [(math.log10(v), f"{v:g}") for v in values if low <= math.log10(v) <= high]
+    raw = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(raw)) if raw > 0 and math.isfinite(raw) else 1.0
+    step_size = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999)
+    first = math.ceil(low / step_size - 1e-9)
+    places = [k * step_size for k in range(first, first + 12) if k * step_size <= high]
+    return [(p, f"{p:.6g}".replace("-", "\N{MINUS SIGN}")) for p in places]
+
+
+def _pieces(*arrays: Floats) -> Iterator[slice]:
+    """The stretches without gaps of curves that share their places."""
+    known = np.logical_and.reduce([np.isfinite(a) for a in arrays])
+    edges = np.flatnonzero(np.diff(np.r_[0, known.astype(np.int8), 0]))
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        yield slice(int(start), int(end))
+
+
+def _points(x: Floats, y: Floats) -> str:
+    return " ".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, np.clip(y, -1e4, 1e4), strict=True))
+
+
+def _line_path(x: Floats, y: Floats, role: str) -> str:
+    d = "".join(f"M{_points(x[part], y[part])}" for part in _pieces(x, y))
+    return f'<path class="line {role}" d="{d}"/>'
+
+
+def _band_path(x: Floats, low: Floats, high: Floats, role: str) -> str:
+    d = ""
+    for part in _pieces(x, low, high):
+        back = slice(None, None, -1)
+        d += f"M{_points(x[part], low[part])} {_points(x[part][back], high[part][back])}Z"
+    return f'<path class="band {role}" d="{d}"/>'
+
+
+# Tokens: what is drawn of them
+# -----------------------------
+
+_AZIMUTH, _ELEVATION = np.radians(32.0), np.radians(24.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """Tokens (frames, tokens, 2 or 3) at times (frames,), of a run on S^(d-1)."""
+
+    times: Floats
+    points: Floats
+    unit: Floats  # (frames, tokens, d), as they were read
+    d: int
+    caption: str
+    clusters: bool  # whether they are tokens and no means
+
+    @classmethod
+    def read(cls, ds: Dataset, positions: int) -> Cloud | None:
+        """Tokens of the first path, or their means over the paths; None where there are none."""
+        if "snapshot" not in ds.coords:
+            return None
+        if "tokens" in ds and ds["tokens"].size:
+            path = int(np.ravel(ds["snapshot_path"].values)[0])
+            stored = ds["tokens"].isel(snapshot_path=0).transpose("snapshot", "token", "axis")
+            whose, single = f"Tokens of path {path}", True
+        elif "tokens_mean" in ds and ds["tokens_mean"].size:
+            stored = ds["tokens_mean"].transpose("snapshot", "token", "axis")
+            whose, single = "Means of the tokens over the paths", False
+        else:
+            return None
+        frames, n, d = stored.shape
+        kept = min(frames, FRAMES)
+        room = max(1, positions // kept)
+        step = max(1, math.ceil(n / min(TOKENS, room)))
+        at = np.unique(np.round(np.linspace(0, frames - 1, kept)).astype(int))
+        part = stored.isel(token=slice(None, None, step))
+        unit = np.stack([np.asarray(part[int(k)].values, float) for k in at])
+        reached = np.isfinite(unit).all(axis=(1, 2)) & (np.abs(unit) <= 1.5).all(axis=(1, 2))
+        unit, times = unit[reached], np.asarray(ds["snapshot"].values, float)[at][reached]
+        if not len(unit):
+            return None
+        points, note = unit, ""
+        if d > 3:
+            flat = unit.reshape(-1, d)
+            size, axes = np.linalg.eigh(flat.T @ flat)
+            first = axes[:, ::-1][:, :3]
+            first = first * np.sign(first[np.abs(first).argmax(axis=0), np.arange(3)])
+            share = 100 * size[::-1][:3].sum() / size.sum()
+            points = unit @ first
+            note = (
+                f" Projected on the first three principal axes of all clouds drawn, with "
+                f"{share:.0f} % of their second moment; d = {d}."
+            )
+        drawn = unit.shape[1]
+        number = f"all {n:,}" if drawn == n else f"{drawn:,} of the {n:,}"
+        caption = f"{whose}: {number} tokens at {len(times)} of the {frames} recorded times."
+        return cls(times, points, unit, d, caption + note, single)
+
+    def data(self) -> dict[str, Any]:
+        """The cloud for the script: positions as 16-bit integers, 32767 for 1.5."""
+        whole = np.round(np.clip(self.points / 1.5, -1, 1) * 32767).astype("<i2")
+        return {
+            "times": [float(f"{t:.6g}") for t in self.times],
+            "tokens": self.points.shape[1],
+            "axes": self.points.shape[2],
+            "d": self.d,
+            "xyz": base64.b64encode(whole.tobytes()).decode(),
+        }
+
+    def svg(self) -> str:
+        """The tokens at up to five times, seen from one side."""
+        frames = np.unique(np.round(np.linspace(0, len(self.times) - 1, 5)).astype(int))
+        size = 150.0
+        ca, sa, ce, se = np.cos(_AZIMUTH), np.sin(_AZIMUTH), np.cos(_ELEVATION), np.sin(_ELEVATION)
+        view = np.array([[-sa, ca, 0.0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]])
+        width = size * len(frames)
+        parts = [
+            f'<svg viewBox="0 0 {width:g} {size + 22:g}" role="img" style="max-width:{width:g}px" '
+            f'aria-label="{_text(self.caption)}">'
+        ]
+        step = max(1, math.ceil(self.points.shape[1] / 250))
+        for k, frame in enumerate(frames):
+            points = self.points[frame, ::step]
+            seen = points @ view.T if points.shape[1] == 3 else np.c_[points, np.ones(len(points))]
+            centre, radius = size * (k + 0.5), size / 2 - 8
+            parts.append(
+                f'<circle class="ball" cx="{centre:g}" cy="{size / 2:g}" r="{radius:g}"/>'
+            )
+            for side in ("far", "near"):
+                there = seen[seen[:, 2] >= 0] if side == "near" else seen[seen[:, 2] < 0]
+                d = "".join(
+                    f"M{centre + radius * x:.1f} {size / 2 - radius * y:.1f}h0"
+                    for x, y in there[:, :2]
+                )
+                parts.append(f'<path class="token {side}" d="{d}"/>')
+            parts.append(
+                f'<text class="tick mid" x="{centre:g}" y="{size + 14:g}">'
+                f"t = {self.times[frame]:.4g}</text>"
+            )
+        return "".join([*parts, "</svg>"])
+
+    def figure(self, name: str) -> str:
+        """The viewer, and the static figure in its place."""
+        last = len(self.times) - 1
+        caption = _text(self.caption)
+        start = f"t = {self.times[0]:.4g}"
+        turn = (
+            '<label class="check"><input type="checkbox" class="turn"> turn</label>'
+            "<p>Drag the sphere, or use the arrow keys on it.</p>"
+            if self.points.shape[2] == 3
+            else ""
+        )
+        return (
+            f'<figure class="cloud" data-cloud="{name}"><div class="live" hidden>'
+            f'<canvas tabindex="0" role="img" aria-label="{caption}"></canvas>'
+            '<div class="controls"><button type="button" class="play" aria-pressed="false">'
+            f'Play</button><input type="range" min="0" max="{last}" value="0" step="1" '
+            f'aria-label="Time of the snapshot" aria-valuetext="{start}"><output>{start}</output>'
+            '<label>colour <select class="tint"><option value="depth">depth</option>'
+            '<option value="start">place at the first time</option></select></label>'
+            f'{turn}</div></div><div class="static">{self.svg()}</div><figcaption>{caption}</figcaption></figure>'
+        )
+
+
+# A run: everything that its section shows
+# ----------------------------------------
+
+
+@dataclass(eq=False)
+class Section:
+    """What the page shows of one run.
+
+    Attributes
+    ----------
+    name : title of the section
+    missing : why nothing, or not everything, is shown
+    facts : lines of `wflow info`
+    """
+
+    name: str
+    missing: list[str] = field(default_factory=list)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    charts: dict[str, Chart] = field(default_factory=dict)
+    cloud: Cloud | None = None
+    balance: list[tuple[str, str]] = field(default_factory=list)
+    spectrum: list[tuple[str, ...]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    provenance: list[tuple[str, str]] = field(default_factory=list)
+    hashes: list[tuple[str, str]] = field(default_factory=list)
+    readable: bool = True
+
+    @classmethod
+    def unreadable(cls, name: str, reason: str) -> Section:
+        """The section of a file of which nothing can be shown."""
+        return cls(name, missing=[reason], readable=False)
+
+    @classmethod
+    def read(
+        cls,
+        ds: Dataset,
+        name: str,
+        file: Path | None,
+        notes: list[str],
+        clock: Clock,
+        positions: int,
+        points: int = 400,
+    ) -> Section:
+        """Read what the page shows of a run; what cannot be read is named.
+
+        Parameters
+        ----------
+        ds : a run, perhaps damaged
+        name : title of the section
+        file : where it is, None for a run in memory
+        notes : what is known to be missing
+        clock : seconds left for checks and clusters
+        positions : of tokens that may be drawn
+        points : of a curve
+        """
+        self = cls(name, missing=list(notes))
+        self.config = self._try("the configuration", lambda: _config_of(ds)) or {}
+        self.facts = self._try("the description", lambda: describe(ds)) or []
+        if not ds.attrs.get("complete", 0) and not notes:
+            reached = float(ds["time"].values[-1]) if ds.sizes.get("time") else None
+            where = f"up to t = {reached:g}" if reached is not None else "nowhere yet"
+            self.missing.append(
+                f"The run is not complete: it was recorded {where} of "
+                f"t = {self.config.get('t_final', '?')}. Finish it with --resume."
+            )
+        series = _Series(ds, points)
+        self._chart("budget", "the energy budget", lambda: _budget_chart(series, self.config))
+        self._chart("gradient", "the upper gradient", lambda: _gradient_chart(series, self.config))
+        self.balance = self._try("the balance", lambda: _balance_rows(ds, self.config)) or []
+        self.cloud = self._try("the tokens", lambda: Cloud.read(ds, positions))
+        if self.cloud is None:
+            self._absent("tokens", "no snapshot of the tokens (save=SaveAt(snapshots=...))")
+        elif self.cloud.clusters:
+            cloud = self.cloud
+            self._chart("clusters", "the clusters", lambda: _cluster_chart(cloud, clock))
+        self._chart("heads", "the heads", lambda: _heads_chart(ds))
+        self.spectrum = self._try("the heads", lambda: _spectrum(ds)) or []
+        self.checks = self._try("the checks", lambda: _checks(ds, file, self.config, clock)) or []
+        self.provenance = self._try("the provenance", lambda: _provenance(ds, file)) or []
+        if file is not None:
+            self.hashes = self._try("the digests", lambda: _hashes(ds, file)) or []
+        self.missing += series.notes
+        return self
+
+    def _try(self, what: str, make: Callable[[], Made]) -> Made | None:
+        try:
+            return make()
+        except _FAULTS as error:
+            self.missing.append(f"Not shown: {what} ({error or type(error).__name__}).")
+            return None
+
+    def _chart(self, key: str, what: str, make: Callable[[], Chart | None]) -> None:
+        chart = self._try(what, make)
+        if chart is not None:
+            self.charts[key] = chart
+
+    def _absent(self, key: str, why: str) -> None:
+        self.facts.append((f"no {key}", why))
+
+    def fact(self, key: str) -> str:
+        """A line of `wflow info`, or nothing."""
+        return dict(self.facts).get(key, "")
+
+    def verdict(self) -> str:
+        """How the checks ended, in words."""
+        made = [check for check in self.checks if check.passed is not None]
+        failed = sum(not check.passed for check in made)
+        if not made:
+            return "not checked"
+        return f"{failed} of {len(made)} checks fail" if failed else f"{len(made)} checks hold"
+
+
+def _config_of(ds: Dataset) -> dict[str, Any]:
+    config = json.loads(ds.attrs["config"])
+    if not isinstance(config, dict):
+        raise ValueError("it is no JSON object")
+    return config
+
+
+class _Series:
+    """Recorded quantities (paths, k) at times that are few enough to be drawn."""
+
+    def __init__(self, ds: Dataset, points: int) -> None:
+        self.ds, self.notes = ds, list[str]()
+        self.total = ds.sizes.get("time", 0)
+        kept = np.linspace(0, max(self.total - 1, 0), min(self.total, points))
+        self._keep = np.unique(np.round(kept).astype(int))
+        self.paths = ds.sizes.get("path", 0)
+        whole = 8 * self.total * self.paths
+        self._rows = slice(None, None, max(1, math.ceil(whole / _LARGEST)))
+        if self._rows.step > 1:
+            drawn = len(range(0, self.paths, self._rows.step))
+            self.notes.append(f"The curves show {drawn} of the {self.paths} paths.")
+        self.time = np.asarray(ds["time"].values[self._keep], float) if self.total else np.empty(0)
+
+    def has(self, *names: str) -> bool:
+        return self.total > 0 and self.paths > 0 and all(name in self.ds for name in names)
+
+    def __getitem__(self, name: str) -> Floats:
+        part = self.ds[name].transpose("path", "time")[self._rows]
+        values = np.asarray(part.values, dtype=float)[:, self._keep]
+        values[~np.isfinite(values)] = np.nan
+        return values
+
+    @property
+    def caption(self) -> str:
+        """Paths, band and times of a chart."""
+        text = f"{len(self._keep)} of the {self.total} recorded times are drawn."
+        if len(self._keep) == self.total:
+            text = f"All {self.total} recorded times are drawn."
+        if self.paths > 1:
+            return f"Mean over {self.paths} paths; bands: the middle 80 % of the paths. {text}"
+        return f"One path. {text}"
+
+
+def _sign(config: Mapping[str, Any]) -> int:
+    return 1 if config.get("direction") == "ascent" else -1
+
+
+def _budget_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
+    """The terms of the energy balance and, below them, its residuals."""
+    if not series.has("energy"):
+        return None
+    sign = _sign(config)
+    found = {
+        name: series[name]
+        for name in ("energy", "work_weights", "work_ito", "work_diffusion", "martingale",
+                     "martingale_tokens", "dissipated", "dissipated_upper_gradient")
+        if series.has(name)
+    }  # fmt: skip
+    energy = found["energy"]
+    terms = [Curve.of_paths("E(t) − E(0)", "energy", energy - energy[:, :1])]
+    moved = {k: v for k, v in found.items() if np.nanmax(np.abs(v), initial=0.0) > 0}
+    both = {"work_weights", "work_ito"} <= moved.keys()
+    if both:
+        net = moved["work_weights"] + moved["work_ito"]
+        terms.append(Curve.of_paths("weight drift + Itô", "weights", net))
+    if "work_weights" in moved:
+        terms.append(Curve.of_paths("weight drift", "drift", moved["work_weights"], hidden=both))
+    if "work_ito" in moved:
+        terms.append(Curve.of_paths("Itô correction", "ito", moved["work_ito"], hidden=both))
+    if "work_diffusion" in moved:
+        terms.append(Curve.of_paths("diffusion of tokens", "diffusion", moved["work_diffusion"]))
+    noise = [moved[name] for name in ("martingale", "martingale_tokens") if name in moved]
+    if noise:
+        terms.append(Curve.of_paths("martingale", "martingale", sum(noise[1:], noise[0])))
+    if "dissipated" in moved:
+        terms.append(Curve.of_paths("−∫ dissipation", "dissipated", -moved["dissipated"]))
+    if "dissipated_upper_gradient" in moved:
+        name = "∫ G²" if sign > 0 else "−∫ G²"
+        upper = sign * moved["dissipated_upper_gradient"]
+        terms.append(Curve.of_paths(name, "gradient", upper))
+    panels = [Panel("energy", terms)]
+    residuals = [
+        Curve.of_paths(label, role, series[name])
+        for name, label, role in (
+            ("edi_residual", "residual, dissipation", "dissipated"),
+            ("edi_residual_upper_gradient", "residual, G²", "gradient"),
+        )
+        if series.has(name)
+    ]
+    panels += [Panel("residual", residuals)] if residuals else []
+    caption = (
+        "Balance of the energy: E(t) − E(0) is the sum of the work of the weights, the martingale "
+        "and minus the integrated dissipation, up to the residual. " + series.caption
+    )
+    if both:
+        caption += " Weight drift and Itô correction nearly cancel and are drawn as their sum."
+    return Chart("Energy budget", "time t", series.time, panels, caption)
+
+
+def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
+    """G² and dissipation on a log scale, or the mean squared speed of a run without an energy."""
+    sign = _sign(config)
+    named = [
+        ("upper_gradient_sq", "G²", "gradient", 1),
+        ("dissipation", "dissipation" if sign < 0 else "−dissipation", "dissipated", -sign),
+        ("speed_sq", "mean squared speed", "gradient", 1),
+    ]
+    curves = []
+    for name, label, role, factor in named:
+        if not series.has(name):
+            continue
+        values = factor * series[name]
+        values[~(values > 0)] = np.nan  # zero has no place on a log scale
+        if np.isfinite(values).any():
+            curves.append(Curve.of_paths(label, role, values))
+    if not curves:
+        return None
+    words = " and ".join(curve.name for curve in curves)
+    label = "per unit time"
+    return Chart(
+        words, "time t", series.time, [Panel(label, curves, log=True)],
+        f"{words[0].upper()}{words[1:]}, log scale. {series.caption}",
+    )  # fmt: skip
+
+
+def _balance_rows(ds: Dataset, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Terms of the balance at the last time."""
+    if "energy" not in ds or not ds.sizes.get("time"):
+        return []
+    energy = ds["energy"].transpose("path", "time")
+    rows = [("E(T) − E(0)", mean_and_spread(energy[:, -1].values - energy[:, 0].values))]
+    for name in (
+        "work_weights", "work_ito", "work_diffusion", "martingale", "martingale_tokens",
+        "dissipated", "dissipated_upper_gradient", "edi_residual", "edi_residual_upper_gradient",
+    ):  # fmt: skip
+        if name in ds:
+            values = ds[name].transpose("path", "time")[:, -1].values
+            rows.append((f"{VARIABLES[name].long_name} ({name})", mean_and_spread(values)))
+    return rows
+
+
+def _cluster_chart(cloud: Cloud, clock: Clock) -> Chart | None:
+    """Numbers of clusters and order of the tokens that are drawn."""
+    from wflow.analysis import clusters
+
+    norms = np.linalg.norm(cloud.unit, axis=-1, keepdims=True)
+    if not (np.abs(norms - 1) < 1e-3).all():
+        return None
+    unit = cloud.unit / norms
+    frames, n, _ = unit.shape
+    mean = np.linalg.norm(unit.mean(axis=1), axis=-1)
+    second = np.einsum("tni,tnj->tij", unit, unit) / n
+    nematic = np.linalg.eigvalsh(second)[:, -1]
+    counts = np.full((2, frames), np.nan)
+    cost = n**2 * cloud.d / _PAIRS_PER_SECOND + 5e-4
+    most = next((m for m in (frames, 75, 40, 20, 10, 5, 2) if m <= frames and clock.grant(m * cost)), 0)
+    for k in np.unique(np.round(np.linspace(0, frames - 1, most)).astype(int)):
+        found = clusters.persistent_count(unit[k]).count
+        counts[:, k] = clusters.count(unit[k], _SCALE), found if found < n else np.nan
+    done = np.isfinite(counts[0])
+    curves = [
+        Curve(f"at {_SCALE:g} rad", "dissipated", counts[0, done], x=cloud.times[done]),
+        Curve("most persistent", "weights", counts[1, done], x=cloud.times[done]),
+    ]
+    orders = [
+        Curve("order |mean token|", "energy", mean),
+        Curve("nematic order", "martingale", nematic),
+    ]
+    caption = (
+        f"Clusters of the {n:,} tokens drawn, at {done.sum()} times: by single linkage at "
+        f"{_SCALE:g} rad, and of the partition that persists over the widest range of scales "
+        "(a gap where none stands out). Order parameter: 1 for one point; nematic order: 1 for "
+        f"one axis, {1 / cloud.d:.3g} for none."
+    )
+    panels = [Panel("clusters", curves), Panel("order", orders)]
+    return Chart("Clusters and order", "time t", cloud.times, panels, caption)
+
+
+def _eigenvalues(heads: Floats) -> Floats:
+    """Eigenvalues (..., d), largest first; singular values of heads that are not symmetric."""
+    if np.allclose(heads, heads.swapaxes(-1, -2), rtol=1e-6, atol=1e-9):
+        return np.linalg.eigvalsh(heads)[..., ::-1]
+    return np.linalg.svd(heads, compute_uv=False)
+
+
+def _heads_chart(ds: Dataset) -> Chart | None:
+    """Eigenvalues and norms of the heads over time, where they were recorded."""
+    if "heads" not in ds or not ds["heads"].size:
+        return None
+    stored = ds["heads"].isel(snapshot_path=0)
+    stored = stored.transpose("snapshot", "head", "axis", "axis_out")
+    frames, count, d, _ = stored.shape
+    step = max(1, math.ceil(count * d**3 * min(frames, FRAMES) / 2e7))
+    at = np.unique(np.round(np.linspace(0, frames - 1, min(frames, FRAMES))).astype(int))
+    part = stored.isel(head=slice(None, None, step))
+    heads = np.stack([np.asarray(part[int(k)].values, float) for k in at])
+    reached = np.isfinite(heads).all(axis=(1, 2, 3))
+    heads, times = heads[reached], np.asarray(ds["snapshot"].values, float)[at][reached]
+    if not len(heads):
+        return None
+    values = _eigenvalues(heads)  # (frames, heads, d)
+    ranks = range(d) if d <= 4 else (0, d // 2, d - 1)
+    roles = ("gradient", "dissipated", "weights", "martingale")
+    curves = [
+        Curve.of_paths(f"eigenvalue {rank + 1} of {d}", role, values[..., rank].T)
+        for rank, role in zip(ranks, roles, strict=False)
+    ]
+    norms = np.sqrt(np.sum(heads**2, axis=(2, 3)))
+    symmetric = np.allclose(heads, heads.swapaxes(-1, -2), rtol=1e-6, atol=1e-9)
+    what = "Eigenvalues" if symmetric else "Singular values"
+    several = f"mean over {heads.shape[1]} of the {count} heads of a path, bands: 80 % of them"
+    return Chart(
+        "Heads", "time t", times,
+        [
+            Panel(what.lower(), curves),
+            Panel("norm", [Curve.of_paths("Frobenius norm", "energy", norms.T)]),
+        ],
+        f"{what} of D_h, largest first, and Frobenius norm"
+        f"{': ' + several if count > 1 else ' of the head'}; {len(times)} recorded times.",
+    )  # fmt: skip
+
+
+def _spectrum(ds: Dataset) -> list[tuple[str, ...]]:
+    """Least, mean and largest eigenvalue of the initial heads and of those at the end."""
+    rows = []
+    for name, text in (("initial_heads", "initial heads"), ("heads", "heads at the last snapshot")):
+        if name not in ds or not ds[name].size:
+            continue
+        part = ds[name] if name == "initial_heads" else ds[name].isel(snapshot_path=0, snapshot=-1)
+        heads = np.asarray(part.values, float)
+        heads = heads[np.isfinite(heads).all(axis=(1, 2))][:4096]
+        if heads.size:
+            values = _eigenvalues(heads)
+            norm = float(np.sqrt((heads**2).sum(axis=(1, 2))).mean())
+            numbers = (values.min(), values.mean(), values.max(), norm)
+            rows.append((text, *(f"{float(value):.4g}" for value in numbers)))
+    return rows
+
+
+def _checks(
+    ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Clock
+) -> list[Check]:
+    """The checks of `verify` that the time left allows; others are named as not made."""
+    from wflow.analysis import verify
+
+    seconds = _cost(ds, file, config)
+    if clock.grant(seconds):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return verify.verify(ds if file is None else file).checks  # type: ignore[arg-type]
+        except WflowError as error:
+            reason = str(error)
+    else:
+        reason = f"they take about {max(1, round(seconds))} s or more, or other runs took the time"
+    where = "NAME.h5" if file is None else file.name
+    left = verify.Check(
+        "all other checks", None, note=f"not made here: {reason}; see `wflow verify {where}`"
+    )
+    names = {"energy", "dissipated", "edi_residual"}
+    small = 8 * math.prod(ds.sizes.get(dim, 0) for dim in ("path", "time")) <= _LARGEST // 8
+    if not names <= set(ds) or not ds.sizes.get("time") or not small:
+        return [left]
+    ds = ds.isel(path=np.flatnonzero(np.isfinite(ds["edi_residual"][:, -1].values)))
+    whole = verify.whole(ds, dict(config))
+    if not whole.passed or not ds.sizes["path"]:
+        return [whole, left]
+    closes = verify.balance(ds, dict(config), verify.TOLERANCE)
+    return [whole, *verify.columns(ds, dict(config)), closes, left]
+
+
+def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
+    """Seconds that `verify` takes, about: kernel values, and bytes that are read."""
+    heads = head_count(config, ds.sizes) or 1
+    every = config.get("save", {}).get("every", 1)
+    pairs = float(heads) * ds.sizes.get("token", 0) ** 2 * max(1.0, ds.sizes.get("axis", 3) / 8)
+    clouds = ds.sizes.get("path", 1) if "path" in ds.get("initial_tokens", ds).sizes else 1
+    if "heads" in ds or law_name(config) == "Frozen":
+        clouds += ds.sizes.get("snapshot", 0) * ds.sizes.get("snapshot_path", 0)
+    replay = 8 * every * pairs  # two paths, of up to four stages
+    work = clouds * pairs + (replay if replay < 4e10 else 0.0)
+    size = ds.nbytes if file is None or not file.exists() else file.stat().st_size
+    return work / _PAIRS_PER_SECOND + 2 * size / _BYTES_PER_SECOND
+
+
+def _provenance(ds: Dataset, file: Path | None) -> list[tuple[str, str]]:
+    """Where the run comes from: versions, seed, date, digests of its start."""
+    names = ("schema", "wflow_version", "numpy_version", "numba_version", "seed",
+             "created", "Conventions", "platform", "references", "history")  # fmt: skip
+    rows = [(name, _words(ds.attrs[name])) for name in names if name in ds.attrs]
+    config = json.loads(ds.attrs.get("config", "{}"))
+    for key, text in (("x0", "initial tokens"), ("heads", "initial heads")):
+        value = config.get(key)
+        if isinstance(value, dict) and "sha256" in value:
+            rows.append((text, f"shape {value.get('shape')}, SHA-256 {value['sha256']}"))
+    if file is not None and file.exists():
+        rows.append(("file", f"{file.name}, {file.stat().st_size:,} bytes"))
+    return rows
+
+
+def _hashes(ds: Dataset, file: Path) -> list[tuple[str, str]]:
+    """The digests at the end of a finished file."""
+    stored = digests.find(file) if file.is_file() else None
+    if stored is None:
+        return []
+    rows = [("names, types and attributes", stored.metadata)]
+    return rows + [(name, digest) for name, (_, _, _, digest) in stored.variables.items()]
+
+
+def _words(value: Any, longest: int = 2000) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
+
+
+# A study: its summary, its runs and its networks
+# -----------------------------------------------
+
+
+@dataclass(eq=False)
+class Study:
+    """What the page shows of the folder of a study."""
+
+    folder: Path
+    document: dict[str, Any]
+    missing: list[str] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)  # run files without a section
+    text: str = ""  # Markdown
+    charts: dict[str, Chart] = field(default_factory=dict)
+    pictures: list[tuple[str, bytes]] = field(default_factory=list)
+    networks: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return _words(self.document.get("study") or self.folder.resolve().name or "study")
+
+
+def _read_study(folder: Path, clock: Clock) -> Study:
+    study = Study(folder, summary_document(folder / "summary.json"))
+    if not study.document:
+        there = os.path.lexists(folder / "summary.json")
+        study.missing.append(
+            f"summary.json is {'damaged' if there else 'missing'}: the study did not reach its "
+            "end, or its summary was removed. Findings and tables are not shown; give the same "
+            "command with --resume."
+        )
+    files = _run_files(study)
+    histories = sorted(folder.glob("*/metrics.h5"))
+    if not study.document and not files and not histories:
+        raise InputError(
+            f"{folder} holds no run and no summary of wflow: expected the folder of a study, or "
+            "the name of a run file"
+        )
+    shown_runs = files[:RUNS]
+    points = 400 if len(shown_runs) < 3 else 200 if len(shown_runs) < 9 else 80
+    with_tokens = {0, len(shown_runs) - 1}
+    for k, (name, file) in enumerate(shown_runs):
+        notes: list[str] = []
+        room = _POSITIONS // len(with_tokens) if k in with_tokens else 0
+        try:
+            with _opened(file, notes) as ds:
+                section = Section.read(ds, name, file, notes, clock, max(room, 1000), points)
+                if not room:
+                    section.cloud = None
+        except _FAULTS as error:
+            section = Section.unreadable(name, str(error))
+        study.sections.append(section)
+    study.rest = [name for name, _ in files[RUNS:]]
+    _read_text(study)
+    _read_histories(study, histories)
+    _read_pictures(study)
+    return study
+
+
+def _run_files(study: Study) -> list[tuple[str, Path]]:
+    """Run files of the folder: those of the summary in its order, then others."""
+    folder, listed = study.folder, study.document.get("runs", [])
+    named: list[str] = []
+    if isinstance(listed, dict):
+        named = [str(file) for name, file in listed.items() if not (folder / str(name)).is_dir()]
+    elif isinstance(listed, list):
+        named = [str(row.get("file")) for row in listed if isinstance(row, dict)]
+    named = [name for name in named if Path(name).name == name]
+    others = []
+    for file in sorted(folder.iterdir()):
+        if not re.fullmatch(r".+\.h5(\.partial|\.parts)?", file.name) or file.name in named:
+            continue
+        final = file.name.removesuffix(".partial").removesuffix(".parts")
+        if final in (*named, *others, "summary.h5"):
+            continue
+        if file.is_file() and not _of_wflow(file):
+            study.missing.append(f"{file.name} is no run of wflow, and is left out.")
+        elif _kind(file) != "wflow-study":
+            others.append(final)
+    if study.document and others:
+        text = ", ".join(others[:8]) + (" and others" if len(others) > 8 else "")
+        study.missing.append(f"In the folder, and not in the summary of the study: {text}.")
+    found = []
+    for name in (*named, *others):
+        file = folder / name
+        partial = reading.partial_of(file)
+        found.append((Path(name).stem, partial if not file.exists() and partial.exists() else file))
+    return found
+
+
+def _kind(file: Path) -> str:
+    """Family of the schema of an HDF5 file; nothing where it cannot be read."""
+    try:
+        with open_hdf5(file) as content:
+            return str(content.attrs.get("schema", "")).partition("/")[0]
+    except WflowError:
+        return ""
+
+
+def _of_wflow(file: Path) -> bool:
+    """Whether a file is of wflow, or too damaged to tell."""
+    try:
+        with open_hdf5(file) as content:
+            return str(content.attrs.get("schema", "")).startswith((FAMILY, "wflow-study/"))
+    except WflowError:
+        return True
+
+
+def _read_text(study: Study) -> None:
+    """The report of the study's end, without its head and its findings."""
+    file = study.folder / "summary.md"
+    if study.document and not os.path.lexists(file):
+        if not isinstance(study.document.get("runs"), list):
+            study.missing.append("summary.md is missing: the tables of the study are not shown.")
+        return
+    if not study.document:
+        return
+    try:
+        with opened(file, "the text of a summary") as raw:
+            text = raw.read(2**20).decode(errors="replace")
+    except (WflowError, OSError) as error:
+        study.missing.append(f"summary.md cannot be read: {error}")
+        return
+    blocks = text.split("\n\n")
+    while blocks and (blocks[0].startswith(("# ", "    ")) or "; wflow " in blocks[0]):
+        blocks.pop(0)
+    kept = [block for block in blocks if not re.match(r"- \*\*[a-z ]+\*\*: ", block)]
+    study.text = "\n\n".join(kept)
+
+
+def _read_histories(study: Study, files: Sequence[Path]) -> None:
+    """Learning curves of the networks of a study: NAME-SEED/metrics.h5."""
+    models: dict[str, list[dict[str, tuple[str, Floats]]]] = {}
+    for file in files[:200]:
+        found = re.fullmatch(r"(.+)-(\d+)", file.parent.name)
+        if not found:
+            continue
+        try:
+            columns = _history(file)
+        except _FAULTS as error:
+            study.missing.append(f"{file.parent.name}: its history cannot be read ({error}).")
+            continue
+        models.setdefault(found[1], []).append(columns)
+    if not models:
+        return
+    names = list(dict.fromkeys(n for runs in models.values() for run in runs for n in run))
+    roles = ("gradient", "dissipated", "weights", "martingale", "energy", "ito", "diffusion")
+    drawn = [n for n in names if n not in ("step", "evaluation", "seconds")][:8]
+    for name in drawn:
+        curves = []
+        for place, (model, runs) in enumerate(models.items()):
+            held = [run[name] for run in runs if name in run and run[name][1].size]
+            if not held:
+                continue
+            length = min(values.size for _, values in held)
+            dim = held[0][0]
+            steps = next(run[dim][1] for run in runs if name in run and dim in run)[:length]
+            x, values = _grouped(steps, np.stack([v[:length] for _, v in held]))
+            low, high = (None, None) if len(held) == 1 else (values.min(0), values.max(0))
+            mean = values.mean(axis=0)
+            curves.append(Curve(model, roles[place % len(roles)], mean, low, high, x=x))
+        if curves:
+            ends = [curve.x for curve in curves if curve.x is not None]
+            longest = max(ends, key=len)
+            study.charts[f"net-{name}"] = Chart(
+                name.replace("_", " "), "training step", longest, [Panel(name, curves)],
+                "Mean over the seeds of a model, bands from the least to the largest; long "
+                "histories as means over neighbouring steps.",
+            )  # fmt: skip
+    for model, runs in models.items():
+        steps = max(run["step"][1].size if "step" in run else 0 for run in runs)
+        losses = [float(run["loss"][1][-1]) for run in runs if "loss" in run and run["loss"][1].size]
+        last = f"{np.mean(losses):.4g}" if losses else "–"
+        study.networks.append((model, str(len(runs)), str(steps), last))
+
+
+def _history(file: Path) -> dict[str, tuple[str, Floats]]:
+    """Columns of a history: name -> (dimension, values)."""
+    columns: dict[str, tuple[str, Floats]] = {}
+    with open_hdf5(file) as content:
+        if "step" not in content:
+            raise RunFileError(f"{file} holds no history of a training")
+        sizes = {name: content[name].shape for name in content if hasattr(content[name], "shape")}
+        for name, shape in sizes.items():
+            data = content[name]
+            if len(shape) != 1 or shape[0] > 10**7 or data.dtype.kind not in "fiu":
+                continue
+            if data.external or data.is_virtual:
+                continue
+            dims = reading.dims_of(data) if name not in ("step", "evaluation") else (name,)
+            columns[name] = (dims[0] or "step", np.asarray(data[...], dtype=float))
+    return columns
+
+
+def _grouped(x: Floats, values: Floats, most: int = 200) -> tuple[Floats, Floats]:
+    """Means over neighbouring steps, at most so many."""
+    group = max(1, math.ceil(values.shape[1] / most))
+    whole = values.shape[1] // group * group
+    if group == 1 or not whole:
+        return x, values
+    return (
+        x[:whole].reshape(-1, group).mean(axis=1),
+        values[:, :whole].reshape(len(values), -1, group).mean(axis=2),
+    )
+
+
+def _read_pictures(study: Study) -> None:
+    """The figures of the study's end, as far as they fit on the page."""
+    listed = study.document.get("figures", [])
+    stems = [str(stem) for stem in listed] if isinstance(listed, list) else []
+    stems.sort(key=lambda stem: bool(OF_ONE_RUN.fullmatch(stem)))  # those of all runs first
+    left, out = _PICTURES, []
+    for stem in stems:
+        file = study.folder / f"{stem}.png"
+        if file.name != f"{stem}.png" or not os.path.lexists(file):
+            out.append(f"{stem} (missing)")
+            continue
+        try:
+            with opened(file, "a figure") as raw:
+                content = raw.read(left + 1)
+        except (WflowError, OSError) as error:
+            out.append(f"{stem} ({error})")
+            continue
+        if len(content) > left:
+            out.append(f"{stem} (in the folder: the page has no room for it)")
+        elif not content.startswith(b"\x89PNG"):
+            out.append(f"{stem} (damaged)")
+        else:
+            study.pictures.append((stem, content))
+            left -= len(content)
+    if out:
+        study.missing.append(f"Figures that are not shown: {', '.join(out)}.")
+
+
+# The page
+# --------
+
+
+@dataclass(eq=False)
+class Page:
+    """The parts of a page: HTML, already escaped, and data for the script."""
+
+    title: str
+    lead: str
+    body: list[str]
+    charts: dict[str, Any] = field(default_factory=dict)
+    clouds: dict[str, Any] = field(default_factory=dict)
+
+    def html(self) -> str:
+        """The whole page."""
+        here = Path(__file__)
+        style, script, frame = (
+            here.with_name(f"_report.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
+        )
+        plots = _plot_library()
+        if not plots:
+            self.body.insert(0, _banner(["plotly is not installed: the curves are static."]))
+        data = json.dumps(
+            {"charts": self.charts if plots else {}, "clouds": self.clouds}, allow_nan=False
+        )
+        data = data.replace("<", "\\u003c").replace("\u2028", "").replace("\u2029", "")
+        parts = {
+            "title": _text(self.title),
+            "lead": self.lead,
+            "body": "\n".join(self.body),
+            "style": style,
+            "data": data,
+            "plots": plots,
+            "script": script,
+            "hashes": " ".join(f"'sha256-{_sha256(code)}'" for code in (plots, script)),
+            "written": _text(
+                f"Written by wflow {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, "
+                f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
+                f"At most {TOKENS:,} tokens and {FRAMES} times of a run are drawn."
+            ),
+        }
+        # In one pass: what is put in is never searched for places.
+        return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], frame)
+
+
+def _sha256(code: str) -> str:
+    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+
+def _plot_library() -> str:
+    """The script of plotly, which is a file of its package; empty where it is not installed."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or not found.origin:
+        return ""
+    file = Path(found.origin).with_name("package_data") / "plotly.min.js"
+    try:
+        text = file.read_text("utf-8")
+    except OSError:
+        return ""
+    return "" if "</script" in text.lower() else text
+
+
+def _text(value: Any) -> str:
+    """Any value as text of a page."""
+    return html.escape(_words(value), quote=True)
+
+
+def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = "") -> str:
+    """A table whose first column names the rows."""
+    top = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{_text(first)}</th>'
+        + "".join(f"<td>{_text(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    top = f"<thead><tr>{top}</tr></thead>" if top else ""
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
+
+
+def _banner(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return f'<div class="banner" role="note"><strong>What is missing</strong><ul>{items}</ul></div>'
+
+
+def _command(command: str, name: str | None) -> str:
+    """How to run again: the command that was recorded, and `wflow.rerun` of the file."""
+    lines = []
+    if command:
+        first = command.split()[0] if command.split() else ""
+        lines.append(f"python {command}" if first.endswith(".py") else command)
+    if name:
+        lines.append(f"python -c {json.dumps(f'import wflow; wflow.rerun({name!r})')}")
+    text = "\n".join(lines)
+    return f"<pre><code>{_text(text)}</code></pre>" if text else ""
+
+
+def _tiles(pairs: Rows) -> str:
+    items = "".join(
+        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in pairs if value
+    )
+    return f'<dl class="tiles">{items}</dl>' if items else ""
+
+
+def _section_html(section: Section, key: str, page: Page, level: int) -> str:
+    """One run: its parts in order, those that are missing named."""
+    h = f"h{level}"
+    parts = [_banner(section.missing)]
+    if not section.readable:
+        return parts[0]
+    parts.append(
+        _tiles(
+            [
+                ("energy at the start", section.fact("E(0)")),
+                ("energy at the end", section.fact("E(T)")),
+                ("residual of the balance", section.fact("edi_residual(T)")),
+                ("G², second half", section.fact("upper_gradient_sq").partition(",")[0]),
+                ("speed², second half", section.fact("speed_sq").partition(",")[0]),
+                ("verified", section.verdict()),
+            ]
+        )
+    )
+
+    def chart(name: str, title: str, absent: str) -> None:
+        parts.append(f'<{h} id="{key}-{name}">{title}</{h}>')
+        found = section.charts.get(name)
+        if found is None:
+            parts.append(f'<p class="absent">{_text(absent)}</p>')
+            return
+        page.charts[f"{key}-{name}"] = found.data()
+        parts.append(found.figure(f"{key}-{name}"))
+
+    chart("budget", "Energy budget", "The run holds no energy.")
+    if section.balance:
+        head = ("at the last time", "mean ± standard error")
+        parts.append(_table(section.balance, head, "numbers"))
+    chart("gradient", "G² and dissipation", "The run holds neither G² nor the speed.")
+    parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
+    if section.cloud is None:
+        parts.append(
+            '<p class="absent">No tokens are drawn for this run. Tokens are recorded at the times '
+            "of save.snapshots, and drawn for the first and the last run of a study.</p>"
+        )
+    else:
+        page.clouds[key] = section.cloud.data()
+        parts.append(section.cloud.figure(key))
+    if "clusters" in section.charts:
+        chart("clusters", "Clusters", "")
+    chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
+    parts.append(f'<p class="law">Head law: {_text(section.fact("law") or "not recorded")}</p>')
+    if section.spectrum:
+        head = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
+        parts.append(_table(section.spectrum, head, "numbers"))
+    parts.append(f'<{h} id="{key}-checks">Verification</{h}>')
+    parts.append(_checks_html(section))
+    parts.append(f'<{h} id="{key}-numbers">Numbers</{h}>')
+    parts.append("<p>What <code>wflow info</code> prints.</p>")
+    parts.append(_table(section.facts, kind="info"))
+    parts.append(f'<{h} id="{key}-provenance">Provenance</{h}>')
+    file = section.name if section.name.endswith(".h5") else f"{section.name}.h5"
+    parts.append(_command(section.fact("command"), file if section.hashes else None))
+    parts.append(_table(section.provenance, kind="info"))
+    if section.hashes:
+        parts.append("<details><summary>SHA-256 digests of the file</summary>")
+        parts.append(_table(section.hashes, ("part", "SHA-256"), "hashes"))
+        parts.append("</details>")
+    return "\n".join(part for part in parts if part)
+
+
+def _checks_html(section: Section) -> str:
+    if not section.checks:
+        return '<p class="absent">No checks were made.</p>'
+    words = {True: "pass", False: "fail", None: "skip"}
+    rows = []
+    for check in section.checks:
+        word = words[check.passed]
+        figures = ("", "") if math.isnan(check.value) else (check.value, check.limit)
+        cells = "".join(f"<td>{f'{v:.3g}' if v != '' else ''}</td>" for v in figures)
+        note = f"<small>{_text(check.note)}</small>" if check.note else ""
+        rows.append(
+            f'<tr><td><span class="badge {word}">{word}</span></td><th scope="row">'
+            f"{_text(check.name)}{note}</th>{cells}</tr>"
+        )
+    head = "".join(f'<th scope="col">{t}</th>' for t in ("", "check", "found", "limit"))
+    return (
+        f'<p>{_text(section.verdict())}, as <code>wflow verify</code> makes them.</p><div '
+        f'class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
+        f"{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _lead(section: Section) -> str:
+    """What was run, in a line of facts."""
+    config = section.config
+    time_text = section.fact("time")
+    chips = [
+        ("law", law_name(config)),
+        ("flow", section.fact("dynamics")),
+        ("heads H", section.fact("heads")),
+        ("tokens", section.fact("tokens")),
+        ("paths", section.fact("paths")),
+        ("time", time_text),
+        ("seed", section.fact("seed")),
+    ]
+    items = "".join(
+        f"<li><span>{_text(name)}</span> {_text(value)}</li>" for name, value in chips if value
+    )
+    return f'<ul class="chips">{items}</ul>'
+
+
+def _page_of_run(section: Section) -> Page:
+    page = Page(section.name, _lead(section), [])
+    page.body.append(f'<section class="run">{_section_html(section, "r0", page, 2)}</section>')
+    return page
+
+
+def _page_of_study(folder: Path, clock: Clock) -> Page:
+    study = _read_study(folder, clock)
+    document = study.document
+    good = [section for section in study.sections if section.readable]
+    lead = _lead(good[-1]) if len(good) == 1 else ""
+    page = Page(f"Study {study.name}", lead, [])
+    body = page.body
+    body.append(_banner(study.missing))
+    command = document.get("command")
+    if command:
+        body.append("<h2>Command</h2>" + _command(_words(command), None))
+    body.append(_findings_html(document.get("findings")))
+    body.append(_tables_html(study))
+    if study.charts:
+        body.append('<section><h2 id="learning">Learning curves</h2>')
+        body.append(
+            _table(study.networks, ("model", "seeds", "steps", "last loss, mean"), "numbers")
+        )
+        for name, found in study.charts.items():
+            page.charts[f"s-{len(page.charts)}"] = found.data()
+            body.append(f"<h3>{_text(name.removeprefix('net-').replace('_', ' '))}</h3>")
+            body.append(found.figure(f"s-{len(page.charts) - 1}"))
+        body.append("</section>")
+    if study.pictures:
+        body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
+        for stem, content in study.pictures:
+            words = _text(stem.replace("_", " "))
+            body.append(
+                f'<figure><img alt="Figure of the study: {words}" src="data:image/png;base64,'
+                f'{base64.b64encode(content).decode()}"><figcaption>{words}</figcaption></figure>'
+            )
+        body.append("</div></section>")
+    if study.sections:
+        body.append(_runs_html(study, page))
+    rows = [
+        (key, _words(document[key]) if not isinstance(document[key], dict | list)
+         else _words(json.dumps(document[key])))
+        for key in ("schema", "created", "versions", "config")
+        if key in document
+    ]  # fmt: skip
+    if rows:
+        body.append('<section><h2 id="provenance">Provenance of the summary</h2>')
+        body.append(_table(rows, kind="info") + "</section>")
+    return page
+
+
+def _findings_html(findings: Any) -> str:
+    if not isinstance(findings, list) or not findings:
+        return ""
+    cards = []
+    for entry in findings:
+        if not isinstance(entry, dict):
+            continue
+        verdict = _words(entry.get("verdict", "?"))
+        word = {
+            "confirmed": "pass", "not confirmed": "fail",
+        }.get(verdict, "part")  # fmt: skip
+        cards.append(
+            f'<li><span class="badge {word}">{_text(verdict)}</span><p class="claim">'
+            f"{_text(entry.get('prediction', ''))} <cite>{_text(entry.get('source', ''))}</cite>"
+            f"</p><p>{_text(entry.get('found', ''))}</p></li>"
+        )
+    return (
+        '<section><h2 id="findings">Findings</h2><ul class="findings">'
+        f"{''.join(cards)}</ul></section>"
+    )
+
+
+def _tables_html(study: Study) -> str:
+    """The tables of the study: its text, or the numbers of its runs and their fit."""
+    parts = []
+    if study.text:
+        parts.append(f'<div class="prose">{_markdown(study.text)}</div>')
+    runs, fit = study.document.get("runs"), study.document.get("fit")
+    if isinstance(runs, list):
+        rows = [row for row in runs if isinstance(row, dict)]
+        keys = [
+            key
+            for key in ("upper_gradient_sq", "dissipation", "energy_initial", "energy_final",
+                        "edi_residual_final", "edi_residual_upper_gradient_final")
+            if any(isinstance(row.get(key), dict) for row in rows)
+        ]  # fmt: skip
+        titles = {
+            "upper_gradient_sq": "G² (t ≥ T/2)",
+            "dissipation": "dissipation (t ≥ T/2)",
+            "energy_initial": "E(0)",
+            "energy_final": "E(T)",
+            "edi_residual_final": "residual",
+            "edi_residual_upper_gradient_final": "residual with G²",
+        }
+        cells = [
+            (str(row.get("heads", "?")), *(_mean_cell(row.get(key)) for key in keys))
+            for row in rows
+        ]
+        parts.append(_table(cells, ("heads H", *(titles[key] for key in keys)), "numbers"))
+        parts.append("<p>Mean ± standard error over the paths.</p>")
+    if isinstance(fit, dict):
+        numbers = [(str(k), _words(v)) for k, v in fit.items() if v is not None]
+        parts.append("<h3>Fit G² = a H^b</h3>" + _table(numbers, kind="info"))
+    if not parts:
+        return ""
+    return f'<section><h2 id="table">Table</h2>{"".join(parts)}</section>'
+
+
+def _mean_cell(value: Any) -> str:
+    if not isinstance(value, dict) or not isinstance(value.get("mean"), int | float):
+        return "–"
+    error = value.get("standard_error")
+    return f"{value['mean']:.4g}" + (f" ± {error:.1g}" if isinstance(error, int | float) else "")
+
+
+def _markdown(text: str) -> str:
+    """Markdown as HTML: no HTML of its own, no links and no images, which could ask a network."""
+    from markdown_it import MarkdownIt
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.disable(["image", "link", "autolink", "html_inline", "html_block"])
+    made = str(reader.render(text))
+    made = re.sub(r"<(/?)h([1-4])>", lambda m: f"<{m[1]}h{int(m[2]) + 2}>", made)
+    made = made.replace("<th>", '<th scope="col">').replace('<th style=', '<th scope="col" style=')
+    made = made.replace("<table>", '<div class="scroll"><table class="numbers">')
+    return made.replace("</table>", "</table></div>")
+
+
+def _runs_html(study: Study, page: Page) -> str:
+    """The list of runs, and a section for each of them."""
+    head = ("run", "status", "heads", "tokens", "paths", "E(0)", "E(T)", "edi_residual(T)",
+            "upper_gradient_sq", "checks")  # fmt: skip
+    rows = []
+    for section in study.sections:
+        status = section.fact("status") if section.readable else "cannot be read"
+        middle = [section.fact(key).partition(", mean")[0] for key in head[2:-1]]
+        rows.append((section.name, status, *middle, section.verdict() if section.readable else ""))
+    parts = ['<section><h2 id="runs">Runs</h2>', _table(rows, head, "numbers")]
+    if study.rest:
+        names = ", ".join(study.rest[:200])
+        parts.append(
+            f"<p>{len(study.rest)} more runs have no section on this page: {_text(names)}. "
+            "<code>wflow report FILE</code> writes a page for each.</p>"
+        )
+    if len(study.sections) > 1:
+        options = "".join(
+            f'<option value="r{k}">{_text(section.name)}</option>'
+            for k, section in enumerate(study.sections)
+        )
+        parts.append(
+            '<p class="choose" hidden><label>Run <select id="choose">'
+            f"{options}</select></label></p>"
+        )
+    parts.append("</section>")
+    for k, section in enumerate(study.sections):
+        inner = _section_html(section, f"r{k}", page, 3)
+        lead = _lead(section) if len(study.sections) > 1 else ""
+        parts.append(
+            f'<section class="run" id="r{k}"><h2 class="name">Run {_text(section.name)}</h2>{lead}{inner}'
+            "</section>"
+        )
+    return "\n".join(parts)

@@ -136,8 +136,6 @@ def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
 
 def balances(files: dict[float, Path]) -> "xr.Dataset":
     """Means at the end of the runs and their standard errors, one row per step size."""
-    import xarray as xr  # here, so that --help does not wait for it
-
     rows: dict[str, list[float]] = {}
     for file in files.values():
         with wflow.open(file) as run:
@@ -148,8 +146,9 @@ def balances(files: dict[float, Path]) -> "xr.Dataset":
             mean, error = mean_and_error(values)
             rows.setdefault(name, []).append(float(mean))
             rows.setdefault(f"{name}_error", []).append(float(error))
-    table = xr.Dataset({name: ("dt", values) for name, values in rows.items()})
-    return table.assign_coords(dt=list(files))
+    import xarray  # here, so that --help does not wait for it
+
+    return xarray.Dataset({name: ("dt", values) for name, values in rows.items()}, {"dt": [*files]})
 
 
 def ordering(flags: NoisyTokens, files: dict[str, Path]) -> "xr.Dataset":

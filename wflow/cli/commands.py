@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any
 
 import tyro
@@ -89,7 +88,9 @@ class Report:
     """The page to write."""
 
     def __call__(self) -> int:
-        print(import_module("wflow.study.report").write(self.source, self.out))
+        from wflow.study.report import write
+
+        print(write(self.source, self.out))
         return 0
 
 

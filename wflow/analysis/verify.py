@@ -454,7 +454,7 @@ def verify(
     (True, True)
     """
     tolerance = positive(tolerance, "tolerance")
-    if hasattr(path, "data_vars"):
+    if not isinstance(path, str | Path) and hasattr(path, "data_vars"):
         switch(progress, "progress")
         return _in_memory(path, tolerance)
     path = path_of(path, "path")

@@ -8,7 +8,7 @@ RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
 	transport by_hand jko_step clustering_grid continuous_networks digests
 
-.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast clean
+.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast newcomer clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
@@ -53,6 +53,10 @@ docs: $(VENV)/.installed-docs
 # The same without running the examples.
 docs-fast: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -D plot_gallery=0 docs build/site
+
+# Wheel and sdist in dist/, and what a newcomer does with them in an empty environment.
+newcomer: $(VENV)/.installed-test $(VENV)/.installed-docs
+	PYTHON=$(abspath $(BIN))/python .ci/newcomer
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -16,6 +16,7 @@ import ast
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -26,11 +27,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 # Rooms and names that `make lint` leaves out, until they are in this form.
-LATER: tuple[str, ...] = (
-    "wflow.nets",
-    "wflow.plots",
-    "wflow.study",
-)
+LATER: tuple[str, ...] = ("wflow.nets", "wflow.plots")
 
 ROOT = Path(__file__).resolve().parents[1]
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -140,6 +137,8 @@ def faults(public: PublicName) -> list[str]:
             documented = [name.replace("\\", "") for name in self.doc_parameters]
             documented += [name.replace("\\", "") for name in self.doc_other_parameters]
             attributes = set(self.doc_all_parameters) - set(documented)
+            if inspect.isclass(self.obj):
+                attributes |= _described_fields(self.obj)
             missing = [name for name in given if name not in documented and name not in attributes]
             extra = [name for name in documented if name not in given]
             if missing or extra:
@@ -156,6 +155,23 @@ def faults(public: PublicName) -> list[str]:
     if checker.raw_doc:
         lines += _own_faults(public, checker)
     return lines
+
+
+def _described_fields(cls: type) -> set[str]:
+    """Fields with a text of their own, a string below them or the `help` of a flag."""
+    found = set[str]()
+    for base in cls.__mro__[:-1]:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        except (OSError, TypeError):
+            continue
+        body = getattr(tree, "body", [])
+        for field, below in itertools.pairwise([*body, None]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                if text or "help=" in ast.unparse(field.annotation):
+                    found.add(field.target.id)
+    return found
 
 
 @functools.cache

@@ -5,11 +5,12 @@
 
 A public name is one in `__all__` of `wflow`, of the modules and packages that are its attributes,
 and of those that these name in turn; with the methods and properties of its classes. The rules are
-`[tool.numpydoc_validation]` in pyproject.toml, and three that numpydoc does not have:
+`[tool.numpydoc_validation]` in pyproject.toml, and four that numpydoc does not have:
 
     WF01  a function or class of a room has an Examples section with a doctest
     WF02  what raises InputError, or calls a check of arguments, has a Raises section that says when
     WF03  sources stand under References, and each of them is cited in the text
+    WF04  |x| stands in a formula or in ``|x|``: as plain text it is a substitution for Sphinx
 """
 
 import ast
@@ -191,7 +192,16 @@ def _own_faults(public: PublicName, checker: Any) -> list[str]:
     for label in re.findall(r"^\.\. \[(\w+)\]", doc, re.MULTILINE):
         if f"[{label}]_" not in doc:
             lines.append(f"WF03 Reference [{label}] is not cited in the text")
+    if _substitutions(doc):
+        lines.append(f"WF04 Not in a formula or in double backticks: {_substitutions(doc)[0]}")
     return lines
+
+
+def _substitutions(doc: str) -> list[str]:
+    """What Sphinx takes for the name of a substitution, outside formulas, literals and examples."""
+    text = doc.partition("\nExamples\n--------")[0]
+    text = re.sub(r"^( *)\.\. math::.*(?:\n\1 +.*|\n(?=\n\1 ))*", "", text, flags=re.MULTILINE)
+    return re.findall(r"\|\S(?:[^|\n]*\S)?\|", re.sub(r"``[^`]*``|:math:`[^`]*`", "", text))
 
 
 def _checks_arguments(thing: Any) -> bool:

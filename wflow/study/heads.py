@@ -224,18 +224,32 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
 
     Parameters
     ----------
-    name : name of the study, for the summary
-    flags : the flags, checked (as `command_line` does)
-    law_of : head law of all runs, made for the dimension d of the tokens
+    name : str
+        Name of the study, for the summary.
+    flags : StudyFlags
+        The flags, checked (as `command_line` does).
+    law_of : callable
+        Function of the dimension d of the tokens, whose value is the head law of all runs.
 
     Returns
     -------
-    exit status 0
+    int
+        Exit status 0.
 
     Raises
     ------
     InputError
         For flags, tokens or files that cannot be used; nothing has been written then.
+
+    Examples
+    --------
+    A script in `studies/` is a few lines:
+
+    >>> import numpy as np, wflow
+    >>> from wflow import study
+    >>> def main():
+    ...     flags = study.command_line(study.StudyFlags, "Ornstein-Uhlenbeck heads.")
+    ...     return study.run("ou", flags, lambda d: wflow.heads.OrnsteinUhlenbeck(np.eye(d)))
     """
     with session(name, flags) as opened:
         x0 = flags.cloud()

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -459,7 +459,7 @@ def verify(
     tolerance = positive(tolerance, "tolerance")
     if not isinstance(path, str | Path) and hasattr(path, "data_vars"):
         switch(progress, "progress")
-        return _in_memory(path, tolerance)
+        return _in_memory(cast("Dataset", path), tolerance)
     path = path_of(path, "path")
     written = _as_written(path, switch(progress, "progress"))
     if not all(check.passed for check in written):

@@ -31,8 +31,8 @@ class RowClassifier(nn.Module):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width, 10)
 
-    def forward(self, images):  # (batch, 1, 8, 8)
-        body = self.body(self.embed(images[:, 0]) + self.position)
+    def forward(self, images):  # (batch, 1, 8, 8) or (batch, 8, 8)
+        body = self.body(self.embed(images.reshape(-1, 8, 8)) + self.position)
         state, cost = body if isinstance(body, tuple) else (body, images.new_zeros(()))
         return nets.Output(self.head(state.mean(1)), cost)
 

@@ -32,7 +32,7 @@ class Rings(nn.Module):
         super().__init__()
         self.embed = nn.Linear(2, width)
         layer = nn.TransformerEncoderLayer(width, 2, 32, 0.0, batch_first=True, norm_first=True)
-        self.body = nets.ContinuousTransformer(layer, t_final=1.0, steps=8, velocity="residual")
+        self.body = nets.ContinuousTransformer(layer, t_final=1.0, steps=5, velocity="residual")
         self.head = nn.Linear(width, 2)
 
     def forward(self, points):
@@ -41,19 +41,19 @@ class Rings(nn.Module):
 
 
 # %%
-# Training with four weights of the cost, three seeds each.
+# Training with three weights of the cost, three seeds each.
 
 test, labels = rings(256, seed=10**6)
-weights, seeds = [0.0, 0.03, 0.3, 1.0], range(3)
+weights, seeds = [0.0, 0.3, 3.0], range(3)
 straight, accurate, pictures = [], [], {}
 for lam in weights:
     values = []
     for seed in seeds:
         torch.manual_seed(seed)
         net = Rings()
-        optimiser = torch.optim.Adam(net.parameters(), 3e-3)
-        for step in range(120):
-            points, target = rings(64, seed=1000 * seed + step)
+        optimiser = torch.optim.Adam(net.parameters(), 5e-3)
+        for step in range(80):
+            points, target = rings(32, seed=1000 * seed + step)
             output, cost = net(points)
             loss = nn.functional.cross_entropy(output, target) + lam * cost
             optimiser.zero_grad()
@@ -71,14 +71,14 @@ for lam in weights:
         f"lambda = {lam:<4}  straightness - 1: {np.mean(straight[-1]):.4f}"
         f" ± {np.std(straight[-1], ddof=1):.4f}  accuracy {100 * np.mean(accurate[-1]):.1f} %"
     )
-assert np.mean(straight[-1]) < np.mean(straight[0]) / 3
+assert np.mean(straight[-1]) < np.mean(straight[0]) / 2
 assert np.mean(accurate) > 0.85
 
 # %%
 # Trajectories in the plane of the largest motion, and the measure with its spread over seeds.
 
 fig, axes = plt.subplots(1, 3, figsize=(9.6, 3.2), layout="constrained")
-for ax, lam in zip(axes, (0.0, 1.0), strict=False):
+for ax, lam in zip(axes, (0.0, 3.0), strict=False):
     states = pictures[lam]
     motion = (states - states[:1]).reshape(-1, states.shape[-1])
     plane = np.linalg.svd(motion, full_matrices=False)[2][:2]  # (2, width)

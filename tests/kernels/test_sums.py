@@ -8,9 +8,9 @@ import xarray as xr
 
 import wflow
 from wflow import InputError, heads, tokens
+from wflow.analysis.description import describe
 from wflow.analysis.verify import verify
 from wflow.attention.cloud import mobility
-from wflow.analysis.description import describe
 from wflow.kernels import evaluate as evaluation
 from wflow.kernels.evaluate import Sums, energy_laplacian, evaluate
 

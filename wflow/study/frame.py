@@ -410,10 +410,10 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         stack.enter_context(log_on_stderr(flags.verbose))
         stack.enter_context(study_folder(flags.out))
         if flags.resume or flags.overwrite:
-            names = (*SUMMARY, "summary.md", REPORT)
-            refuse_foreign(flags.out, names, earlier_results(flags.out))
+            refuse_foreign(flags.out, (*SUMMARY, "summary.md"), earlier_results(flags.out))
         else:
             refuse_existing(flags.out, SUMMARY)
+        refuse_foreign(flags.out, [REPORT])
         if isinstance(flags, Flags):
             check_workers(flags.workers, flags.scheduler)
         yield Session(name, flags)

@@ -72,7 +72,7 @@ class Name:
 
 
 def rooms() -> dict[str, ModuleType]:
-    """The public modules under their public names; those that need a missing library are left out."""
+    """The public modules by their public names, but for those that need a missing library."""
     import wflow
 
     found = {"wflow": wflow}
@@ -98,7 +98,8 @@ def rooms() -> dict[str, ModuleType]:
 def names() -> list[Name]:
     """Every public name, in the order of the rooms."""
     listed = []
-    for room, module in rooms().items():
+    modules = rooms()
+    for room, module in modules.items():
         public = getattr(module, "__all__", None)
         if public is None:
             public = [
@@ -107,12 +108,8 @@ def names() -> list[Name]:
                 if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
             ]
         found = [Name(room, name, getattr(module, name, None)) for name in sorted(public)]
-        listed += [name for name in found if f"{room}.{name.name}" not in rooms_seen()]
+        listed += [name for name in found if name.path not in modules]
     return listed
-
-
-def rooms_seen() -> set[str]:
-    return set(rooms())
 
 
 def members(cls: type) -> list[str]:

@@ -1,6 +1,9 @@
 """The code of Start and of the user guide runs as it is printed, each page from top to bottom."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,4 +35,25 @@ def test_every_page_of_the_guide_is_listed_and_has_code():
     index = (DOCS / "guide" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\((\w+)\.md\)", index)
     assert sorted(listed) == sorted(page.stem for page in (DOCS / "guide").glob("[!i]*.md"))
-    assert all(re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed)
+    assert all(
+        re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed
+    )
+
+
+def test_the_example_of_spread_paths_runs_as_a_script(tmp_path):
+    pytest.importorskip("distributed", reason="the extra dask is not installed")
+    code = blocks("guide/clusters")[0]
+    for large, small in (("heads=64", "heads=2"), ("t_final=20.0", "t_final=0.05")):
+        assert large in code
+        code = code.replace(large, small)
+    for large, small in (("paths=100", "paths=2"), ("workers=4", "workers=1")):
+        assert large in code
+        code = code.replace(large, small)
+    (tmp_path / "spread.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "spread.py"]
+    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0 and (tmp_path / "run.h5").exists()

@@ -8,7 +8,7 @@ RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
 	transport jko_step clustering_grid continuous_networks digests
 
-.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast clean
+.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast docs-check clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
@@ -52,6 +52,11 @@ docs: $(VENV)/.installed-docs
 # The same without running the examples.
 docs-fast: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -D plot_gallery=0 docs build/site
+
+# What is built, looked at: names that the search must find, and pages in Chromium where it is installed.
+docs-check: $(VENV)/.installed-docs
+	$(BIN)/python -m pip install --quiet 'selenium>=4.20'
+	$(BIN)/python tests/docs/site.py build/site
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

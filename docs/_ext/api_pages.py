@@ -6,7 +6,6 @@ for the pages here and for the tests of the finished site.
 """
 
 import ast
-import importlib
 import inspect
 import sys
 import textwrap
@@ -237,7 +236,6 @@ def write(folder: Path) -> None:
     shown: dict[int, Name] = {}
     pages = {"index": page_of_all(found)}
     for room, module in found.items():
-        sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
         listed = [name for name in everything if name.room == room]
         inner = [other for other in found if other.rpartition(".")[0] == room and room != "wflow"]
         pages[room] = page_of_room(room, module, listed, inner)
@@ -254,7 +252,12 @@ def write(folder: Path) -> None:
             file.write_text(text, encoding="utf-8")
 
 
+def _before_reading(app: Any, _: Any) -> None:
+    for room, module in rooms().items():
+        sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
+    write(Path(app.confdir) / "api")
+
+
 def setup(app: Any) -> dict[str, Any]:
-    importlib.import_module("wflow")
-    app.connect("config-inited", lambda app, config: write(Path(app.confdir) / "api"))
+    app.connect("config-inited", _before_reading)
     return {"parallel_read_safe": True}

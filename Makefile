@@ -8,7 +8,7 @@ RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
 	transport by_hand jko_step clustering_grid continuous_networks digests
 
-.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast newcomer clean
+.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast docs-check newcomer clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
@@ -57,6 +57,11 @@ docs-fast: $(VENV)/.installed-docs
 # Wheel and sdist in dist/, and what a newcomer does with them in an empty environment.
 newcomer: $(VENV)/.installed-test $(VENV)/.installed-docs
 	PYTHON=$(abspath $(BIN))/python .ci/newcomer
+
+# What is built, looked at: names that the search must find, and pages in Chromium where it is installed.
+docs-check: $(VENV)/.installed-docs
+	$(BIN)/python -m pip install --quiet 'selenium>=4.20'
+	$(BIN)/python tests/docs/site.py build/site
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -30,7 +30,13 @@ extensions = [
     "api_pages",  # docs/_ext: a page for every public name
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_ext", "_static", "_templates"]
+exclude_patterns = [
+    "_ext",
+    "_static",
+    "_templates",
+    "**/sg_execution_times.rst",
+    "sg_execution_times.rst",
+]
 templates_path = ["_templates"]
 default_role = "obj"  # `wflow.solve` in a docstring is a link where it names something
 
@@ -47,6 +53,8 @@ myst_heading_anchors = 3  # [a flow](extending.md#a-flow)
 myst_dmath_double_inline = True
 math_number_all = False
 math_eqref_format = "({number})"
+numfig = math_numfig = True  # equations are numbered by chapters: (4.2)
+numfig_secnum_depth = 1
 
 # Docstrings
 autodoc_typehints = "none"  # types are in the docstrings, where numpydoc looks for them
@@ -80,6 +88,7 @@ html_static_path = ["_static"]
 html_css_files = ["wflow.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 7,
@@ -88,7 +97,12 @@ html_theme_options = {
     "show_toc_level": 2,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "secondary_sidebar_items": ["page-toc"],
+    # Pages of results have none: their tables take the room.
+    "secondary_sidebar_items": {
+        **{page: ["page-toc"] for page in ["api/**", "gallery/**", "guide/**", "theory/**"]},
+        **{page: ["page-toc"] for page in ["development/**", "tutorials/**", "start", "extending"]},
+        **{page: [] for page in ["results/**", "theory/energy_balance", "performance", "index"]},
+    },
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",
 }

@@ -5,17 +5,19 @@
 
 A public name is one in `__all__` of `wflow`, of the modules and packages that are its attributes,
 and of those that these name in turn; with the methods and properties of its classes. The rules are
-`[tool.numpydoc_validation]` in pyproject.toml, and three that numpydoc does not have:
+`[tool.numpydoc_validation]` in pyproject.toml, and four that numpydoc does not have:
 
     WF01  a function or class of a room has an Examples section with a doctest
     WF02  what raises InputError, or calls a check of arguments, has a Raises section that says when
     WF03  sources stand under References, and each of them is cited in the text
+    WF04  |x| stands in a formula or in ``|x|``: as plain text it is a substitution for Sphinx
 """
 
 import ast
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -26,11 +28,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 # Rooms and names that `make lint` leaves out, until they are in this form.
-LATER: tuple[str, ...] = (
-    "wflow.nets",
-    "wflow.plots",
-    "wflow.study",
-)
+LATER: tuple[str, ...] = ("wflow.nets", "wflow.plots")
 
 ROOT = Path(__file__).resolve().parents[1]
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -140,6 +138,8 @@ def faults(public: PublicName) -> list[str]:
             documented = [name.replace("\\", "") for name in self.doc_parameters]
             documented += [name.replace("\\", "") for name in self.doc_other_parameters]
             attributes = set(self.doc_all_parameters) - set(documented)
+            if inspect.isclass(self.obj):
+                attributes |= _described_fields(self.obj)
             missing = [name for name in given if name not in documented and name not in attributes]
             extra = [name for name in documented if name not in given]
             if missing or extra:
@@ -156,6 +156,23 @@ def faults(public: PublicName) -> list[str]:
     if checker.raw_doc:
         lines += _own_faults(public, checker)
     return lines
+
+
+def _described_fields(cls: type) -> set[str]:
+    """Fields with a text of their own, a string below them or the `help` of a flag."""
+    found = set[str]()
+    for base in cls.__mro__[:-1]:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        except (OSError, TypeError):
+            continue
+        body = getattr(tree, "body", [])
+        for field, below in itertools.pairwise([*body, None]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                if text or "help=" in ast.unparse(field.annotation):
+                    found.add(field.target.id)
+    return found
 
 
 @functools.cache
@@ -175,7 +192,16 @@ def _own_faults(public: PublicName, checker: Any) -> list[str]:
     for label in re.findall(r"^\.\. \[(\w+)\]", doc, re.MULTILINE):
         if f"[{label}]_" not in doc:
             lines.append(f"WF03 Reference [{label}] is not cited in the text")
+    if _substitutions(doc):
+        lines.append(f"WF04 Not in a formula or in double backticks: {_substitutions(doc)[0]}")
     return lines
+
+
+def _substitutions(doc: str) -> list[str]:
+    """What Sphinx takes for the name of a substitution, outside formulas, literals and examples."""
+    text = doc.partition("\nExamples\n--------")[0]
+    text = re.sub(r"^( *)\.\. math::.*(?:\n\1 +.*|\n(?=\n\1 ))*", "", text, flags=re.MULTILINE)
+    return re.findall(r"\|\S(?:[^|\n]*\S)?\|", re.sub(r"``[^`]*``|:math:`[^`]*`", "", text))
 
 
 def _checks_arguments(thing: Any) -> bool:

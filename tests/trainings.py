@@ -70,7 +70,7 @@ def run(out=None, model=None, batches=None, **options):
     changes = options.pop("config", {})
     model = network() if model is None else model
     options = {"evaluate": evaluate, "objective": OBJECTIVE} | options
-    batches = batches or Points()
+    batches = Points() if batches is None else batches
     return model, train.train(model, batches=batches, config=config(**changes), out=out, **options)
 
 

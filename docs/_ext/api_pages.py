@@ -6,7 +6,6 @@ for the pages here and for the tests of the finished site.
 """
 
 import ast
-import importlib
 import inspect
 import sys
 import textwrap
@@ -72,7 +71,7 @@ class Name:
 
 
 def rooms() -> dict[str, ModuleType]:
-    """The public modules under their public names; those that need a missing library are left out."""
+    """The public modules by their public names, but for those that need a missing library."""
     import wflow
 
     found = {"wflow": wflow}
@@ -98,7 +97,8 @@ def rooms() -> dict[str, ModuleType]:
 def names() -> list[Name]:
     """Every public name, in the order of the rooms."""
     listed = []
-    for room, module in rooms().items():
+    modules = rooms()
+    for room, module in modules.items():
         public = getattr(module, "__all__", None)
         if public is None:
             public = [
@@ -107,12 +107,8 @@ def names() -> list[Name]:
                 if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
             ]
         found = [Name(room, name, getattr(module, name, None)) for name in sorted(public)]
-        listed += [name for name in found if f"{room}.{name.name}" not in rooms_seen()]
+        listed += [name for name in found if name.path not in modules]
     return listed
-
-
-def rooms_seen() -> set[str]:
-    return set(rooms())
 
 
 def members(cls: type) -> list[str]:
@@ -240,7 +236,6 @@ def write(folder: Path) -> None:
     shown: dict[int, Name] = {}
     pages = {"index": page_of_all(found)}
     for room, module in found.items():
-        sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
         listed = [name for name in everything if name.room == room]
         inner = [other for other in found if other.rpartition(".")[0] == room and room != "wflow"]
         pages[room] = page_of_room(room, module, listed, inner)
@@ -257,7 +252,12 @@ def write(folder: Path) -> None:
             file.write_text(text, encoding="utf-8")
 
 
+def _before_reading(app: Any, _: Any) -> None:
+    for room, module in rooms().items():
+        sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
+    write(Path(app.confdir) / "api")
+
+
 def setup(app: Any) -> dict[str, Any]:
-    importlib.import_module("wflow")
-    app.connect("config-inited", lambda app, config: write(Path(app.confdir) / "api"))
+    app.connect("config-inited", _before_reading)
     return {"parallel_read_safe": True}

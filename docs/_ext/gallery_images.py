@@ -1,4 +1,4 @@
-"""Images of the gallery: every figure and animation that an example makes, with or without pyplot."""
+"""Images of the gallery: every figure and animation of an example, with or without pyplot."""
 
 import gc
 import weakref
@@ -18,7 +18,7 @@ def figures(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
 
     The functions of `wflow.plots` return figures that pyplot does not know, which the scraper of
     sphinx-gallery does not see: here those count that a variable or the last expression of a block
-    holds. An animation is saved as a GIF, since the player of matplotlib loads a font from a network.
+    holds. An animation is saved as a GIF: the player of matplotlib loads a font from a network.
     """
     held = list(block_vars["example_globals"].values())
     new: list[Any] = [x for x in held if isinstance(x, Animation) and x not in _SHOWN]

@@ -30,8 +30,8 @@ def solve(beta):
 runs = {beta: solve(beta) for beta in betas}
 
 # %%
-# Clusters are the components of the tokens linked at a distance of at most 0.1 radians. A plateau is
-# a number of clusters that lasts for a while on the logarithmic scale of time.
+# Clusters are the components of the tokens linked at a distance of at most 0.1 radians. A plateau
+# is a number of clusters (2 to 9 here) that lasts for a while on the logarithmic scale of time.
 
 fig, (ax, order) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
 last = {}
@@ -40,11 +40,9 @@ for beta, colour in zip(betas, ["C0", "C1", "C3"], strict=True):
     over = over.isel(snapshot_path=0).sel(snapshot=slice(0.05, None))
     ax.step(over.snapshot, over["count"], where="post", color=colour, label=rf"$\beta = {beta:g}$")
     order.semilogx(over.snapshot, over.order_parameter, color=colour)
-    plateaus = wflow.clusters.plateaus(over.snapshot, over["count"], below=len(x0))
-    print(
-        f"beta = {beta:g}:",
-        *(f"{p.count} clusters, t = {p.start:.1f} to {p.end:.0f}" for p in plateaus),
-    )
+    plateaus = wflow.clusters.plateaus(over.snapshot, over["count"], below=10)
+    lasting = [f"{p.count} clusters from t = {p.start:.1f} to {p.end:.0f}" for p in plateaus]
+    print(f"beta = {beta:g}:", ", ".join(lasting) or "no plateau")
     last[beta] = plateaus, int(over["count"][-1])
 ax.set(xlabel="time $t$", ylabel="number of clusters", xscale="log", yscale="log")
 ax.set_yticks([1, 2, 3, 5, 10, 20, 48], ["1", "2", "3", "5", "10", "20", "48"])
@@ -59,12 +57,12 @@ assert last[9.0][0]  # metastable
 # The tokens for β = 9. Which scale counts is answered without choosing one: the partition of single
 # linkage that persists over the widest range of scales.
 
-shots = wflow.plots.token_snapshots(runs[9.0], which=0, times=[0, *times[[30, 60, 101]]])
-for k in (30, 60, 101):
-    found = wflow.clusters.persistent_count(runs[9.0].tokens.isel(snapshot_path=0, snapshot=k))
-    print(
-        f"t = {float(runs[9.0].snapshot[k]):9.1f}: {found.count} clusters, persistence {found.persistence:.3g}"
-    )
+stored = runs[9.0].snapshot.values  # the steps nearest to the times asked for
+shots = wflow.plots.token_snapshots(runs[9.0], which=0, times=stored[[0, 20, 60, -1]])
+for t in stored[[20, 60, -1]]:
+    cloud = runs[9.0].tokens.isel(snapshot_path=0).sel(snapshot=t)
+    found = wflow.clusters.persistent_count(cloud)
+    print(f"t = {t:6.1f}: {found.count} clusters, persistence {found.persistence:.1e}")
 
 # %%
 # The cost: evaluations of the velocity, against those of `rk4` with steps that resolve the start.

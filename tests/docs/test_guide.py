@@ -1,9 +1,12 @@
 """The code of Start and of the user guide runs as it is printed, each page from top to bottom."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import wflow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/flows", "guide/laws", "guide/schemes", "guide/budget", "guide/sums"]
@@ -32,4 +35,23 @@ def test_every_page_of_the_guide_is_listed_and_has_code():
     index = (DOCS / "guide" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\((\w+)\.md\)", index)
     assert sorted(listed) == sorted(page.stem for page in (DOCS / "guide").glob("[!i]*.md"))
-    assert all(re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed)
+    assert all(
+        re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed
+    )
+
+
+def test_the_example_of_spread_paths_is_a_script(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("distributed", reason="the extra dask is not installed")
+    signature = inspect.signature(wflow.distributed.solve)
+    asked = {}
+
+    def serial(*arguments, **options):
+        asked.update(signature.bind(*arguments, **options).arguments)
+        small = {"heads": 2, "t_final": 0.05, "dt": 5e-3, "seed": options["seed"]}
+        return wflow.solve(*arguments, out=options["out"], **small)
+
+    monkeypatch.setattr(wflow.distributed, "solve", serial)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("guide/clusters")[0], "clusters", "exec"), {"__name__": "__main__"})
+    assert asked["workers"] == 4 and asked["options"]["paths"] == 100
+    assert float(capsys.readouterr().out) > 0

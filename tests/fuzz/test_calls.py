@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import resource
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 
 import wflow
 from wflow import (
@@ -112,6 +114,16 @@ def matrices(count: int = 2, d: int = 3) -> np.ndarray:
     return (z + z.swapaxes(1, 2)) / 4
 
 
+def study_in(folder: Path) -> str:
+    """The folder of a study that has a summary and no runs."""
+    study = folder / "study"
+    study.mkdir(exist_ok=True)
+    attrs = {"schema": "wflow-study/1", "study": "trial"}
+    (study / "summary.json").write_text(json.dumps(attrs))
+    xarray.Dataset({"mean": 1.0}, attrs=attrs).to_netcdf(study / "summary.h5", engine="h5netcdf")
+    return str(study)
+
+
 def table(folder: Path) -> dict[str, Case]:
     """Valid arguments of every public function; `folder` is for files."""
     x, y, D, run, other = cloud(), cloud(seed=1), matrices(), runs()["run"], runs()["other"]
@@ -169,6 +181,7 @@ def table(folder: Path) -> dict[str, Case]:
         ),
         "rerun": Case(wflow.rerun, path=file, out=None, law=None, compute=wflow.Compute(), dt=0.1),
         "open": Case(wflow.open, path=file),
+        "open_study": Case(wflow.open_study, folder=study_in(folder)),
         "verify.verify": Case(wflow.verify.verify, path=file, tolerance=1e-3, progress=False),
         "energy": Case(wflow.energy, x=x, D=D, **sums),
         "velocity": Case(wflow.velocity, x=x, D=D, **flow, **sums),
@@ -716,6 +729,8 @@ def strangers(name: str, argument: str, value: Any) -> list[Any]:
 
 def as_plain(result: Any) -> Any:
     """A result in a form that can be compared; a run without the moment at which it was made."""
+    if hasattr(result, "subtree"):
+        return [as_plain(node.to_dataset()) for node in result.subtree]
     if hasattr(result, "data_vars"):
         result = result.drop_attrs().assign_attrs(
             {k: v for k, v in result.attrs.items() if k not in ("created", "history")}

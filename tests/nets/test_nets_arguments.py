@@ -6,10 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from trainings import Points, network, run  # noqa: E402
+from trainings import network, run  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
-from wflow.nets import blocks, data, diagnostics, particles, train  # noqa: E402
+from wflow.nets import blocks, diagnostics, particles, train  # noqa: E402
 
 SIZES = {"width": 8, "heads": 2}
 GPT = SIZES | {"vocabulary": 7, "context": 5, "depth": 1}
@@ -31,7 +31,6 @@ SWITCHES = [
     (nets.NodeTransformer, {"blocks": BLOCKS}, "checkpointing"),
     (train.TrainConfig, SETTINGS, "compile"),
     *((run, {}, name) for name in ("resume", "overwrite", "tensorboard")),
-    (data.mnist, {}, "full"),
 ]
 
 
@@ -130,18 +129,6 @@ def test_blocks_that_are_no_networks_are_refused_with_advice(make):
     for given, found in ((3, "blocks is int"), ([3], "a block is int"), (nn.Linear, "blocks is")):
         with pytest.raises(InputError, match=rf"{found}.*expected a torch.nn.Module.*net\.body"):
             make(given)
-
-
-def test_a_data_loader_is_no_function_of_the_step_and_its_data_can_be_wrapped_as_one():
-    x, labels = Points(16)(0)
-    dataset = torch.utils.data.TensorDataset(x, labels)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=8)
-    with pytest.raises(InputError, match=r"DataLoader: expected a function.*nets\.data") as error:
-        run(batches=loader)
-    advised = str(error.value).rpartition("dataset): ")[2]  # the advice is code that runs
-    batches = eval(advised, {"torch": torch, "dataset": loader.dataset, "batch": 8})
-    assert torch.equal(batches(1)[0], x[8:])
-    assert len(run(batches=batches)[1]["loss"]) == 12
 
 
 @pytest.mark.parametrize("batches", [lambda step: None, lambda step: torch.zeros(8, 6), 3])

@@ -28,7 +28,7 @@ def test_metric_study_writes_its_files_and_numbers_that_fit_the_theory(
     names = {file.name for file in out.iterdir()}
     runs = {f"{flow}.h5" for flow in ("softmax", "effective", "unnormalised")}
     figures = {f"{stem}.{kind}" for stem in ("derivative", "bounds") for kind in ("png", "pdf")}
-    assert names == runs | figures | {"summary.h5", "summary.json", "summary.md"}
+    assert names == runs | figures | {"summary.h5", "summary.json", "summary.md", "report.html"}
     with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
         assert table["quotient"].sizes == {"flow": 3, "metric": 2, "time": 2, "delta": 2, "path": 2}
         assert all("long_name" in table[name].attrs for name in table.data_vars)

@@ -21,7 +21,7 @@ def test_study_compares_n_and_2n_tokens_under_the_same_heads(tmp_path, monkeypat
     names = {file.name for file in out.iterdir()}
     runs = {f"d{d}_n{n:05d}.h5" for d in (2, 3) for n in (6, 12, 24, 48)}
     figures = {"convergence.png", "convergence.pdf"}
-    assert names == runs | figures | {"summary.h5", "summary.json", "summary.md"}
+    assert names == runs | figures | {"summary.h5", "summary.json", "summary.md", "report.html"}
     table = xr.load_dataset(out / "summary.h5", engine="h5netcdf")
     assert dict(table["w2"].sizes) == {"d": 2, "n": 3, "path": 3, "time": 2}
     assert all(table[name].attrs.get("long_name") for name in table.variables)

@@ -25,7 +25,7 @@ def call(name: str, monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> 
 def written(out: Path, *figures: str) -> xr.Dataset:
     """The table of a study, whose files are all there."""
     names = {file.name for file in out.iterdir()}
-    assert {"summary.h5", "summary.json", "summary.md"} <= names
+    assert {"summary.h5", "summary.json", "summary.md", "report.html"} <= names
     assert {f"{figure}.{kind}" for figure in figures for kind in ("png", "pdf")} <= names
     assert not [name for name in names if name.endswith((".partial", ".checkpoint", ".new"))]
     with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:

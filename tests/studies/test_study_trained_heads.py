@@ -42,7 +42,12 @@ def test_study_trains_runs_and_writes_its_files(tmp_path, monkeypatch, capsys, r
     runs = {f"{n}_{k}.h5" for n in ("baseline", "continuous") for k in ("trained", "random0")}
     drawn = {f"{stem}.{kind}" for stem in ("over_time", "heads") for kind in ("png", "pdf")}
     folders = {"training_baseline", "training_continuous"}
-    assert names == runs | drawn | folders | {"summary.h5", "summary.json", "summary.md"}
+    assert names == runs | drawn | folders | {
+        "summary.h5",
+        "summary.json",
+        "summary.md",
+        "report.html",
+    }
     with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
         assert table["cosine"].sizes == {"network": 2, "heads": 2, "path": 2, "time": 17}
         assert all("long_name" in table[name].attrs for name in table.data_vars)

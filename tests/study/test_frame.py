@@ -59,6 +59,7 @@ def test_a_session_leaves_run_files_summary_and_figures(tmp_path, capsys) -> Non
         "summary.h5",
         "summary.json",
         "summary.md",
+        "report.html",
         "curve.png",
         "curve.pdf",
     }
@@ -272,7 +273,11 @@ def test_overwrite_replaces_no_foreign_file(tmp_path, kind, name) -> None:
             finish(session, "curve")
     assert (os.lstat(out / name).st_ino, os.lstat(out / name).st_mtime_ns) == before
     assert target.read_text() == "mine"
-    summary = {"summary.h5", "summary.json", "summary.md"} if name == "curve.png" else set()
+    summary = (
+        {"summary.h5", "summary.json", "summary.md", "report.html"}
+        if name == "curve.png"
+        else set()
+    )
     assert {file.name for file in out.iterdir()} == {name} | summary
 
 
@@ -284,7 +289,15 @@ def test_a_foreign_figure_costs_nothing_but_itself(tmp_path, capsys) -> None:
     ):
         finish(session, "curve", "other")
     assert "a table" in capsys.readouterr().out
-    names = {"summary.h5", "summary.json", "summary.md", "other.png", "other.pdf", "curve.png"}
+    names = {
+        "summary.h5",
+        "summary.json",
+        "summary.md",
+        "report.html",
+        "other.png",
+        "other.pdf",
+        "curve.png",
+    }
     assert {file.name for file in tmp_path.iterdir()} == names
     for how in ({"overwrite": True}, {"resume": True}):
         with (
@@ -365,6 +378,7 @@ def test_a_summary_is_never_partly_old_after_a_kill(tmp_path, monkeypatch) -> No
         "summary.h5",
         "summary.json",
         "summary.md",
+        "report.html",
         "curve.png",
         "curve.pdf",
     }

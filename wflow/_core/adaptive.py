@@ -133,8 +133,8 @@ class Dopri5:
         Returns
         -------
         ndarray of float64, shape (paths,)
-            The maximum over the vectors v of a path of |v| / (atol + rtol scale); inf for vectors
-            that are not finite, and of shape (1,) for None.
+            The maximum over the vectors v of a path of ``|v| / (atol + rtol scale)``; inf for
+            vectors that are not finite, and of shape (1,) for None.
         """
         if vectors is None:
             return np.zeros(1)

@@ -53,19 +53,32 @@ def whole(value: Any, name: str, least: int = 1, why: str = "", most: float = LA
 
     Parameters
     ----------
-    value : what was given
-    name : what the message calls it
-    least, most : smallest and largest number that is taken
-    why : reason for the lower bound, for the message
+    value : Any
+        What was given.
+    name : str
+        What the message calls it.
+    least : int, default 1
+        Smallest number that is taken.
+    why : str, default ""
+        Reason for the lower bound, for the message.
+    most : float, default 2**63 - 1
+        Largest number that is taken.
 
     Returns
     -------
-    the number as int
+    int
+        The number.
 
     Raises
     ------
     InputError
         For a value that is no integer (True and 2.0 are none), or out of range.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.whole(3, "n")
+    3
     """
     try:
         unfit = isinstance(value, bool) or np.ma.is_masked(value)
@@ -83,7 +96,31 @@ def whole(value: Any, name: str, least: int = 1, why: str = "", most: float = LA
 
 
 def positive(value: Any, name: str) -> float:
-    """Check that a value is a finite real number > 0, and return it as float."""
+    """Check that a value is a finite real number > 0, and return it as float.
+
+    Parameters
+    ----------
+    value : Any
+        What was given.
+    name : str
+        What the message calls it.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    InputError
+        For a value that is no number, not finite or not positive.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.positive(2, "dt")
+    2.0
+    """
     given = _real(value, name)
     if not (math.isfinite(given) and given > 0):
         raise InputError(f"{name} is {shown(value)}: expected a finite number > 0")
@@ -91,12 +128,32 @@ def positive(value: Any, name: str) -> float:
 
 
 def count_steps(t_final: float, dt: float, name: str = "dt") -> int:
-    """Number of steps of length dt, which messages call `name`, up to t_final.
+    """Return the number of steps of length dt up to t_final.
+
+    Parameters
+    ----------
+    t_final : float
+        End time.
+    dt : float
+        Length of a step, in the same unit.
+    name : str, default "dt"
+        What messages call the step.
+
+    Returns
+    -------
+    int
+        Number of steps.
 
     Raises
     ------
     InputError
         For a time or step that is not positive and finite, or a time that is no multiple of dt.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.count_steps(1.0, 0.1)
+    10
     """
     dt, t_final = positive(dt, name), positive(t_final, "t_final")
     ratio = t_final / dt if t_final < 2**53 * dt else math.inf
@@ -125,7 +182,33 @@ def _step_that_divides(t_final: float, dt: float) -> float:
 
 
 def number(value: Any, name: str, least: float = -math.inf) -> float:
-    """Check that a value is a finite real number >= least, and return it as float."""
+    """Check that a value is a finite real number >= least, and return it as float.
+
+    Parameters
+    ----------
+    value : Any
+        What was given.
+    name : str
+        What the message calls it.
+    least : float, default -inf
+        Smallest number that is taken.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    InputError
+        For a value that is no number, not finite or too small.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.number(2, "dt")
+    2.0
+    """
     given = _real(value, name)
     if not (math.isfinite(given) and given >= least):
         bound = "" if least == -math.inf else f" >= {least:g}"

@@ -57,7 +57,7 @@ class BlowUpError(WflowError, ArithmeticError):
     path : int
         Number of the Monte Carlo path.
     score : float
-        Largest bound |D^T x| on a score <x, D y> in that path at that time.
+        Largest bound ``|D^T x|`` on a score ``<x, D y>`` in that path at that time.
 
     Attributes
     ----------

@@ -257,11 +257,20 @@ def check_comparable(config: Mapping[str, Any]) -> None:
         )
 
 
-def warn_not_comparable(config: Mapping[str, Any]) -> None:
-    """Warn at the start of a run that cannot be resumed, because of its law or its flow."""
+def warn_not_comparable(config: Mapping[str, Any], stacklevel: int = 4) -> None:
+    """Warn at the start of a run that cannot be resumed, because of its law or its flow.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration of the run.
+    stacklevel : int
+        Of the warning: how many calls up the user's line is.
+    """
     _, reason = _not_comparable(config)
     if reason:
-        warnings.warn(f"this run cannot be resumed because {reason}", UserWarning, stacklevel=4)
+        text = f"this run cannot be resumed because {reason}"
+        warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
 
 def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -280,7 +289,7 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
                 f"the {kind} changed itself while it ran (its fingerprint differs): resume or "
                 "run again with a new instance of it",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -188,7 +188,7 @@ def labels(x: ArrayLike, scale: float) -> NDArray[np.int64]:
     """Return the cluster of every token by single linkage at a scale.
 
     Clusters are the components of the graph dist(x_i, x_j) <= scale, with the geodesic distance
-    2 arcsin(|x - y| / 2).
+    ``2 arcsin(|x - y| / 2)``.
 
     Parameters
     ----------
@@ -207,9 +207,11 @@ def labels(x: ArrayLike, scale: float) -> NDArray[np.int64]:
     InputError
         For tokens off the sphere, a wrong shape, or a scale out of range.
 
-    Notes ----- The result is exact. It takes up to n^2 d / 2 multiply-adds, n d for a cloud in few
-    tight clusters; from 2000 tokens on a k-d tree searches clouds that are not dense. Memory grows
-    like n.
+    Notes
+    -----
+    The result is exact. It takes up to n^2 d / 2 multiply-adds, n d for a cloud in few tight
+    clusters; from 2000 tokens on a k-d tree searches clouds that are not dense. Memory grows like
+    n.
 
     Examples
     --------
@@ -333,12 +335,14 @@ def persistent_count(
     InputError
         For tokens off the sphere, a wrong shape, or a threshold or level out of range.
 
-    Notes ----- Single linkage merges clusters at heights h_1 <= .. <= h_{n-1}, the edges of the
-    minimum spanning tree; it finds k clusters at the scales h_{n-k} <= scale < h_{n-k+1}. The
-    persistence of that partition is the ratio h_{n-k+1} / h_{n-k} for 1 < k < n. For k = 1 it is pi
-    over the extent of the cloud, twice the largest distance to the mean direction: a dense cloud
-    all around the sphere is connected at small scales too, and is no cluster. Heights and extent
-    are at least 1e-8, so that tokens that coincide to rounding count as one.
+    Notes
+    -----
+    Single linkage merges clusters at heights h_1 <= .. <= h_{n-1}, the edges of the minimum
+    spanning tree; it finds k clusters at the scales h_{n-k} <= scale < h_{n-k+1}. The persistence
+    of that partition is the ratio h_{n-k+1} / h_{n-k} for 1 < k < n. For k = 1 it is pi over the
+    extent of the cloud, twice the largest distance to the mean direction: a dense cloud all around
+    the sphere is connected at small scales too, and is no cluster. Heights and extent are at least
+    1e-8, so that tokens that coincide to rounding count as one.
 
     A partition stands out if its persistence reaches `threshold`, and more than chance explains:
     among uniform tokens the ratio after j = n - k merges exceeds r with a probability of about
@@ -385,7 +389,7 @@ def _extent(x: FloatArray) -> float:
 
 
 def order_parameter(x: ArrayLike) -> float:
-    """Return the order parameter |(1/n) sum_i x_i|.
+    """Return the order parameter ``|(1/n) sum_i x_i|``.
 
     Parameters
     ----------
@@ -509,9 +513,9 @@ class Stationarity(NamedTuple):
     Parameters
     ----------
     rms : float
-        Root mean square speed, sqrt((1/n) sum_i |v_i|^2), per unit time.
+        Root mean square speed, ``sqrt((1/n) sum_i |v_i|^2)``, per unit time.
     largest : float
-        Largest speed |v_i|, per unit time.
+        Largest speed ``|v_i|``, per unit time.
 
     Examples
     --------
@@ -559,7 +563,7 @@ def stationarity(
 
     Notes
     -----
-    Stationarity in the sense of [1]_ asks for G^2 = (1/n) sum b |v|^2 -> 0, the same for b > 0.
+    Stationarity in the sense of [1]_ asks for ``G^2 = (1/n) sum b |v|^2 -> 0``, the same for b > 0.
 
     References
     ----------
@@ -859,8 +863,10 @@ def plateaus(
     InputError
         For times that do not increase, counts of another length, or numbers out of range.
 
-    Notes ----- Metastable states of attention live exponentially long in beta [1]_, so that lengths
-    are measured as log(end / start), in units of log(t_last / t_first) over the positive times.
+    Notes
+    -----
+    Metastable states of attention live exponentially long in beta [1]_, so that lengths are
+    measured as log(end / start), in units of log(t_last / t_first) over the positive times.
 
     References
     ----------
@@ -966,18 +972,18 @@ class OmegaLimit(ShortResult):
     ratio : float
         Mean of the last window over the largest value in the run.
     integrable : {"yes", "in expectation", "no", "undecided", "unknown"}
-        Whether int |dE/dt| dt < inf by the run, dE/dt the change of the energy by the heads alone,
-        weight_power + ito_power: "in expectation" where the mean over the paths vanishes within its
-        Monte Carlo error, "unknown" without an energy.
+        Whether ``int |dE/dt| dt < inf`` by the run, dE/dt the change of the energy by the heads
+        alone, weight_power + ito_power: "in expectation" where the mean over the paths vanishes
+        within its Monte Carlo error, "unknown" without an energy.
     power_decay : Decay or None
         Decay of the size of the mean of dE/dt over the paths along the tail.
     power_tail : tuple of float
         Mean of dE/dt over the second half of the tail and the paths, and its standard error; in a
         steady state it is what the tokens dissipate. NaN without an energy.
     power_integral : tuple of float
-        Integral of |mean dE/dt| over the whole run, and over the tail.
+        Integral of ``|mean dE/dt|`` over the whole run, and over the tail.
     power_integral_paths : tuple of float
-        The mean over the paths of the integral of |dE/dt|, likewise.
+        The mean over the paths of the integral of ``|dE/dt|``, likewise.
     w2_last : float
         Distance W₂ between the last two snapshots, mean over the snapshot paths; NaN without them.
     w2_interval : float
@@ -1041,14 +1047,16 @@ def omega_limit(
     InputError
         For a run with too few record times in its tail, or numbers out of range.
 
-    Notes ----- By [1]_, if int |dE/dt| dt < inf, every omega-limit point is stationary. A run ends
-    at a finite time, so that the test is about the decay of the squared upper gradient G^2 along
-    the tail, in means over `windows` equal times: the energy balance leaves int G^2 dt finite, and
-    t^-p is integrable for p > 1. The verdict is
+    Notes
+    -----
+    By [1]_, if ``int |dE/dt| dt < inf``, every omega-limit point is stationary. A run ends at a
+    finite time, so that the test is about the decay of the squared upper gradient G^2 along the
+    tail, in means over `windows` equal times: the energy balance leaves int G^2 dt finite, and t^-p
+    is integrable for p > 1. The verdict is
 
     - "stationary": G^2 has fallen below `tolerance` times its largest value; or it has fallen below
       1e-2 of it (1e-3 for heads with noise), decays with an exponent whose 95 % interval lies above
-      1, and int |dE/dt| dt is not found to diverge;
+      1, and ``int |dE/dt| dt`` is not found to diverge;
     - "not stationary": the interval lies below 1/2 (no decay, or one far too slow) along a tail in
       which tokens go 0.1 radians or more;
     - "undecided" otherwise: the run cannot tell.

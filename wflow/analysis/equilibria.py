@@ -336,10 +336,12 @@ def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
     InputError
         For other n, for which no such cloud is known, and for a negative beta.
 
-    Notes ----- The value is (1/(2n)) sum_j exp(beta <x_1, x_j>) for the regular n-gon (d = 2), the
-    regular simplex (n <= d + 1), the cross-polytope (n = 2d) and the icosahedron (d = 3, n = 12):
-    clouds that are optimal for every completely monotone function of the squared distance [1]_,
-    such as this kernel.
+    Notes
+    -----
+    The value is (1/(2n)) sum_j exp(beta <x_1, x_j>) for the regular n-gon (d = 2), the regular
+    simplex (n <= d + 1), the cross-polytope (n = 2d) and the icosahedron (d = 3, n = 12): clouds
+    that are optimal for every completely monotone function of the squared distance [1]_, such as
+    this kernel.
 
     References
     ----------

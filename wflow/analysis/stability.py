@@ -394,8 +394,10 @@ def exponent(
         For runs that the bound is not about: (Q, K, V) heads, a causal mask, noise on the tokens;
         for a law that is not that of the run.
 
-    Notes ----- With ``weights="path"`` the heads are recomputed from the seed, step by step, and
-    Lambda bounds what the run itself computes [1]_: for "euler"
+    Notes
+    -----
+    With ``weights="path"`` the heads are recomputed from the seed, step by step, and Lambda bounds
+    what the run itself computes [1]_: for "euler"
 
     .. math:: \Lambda = \sum_{\text{steps}} \tfrac12 \log(1 + 2\,dt\,L + dt^2 M^2),
 

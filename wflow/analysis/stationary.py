@@ -112,8 +112,10 @@ def critical_diffusion(beta: float, d: int, flow: FlowName | Flow = "softmax") -
     InputError
         For beta <= 0, d < 2, an unknown flow or one without a known potential.
 
-    Notes ----- With the eigenvalues a_l of `kernel_eigenvalue` [1]_, a perturbation of degree l of
-    the uniform law grows at the rate
+    Notes
+    -----
+    With the eigenvalues a_l of `kernel_eigenvalue` [1]_, a perturbation of degree l of the uniform
+    law grows at the rate
 
     .. math:: l\,(l + d - 2)\,(a_l - \kappa),
 
@@ -166,15 +168,17 @@ def stationary_order(beta: float, d: int, kappa: float, flow: FlowName | Flow = 
     Returns
     -------
     float
-        Order |int x mu(dx)| in [0, 1); zero where only the uniform law is stationary.
+        Order ``|int x mu(dx)|`` in [0, 1); zero where only the uniform law is stationary.
 
     Raises
     ------
     InputError
         For arguments out of range, a d above 400, or a law too narrow for the quadrature.
 
-    Notes ----- The law is the fixed point of mu -> exp(u/kappa) (or u^{1/kappa}), normalised, from
-    a Dirac: axially symmetric, on Gauss-Gegenbauer nodes in the height z = <x, axis>, with
+    Notes
+    -----
+    The law is the fixed point of mu -> exp(u/kappa) (or u^{1/kappa}), normalised, from a Dirac:
+    axially symmetric, on Gauss-Gegenbauer nodes in the height z = <x, axis>, with
 
     .. math:: u(x) = \int e^{\beta \langle x, y \rangle}\, \mu(dy) .
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -406,7 +406,7 @@ class Report:
 def verify(
     path: "str | Path | Dataset", tolerance: float = TOLERANCE, *, progress: bool = False
 ) -> Report:
-    """Check that a run is as it was written, and that its numbers are right.
+    r"""Check that a run is as it was written, and that its numbers are right.
 
     Every byte is compared with the SHA-256 digests at the end of the file. The configuration is
     compared with the data: initial tokens and heads, and the first recorded step, which is computed
@@ -438,11 +438,14 @@ def verify(
 
     Notes
     -----
-    The balance E(T) - E(0) = work_weights + work_ito - dissipated + martingale + residual (with
-    work_diffusion and martingale_tokens where tokens diffuse) closes
-    if |mean over paths of residual(T)| <= tolerance * turnover + 3 standard errors, where the
-    turnover is the mean over paths of |E(T) - E(0)| + |work_weights + work_ito| + |dissipated|, and
-    the standard error at least what the noise of the time steps makes of so many heads and paths.
+    With the residual R(T) of the balance E(T) - E(0) = work_weights + work_ito - dissipated +
+    martingale + R(T) (with work_diffusion and martingale_tokens where tokens diffuse), it closes if
+
+    .. math:: \bigl| \overline{R(T)} \bigr| \le \text{tolerance} \times \text{turnover} + 3\,\sigma,
+
+    in the mean over the paths, where the turnover is the mean over paths of ``|E(T) - E(0)| +
+    |work_weights + work_ito| + |dissipated|``, and sigma the standard error, at least what the
+    noise of the time steps makes of so many heads and paths.
 
     Examples
     --------
@@ -454,9 +457,9 @@ def verify(
     (True, True)
     """
     tolerance = positive(tolerance, "tolerance")
-    if hasattr(path, "data_vars"):
+    if not isinstance(path, str | Path) and hasattr(path, "data_vars"):
         switch(progress, "progress")
-        return _in_memory(path, tolerance)
+        return _in_memory(cast("Dataset", path), tolerance)
     path = path_of(path, "path")
     written = _as_written(path, switch(progress, "progress"))
     if not all(check.passed for check in written):

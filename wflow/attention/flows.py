@@ -227,13 +227,13 @@ def _times(factor: Doubles, values: Doubles) -> Doubles:
 class Growth(NamedTuple):
     """The parts of a growth constant of W₂.
 
-    With v = P_x A, `turning` bounds |A|, `own_ascent` and `own_descent` how A changes with the
+    With v = P_x A, `turning` bounds ``|A|``, `own_ascent` and `own_descent` how A changes with the
     token itself, by the direction, and `others` how it changes with the cloud.
 
     Parameters
     ----------
     turning : ndarray of float64, shape (...)
-        Bound on |A|.
+        Bound on ``|A|``.
     own_ascent : ndarray of float64, shape (...)
         One-sided bound on the change of A with the token itself, in ascent.
     own_descent : ndarray of float64, shape (...)
@@ -255,7 +255,7 @@ class Growth(NamedTuple):
     others: Doubles
 
     def one_sided(self, direction: Direction) -> Doubles:
-        """Return L with <x - y, v - w> <= L |x - y|^2 in the mean over pairs.
+        """Return L with ``<x - y, v - w> <= L |x - y|^2`` in the mean over pairs.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class Growth(NamedTuple):
         return self.turning + own + self.others
 
     def lipschitz(self) -> Doubles:
-        """Return L with |v - w| <= L |x - y| in the mean square over pairs, in either direction.
+        """Return L with ``|v - w| <= L |x - y|`` in the mean square over pairs, both directions.
 
         Returns
         -------
@@ -358,7 +358,7 @@ class Flow(Described):
         raise InputError(f"the flow {self.name} has no velocity: give its class the method")
 
     def log_metric(self, cloud: Cloud) -> Doubles | None:
-        """Return log b of the metric, in which G^2 = (1/n) sum_i b(x_i) |v_i|^2.
+        """Return log b of the metric, in which ``G^2 = (1/n) sum_i b(x_i) |v_i|^2``.
 
         Parameters
         ----------

@@ -537,8 +537,10 @@ class OrnsteinUhlenbeck(HeadLaw):
     InputError
         For a negative rate or sigma2, a mean that is not square, finite or symmetric.
 
-    Notes ----- The stationary law [1]_ has mean M and variance sigma^2/(2 rate) on the diagonal and
-    half of that off it. The exact transition over a step is
+    Notes
+    -----
+    The stationary law [1]_ has mean M and variance sigma^2/(2 rate) on the diagonal and half of
+    that off it. The exact transition over a step is
 
     .. math::
 
@@ -627,8 +629,10 @@ class Oscillating(HeadLaw):
     InputError
         For d < 2, unknown phases, or a negative sigma2.
 
-    Notes ----- With a = t + phi_h, the target for d = 2 has the diagonal (2 + 1.5 cos a, 2 - 1.5
-    cos a) and off it sin 2a; for d = 3 [1]_
+    Notes
+    -----
+    With a = t + phi_h, the target for d = 2 has the diagonal (2 + 1.5 cos a, 2 - 1.5 cos a) and off
+    it sin 2a; for d = 3 [1]_
 
     .. math::
 

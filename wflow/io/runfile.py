@@ -253,7 +253,11 @@ class RunWriter:
             begun = history[0] if history else None
             sealed = attrs["complete"] or (end is not None and unfinished.stat().st_size > end)
             if sealed or (begun is not None and shows != begun):
-                disk.unseal(unfinished, end, begun)  # killed between its last writes
+                try:
+                    disk.unseal(unfinished, end, begun)  # killed between its last writes
+                except (RuntimeError, KeyError, ValueError, TypeError):  # of HDF5
+                    what = "its names and attributes"
+                    raise damaged(unfinished, what, "run again with --overwrite") from None
             if not digests and attrs["schema"] == SCHEMA:
                 raise RunFileError(
                     f"{checkpoint_of(path)} lacks the digests of the run file; run again with "

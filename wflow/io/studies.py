@@ -88,6 +88,8 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
                 continue
             stack.callback(nodes[name].close)
         lost += [f"{name} (the file is missing)" for name in _missing(folder, document)]
+        if document and not (folder / SUMMARY).exists():
+            lost.append(f"{SUMMARY} (the file is missing)")
         if not nodes and not document:
             raise RunFileError(_none(folder, lost))
         stack.pop_all()

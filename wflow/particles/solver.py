@@ -434,7 +434,7 @@ def _in_file(
         writer, state = RunWriter.resume(out, config_text(config), progress=progress)
         _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
     else:
-        warn_not_comparable(config)
+        warn_not_comparable(config, stacklevel=5)
         attrs = dataset_attrs(config, problem.seed, history=history)
         replaced = if_exists == "overwrite"
         writer = RunWriter.create(out, problem.layout(), attrs, overwrite=replaced)

@@ -14,7 +14,7 @@ FloatArray = NDArray[np.floating]
 
 
 def normalise(x: ArrayLike) -> FloatArray:
-    """Divide vectors by their norm: the retraction R(x) = x / |x| of the schemes.
+    """Divide vectors by their norm: the retraction ``R(x) = x / |x|`` of the schemes.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def exponential(x: ArrayLike, u: ArrayLike) -> FloatArray:
     x : array_like, shape (..., d)
         Unit vectors.
     u : array_like, shape (..., d)
-        Tangent vectors, <x, u> = 0; |u| is the length of the geodesic.
+        Tangent vectors, ``<x, u> = 0``; ``|u|`` is the length of the geodesic.
 
     Returns
     -------

@@ -64,8 +64,10 @@ def cross_polytope(n: int, d: int, *, spread: float = 0.05, seed: int = 0) -> To
     InputError
         For n < 1, d < 2, a negative or infinite spread, or a seed that is not an integer >= 0.
 
-    Notes ----- Tokens are x = R(+-e_k + spread z) with z ~ N(0, I) and R(x) = x/|x|; vertex and
-    sign are uniform over the 2d vertices. The experiments of [1]_ take n = 200 and spread = 0.05.
+    Notes
+    -----
+    Tokens are x = R(+-e_k + spread z) with z ~ N(0, I) and ``R(x) = x/|x|``; vertex and sign are
+    uniform over the 2d vertices. The experiments of [1]_ take n = 200 and spread = 0.05.
 
     References
     ----------
@@ -103,7 +105,7 @@ def uniform(n: int, d: int, *, seed: int = 0) -> Tokens:
     Returns
     -------
     ndarray of float64, shape (n, d)
-        Unit vectors R(z) with z ~ N(0, I) and R(x) = x/|x|.
+        Unit vectors R(z) with z ~ N(0, I) and ``R(x) = x/|x|``.
 
     Raises
     ------
@@ -148,8 +150,10 @@ def clusters(n: int, d: int, *, clusters: int = 4, spread: float = 0.1, seed: in
     InputError
         For n < 1, d < 2, clusters outside 1 to n, a negative or infinite spread, or a bad seed.
 
-    Notes ----- Tokens are x_i = R(c_k + spread z_i) with k = i mod `clusters`, z_i ~ N(0, I) and
-    R(x) = x/|x|. The centres c_k are uniform on the sphere; cluster sizes differ by at most one.
+    Notes
+    -----
+    Tokens are x_i = R(c_k + spread z_i) with k = i mod `clusters`, z_i ~ N(0, I) and ``R(x) =
+    x/|x|``. The centres c_k are uniform on the sphere; cluster sizes differ by at most one.
 
     Examples
     --------
@@ -293,12 +297,13 @@ def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
     InputError
         For an array that is not (n, d') with n, d' >= 1 real finite numbers, or d outside 1 to d'.
 
-    Notes ----- V_d holds the first d right singular vectors of the centred data; each has its
-    largest entry positive (of entries equal to 1e-6, the first). An axis along which the data has
-    no variance gives coordinates zero. LAPACK's last bits depend on its number of threads, and
-    tokens should not: so the axes are rounded to multiples of 2^-24 and then made orthonormal
-    again. They are principal to 2^-25 in each entry and orthonormal to rounding, and the projection
-    keeps off BLAS.
+    Notes
+    -----
+    V_d holds the first d right singular vectors of the centred data; each has its largest entry
+    positive (of entries equal to 1e-6, the first). An axis along which the data has no variance
+    gives coordinates zero. LAPACK's last bits depend on its number of threads, and tokens should
+    not: so the axes are rounded to multiples of 2^-24 and then made orthonormal again. They are
+    principal to 2^-25 in each entry and orthonormal to rounding, and the projection keeps off BLAS.
 
     Examples
     --------

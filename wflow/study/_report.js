@@ -25,7 +25,7 @@
 
   function chartOf(spec, narrow) {
     const traces = [], layout = {
-      margin: { l: 62, r: 16, t: 8, b: 44 }, font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
+      margin: { l: 62, r: 16, t: 34, b: 44 }, font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom",
       hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("rule"), font: { color: colour("ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("accent") },
@@ -79,7 +79,7 @@
     try {
       const [traces, layout] = chartOf(spec, live.clientWidth < 620);
       const options = { responsive: true, displaylogo: false, displayModeBar: "hover",
-        modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], toImageButtonOptions: { scale: 2 } };
+        modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage"]], toImageButtonOptions: { scale: 2 } };
       Plotly.react(live, traces, layout, options);
       live.on("plotly_legendclick", (event) => {
         // A band goes with its curve, which follows it.

@@ -29,21 +29,28 @@ def sweep(
 ) -> Dataset:
     """Measure every combination of labels and return the numbers as a labelled table.
 
-    `measure(a, b, ...)` is called once for each combination, the last dimension fastest, with the
+    ``measure(a, b, ...)`` is called once for each combination, the last dimension fastest, with the
     labels in the order of `cases`. What it returns under a name becomes
-    `table[name].sel(first=a, second=b, ...)`.
+    ``table[name].sel(first=a, second=b, ...)``.
 
     Parameters
     ----------
-    cases : dimension -> (labels, text), the dimensions that are swept
-    measure : labels of one case -> arrays by name; every case returns the same names and shapes
-    variables : name -> text of a number, or (dimensions, text) of an array that one case has
-    along : dimension -> (labels, text), those dimensions
-    advance : called with 1 after every case, as `Session.progress` gives it
+    cases : dict of str to tuple
+        Dimension -> (labels, text), the dimensions that are swept.
+    measure : callable
+        Function of the labels of one case, whose value is a dict of arrays by name; every case
+        returns the same names and shapes.
+    variables : dict of str to str or tuple
+        Name -> text of a number, or (dimensions, text) of an array that one case has.
+    along : dict of str to tuple, optional
+        Dimension -> (labels, text), those dimensions.
+    advance : callable, optional
+        Function that is called with 1 after every case, as `Session.progress` gives it.
 
     Returns
     -------
-    Dataset with every variable over (*cases, *its own dimensions), with `long_name` and `units`
+    xarray.Dataset
+        Every variable over the dimensions of `cases` and its own, with `long_name` and `units`.
 
     Raises
     ------
@@ -100,16 +107,28 @@ def sweep(
 def dataset(
     variables: Mapping[str, tuple[str | Sequence[str], ArrayLike, str]], coords: Labels
 ) -> Dataset:
-    """A table of numbers without units, each with its description.
+    """Make a table of numbers without units, each with its description.
 
     Parameters
     ----------
-    variables : name -> (dimensions, values, text)
-    coords : dimension -> (labels, text)
+    variables : dict of str to tuple
+        Name -> (dimensions, values, text).
+    coords : dict of str to tuple
+        Dimension -> (labels, text).
 
     Returns
     -------
-    Dataset; `long_name` is the text, and what is a number has the unit 1
+    xarray.Dataset
+        The table; `long_name` is the text, and what is a number has the unit 1.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> table = study.dataset(
+    ...     {"cost": ("n", [1.0, 4.0], "time of a step")}, {"n": ([10, 20], "number of tokens")}
+    ... )
+    >>> table["cost"].attrs["long_name"]
+    'time of a step'
     """
     import xarray
 
@@ -130,11 +149,51 @@ def dataset(
 
 
 def initial_heads(seed: int, heads: int, d: int) -> NDArray[np.float64]:
-    """Z + Z^T (heads, d, d), Z standard normal: the heads that a run of that seed starts from."""
+    """Return the heads Z + Z^T, Z standard normal, that a run of a seed starts from.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the run.
+    heads : int
+        Number of heads.
+    d : int
+        Dimension of the tokens.
+
+    Returns
+    -------
+    ndarray of float64, shape (heads, d, d)
+        Symmetric matrices.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow import study
+    >>> D = study.initial_heads(seed=0, heads=2, d=3)
+    >>> D.shape, np.array_equal(D, D.swapaxes(1, 2))
+    ((2, 3, 3), True)
+    """
     z = CounterNormals(seed).draw((heads, d, d), path=0, step=0, purpose=INITIAL_HEADS)
     return np.asarray(z + z.swapaxes(-1, -2))
 
 
 def seed_of(*key: int) -> int:
-    """A seed for every key of whole numbers: the draws of different keys are independent."""
+    """Return a seed for every key of whole numbers: the draws of different keys are independent.
+
+    Parameters
+    ----------
+    *key : int
+        Whole numbers >= 0, such as a seed and the number of a case.
+
+    Returns
+    -------
+    int
+        Seed below 2^32.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.seed_of(0, 1) == study.seed_of(0, 1) != study.seed_of(1, 0)
+    True
+    """
     return int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])

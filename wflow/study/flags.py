@@ -33,7 +33,14 @@ Switch = tyro.conf.FlagCreatePairsOff[bool]
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
-    """Flags of anything that writes results; `tyro` turns them into the command line."""
+    """Flags of anything that writes results; `tyro` turns them into the command line.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.OutputFlags().resume
+    False
+    """
 
     needs: ClassVar[dict[str, str]] = {}
     """Packages without which the study does not start, and the extra that brings each."""
@@ -76,7 +83,14 @@ class OutputFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(OutputFlags):
-    """Flags of every study of particles."""
+    """Flags of every study of particles.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.Flags(paths=4).paths
+    4
+    """
 
     paths: int = 16
     """Monte Carlo paths; all share the initial tokens and heads."""
@@ -119,7 +133,14 @@ class Flags(OutputFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFlags(Flags):
-    """Flags of a study that starts from one cloud of tokens."""
+    """Flags of a study that starts from one cloud of tokens.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.TokenFlags(tokens="uniform", n=5, d=3).cloud().shape
+    (5, 3)
+    """
 
     tokens: Annotated[
         str,
@@ -145,11 +166,28 @@ class TokenFlags(Flags):
             whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
 
     def cloud(self) -> "NDArray[np.float64]":
-        """The initial tokens (n, d) that the flags ask for."""
+        """Return the initial tokens that the flags ask for.
+
+        Returns
+        -------
+        ndarray of float64, shape (n, d)
+            Unit vectors.
+        """
         return self.clouds(1)[0]
 
     def clouds(self, count: int) -> "NDArray[np.float64]":
-        """Initial tokens (count, n, d) of that kind, by seeds --tokens-seed, + 1, + 2, ..."""
+        """Return several clouds of that kind, by seeds --tokens-seed, + 1, + 2, ...
+
+        Parameters
+        ----------
+        count : int
+            Number of clouds.
+
+        Returns
+        -------
+        ndarray of float64, shape (count, n, d)
+            Unit vectors.
+        """
         import numpy
 
         from wflow.sphere import tokens
@@ -162,7 +200,14 @@ class TokenFlags(Flags):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFlags(TokenFlags):
-    """Flags of a study that compares head counts."""
+    """Flags of a study that compares head counts.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.StudyFlags(heads=(1, 4, 16)).heads
+    (1, 4, 16)
+    """
 
     heads: tuple[int, ...] = (64,)
     """Head counts H, one run each. Two or more are fitted by a power law in H."""
@@ -224,12 +269,33 @@ AnyFlags = TypeVar("AnyFlags", bound=OutputFlags)
 def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     """Read flags from the command line and check them; `--help` explains each with its default.
 
+    Parameters
+    ----------
+    flags : type
+        Subclass of `OutputFlags`.
+    description : str or None
+        What `--help` says before the flags, such as the docstring of the script.
+
+    Returns
+    -------
+    OutputFlags
+        An object of the class.
+
     Raises
     ------
     InputError
         Of `OutputFlags.check`, and for words that are not valid UTF-8.
     SystemExit
         For `--help` (0) and for arguments that cannot be read (2).
+
+    Examples
+    --------
+    >>> import sys
+    >>> from wflow import study
+    >>> given, sys.argv = sys.argv, ["study", "--paths", "4"]
+    >>> study.command_line(study.Flags, "A study.").paths
+    4
+    >>> sys.argv = given
     """
     check_words(sys.argv[1:])
     text = inspect.cleandoc(description or "")
@@ -323,14 +389,22 @@ def distinct(values: Sequence[float], name: str, least: int = 1) -> None:
 
     Parameters
     ----------
-    values : of a flag; names of run files are made of them
-    name : the flag, such as "--taus"
-    least : how many are needed
+    values : sequence of float
+        Values of a flag; names of run files are made of them.
+    name : str
+        The flag, such as "--taus".
+    least : int, default 1
+        How many are needed.
 
     Raises
     ------
     InputError
         That names the flag and its values.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.distinct([0.1, 0.2], "--taus")
     """
     if len(values) < least or len(set(map(_number_text, values))) < len(values):
         raise InputError(

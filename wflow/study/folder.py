@@ -15,7 +15,7 @@ from wflow._core.identity import check_comparable
 from wflow._core.signals import signals_held
 from wflow.io.disk import check_target
 from wflow.io.reading import differences, manifest_config, manifest_of, partial_of, parts_of
-from wflow.io.results import DRAFT, REPORT, summary_document
+from wflow.io.results import DRAFT, summary_document
 from wflow.io.runfile import config_text, load_state, never_started, open_run, run_status
 from wflow.study.flags import Flags, flags_of
 
@@ -127,7 +127,7 @@ def earlier_results(folder: Path) -> set[str]:
     """Names of the files that an earlier summary of this folder gives as its own."""
     document = summary_document(folder / "summary.json")
     figures, texts = (document.get(key, []) for key in ("figures", "texts"))
-    names = {"summary.h5", "summary.json", "summary.md", REPORT} if document else set[str]()
+    names = {"summary.h5", "summary.json", "summary.md"} if document else set[str]()
     if isinstance(figures, list):
         names |= {f"{stem}.{kind}" for stem in figures for kind in ("png", "pdf")}
     if isinstance(texts, list):

@@ -62,13 +62,23 @@ Verdict = Literal["confirmed", "confirmed in part", "not confirmed", "inconclusi
 class Finding(ShortResult):
     """What a study found about one prediction.
 
-    Attributes
+    Parameters
     ----------
-    prediction : the statement, as the theory makes it
-    source : paper and theorem, or section of docs/mathematics.md
-    found : the numbers, and where the prediction holds if only in part
-    verdict : decided by the study's code from its numbers: "confirmed in part" where it holds in
-        some of the cases that it covers, "inconclusive" where an effect is within its spread
+    prediction : str
+        The statement, as the theory makes it.
+    source : str
+        Paper and theorem, or chapter of the theory.
+    found : str
+        The numbers, and where the prediction holds if only in part.
+    verdict : {"confirmed", "confirmed in part", "not confirmed", "inconclusive"}
+        Decided by the study's code from its numbers: "confirmed in part" where it holds in some of
+        the cases that it covers, "inconclusive" where an effect is within its spread.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.Finding.decided("E falls", "chain rule", "1 of 2 runs", [True, False]).verdict
+    'confirmed in part'
     """
 
     prediction: str
@@ -78,11 +88,23 @@ class Finding(ShortResult):
 
     @classmethod
     def decided(cls, prediction: str, source: str, found: str, holds: ArrayLike) -> Finding:
-        """A finding about cases in each of which the prediction holds or does not.
+        """Make a finding about cases in each of which the prediction holds or does not.
 
         Parameters
         ----------
-        holds : bool, or an array of one per case; all: confirmed, some: confirmed in part
+        prediction : str
+            The statement, as the theory makes it.
+        source : str
+            Paper and theorem, or chapter of the theory.
+        found : str
+            The numbers.
+        holds : bool or array_like of bool
+            Whether it holds, or one value per case; all: confirmed, some: confirmed in part.
+
+        Returns
+        -------
+        Finding
+            The finding with its verdict.
         """
         cases = np.asarray(holds, dtype=bool)
         verdict: Verdict = "not confirmed"
@@ -102,18 +124,33 @@ class Finding(ShortResult):
         root: bool = False,
         note: str = "",
     ) -> Finding:
-        """A finding about the exponents of power laws.
+        """Make a finding about the exponents of power laws.
 
         An exponent within the tolerance of what is expected is confirmed; one beyond it is
-        inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents
-        that differ in this are confirmed in part, or, where none is confirmed, inconclusive.
+        inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents that
+        differ in this are confirmed in part, or, where none is confirmed, inconclusive.
 
         Parameters
         ----------
-        fits : one fit, or label -> fit
-        expected : exponent, or label -> exponent
-        root : the fits are of mean squares, and the prediction is about their roots
-        note : added to the numbers
+        prediction : str
+            The statement, as the theory makes it.
+        source : str
+            Paper and theorem, or chapter of the theory.
+        fits : wflow.fits.PowerLaw, or dict of str to PowerLaw
+            One fit, or label -> fit.
+        expected : float, or dict of str to float
+            Exponent, or label -> exponent.
+        tolerance : float
+            Largest difference that counts as none.
+        root : bool, default False
+            Whether the fits are of mean squares, and the prediction is about their roots.
+        note : str, default ""
+            Text that is added to the numbers.
+
+        Returns
+        -------
+        Finding
+            The finding with its verdict.
         """
         laws = fits if isinstance(fits, Mapping) else {"": fits}
         verdicts: list[Verdict] = []
@@ -137,7 +174,28 @@ class Finding(ShortResult):
 
 
 def slope_text(fit: PowerLaw, style: str = ".3f", *, root: bool = False) -> str:
-    """The exponent of a fit and its interval; with `root` those of the root of what was fitted."""
+    """Write the exponent of a fit and its interval.
+
+    Parameters
+    ----------
+    fit : wflow.fits.PowerLaw
+        A fit.
+    style : str, default ".3f"
+        Format of the numbers.
+    root : bool, default False
+        Whether to write those of the root of what was fitted.
+
+    Returns
+    -------
+    str
+        Exponent and interval.
+
+    Examples
+    --------
+    >>> from wflow import fits, study
+    >>> study.slope_text(fits.power_law([1, 2, 4], [[3.0], [1.5], [0.75]]))
+    '-1.000'
+    """
     scale = 0.5 if root else 1.0
     low, high = (scale * bound for bound in fit.exponent_ci)
     interval = f" ({100 * fit.level:.0f} % {low:{style}} to {high:{style}})"
@@ -145,13 +203,63 @@ def slope_text(fit: PowerLaw, style: str = ".3f", *, root: bool = False) -> str:
 
 
 def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") -> str:
-    """Mean ± standard error of independent samples, for a cell of a table."""
+    """Write the mean ± standard error of independent samples, for a cell of a table.
+
+    Parameters
+    ----------
+    samples : array_like, shape (N,)
+        Real samples.
+    style : str, default ".4g"
+        Format of the mean.
+    error_style : str, default ".1g"
+        Format of the error.
+
+    Returns
+    -------
+    str
+        Mean and error.
+
+    Raises
+    ------
+    InputError
+        For values that are not real numbers, or no samples.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> study.mean_text([1.0, 3.0])
+    '2 ± 1'
+    """
     mean, error = mean_and_error(samples)
     return f"{float(mean):{style}} ± {float(error):{error_style}}"
 
 
 class Session:
-    """One call of a study; made by `wflow.study.session`."""
+    """One call of a study; made by `wflow.study.session`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the study, for the summary.
+    flags : OutputFlags
+        Its flags, checked.
+
+    Attributes
+    ----------
+    files : dict of str to pathlib.Path
+        Run files that were written, by the names of the runs.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tempfile
+    >>> from wflow import study
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     flags = study.OutputFlags(out=Path(folder, "results"))
+    ...     with study.session("trial", flags) as session:
+    ...         print(session.name, session.files)
+    trial {}
+    """
 
     def __init__(self, name: str, flags: OutputFlags) -> None:
         self.name, self.flags = name, flags
@@ -162,12 +270,14 @@ class Session:
 
         Parameters
         ----------
-        runs : name -> arguments of `wflow.solve`, without `out` and `if_exists`; `compute` is that
-            of the flags
+        runs : dict of str to dict
+            Arguments of `wflow.solve` by the names of the runs, without `out` and `if_exists`;
+            `compute` is that of the flags.
 
         Returns
         -------
-        name -> run file NAME.h5 in the study's folder
+        dict of str to pathlib.Path
+            Run files NAME.h5 in the study's folder, by name.
 
         Raises
         ------
@@ -193,7 +303,20 @@ class Session:
         return files
 
     def progress(self, total: int, label: str) -> AbstractContextManager[Advance]:
-        """Show how far a loop of the study has come: `with ... as advance: advance(1)`."""
+        """Show how far a loop of the study has come: `with ... as advance: advance(1)`.
+
+        Parameters
+        ----------
+        total : int
+            Number of passes of the loop.
+        label : str
+            Text beside the bar.
+
+        Returns
+        -------
+        context manager
+            Its value is a function of the number of passes that were made.
+        """
         return progress(total, label)
 
     def finish(
@@ -208,11 +331,16 @@ class Session:
 
         Parameters
         ----------
-        table : the study's numbers, written to summary.h5
-        text : the report that is printed, Markdown
-        findings : one per prediction
-        figures : name -> figure, written as PNG and PDF
-        texts : name -> content of further text files
+        table : xarray.Dataset
+            The study's numbers, written to summary.h5.
+        text : str
+            The report that is printed, Markdown.
+        findings : sequence of Finding
+            One per prediction.
+        figures : dict of str to matplotlib.figure.Figure
+            Figures by name, written as PNG and PDF.
+        texts : dict of str to str, optional
+            Content of further text files, by name.
         """
         source = provenance(self.name)
         document = source | {
@@ -244,8 +372,15 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
 
     Parameters
     ----------
-    name : name of the study, for the summary
-    flags : its flags, checked (as `command_line` does)
+    name : str
+        Name of the study, for the summary.
+    flags : OutputFlags
+        Its flags, checked (as `command_line` does).
+
+    Yields
+    ------
+    Session
+        The session.
 
     Raises
     ------
@@ -254,16 +389,31 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         where it cannot be used, or where workers were asked for and there is no dask.
     Interrupted
         On SIGINT and SIGTERM.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tempfile
+    >>> import numpy as np, wflow
+    >>> from wflow import study
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with study.session("trial", study.Flags(out=Path(folder, "results"))) as session:
+    ...         files = session.solve({"one": dict(
+    ...             x0=wflow.tokens.uniform(5, 3, seed=0), law=wflow.heads.Frozen(),
+    ...             heads=np.eye(3)[None], t_final=0.1, dt=0.05,
+    ...         )})
+    >>> files["one"].name
+    'one.h5'
     """
     with ExitStack() as stack:
         stack.enter_context(signals_as_errors(lambda: _after_signal(flags)))
         stack.enter_context(log_on_stderr(flags.verbose))
         stack.enter_context(study_folder(flags.out))
         if flags.resume or flags.overwrite:
-            names = (*SUMMARY, "summary.md", REPORT)
-            refuse_foreign(flags.out, names, earlier_results(flags.out))
+            refuse_foreign(flags.out, (*SUMMARY, "summary.md"), earlier_results(flags.out))
         else:
             refuse_existing(flags.out, SUMMARY)
+        refuse_foreign(flags.out, [REPORT])
         if isinstance(flags, Flags):
             check_workers(flags.workers, flags.scheduler)
         yield Session(name, flags)
@@ -373,12 +523,27 @@ def markdown_table(
 
     Parameters
     ----------
-    columns : title -> cells; or one mapping title -> cell for every row
+    columns : dict of str to sequence of str, or sequence of dict of str to str
+        Title -> cells; or one mapping title -> cell for every row.
+
+    Returns
+    -------
+    str
+        The table.
 
     Raises
     ------
     InputError
         For columns of different lengths, or rows with different titles.
+
+    Examples
+    --------
+    >>> from wflow import study
+    >>> print(study.markdown_table({"H": ["1", "16"], "G^2": ["0.4", "0.03"]}))
+    | H  | G^2  |
+    | -- | ---- |
+    | 1  | 0.4  |
+    | 16 | 0.03 |
     """
     if not isinstance(columns, Mapping):
         rows_given = list(columns)

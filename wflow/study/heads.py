@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._core.adaptive import as_scheme
 from wflow._core.command_line import Folder
 from wflow._core.errors import InputError, WflowError
-from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
 from wflow.io.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
@@ -224,18 +224,32 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
 
     Parameters
     ----------
-    name : name of the study, for the summary
-    flags : the flags, checked (as `command_line` does)
-    law_of : head law of all runs, made for the dimension d of the tokens
+    name : str
+        Name of the study, for the summary.
+    flags : StudyFlags
+        The flags, checked (as `command_line` does).
+    law_of : callable
+        Function of the dimension d of the tokens, whose value is the head law of all runs.
 
     Returns
     -------
-    exit status 0
+    int
+        Exit status 0.
 
     Raises
     ------
     InputError
         For flags, tokens or files that cannot be used; nothing has been written then.
+
+    Examples
+    --------
+    A script in `studies/` is a few lines:
+
+    >>> import numpy as np, wflow
+    >>> from wflow import study
+    >>> def main():
+    ...     flags = study.command_line(study.StudyFlags, "Ornstein-Uhlenbeck heads.")
+    ...     return study.run("ou", flags, lambda d: wflow.heads.OrnsteinUhlenbeck(np.eye(d)))
     """
     with session(name, flags) as opened:
         x0 = flags.cloud()
@@ -287,7 +301,7 @@ def _moments(flags: StudyFlags) -> tuple[float, ...]:
     few = tuple(flags.t_final * s for s in SNAPSHOTS)
     n, d = flags.n or 0, flags.d or 0
     size = 8 * (2 * n * d + (max(flags.heads) * d**2 if flags.save.heads else 0))
-    if size * _MOMENTS > _SNAPSHOT_BYTES or flags.scheme not in TABLEAUX:
+    if size * _MOMENTS > _SNAPSHOT_BYTES or as_scheme(flags.scheme)[1]:
         return few
     record = flags.save.every * flags.dt
     times = np.round(flags.t_final * np.linspace(0, 1, _MOMENTS + 1) ** 2 / record) * record

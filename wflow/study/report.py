@@ -22,7 +22,7 @@ import re
 import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,8 +55,9 @@ BYTES = 6_900_000  # of the page, the script of the plots included
 _POSITIONS = 150_000  # of tokens, on the whole page
 _PICTURES = 700_000  # bytes of the figures of a study on its page
 _SECONDS = 1.5  # of checks and clusters, on the whole page
-_PAIRS_PER_SECOND, _BYTES_PER_SECOND = 1e9, 3e8
+_PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 1e-3
 _LARGEST = 2**27  # bytes of one variable that are read
+_LOADED = 2**26  # bytes of a run that is read at once
 _BAND = (10.0, 90.0)
 _SCALE = 0.1  # radians, of the clusters
 _FAULTS = (WflowError, ArithmeticError, AttributeError, LookupError, MemoryError, *BROKEN)
@@ -219,53 +220,86 @@ def _opened(path: Path, notes: list[str]) -> Iterator[Dataset]:
     except RunFileError as error:
         if "truncated" not in str(error) or not path.is_file():
             raise
-        with _cut(path, error, notes) as ds:
-            yield ds
+        yield _cut(path, error, notes)
         return
     with ds:
         yield ds
 
 
-@contextmanager
-def _cut(path: Path, reason: RunFileError, notes: list[str]) -> Iterator[Dataset]:
-    """What a run file that was cut still holds; `reason` is raised where that is nothing."""
+def _cut(path: Path, reason: RunFileError, notes: list[str]) -> Dataset:
+    """What a run file that was cut still holds; `reason` is raised where that is nothing.
+
+    HDF5 finds variables by a directory, which is among the last bytes of a file. Where it is gone
+    each variable still has a head with its type and description, from which it is recognised.
+    """
     import h5py
     import xarray
 
     size, there = _claimed_size(path), path.stat().st_size
-    padded = _Padded(path, size)
-    try:
-        with h5py.File(padded, "r") as file:
-            attrs = reading.read_attrs(file, path)
-            reading.check_variables(file, path)
-            ends = {
-                name: (file[name].id.get_offset() or 0, file[name].id.get_storage_size())
-                for name in VARIABLES.keys() & set(file)
-            }
-        ds = xarray.open_dataset(padded, engine="h5netcdf", decode_times=False)
-    except _FAULTS:
-        padded.close()
-        raise reason from None
-    gone = sorted(name for name, (start, _) in ends.items() if start >= there)
-    part = sorted(
-        name for name, (start, length) in ends.items() if start < there < start + length
-    )
-    if {"time", "path"} & {*gone, *part}:
-        ds.close()
-        padded.close()
+    if not 0 < there < size or there > _LARGEST:
         raise reason
+    found: dict[str, tuple[Any, int]] = {}
+    with h5py.File(_Padded(path, size), "r") as file:
+        for data in _variables_of(file, [m.start() for m in re.finditer(b"OHDR", _bytes(path))]):
+            with suppress(*_FAULTS):
+                name = _name_of(data)
+                start = data.id.get_offset() or 0
+                outside = data.external or data.is_virtual or start >= there
+                if name and name not in found and not outside:
+                    found[name] = (data[...], there - start - data.id.get_storage_size())
+    if not {"time", "path"} <= set(found) or not np.isfinite(found["time"][0]).all():
+        raise reason
+    kept: dict[str, tuple[tuple[str, ...], Any]] = {}
+    sizes: dict[str, int] = {}
+    for name in VARIABLES:  # coordinates first
+        dims = VARIABLES[name].dims
+        shape = found[name][0].shape if name in found else ()
+        if len(shape) == len(dims) and all(
+            sizes.setdefault(dim, length) == length for dim, length in zip(dims, shape, strict=True)
+        ):
+            kept[name] = (dims, found[name][0])
+    part = sorted(name for name in kept if found[name][1] < 0)
+    text = ", ".join(kept)
     notes.append(
-        f"The file is truncated: {there:,} of {size:,} bytes are there. "
-        f"Missing altogether: {', '.join(gone) or 'nothing'}; in part: "
-        f"{', '.join(part) or 'nothing'}. Restore it from a copy, or run again with --overwrite."
+        f"The file is truncated: {there:,} of {size:,} bytes are there, and the configuration of "
+        f"the run is not among them. Found: {text}; of these only in part: "
+        f"{', '.join(part) or 'none'}. Everything else is missing. Restore the file from a copy, "
+        "or run again with --overwrite."
     )
+    coords = [name for name in ("time", "path", "snapshot", "snapshot_path") if name in kept]
+    ds = xarray.Dataset({name: kept[name] for name in kept if name not in coords})
+    ds = ds.assign_coords({name: kept[name] for name in coords})
+    return ds.assign_attrs({"complete": 0, "config": "{}"})
+
+
+def _bytes(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read() or b""
+
+
+def _variables_of(file: Any, places: Sequence[int]) -> Iterator[Any]:
+    """The variables of an HDF5 file whose heads are at these places."""
+    import h5py
+
+    with h5py.File("places", "w", driver="core", backing_store=False) as other:
+        table = other.create_dataset("places", (len(places),), dtype=h5py.ref_dtype)
+        all_of_it = h5py.h5s.ALL
+        table.id.write(all_of_it, all_of_it, np.array(places, "<u8"), mtype=h5py.h5t.STD_REF_OBJ)
+        for reference in table[...]:
+            with suppress(*_FAULTS):
+                data = file[reference]
+                if isinstance(data, h5py.Dataset):
+                    yield data
+
+
+def _name_of(data: Any) -> str:
+    """Name of a variable by its description, or for a time of snapshots by its shape."""
     try:
-        cut = ds.drop_vars([name for name in gone if name in ds.variables])
-        cut.attrs |= {"complete": 0, "config": attrs["config"]}
-        yield cut
-    finally:
-        ds.close()
-        padded.close()
+        words = data.attrs["long_name"]
+    except KeyError:
+        rows = data.ndim == 1 and bool(np.all(np.diff(data[...]) > 0))
+        return {"<f8": "snapshot", "<i8": "snapshot_path"}.get(data.dtype.str, "") if rows else ""
+    return next((name for name, known in VARIABLES.items() if known.long_name == words), "")
 
 
 def _one_run(path: Path, clock: Clock) -> Section:
@@ -473,7 +507,9 @@ def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
         powers = range(math.ceil(low), math.floor(high) + 1, step)
         return [(float(p), f"{10.0**p:g}" if -4 < p < 5 else f"1e{p}") for p in powers]
     if log:
-        values = [m * 10.0**p for p in range(math.floor(low), math.ceil(high)) for m in (1, 2, 3, 5)]
+        values = [
+            m * 10.0**p for p in range(math.floor(low), math.ceil(high)) for m in (1, 2, 3, 5)
+        ]
         return [(math.log10(v), f"{v:g}") for v in values if low <= math.log10(v) <= high]
     raw = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(raw)) if raw > 0 and math.isfinite(raw) else 1.0
@@ -594,9 +630,7 @@ class Cloud:
             points = self.points[frame, ::step]
             seen = points @ view.T if points.shape[1] == 3 else np.c_[points, np.ones(len(points))]
             centre, radius = size * (k + 0.5), size / 2 - 8
-            parts.append(
-                f'<circle class="ball" cx="{centre:g}" cy="{size / 2:g}" r="{radius:g}"/>'
-            )
+            parts.append(f'<circle class="ball" cx="{centre:g}" cy="{size / 2:g}" r="{radius:g}"/>')
             for side in ("far", "near"):
                 there = seen[seen[:, 2] >= 0] if side == "near" else seen[seen[:, 2] < 0]
                 d = "".join(
@@ -629,7 +663,8 @@ class Cloud:
             f'aria-label="Time of the snapshot" aria-valuetext="{start}"><output>{start}</output>'
             '<label>colour <select class="tint"><option value="depth">depth</option>'
             '<option value="start">place at the first time</option></select></label>'
-            f'{turn}</div></div><div class="static">{self.svg()}</div><figcaption>{caption}</figcaption></figure>'
+            f'{turn}</div></div><div class="static">{self.svg()}</div>'
+            f"<figcaption>{caption}</figcaption></figure>"
         )
 
 
@@ -690,6 +725,8 @@ class Section:
         points : of a curve
         """
         self = cls(name, missing=list(notes))
+        if ds.nbytes <= _LOADED:  # each read of a file takes a millisecond, whatever its size
+            ds = self._try("the values", ds.load) or ds
         self.config = self._try("the configuration", lambda: _config_of(ds)) or {}
         self.facts = self._try("the description", lambda: describe(ds)) or []
         if not ds.attrs.get("complete", 0) and not notes:
@@ -712,6 +749,8 @@ class Section:
         self._chart("heads", "the heads", lambda: _heads_chart(ds))
         self.spectrum = self._try("the heads", lambda: _spectrum(ds)) or []
         self.checks = self._try("the checks", lambda: _checks(ds, file, self.config, clock)) or []
+        if any(check.passed is False for check in self.checks):
+            self.missing.append(f"{self.verdict()}: see the verification below.")
         self.provenance = self._try("the provenance", lambda: _provenance(ds, file)) or []
         if file is not None:
             self.hashes = self._try("the digests", lambda: _hashes(ds, file)) or []
@@ -901,7 +940,9 @@ def _cluster_chart(cloud: Cloud, clock: Clock) -> Chart | None:
     nematic = np.linalg.eigvalsh(second)[:, -1]
     counts = np.full((2, frames), np.nan)
     cost = n**2 * cloud.d / _PAIRS_PER_SECOND + 5e-4
-    most = next((m for m in (frames, 75, 40, 20, 10, 5, 2) if m <= frames and clock.grant(m * cost)), 0)
+    most = next(
+        (m for m in (frames, 75, 40, 20, 10, 5, 2) if m <= frames and clock.grant(m * cost)), 0
+    )
     for k in np.unique(np.round(np.linspace(0, frames - 1, most)).astype(int)):
         found = clusters.persistent_count(unit[k]).count
         counts[:, k] = clusters.count(unit[k], _SCALE), found if found < n else np.nan
@@ -985,36 +1026,35 @@ def _spectrum(ds: Dataset) -> list[tuple[str, ...]]:
     return rows
 
 
-def _checks(
-    ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Clock
-) -> list[Check]:
+def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Clock) -> list[Check]:
     """The checks of `verify` that the time left allows; others are named as not made."""
     from wflow.analysis import verify
 
     seconds = _cost(ds, file, config)
-    if clock.grant(seconds):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return verify.verify(ds if file is None else file).checks  # type: ignore[arg-type]
-        except WflowError as error:
-            reason = str(error)
-    else:
-        reason = f"they take about {max(1, round(seconds))} s or more, or other runs took the time"
-    where = "NAME.h5" if file is None else file.name
-    left = verify.Check(
-        "all other checks", None, note=f"not made here: {reason}; see `wflow verify {where}`"
-    )
-    names = {"energy", "dissipated", "edi_residual"}
-    small = 8 * math.prod(ds.sizes.get(dim, 0) for dim in ("path", "time")) <= _LARGEST // 8
-    if not names <= set(ds) or not ds.sizes.get("time") or not small:
-        return [left]
-    ds = ds.isel(path=np.flatnonzero(np.isfinite(ds["edi_residual"][:, -1].values)))
-    whole = verify.whole(ds, dict(config))
-    if not whole.passed or not ds.sizes["path"]:
-        return [whole, left]
-    closes = verify.balance(ds, dict(config), verify.TOLERANCE)
-    return [whole, *verify.columns(ds, dict(config)), closes, left]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # the page says that a run is not complete
+        if clock.grant(seconds):
+            try:
+                run: Any = ds if file is None else file
+                return verify.verify(run).checks
+            except WflowError as error:
+                reason = str(error)
+        else:
+            reason = "the checks of all runs on this page would take too long"
+        where = "NAME.h5" if file is None else file.name
+        left = verify.Check(
+            "all other checks", None, note=f"not made here: {reason}; see `wflow verify {where}`"
+        )
+        names = {"energy", "dissipated", "edi_residual"}
+        small = 8 * math.prod(ds.sizes.get(dim, 0) for dim in ("path", "time")) <= _LARGEST // 8
+        if not names <= set(ds) or not ds.sizes.get("time") or not small:
+            return [left]
+        ds = ds.isel(path=np.flatnonzero(np.isfinite(ds["edi_residual"][:, -1].values)))
+        whole = verify.whole(ds, dict(config))
+        if not whole.passed or not ds.sizes["path"]:
+            return [whole, left]
+        closes = verify.balance(ds, dict(config), verify.TOLERANCE)
+        return [whole, *verify.columns(ds, dict(config)), closes, left]
 
 
 def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
@@ -1028,7 +1068,8 @@ def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
     replay = 8 * every * pairs  # two paths, of up to four stages
     work = clouds * pairs + (replay if replay < 4e10 else 0.0)
     size = ds.nbytes if file is None or not file.exists() else file.stat().st_size
-    return work / _PAIRS_PER_SECOND + 2 * size / _BYTES_PER_SECOND
+    reads = 60 + 4 * ds.sizes.get("snapshot", 0) * ds.sizes.get("snapshot_path", 0)
+    return work / _PAIRS_PER_SECOND + 2 * size / _BYTES_PER_SECOND + reads * _SECONDS_PER_READ
 
 
 def _provenance(ds: Dataset, file: Path | None) -> list[tuple[str, str]]:
@@ -1037,7 +1078,7 @@ def _provenance(ds: Dataset, file: Path | None) -> list[tuple[str, str]]:
              "created", "Conventions", "platform", "references", "history")  # fmt: skip
     rows = [(name, _words(ds.attrs[name])) for name in names if name in ds.attrs]
     config = json.loads(ds.attrs.get("config", "{}"))
-    for key, text in (("x0", "initial tokens"), ("heads", "initial heads")):
+    for key, text in (("x0", "initial tokens x0"), ("heads", "initial heads")):
         value = config.get(key)
         if isinstance(value, dict) and "sha256" in value:
             rows.append((text, f"shape {value.get('shape')}, SHA-256 {value['sha256']}"))
@@ -1232,7 +1273,9 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
             )  # fmt: skip
     for model, runs in models.items():
         steps = max(run["step"][1].size if "step" in run else 0 for run in runs)
-        losses = [float(run["loss"][1][-1]) for run in runs if "loss" in run and run["loss"][1].size]
+        losses = [
+            float(run["loss"][1][-1]) for run in runs if "loss" in run and run["loss"][1].size
+        ]
         last = f"{np.mean(losses):.4g}" if losses else "–"
         study.networks.append((model, str(len(runs)), str(steps), last))
 
@@ -1271,7 +1314,9 @@ def _read_pictures(study: Study) -> None:
     """The figures of the study's end, as far as they fit on the page."""
     listed = study.document.get("figures", [])
     stems = [str(stem) for stem in listed] if isinstance(listed, list) else []
-    stems.sort(key=lambda stem: bool(OF_ONE_RUN.fullmatch(stem)))  # those of all runs first
+    # The section of a run has its own curves and tokens.
+    drawn = {section.name for section in study.sections if section.charts}
+    stems = [s for s in stems if not ((one := OF_ONE_RUN.fullmatch(s)) and one[1] in drawn)]
     left, out = _PICTURES, []
     for stem in stems:
         file = study.folder / f"{stem}.png"
@@ -1397,7 +1442,9 @@ def _command(command: str, name: str | None) -> str:
 
 def _tiles(pairs: Rows) -> str:
     items = "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in pairs if value
+        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
+        for name, value in pairs
+        if value
     )
     return f'<dl class="tiles">{items}</dl>' if items else ""
 
@@ -1462,7 +1509,7 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     parts.append(_table(section.provenance, kind="info"))
     if section.hashes:
         parts.append("<details><summary>SHA-256 digests of the file</summary>")
-        parts.append(_table(section.hashes, ("part", "SHA-256"), "hashes"))
+        parts.append(_table(section.hashes, ("part of the file", "SHA-256"), "hashes"))
         parts.append("</details>")
     return "\n".join(part for part in parts if part)
 
@@ -1483,7 +1530,7 @@ def _checks_html(section: Section) -> str:
         )
     head = "".join(f'<th scope="col">{t}</th>' for t in ("", "check", "found", "limit"))
     return (
-        f'<p>{_text(section.verdict())}, as <code>wflow verify</code> makes them.</p><div '
+        f"<p>{_text(section.verdict())}, as <code>wflow verify</code> makes them.</p><div "
         f'class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
         f"{''.join(rows)}</tbody></table></div>"
     )
@@ -1611,11 +1658,30 @@ def _tables_html(study: Study) -> str:
         parts.append(_table(cells, ("heads H", *(titles[key] for key in keys)), "numbers"))
         parts.append("<p>Mean ± standard error over the paths.</p>")
     if isinstance(fit, dict):
-        numbers = [(str(k), _words(v)) for k, v in fit.items() if v is not None]
-        parts.append("<h3>Fit G² = a H^b</h3>" + _table(numbers, kind="info"))
+        head = ("", "value", "interval", "standard error")
+        parts.append("<h3>Fit G² = a H^b</h3>" + _table(_fit_rows(fit), head, "numbers"))
     if not parts:
         return ""
     return f'<section><h2 id="table">Table</h2>{"".join(parts)}</section>'
+
+
+def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Prefactor, exponent and the other numbers of a fit, as the summary has them."""
+
+    def number(value: Any) -> str:
+        return f"{value:.5g}" if isinstance(value, int | float) else ""
+
+    level = fit.get("level")
+    percent = f"{100 * level:.0f} %: " if isinstance(level, int | float) else ""
+    for name, symbol in (("prefactor", "a"), ("exponent", "b")):
+        ends = fit.get(f"{name}_ci")
+        known = isinstance(ends, list) and len(ends) == 2 and all(map(number, ends))
+        interval = f"{percent}{number(ends[0])} to {number(ends[1])}" if known and ends else ""
+        yield symbol, number(fit.get(name)), interval, number(fit.get(f"{name}_error"))
+    for name, text in (("pearson", "Pearson correlation"), ("points", "head counts"),
+                       ("heads_from", "fit from H =")):  # fmt: skip
+        if fit.get(name) is not None:
+            yield text, number(fit[name]), "", ""
 
 
 def _mean_cell(value: Any) -> str:
@@ -1633,7 +1699,7 @@ def _markdown(text: str) -> str:
     reader.disable(["image", "link", "autolink", "html_inline", "html_block"])
     made = str(reader.render(text))
     made = re.sub(r"<(/?)h([1-4])>", lambda m: f"<{m[1]}h{int(m[2]) + 2}>", made)
-    made = made.replace("<th>", '<th scope="col">').replace('<th style=', '<th scope="col" style=')
+    made = made.replace("<th>", '<th scope="col">').replace("<th style=", '<th scope="col" style=')
     made = made.replace("<table>", '<div class="scroll"><table class="numbers">')
     return made.replace("</table>", "</table></div>")
 
@@ -1647,7 +1713,7 @@ def _runs_html(study: Study, page: Page) -> str:
         status = section.fact("status") if section.readable else "cannot be read"
         middle = [section.fact(key).partition(", mean")[0] for key in head[2:-1]]
         rows.append((section.name, status, *middle, section.verdict() if section.readable else ""))
-    parts = ['<section><h2 id="runs">Runs</h2>', _table(rows, head, "numbers")]
+    parts = ['<section><h2 id="runs">Runs</h2>', _table(rows, head, "runs")]
     if study.rest:
         names = ", ".join(study.rest[:200])
         parts.append(
@@ -1668,7 +1734,7 @@ def _runs_html(study: Study, page: Page) -> str:
         inner = _section_html(section, f"r{k}", page, 3)
         lead = _lead(section) if len(study.sections) > 1 else ""
         parts.append(
-            f'<section class="run" id="r{k}"><h2 class="name">Run {_text(section.name)}</h2>{lead}{inner}'
-            "</section>"
+            f'<section class="run" id="r{k}"><h2 class="name">Run {_text(section.name)}</h2>'
+            f"{lead}{inner}</section>"
         )
     return "\n".join(parts)

@@ -455,7 +455,7 @@ def wasserstein(
     p : float, default 2.0
         Exponent of the cost, 1 to 20.
     cost : {"geodesic", "chordal"}, default "geodesic"
-        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+        Distance of two tokens: the angle (at most pi) or ``|x - y|`` (at most 2).
     method : {"auto", "exact", "circle", "entropic", "sliced"}, default "auto"
         How it is computed; a key of `METHODS`, see Notes.
     weights_x : array_like, shape (n,), optional
@@ -640,7 +640,7 @@ def entropic(
     p : float, default 2.0
         Exponent of the cost, 1 to 20.
     cost : {"geodesic", "chordal"}, default "geodesic"
-        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+        Distance of two tokens: the angle (at most pi) or ``|x - y|`` (at most 2).
     weights_x : array_like, shape (n,), optional
         Weights of the tokens of x, >= 0, of sum one. Uniform by default.
     weights_y : array_like, shape (m,), optional
@@ -714,7 +714,7 @@ def plan(
     p : float, default 2.0
         Exponent of the cost, 1 to 20.
     cost : {"geodesic", "chordal"}, default "geodesic"
-        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+        Distance of two tokens: the angle (at most pi) or ``|x - y|`` (at most 2).
     weights_x : array_like, shape (n,), optional
         Weights of the tokens of x, >= 0, of sum one. Uniform by default.
     weights_y : array_like, shape (m,), optional
@@ -769,7 +769,7 @@ def assignment(
     p : float, default 2.0
         Exponent of the cost, 1 to 20.
     cost : {"geodesic", "chordal"}, default "geodesic"
-        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+        Distance of two tokens: the angle (at most pi) or ``|x - y|`` (at most 2).
 
     Returns
     -------
@@ -828,7 +828,7 @@ def transport_map(
     p : float, default 2.0
         Exponent of the cost, 1 to 20.
     cost : {"geodesic", "chordal"}, default "geodesic"
-        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+        Distance of two tokens: the angle (at most pi) or ``|x - y|`` (at most 2).
     weights_x : array_like, shape (n,), optional
         Weights of the tokens of x, >= 0, of sum one. Uniform by default.
     weights_y : array_like, shape (m,), optional
@@ -845,9 +845,11 @@ def transport_map(
         As for `wasserstein`; and where the plan splits a token between targets whose mean vanishes
         (antipodal ones), so that no direction is left.
 
-    Notes ----- For uniform clouds of one size, T(x_i) = y_s(i) with s of `assignment`. Otherwise
-    the barycentric projection of the plan, T(x_i) = R(sum_j pi_ij y_j) with R the division by the
-    norm. A token of weight zero stays where it is.
+    Notes
+    -----
+    For uniform clouds of one size, T(x_i) = y_s(i) with s of `assignment`. Otherwise the
+    barycentric projection of the plan, T(x_i) = R(sum_j pi_ij y_j) with R the division by the norm.
+    A token of weight zero stays where it is.
 
     Examples
     --------
@@ -885,13 +887,13 @@ def distance(x: ArrayLike, y: ArrayLike, cost: str = "geodesic") -> FloatArray:
     y : array_like, shape (m, d)
         Tokens of the second cloud, on the unit sphere.
     cost : {"geodesic", "chordal"}, default "geodesic"
-        Distance of two tokens: the angle (at most pi) or |x - y| (at most 2).
+        Distance of two tokens: the angle (at most pi) or ``|x - y|`` (at most 2).
 
     Returns
     -------
     ndarray, shape (n, m)
-        Distances c(x_i, y_j). The angle is 2 atan2(|x - y|, |x + y|), accurate to rounding for near
-        and antipodal tokens alike.
+        Distances c(x_i, y_j). The angle is ``2 atan2(|x - y|, |x + y|)``, accurate to rounding for
+        near and antipodal tokens alike.
 
     Raises
     ------

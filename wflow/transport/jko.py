@@ -109,7 +109,7 @@ class Step(ShortResult):
         Evaluations of energy and distance.
     gradient_norm : float
         Norm in that metric of the gradient of E + W^2/(2 tau) at y, in the units of a velocity
-        times the root of a mobility: sqrt((1/n) sum_i |gradient|^2 / b).
+        times the root of a mobility: ``sqrt((1/n) sum_i |gradient|^2 / b)``.
     converged : bool
         Whether it met the tolerance.
     coupling_optimal : bool
@@ -369,9 +369,9 @@ class EnergyInequality(ShortResult):
     interpolation_term : float
         Integral of W^2(y_r, x) / (2 r^2) over r from 0 to tau, y_r the variational interpolation.
     slope_term : float
-        Integral of G^2(y_r)/2 over r from 0 to tau, G^2 = (1/n) sum |gbar|^2 / b the squared slope
-        of E: equal to interpolation_term in W₂; up to O(tau^2) where b changes along the path, as
-        in W_b.
+        Integral of G^2(y_r)/2 over r from 0 to tau, ``G^2 = (1/n) sum |gbar|^2 / b`` the squared
+        slope of E: equal to interpolation_term in W₂; up to O(tau^2) where b changes along the
+        path, as in W_b.
     gap : float
         What is left, zero but for the quadrature where y_r depends smoothly on r.
     plain_gap : float

@@ -136,7 +136,7 @@ def gains(cost: Array, labels: NDArray[np.int64]) -> bool:
 
 
 class Metric(Described):
-    r"""Metric of clouds, |v|^2 = (1/n) sum_i b_i |v_i|^2, for minimizing movements.
+    r"""Metric of clouds, ``|v|^2 = (1/n) sum_i b_i |v_i|^2``, for minimizing movements.
 
     A custom metric is a subclass with the method `mobility_and_gradient`, from which all else
     follows. It replaces `cost` and `reassign` where the distance has another form, `preconditioner`
@@ -648,7 +648,7 @@ def action(curve: ArrayLike, times: ArrayLike, D: ArrayLike | None = None) -> fl
         \int \frac1n \sum_i b(x_i)\,|v_i|^2\,dt \;\approx\;
         \sum_k \frac{1}{dt_k} \frac1n \sum_i \frac{b_i^k + b_i^{k+1}}{2}\; |x_i^k, x_i^{k+1}|^2
 
-    with |x, y| the geodesic distance.
+    with ``|x, y|`` the geodesic distance.
 
     References
     ----------

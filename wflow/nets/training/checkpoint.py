@@ -333,6 +333,7 @@ _FIELDS: dict[str, type] = {
     "history": dict,
 }
 NETWORK = "network"  # field with the configuration
+DATA = "data"  # field with the state of a DataLoader; without one there is none
 _OTHER = "take another copy of it, or train again with overwrite=True"
 # Settings that may change when a run is continued: they do not affect its results.
 _FREE = ("device", "checkpoint_every")
@@ -485,6 +486,7 @@ def write(
     model: nn.Module,
     optimizer: Mapping[str, Any],
     history: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint, atomically.
 
@@ -502,8 +504,10 @@ def write(
         Its state (`Learner.state`).
     history : mapping
         What was recorded (`History.state`).
+    data : mapping, optional
+        State of the source of the batches, where it has one (`Source.state`).
     """
-    content = {
+    content: dict[str, Any] = {
         "format": f"{RUN}/{_VERSION}",
         "config": json.dumps(config),
         "description": described(model),
@@ -513,6 +517,8 @@ def write(
         "optimizer": dict(optimizer),
         "history": dict(history),
     }
+    if data is not None:
+        content[DATA] = dict(data)
     _write(path, RUN, content)
 
 
@@ -595,17 +601,17 @@ def open_folder(
     return saved  # with overwrite, what is there stays until there is something in its place
 
 
-def identity(config: Mapping[str, Any], objective: Any, batches: Any) -> dict[str, Any]:
+def identity(config: Mapping[str, Any], objective: Any, batches: dict[str, Any]) -> dict[str, Any]:
     """Settings that identify a training, for JSON: the same for a run and its continuation.
 
     Parameters
     ----------
     config : mapping
         `TrainConfig.as_dict`.
-    objective, batches : object
-        Named by what they are, with their public attributes (numbers, text, digests of arrays, and
-        objects in the same way); functions by their name alone, with what `functools.partial` has
-        given them.
+    objective : object
+        Named by what it is, with its public attributes (`named`).
+    batches : dict
+        What identifies the source of the batches (`Source.identity`).
 
     Returns
     -------
@@ -613,7 +619,7 @@ def identity(config: Mapping[str, Any], objective: Any, batches: Any) -> dict[st
         Dictionary.
     """
     kept = {key: value for key, value in config.items() if key not in _FREE}
-    return kept | {"objective": _named(objective), "batches": _named(batches)}
+    return kept | {"objective": named(objective), "batches": batches}
 
 
 def network_of(path: Path, saved: Mapping[str, Any]) -> Any:
@@ -776,8 +782,12 @@ def _inner(config: Any, name: str) -> Any:
     return config
 
 
-def _named(thing: Any, depth: int = 0) -> dict[str, Any]:
-    """Name and public attributes of a function or an object."""
+def named(thing: Any, depth: int = 0) -> dict[str, Any]:
+    """Name and public attributes of a function or an object, for JSON.
+
+    Attributes are numbers, text, digests of arrays, and objects in the same way; functions have
+    their name alone, with what `functools.partial` has given them.
+    """
     if isinstance(thing, partial):
         inside = {"of": thing.func, "arguments": thing.args, "keywords": thing.keywords}
         return {"kind": "partial"} | {k: _attribute(v, depth) for k, v in inside.items()}
@@ -808,4 +818,4 @@ def _attribute(value: Any, depth: int) -> Any:
         return {str(k): _attribute(entry, depth + 1) for k, entry in value.items()}
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return value.__qualname__
-    return _named(value, depth + 1)
+    return named(value, depth + 1)

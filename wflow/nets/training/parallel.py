@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -67,11 +67,26 @@ class Team:
                 f"{accumulate}; change one of them"
             )
 
-    def parts(self, batch: tuple[Tensor, ...], accumulate: int) -> list[tuple[Tensor, ...]]:
-        """This process's rows of a global batch, on its device, in `accumulate` equal parts."""
-        rows = len(batch[0]) // self.count
-        mine = [self._moved(t[self.rank * rows : (self.rank + 1) * rows]) for t in batch]
+    def parts(
+        self, batch: tuple[Tensor, ...], accumulate: int, *, local: bool = False
+    ) -> list[tuple[Tensor, ...]]:
+        """This process's rows of a batch, on its device, in `accumulate` parts.
+
+        The parts are equal where the rows divide equally. With `local` the batch is that of this
+        process alone.
+        """
+        rows = len(batch[0]) if local else len(batch[0]) // self.count
+        first = 0 if local else self.rank * rows
+        mine = [self._moved(t[first : first + rows]) for t in batch]
         return list(zip(*(t.chunk(accumulate) for t in mine), strict=True))
+
+    def collect(self, value: Result) -> list[Result]:
+        """The values of all processes, in their order; every process calls it."""
+        if self.count == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.count
+        dist.all_gather_object(everyone, value)
+        return everyone
 
     def gather(self, values: Tensor, signum: int) -> tuple[NDArray[np.float64], int]:
         """Means of values over the processes, and the signal that any of them caught (or 0).

@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import utils
@@ -58,9 +57,19 @@ from wflow.nets.training.history import (
     peak_memory,
     tensorboard_log,
 )
+from wflow.nets.training.loaders import Loaded, Source, redraw, rows_of, source_of
 from wflow.nets.training.parallel import Team, device, team
 from wflow.nets.training.restore import restore
-from wflow.nets.training.schedules import Constant, Cosine, Schedule, StepDecay, keep, schedule_dict
+from wflow.nets.training.schedules import (
+    Constant,
+    Cosine,
+    Schedule,
+    StepDecay,
+    Unrolled,
+    keep,
+    schedule_dict,
+    unrolled,
+)
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -105,8 +114,10 @@ class TrainConfig:
     batch : int
         Samples in an optimiser step, over all processes and parts; a multiple of processes times
         `accumulate`.
-    schedule : Constant, Cosine, StepDecay or torch schedule
-        Learning rate as a function of the step: `Constant`, `Cosine`, `StepDecay`.
+    schedule : Constant, Cosine, StepDecay or torch.optim.lr_scheduler.LRScheduler
+        Learning rate as a function of the step. A scheduler of torch is that of an Adam or AdamW
+        with the settings of this configuration; it is stepped once for each step here, and left as
+        it was. `ReduceLROnPlateau`, which follows measurements, is refused.
     optimizer : {"adam", "adamw"}
         `adam` (weight decay added to the gradient) or `adamw` (decoupled).
     betas : tuple of float, default (0.9, 0.999)
@@ -140,7 +151,7 @@ class TrainConfig:
 
     steps: int
     batch: int
-    schedule: Schedule = _RATE
+    schedule: Schedule | torch.optim.lr_scheduler.LRScheduler = _RATE
     optimizer: Literal["adam", "adamw"] = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
@@ -159,8 +170,6 @@ class TrainConfig:
         keep(self, "seed", whole(self.seed, "seed", 0))
         if self.evaluate_every is not None:
             keep(self, "evaluate_every", whole(self.evaluate_every, "evaluate_every"))
-        if not isinstance(self.schedule, Schedule):
-            raise InputError(f"schedule is {self.schedule!r}: expected Constant, Cosine, StepDecay")
         check_choice("optimizer", self.optimizer, ("adam", "adamw"))
         check_choice("precision", self.precision, ("float32", "bfloat16"))
         keep(self, "compile", switch(self.compile, "compile"))
@@ -171,12 +180,26 @@ class TrainConfig:
         keep(self, "weight_decay", number(self.weight_decay, "weight_decay", 0))
         if self.clip is not None:
             keep(self, "clip", positive(self.clip, "clip"))
+        if isinstance(self.schedule, torch.optim.lr_scheduler.LRScheduler):
+            numbers = (self.steps, self.optimizer, self.betas, self.weight_decay)
+            keep(self, "schedule", unrolled(self.schedule, *numbers))
+        if not isinstance(self.schedule, Schedule):
+            raise InputError(
+                f"schedule is {self.schedule!r:.80}: expected Constant, Cosine, StepDecay, or a "
+                "scheduler of torch.optim.lr_scheduler"
+            )
         text(self.device, "device")
+
+    @property
+    def rule(self) -> Schedule:
+        """The learning rate as a function of the step: the schedule, unrolled where torch's."""
+        assert isinstance(self.schedule, Schedule)
+        return self.schedule
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration for JSON."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return plain | {"schedule": schedule_dict(self.schedule), "betas": list(self.betas)}
+        return plain | {"schedule": schedule_dict(self.rule), "betas": list(self.betas)}
 
 
 # Objective: where batches come from, and the loss of a network on one
@@ -343,7 +366,7 @@ class Learner:
         )
         self.optimizer.zero_grad(set_to_none=True)  # left by a caller, or by a crash
 
-    def step(self, number: int, batch: tuple[Tensor, ...]) -> Tensor:
+    def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
         """Take a step with a global batch.
 
         Its random numbers depend on (seed, number, process) alone, so that they are the same
@@ -354,7 +377,9 @@ class Learner:
         number : int
             Of the step, from 0.
         batch : tuple of Tensor
-            Tensors of `config.batch` rows.
+            Tensors of `config.batch` rows, or fewer at the end of an epoch.
+        local : bool, default False
+            Whether they are the rows of this process alone.
 
         Returns
         -------
@@ -368,10 +393,14 @@ class Learner:
             For an objective that returns anything but a Loss, or other parts than before.
         """
         config, processes = self.config, self.processes
-        reseed(config.seed, TRAINING, number, processes.rank)
+        redraw(config.seed, TRAINING, number, processes.rank)
         for group in self.optimizer.param_groups:
-            group["lr"] = config.schedule(number)
-        pieces = processes.parts(batch, config.accumulate)
+            group["lr"] = config.rule(number)
+            if isinstance(config.rule, Unrolled):
+                group["betas"] = config.rule.betas(number)
+        pieces = processes.parts(batch, config.accumulate, local=local)
+        equal = len({len(piece[0]) for piece in pieces}) == 1
+        shares = [len(piece[0]) / sum(len(one[0]) for one in pieces) for piece in pieces]
         values = []
         for place, piece in enumerate(pieces, 1):
             more = place < len(pieces)
@@ -379,13 +408,15 @@ class Learner:
                 with self.autocast():
                     loss = self.objective(self._module, *piece)
                 values.append(self._values(loss))
-                (loss.total / len(pieces)).backward()
+                part = loss.total / len(pieces) if equal else loss.total * shares[place - 1]
+                part.backward()
         norm = utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if config.clip is not None:
             utils.clip_grads_with_norm_(self.parameters, config.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        mean = torch.stack(values).mean(dim=0)
+        table = torch.stack(values)  # (parts of the batch, quantities)
+        mean = table.mean(dim=0) if equal else table.new_tensor(shares) @ table
         return torch.cat([mean, norm.detach().to(mean).reshape(1)])
 
     def state(self) -> dict[str, Any]:
@@ -468,11 +499,6 @@ class Learner:
         )
 
 
-def reseed(*key: int) -> None:
-    """Draw torch's random numbers from here on from a key: seed, purpose, step, process."""
-    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 1)
-
-
 def _check_state(state: Mapping[str, Tensor], place: int, parameter: Tensor, done: int) -> None:
     """Raise a ValueError or the like unless Adam can have had this state after `done` steps."""
     if set(state) != {"step", *_MEANS}:
@@ -514,7 +540,7 @@ def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.opt
         if members
     ]
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=config.schedule(0), betas=config.betas, fused=True)
+    return kind(groups, lr=config.rule(0), betas=config.betas, fused=True)
 
 
 _READ_EVERY = 10  # steps between readings on a GPU: each waits for the GPU
@@ -568,8 +594,11 @@ def train(
         The network; it is moved to the device and left there.
     objective : callable
         objective(model, *batch) -> Loss, a mean over the rows of a batch.
-    batches : callable or DataLoader
-        batches(step) -> tensors of `config.batch` rows.
+    batches : callable, torch.utils.data.Dataset or torch.utils.data.DataLoader
+        ``batches(step)`` gives tensors of `config.batch` rows. A data set with a length is read in
+        a random order, drawn from (seed, epoch). A DataLoader is read as it is, epoch after epoch;
+        its last batch may be shorter. Under torchrun it gives the share of one process, by a
+        `DistributedSampler`, and `config.batch` is that of all together.
     config : TrainConfig
         How to train.
     out : str or Path, optional
@@ -604,10 +633,33 @@ def train(
         Where loss, gradient or weights stop being finite.
     Interrupted
         On SIGINT or SIGTERM, after the step in progress and a checkpoint, if `out` is given.
+
+    Notes
+    -----
+    A training that was cut off and resumed has the bits of an unbroken one, wherever torch's own
+    operations are reproducible. With a DataLoader this holds for its order (sampler with or without
+    a generator, `set_epoch`), for what a data set draws from torch in this process or in workers
+    that are not persistent, and for NumPy's global numbers in such workers. The batches of the
+    epoch that were taken before are read again for it. It does not hold for a data set that draws
+    from NumPy or `random` in this process, for persistent workers, and for samplers with another
+    state of their own.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> from wflow.nets import train
+    >>> net = torch.nn.Linear(3, 1)
+    >>> x = torch.rand(20, 3)
+    >>> loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=5, shuffle=True)
+    >>> objective = train.objective(torch.nn.functional.mse_loss)
+    >>> config = train.TrainConfig(steps=8, batch=5, device="cpu")
+    >>> train.train(net, objective, loader, config).sizes["step"]
+    8
     """
     flags = {"resume": resume, "overwrite": overwrite, "tensorboard": tensorboard}
     resume, overwrite, tensorboard = (switch(value, name) for name, value in flags.items())
-    _check_given(model, objective, batches, config, evaluate, label)
+    _check_given(model, objective, config, evaluate, label)
     folder = None if out is None else path_of(out, "out")
     if folder is None and (resume or overwrite or tensorboard):
         raise InputError("resume, overwrite and tensorboard need a folder: give out")
@@ -624,7 +676,8 @@ def train(
         with torch.cuda.device(processes.device):
             if not torch.cuda.is_bf16_supported(including_emulation=False):
                 raise InputError("this GPU has no bfloat16: choose precision float32")
-    identity = checkpoints.identity(config.as_dict(), objective, batches)
+    source = source_of(batches, batch=config.batch, seed=config.seed, processes=processes)
+    identity = checkpoints.identity(config.as_dict(), objective, source.identity())
     saved = None
 
     with ExitStack() as stack:
@@ -634,7 +687,8 @@ def train(
         stack.enter_context(kept_modes(model))
         stack.enter_context(torch.random.fork_rng([processes.device] if on_gpu else []))
         learner = Learner(model.to(processes.device), objective, config, processes)
-        run = _Run(learner, model, evaluate, folder, identity, label)
+        run = _Run(learner, model, source, evaluate, folder, identity, label)
+        stack.callback(source.close)
         if saved is not None:
             run.restore(saved)
             saved = None  # as large as three networks
@@ -644,7 +698,7 @@ def train(
         advance = stack.enter_context(progress(config.steps, label, enabled=first))
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(processes.device)
-        run.go(batches, caught, advance, log)
+        run.go(caught, advance, log)
         signum = processes.agree(caught)
     if signum:
         where = (
@@ -668,12 +722,14 @@ class _Run:
         self,
         learner: Learner,
         model: nn.Module,
+        source: Source,
         evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
         folder: Path | None,
         identity: Mapping[str, Any],
         label: str,
     ) -> None:
         self.learner, self.model, self.evaluate = learner, model, evaluate
+        self.source = source
         self.folder, self.identity, self.label = folder, identity, label
         self.config, self.processes = learner.config, learner.processes
         self.history = History()
@@ -685,6 +741,10 @@ class _Run:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; where it is damaged, the network stays as it is."""
         try:
+            state = saved.get(checkpoints.DATA)
+            if (state is None) != (self.source.state() is None):
+                raise ValueError("the state of a DataLoader is missing, or none was used")
+            self.source.restore(state, saved["step"])
             self.learner.restore(saved["optimizer"], saved["step"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             assert self.folder is not None
@@ -697,9 +757,7 @@ class _Run:
         # A kill may have come between the checkpoint and the metrics.
         self.processes.share(self._write_metrics)
 
-    def go(
-        self, batches: Batches, caught: list[int], advance: Callable[[int], None], log: Log
-    ) -> None:
+    def go(self, caught: list[int], advance: Callable[[int], None], log: Log) -> None:
         """Train to the end, or until a signal."""
         config = self.config
         if self.done:
@@ -713,8 +771,7 @@ class _Run:
                 self._save()
             if self.done == config.steps:
                 return
-            measured = self.learner.step(self.done, _batch(batches, self.done, config.batch))
-            self.waiting.append(measured)
+            self.waiting.append(self._step())
             self.done += 1
             self.changed = True
             stopped = self._reading_due(caught) and self._read(caught, advance, log)
@@ -731,6 +788,15 @@ class _Run:
             "complete": int(self.done == self.config.steps),
         }
         return self.history.dataset(attrs)
+
+    def _step(self) -> Tensor:
+        """Take a step with the next batch."""
+        source, processes = self.source, self.processes
+        share = self.config.batch // (processes.count if source.local else 1)
+        loaded = isinstance(source, Loaded)
+        name = "a batch" if loaded else f"batches({self.done})"
+        batch = rows_of(source(self.done), name, share, exact=not loaded)
+        return self.learner.step(self.done, batch, local=source.local)
 
     def _due(self, every: int | None) -> bool:
         ends = self.done in (0, self.config.steps)
@@ -751,7 +817,7 @@ class _Run:
         self.history.begin(self.learner.parts)
         self.history.at(machine(self.processes.device, self.processes.count))
         for step, row in enumerate(table.tolist(), self.done - len(table)):
-            numbers = (*row, self.config.schedule(step), seconds)
+            numbers = (*row, self.config.rule(step), seconds)
             self.history.rows.append(numbers)
             if not (math.isfinite(row[0]) and math.isfinite(row[-1])):
                 raise self._not_finite("loss or gradient", step)
@@ -767,7 +833,7 @@ class _Run:
             return
         if self.evaluate is None:
             return
-        reseed(self.config.seed, EVALUATION, self.done, self.processes.rank)
+        redraw(self.config.seed, EVALUATION, self.done, self.processes.rank)
         with evaluating(self.model), torch.no_grad(), self.learner.autocast():
             numbers = self.evaluate(self.model)
         log(self.done, self.history.evaluated(self.done, numbers))
@@ -781,11 +847,11 @@ class _Run:
         device = self.processes.device
         self.history.peak_memory = max(self.history.peak_memory, peak_memory(device))
         if self.folder is not None:
-            self.processes.share(self._write)
+            self.processes.share(partial(self._write, self.source.state()))
         self.changed = False
         self.clock = time.perf_counter()
 
-    def _write(self) -> None:
+    def _write(self, data: dict[str, Any] | None) -> None:
         assert self.folder is not None
         checkpoints.write(
             self.folder / CHECKPOINT,
@@ -794,6 +860,7 @@ class _Run:
             model=self.model,
             optimizer=self.learner.state(),
             history=self.history.state(),
+            data=data,
         )
         self._write_metrics()
 
@@ -820,48 +887,15 @@ class _Run:
         return error
 
 
-_WRAP = (
-    "wrap a data set (of a DataLoader, its .dataset): lambda step: "
-    "torch.utils.data.default_collate([dataset[(step * batch + k) % len(dataset)] "
-    "for k in range(batch)])"
-)
-
-
-def _check_given(
-    model: Any, objective: Any, batches: Any, config: Any, evaluate: Any, label: Any
-) -> None:
+def _check_given(model: Any, objective: Any, config: Any, evaluate: Any, label: Any) -> None:
     """Raise InputError for arguments of other kinds."""
     module(model, "model")
     if not isinstance(config, TrainConfig):
         raise InputError(f"config is {type(config).__name__}: expected a TrainConfig")
     function(objective, "objective")
-    if not callable(batches):
-        raise InputError(
-            f"batches is {type(batches).__name__}: expected a function of the step, batches(step) "
-            "-> tensors, so that a resumed training sees the same data; use nets.data.ImageBatches "
-            f"or nets.data.CropBatches, or {_WRAP}"
-        )
     if evaluate is not None:
         function(evaluate, "evaluate")
     text(label, "label")
-
-
-def _batch(batches: Batches, step: int, rows: int) -> tuple[Tensor, ...]:
-    """The batch of a step, its rows counted."""
-    values = batches(step)
-    if not isinstance(values, tuple | list):
-        raise InputError(
-            f"batches({step}) is {type(values).__name__}: expected a tuple of tensors of {rows} "
-            "rows"
-        )
-    batch = tuple(values)
-    shapes = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in batch]
-    if not batch or any(not isinstance(shape, tuple) or shape[:1] != (rows,) for shape in shapes):
-        raise InputError(
-            f"batches({step}) holds {shapes}: expected tensors of {rows} rows, which is the batch "
-            "of the configuration"
-        )
-    return batch
 
 
 @contextmanager

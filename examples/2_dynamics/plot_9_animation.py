@@ -1,0 +1,46 @@
+r"""
+An animated sphere
+==================
+
+The clustering of tokens in ascent, as a film: `wflow.plots.animate` turns the snapshots of a run
+into an animation of the circle or the sphere, and writes it as a GIF, or as an MP4 where ffmpeg is
+installed.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import wflow
+
+x0 = wflow.tokens.uniform(n=300, d=3, seed=1)
+D = 6.0 * np.eye(3)[None]  # one head, beta = 6: metastable clusters
+times = np.round(np.concatenate([np.linspace(0, 2, 31), np.geomspace(2.1, 15, 20)]), 2)
+run = wflow.solve(
+    x0,
+    wflow.heads.Frozen(),
+    heads=D,
+    t_final=15.0,
+    dt=0.01,
+    direction="ascent",
+    scheme="heun",
+    save=wflow.SaveAt(every=10, snapshots=times, budget=False),
+)
+
+# %%
+# Every snapshot is a frame; the suffix of the file chooses the format.
+
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "sphere.gif"
+    animation = wflow.plots.animate(run, file, fps=10, dpi=80)
+    print(f"{file.name}: {len(times)} frames, {file.stat().st_size / 1e6:.1f} MB")
+    assert file.read_bytes().startswith(b"GIF8")
+animation
+
+# %%
+# How many groups there are at the end, and how close the tokens of each are:
+
+over = wflow.clusters.over_time(run, 0.1, quantities=["count"]).isel(snapshot_path=0)
+print(f"{int(over['count'][0])} clusters at t = 0, {int(over['count'][-1])} at t = 15")
+assert 1 <= over["count"][-1] < 10

@@ -1,0 +1,400 @@
+"""Trainings with data loaders and schedulers of torch: as a plain loop, and resumed bitwise."""
+
+import itertools
+import math
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from trainings import (  # noqa: E402
+    Points,
+    assert_same,
+    config,
+    crash,
+    evaluate,
+    network,
+    run,
+    torchrun,
+)
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import train  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+X, LABELS = Points(30)(0)  # 3 whole batches of 8 and one of 6
+PAIRS = TensorDataset(X, LABELS)
+
+
+class Noisy(Dataset):
+    """Points with noise that is drawn when they are read."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, row):
+        return X[row] + 0.1 * torch.randn(6), LABELS[row]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(PAIRS)
+
+
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
+def in_batches():
+    return torch.utils.data.BatchSampler(RandomSampler(Noisy(), generator=seeded()), 8, False)
+
+
+def weighted():
+    return WeightedRandomSampler(torch.arange(1.0, 31), 20, generator=seeded())
+
+
+LOADERS = {
+    "in order": lambda: DataLoader(Noisy(), 8),
+    "shuffled": lambda: DataLoader(Noisy(), 8, shuffle=True),
+    "whole batches": lambda: DataLoader(Noisy(), 8, shuffle=True, drop_last=True),
+    "generator": lambda: DataLoader(Noisy(), 8, shuffle=True, generator=seeded()),
+    "sampler": lambda: DataLoader(Noisy(), 8, sampler=weighted()),
+    "batch sampler": lambda: DataLoader(Noisy(), batch_sampler=in_batches()),
+    "distributed": lambda: DataLoader(Noisy(), 8, sampler=DistributedSampler(PAIRS, 1, 0)),
+    "stream": lambda: DataLoader(Stream(), 8),
+    "data set": Noisy,
+    "workers": lambda: DataLoader(Noisy(), 8, shuffle=True, num_workers=2),
+}
+
+
+class PowerCut:
+    """The evaluation of these trainings, with a crash at the third one: after step 10 of 12."""
+
+    def __init__(self):
+        self._calls = 0
+
+    def __call__(self, model):
+        self._calls += 1
+        return crash() if self._calls == 3 else evaluate(model)
+
+
+@pytest.mark.parametrize("name", list(LOADERS))
+def test_a_loader_that_was_cut_off_is_resumed_bitwise(name, tmp_path):
+    make = LOADERS[name]
+    whole = run(batches=make())
+    torch.manual_seed(99)  # what else a program draws does not matter
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=make(), evaluate=PowerCut())
+    torch.manual_seed(7)
+    assert_same(whole, run(tmp_path, network(9), batches=make(), resume=True))
+
+
+def orders(batches, steps=12, **changes):
+    """Labels of every batch of a training."""
+    seen = []
+
+    def objective(model, x, labels):
+        seen.append(labels.tolist())
+        return train.Loss(model(x).square().mean(), {})
+
+    train.train(network(), objective, batches, config(steps=steps, **changes))
+    return seen
+
+
+def test_a_loader_gives_its_batches_epoch_after_epoch_the_short_one_too():
+    want = [LABELS[k : k + 8].tolist() for k in (0, 8, 16, 24)]
+    assert orders(DataLoader(PAIRS, 8)) == 3 * want
+    assert orders(DataLoader(PAIRS, 8, drop_last=True)) == 4 * want[:3]
+
+
+def test_orders_differ_between_epochs_and_seeds_and_hold_every_sample():
+    rows = TensorDataset(torch.randn(30, 6), torch.arange(30))
+    for make in (lambda: DataLoader(rows, 6, shuffle=True), lambda: rows):
+        seen = orders(make(), steps=10, batch=6)
+        first, second = (list(itertools.chain(*seen[k : k + 5])) for k in (0, 5))
+        assert sorted(first) == sorted(second) == list(range(30)) and first != second
+        assert orders(make(), steps=10, batch=6) == seen
+        assert orders(make(), steps=10, batch=6, seed=1) != seen
+    generator = seeded()
+    loader = DataLoader(rows, 6, shuffle=True, generator=generator)
+    want = [labels.tolist() for _ in range(2) for _, labels in loader]
+    generator.manual_seed(3)
+    assert orders(loader, steps=10, batch=6) == want  # as a plain loop over the loader
+
+
+def test_a_training_with_a_loader_is_the_plain_loop_over_it(tmp_path):
+    model, history = run(
+        model=network(dropout=0.0),
+        batches=DataLoader(PAIRS, 8),
+        config={"schedule": train.Constant(1e-2), "weight_decay": 0.0, "clip": None},
+    )
+    plain = network(dropout=0.0)
+    optimizer = torch.optim.AdamW(plain.parameters(), 1e-2, weight_decay=0.0, fused=True)
+    losses = []
+    for _ in range(3):
+        for x, labels in DataLoader(PAIRS, 8):
+            loss = nn.functional.cross_entropy(plain(x), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert history["loss"].values.tolist() == losses
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_parts_of_a_short_batch_weigh_by_their_rows():
+    changes = {"steps": 4, "optimizer": "adam", "weight_decay": 0.0, "evaluate_every": None}
+    one, other = (
+        run(None, network(dropout=0.0).double(), double(), config=changes | more, evaluate=None)
+        for more in ({}, {"accumulate": 4})
+    )
+    assert np.allclose(one[1]["loss"], other[1]["loss"], rtol=1e-12, atol=0)
+    pairs = zip(one[0].parameters(), other[0].parameters(), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-7, atol=1e-9) for a, b in pairs)
+
+
+def double():
+    return DataLoader(TensorDataset(X.double(), LABELS), 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: DataLoader(PAIRS, 7), "gives 7 rows, and batch is 8 .*: expected batch = 7"),
+        (lambda: DataLoader(PAIRS, batch_size=None), r"a batch holds \[\(6,\), \(\)\]"),
+        (lambda: DataLoader(TensorDataset(X[:0]), 8), "gave no batch in an epoch"),
+        (lambda: DataLoader(Words(), 8), "a batch is dict: .*collate_fn"),
+        (lambda: Stream(), "batches is Stream: expected a torch.utils.data.DataLoader"),
+        (lambda: TensorDataset(X[:5], LABELS[:5]), "batch is 8: expected at most 5"),
+        (lambda: [1, 2], "batches is list: expected a torch.utils.data.DataLoader"),
+        (lambda: DataLoader(Once(), 8), "gave no batch in epoch 1: .* cannot be read again"),
+    ],
+)
+def test_loaders_that_do_not_fit_are_refused(make, match):
+    with pytest.raises(InputError, match=match):
+        run(batches=make())
+
+
+class Words(Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, row):
+        return {"x": X[row]}
+
+
+class Once(IterableDataset):
+    def __init__(self):
+        self._rows = iter(PAIRS)
+
+    def __iter__(self):
+        return self._rows
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (lambda: DataLoader(TensorDataset(X + 1, LABELS), 8), "batches.dataset.tensors"),
+        (lambda: DataLoader(PAIRS, 8, shuffle=True), "batches.sampler"),
+        (lambda: DataLoader(PAIRS, 8, drop_last=True), "batches.drop_last"),
+        (lambda: PAIRS, "batches"),
+    ],
+)
+def test_another_loader_is_another_training(tmp_path, other, match):
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=DataLoader(PAIRS, 8), evaluate=PowerCut())
+    with pytest.raises(InputError, match=f"belongs to a run that differs in {match}"):
+        run(tmp_path, batches=other(), resume=True)
+    run(tmp_path, batches=DataLoader(PAIRS, 8, num_workers=1, pin_memory=False), resume=True)
+
+
+def test_a_damaged_state_of_a_loader_is_refused(tmp_path):
+    from wflow.nets.training import checkpoint
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=LOADERS["generator"](), evaluate=PowerCut())
+    path = tmp_path / train.CHECKPOINT
+    content = checkpoint.read(path)
+    del content[checkpoint.DIGESTS]
+    state = content["data"]
+    changes = [
+        None,
+        state | {"taken": 9},
+        state | {"epoch": "1"},
+        state | {"generators": []},
+        state | {"generators": [[]]},
+        state | {"generators": [[torch.zeros(3)]]},
+        {},
+    ]
+    for change in changes:
+        damaged = {k: v for k, v in content.items() if k != "data" or change is not None}
+        if change is not None:
+            damaged["data"] = change
+        torch.save(checkpoint.sealed(damaged), path)
+        with pytest.raises(InputError, match="is damaged, or was edited"):
+            run(tmp_path, batches=LOADERS["generator"](), resume=True)
+
+
+# Several processes
+
+
+def test_two_processes_share_a_loader_by_its_sampler(tmp_path):
+    torchrun(__file__, tmp_path)
+    one = torch.load(tmp_path / "0.pt", weights_only=True)
+    two = torch.load(tmp_path / "1.pt", weights_only=True)
+    assert all(sorted(a + b) == list(range(16)) for a, b in zip(one["e"], two["e"], strict=True))
+    assert one["e"][0] != one["e"][1]
+    assert all(torch.equal(one["resumed"][k], one["whole"][k]) for k in one["whole"])
+    assert "expected a torch.utils.data.DistributedSampler for 2" in one["refused"]
+
+
+def main(folder):
+    rows = TensorDataset(torch.randn(16, 6, generator=seeded()), torch.arange(16))
+    own = [[] for _ in range(3)]
+    step = itertools.count()
+
+    def objective(model, x, number):
+        own[next(step) // 4].extend(number.tolist())
+        return train.Loss(model(x).square().mean(), {})
+
+    objective.__qualname__ = "objective"
+
+    def loader():
+        sampler = DistributedSampler(rows, 2, int(os.environ["RANK"]))
+        return DataLoader(rows, 2, sampler=sampler, num_workers=1)
+
+    def learn(out=None, evaluate=None, **options):
+        model = network()
+        settings = config(batch=4, checkpoint_every=3)
+        history = None
+        try:
+            history = train.train(
+                model, objective, loader(), settings, out=out, evaluate=evaluate, **options
+            )
+        except RuntimeError as error:
+            assert "power cut" in str(error)
+        return history, model.state_dict()
+
+    _, whole = learn(evaluate=evaluate)
+    rank = torch.distributed.get_rank()
+    order = [list(part) for part in own]
+    globals()["step"], own[:] = step, [[] for _ in range(30)]
+    learn(Path(folder) / "run", PowerCut())
+    _, resumed = learn(Path(folder) / "run", evaluate, resume=True)
+    refused = ""
+    try:
+        train.train(network(), objective, DataLoader(rows, 2), config(batch=4))
+    except InputError as error:
+        refused = str(error)
+    found = {"e": order, "whole": whole, "resumed": resumed, "refused": refused}
+    torch.save(found, Path(folder) / f"{rank}.pt")
+
+
+# Schedulers of torch
+
+SCHEDULERS = {
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 12, eta_min=1e-4),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=12),
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 7]),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / math.sqrt(1 + step)),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, 3, cycle_momentum=False),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.ExponentialLR(o, 0.8)], [4]
+    ),
+    "chain": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 3), lr_scheduler.PolynomialLR(o, 9)], o
+    ),
+}
+
+
+def adamw(model, **options):
+    return torch.optim.AdamW(model.parameters(), **{"lr": 3e-3, "weight_decay": 0.0} | options)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULERS))
+def test_a_scheduler_of_torch_acts_as_in_a_plain_loop(name, tmp_path):
+    model, plain = network(dropout=0.0), network(dropout=0.0)
+    scheduler = SCHEDULERS[name](adamw(model))
+    state = scheduler.state_dict()
+    changes = {"schedule": scheduler, "weight_decay": 0.0, "clip": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        history = run(tmp_path, model=model, batches=DataLoader(PAIRS, 8), config=changes)[1]
+    assert str(scheduler.state_dict()) == str(state)  # as it was
+    assert scheduler.optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0]
+    optimizer = adamw(plain, fused=True)
+    scheduler = SCHEDULERS[name](optimizer)
+    rates = []
+    for _ in range(3):
+        for x, labels in DataLoader(PAIRS, 8):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(plain(x), labels).backward()
+            optimizer.step()
+            if len(rates) < 12:
+                scheduler.step()
+    assert history["rate"].values.tolist() == rates and len(set(rates)) > 1
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_training_with_a_scheduler_is_resumed_and_another_scheduler_is_refused(tmp_path):
+    def settings(most):
+        scheduler = lr_scheduler.OneCycleLR(adamw(network()), most, total_steps=12)
+        return {"schedule": scheduler, "weight_decay": 0.0}
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, config=settings(1e-2), evaluate=PowerCut())
+    with pytest.raises(InputError, match=r"differs in schedule\.first"):
+        run(tmp_path, config=settings(2e-2), resume=True)
+    resumed = run(tmp_path, config=settings(1e-2), resume=True)
+    assert_same(resumed, run(config=settings(1e-2)))
+
+
+def groups(optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 1.0})
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau, which follows measurements"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=5), "ends after 6 of 12 steps"),
+        (lambda o: lr_scheduler.ExponentialLR(o, -1.0), "a rate of the ExponentialLR"),
+        (groups, "gives groups of parameters different rates"),
+        (lambda o: o, "schedule is AdamW"),
+        (lambda o: lr_scheduler.ExponentialLR(torch.optim.SGD(o.param_groups, 1), 0.9), "SGD"),
+        (lambda o: lr_scheduler.ExponentialLR(adamw(network(), weight_decay=0.3), 1), "0.3, and"),
+        (lambda o: lr_scheduler.ExponentialLR(adamw(network(), betas=(0.8, 0.9)), 1), "betas"),
+        (lambda o: lr_scheduler.ExponentialLR(adamw(network(), eps=1e-5), 1), "eps"),
+    ],
+)
+def test_schedulers_that_do_not_fit_are_refused(make, match):
+    with pytest.raises(InputError, match=match):
+        config(schedule=make(adamw(network())), weight_decay=0.0)
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1])

@@ -1,0 +1,411 @@
+"""The report page: what it holds, how large it is, and what it says of damaged files."""
+
+import base64
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+import wflow
+from wflow import InputError, study
+from wflow.analysis.description import describe
+from wflow.cli.commands import main
+from wflow.study import Finding, report
+from wflow.study.frame import write_results
+
+FROZEN = wflow.heads.Frozen()
+PAGE = b'<!DOCTYPE html>\n<html><meta name="generator" content="wflow"></html>'
+
+
+def solve(out: Path | None = None, d: int = 3, **changes):
+    arguments = {
+        "law": wflow.heads.OrnsteinUhlenbeck(np.eye(d), rate=1.0, sigma2=2.0),
+        "heads": 3,
+        "t_final": 0.4,
+        "dt": 0.02,
+        "paths": 2,
+        "seed": 3,
+        "save": wflow.SaveAt(every=1, snapshots=np.linspace(0, 0.4, 11), heads=True),
+    }
+    x0 = wflow.tokens.cross_polytope(n=24, d=d, spread=0.2, seed=1)
+    return wflow.solve(x0, out=out, **(arguments | changes))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("report") / "H00003.h5"
+    solve(file).close()
+    return file
+
+
+class Parts(HTMLParser):
+    """Scripts, tables, pictures and addresses of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts, self.addresses, self.open = [], [], []
+        self.rows: list[list[str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        if tag in ("script", "style", "td", "th"):
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append(dict(attrs).get("type", "code"))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "action", "data") and v]
+        assert not [k for k, _ in attrs if k.startswith("on")]
+
+    def handle_endtag(self, tag) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        if "script" not in self.open and "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(source, out: Path) -> tuple[str, Parts]:
+    text = wflow.report(source, out).read_text("utf-8")
+    return text, Parts(text)
+
+
+def test_numbers_are_those_of_info(run, tmp_path, capsys) -> None:
+    _, parts = page_of(run, tmp_path / "page.html")
+    assert main(["info", str(run)]) == 0
+    printed = capsys.readouterr().out
+    with wflow.open(run) as ds:
+        for name, text in describe(ds):
+            assert [name, text] in parts.rows
+            assert text in printed
+
+
+def test_a_page_asks_no_network_and_has_its_tables_and_figures_without_a_script(
+    run, tmp_path
+) -> None:
+    text, parts = page_of(run, tmp_path / "page.html")
+    assert parts.scripts == ["application/json", "code", "code"]
+    assert all(address.startswith(("data:", "#")) for address in parts.addresses)
+    body = text[text.index("<body>") : text.index('<script type="application/json"')]
+    assert body.count("<svg") == body.count('<div class="static">') == 5
+    assert "http" not in body
+    verdict = [row[0] for row in parts.rows if "the energy balance closes" in " ".join(row)]
+    assert verdict == ["pass"]
+
+
+def test_a_page_is_small_and_written_where_it_is_asked_for(run, tmp_path) -> None:
+    assert wflow.report(run) == run.with_suffix(".html")
+    assert run.with_suffix(".html").stat().st_size < 7_000_000
+    assert main(["report", str(run), "--out", str(tmp_path / "a.html")]) == 0
+    assert (tmp_path / "a.html").read_bytes().count(b"plotly.js v") == 1
+
+
+def test_at_most_2000_tokens_and_150_times_are_drawn_and_the_page_says_so(tmp_path) -> None:
+    frames, n = 200, 4000
+    x = wflow.tokens.cross_polytope(n=n, d=3, spread=0.3, seed=0)
+    small = solve()
+    ds = small.drop_vars([v for v in small.variables if "snapshot" in small[v].dims])
+    ds = ds.drop_vars(["initial_tokens", "initial_heads", "energy"])
+    ds = ds.assign_coords(snapshot=np.arange(frames) / 10, snapshot_path=[0])
+    dims = ("snapshot_path", "snapshot", "token", "axis")
+    ds["tokens"] = (dims, np.broadcast_to(x, (1, frames, n, 3)))
+    text, parts = page_of(ds, tmp_path / "page.html")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    cloud = data["clouds"]["r0"]
+    assert len(cloud["times"]) == 150 and cloud["tokens"] <= 2000
+    assert f"{cloud['tokens']:,} of the 4,000 tokens at 150 of the 200" in parts.text
+    assert len(text) < 7_000_000
+
+
+def test_in_higher_dimensions_principal_axes_are_drawn_and_named(tmp_path) -> None:
+    x = wflow.tokens.cross_polytope(n=50, d=6, spread=0.3, seed=0)
+    ds = solve().drop_dims(["axis", "axis_out", "snapshot_path"])
+    ds = ds.assign_coords(snapshot_path=[0])
+    ds["tokens"] = (("snapshot_path", "snapshot", "token", "axis"), np.stack([[x] * 11]))
+    text, parts = page_of(ds, tmp_path / "page.html")
+    assert "first three principal axes" in parts.text and "d = 6" in parts.text
+    assert json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["clouds"]["r0"]["axes"] == 3
+
+
+def test_positions_on_the_page_are_those_of_the_file(run) -> None:
+    with wflow.open(run) as ds:
+        cloud = report.Cloud.read(ds, 10**6)
+        assert cloud is not None
+        data = cloud.data()
+        raw = np.frombuffer(base64.b64decode(data["xyz"]), "<i2")
+        drawn = raw.reshape(11, 24, 3) * 1.5 / 32767
+        assert np.abs(drawn - ds["tokens"].values[0]).max() < 3e-5
+
+
+def test_what_a_file_says_is_text_and_never_markup(tmp_path) -> None:
+    attack = "<script>alert(1)</script><img src=http://x onerror=alert(2)>{{data}}"
+    run = solve()
+    run.attrs["title"] = run.attrs["command"] = run.attrs["created"] = attack
+    config = json.loads(run.attrs["config"])
+    config["law"]["name"] = attack
+    run.attrs["config"] = json.dumps(config)
+    text, parts = page_of(run, tmp_path / "page.html")
+    assert parts.scripts == ["application/json", "code", "code"]
+    assert html.escape(attack, quote=True) in text and "<img" not in text
+    assert attack.split("{")[0] in parts.text
+
+
+def test_a_number_that_is_not_finite_breaks_no_page(tmp_path) -> None:
+    run = solve()
+    run["energy"][:, 3:] = np.inf
+    run["upper_gradient_sq"][0] = np.nan
+    run["dissipated"][:] = 1e300
+    run["tokens"][0, 4] = np.nan
+    text, _ = page_of(run, tmp_path / "page.html")
+    data = re.search(r'id="data">(.*?)</script>', text)[1]
+    assert "NaN" not in data and "Infinity" not in data
+    assert len(json.loads(data)["clouds"]["r0"]["times"]) == 10
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        wflow.SaveAt(snapshots=[], budget=False),
+        wflow.SaveAt(every=5, snapshots=[0.0], budget=True),
+        wflow.SaveAt(every=10**6, budget=True),
+    ],
+    ids=["nothing", "one snapshot", "few records"],
+)
+def test_runs_that_record_little_have_a_page(tmp_path, save) -> None:
+    text, parts = page_of(solve(save=save), tmp_path / "page.html")
+    assert "Not shown" not in text
+    assert "Numbers" in parts.text
+
+
+def test_heads_without_an_energy_have_a_page(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.normal(size=(3, 2, 3, 3))
+    heads = wflow.heads.QKV(Q, K, V)
+    run = solve(heads=heads, law=wflow.heads.Frozen(), save=wflow.SaveAt(budget=False))
+    _, parts = page_of(run, tmp_path / "page.html")
+    assert "The run holds no energy." in parts.text
+
+
+# Foreign, unfinished and damaged files
+# -------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "foreign", "missing", "start"])
+def test_a_file_of_which_nothing_can_be_shown_is_an_error(run, tmp_path, kind, capsys) -> None:
+    file = tmp_path / "run.h5"
+    if kind == "foreign":
+        with h5py.File(file, "w") as content:
+            content["x"] = [1.0]
+    elif kind != "missing":
+        parts = {"text": b"hello", "empty": b"", "start": run.read_bytes()[:3000]}
+        file.write_bytes(parts[kind])
+    assert main(["report", str(file)]) == 2
+    assert "run.h5" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_of_a_truncated_file_is_shown_what_is_left(run, tmp_path, share) -> None:
+    file = tmp_path / "run.h5"
+    whole = run.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    text, parts = page_of(file, tmp_path / "page.html")
+    assert "The file is truncated" in parts.text and "Everything else is missing" in parts.text
+    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    assert "r0-budget" in charts
+    with wflow.open(run) as ds:
+        change = ds["energy"][:, -1] - ds["energy"][:, 0]
+        mean = f"{float(change.mean()):.6g}"
+    assert any(row[0].startswith("E(T)") and mean in row[1] for row in parts.rows if row)
+
+
+def test_a_changed_byte_is_named(run, tmp_path) -> None:
+    content = bytearray(run.read_bytes())
+    with h5py.File(run) as file:
+        at = file["tokens"].id.get_offset()
+    content[at + 11] ^= 1
+    (tmp_path / "run.h5").write_bytes(content)
+    _, parts = page_of(tmp_path / "run.h5", tmp_path / "page.html")
+    assert "SHA-256 differs: tokens" in parts.text and "checks fail" in parts.text
+
+
+def test_an_unfinished_run_says_how_far_it_came(run, tmp_path) -> None:
+    partial = tmp_path / "run.h5.partial"
+    with h5py.File(run) as content:
+        place = content["energy"].id.get_offset()
+        size, paths = content["energy"].shape[1], content["energy"].shape[0]
+    raw = bytearray(run.read_bytes())
+    for row in range(paths):
+        start = place + 8 * (row * size + 10)
+        raw[start : start + 8 * (size - 10)] = np.full(size - 10, np.nan).tobytes()
+    partial.write_bytes(raw)
+    for source in (partial, tmp_path / "run.h5"):
+        _, parts = page_of(source, tmp_path / "page.html")
+        assert "The run is not complete: it was recorded up to t = 0.18 of t = 0.4" in parts.text
+    assert wflow.report(partial) == tmp_path / "run.html"
+
+
+# Studies
+# -------
+
+
+def write_study(folder: Path, text: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    table = xr.Dataset({"slope": ((), 1.0)})
+    document = {
+        "schema": "wflow-study/1", "study": "trial", "command": "studies/trial.py",
+        "created": "now", "versions": {"wflow": "0"}, "config": {},
+        "runs": {"a": "a.h5", "b": "b.h5"},
+        "findings": [
+            {"prediction": "E <falls>", "source": "[MHT]", "found": "-1", "verdict": "confirmed"}
+        ],
+    }  # fmt: skip
+    head = "# trial\n\n    studies/trial.py\n\n2 cores; now; wflow 0\n\n"
+    page = f"{head}{text}\n\n- **confirmed**: E"
+    write_results(folder, table, document, {}, {"summary.md": page})
+
+
+def test_a_study_shows_findings_tables_and_its_runs(tmp_path) -> None:
+    for name in "ab":
+        solve(tmp_path / f"{name}.h5", seed=ord(name)).close()
+    write_study(tmp_path, "| H | slope |\n| - | - |\n| 4 | <b>-1</b> ![x](http://y/z.png) |")
+    text = (tmp_path / "report.html").read_text()
+    parts = Parts(text)
+    assert "confirmed" in parts.text and "E <falls>" in parts.text
+    assert ["4", "<b>-1</b> ![x](http://y/z.png)"] in parts.rows
+    assert "<img" not in text and text.count('<section class="run"') == 2
+    names = [row[0] for row in parts.rows if "complete" in row]
+    assert names[:2] == ["a", "b"]
+    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    assert {"r0-budget", "r1-budget"} <= set(charts)
+    assert len(text) < 7_000_000
+
+
+def test_one_damaged_run_among_good_ones_is_named(tmp_path, run) -> None:
+    (tmp_path / "a.h5").write_bytes(run.read_bytes())
+    (tmp_path / "b.h5").write_bytes(run.read_bytes()[:2000])
+    (tmp_path / "c.h5").write_bytes(run.read_bytes())
+    with h5py.File(tmp_path / "mine.h5", "w") as content:
+        content["x"] = [1.0]
+    write_study(tmp_path)
+    parts = Parts((tmp_path / "report.html").read_text())
+    status = {row[0]: row[1] for row in parts.rows if len(row) == 10}
+    assert status["a"] == status["c"] == "complete" and status["b"] == "cannot be read"
+    assert "b.h5 is truncated" in parts.text
+    assert "mine.h5 is no run of wflow" in parts.text
+    assert "not in the summary of the study: c.h5" in parts.text
+
+
+def test_a_folder_of_runs_alone_has_a_page(tmp_path, run) -> None:
+    (tmp_path / "a.h5").write_bytes(run.read_bytes())
+    assert main(["report", str(tmp_path)]) == 0
+    parts = Parts((tmp_path / "report.html").read_text())
+    assert "summary.json is missing" in parts.text
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no run and no summary of wflow"):
+        wflow.report(tmp_path / "empty")
+
+
+def test_runs_beyond_those_that_fit_on_a_page_are_named(tmp_path, run, monkeypatch) -> None:
+    monkeypatch.setattr(report, "RUNS", 4)
+    for k in range(6):
+        (tmp_path / f"r{k:02d}.h5").symlink_to(run)
+    text, parts = page_of(tmp_path, tmp_path / "page.html")
+    assert len(text) < 7_000_000
+    assert text.count('<section class="run"') == 4
+    assert "2 more runs have no section" in parts.text and "r05" in parts.text
+
+
+def history(folder: Path, losses: np.ndarray) -> None:
+    folder.mkdir(parents=True)
+    steps = np.arange(len(losses))
+    ds = xr.Dataset({"loss": ("step", losses)}, {"step": steps})
+    ds.to_netcdf(folder / "metrics.h5", engine="h5netcdf")
+
+
+def test_a_study_of_networks_has_learning_curves(tmp_path) -> None:
+    for model in ("plain", "continuous"):
+        for seed in range(2):
+            history(tmp_path / f"{model}-{seed}", np.linspace(3, 1 + seed, 500))
+    (tmp_path / "plain-2").mkdir()
+    (tmp_path / "plain-2" / "metrics.h5").write_text("damaged")
+    text, parts = page_of(tmp_path, tmp_path / "page.html")
+    assert ["plain", "2", "500", "1.5"] in parts.rows
+    assert "plain-2: its history cannot be read" in parts.text
+    chart = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]["s-0"]
+    assert [curve["name"] for curve in chart["panels"][0]["curves"]] == ["continuous", "plain"]
+
+
+# The file
+# --------
+
+
+def test_a_report_replaces_reports_and_nothing_else(run, tmp_path) -> None:
+    for content in (PAGE, b"<!DOCTYPE html>mine", b""):
+        (tmp_path / "page.html").write_bytes(content)
+        if content == PAGE:
+            wflow.report(run, tmp_path / "page.html")
+            assert (tmp_path / "page.html").stat().st_size > len(PAGE)
+            continue
+        with pytest.raises(InputError, match=r"page.html is there and was not written by wflow"):
+            wflow.report(run, tmp_path / "page.html")
+        assert (tmp_path / "page.html").read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("out", ["page.pdf", "no/such/folder/page.html", "folder.html"])
+def test_a_page_that_cannot_be_written_is_an_error(run, tmp_path, out) -> None:
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(InputError, match=r"expected the name of a page|cannot write the report"):
+        wflow.report(run, tmp_path / out)
+
+
+@pytest.mark.parametrize("source", [None, 3, xr.Dataset()])
+def test_a_source_that_is_none_is_refused(source) -> None:
+    with pytest.raises(InputError, match="source is"):
+        wflow.report(source)
+
+
+def test_a_study_of_head_counts_ends_with_a_report(tmp_path, sketched, capsys) -> None:
+    flags = study.StudyFlags(out=tmp_path, heads=(2,), n=20, d=3, paths=1, t_final=0.2, dt=0.02)
+    study.run("trial", flags, lambda d: FROZEN)
+    assert "report.html" in capsys.readouterr().out
+    text = (tmp_path / "report.html").read_text()
+    assert "Run H00002" in Parts(text).text
+
+
+def test_a_study_replaces_no_foreign_report(tmp_path, sketched) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    flags = {"heads": (2,), "n": 20, "d": 3, "paths": 1, "t_final": 0.2, "dt": 0.02}
+    for how in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(InputError, match=r"report.html is there and was not written by wflow"):
+            study.run("trial", study.StudyFlags(out=tmp_path, **flags, **how), lambda d: FROZEN)
+    assert (tmp_path / "report.html").read_text() == "mine"
+    (tmp_path / "report.html").unlink()
+    again = study.StudyFlags(out=tmp_path, **flags, resume=True)
+    study.run("trial", again, lambda d: FROZEN)
+    assert (tmp_path / "report.html").stat().st_size > 10**6
+
+
+def test_findings_of_a_summary_may_be_anything(tmp_path, run) -> None:
+    (tmp_path / "a.h5").write_bytes(run.read_bytes())
+    for findings in ([3, {"verdict": 1}], "x", [vars(Finding("a", "b", "c", "inconclusive"))]):
+        document = {"schema": "wflow-study/1", "study": 3, "findings": findings, "runs": 3}
+        (tmp_path / "summary.json").write_text(json.dumps(document))
+        page_of(tmp_path, tmp_path / "page.html")

@@ -1,0 +1,200 @@
+"""The report page in a browser: headless Chromium, from disk, with and without JavaScript."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow.analysis.description import describe
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+
+CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
+pytestmark = pytest.mark.skipif(
+    not (shutil.which(CHROMIUM) and shutil.which(DRIVER)),
+    reason=f"{CHROMIUM} or {DRIVER} is not there: Debian's chromium and chromium-driver",
+)
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--window-size=1200,900",
+)  # fmt: skip
+
+
+def browser(profile: Path, javascript: bool = True) -> Any:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    if not javascript:
+        setting = {"profile.managed_default_content_settings.javascript": 2}
+        options.add_experimental_option("prefs", setting)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """The report of two runs."""
+    folder = tmp_path_factory.mktemp("pages")
+    x0 = wflow.tokens.cross_polytope(n=30, d=3, spread=0.2, seed=1)
+    law = wflow.heads.OrnsteinUhlenbeck(np.eye(3), rate=1.0, sigma2=2.0)
+    save = wflow.SaveAt(every=1, snapshots=np.linspace(0, 2, 21), heads=True)
+    for heads in (2, 5):
+        run = wflow.solve(
+            x0, law, heads=heads, t_final=2.0, dt=0.02, paths=3, seed=0, save=save,
+            out=folder / f"H{heads:05d}.h5",
+        )  # fmt: skip
+        run.close()
+    return wflow.report(folder)
+
+
+@pytest.fixture(scope="module")
+def loaded(page, tmp_path_factory) -> Iterator[Any]:
+    driver = browser(tmp_path_factory.mktemp("profile"))
+    driver.get(page.as_uri())
+    yield driver
+    driver.quit()
+
+
+def see(driver: Any, selector: str) -> Any:
+    """Scroll to an element, and wait until the page has drawn what is near it."""
+    element = driver.find_element("css selector", selector)
+    driver.execute_script("arguments[0].scrollIntoView({behavior: 'instant'})", element)
+    driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 150))")
+    return element
+
+
+def pixels(driver: Any) -> str:
+    script = "return document.querySelector('#r1 canvas').toDataURL()"
+    return str(driver.execute_script(script))
+
+
+def dragged(driver: Any, value: int) -> None:
+    """Set the slider, as a hand does."""
+    script = (
+        "const s = document.querySelector('#r1 input[type=range]'); s.value = arguments[0];"
+        "s.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    driver.execute_script(script, value)
+
+
+def test_it_loads_without_errors_and_without_a_request(loaded) -> None:
+    for name in ("budget", "gradient", "tokens", "clusters", "heads"):
+        see(loaded, f"#r1-{name}")
+    drawn = loaded.find_elements("css selector", "#r1 figure[data-drawn]")
+    assert len(drawn) == 4
+    assert all(figure.find_elements("css selector", ".main-svg") for figure in drawn)
+    assert [entry for entry in loaded.get_log("browser") if entry["level"] != "INFO"] == []
+    asked = []
+    for entry in loaded.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            asked.append(message["params"]["request"]["url"])
+    own = ("file:///", "data:", "blob:", "chrome:", "chrome-untrusted:")
+    assert [url for url in asked if not url.startswith(own)] == []
+    assert len({url for url in asked if url.startswith("file:")}) == 1
+
+
+def test_the_slider_moves_the_points(loaded) -> None:
+    see(loaded, "#r1 .cloud")
+    dragged(loaded, 0)
+    first = pixels(loaded)
+    dragged(loaded, 20)
+    assert pixels(loaded) != first
+    assert loaded.find_element("css selector", "#r1 output").text == "t = 2"
+    dragged(loaded, 0)
+    assert pixels(loaded) == first
+
+
+def test_the_sphere_turns_by_keys_and_by_itself(loaded) -> None:
+    see(loaded, "#r1 .cloud")
+    before = pixels(loaded)
+    loaded.find_element("css selector", "#r1 canvas").send_keys("\ue014")  # arrow to the right
+    turned = pixels(loaded)
+    assert turned != before
+    box = loaded.find_element("css selector", "#r1 .turn")
+    box.click()
+    loaded.execute_async_script("setTimeout(arguments[0], 200)")
+    box.click()
+    assert pixels(loaded) != turned
+
+
+def test_the_play_button_runs_to_the_end(loaded) -> None:
+    see(loaded, "#r1 .cloud")
+    dragged(loaded, 17)
+    button = loaded.find_element("css selector", "#r1 .play")
+    button.click()
+    assert button.text == "Pause"
+    script = """
+      const [done] = arguments, until = performance.now() + 8000;
+      const canvas = document.querySelector('#r1 canvas');
+      (function wait() {
+        if (canvas.dataset.frame === '20' || performance.now() > until) done(canvas.dataset.frame);
+        else setTimeout(wait, 50);
+      })();
+    """
+    assert loaded.execute_async_script(script) == "20"
+    loaded.execute_async_script("setTimeout(arguments[0], 50)")
+    assert button.text == "Play"
+
+
+def test_numbers_are_those_of_info(loaded, page) -> None:
+    shown = loaded.execute_script(
+        "return Array.from(document.querySelectorAll('#r1 .info tr'))"
+        ".map((row) => [row.cells[0].textContent, row.cells[1].textContent])"
+    )
+    with wflow.open(page.with_name("H00005.h5")) as run:
+        assert all([name, text] in shown for name, text in describe(run))
+
+
+def test_curves_are_those_of_the_file(loaded, page) -> None:
+    see(loaded, "#r1-budget")
+    drawn = loaded.execute_script(
+        "return document.querySelector('#r1 figure[data-chart=\"r1-budget\"] .live').data"
+        ".filter((trace) => trace.name === 'E(t) − E(0)' && trace.meta !== 'band')[0].y"
+    )
+    with wflow.open(page.with_name("H00005.h5")) as run:
+        energy = run["energy"].values
+        mean = (energy - energy[:, :1]).mean(axis=0)
+    assert np.allclose(drawn, mean, rtol=1e-6, atol=1e-7)
+
+
+def test_another_run_can_be_chosen(loaded) -> None:
+    choice = see(loaded, "#choose")
+    sections = loaded.find_elements("css selector", "section.run")
+    assert [section.is_displayed() for section in sections] == [False, True]
+    loaded.execute_script(
+        "arguments[0].value = 'r0'; arguments[0].dispatchEvent(new Event('change'))", choice
+    )
+    assert [section.is_displayed() for section in sections] == [True, False]
+    see(loaded, "#r0-budget")
+    assert loaded.find_elements("css selector", "#r0 figure[data-drawn]")
+    loaded.execute_script(
+        "arguments[0].value = 'r1'; arguments[0].dispatchEvent(new Event('change'))", choice
+    )
+
+
+def test_without_javascript_tables_and_static_figures_are_visible(page, tmp_path) -> None:
+    driver = browser(tmp_path, javascript=False)
+    try:
+        driver.get(page.as_uri())
+        for selector, count in (("figure .static svg", 10), ("section.run", 2), ("table", 12)):
+            found = driver.find_elements("css selector", selector)
+            assert len(found) >= count
+            assert all(part.is_displayed() for part in found if not _closed(part))
+        assert not driver.find_element("css selector", "figure .live").is_displayed()
+        assert not driver.find_element("css selector", ".choose").is_displayed()
+        assert "Without JavaScript" in driver.find_element("css selector", "main").text
+    finally:
+        driver.quit()
+
+
+def _closed(part: Any) -> bool:
+    """Whether a part lies in a `details` that is closed."""
+    return bool(part.find_elements("xpath", "ancestor::details[not(@open)]"))

@@ -141,6 +141,7 @@ def test_a_notebook_says_that_kernels_are_compiled_and_then_how_far_it_is(notebo
         advance(2)
     texts = [state["text/plain"] for state in notebook.states]
     assert texts[1] == f"H = 2: {COMPILING}" and texts[2].startswith("H = 2: 0 %")
+    assert "value=" not in notebook.states[1]["text/html"]
 
 
 def test_a_bar_says_that_kernels_are_compiled(monkeypatch, capsys):
@@ -148,7 +149,8 @@ def test_a_bar_says_that_kernels_are_compiled(monkeypatch, capsys):
     with progress(1, "H = 2") as advance:
         stub()(1)
         advance(1)
-    assert "compiling" in capsys.readouterr().err
+    drawn = [line for line in capsys.readouterr().err.split("\r") if "compiling" in line]
+    assert drawn and not any("%" in line for line in drawn)
 
 
 def test_functions_of_the_user_and_compiled_ones_are_not_told(capsys):

@@ -190,7 +190,8 @@ def test_a_notebook_shows_the_run_and_one_progress():
     book.cells = [nbformat.v4.new_code_cell(code)]
     nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
     bar, shown = book.cells[0].outputs
-    assert bar["data"]["text/plain"].startswith("1 head: 100 %")
+    assert bar["data"]["text/plain"].startswith("1 head: 100 %, done in ")
+    assert 'value="100"' in bar["data"]["text/html"]  # the last state is in the saved notebook
     assert (
         "energy at the end" in shown["data"]["text/html"] and "<svg" in shown["data"]["text/html"]
     )

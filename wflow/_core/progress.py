@@ -67,14 +67,19 @@ class Display(Protocol):
 class _Bar:
     """A bar of rich."""
 
-    def __init__(self, bar: Any, task: Any, label: str) -> None:
-        self._bar, self._task, self._label = bar, task, label
+    def __init__(self, bar: Any, total: int, label: str) -> None:
+        self._bar, self._total, self._label = bar, total, label
+        self._task = bar.add_task(label, total=total)
 
     def advance(self, k: int) -> None:
         self._bar.update(self._task, advance=k)
 
     def compiling(self, active: bool) -> None:
         label = _labelled(self._label, COMPILING) if active else self._label
+        # Without a total the bar pulses and shows no percentage.
+        next(t for t in self._bar.tasks if t.id == self._task).total = (
+            None if active else self._total
+        )
         self._bar.update(self._task, description=label)
         self._bar.refresh()
 
@@ -95,7 +100,7 @@ def _bar(total: int, label: str) -> Iterator[_Bar]:
     )
     bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=1 / _REFRESH)
     with bar:
-        yield _Bar(bar, bar.add_task(label, total=total), label)
+        yield _Bar(bar, total, label)
 
 
 class _Clock:
@@ -205,7 +210,8 @@ class _Output:
         if self._note:
             text = self._note
         label = f"{html.escape(self._label)} " if self._label else ""
-        bar = f'<progress value="{percent}" max="100" style="vertical-align: middle"></progress>'
+        value = "" if self._note else f' value="{percent}"'  # without one the bar pulses
+        bar = f'<progress{value} max="100" style="vertical-align: middle"></progress>'
         return {
             "text/plain": _labelled(self._label, text),
             "text/html": f"<div>{label}{bar} {html.escape(text)}</div>",

@@ -20,19 +20,54 @@ from wflow._core.checks import check_choice, number, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import in_memory, modules, tensor
 
+__all__ = ["Attention", "Block", "FeedForward", "Flow", "Output", "Stack", "TokenEmbedding"]
+
 # Results of bodies and networks
 # ------------------------------
 
 
 class Flow(NamedTuple):
-    """Final hidden states of a body, and its transport cost."""
+    """Final hidden states of a body, and its transport cost.
+
+    Parameters
+    ----------
+    state : Tensor
+        Hidden states X(T), of the shape of X(0).
+    cost : Tensor, shape ()
+        Transport cost; 0 for a discrete network.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> body = nets.ContinuousTransformer(torch.nn.Linear(4, 4), steps=2)
+    >>> body(torch.zeros(3, 5, 4)).state.shape
+    torch.Size([3, 5, 4])
+    """
 
     state: Tensor  # X(T), of the shape of X(0)
     cost: Tensor  # transport cost, one number
 
 
 class Output(NamedTuple):
-    """Output of a network, and the transport cost of its body (0 if discrete)."""
+    """Output of a network, and the transport cost of its body.
+
+    Parameters
+    ----------
+    output : Tensor
+        What the network computes, such as logits.
+    cost : Tensor, shape ()
+        Transport cost; 0 for a discrete network.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ViT(image=(1, 8, 8), patch=4, width=8)
+    >>> logits, cost = net(torch.zeros(3, 1, 8, 8))
+    >>> logits.shape, float(cost)
+    (torch.Size([3, 10]), 0.0)
+    """
 
     output: Tensor
     cost: Tensor
@@ -127,11 +162,7 @@ Gelu = Literal["none", "tanh"]
 
 
 class Attention(nn.Module):
-    """Self-attention: sum_h W^h V^h X softmax((K^h X)^T Q^h x_j / sqrt(k)) for each token x_j.
-
-    X has the tokens as columns here, k is the width of a head. The rows of `qkv.weight` are the
-    queries, the keys and the values, in this order, and in each of them head after head: Q^h is
-    `qkv.weight[h * k : (h + 1) * k]`. W^h is `out.weight[:, h * k : (h + 1) * k]`.
+    r"""Self-attention of several heads [1]_.
 
     Parameters
     ----------
@@ -140,9 +171,9 @@ class Attention(nn.Module):
     heads : int
         Number of heads H.
     head_width : int, optional
-        k; None is width / heads.
+        Width k of a head; None is width / heads.
     causal : bool, default False
-        a token sees itself and those before it only.
+        Whether a token sees itself and those before it only.
     bias : bool, default True
         Whether linear layers have biases.
     qkv_bias : bool, optional
@@ -157,10 +188,28 @@ class Attention(nn.Module):
     InputError
         For a width that the heads cannot share, or sizes and rates out of range.
 
+    Notes
+    -----
+    With the tokens as columns of :math:`X`, and :math:`k` the width of a head, token :math:`j` gets
+
+    .. math:: \sum_h W^h V^h X \, \mathrm{softmax}\big((K^h X)^T Q^h x_j / \sqrt{k}\big).
+
+    The rows of ``qkv.weight`` are the queries, the keys and the values, in this order, and in each
+    of them head after head: Q^h is ``qkv.weight[h * k : (h + 1) * k]``. W^h is ``out.weight[:, h *
+    k : (h + 1) * k]``.
+
     References
     ----------
     .. [1] Vaswani et al., "Attention is all you need" (2017), section 3.2; Kan, Li, Zhang, Sahai,
        Osher, Katsoulakis, "Optimal Control for Transformer Architectures", arXiv:2505.13499, eq. 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> attention = nets.blocks.Attention(8, heads=2, causal=True)
+    >>> attention(torch.zeros(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
     """
 
     @in_memory
@@ -208,7 +257,7 @@ class Attention(nn.Module):
         Returns
         -------
         Tensor, shape (batch, tokens, width)
-            The result.
+            Hidden states after attention.
 
         Raises
         ------
@@ -238,7 +287,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Fully connected layer for each token: B gelu(A x + a) + b.
+    """Fully connected layer for each token, B gelu(A x + a) + b [1]_.
 
     Parameters
     ----------
@@ -253,11 +302,23 @@ class FeedForward(nn.Module):
     dropout : float, default 0.0
         Rate at which outputs are dropped, in training only.
 
+    Raises
+    ------
+    InputError
+        For sizes and rates out of range.
+
     References
     ----------
     .. [1] Vaswani et al. (2017), section 3.3, with the GELU of Hendrycks and Gimpel (2016); g_f of
        Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
        arXiv:2505.13499, eq. 4.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> nets.blocks.FeedForward(8, 32)(torch.zeros(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
     """
 
     @in_memory
@@ -279,7 +340,23 @@ class FeedForward(nn.Module):
         self.dropout = rate(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map hidden states (..., width) to (..., width)."""
+        """Map hidden states token by token.
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., width)
+            Hidden states.
+
+        Returns
+        -------
+        Tensor, shape (..., width)
+            Hidden states after the layer.
+
+        Raises
+        ------
+        InputError
+            For another width, type or device.
+        """
         if not torch.compiler.is_compiling():
             tensor(x, "hidden states", "real", self.up.weight)
             if not x.ndim or x.shape[-1] != self.up.in_features:
@@ -295,25 +372,62 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block, norms before the layers: u = x + attention(norm(x)), u + ff(norm(u)).
-
-    [OTT] eqs. 3 and 4, with the layer norms that are left out there; norms before the layers as
-    in Radford et al., "Language models are unsupervised multitask learners" (2019), section 2.3.
+    r"""Transformer block with its layer norms before the layers [1]_ [2]_.
 
     Parameters
     ----------
-    width, heads, head_width, causal, bias, qkv_bias, project : int or bool
-        As for `Attention`; `bias` is that of the feed-forward layer and of the layer norms too.
+    width : int
+        Width of the hidden states.
+    heads : int
+        Number of heads.
     hidden : int, optional
         Inner width of the feed-forward layer; None leaves the layer out, with its norm.
+    head_width : int, optional
+        Width of a head; None is width / heads.
+    causal : bool, default False
+        Whether a token sees itself and those before it only.
     norm : bool, default True
         False leaves the layer norms out.
+    bias : bool, default True
+        Whether linear layers and layer norms have biases.
+    qkv_bias : bool, optional
+        The same for queries, keys and values; None is `bias`.
+    project : bool, default True
+        False leaves the output matrix of the attention out.
     skip : bool, default True
-        False leaves the skip connection of the feed-forward layer out, ff(norm(u)) alone: the
-        blocks of N-ODE transformers ([OTT], after eq. 13). Without a feed-forward layer there is
-        nothing to leave out, and the block is x + attention(norm(x)) in both cases.
-    gelu, dropout : {"none", "tanh"} or float
-        As for `FeedForward`; dropout is that of `Attention` too.
+        False leaves the skip connection of the feed-forward layer out: the blocks of N-ODE
+        transformers. Without a feed-forward layer there is nothing to leave out.
+    gelu : {"none", "tanh"}
+        As for `FeedForward`.
+    dropout : float, default 0.0
+        Rate of dropout in attention and feed-forward layer.
+
+    Raises
+    ------
+    InputError
+        For a width that the heads cannot share, and sizes and rates out of range.
+
+    Notes
+    -----
+    .. math:: u = x + \mathrm{attention}(\mathrm{norm}(x)), \qquad
+       x' = u + \mathrm{ff}(\mathrm{norm}(u)),
+
+    or :math:`x' = \mathrm{ff}(\mathrm{norm}(u))` without `skip`.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eqs. 3, 4 and 13.
+    .. [2] Radford et al., "Language models are unsupervised multitask learners" (2019), section
+       2.3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> block = nets.blocks.Block(8, heads=2, hidden=32)
+    >>> block(torch.zeros(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
     """
 
     @in_memory
@@ -352,7 +466,20 @@ class Block(nn.Module):
             self.feed_forward = FeedForward(width, hidden, bias=bias, gelu=gelu, dropout=dropout)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Map hidden states (batch, tokens, width) to the same shape; mask as for `Attention`."""
+        """Map hidden states to hidden states.
+
+        Parameters
+        ----------
+        x : Tensor, shape (batch, tokens, width)
+            Hidden states.
+        mask : Tensor, shape (batch, tokens), optional
+            True where a token is there, as for `Attention.forward`.
+
+        Returns
+        -------
+        Tensor, shape (batch, tokens, width)
+            Hidden states after the block.
+        """
         check_hidden(x, self.attention.width, mask, self.attention.qkv.weight)
         x = x + self.attention(self.norm_attention(x), mask=mask)
         if self.feed_forward is None:
@@ -365,7 +492,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after another: f = f_D o ... o f_1 ([OTT] eq. 9).
+    """Blocks one after another, f = f_D o ... o f_1.
 
     Parameters
     ----------
@@ -377,6 +504,14 @@ class Stack(nn.Module):
     ------
     InputError
         For no blocks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> stack = nets.blocks.Stack([nets.blocks.Block(8, heads=2) for _ in range(3)])
+    >>> len(stack), stack(torch.zeros(2, 5, 8)).shape
+    (3, torch.Size([2, 5, 8]))
     """
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
@@ -386,10 +521,22 @@ class Stack(nn.Module):
             raise InputError("a stack of no blocks: expected at least one")
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Tensor:
-        """Map hidden states x through the blocks, each of which receives the context.
+        """Map hidden states through the blocks.
 
-        `valid` is taken and not used: it says which tokens count in a transport cost, and a
-        discrete network has none. So a network calls a stack and its wrapper alike.
+        Parameters
+        ----------
+        x : Tensor, shape (batch, tokens, width)
+            Hidden states.
+        valid : Tensor, shape (batch, tokens), optional
+            Taken and not used: it says which tokens count in a transport cost, and a discrete
+            network has none. So a network calls a stack and its wrapper alike.
+        **context : object
+            Handed to each block, such as a padding mask.
+
+        Returns
+        -------
+        Tensor, shape (batch, tokens, width)
+            Hidden states after the last block.
         """
         for block in self.blocks:
             x = hidden_states(block(x, **context))
@@ -406,7 +553,7 @@ class Stack(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Hidden states of a text, with learned positions: x_j = E[token_j] + P[j] ([OTT] eq. 2).
+    """Hidden states of a text, with learned positions: x_j = E[token_j] + P[j] [1]_.
 
     Parameters
     ----------
@@ -420,6 +567,24 @@ class TokenEmbedding(nn.Module):
         Standard deviation of E and P at the start.
     dropout : float, default 0.0
         Rate at which entries are dropped, in training only.
+
+    Raises
+    ------
+    InputError
+        For sizes and rates out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eq. 2.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> embed = nets.blocks.TokenEmbedding(vocabulary=11, context=7, width=4)
+    >>> embed(torch.tensor([[3, 0, 10]])).shape
+    torch.Size([1, 3, 4])
     """
 
     @in_memory
@@ -452,7 +617,7 @@ class TokenEmbedding(nn.Module):
         Returns
         -------
         Tensor, shape (batch, tokens, width)
-            The result.
+            Hidden states.
 
         Raises
         ------

@@ -38,7 +38,27 @@ Cost = Literal["mean", "sum"]
 
 
 class Trajectory(NamedTuple):
-    """Trajectory of the hidden states through M steps."""
+    """Trajectory of the hidden states through M steps.
+
+    Parameters
+    ----------
+    states : Tensor, shape (M + 1, ...)
+        Hidden states X_0 .. X_M.
+    times : Tensor, shape (M + 1,)
+        Their times, in double precision, on the CPU.
+    costs : Tensor, shape (M,)
+        What each step adds to the transport cost.
+    velocities : Tensor, shape (M, ...)
+        The velocity f(X_m) at the beginning of each step.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> body = nets.ContinuousTransformer(torch.nn.Linear(4, 4), steps=2)
+    >>> body.trajectory(torch.zeros(3, 5, 4)).times.tolist()
+    [0.0, 0.5, 1.0]
+    """
 
     states: Tensor  # X_0 .. X_M: (M + 1, *shape of X)
     times: Tensor  # (M + 1,), in double precision, on the CPU
@@ -54,21 +74,12 @@ _Step = tuple[Tensor, list[Tensor]]  # the next state, and the norm of each stag
 
 @register
 class ContinuousTransformer(nn.Module):
-    """Wrap blocks that map hidden states to hidden states of the same shape, as a velocity.
-
-    X_{m+1} = X_m + dt f(X_m), dt = T/M, m = 0 .. M-1 (`euler`; `heun` and `rk4` are of order 2
-    and 4), and the transport cost, a mean over the samples of
-
-        sum:   (dt/2) sum_m ||f(X_m)||_F^2            [OTT] eq. 8
-        mean:  that over the number of entries of X   [OTT1] eq. 8
-
-    so that a loss is `loss(state) + lam * cost`. With heun and rk4 the cost is the quadrature of
-    the same order. Under autocast the states move, and the cost is computed, in single precision.
+    r"""Transformer in continuous time: blocks as the velocity of hidden states [1]_ [2]_.
 
     Parameters
     ----------
     blocks : torch.nn.Module or iterable of torch.nn.Module
-        a module, or several in sequence, in any form: list, `nn.Sequential`, `nn.ModuleList`,
+        A module, or several in sequence, in any form: list, `nn.Sequential`, `nn.ModuleList`,
         `Stack`. A module that answers with a tuple or with `.last_hidden_state` is taken at its
         first tensor, so that encoders of other libraries fit.
     t_final : float, default 1.0
@@ -93,6 +104,38 @@ class ContinuousTransformer(nn.Module):
     InputError
         For steps < 1, T <= 0, an unknown choice, no blocks; later, for blocks that change the
         shape of what they are given, and hidden states without the dimension `batch_dim`.
+
+    Notes
+    -----
+    With :math:`f = f_D \circ \dots \circ f_1` and :math:`\Delta t = T/M`, ``euler`` takes the steps
+
+    .. math:: X_{m+1} = X_m + \Delta t \, f(X_m), \qquad m = 0, \dots, M-1,
+
+    and the transport cost, a mean over the samples, is
+
+    .. math:: \mathrm{sum:} \quad \frac{\Delta t}{2} \sum_m \|f(X_m)\|_F^2, \qquad
+       \mathrm{mean:} \quad \text{that over the number of entries of } X,
+
+    eq. 8 of [1]_ and of [2]_, so that a loss is ``loss(state) + lam * cost``. ``heun`` and ``rk4``
+    are of order 2 and 4, and the cost is then the quadrature of the same order. Under autocast the
+    states move, and the cost is computed, in single precision.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eqs. 7 to 9.
+    .. [2] Kan, Li, Osher, "OT-Transformer", the first version of [1]_, eq. 8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> block = nets.blocks.Block(8, heads=2, hidden=32)
+    >>> body = nets.ContinuousTransformer(block, t_final=1.0, steps=10)
+    >>> state, cost = body(torch.zeros(3, 5, 8))
+    >>> body.steps = 4  # at inference
+    >>> body.dt
+    0.25
     """
 
     def __init__(
@@ -146,18 +189,18 @@ class ContinuousTransformer(nn.Module):
 
         Parameters
         ----------
-        x : Tensor, shape (batch, tokens, width)
-            Hidden states X(0), such as.
+        x : Tensor
+            Hidden states X(0), such as (batch, tokens, width).
         valid : Tensor, shape (batch, tokens), optional
             True where a token is there: only those count in the cost (in any order in which `x` has
             these dimensions first).
-        context : object
+        **context : object
             Handed to the blocks at each evaluation, such as a padding mask.
 
         Returns
         -------
         Flow
-            Flow(state, cost).
+            Hidden states X(T), and the transport cost.
 
         Raises
         ------
@@ -176,7 +219,22 @@ class ContinuousTransformer(nn.Module):
         return Flow(x, self._costs(norms, size).sum())
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
-        """Trajectory of hidden states from 0 to T; parameters as for `forward`."""
+        """Trajectory of hidden states from 0 to T.
+
+        Parameters
+        ----------
+        x : Tensor
+            Hidden states X(0), such as (batch, tokens, width).
+        valid : Tensor, shape (batch, tokens), optional
+            As for `forward`.
+        **context : object
+            As for `forward`.
+
+        Returns
+        -------
+        Trajectory
+            States, times, cost and velocity of each step.
+        """
         size = self._size(x, valid)
         x = _unrounded(x)
         states, norms, velocities = [x], [], []
@@ -191,7 +249,25 @@ class ContinuousTransformer(nn.Module):
         )
 
     def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
-        """The velocity f(x) of hidden states, of their shape."""
+        """Velocity f(x) of hidden states.
+
+        Parameters
+        ----------
+        x : Tensor
+            Hidden states.
+        **context : object
+            As for `forward`.
+
+        Returns
+        -------
+        Tensor
+            Velocities, of the shape of `x`.
+
+        Raises
+        ------
+        InputError
+            For blocks that change the shape, and hidden states that are no real numbers.
+        """
         tensor(x, "hidden states", "real")
         image = hidden_states(self.blocks(x, **context))
         if image.shape != x.shape:
@@ -260,11 +336,7 @@ class ContinuousTransformer(nn.Module):
 
 @register
 class NodeTransformer(nn.Module):
-    """One dynamical system per block, in sequence: X_i(0) = X_{i-1}(T), dX_i/dt = f_i(X_i).
-
-    [OTT] eq. 13 (there after Baier-Reinio and De Sterck). The cost is the sum over the systems,
-    each of which goes from 0 to T in M steps. In the published model the feed-forward layer of a
-    block has no skip connection: `blocks.Block(..., skip=False)`.
+    r"""One dynamical system per block, in sequence: an N-ODE transformer [1]_.
 
     Parameters
     ----------
@@ -272,13 +344,39 @@ class NodeTransformer(nn.Module):
         The blocks, as for `ContinuousTransformer`. An `nn.TransformerEncoder` without a final norm
         is taken as its layers, whose context has their names (`src_mask`, not `mask`); any other
         single module is one block and makes one system: give a list of what is inside it.
-    t_final, steps, options : float or int or object
-        Those of `ContinuousTransformer`, the same for each block.
+    t_final : float, default 1.0
+        End time T of each system.
+    steps : int, default 1
+        Number of steps M of each system.
+    **options : object
+        Other options of `ContinuousTransformer`, the same for each block.
 
     Raises
     ------
     InputError
         As `ContinuousTransformer` does, and for an `nn.TransformerEncoder` with a final norm.
+
+    Notes
+    -----
+    .. math:: X_i(0) = X_{i-1}(T), \qquad \frac{dX_i}{dt} = f_i(X_i).
+
+    The cost is the sum over the systems, each of which goes from 0 to T in M steps. In the
+    published model the feed-forward layer of a block has no skip connection: ``blocks.Block(...,
+    skip=False)``.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eq. 13 (there after Baier-Reinio and De Sterck).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> blocks = [nets.blocks.Block(8, heads=2, hidden=32, skip=False) for _ in range(2)]
+    >>> body = nets.NodeTransformer(blocks, steps=5)
+    >>> body.trajectory(torch.zeros(3, 5, 8)).states.shape
+    torch.Size([11, 3, 5, 8])
     """
 
     def __init__(
@@ -315,7 +413,22 @@ class NodeTransformer(nn.Module):
             system.t_final = value
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Flow:
-        """Take hidden states through all systems; parameters and returns of one system."""
+        """Take hidden states through all systems.
+
+        Parameters
+        ----------
+        x : Tensor
+            Hidden states, as for one system.
+        valid : Tensor, shape (batch, tokens), optional
+            As for one system.
+        **context : object
+            As for one system.
+
+        Returns
+        -------
+        Flow
+            Hidden states after the last system, and the sum of the costs.
+        """
         tensor(x, "hidden states", "real")
         total = x.new_zeros((), dtype=at_least_single(x.dtype))
         for system in self._each_system():
@@ -324,7 +437,22 @@ class NodeTransformer(nn.Module):
         return Flow(x, total)
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
-        """Trajectory through all systems; times continue from one to the next, up to D T."""
+        """Trajectory through all systems; times continue from one to the next, up to D T.
+
+        Parameters
+        ----------
+        x : Tensor
+            Hidden states, as for one system.
+        valid : Tensor, shape (batch, tokens), optional
+            As for one system.
+        **context : object
+            As for one system.
+
+        Returns
+        -------
+        Trajectory
+            States, times, cost and velocity of each step of all systems.
+        """
         parts: list[Trajectory] = []
         for system in self._each_system():
             part = system.trajectory(x, valid=valid, **context)

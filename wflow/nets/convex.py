@@ -31,6 +31,8 @@ from wflow.nets.checks import tensor
 from wflow.nets.continuous import Trajectory
 from wflow.nets.diagnostics.measures import Stability, check_stability, operator_norm
 
+__all__ = ["ConvexProblem"]
+
 # Minimisation of smooth convex functions of many samples at once
 # ---------------------------------------------------------------
 
@@ -145,20 +147,24 @@ Method = Literal["newton", "lbfgs"]
 
 
 class ConvexProblem:
-    """One velocity per step and sample, a linear output layer, and a convex loss of it.
+    """Problem of optimal transport with one velocity per step and sample [1]_.
+
+    The output layer is linear, and the loss is convex in it.
 
     Everything is in double precision, on the device of `output`.
 
     Parameters
     ----------
     output : Tensor
-        A (c, d): d entries of a state, c outputs.
+        Matrix A (c, d): d entries of a state, c outputs.
     loss : {"squared", "cross-entropy"}
-        "squared", G = |A X - y|^2 / 2; "cross-entropy", G = -<y, log softmax(A X)>.
-    t_final, steps : float or int
-        T and M.
+        "squared", G = (A X - y)^2 / 2; "cross-entropy", G = -<y, log softmax(A X)>.
+    t_final : float, default 1.0
+        End time T.
+    steps : int, default 8
+        Number M of steps.
     lam : float, default 1.0
-        Lambda >= 0, weight of the transport cost as a sum ([OTT] eq. 8).
+        Weight lambda >= 0 of the transport cost as a sum (eq. 8).
 
     Raises
     ------
@@ -169,6 +175,14 @@ class ConvexProblem:
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, eq. 10, F.1 for the losses, F.4 to F.7 for the optimum.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> problem = nets.convex.ConvexProblem(torch.eye(2), lam=1.0)
+    >>> problem.terminal_state(torch.zeros(1, 2), torch.ones(1, 2)).tolist()
+    [[0.5, 0.5]]
     """
 
     def __init__(
@@ -201,7 +215,20 @@ class ConvexProblem:
         return operator_norm(self.output)
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
-        """G(X, y) of every sample: x (..., d), y (..., c) -> (...)."""
+        """Loss G(X, y) of every sample.
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., d)
+            States.
+        y : Tensor, shape (..., c)
+            Targets.
+
+        Returns
+        -------
+        Tensor, shape (...)
+            Losses.
+        """
         return self._value(self._states(x), self._targets(x, y))
 
     def _value(self, x: Tensor, y: Tensor) -> Tensor:
@@ -212,7 +239,18 @@ class ConvexProblem:
         return -(y * functional.log_softmax(logits, -1)).sum(-1)
 
     def prediction(self, x: Tensor) -> Tensor:
-        """Model output of states (..., d): A X, or softmax(A X); (..., c)."""
+        """Model output of states: A X, or softmax(A X).
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., d)
+            States.
+
+        Returns
+        -------
+        Tensor, shape (..., c)
+            Outputs.
+        """
         return self._prediction(self._states(x))
 
     def _prediction(self, x: Tensor) -> Tensor:
@@ -220,33 +258,54 @@ class ConvexProblem:
         return logits if self.loss == "squared" else torch.softmax(logits, -1)
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """grad G(X, y) = A^T (prediction - y), (..., d): [OTT] F.1, for y of sum one."""
+        """Gradient A^T (prediction - y) of the loss, for y of sum one [1]_.
+
+        Parameters
+        ----------
+        x : Tensor, shape (..., d)
+            States.
+        y : Tensor, shape (..., c)
+            Targets.
+
+        Returns
+        -------
+        Tensor, shape (..., d)
+            Gradients with respect to the states.
+
+        References
+        ----------
+        .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+           Architectures", arXiv:2505.13499, F.1.
+        """
         return self._gradient(self._states(x), self._targets(x, y))
 
     def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
         return (self._prediction(x) - y) @ self.output
 
     def terminal_state(self, x0: Tensor, y: Tensor) -> Tensor:
-        """X(T) of the optimum: the root of X + (T/lambda) grad G(X, y) = X(0), to rounding.
-
-        Newton's method on |X - X(0)|^2 / 2 + (T/lambda) G(X, y), which is strongly convex, with the
-        Hessian I + (T/lambda) A^T diag(p) A - .., written out.
+        """The states X(T) of the optimum, to rounding.
 
         Parameters
         ----------
         x0 : Tensor, shape (batch, d)
+            States X(0).
         y : Tensor, shape (batch, c)
-            For cross-entropy, >= 0 and of sum one.
+            Targets; for cross-entropy, >= 0 and of sum one.
 
         Returns
         -------
         Tensor, shape (batch, d)
-            The result.
+            The roots of X + (T/lambda) grad G(X, y) = X(0).
 
         Raises
         ------
         InputError
             For lambda = 0, where it is not unique; for shapes that do not fit.
+
+        Notes
+        -----
+        Newton's method is applied to (X - X(0))^2 / 2 + (T/lambda) G(X, y), which is strongly
+        convex, with the Hessian I + (T/lambda) A^T (diag p - p p^T) A written out.
         """
         if self.lam == 0:
             raise InputError("lam is 0: the optimum is not unique; `minimise` finds one of them")
@@ -266,9 +325,24 @@ class ConvexProblem:
         return by_newton(value, gradient, hessian, x0)
 
     def velocities(self, x0: Tensor, y: Tensor) -> Tensor:
-        """Velocities of the optimum, all equal to -(1/lambda) grad G(X(T), y): (M, batch, d).
+        """The velocities of the optimum, all equal to -(1/lambda) grad G(X(T), y) [1]_.
 
-        Parameters and errors as for `terminal_state`.
+        Parameters
+        ----------
+        x0 : Tensor, shape (batch, d)
+            States X(0).
+        y : Tensor, shape (batch, c)
+            Targets; for cross-entropy, >= 0 and of sum one.
+
+        Returns
+        -------
+        Tensor, shape (M, batch, d)
+            Velocities.
+
+        Raises
+        ------
+        InputError
+            As `terminal_state`.
 
         References
         ----------
@@ -280,7 +354,22 @@ class ConvexProblem:
         return velocity.expand(self.steps, *x0.shape).clone()
 
     def objective(self, velocities: Tensor, x0: Tensor, y: Tensor) -> Tensor:
-        """G(X_M, y) + (lambda dt / 2) sum_m |f_m|^2 of every sample, (batch,)."""
+        """Loss and weighted transport cost of every sample.
+
+        Parameters
+        ----------
+        velocities : Tensor, shape (M, batch, d)
+            Velocities f_m.
+        x0 : Tensor, shape (batch, d)
+            States X(0).
+        y : Tensor, shape (batch, c)
+            Targets; for cross-entropy, >= 0 and of sum one.
+
+        Returns
+        -------
+        Tensor, shape (batch,)
+            G(X_M, y) plus (lambda dt / 2) times the sum of the squared velocities.
+        """
         x0, y = self._given(x0, y)
         velocities = self._fitting(velocities, x0)
         return self._objective(velocities, x0, y)
@@ -299,14 +388,16 @@ class ConvexProblem:
     ) -> Tensor:
         """Minimise over the velocities themselves, from any start, by derivatives from torch.
 
-        It does not use `terminal_state`: their agreement confirms the optimum of [OTT] F.5. With
+        It does not use `terminal_state`: their agreement confirms the optimum of F.5 of [1]_. With
         lambda = 0 it returns one of the optima, which depends on the start; cross-entropy then
         needs targets y > 0, or there is none.
 
         Parameters
         ----------
-        x0, y : Tensor
-            As for `terminal_state`.
+        x0 : Tensor, shape (batch, d)
+            States X(0).
+        y : Tensor, shape (batch, c)
+            Targets; for cross-entropy, >= 0 and of sum one.
         start : Tensor or int, default 0
             Velocities (M, batch, d), or a seed of standard normal ones.
         method : {"newton", "lbfgs"}
@@ -314,8 +405,8 @@ class ConvexProblem:
 
         Returns
         -------
-        Tensor
-            Velocities (M, batch, d); gradients vanish to rounding for "newton", to 1e-8 or so for
+        Tensor, shape (M, batch, d)
+            Velocities; gradients vanish to rounding for "newton", to 1e-8 or so for
             "lbfgs".
 
         Raises
@@ -324,6 +415,11 @@ class ConvexProblem:
             For shapes that do not fit, or an unknown method.
         WflowError
             If the gradient does not vanish: for lambda = 0 there need not be an optimum.
+
+        References
+        ----------
+        .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+           Architectures", arXiv:2505.13499, F.5.
         """
         check_choice("method", method, ("newton", "lbfgs"))
         x0, y = self._given(x0, y)
@@ -346,7 +442,20 @@ class ConvexProblem:
         return velocities
 
     def trajectory(self, x0: Tensor, velocities: Tensor) -> Trajectory:
-        """The path of given velocities, for `wflow.nets.diagnostics`; costs are sums."""
+        """Trajectory of given velocities, for `wflow.nets.diagnostics`.
+
+        Parameters
+        ----------
+        x0 : Tensor, shape (batch, d)
+            States X(0).
+        velocities : Tensor, shape (M, batch, d)
+            Velocities.
+
+        Returns
+        -------
+        Trajectory
+            States and costs, which are sums.
+        """
         x0 = self._states(x0).detach()
         velocities = self._fitting(velocities, x0)
         moved = torch.cat([torch.zeros_like(x0)[None], self.dt * velocities.cumsum(0)])
@@ -354,12 +463,33 @@ class ConvexProblem:
         return Trajectory(x0 + moved, times, self._cost(velocities).mean(1), velocities)
 
     def stability(self, x1: Tensor, y1: Tensor, x2: Tensor, y2: Tensor) -> Stability:
-        """The optimal outputs of pairs (X(0), y) against the bound of [OTT] Theorem 2.
+        """Compare the optimal outputs of pairs (X(0), y) with the bound of theorem 2 of [1]_.
+
+        Parameters
+        ----------
+        x1 : Tensor, shape (batch, d)
+            States X(0) of the first of each pair.
+        y1 : Tensor, shape (batch, c)
+            Their targets.
+        x2 : Tensor, shape (batch, d)
+            States of the second.
+        y2 : Tensor, shape (batch, c)
+            Their targets.
+
+        Returns
+        -------
+        Stability
+            Changes of the outputs, and what the bound allows.
 
         Raises
         ------
         InputError
             Unless lambda > T L^2, and as `terminal_state`.
+
+        References
+        ----------
+        .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+           Architectures", arXiv:2505.13499, Theorem 2.
         """
         return check_stability(
             self.prediction(self.terminal_state(x1, y1)),

@@ -78,14 +78,31 @@ class TrainedHeads(Schedule):
     heads : QKV
         QKV with a leading axis of layers: query and key (L, H, k, d), value (L, H, d, d).
     order : sequence of int
-        (K,), which layer acts in each interval.
+        Number of the layer that acts in each of the K intervals.
     duration : float
         Length of an interval.
     score_factors, value_factors : array_like, shape (K,)
+        Factors of scores and values in each interval.
     causal : bool
         Whether a token sees only itself and those before it; for `wflow.solve(causal=)`.
     centred : bool
         Whether tokens have mean zero over their entries, as a layer norm makes them.
+
+    Raises
+    ------
+    InputError
+        For heads without layers, an order of other layers, and numbers that do not fit it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+
+    >>> law = nets.particles.head_law(net)
+    >>> type(law).__name__, law.layer_scores.shape, law.order.tolist()
+    ('TrainedHeads', (2, 2, 6, 6), [0, 1])
     """
 
     def __init__(
@@ -136,7 +153,23 @@ class TrainedHeads(Schedule):
         return self._values
 
     def with_heads(self, scores: Array, values: Array) -> "TrainedHeads":
-        """The same schedule with other matrices, (L, H, d, d) both."""
+        """Make the same schedule with other matrices.
+
+        Parameters
+        ----------
+        scores, values : array_like, shape (L, H, d, d)
+            Score and value matrices of each layer and head.
+
+        Returns
+        -------
+        TrainedHeads
+            The schedule.
+
+        Raises
+        ------
+        InputError
+            For arrays of another form.
+        """
         scores, values = reals(scores, "scores"), reals(values, "values")
         if scores.ndim != 4 or scores.shape[2] != scores.shape[3]:
             raise InputError(f"scores have shape {scores.shape}: expected (layers, heads, d, d)")
@@ -198,12 +231,31 @@ def body_of(network: nn.Module) -> nn.Module:
 
 
 def blocks_of(network: nn.Module) -> list[Block]:
-    """The blocks of a network in the order in which they act; one that is used twice comes twice.
+    """List the blocks of a network in the order in which they act.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        One with a body of `blocks.Block`, or such a body.
+
+    Returns
+    -------
+    list of Block
+        The blocks; one that is used twice comes twice.
 
     Raises
     ------
     InputError
         For a network with other modules between the blocks, or with none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> len(nets.particles.blocks_of(net))
+    2
     """
     blocks: list[Block] = []
     if not _collect(body_of(network), blocks):
@@ -345,9 +397,23 @@ def _numpy(parameter: Tensor) -> Array:
 class Clouds(NamedTuple):
     """Hidden states of a network on the sphere, as the network itself moves them.
 
-    times : (K + 1,), in the time of `head_law` without t_final
-    tokens : (K + 1, samples, n, d), unit vectors
-    radii : (K + 1,), mean norm of the tokens (of what a layer norm sees of them)
+    Parameters
+    ----------
+    times : ndarray, shape (K + 1,)
+        Times, in the time of `head_law` without `t_final`.
+    tokens : ndarray, shape (K + 1, samples, n, d)
+        Unit vectors.
+    radii : ndarray, shape (K + 1,)
+        Mean norm of the tokens, of what a layer norm sees of them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> nets.particles.clouds_of(net, tokens).tokens.shape
+    (3, 1, 5, 6)
     """
 
     times: Array
@@ -356,34 +422,63 @@ class Clouds(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """Change of the hidden states by each layer: mean norm over the tokens, (L,) each."""
+    """Change of the hidden states by each layer.
+
+    Parameters
+    ----------
+    attention : ndarray, shape (L,)
+        Mean norm over the tokens of what attention adds.
+    feed_forward : ndarray, shape (L,)
+        The same for the feed-forward layers; 0 for blocks without one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> nets.particles.motion_of(net, tokens).attention.shape
+    (2,)
+    """
 
     attention: Array
     feed_forward: Array  # 0 for blocks without one
 
 
 def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
-    """Token embeddings of inputs as a cloud on the sphere: the directions u = C x/|C x|.
+    """Token embeddings of inputs as a cloud on the sphere: their directions.
 
-    C takes the mean over the entries away where the blocks have layer norms, as these do.
+    A token x is at C x over its norm. C takes the mean over the entries away where the blocks have
+    layer norms, as these do.
 
     Parameters
     ----------
     network : torch.nn.Module
         As for `head_law`.
-    inputs : Tensor, shape (samples, tokens, width)
-        What the network is given: images, token ids; for a body alone, hidden states.
+    inputs : Tensor
+        What the network is given: images, token ids; for a body alone, hidden states
+        (samples, tokens, width).
 
     Returns
     -------
-    ndarray, shape (n, d)
-        For one sample, (samples, n, d) for more: as `wflow.solve` takes them.
+    ndarray, shape (n, d) or (samples, n, d)
+        Unit tokens of one sample, or of more, as `wflow.solve` takes them.
 
     Raises
     ------
     InputError
         For a token without direction, and for padded samples: cut them to the tokens that are
         there, and take samples of one length together.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+
+    >>> nets.particles.tokens_of(net, tokens).shape
+    (5, 6)
     """
     hidden, _ = _hidden_states(network, inputs)
     tokens = _directions(network, hidden)[0]
@@ -391,9 +486,35 @@ def tokens_of(network: nn.Module, inputs: Tensor) -> NDArray[np.float64]:
 
 
 def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
-    """The hidden states of a network at the ends of its blocks (discrete) or steps, on the sphere.
+    """Hidden states of a network on the sphere, at the ends of its blocks or steps.
 
-    Parameters and errors as for `tokens_of`. Returns Clouds(times, tokens, radii).
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `head_law`.
+    inputs : Tensor
+        What the network is given: images, token ids; for a body alone, hidden states
+        (samples, tokens, width).
+
+    Returns
+    -------
+    Clouds
+        Times, unit tokens and mean norms: after each block of a discrete network, after each step
+        of one that is continuous in time.
+
+    Raises
+    ------
+    InputError
+        As `tokens_of`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> nets.particles.clouds_of(net, tokens).times.tolist()
+    [0.0, 1.0, 2.0]
     """
     hidden, context = _hidden_states(network, inputs)
     body, order = body_of(network), order_of(network)
@@ -416,9 +537,34 @@ def clouds_of(network: nn.Module, inputs: Tensor) -> Clouds:
 
 
 def motion_of(network: nn.Module, inputs: Tensor) -> Motion:
-    """Changes by attention and by feed-forward layers, which a head law leaves out.
+    """Measure how attention and feed-forward layers, which a head law leaves out, move the tokens.
 
-    Parameters and errors as for `tokens_of`. Means over all evaluations of a block.
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `head_law`.
+    inputs : Tensor
+        What the network is given: images, token ids; for a body alone, hidden states
+        (samples, tokens, width).
+
+    Returns
+    -------
+    Motion
+        Means over all evaluations of a block.
+
+    Raises
+    ------
+    InputError
+        As `tokens_of`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> bool((nets.particles.motion_of(net, tokens).feed_forward > 0).all())
+    True
     """
     blocks = blocks_of(network)
     parts = [(block.attention, block.feed_forward) for block in blocks]
@@ -486,14 +632,31 @@ def _directions(network: nn.Module, hidden: Tensor) -> tuple[NDArray[np.float64]
 
 
 class Dropped(NamedTuple):
-    """Size of the biases that a head law leaves out, layer by layer, (L,) each.
+    """Size of the biases that a head law leaves out, layer by layer.
 
-    score_bias : largest |K_h^T b_q| over the heads, b_q the bias of the queries (with that of the
-        layer norm): by so much at most a score changes
-    scores : largest |D_h|_2 over the heads, the bound of a score
-    drift : |W_out b_v + b_out|, what biases add to every token
-    values : |sum_h V_h|_2, the bound of what is kept where attention is even
-    feed_forward : number of feed-forward layers
+    Parameters
+    ----------
+    score_bias : ndarray, shape (L,)
+        Largest norm of K_h^T b_q over the heads, b_q the bias of the queries (with that of the
+        layer norm): by so much at most a score changes.
+    scores : ndarray, shape (L,)
+        Largest 2-norm of D_h over the heads, the bound of a score.
+    drift : ndarray, shape (L,)
+        Norm of W_out b_v + b_out, which biases add to every token.
+    values : ndarray, shape (L,)
+        2-norm of the sum of the V_h, the bound of what is kept where attention is even.
+    feed_forward : int
+        Number of feed-forward layers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> found = nets.particles.dropped(net)
+    >>> found.drift.tolist(), found.feed_forward  # this GPT has no biases
+    ([0.0, 0.0], 2)
     """
 
     score_bias: Array
@@ -504,11 +667,24 @@ class Dropped(NamedTuple):
 
 
 class Tied(NamedTuple):
-    """How far heads are from those of a gradient flow, (L, H) each.
+    """How far heads are from those of a gradient flow.
 
-    asymmetry : |D - D^T|_F / (2 |D|_F): 0 for symmetric D, 1 for antisymmetric; 1/sqrt(2) or so
-        for unrelated Q and K
-    alignment : cosine of V and (D + D^T)/2: 1 for V = c D, which climbs the energy, -1 for V = -c D
+    Parameters
+    ----------
+    asymmetry : ndarray, shape (L, H)
+        Frobenius norm of D - D^T over twice that of D: 0 for symmetric D, 1 for antisymmetric;
+        1/sqrt(2) or so for unrelated Q and K.
+    alignment : ndarray, shape (L, H)
+        Cosine of V and (D + D^T)/2: 1 for V = c D, which climbs the energy, -1 for V = -c D.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> nets.particles.tied(nets.particles.head_law(net)).asymmetry.shape
+    (2, 2)
     """
 
     asymmetry: Array
@@ -522,12 +698,14 @@ def head_law(
     radius: ArrayLike = 1.0,
     passes: int = 1,
 ) -> TrainedHeads:
-    """The attention layers of a network as a head law: V_h softmax(<Q_h x, K_h y>), layer by layer.
+    r"""Attention layers of a network as a head law, layer by layer [1]_ [2]_.
 
     With a the norm of what the attention is given (sqrt(d), up to the eps of the layer norm; r
-    without one), r = `radius`, G = diag(g) C (G = C = I without a layer norm) and H heads,
+    without one), r = `radius`, G = diag(g) C (G = C = I without a layer norm) and H heads, the head
+    matrices are
 
-        D_h = (a^2/sqrt(k)) (W_q^h G)^T W_k^h G,   V_h = H (a/r) C W_out^h W_v^h G.
+    .. math:: D_h = \frac{a^2}{\sqrt k} (W_q^h G)^T W_k^h G, \qquad
+       V_h = H \, \frac{a}{r} \, C \, W_{out}^h W_v^h G.
 
     The factor H is there because a law is a mean over its heads and attention is a sum. So at
     radius 1 the velocity of unit tokens x of mean zero is P_x C attention(norm(x)).
@@ -561,8 +739,21 @@ def head_law(
 
     References
     ----------
-    .. [1] [MHT] eq. 1; Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
-       Architectures", arXiv:2505.13499, eqs. 3 and 9; docs/mathematics.md section 1.
+    .. [1] Massucco, Del Grande, Carioni, Brune, Schönlieb, "Multi-Headed Transformer Architectures
+       as Time-dependent Wasserstein Gradient Flows", arXiv:2605.18870, eq. 1.
+    .. [2] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eqs. 3 and 9.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+
+    >>> law = nets.particles.head_law(net)
+    >>> law.t_final, law.causal
+    (2.0, True)
     """
     blocks, order = blocks_of(network), order_of(network)
     layers = fold_all(blocks)
@@ -596,7 +787,7 @@ def problem(
     radius: ArrayLike | None = None,
     passes: int = 1,
 ) -> dict[str, Any]:
-    """Arguments of `wflow.solve` that run the tokens of inputs under the heads of a network.
+    """Make the arguments of `wflow.solve` for tokens of inputs under the heads of a network.
 
     Parameters
     ----------
@@ -606,22 +797,36 @@ def problem(
         What the network is given, a path for every sample; for a body alone, hidden states.
     steps : int, default 20
         Time steps in each interval of the schedule.
-    t_final, passes : float or int
+    t_final : float, optional
         As for `head_law`.
     radius : array_like, optional
         As for `head_law`; None measures, in each interval, the mean norm of the tokens when the
         network itself moves them.
+    passes : int, default 1
+        As for `head_law`.
 
     Returns
     -------
     dict
-        Dict with x0, law, t_final, dt, paths, causal and save: tokens of all paths at the interval
+        Arguments x0, law, t_final, dt, paths, causal and save: tokens of all paths at the interval
         ends, and no energy budget, as general heads have no energy.
 
     Raises
     ------
     InputError
         As `head_law` and `tokens_of`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+
+    >>> import wflow
+    >>> run = wflow.solve(**nets.particles.problem(net, tokens, steps=2), seed=0)
+    >>> run["tokens"].shape
+    (1, 3, 5, 6)
     """
     x0 = tokens_of(network, inputs)
     order = order_of(network)
@@ -652,9 +857,36 @@ def problem(
 
 
 def velocity(law: TrainedHeads, x: ArrayLike, t: float = 0.0) -> NDArray[np.floating]:
-    """Velocity that a law gives to unit tokens x (n, d) at time t, as `wflow.solve` forms it.
+    """Velocity that a law gives to unit tokens at one time, as `wflow.solve` forms it.
 
-    Returns (n, d), tangential. Raises InputError for tokens off the sphere or of another d.
+    Parameters
+    ----------
+    law : TrainedHeads
+        Law of `head_law`.
+    x : array_like, shape (n, d)
+        Tokens on the unit sphere.
+    t : float, default 0.0
+        Time.
+
+    Returns
+    -------
+    ndarray, shape (n, d)
+        Velocities, tangential.
+
+    Raises
+    ------
+    InputError
+        For tokens off the sphere or of another d, and for another law.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> law = nets.particles.head_law(net)
+    >>> nets.particles.velocity(law, nets.particles.tokens_of(net, tokens)).shape
+    (5, 6)
     """
     tokens, t = as_unit_tokens(x), number(t, "t")
     law = _checked(law)
@@ -666,17 +898,34 @@ def velocity(law: TrainedHeads, x: ArrayLike, t: float = 0.0) -> NDArray[np.floa
 
 
 def dropped(network: nn.Module, *, radius: float = 1.0) -> Dropped:
-    """How large the biases are that `head_law` leaves out, beside what it keeps.
+    """Measure the biases that `head_law` leaves out, beside what it keeps.
 
     Parameters
     ----------
-    network, radius : torch.nn.Module or float
+    network : torch.nn.Module
         As for `head_law`.
+    radius : float, default 1.0
+        Norm of the tokens.
+
+    Returns
+    -------
+    Dropped
+        Norms, layer by layer.
 
     Raises
     ------
     InputError
         As `head_law`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+
+    >>> nets.particles.dropped(net).scores.shape
+    (2,)
     """
     blocks = blocks_of(network)
     layers = fold_all(blocks)
@@ -709,9 +958,32 @@ def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
     Parameters
     ----------
     law : TrainedHeads
-        Of `head_law`.
+        Law of `head_law`.
     seed : int, default 0
-        Of the rotations.
+        Seed of the rotations.
+
+    Returns
+    -------
+    TrainedHeads
+        Law with the random heads.
+
+    Raises
+    ------
+    InputError
+        For another law, or a seed below 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+
+    >>> import numpy as np
+    >>> law = nets.particles.head_law(net)
+    >>> control = nets.particles.randomised(law, seed=1)
+    >>> np.allclose(*(np.linalg.norm(one.layer_scores, axis=(-2, -1)) for one in (law, control)))
+    True
     """
     layers, heads, d, _ = _checked(law).layer_scores.shape
     drawn = rotations(4 * layers * heads, d, law.centred, seed).reshape(4, layers, heads, d, d)
@@ -722,11 +994,39 @@ def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
 
 
 def tied(law: TrainedHeads) -> Tied:
-    """How far the heads of a law are from those of a gradient flow, D = D^T and V = +-D.
+    """Measure how far the heads of a law are from those of a gradient flow [1]_.
+
+    Those of a gradient flow have D = D^T and V = +-D.
+
+    Parameters
+    ----------
+    law : TrainedHeads
+        Law of `head_law`.
+
+    Returns
+    -------
+    Tied
+        Asymmetry and alignment; NaN for a head of zero.
+
+    Raises
+    ------
+    InputError
+        For another law.
 
     References
     ----------
-    .. [1] [MHT] section 1; docs/mathematics.md section 1. A head of zero gives NaN.
+    .. [1] Massucco, Del Grande, Carioni, Brune, Schönlieb, "Multi-Headed Transformer Architectures
+       as Time-dependent Wasserstein Gradient Flows", arXiv:2605.18870, section 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> found = nets.particles.tied(nets.particles.head_law(net))
+    >>> bool((abs(found.alignment) <= 1).all())
+    True
     """
     D, V = _checked(law).layer_scores, law.layer_values
     transposed = np.swapaxes(D, -1, -2)

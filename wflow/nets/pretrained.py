@@ -47,6 +47,9 @@ class Pretrained(nn.Module):
     Linear(in_features=3, out_features=6, bias=True)
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights and configuration to a folder.
 

@@ -102,7 +102,7 @@ def config(network: nn.Module) -> dict[str, Any]:
     Parameters
     ----------
     network : torch.nn.Module
-        a network of a registered class; its body may have been replaced by one, too.
+        A network of a registered class; its body may have been replaced by one, too.
 
     Returns
     -------
@@ -114,6 +114,14 @@ def config(network: nn.Module) -> dict[str, Any]:
     ------
     InputError
         For a network of a class that is not registered, and one that was changed otherwise.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> net = nets.ViT(image=(1, 8, 8), patch=4, width=8)
+    >>> net.body = nets.ContinuousTransformer(net.body, steps=5)
+    >>> nets.config(net)["body"]["arguments"]["steps"]
+    5
     """
     network = module(network, "network")
     for one in _candidates(network):
@@ -154,6 +162,13 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     InputError
         For an unknown network or argument, and for values that the constructor refuses. Sizes are
         not limited: `nets.train.restore` compares them with the weights in a file first.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> net = nets.ViT(image=(1, 8, 8), patch=4, width=8)
+    >>> type(nets.build(nets.config(net))).__name__
+    'ViT'
     """
     return _made(config)
 

@@ -30,22 +30,31 @@ def permutation(n: int, seed: int, purpose: int, place: int = 0) -> NDArray[np.i
 
 
 def unit(images: Tensor) -> Tensor:
-    """Images as float32 in [0, 1]: bytes divided by 255; floating-point images stay as they are.
+    """Convert images to float32 in [0, 1]: bytes are divided by 255.
+
+    Floating-point images stay as they are.
 
     Parameters
     ----------
     images : Tensor
-        Uint8, or floating point, of any shape.
+        Images of any shape, uint8 or floating point.
 
     Returns
     -------
     Tensor
-        Tensor of the same shape.
+        Images of the same shape.
 
     Raises
     ------
     InputError
         For any other type.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> nets.data.unit(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist()
+    [0.0, 0.20000000298023224, 1.0]
     """
     if not isinstance(images, Tensor):
         raise InputError(f"images are {type(images).__name__}; expected a tensor")
@@ -65,21 +74,32 @@ class ImageBatches:
 
     Parameters
     ----------
-    images : Tensor, shape (n, H, W)
-        Or (n, channels, H, W), uint8 or floating point in [0, 1].
+    images : Tensor, shape (n, H, W) or (n, channels, H, W)
+        Images, uint8 or floating point in [0, 1].
     labels : Tensor, shape (n,)
-        Integers.
+        Labels, integers.
     batch : int
         Images per step, 1 to n.
     seed : int, default 0
         Integer >= 0.
     mean, std : float
-        (pixel - mean) / std is what a network sees, pixels in [0, 1]; std > 0.
+        Numbers of which (pixel - mean) / std is what a network sees, pixels in [0, 1]; std > 0.
 
     Raises
     ------
     InputError
         For shapes or types that do not fit, and numbers out of range.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> images = nets.data.digits()
+    >>> batches = nets.data.ImageBatches(
+    ...     images.train_images, images.train_labels, batch=50, mean=images.mean, std=images.std
+    ... )
+    >>> pixels, labels = batches(0)
+    >>> pixels.shape, batches.per_epoch
+    (torch.Size([50, 1, 8, 8]), 28)
     """
 
     def __init__(
@@ -118,7 +138,23 @@ class ImageBatches:
         return len(self.images) // self.batch
 
     def rows(self, step: int) -> NDArray[np.int64]:
-        """Numbers of the images of a step >= 0: (batch,)."""
+        """Draw the numbers of the images of a step.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step, from 0.
+
+        Returns
+        -------
+        ndarray, shape (batch,)
+            Numbers of the images.
+
+        Raises
+        ------
+        InputError
+            For a step below 0.
+        """
         epoch, place = divmod(whole(step, "step", 0), self.per_epoch)
         kept = self._order
         if kept is None or kept[0] != epoch:
@@ -137,7 +173,7 @@ class ImageBatches:
         Returns
         -------
         tuple of Tensor
-            Images (batch, channels, H, W), normalised, float32 if they were bytes labels (batch,),
+            Images (batch, channels, H, W), normalised, float32 if they were bytes; labels (batch,),
             int64.
         """
         return self._take(torch.from_numpy(self.rows(step)))
@@ -150,10 +186,15 @@ class ImageBatches:
         batch : int, optional
             Images at a time, >= 1; None takes that of training.
 
-        Yields
-        ------
+        Returns
+        -------
         iterator of tuple of Tensor
             Images and labels as from a step; the last ones may be fewer.
+
+        Raises
+        ------
+        InputError
+            For a batch below 1.
         """
         size = self.batch if batch is None else whole(batch, "batch", 1)
         return (self._take(slice(k, k + size)) for k in range(0, len(self.images), size))
@@ -171,7 +212,7 @@ class CropBatches:
     Parameters
     ----------
     tokens : Tensor, shape (n,)
-        Integers, n > context.
+        The text, integers, n > context.
     context : int
         Tokens in a crop, >= 1.
     batch : int
@@ -187,6 +228,15 @@ class CropBatches:
     InputError
         For tokens of another shape or type or beyond the vocabulary, a text that is too short,
         numbers out of range.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> text = nets.data.embedded_text()
+    >>> batches = nets.data.CropBatches(text.train, context=16, batch=4, vocabulary=text.vocabulary)
+    >>> inputs, targets = batches(0)
+    >>> inputs.shape, bool((inputs[:, 1:] == targets[:, :-1]).all())
+    (torch.Size([4, 16]), True)
     """
 
     def __init__(
@@ -233,7 +283,7 @@ def windows(
     Parameters
     ----------
     tokens : Tensor, shape (n,)
-        Integers, n >= 2.
+        The text, integers, n >= 2.
     context : int
         Tokens in a window, >= 1; a shorter text is one shorter window.
     batch : int, default 1
@@ -241,17 +291,24 @@ def windows(
     vocabulary : int, optional
         As for `CropBatches`.
 
-    Yields
-    ------
+    Returns
+    -------
     iterator of tuple of Tensor
-        Inputs, targets : int64 (b, context) with b <= batch; at the end (1, r) with r < context for
-        what is left over.
+        Inputs and targets, int64 (b, context) with b <= batch; at the end (1, r) with r < context
+        for what is left over.
 
     Raises
     ------
     InputError
         For tokens of another shape or type or beyond the vocabulary, a text of fewer than two
         tokens, numbers out of range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> [targets.tolist() for _, targets in nets.data.windows(torch.arange(6), context=3)]
+    [[[1, 2, 3]], [[4, 5]]]
     """
     context = whole(context, "context", 1)
     tokens, _ = _text(tokens, 1, vocabulary)

@@ -113,10 +113,14 @@ class Images:
 
     Parameters
     ----------
-    train_images, test_images : Tensor, shape (n, H, W)
-        Grey values 0 to 255, uint8.
-    train_labels, test_labels : Tensor, shape (n,)
+    train_images : Tensor, shape (n, H, W)
+        Grey values 0 to 255 of the training images, uint8.
+    train_labels : Tensor, shape (n,)
         Labels 0 to ``classes - 1``, uint8.
+    test_images : Tensor, shape (m, H, W)
+        Test images likewise.
+    test_labels : Tensor, shape (m,)
+        Their labels.
     source : str
         Which data this is, and how many images: for tables and figures.
     mean, std : float
@@ -205,7 +209,7 @@ class Text:
 
 
 def mnist(*, folder: Folder = None, digits: int | None = None) -> Images:
-    """Handwritten digits of MNIST: images of 28 x 28, 60,000 for training and 10,000 for tests.
+    """Handwritten digits of MNIST [1]_: 28 x 28, 60,000 for training and 10,000 for tests.
 
     Parameters
     ----------

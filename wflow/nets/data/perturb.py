@@ -24,13 +24,13 @@ def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
 
     Nothing is clipped. The level is in the units of the images. Given images in [0, 1], as from
     `unit`, it is a fraction of the range of grey values (Gonzalez and Woods, Digital Image
-    Processing, chapter 5, which [OTT] follows); given normalised ones, a multiple of the data's
-    standard deviation, on MNIST 0.3081 of that. [OTT] does not say which its Table 3 means.
+    Processing, chapter 5, which [1]_ follows); given normalised ones, a multiple of the data's
+    standard deviation, on MNIST 0.3081 of that. [1]_ does not say which its Table 3 means.
 
     Parameters
     ----------
     images : Tensor
-        Floating point, any shape.
+        Images of any shape, floating point.
     level : float
         Standard deviation, >= 0.
     seed : int, default 0
@@ -39,12 +39,25 @@ def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
     Returns
     -------
     Tensor
-        Tensor of the same shape, type and device.
+        Images of the same shape, type and device.
 
     Raises
     ------
     InputError
         For images of integers (use `unit` first), a level or a seed out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Table 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> images = torch.full((1, 2, 2), 0.5)
+    >>> nets.data.gaussian_noise(images, 0.1, seed=1).shape
+    torch.Size([1, 2, 2])
     """
     shape = _check_images(images)
     z = np.random.Generator(bits(seed, GAUSS)).standard_normal(shape)
@@ -59,7 +72,7 @@ def uniform_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
     Parameters
     ----------
     images : Tensor
-        Floating point, any shape.
+        Images of any shape, floating point.
     level : float
         Half the width of the noise, >= 0.
     seed : int, default 0
@@ -68,12 +81,20 @@ def uniform_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
     Returns
     -------
     Tensor
-        Tensor of the same shape, type and device.
+        Images of the same shape, type and device.
 
     Raises
     ------
     InputError
         As `gaussian_noise`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> images = torch.full((1, 2, 2), 0.5)
+    >>> nets.data.uniform_noise(images, 0.1, seed=1).shape
+    torch.Size([1, 2, 2])
     """
     shape = _check_images(images)
     u = 2 * np.random.Generator(bits(seed, UNIFORM)).random(shape) - 1
@@ -81,14 +102,14 @@ def uniform_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
 
 
 def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) -> Tensor:
-    """Replace each token with probability `rate` by another one, uniform over the others.
+    """Replace each token with probability `rate` by another one, uniform over the others [1]_.
 
     A replaced token always differs from the original: the rate is that of actual changes.
 
     Parameters
     ----------
     tokens : Tensor
-        Integers in 0 .. vocabulary - 1, any shape.
+        Token numbers in 0 .. vocabulary - 1, of any shape.
     rate : float
         Probability, 0 to 1.
     vocabulary : int
@@ -99,7 +120,7 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
     Returns
     -------
     Tensor
-        Tensor of the same shape, type and device.
+        Tokens of the same shape, type and device.
 
     Raises
     ------
@@ -111,6 +132,14 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, section 5.5, Table 3 (text), where the tokens are the
        characters of the test text.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> tokens = torch.zeros(1000, dtype=torch.int64)
+    >>> int((nets.data.replace_tokens(tokens, 0.1, vocabulary=5) > 0).sum())
+    110
     """
     vocabulary, rate = whole(vocabulary, "vocabulary", 2), _rate(rate)
     tensor(tokens, "tokens", "whole")
@@ -128,14 +157,14 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
 
 
 def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
-    """Remove a fraction of the points of each cloud at random; the others keep their order.
+    """Remove a fraction of the points of each cloud at random [1]_; the others keep their order.
 
     Of n points n - round(rate n) stay, at least one, the same number in every cloud.
 
     Parameters
     ----------
     clouds : Tensor, shape (clouds, points, features)
-        At least one point.
+        Point clouds of at least one point.
     rate : float
         Fraction, 0 to 1.
     seed : int, default 0
@@ -144,7 +173,7 @@ def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
     Returns
     -------
     Tensor, shape (clouds, points that stay, features)
-        Same type and device.
+        Clouds of the same type and device.
 
     Raises
     ------
@@ -155,6 +184,13 @@ def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, section 5.5, Table 3 (point clouds).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> nets.data.drop_points(torch.rand(2, 10, 3), 0.3).shape
+    torch.Size([2, 7, 3])
     """
     tensor(clouds, "clouds", "number")
     if clouds.dim() != 3 or clouds.shape[1] == 0:

@@ -17,17 +17,52 @@ from wflow.nets.checks import text as given_text
 
 
 class Tokenizer(Protocol):
-    """Maps text to token numbers 0 .. vocabulary - 1 and back."""
+    """Map between text and token numbers 0 .. vocabulary - 1: what a tokenizer has.
+
+    Parameters
+    ----------
+    *args, **kwargs : object
+        Not used: any class with these methods is a tokenizer.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> tokenizer: nets.data.Tokenizer = nets.data.Characters("to be")
+    >>> tokenizer.vocabulary
+    5
+    """
 
     @property
     def vocabulary(self) -> int:
         """How many different tokens there are."""
 
     def encode(self, text: str) -> Tensor:
-        """Token numbers of a text: int64 (n,)."""
+        """Map a text to token numbers.
+
+        Parameters
+        ----------
+        text : str
+            The text.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Token numbers, int64.
+        """
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """The text that token numbers (n,) stand for."""
+        """Map token numbers to a text.
+
+        Parameters
+        ----------
+        tokens : Tensor or iterable of int, shape (n,)
+            Token numbers.
+
+        Returns
+        -------
+        str
+            The text.
+        """
 
 
 class Characters:
@@ -37,6 +72,18 @@ class Characters:
     ----------
     text : str
         Text whose characters are the vocabulary.
+
+    Raises
+    ------
+    InputError
+        For an empty text.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> tokenizer = nets.data.Characters("hello")
+    >>> tokenizer.encode("hole").tolist()
+    [1, 3, 2, 0]
     """
 
     def __init__(self, text: str) -> None:
@@ -50,17 +97,17 @@ class Characters:
         return len(self._codes)
 
     def encode(self, text: str) -> Tensor:
-        """Numbers of the characters of a text.
+        """Map a text to token numbers.
 
         Parameters
         ----------
         text : str
-            Characters of the vocabulary.
+            The text, of characters of the vocabulary.
 
         Returns
         -------
-        Tensor, shape (characters,)
-            The result.
+        Tensor, shape (n,)
+            Token numbers, int64.
 
         Raises
         ------
@@ -79,13 +126,29 @@ class Characters:
         return torch.from_numpy(numbers.astype(np.int64))
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """The text of token numbers (n,); InputError for a number outside the vocabulary."""
+        """Map token numbers to a text.
+
+        Parameters
+        ----------
+        tokens : Tensor or iterable of int, shape (n,)
+            Token numbers.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Raises
+        ------
+        InputError
+            For a number outside the vocabulary.
+        """
         codes = self._codes[_numbers(tokens, self.vocabulary)]
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 class BytePairs:
-    """The byte-pair encoding of GPT-2, made by the library `tokenizers`.
+    """Byte-pair encoding of GPT-2 [1]_, by the library `tokenizers`.
 
     Text becomes UTF-8 bytes, is cut into words, and in each word the pairs of the merge list are
     joined in its order. Every text has tokens, and no special tokens are put in.
@@ -106,6 +169,15 @@ class BytePairs:
     ----------
     .. [1] Radford, Wu, Child, Luan, Amodei, Sutskever, "Language models are unsupervised multitask
        learners" (2019), section 2.2.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from wflow import nets
+    >>> files = [Path("gpt2-bpe", name) for name in ("encoder.json", "vocab.bpe")]
+    >>> pairs = nets.data.BytePairs(*(file.read_bytes() for file in files))  # doctest: +SKIP
+    >>> pairs.encode("Hello world").tolist()  # doctest: +SKIP
+    [15496, 995]
     """
 
     def __init__(self, encoder: bytes, merges: bytes) -> None:
@@ -129,14 +201,38 @@ class BytePairs:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> Tensor:
-        """Numbers of the byte pairs of a text: int64 (n,)."""
+        """Map a text to token numbers.
+
+        Parameters
+        ----------
+        text : str
+            The text.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Token numbers, int64.
+        """
         given_text(text, "text")
         return torch.tensor(self._tokenizer.encode(text).ids, dtype=torch.int64)
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """The text of token numbers (n,); bytes that are no UTF-8 come out as U+FFFD.
+        """Map token numbers to a text.
 
-        InputError for a number outside the vocabulary.
+        Parameters
+        ----------
+        tokens : Tensor or iterable of int, shape (n,)
+            Token numbers.
+
+        Returns
+        -------
+        str
+            The text; bytes that are no UTF-8 come out as U+FFFD.
+
+        Raises
+        ------
+        InputError
+            For a number outside the vocabulary.
         """
         numbers = _numbers(tokens, self.vocabulary).tolist()
         return str(self._tokenizer.decode(numbers, skip_special_tokens=False))

@@ -27,9 +27,20 @@ GROUNDS = ("euclidean", "p-norm", "geodesic", "chordal")
 class Transport(NamedTuple):
     """Growth of a perturbation of a cloud in a network.
 
-    inputs : W_p between the two clouds of inputs
-    outputs : W_p between the two clouds of outputs
-    ratio : outputs / inputs; NaN where the inputs do not differ
+    Parameters
+    ----------
+    inputs : float
+        W_p between the two clouds of inputs.
+    outputs : float
+        W_p between the two clouds of outputs.
+    ratio : float
+        ``outputs / inputs``; NaN where the inputs do not differ.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.diagnostics.Transport(2.0, 1.0, 0.5).ratio
+    0.5
     """
 
     inputs: float
@@ -40,7 +51,7 @@ class Transport(NamedTuple):
 def hidden_transport(
     before: Tensor, after: Tensor, p: float = 2.0, *, ground: Ground = "euclidean"
 ) -> float:
-    """W_p of two clouds of hidden states, (min over plans of sum_ij pi_ij c(x_i, y_j)^p)^(1/p).
+    r"""Wasserstein distance of two clouds of hidden states, in the space of theorem 3 of [1]_.
 
     Parameters
     ----------
@@ -52,18 +63,18 @@ def hidden_transport(
     ground : {"euclidean", "p-norm", "geodesic", "chordal"}
         What c is.
 
-        "euclidean": |x - y|_2, in which the constant of [OTT] Thm 3 is that of Thm 2.
+        "euclidean": the 2-norm of x - y, in which the constant of theorem 3 is that of theorem 2.
 
-        "p-norm": |x - y|_p, as in [OTT] Thm 3, whose constant then has the factor C(p) of the
-        norms.
+        "p-norm": its p-norm, as in theorem 3, whose constant then has the factor C(p) of the norms.
 
-        "geodesic", "chordal": angle and chord of the directions x/|x|, y/|y|, those of
+        "geodesic", "chordal": angle and chord of the directions of x and y, those of
         `wflow.transport`.
 
     Returns
     -------
     float
-        Float; exact, by linear assignment for clouds of one size, else by the network simplex.
+        The distance; exact, by linear assignment for clouds of one size, else by the network
+        simplex.
 
     Raises
     ------
@@ -71,10 +82,23 @@ def hidden_transport(
         For clouds that do not fit each other, are empty, not finite, or of more than
         `wflow.transport.EXACT_PAIRS` pairs; p out of range.
 
+    Notes
+    -----
+    .. math:: W_p = \Big(\min_\pi \sum_{ij} \pi_{ij} \, c(x_i, y_j)^p\Big)^{1/p}.
+
     References
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, Theorem 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> x = torch.rand(20, 3, dtype=torch.float64)
+
+    >>> nets.diagnostics.hidden_transport(x, x + torch.tensor([3.0, 4.0, 0.0]))
+    5.0
     """
     check_choice("ground", ground, GROUNDS)
     p = power(p)
@@ -112,9 +136,42 @@ def transport_ratio(
 ) -> Transport:
     """W_p of the outputs over W_p of the inputs, when a cloud of inputs is perturbed.
 
-    [OTT] Thm 3 bounds the ratio by C(p) L / (1 - T L^2 / lambda) (`stability_bound`, with C = 1 for
-    Euclidean costs) for the optimal velocity at fixed targets. Parameters and errors as for
-    `hidden_transport`.
+    Theorem 3 of [1]_ bounds the ratio by C(p) L / (1 - T L^2 / lambda) (`stability_bound`, with C =
+    1 for Euclidean costs) for the optimal velocity at fixed targets.
+
+    Parameters
+    ----------
+    inputs, perturbed_inputs : Tensor, shape (samples, ...)
+        The two clouds of inputs.
+    outputs, perturbed_outputs : Tensor, shape (samples, ...)
+        The two clouds of outputs.
+    p : float, default 2.0
+        As for `hidden_transport`.
+    ground : {"euclidean", "p-norm", "geodesic", "chordal"}
+        As for `hidden_transport`.
+
+    Returns
+    -------
+    Transport
+        Both distances and their ratio.
+
+    Raises
+    ------
+    InputError
+        As `hidden_transport`.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Theorem 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> x = torch.rand(20, 3, dtype=torch.float64)
+    >>> nets.diagnostics.transport_ratio(x, x + 1, 2 * x, 2 * x + 2).ratio
+    2.0
     """
     into = hidden_transport(inputs, perturbed_inputs, p, ground=ground)
     out = hidden_transport(outputs, perturbed_outputs, p, ground=ground)
@@ -124,19 +181,36 @@ def transport_ratio(
 def transport_along(
     trajectory: Trajectory, perturbed: Trajectory, p: float = 2.0, *, ground: Ground = "euclidean"
 ) -> Tensor:
-    """W_p between the hidden clouds of two trajectories at each of their times, (M + 1,).
+    """W_p between the hidden clouds of two trajectories at each of their times.
 
     Parameters
     ----------
     trajectory, perturbed : Trajectory
-        With as many steps.
-    p, ground : float or {"euclidean", "p-norm", "geodesic", "chordal"}
+        Trajectories with as many steps.
+    p : float, default 2.0
         As for `hidden_transport`.
+    ground : {"euclidean", "p-norm", "geodesic", "chordal"}
+        As for `hidden_transport`.
+
+    Returns
+    -------
+    Tensor, shape (M + 1,)
+        The distances, in double precision.
 
     Raises
     ------
     InputError
         For trajectories of different lengths, and as `hidden_transport`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> body = nets.ContinuousTransformer(torch.nn.Identity(), steps=2)
+    >>> one, two = (body.trajectory(torch.full((2, 3, 5), value)) for value in (1.0, 2.0))
+    >>> distances = nets.diagnostics.transport_along(one, two)
+    >>> (distances[1:] / distances[:-1]).round(decimals=6).tolist()
+    [1.5, 1.5]
     """
     for name, given in (("trajectory", trajectory), ("perturbed", perturbed)):
         if not isinstance(given, Trajectory):

@@ -54,12 +54,12 @@ Per = Literal["sample", "token"]
 def straightness(
     trajectory: Trajectory, *, per: Per = "sample", valid: Tensor | None = None
 ) -> Tensor:
-    """Arc length over chord, sum_m |X_{m+1} - X_m| / |X_M - X_0| >= 1; 1 is a straight line.
+    r"""Arc length over chord of hidden trajectories; 1 is a straight line [1]_.
 
     Parameters
     ----------
     trajectory : Trajectory
-        Of states (M + 1, batch, ...).
+        Trajectory of states (M + 1, batch, ...).
     per : {"sample", "token"}
         "sample", norms over all that belongs to a sample; "token", over the last dimension.
     valid : Tensor, shape (batch, tokens), optional
@@ -68,18 +68,32 @@ def straightness(
     Returns
     -------
     Tensor, shape (batch,)
-        Or (batch, tokens) per token; NaN where the chord is zero: a closed path, or a state at
-        rest, is neither straight nor not.
+        The quotients, (batch, tokens) per token; NaN where the chord is zero: a closed path, or a
+        state at rest, is neither straight nor not.
 
     Raises
     ------
     InputError
         For an unknown choice, tokens asked of states that have none, or `valid` of another shape.
 
+    Notes
+    -----
+    .. math:: \frac{\sum_m |X_{m+1} - X_m|}{|X_M - X_0|} \ge 1.
+
     References
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, Proposition 1 (straight lines at constant speed).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> body = nets.ContinuousTransformer(torch.nn.Identity(), steps=4)
+    >>> path = body.trajectory(torch.ones(2, 3, 5))  # dX/dt = X along a line
+
+    >>> nets.diagnostics.straightness(path).round(decimals=6).tolist()
+    [1.0, 1.0]
     """
     moves = _moves(trajectory, per, valid)
     chord = _length(moves.sum(0), per)
@@ -91,20 +105,25 @@ def straightness(
 def speed_variation(
     trajectory: Trajectory, *, per: Per = "sample", valid: Tensor | None = None
 ) -> Tensor:
-    """Standard deviation over mean of the speed |X_{m+1} - X_m|/dt along the path; 0 is constant.
+    """Variation of the speed along hidden trajectories; 0 is constant [1]_.
 
-    The deviation is that of the M speeds themselves (divided by M). Times are those of the
-    trajectory, whose rounding shows: 1e-7 or so where they are in single precision.
+    It is the standard deviation over the mean of the speeds ``|X_{m+1} - X_m| / dt``. The deviation is
+    that of the M speeds themselves (divided by M). Times are those of the trajectory, whose
+    rounding shows: 1e-7 or so where they are in single precision.
 
     Parameters
     ----------
-    trajectory, per, valid : Trajectory or {"sample", "token"} or Tensor
+    trajectory : Trajectory
+        As for `straightness`.
+    per : {"sample", "token"}
+        As for `straightness`.
+    valid : Tensor, shape (batch, tokens), optional
         As for `straightness`.
 
     Returns
     -------
     Tensor, shape (batch,)
-        Or (batch, tokens); NaN for a state at rest.
+        The quotients, (batch, tokens) per token; NaN for a state at rest.
 
     Raises
     ------
@@ -115,6 +134,16 @@ def speed_variation(
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, Proposition 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> body = nets.ContinuousTransformer(torch.nn.Identity(), steps=4)
+    >>> path = body.trajectory(torch.ones(2, 3, 5))  # dX/dt = X along a line
+
+    >>> nets.diagnostics.speed_variation(path).round(decimals=3).tolist()
+    [0.247, 0.247]
     """
     moves = _moves(trajectory, per, valid)
     speed = _length(moves, per, steps=True)
@@ -126,14 +155,40 @@ def speed_variation(
 
 @torch.no_grad()
 def step_costs(trajectory: Trajectory, *, share: bool = False) -> Tensor:
-    """What each step adds to the transport cost, (M,); with `share`, its part of the whole cost.
+    """Transport cost of each step of a trajectory [1]_.
 
-    For a path at constant speed all are equal. Shares are NaN where the cost is zero.
+    For a path at constant speed all are equal.
+
+    Parameters
+    ----------
+    trajectory : Trajectory
+        Trajectory of M steps.
+    share : bool, default False
+        Whether to divide by the whole cost.
+
+    Returns
+    -------
+    Tensor, shape (M,)
+        What each step adds to the cost, or its part of it; parts are NaN where the cost is zero.
+
+    Raises
+    ------
+    InputError
+        For what is no trajectory.
 
     References
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, eq. 8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> body = nets.ContinuousTransformer(torch.nn.Identity(), steps=4)
+    >>> path = body.trajectory(torch.ones(2, 3, 5))  # dX/dt = X along a line
+    >>> round(nets.diagnostics.step_costs(path, share=True).sum().item(), 6)
+    1.0
     """
     costs = wide(_checked(trajectory).costs)
     if not switch(share, "share"):

@@ -14,10 +14,20 @@ from wflow.nets.continuous import Cost
 
 
 class Bound(NamedTuple):
-    """The constants of |y~_1 - y~_2| <= inputs |X_1(0) - X_2(0)|_F + targets |y_1 - y_2|_2.
+    """Constants of the bound of `stability_bound`.
 
-    inputs : L / (1 - T L^2 / lambda)
-    targets : (T L^2 / lambda) / (1 - T L^2 / lambda)
+    Parameters
+    ----------
+    inputs : float
+        Factor of the change of the inputs, L / (1 - T L^2 / lambda).
+    targets : float
+        Factor of the change of the targets, (T L^2 / lambda) / (1 - T L^2 / lambda).
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.diagnostics.stability_bound(t_final=1.0, L=1.0, lam=2.0)
+    Bound(inputs=2.0, targets=1.0)
     """
 
     inputs: float
@@ -25,12 +35,27 @@ class Bound(NamedTuple):
 
 
 class Stability(NamedTuple):
-    """How pairs of outputs compare with the bound.
+    """How pairs of outputs compare with the bound of `stability_bound`.
 
-    change : (batch,), |y~_1 - y~_2|_2
-    bound : (batch,), inputs |X_1(0) - X_2(0)|_F + targets |y_1 - y_2|_2
-    tightness : (batch,), change / bound; NaN where the bound is zero
-    holds : whether no change exceeds its bound by more than rounding
+    Parameters
+    ----------
+    change : Tensor, shape (batch,)
+        Distances of the outputs.
+    bound : Tensor, shape (batch,)
+        What the bound allows.
+    tightness : Tensor, shape (batch,)
+        ``change / bound``; NaN where the bound is zero.
+    holds : bool
+        Whether no change exceeds its bound by more than rounding.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> problem = nets.convex.ConvexProblem(torch.eye(2), lam=4.0)
+    >>> x, y = torch.zeros(3, 2), torch.ones(3, 2)
+    >>> problem.stability(x, y, x + 1, y).holds
+    True
     """
 
     change: Tensor
@@ -48,14 +73,17 @@ def stability_bound(
     entries: int | None = None,
     loss_weight: float = 1.0,
 ) -> Bound:
-    """The two constants of the bound of [OTT] Theorem 2, for lambda > T L^2.
+    r"""The constants of the bound of theorem 2 of [1]_ on the change of outputs.
 
-    The theorem minimises G + (lambda/2) int |f|_F^2 dt. A training that weighs the two otherwise
-    minimises the same with another lambda, and that one must exceed T L^2:
+    .. math:: |\tilde y_1 - \tilde y_2| \le \frac{L}{1 - T L^2/\lambda} \|X_1(0) - X_2(0)\|_F
+       + \frac{T L^2/\lambda}{1 - T L^2/\lambda} |y_1 - y_2|, \qquad \lambda > T L^2.
 
-        lambda = lam                        cost="sum", [OTT] eq. 8
-        lambda = lam / entries              cost="mean", [OTT1] eq. 8
-        divided by loss_weight              where the data loss is loss_weight G
+    The theorem minimises ``G + (lambda/2) int |f|_F^2 dt``. A training that weighs the two
+    otherwise minimises the same with another lambda, and that one must exceed T L^2:
+
+    - lambda = lam for ``cost="sum"``, eq. 8 of [1]_;
+    - lambda = lam / entries for ``cost="mean"``, eq. 8 of the first version of [1]_;
+    - divided by `loss_weight` where the data loss is loss_weight G.
 
     So for a language model whose loss is the mean over n tokens, loss_weight = 1/n: with the `mean`
     cost over n d entries, lambda = lam / d. Published text-generation runs use the mean cost
@@ -64,7 +92,7 @@ def stability_bound(
     Parameters
     ----------
     t_final : float
-        T.
+        End time T.
     L : float
         Operator norm of the output layer (`operator_norm`).
     lam : float
@@ -74,12 +102,12 @@ def stability_bound(
     entries : int, optional
         Number of entries of the hidden state of one sample, tokens times width; for "mean".
     loss_weight : float, default 1.0
-        Factor of G in the loss, where G is the sum of [OTT] F.1 over the outputs of a sample.
+        Factor of G in the loss, where G is the sum of F.1 of [1]_ over the outputs of a sample.
 
     Returns
     -------
     Bound
-        Bound(inputs, targets).
+        The two constants.
 
     Raises
     ------
@@ -90,6 +118,12 @@ def stability_bound(
     ----------
     .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
        Architectures", arXiv:2505.13499, Theorem 2, eq. 11; proof in F.7.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.diagnostics.stability_bound(t_final=1.0, L=0.5, lam=1.0).inputs
+    0.6666666666666666
     """
     positive(t_final, "t_final")
     number(L, "L", least=0.0)
@@ -127,9 +161,9 @@ def check_stability(
     entries: int | None = None,
     loss_weight: float = 1.0,
 ) -> Stability:
-    """Hold pairs of outputs against the bound of [OTT] Theorem 2.
+    """Hold pairs of outputs against the bound of theorem 2 of [1]_.
 
-    The theorem is about the optimal velocity of [OTT] eq. 10. A trained network may exceed the
+    The theorem is about the optimal velocity of eq. 10 there. A trained network may exceed the
     bound: this says whether it does.
 
     Parameters
@@ -141,18 +175,40 @@ def check_stability(
     y1, y2 : Tensor
         Targets of the shape of the outputs, or whole numbers of classes of their shape without the
         last dimension.
-    t_final, L, lam, cost, entries, loss_weight : float or {"mean", "sum"} or int
+    t_final, L, lam : float
+        As for `stability_bound`.
+    cost : {"sum", "mean"}
+        As for `stability_bound`.
+    entries : int, optional
+        As for `stability_bound`.
+    loss_weight : float, default 1.0
         As for `stability_bound`.
 
     Returns
     -------
     Stability
-        Stability(change, bound, tightness, holds).
+        Changes, bounds, and whether they hold.
 
     Raises
     ------
     InputError
         As `stability_bound`, and for tensors that do not fit each other.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Theorem 2.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> x, y = torch.zeros(3, 2), torch.ones(3, 2)
+    >>> found = nets.diagnostics.check_stability(
+    ...     0.5 * x, 0.5 * (x + 1), x, x + 1, y, y, t_final=1.0, L=0.5, lam=1.0
+    ... )
+    >>> found.holds
+    True
     """
     given = {"outputs1": outputs1, "outputs2": outputs2, "x1": x1, "x2": x2}
     for name, value in given.items():

@@ -38,9 +38,7 @@ class GPT(Pretrained):
     """Causal language model: logits of the next token, E norm(X(T)), E the token embedding.
 
     `embed` makes hidden states (batch, tokens, width) of token ids, `body` moves them, `head`
-    reads each of them. The body may be replaced by what keeps their shape:
-
-        net.body = ContinuousTransformer(net.body, t_final=1.0, steps=10)
+    reads each of them. The body may be replaced by what keeps their shape.
 
     Linear maps and embeddings start as normal numbers of standard deviation 0.02, and those that
     add to the hidden states as 0.02 / sqrt(2 depth), so that their sum does not grow with the
@@ -70,6 +68,15 @@ class GPT(Pretrained):
     ------
     InputError
         For a width that the heads cannot share, and sizes out of range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> net.body = nets.ContinuousTransformer(net.body, t_final=1.0, steps=10)
+    >>> net(torch.tensor([[3, 1, 4]])).output.shape
+    torch.Size([1, 3, 11])
     """
 
     @in_memory
@@ -119,7 +126,7 @@ class GPT(Pretrained):
         Returns
         -------
         Output
-            Output(logits (batch, tokens, vocabulary), transport cost); the logits at token j are
+            Logits (batch, tokens, vocabulary), and the transport cost; the logits at token j are
             those of token j + 1, and depend on tokens up to j only.
 
         Raises
@@ -131,7 +138,23 @@ class GPT(Pretrained):
         return Output(self.head(state), cost)
 
     def count(self, positions: bool = False) -> int:
-        """Number of parameters; those of the position embedding count if `positions` is True."""
+        """Count the parameters.
+
+        Parameters
+        ----------
+        positions : bool, default False
+            Whether those of the position embedding count.
+
+        Returns
+        -------
+        int
+            Number of parameters.
+
+        Raises
+        ------
+        InputError
+            For `positions` that is no bool.
+        """
         positions = switch(positions, "positions")
         total = sum(parameter.numel() for parameter in self.parameters())
         return total if positions else total - self.embed.position.weight.numel()
@@ -157,7 +180,7 @@ class GPT(Pretrained):
         new : int
             Number of tokens to add.
         temperature : float, default 1.0
-            >= 0; below 1 likely tokens become likelier, 0 takes the likeliest.
+            Number >= 0; below 1 likely tokens become likelier, 0 takes the likeliest.
         top_k : int, optional
             Draw from that many of the likeliest tokens; None from all.
         generator : torch.Generator, optional
@@ -166,7 +189,7 @@ class GPT(Pretrained):
         Returns
         -------
         Tensor, shape (batch, tokens + new)
-            The result.
+            The texts with their continuations, int64.
 
         Raises
         ------
@@ -192,7 +215,9 @@ class GPT(Pretrained):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, dropout: float = 0.0) -> Self:
-        """Make a network from a folder of `save_pretrained`, or of a GPT-2 of Hugging Face.
+        """Make a network from a folder of `save_pretrained`, or of a published GPT-2 [1]_.
+
+        A GPT-2 is read in the layout of Hugging Face.
 
         Parameters
         ----------
@@ -240,7 +265,8 @@ class GPT(Pretrained):
             )
         except InputError as error:
             raise InputError(f"{folder} is no GPT-2 that can be read: {error}") from None
-        found = (net.vocabulary, net.context, net.embed.token.embedding_dim, len(net.body))  # type: ignore[arg-type]
+        width, depth = net.embed.token.embedding_dim, len(net.body)  # type: ignore[arg-type]
+        found = (net.vocabulary, net.context, width, depth)
         names = ("vocab_size", "n_positions", "n_embd", "n_layer")
         for name, size in zip(names, found, strict=True):
             if config.get(name, size) != size:

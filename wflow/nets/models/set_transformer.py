@@ -25,9 +25,7 @@ class SetTransformer(Pretrained):
     """Classifier of clouds of points of any number: logits that do not depend on their order.
 
     `embed` makes hidden states (batch, points, width) of points, `body` moves them, `head` pools
-    them. The body may be replaced by what keeps their shape:
-
-        net.body = ContinuousTransformer(net.body, t_final=1.0, steps=8)
+    them. The body may be replaced by what keeps their shape.
 
     Parameters
     ----------
@@ -41,7 +39,7 @@ class SetTransformer(Pretrained):
         Number m of inducing points of a block.
     blocks : int, default 2
         Number of induced blocks. Two of width 200 with 16 inducing points have the 0.65 million
-        parameters that [OTT] gives.
+        parameters that [1]_ gives.
     seeds : int, default 1
         Number k of vectors that a cloud is pooled to.
     norm : bool, default False
@@ -56,6 +54,19 @@ class SetTransformer(Pretrained):
     ------
     InputError
         For a width that the heads cannot share, and sizes out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, section 5.1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.SetTransformer(features=3, classes=2, width=8, heads=2, inducing=4)
+    >>> net(torch.zeros(5, 100, 3)).output.shape
+    torch.Size([5, 2])
     """
 
     @in_memory
@@ -92,7 +103,7 @@ class SetTransformer(Pretrained):
         Returns
         -------
         Output
-            Output(logits (batch, classes), transport cost).
+            Logits (batch, classes), and the transport cost.
 
         Raises
         ------

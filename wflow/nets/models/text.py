@@ -29,9 +29,7 @@ class TextClassifier(Pretrained):
     `embed` makes hidden states (batch, tokens, width) of token ids, `body` moves them, `head`
     pools them. Tokens with the id `pad` are not there: no token sees them, they are not pooled,
     and they do not count in the transport cost; so the same text has the same logits in a longer
-    batch. The body may be replaced by what takes `valid` and `mask`:
-
-        net.body = ContinuousTransformer(net.body, t_final=1.0, steps=8)
+    batch. The body may be replaced by what takes `valid` and `mask`.
 
     Parameters
     ----------
@@ -60,6 +58,14 @@ class TextClassifier(Pretrained):
     ------
     InputError
         For a width that the heads cannot share, a `pad` beyond the vocabulary, sizes out of range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.TextClassifier(vocabulary=11, context=7, classes=3, width=6, depth=1, heads=2)
+    >>> net(torch.tensor([[3, 1, 0], [5, 5, 2]])).output.shape  # 0 is padding
+    torch.Size([2, 3])
     """
 
     @in_memory
@@ -109,7 +115,7 @@ class TextClassifier(Pretrained):
         Returns
         -------
         Output
-            Output(logits (batch, classes), transport cost).
+            Logits (batch, classes), and the transport cost.
 
         Raises
         ------

@@ -23,9 +23,7 @@ class ViT(Pretrained):
     """Vision transformer: logits = W norm(x_0(T)) + b, where x_0 is the class token.
 
     `embed` makes hidden states (batch, 1 + patches, width) of images, `body` moves them, `head`
-    reads the class token. The body may be replaced by what keeps their shape:
-
-        net.body = ContinuousTransformer(net.body, t_final=1.0, steps=20)
+    reads the class token. The body may be replaced by what keeps their shape.
 
     Parameters
     ----------
@@ -65,6 +63,16 @@ class ViT(Pretrained):
     Notes
     -----
     With the defaults it has 59,658 parameters, and 17,546 with width 64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ViT(width=64)
+    >>> net.body = nets.ContinuousTransformer(net.body, t_final=1.0, steps=20)
+    >>> logits, cost = net(torch.zeros(2, 1, 28, 28))
+    >>> logits.shape, sum(p.numel() for p in net.parameters())
+    (torch.Size([2, 10]), 17546)
     """
 
     @in_memory
@@ -115,7 +123,7 @@ class ViT(Pretrained):
         Returns
         -------
         Output
-            Output(logits (batch, classes), transport cost).
+            Logits (batch, classes), and the transport cost.
 
         Raises
         ------

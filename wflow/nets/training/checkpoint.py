@@ -362,6 +362,16 @@ def save_model(
     ------
     InputError
         Where the file cannot be written, or the description is not for JSON.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from wflow import nets
+    >>> net = nets.ViT(image=(1, 8, 8), patch=4, width=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     nets.train.save_model(f"{folder}/net.pt", net, "untrained")
+    ...     nets.train.load_model(f"{folder}/net.pt", net)
+    'untrained'
     """
     path = path_of(path, "path")
     module(model, "model")
@@ -404,6 +414,18 @@ def load_model(path: str | Path, model: nn.Module) -> Any:
     -----
     UserWarning
         For a file without digests: an earlier version wrote it, and damage may go unseen.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from wflow import nets
+    >>> one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     nets.train.save_model(f"{folder}/net.pt", one)
+    ...     words = nets.train.load_model(f"{folder}/net.pt", other)
+    >>> torch.equal(one.weight, other.weight)
+    True
     """
     path = path_of(path, "path")
     module(model, "model")

@@ -154,12 +154,18 @@ def device(name: str) -> torch.device:
     Returns
     -------
     torch.device
-        Torch.device.
+        The device.
 
     Raises
     ------
     InputError
         For CUDA where there is none, a GPU that is not there, or another name.
+
+    Examples
+    --------
+    >>> from wflow.nets import train
+    >>> train.device("cpu")
+    device(type='cpu')
     """
     kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):

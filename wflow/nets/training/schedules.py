@@ -35,6 +35,17 @@ class Constant:
     ----------
     rate : float
         Learning rate > 0.
+
+    Raises
+    ------
+    InputError
+        For a rate that is no number > 0.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.train.Constant(1e-3)(100)
+    0.001
     """
 
     rate: float
@@ -49,11 +60,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """A linear rise, then half a cosine wave down, then the least rate.
-
-        rate (s + 1) / (W + 1)                                         for s < W
-        least + (rate - least) (1 + cos(pi (s - W) / (S - W))) / 2     for W <= s < S
-        least                                                          for s >= S
+    r"""A linear rise, then half a cosine wave down, then the least rate.
 
     Parameters
     ----------
@@ -70,6 +77,26 @@ class Cosine:
     ------
     InputError
         For numbers out of range.
+
+    Notes
+    -----
+    With the rise :math:`W` = `warm_up` and the end :math:`S` = `steps`, the rate in step :math:`s`
+    is
+
+    .. math::
+       \begin{cases}
+       \mathrm{rate} \, (s + 1)/(W + 1), & s < W, \\
+       \mathrm{least} + (\mathrm{rate} - \mathrm{least})
+       \big(1 + \cos(\pi (s - W)/(S - W))\big)/2, & W \le s < S, \\
+       \mathrm{least}, & s \ge S.
+       \end{cases}
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> rate = nets.train.Cosine(1.0, 0.1, warm_up=9, steps=100)
+    >>> rate(0), rate(9), rate(100)
+    (0.1, 1.0, 0.1)
     """
 
     rate: float
@@ -109,6 +136,13 @@ class StepDecay:
     ------
     InputError
         For numbers out of range, or boundaries that do not fit the rates.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> rate = nets.train.StepDecay((1e-2, 1e-3), (100,))
+    >>> rate(99), rate(100)
+    (0.01, 0.001)
     """
 
     rates: tuple[float, ...]

@@ -123,7 +123,7 @@ class TrainConfig:
     betas : tuple of float, default (0.9, 0.999)
         Decay of the two running means, in [0, 1).
     weight_decay : float, default 0.0
-        >= 0; not applied to vectors, that is biases and norms.
+        Weight decay >= 0; not applied to vectors, that is biases and norms.
     clip : float, optional
         Largest norm of the gradient, longer ones are scaled to it; None leaves them.
     accumulate : int, default 1
@@ -147,6 +147,13 @@ class TrainConfig:
     ------
     InputError
         For values out of range.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> config = nets.train.TrainConfig(steps=100, batch=50, schedule=nets.train.Constant(1e-3))
+    >>> config.optimizer
+    'adam'
     """
 
     steps: int
@@ -197,7 +204,13 @@ class TrainConfig:
         return self.schedule
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration for JSON."""
+        """Convert the configuration for JSON.
+
+        Returns
+        -------
+        dict
+            Settings by name.
+        """
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return plain | {"schedule": schedule_dict(self.rule), "betas": list(self.betas)}
 
@@ -211,22 +224,69 @@ class TrainConfig:
 class Batches(Protocol):
     """Source of data: the whole batch of a step, tensors with one row for each sample.
 
-    A pure function of a seed and the step: every process asks for the whole batch and takes
-    its rows, and a resumed run asks for the same again.
+    A pure function of a seed and the step: every process asks for the whole batch and takes its
+    rows, and a resumed run asks for the same again.
+
+    Parameters
+    ----------
+    *args, **kwargs : object
+        Not used: any function of the step is such a source.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import train
+    >>> def batches(step):
+    ...     x = torch.rand(8, 3, generator=torch.Generator().manual_seed(step))
+    ...     return x, x.argmax(1)
+    >>> source: train.Batches = batches
+    >>> source(0)[1].shape
+    torch.Size([8])
     """
 
     def __call__(self, step: int, /) -> tuple[Tensor, ...]: ...
 
 
 class Loss(NamedTuple):
-    """What an objective returns."""
+    """Loss that an objective returns.
+
+    Parameters
+    ----------
+    total : Tensor, shape ()
+        Mean over the rows of the batch: its gradient is followed.
+    parts : dict
+        Numbers to record with it, by name.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import train
+    >>> train.Loss(torch.tensor(1.5), {"data": torch.tensor(1.0)}).parts
+    {'data': tensor(1.)}
+    """
 
     total: Tensor  # one number, the mean over the rows of the batch: its gradient is followed
     parts: dict[str, Tensor]  # numbers to record with it
 
 
 class Objective(Protocol):
-    """The loss of a model on the rows of a batch; a mean over rows, so that parts average."""
+    """Loss of a model on the rows of a batch: a mean over rows, so that parts of a batch average.
+
+    Parameters
+    ----------
+    *args, **kwargs : object
+        Not used: any function ``objective(model, *batch) -> Loss`` is an objective.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import train
+    >>> def squares(model, x, y):
+    ...     return train.Loss((model(x) - y).square().mean(), {})
+    >>> objective: train.Objective = squares
+    >>> objective(torch.nn.Identity(), torch.ones(2), torch.zeros(2)).total
+    tensor(1.)
+    """
 
     def __call__(self, model: nn.Module, /, *batch: Tensor) -> Loss: ...
 
@@ -251,7 +311,7 @@ class TransportObjective:
 
 
 def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) -> Objective:
-    """The objective loss_fn(output, targets) + weight * cost ([OTT] eq. 8, lambda = weight).
+    """Make the objective loss_fn(output, targets) + weight * cost [1]_.
 
     Parameters
     ----------
@@ -263,13 +323,30 @@ def objective(loss_fn: Callable[[Tensor, Tensor], Tensor], weight: float = 0.0) 
     Returns
     -------
     callable
-        objective(model, *inputs, targets) -> Loss, with the parts `data` and `transport`; the model
-        returns (output, cost), or its output alone (cost 0).
+        Function ``objective(model, *inputs, targets) -> Loss``, with the parts `data` and
+        `transport`; the model returns (output, cost), or its output alone (cost 0).
 
     Raises
     ------
     InputError
         For a weight that is negative or not finite.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, eq. 8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.nn import functional
+    >>> from wflow import nets
+    >>> net = nets.ViT(image=(1, 8, 8), patch=4, width=8)
+    >>> net.body = nets.ContinuousTransformer(net.body, steps=2)
+    >>> objective = nets.train.objective(functional.cross_entropy, weight=0.01)
+    >>> loss = objective(net, torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 2]))
+    >>> list(loss.parts)
+    ['data', 'transport']
     """
     return TransportObjective(function(loss_fn, "loss_fn"), number(weight, "weight", 0))
 
@@ -279,15 +356,28 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 
     Parameters
     ----------
-    output : Tensor
-        Logits (..., classes).
-    targets : Tensor
-        Class numbers (...).
+    output : Tensor, shape (..., classes)
+        Logits.
+    targets : Tensor, shape (...)
+        Class numbers.
+
+    Returns
+    -------
+    Tensor, shape ()
+        Mean of the cross-entropies.
 
     Raises
     ------
     InputError
         For other shapes or types, and class numbers out of range (on the CPU: a GPU is not asked).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import train
+    >>> logits, classes = torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.int64)
+    >>> round(float(train.cross_entropy(logits, classes)), 4)
+    1.3863
     """
     tensor(output, "output", "real")
     tensor(targets, "targets", "whole")
@@ -557,6 +647,14 @@ class NonFiniteLossError(WflowError, ArithmeticError):
         Its numbers, the norm before clipping.
     history : object
         Xarray.Dataset or None, what was recorded up to that step.
+
+    Examples
+    --------
+    >>> from wflow.nets import train
+    >>> numbers = {"loss": float("nan"), "gradient_norm": 1.0}
+    >>> error = train.NonFiniteLossError("loss not finite", step=7, **numbers)
+    >>> error.step
+    7
     """
 
     def __init__(self, message: str, *, step: int, loss: float, gradient_norm: float) -> None:
@@ -593,7 +691,7 @@ def train(
     model : torch.nn.Module
         The network; it is moved to the device and left there.
     objective : callable
-        objective(model, *batch) -> Loss, a mean over the rows of a batch.
+        Function ``objective(model, *batch) -> Loss``, a mean over the rows of a batch.
     batches : callable, torch.utils.data.Dataset or torch.utils.data.DataLoader
         ``batches(step)`` gives tensors of `config.batch` rows. A data set with a length is read in
         a random order, drawn from (seed, epoch). A DataLoader is read as it is, epoch after epoch;
@@ -604,9 +702,9 @@ def train(
     out : str or Path, optional
         Folder for checkpoint.pt, metrics.h5 and metrics.json; None writes nothing.
     evaluate : callable, optional
-        evaluate(model) -> numbers by name, called in evaluation mode, without gradients and in the
-        precision of the training; under torchrun in every process, and that of process 0 is
-        recorded.
+        Function ``evaluate(model)`` that returns numbers by name, called in evaluation mode,
+        without gradients and in the precision of the training; under torchrun in every process, and
+        that of process 0 is recorded.
     resume : bool, default False
         Continue from the checkpoint in `out`, where there is one. It must be of the same
         configuration, network, objective and batches (those two are known by name and by their

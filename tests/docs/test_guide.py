@@ -32,4 +32,6 @@ def test_every_page_of_the_guide_is_listed_and_has_code():
     index = (DOCS / "guide" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\((\w+)\.md\)", index)
     assert sorted(listed) == sorted(page.stem for page in (DOCS / "guide").glob("[!i]*.md"))
-    assert all(re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed)
+    assert all(
+        re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed
+    )

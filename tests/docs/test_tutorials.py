@@ -49,7 +49,7 @@ def test_the_study_of_a_tutorial_runs(tmp_path, monkeypatch):
         "--out",
         "out",
     ]
-    monkeypatch.setattr(sys, "argv", [str(script), *flags])
+    monkeypatch.setattr(sys, "argv", [str(script), *flags, "--out", "out"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(script), run_name="__main__")
     assert not end.value.code

@@ -59,6 +59,8 @@ ax.loglog(steps, spread[0] * (steps / steps[0]) ** 0.5, "C1:", label=r"$\propto 
 ax.errorbar(steps, mean, 2 * spread / 8, fmt="o", color="C0", capsize=3, label="mean, ± 2 errors")
 ax.loglog(steps, mean[0] * steps / steps[0], "C0--", label=r"$\propto \Delta t$")
 ax.set(xlabel=r"time step $\Delta t$", ylabel="residual of the balance at $t = 1$")
+ax.set_xticks(steps, [f"{dt:g}" for dt in steps])
+ax.minorticks_off()
 ax.legend(frameon=False)
 plt.show()
 exponent = np.polyfit(np.log(steps), np.log(spread), 1)[0]

@@ -48,7 +48,7 @@ ax.set(xlabel="time $t$", ylabel="number of clusters", xscale="log", yscale="log
 ax.set_yticks([1, 2, 3, 5, 10, 20, 48], ["1", "2", "3", "5", "10", "20", "48"])
 ax.minorticks_off()
 ax.legend(frameon=False)
-order.set(xlabel="time $t$", ylabel=r"order parameter $|\frac{1}{n}\sum_i x_i|$", ylim=(0, 1.05))
+order.set(xlabel="time $t$", ylabel=r"order parameter $|\bar x|$", ylim=(0, 1.05))
 plt.show()
 assert last[1.0][1] == 1 and not last[1.0][0]  # one cluster, without a plateau
 assert last[9.0][0]  # metastable

@@ -73,7 +73,8 @@ for name, run in runs.items():
     )
 handles, labels = axes[0].get_legend_handles_labels()
 axes[0].legend(handles[:2], labels[:2], frameon=False)
-axes[0].set(xlabel="passes through the layers", ylabel="mean cosine of pairs of tokens")
+axes[0].set(xlabel="passes through the layers")
+axes[0].set(ylabel="mean cosine of pairs, ± standard error")
 for name, values in (("scores", law.layer_scores), ("values", law.layer_values)):
     norms = np.linalg.norm(values, ord=2, axis=(2, 3))  # (layers, heads)
     axes[1].plot(np.sort(norms.ravel())[::-1], "o-", label=f"{name} of {norms.size} heads")

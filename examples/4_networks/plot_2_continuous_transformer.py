@@ -53,7 +53,7 @@ digits = nets.data.digits()
 
 
 def accuracy(model):
-    images = (digits.test_images - digits.mean) / digits.std
+    images = (nets.data.unit(digits.test_images) - digits.mean) / digits.std
     with torch.no_grad():
         guess = model.eval()(images).output.argmax(1)
     return float((guess == digits.test_labels).float().mean())

@@ -20,7 +20,7 @@ law = wflow.heads.OrnsteinUhlenbeck(mean=np.eye(3))
 compute = wflow.Compute(method="fast", tolerance=1e-8)
 
 start = time.perf_counter()
-run = wflow.solve(x0, law, heads=heads, t_final=0.2, dt=0.1, seed=0, compute=compute)
+run = wflow.solve(x0, law, heads=heads, t_final=0.1, dt=0.05, seed=0, compute=compute)
 print(f"{time.perf_counter() - start:.1f} s for two steps with their budget")
 print(f"estimated relative error of the sums: {float(run.sum_error.max()):.1e}")
 print(f"residual of the energy balance: {float(run.edi_residual[0, -1]):+.3e}")
@@ -43,7 +43,7 @@ assert (np.exp(-spectral.max()) <= b).all() and (b <= np.exp(spectral.max())).al
 # Densities instead of points: a million tokens fill a histogram over the sphere (equal areas).
 
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
-for ax, k, title in zip(axes, (0, -1), ("t = 0", "t = 0.2"), strict=True):
+for ax, k, title in zip(axes, (0, -1), ("$t$ = 0", "$t$ = 0.1"), strict=True):
     x = run.tokens.isel(snapshot_path=0, snapshot=k).values
     longitude = np.degrees(np.arctan2(x[:, 1], x[:, 0]))
     counts = ax.hist2d(

@@ -26,10 +26,10 @@
   function chartOf(spec, narrow) {
     const traces = [], layout = {
       margin: { l: 62, r: 16, t: 34, b: 44 }, font: { family: "system-ui, sans-serif", size: 13, color: colour("ink") },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: narrow ? false : "zoom",
       hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("rule"), font: { color: colour("ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("accent") },
-      legend: narrow ? { orientation: "h", y: -0.16 / spec.panels.length, yanchor: "top", x: 0 }
+      legend: narrow ? { orientation: "h", y: spec.panels.length > 1 ? -0.16 : -0.34, yanchor: "top", x: 0 }
                      : { x: 1.01, y: 1, tracegroupgap: 24, groupclick: "toggleitem" },
     };
     const line = { gridcolor: colour("rule"), zerolinecolor: colour("soft"), zerolinewidth: 1, linecolor: colour("rule"), ticks: "" };
@@ -77,8 +77,8 @@
     if (!spec || typeof Plotly === "undefined") return;
     live.hidden = false;
     try {
-      const [traces, layout] = chartOf(spec, live.clientWidth < 620);
-      const options = { responsive: true, displaylogo: false, displayModeBar: "hover",
+      const narrow = live.clientWidth < 620, [traces, layout] = chartOf(spec, narrow);
+      const options = { responsive: true, displaylogo: false, displayModeBar: narrow ? false : "hover",
         modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"], ["toImage"]], toImageButtonOptions: { scale: 2 } };
       Plotly.react(live, traces, layout, options);
       live.on("plotly_legendclick", (event) => {

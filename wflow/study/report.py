@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times
-RUNS = 24  # of a study that have a section
+RUNS = 12  # of a study that have a section
 BYTES = 6_900_000  # of the page, the script of the plots included
 _POSITIONS = 150_000  # of tokens, on the whole page
 _PICTURES = 700_000  # bytes of the figures of a study on its page
 _SECONDS = 1.5  # of checks and clusters, on the whole page
-_PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 1e-3
+_PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
 _LARGEST = 2**27  # bytes of one variable that are read
 _LOADED = 2**26  # bytes of a run that is read at once
 _BAND = (10.0, 90.0)
@@ -885,11 +885,11 @@ def _budget_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
 
 
 def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
-    """G² and dissipation on a log scale, or the mean squared speed of a run without an energy."""
+    """Dissipation and G² on a log scale, or the mean squared speed of a run without an energy."""
     sign = _sign(config)
     named = [
-        ("upper_gradient_sq", "G²", "gradient", 1),
         ("dissipation", "dissipation" if sign < 0 else "−dissipation", "dissipated", -sign),
+        ("upper_gradient_sq", "G²", "gradient", 1),  # above the other
         ("speed_sq", "mean squared speed", "gradient", 1),
     ]
     curves = []
@@ -1140,7 +1140,9 @@ def _read_study(folder: Path, clock: Clock) -> Study:
             f"{folder} holds no run and no summary of wflow: expected the folder of a study, or "
             "the name of a run file"
         )
-    shown_runs = files[:RUNS]
+    places = np.linspace(0, len(files) - 1, min(len(files), RUNS))
+    chosen = {int(place) for place in np.round(places)}  # some of each kind, where these follow
+    shown_runs = [file for k, file in enumerate(files) if k in chosen]
     points = 400 if len(shown_runs) < 3 else 200 if len(shown_runs) < 9 else 80
     with_tokens = {0, len(shown_runs) - 1}
     for k, (name, file) in enumerate(shown_runs):
@@ -1154,7 +1156,7 @@ def _read_study(folder: Path, clock: Clock) -> Study:
         except _FAULTS as error:
             section = Section.unreadable(name, str(error))
         study.sections.append(section)
-    study.rest = [name for name, _ in files[RUNS:]]
+    study.rest = [name for k, (name, _) in enumerate(files) if k not in chosen]
     _read_text(study)
     _read_histories(study, histories)
     _read_pictures(study)
@@ -1408,6 +1410,11 @@ def _text(value: Any) -> str:
     return html.escape(_words(value), quote=True)
 
 
+def _prose(value: Any) -> str:
+    """Any value as text of a page, with what stands between backticks as code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", _text(value))
+
+
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = "") -> str:
     """A table whose first column names the rows."""
     top = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
@@ -1481,7 +1488,7 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     if section.balance:
         head = ("at the last time", "mean ± standard error")
         parts.append(_table(section.balance, head, "numbers"))
-    chart("gradient", "G² and dissipation", "The run holds neither G² nor the speed.")
+    chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
     parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
     if section.cloud is None:
         parts.append(
@@ -1523,7 +1530,7 @@ def _checks_html(section: Section) -> str:
         word = words[check.passed]
         figures = ("", "") if math.isnan(check.value) else (check.value, check.limit)
         cells = "".join(f"<td>{f'{v:.3g}' if v != '' else ''}</td>" for v in figures)
-        note = f"<small>{_text(check.note)}</small>" if check.note else ""
+        note = f"<small>{_prose(check.note)}</small>" if check.note else ""
         rows.append(
             f'<tr><td><span class="badge {word}">{word}</span></td><th scope="row">'
             f"{_text(check.name)}{note}</th>{cells}</tr>"
@@ -1536,27 +1543,28 @@ def _checks_html(section: Section) -> str:
     )
 
 
-def _lead(section: Section) -> str:
-    """What was run, in a line of facts."""
-    config = section.config
-    time_text = section.fact("time")
+def _lead(sections: Sequence[Section]) -> str:
+    """What was run, in a line of facts, as far as all runs share them."""
     chips = [
-        ("law", law_name(config)),
-        ("flow", section.fact("dynamics")),
-        ("heads H", section.fact("heads")),
-        ("tokens", section.fact("tokens")),
-        ("paths", section.fact("paths")),
-        ("time", time_text),
-        ("seed", section.fact("seed")),
-    ]
+        ("law", {law_name(section.config) for section in sections}),
+        *(
+            (text, {section.fact(key) for section in sections})
+            for text, key in (("flow", "dynamics"), ("heads H", "heads"), ("tokens", "tokens"),
+                              ("paths", "paths"), ("time", "time"), ("seed", "seed"))
+        ),
+    ]  # fmt: skip
     items = "".join(
-        f"<li><span>{_text(name)}</span> {_text(value)}</li>" for name, value in chips if value
+        f"<li><span>{text}</span> {_text(value)}</li>"
+        for text, values in chips
+        if len(values) == 1
+        for value in values
+        if value
     )
-    return f'<ul class="chips">{items}</ul>'
+    return f'<ul class="chips">{items}</ul>' if items else ""
 
 
 def _page_of_run(section: Section) -> Page:
-    page = Page(section.name, _lead(section), [])
+    page = Page(section.name, _lead([section]), [])
     page.body.append(f'<section class="run">{_section_html(section, "r0", page, 2)}</section>')
     return page
 
@@ -1565,7 +1573,7 @@ def _page_of_study(folder: Path, clock: Clock) -> Page:
     study = _read_study(folder, clock)
     document = study.document
     good = [section for section in study.sections if section.readable]
-    lead = _lead(good[-1]) if len(good) == 1 else ""
+    lead = _lead(good)
     page = Page(f"Study {study.name}", lead, [])
     body = page.body
     body.append(_banner(study.missing))
@@ -1620,8 +1628,8 @@ def _findings_html(findings: Any) -> str:
         }.get(verdict, "part")  # fmt: skip
         cards.append(
             f'<li><span class="badge {word}">{_text(verdict)}</span><p class="claim">'
-            f"{_text(entry.get('prediction', ''))} <cite>{_text(entry.get('source', ''))}</cite>"
-            f"</p><p>{_text(entry.get('found', ''))}</p></li>"
+            f"{_prose(entry.get('prediction', ''))} <cite>{_prose(entry.get('source', ''))}</cite>"
+            f"</p><p>{_prose(entry.get('found', ''))}</p></li>"
         )
     return (
         '<section><h2 id="findings">Findings</h2><ul class="findings">'
@@ -1706,13 +1714,16 @@ def _markdown(text: str) -> str:
 
 def _runs_html(study: Study, page: Page) -> str:
     """The list of runs, and a section for each of them."""
-    head = ("run", "status", "heads", "tokens", "paths", "E(0)", "E(T)", "edi_residual(T)",
-            "upper_gradient_sq", "checks")  # fmt: skip
+    columns = {"status": "status", "heads": "heads", "tokens": "tokens", "paths": "paths",
+               "E(0)": "E(0)", "E(T)": "E(T)", "edi_residual(T)": "residual",
+               "upper_gradient_sq": "G²"}  # fmt: skip
     rows = []
     for section in study.sections:
-        status = section.fact("status") if section.readable else "cannot be read"
-        middle = [section.fact(key).partition(", mean")[0] for key in head[2:-1]]
-        rows.append((section.name, status, *middle, section.verdict() if section.readable else ""))
+        cells = [section.fact(key).partition(", mean")[0] for key in columns]
+        if not section.readable:
+            cells[0] = "cannot be read"
+        rows.append((section.name, *cells, section.verdict() if section.readable else ""))
+    head = ("run", *columns.values(), "verification")
     parts = ['<section><h2 id="runs">Runs</h2>', _table(rows, head, "runs")]
     if study.rest:
         names = ", ".join(study.rest[:200])
@@ -1732,7 +1743,7 @@ def _runs_html(study: Study, page: Page) -> str:
     parts.append("</section>")
     for k, section in enumerate(study.sections):
         inner = _section_html(section, f"r{k}", page, 3)
-        lead = _lead(section) if len(study.sections) > 1 else ""
+        lead = _lead([section]) if len(study.sections) > 1 else ""
         parts.append(
             f'<section class="run" id="r{k}"><h2 class="name">Run {_text(section.name)}</h2>'
             f"{lead}{inner}</section>"

@@ -2,7 +2,7 @@
 
     python benchmarks/by_hand.py [--json benchmarks/results/by_hand.json]
 
-One process, one run, double precision, seed 0. What `docs/development/dependencies.md` decides by:
+One process, one run, double precision, seed 0. What `docs/dependencies.md` decides by:
 
 - entropic transport: W₂ of two clouds of 300 uniform tokens on S^2, geodesic cost.
   `wflow.transport.entropic` to a gap of 5 and 1 % between its bounds; POT: `ot.sinkhorn` in the log

@@ -66,7 +66,7 @@ def meeting_beta(time: float, n: int, scale: float) -> float:
     return float(brentq(lambda beta: meeting_time(beta, n, scale) - time, _LEAST, _LARGEST))
 
 
-def frontier(betas: Sequence[float], share: FloatArray) -> float:
+def frontier(betas: Sequence[float] | FloatArray, share: FloatArray) -> float:
     """The beta at which the share of starts in one cluster falls below one half.
 
     Linear between the last beta with a share of a half or more and the next; inf where the share
@@ -135,46 +135,90 @@ _LOOKS: tuple[dict[str, Any], ...] = (
 _EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.4}
 
 
+def _edges(values: FloatArray) -> FloatArray:
+    """Edges of the cells around rising values: midpoints, and as far again beyond the ends."""
+    if len(values) == 1:
+        return np.array([values[0] - 0.5, values[0] + 0.5])
+    middle = (values[1:] + values[:-1]) / 2
+    first, last = 2 * values[0] - middle[0], 2 * values[-1] - middle[-1]
+    return np.concatenate([[first], middle, [last]])
+
+
+def _frontier_errors(table: "Dataset", resamples: int = 200) -> FloatArray:
+    """Distances (d, when, 2) from the frontiers to the ends of their 95 % intervals.
+
+    Bootstrap over the starts of every cell; outside of the betas a resampled frontier counts as at
+    the nearest one.
+    """
+    betas, edge = table["beta"].values, table["frontier"].values
+    met = (table["count"].transpose("d", "when", "beta", "start") == 1).values
+    rng = np.random.default_rng(0)
+    found = np.zeros((*edge.shape, 2))
+    for place in np.ndindex(*edge.shape):
+        if np.isfinite(edge[place]):
+            share = met[place].mean(axis=1)
+            draws = rng.binomial(met.shape[-1], share, (resamples, len(betas))) / met.shape[-1]
+            drawn = np.array([frontier(betas, draw) for draw in draws])
+            drawn = np.nan_to_num(drawn, nan=betas[0], posinf=betas[-1])
+            low, high = np.percentile(drawn, (2.5, 97.5))
+            found[place] = max(0.0, edge[place] - low), max(0.0, high - edge[place])
+    return found
+
+
 def phase_diagram(table: "Dataset", title: str, *, orthogonal: bool) -> "Figure":
     """The share at the end over (d, beta), and the frontier at every time.
 
     With `orthogonal`, where that of orthogonal tokens is, at the right edge.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FixedLocator, NullLocator
+
     table = table.sortby(["beta", "d"])
     dims, betas, times = (table[name].values for name in ("d", "beta", "when"))
-
-    def height(beta: FloatArray) -> FloatArray:  # the rows of the image are equally high
-        return np.interp(beta, betas, np.arange(len(betas)), left=np.nan, right=np.nan)
-
+    across, up = 2 ** _edges(np.log2(dims)), _edges(betas)
     with style():
-        figure, axes = grid(1, 1, 5.6, 3.5)
+        figure, axes = grid(1, 1, 5.8, 3.9)
         axis = axes[0, 0]
-        mesh = axis.imshow(
-            table["share"].isel(when=-1).values, origin="lower", aspect="auto", cmap="Greys_r",
-            vmin=0, vmax=1, interpolation="nearest",
+        axis.set_xscale("log", base=2)
+        mesh = axis.pcolormesh(
+            across, up, table["share"].isel(when=-1).transpose("beta", "d").values,
+            cmap="Greys_r", vmin=0, vmax=1, rasterized=True,
         )  # fmt: skip
-        edge = table["frontier"].values
+        edge, errors = (
+            table["frontier"].transpose("d", "when").values,
+            _frontier_errors(table.assign(frontier=table["frontier"].transpose("d", "when"))),
+        )
         for k, t in enumerate(times):
             look = _LOOKS[k % len(_LOOKS)]
             inside = np.isfinite(edge[:, k])
-            heights = np.full(len(dims), np.nan)
-            heights[inside] = height(edge[inside, k])
-            where = "" if inside.any() else ": nowhere"
-            axis.plot(heights, label=f"$t$ = {t:g}{where}", **_EDGE, **look)
+            where = "" if inside.any() else " (nowhere)"
+            drawn = np.where(inside, edge[:, k], np.nan)
+            shift = 1.03 ** (k - (len(times) - 1) / 2)  # apart, where their bars meet
+            axis.errorbar(dims * shift, drawn, errors[:, k].T, label=f"$t$ = {t:g}{where}",
+                          capsize=2, elinewidth=1.0, **_EDGE, **look)  # fmt: skip
             theory = float(table["orthogonal_frontier"].values[k])
-            if orthogonal and math.isfinite(theory):
-                axis.plot([len(dims) - 0.5], height(np.array([theory])), color=look["color"],
-                          marker="<", markersize=6, linestyle="none", clip_on=False, zorder=5,
-                          label="orthogonal tokens" if k == len(times) - 1 else None,
-                          **_EDGE)  # fmt: skip
-        axis.set_xticks(range(len(dims)), [f"{d}" for d in dims])
-        axis.set_yticks(range(len(betas)), [f"{b:g}" for b in betas])
-        axis.set_xlabel("dimension $d$")
-        axis.set_ylabel(r"inverse temperature $\beta$")
+            if orthogonal and up[0] <= theory <= up[-1]:
+                axis.plot([across[-1]], [theory], color=look["color"], marker="<", markersize=6,
+                          linestyle="none", clip_on=False, zorder=5, **_EDGE)  # fmt: skip
+        axis.xaxis.set_major_locator(FixedLocator(dims.tolist()))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xticklabels([f"{d}" for d in dims])
+        axis.set_yticks(betas, [f"{b:g}" for b in betas])
+        axis.set(xlim=(across[0], across[-1]), ylim=(up[0], up[-1]))
+        axis.set_xlabel("Dimension $d$")
+        axis.set_ylabel(r"Inverse temperature $\beta$")
         for side in ("top", "right"):
             axis.spines[side].set_visible(True)
-        figure.colorbar(mesh, ax=axis, label=f"share in one cluster at $t$ = {times[-1]:g}")
-        figure.legend(title="frontier: share 1/2 at", loc="outside lower center", ncols=4)
+        starts = table.sizes["start"]
+        figure.colorbar(mesh, ax=axis, label=f"Share of {starts} starts in one cluster at "
+                        f"$t$ = {times[-1]:g}")  # fmt: skip
+        handles, texts = axis.get_legend_handles_labels()
+        if orthogonal:
+            look = {"marker": "<", "markersize": 6, "linestyle": "none", "color": "0.6"}
+            handles.append(Line2D([], [], **look, **_EDGE))
+            texts.append("orthogonal tokens")
+        figure.legend(handles, texts, loc="outside lower center", ncols=4,
+                      title="Frontier, where the share is 1/2 (bars: 95 % intervals)")  # fmt: skip
         axis.set_title(title)
     return figure
 
@@ -188,18 +232,23 @@ def series(
     rows = -(-len(betas) // columns)
     time = table["time"].values
     ticks = [2**j for j in range(int(math.log2(n)) + 1)]
+    from matplotlib.lines import Line2D
+
+    grey: dict[str, Any] = {"color": "#BBBBBB", "linewidth": 0.5}
+    blue: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.1}
+    bold: dict[str, Any] = {"color": "#D55E00", "linewidth": 3.2}
     with style():
-        figure, axes = grid(rows, columns, PAGE, 0.5 + 1.9 * rows, sharex=True, sharey=True)
+        figure, axes = grid(rows, columns, PAGE, 0.9 + 1.9 * rows, sharex=True, sharey=True)
         for k, beta in enumerate(betas):
             axis = axes.flat[k]
             counts = table["series_count"].sel(series_beta=beta).values
             for s in range(1, len(counts)):
-                axis.step(time[1:], counts[s, 1:], where="post", color="#BBBBBB", linewidth=0.5)
-            axis.step(time[1:], counts[0, 1:], where="post", color="#0072B2", linewidth=1.1)
+                axis.step(time[1:], counts[s, 1:], where="post", **grey)
+            axis.step(time[1:], counts[0, 1:], where="post", **blue)
             for plateau in plateaus[beta]:
                 axis.plot(
-                    [plateau.start, plateau.end], [plateau.count] * 2, color="#D55E00",
-                    linewidth=3.2, solid_capstyle="butt", zorder=4,
+                    [plateau.start, plateau.end], [plateau.count] * 2, **bold,
+                    solid_capstyle="butt", zorder=4,
                     marker="" if plateau.ended else ">", markevery=[1], markersize=5,
                 )  # fmt: skip
             axis.set_xscale("log")
@@ -208,16 +257,17 @@ def series(
             axis.set_yticks(ticks, [str(tick) for tick in ticks])
             axis.set_title(rf"$\beta$ = {beta:g}")
             if k >= len(betas) - columns:
-                axis.set_xlabel("time $t$ (units of [GLPR])")
+                axis.set_xlabel("Time $t$ (units of [GLPR])")
                 axis.tick_params(labelbottom=True)
             if k % columns == 0:
-                axis.set_ylabel("clusters")
+                axis.set_ylabel("Number of clusters")
         for axis in axes.flat[len(betas) :]:
             axis.set_visible(False)
-        figure.suptitle(
-            f"{facts} (grey); one start (blue) with its plateaus (bold; arrow: lasts to the end)",
-            fontsize=8.5, x=0.01, ha="left",
-        )  # fmt: skip
+        handles = [Line2D([], [], **look) for look in (blue, bold, grey)]
+        handles.insert(2, Line2D([], [], **bold, marker=">", markersize=5, markevery=[1]))
+        texts = ["one start", "its plateaus", "plateau that lasts to the end", "the other starts"]
+        figure.legend(handles, texts, loc="outside lower center", ncols=4)
+        figure.suptitle(facts, fontsize=8.5, x=0.01, ha="left")
     return figure
 
 
@@ -280,7 +330,7 @@ def report(flags: Any, table: "Dataset") -> str:
 
 def figures(flags: Any, table: "Dataset") -> "dict[str, Figure]":
     """The figures of the study by name."""
-    mask = "causal attention, " if flags.causal else ""
+    mask = "Causal attention, " if flags.causal else ""
     marked = {beta: plateaus(flags, table, beta, 0) for beta in flags.series_betas}
     return {
         "phase_diagram": phase_diagram(

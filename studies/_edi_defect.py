@@ -31,6 +31,9 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+_SCHEMES = {"euler": "Euler", "heun": "Heun", "rk4": "RK4"}
+
+
 def residuals(table: "Dataset", shown: list[str], title: str) -> "Figure":
     """Both residuals of some problems against the step, one line per scheme."""
     steps = table["step"].values
@@ -47,12 +50,12 @@ def residuals(table: "Dataset", shown: list[str], title: str) -> "Figure":
                 for scheme, look in _STYLES.items():
                     size = np.abs(table[name].sel(problem=problem, scheme=scheme).values)
                     size = np.maximum(size, 1e-16)
-                    axis.loglog(steps, size, label=scheme, **look)
-                axis.set_title(problem if row == 0 else "")
+                    axis.loglog(steps, size, label=_SCHEMES[scheme], **look)
+                axis.set_title(problem[:1].upper() + problem[1:] if row == 0 else "")
                 if row == 1:
-                    axis.set_xlabel(r"$10^3 \times$ time step $\Delta t$")
+                    axis.set_xlabel(r"Time step $\Delta t$ ($10^{-3}$)")
                 if column == 0:
-                    axis.set_ylabel(f"|residual {label}|")
+                    axis.set_ylabel(f"|Residual| {label}")
         axes[0, 0].set_xticks(steps, [f"{1e3 * dt:g}" for dt in steps])
         axes[0, 0].minorticks_off()
         handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -74,10 +77,10 @@ def noise(table: "Dataset", title: str) -> "Figure":
         axis.axhline(0, color="#888888", linewidth=0.6, zorder=0)
         axis.set_xscale("log", base=2)
         axis.set_xticks(heads, [str(h) for h in heads])
-        axis.set_xlabel("heads $H$")
-        axis.set_ylabel(r"mean residual at $T$, $\Delta t \to 0$")
+        axis.set_xlabel("Number of heads $H$")
+        axis.set_ylabel(r"Mean residual at $T$, $\Delta t \to 0$")
         axis.legend(loc="best")
-        axis.set_title("bars: ± 2 standard errors")
+        axis.set_title("Bars: ± 2 standard errors")
         axis = axes[0, 1]
         mean, error = mean_and_error(table["ou_late_defect"].isel(ou_step=-1).values)
         many = (heads > 1) & (mean > 0)
@@ -94,9 +97,9 @@ def noise(table: "Dataset", title: str) -> "Figure":
         axis.set_yscale("log")
         log_axis(axis)
         axis.set_xticks(heads[heads > 1], [str(h) for h in heads[heads > 1]])
-        axis.set_xlabel("heads $H$")
-        axis.set_ylabel(r"defect, mean over $t \geq T/2$")
-        axis.set_title(f"$\\Delta t$ = {float(table['ou_step'][-1]):g}")
+        axis.set_xlabel("Number of heads $H$")
+        axis.set_ylabel(r"Defect, mean over $t \geq T/2$")
+        axis.set_title(f"$\\Delta t$ = {float(table['ou_step'][-1]):g}; bars: ± 2 standard errors")
         figure.suptitle(title, fontsize=8.5, x=0.01, ha="left")
     return figure
 

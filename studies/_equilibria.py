@@ -10,6 +10,7 @@ import wflow
 from wflow import equilibria, study
 from wflow.analysis.fits import mean_and_error
 from wflow.plots.figure import PAGE, grid, style
+from wflow.plots.tokens import FAR, NEAR, sphere
 from wflow.study import Finding
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ def energies(table: "Dataset", facts: str) -> "Figure":
                 margin = max(high - low, 0.06 * abs(best))
                 axis.set_ylim((low + high - 1.3 * margin) / 2, (low + high + 1.3 * margin) / 2)
                 if s == 0:
-                    axis.set_title(str(problem))
+                    axis.set_title(titled(str(problem)))
                 else:
-                    axis.set_xlabel("share of starts")
+                    axis.set_xlabel("Share of starts")
                 if k == 0:
-                    axis.set_ylabel(f"energy after {direction}")
+                    axis.set_ylabel(f"Energy after {direction}")
         handles, labels = axes[1, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle(facts, fontsize=8.5, x=0.01, ha="left")
@@ -82,8 +83,8 @@ def sizes(table: "Dataset", title: str) -> "Figure":
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(n, [str(k) for k in n])
-        axis.set_xlabel("tokens $n$")
-        axis.set_ylabel(r"$E - E_{\mathrm{uniform}}$")
+        axis.set_xlabel("Number of tokens $n$")
+        axis.set_ylabel(r"Energy $E - E_{\mathrm{uniform}}$")
         axis.set_title(title)
         figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -96,36 +97,44 @@ def limit_clouds(
     facts: str,
 ) -> "Figure":
     """The limit cloud of the best start of each problem, in the axes of D."""
+    from matplotlib.lines import Line2D
+
     with style():
-        figure, axes = grid(2, len(matrices), PAGE, 3.6, subplot_kw={"projection": "3d"})
-        t = np.linspace(0, 2 * np.pi, 100)
+        figure, axes = grid(2, len(matrices), PAGE, 4.3)
         for k, (name, D) in enumerate(matrices.items()):
             values, vectors = np.linalg.eigh(D)
             for s, direction in enumerate(table["direction"].values):
                 axis = axes[s, k]
                 energy = table["energy"].values[k, s].ravel()
                 best = int(np.argmax(energy) if direction == "ascent" else np.argmin(energy))
-                x = clouds[name, direction][best] @ vectors
-                for circle in np.eye(3):
-                    a, b = np.eye(3)[circle == 0]
-                    ring = np.outer(np.cos(t), a) + np.outer(np.sin(t), b)
-                    axis.plot(*ring.T, color="#bbbbbb", linewidth=0.5, zorder=0)
-                if np.ptp(values) > 1e-9:  # a multiple of the identity has no axes
-                    axis.plot([-1.25, 1.25], [0, 0], [0, 0], color="#555555", linewidth=0.8)
-                    axis.plot([0, 0], [0, 0], [-1.25, 1.25], color="#D55E00", linewidth=0.8,
-                              linestyle=(0, (3, 2)))  # fmt: skip
-                axis.scatter(*x.T, s=7, color="#0072B2", depthshade=True, linewidths=0)
-                axis.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), zlim=(-1.1, 1.1))
-                axis.set_axis_off()
-                axis.set_box_aspect((1, 1, 1), zoom=1.7)
-                axis.view_init(18, 35)
-                title = name if s == 0 else ""
-                axis.set_title(f"{title}\n{direction}" if title else direction, loc="center", pad=0)
-        figure.suptitle(
-            facts + "; axes of D: smallest eigenvalue solid, largest dashed",
-            fontsize=8.5, x=0.01, ha="left",
-        )  # fmt: skip
+                x = clouds[name, direction][best]
+                form, _, share = form_of(x)
+                # A multiple of the identity has no axes.
+                of_axes = np.ptp(values) > 1e-9
+                sphere(axis, x @ vectors, names=("$v_1$", "", "$v_3$") if of_axes else ())
+                count = round(share * len(x))
+                where = {
+                    FORMS[0]: f"{len(x)} tokens in one point",
+                    FORMS[1]: f"pair: {count} + {len(x) - count} tokens",
+                    FORMS[2]: "spread out",
+                }[form]
+                title = f"{titled(name)}, {direction}" if s == 0 else str(direction).capitalize()
+                axis.set_title(f"{title}\n{where}", loc="center", fontsize=7, pad=2)
+        handles = [
+            Line2D([], [], linestyle="none", marker="o", color=tuple(colour), markersize=4)
+            for colour in (NEAR, FAR)
+        ]
+        handles.append(Line2D([], [], color="0.15", linewidth=0.8))
+        texts = ["token on the near side", "token on the far side",
+                 "eigenvectors of $D$: $v_1$ smallest, $v_3$ largest eigenvalue"]  # fmt: skip
+        figure.legend(handles, texts, loc="outside lower center", ncols=3, handlelength=1.5)
+        figure.suptitle(facts, fontsize=8.5, x=0.01, ha="left")
     return figure
+
+
+def titled(problem: str) -> str:
+    """Name of a problem for a title."""
+    return problem.capitalize().replace(" -", " \N{MINUS SIGN}")
 
 
 DIRECTIONS = ("ascent", "descent")

@@ -159,8 +159,8 @@ def distance_figure(
     """Distance to the explicit runs against tau: one head, more heads, heads with noise."""
     panels: dict[str, list[Curve]] = {}
     for case in cases:
-        heads = "Ornstein-Uhlenbeck heads" if case.noisy else "oscillating heads"
-        panel = "one head" if case.one_head else f"{heads}, $H$ = {flags.heads}"
+        heads = "Ornstein-Uhlenbeck heads" if case.noisy else "Oscillating heads"
+        panel = "One head" if case.one_head else f"{heads}, $H$ = {flags.heads}"
         for flow in case.flows:
             fit = laws[case.name, flow]
             mean = table["distance"].sel(case=case.name, flow=flow).mean("path").values
@@ -170,10 +170,10 @@ def distance_figure(
     return power_laws(
         table["tau"].values,
         panels,
-        xlabel=r"step $\tau$",
+        xlabel=r"Step $\tau$",
         ylabel=f"$W_2$ to the explicit run at $t$ = {flags.t_final:g}",
         headroom=30.0,
-        legend="steps, run: slope",
+        legend="Steps, run: slope",
         ticks=[fraction(tau) for tau in flags.taus],
-        title=f"{facts}; band: 95 %",
+        title=f"{facts}; band: 95 % of the fit",
     )

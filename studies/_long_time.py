@@ -112,10 +112,10 @@ def figure(files: dict[str, Path], table: "Dataset", flags: Any, x0: FloatArray)
     """G^2, the integral of |dE/dt| and the speed of the cloud in W₂, over time, of all runs."""
     from wflow.plots.figure import PAGE, grid, spaced, style, time_axis
 
-    titles = (
-        "squared upper gradient $G^2$",
-        r"$\int_0^t |\overline{\partial_t E}|\, ds$, by the heads",
-        r"$W_2$ per time between snapshots",
+    labels_of = (
+        "Squared upper gradient $G^2$",
+        r"Change by the heads, $\int_0^t |\overline{\partial_s E}|\, ds$",
+        r"$W_2$ per unit time between snapshots",
     )
     with style():
         drawing, axes = grid(1, 3, PAGE, 3.9)
@@ -129,7 +129,7 @@ def figure(files: dict[str, Path], table: "Dataset", flags: Any, x0: FloatArray)
             }  # fmt: skip
             with wflow.open(file) as run:
                 time = run["time"].values
-                gradient = run["upper_gradient_sq"].mean("path").values
+                gradient, error = mean_and_error(run["upper_gradient_sq"].values, axis=0)
                 power = np.abs((run["weight_power"] + run["ito_power"]).mean("path").values)
             steps = np.diff(time) * (power[1:] + power[:-1]) / 2
             total = np.append(0.0, np.cumsum(steps))
@@ -137,11 +137,15 @@ def figure(files: dict[str, Path], table: "Dataset", flags: Any, x0: FloatArray)
             series = ((time, gradient), (time, total), (table["snapshot"].values, speed))
             for axis, (t, values) in zip(axes[0], series, strict=True):
                 shown = np.where(values > 0, values, np.nan)
-                axis.plot(t, shown, label=label(name, flags),
+                axis.plot(t, shown, label=label(name, flags).replace("H =", "$H$ ="),
                           markevery=spaced(len(t), 5, number, len(files)), **look)  # fmt: skip
-        for axis, title in zip(axes[0], titles, strict=True):
+            if np.isfinite(error).all():
+                low = np.maximum(gradient - error, 1e-300)
+                axes[0, 0].fill_between(time, low, gradient + error, color=look["color"], alpha=0.2,
+                                        linewidth=0)  # fmt: skip
+        for axis, text in zip(axes[0], labels_of, strict=True):
             axis.set_yscale("log")
-            axis.set_title(title)
+            axis.set_ylabel(text)
             time_axis(axis)
         axes[0, 0].set_ylim(bottom=1e-10)
         axes[0, 1].set_ylim(bottom=0.1)
@@ -151,7 +155,7 @@ def figure(files: dict[str, Path], table: "Dataset", flags: Any, x0: FloatArray)
         n, d = x0.shape
         drawing.suptitle(
             f"$n$ = {n}, $d$ = {d}, softmax (one run effective), descent; with noise: mean over "
-            f"{flags.paths} paths",
+            f"{flags.paths} paths, band: ± standard error",
             fontsize=8.5, x=0.01, ha="left",
         )  # fmt: skip
     return drawing

@@ -105,7 +105,10 @@ def convergence_figure(
 
     n, dims = table["n"].values, table["d"].values
     fine = np.geomspace(n[0], n[-1], 50)
-    names = {"w2": r"$W_2(\mu^n_t,\ \mu^{2n}_t)$", "energy_gap": r"$|E_n(t) - E_{2n}(t)|$"}
+    names = {
+        "w2": r"Distance $W_2(\mu^n_t,\ \mu^{2n}_t)$",
+        "energy_gap": r"Energy gap $|E_n(t) - E_{2n}(t)|$",
+    }
     with style():
         figure, axes = grid(1, 2, PAGE, 3.4)
         for axis, (name, label) in zip(axes.flat, names.items(), strict=True):
@@ -130,7 +133,7 @@ def convergence_figure(
             log_axis(axis)
             axis.set_xticks(n, [str(m) for m in n])
             axis.xaxis.set_minor_locator(NullLocator())
-            axis.set_xlabel("number of tokens $n$")
+            axis.set_xlabel("Number of tokens $n$")
             axis.set_ylabel(label)
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(dims),
@@ -144,39 +147,58 @@ def limit_figure(
 ) -> "Figure":
     """Deviations against n with the slope -1/2, and energies over time against the limit."""
     from matplotlib import colormaps
+    from matplotlib.ticker import NullFormatter, NullLocator
 
     n = table["n"].values.astype(float)
     fine = np.geomspace(n[0], n[-1], 50)
+    looks = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#A0527F", "^")]
     with style():
-        figure, axes = grid(1, 2, PAGE, 3.4)
+        figure, axes = grid(1, 2, PAGE, 3.9)
         left, right = axes.flat
         for place, (name, law) in enumerate(laws.items()):
-            colour = colormaps["viridis"](0.84 * place / (len(laws) - 1))
-            mean_sq = table[f"{name}_deviation_sq"].mean("path").values
-            left.plot(n, np.sqrt(mean_sq), color=colour, marker="osD^"[place], linestyle="none",
-                      markersize=4.5, label=f"{name.replace('_', ' ')}, ${law.exponent / 2:.2f}$",
-                      )  # fmt: skip
+            colour, marker = looks[place % len(looks)]
+            mean_sq, error = mean_and_error(
+                table[f"{name}_deviation_sq"].transpose("n", "path").values
+            )
+            middle = np.sqrt(mean_sq)
+            low = np.sqrt(np.maximum(mean_sq - error, 0.0))
+            bars = np.array([middle - low, np.sqrt(mean_sq + error) - middle])
+            left.errorbar(
+                n * 1.06 ** (place - (len(laws) - 1) / 2), middle,
+                bars if np.isfinite(bars).all() else None, color=colour, marker=marker,
+                linestyle="none", markersize=4, capsize=2, elinewidth=0.9, zorder=3,
+                label=f"{name.replace('_', ' ')}: ${law.exponent / 2:.2f}$",
+            )  # fmt: skip
             left.plot(fine, np.sqrt(law(fine)), color=colour, linewidth=0.9)
         anchor = float(np.sqrt(table["energy_deviation_sq"].mean("path").values[0]))
         left.plot(fine, 0.3 * anchor * (fine / n[0]) ** -0.5, color="0.5", linestyle=(0, (3, 1.5)),
-                  linewidth=0.9, label="$n^{-1/2}$")  # fmt: skip
+                  linewidth=0.9, label="$n^{-1/2}$, predicted")  # fmt: skip
         left.set_xscale("log")
         left.set_yscale("log")
         log_axis(left)
-        left.set_xlabel("number of tokens $n$")
-        left.set_ylabel("rms deviation from the limit at $T$")
-        low, high = left.get_ylim()
-        left.set_ylim(low, high * (high / low) ** 0.6)  # space for the legend above the lines
-        left.legend(title="quantity, slope", loc="upper right")
-        time = energies["time"]
+        left.xaxis.set_minor_formatter(NullFormatter())
+        if n[-1] < 50 * n[0]:  # one or two powers of ten say little about a scale
+            left.set_xticks(n, [f"{m:g}" for m in n])
+            left.xaxis.set_minor_locator(NullLocator())
+        left.set_xlabel("Number of tokens $n$")
+        left.set_ylabel("Root mean square deviation at $T$")
+        left.legend(title="Quantity: slope of the fit", loc="upper center", ncols=2,
+                    bbox_to_anchor=(0.5, -0.2), handlelength=1.6)  # fmt: skip
+        left.set_title(f"Bars: standard error of {table.sizes['path']} draws")
+        time, limit = energies["time"], energies["reference"][0]
         for place, m in enumerate(table["n"].values[:3]):
-            colour = colormaps["viridis"](0.84 * place / 2)
-            values = energies[f"n{m:07d}"]
-            right.plot(time, values.T, color=colour, linewidth=0.6, alpha=0.8)
-            right.plot([], [], color=colour, label=f"$n = {m}$")
-        right.plot(time, energies["reference"][0], color="black", linewidth=1.4, label="limit")
+            shade = colormaps["viridis"](0.84 * place / 2)
+            away = energies[f"n{m:07d}"] - limit
+            right.fill_between(time, away.min(axis=0), away.max(axis=0), color=shade, alpha=0.3,
+                               linewidth=0, label=f"$n$ = {m}, range")  # fmt: skip
+            right.plot(time, away.mean(axis=0), color=shade, linewidth=1.1,
+                       marker="osD"[place], markevery=max(1, len(time) // 6),
+                       label=f"$n$ = {m}, mean")  # fmt: skip
+        right.axhline(0.0, color="black", linewidth=0.8)
         time_axis(right)
-        right.set_ylabel("energy $E$")
-        right.legend()
+        right.set_ylabel("Energy $E_n(t) - E_\\infty(t)$")
+        right.legend(loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.2), handlelength=1.6,
+                     columnspacing=1.0, fontsize=7)  # fmt: skip
+        right.set_title(f"Mean and range of {table.sizes['path']} draws")
         figure.suptitle(title, fontsize=8.5, x=0.01, ha="left")
     return figure

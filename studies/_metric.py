@@ -69,7 +69,7 @@ def power_laws(
         for axis, (name, curves) in zip(axes[0], panels.items(), strict=True):
             for curve in curves:
                 look = LOOKS[curve.flow]
-                axis.loglog(x, curve.mean, label=curve.label, **look)
+                axis.loglog(x, curve.mean, label=curve.label.replace("-", "\N{MINUS SIGN}"), **look)
                 axis.fill_between(
                     along, *curve.fit.band(along), color=look["color"], alpha=0.15, linewidth=0
                 )
@@ -111,8 +111,8 @@ def bounds_figure(table: "Dataset", title: str) -> "Figure":
         axis.plot(norm[~one], ratio[~one], "s", color="#0b3c5d", label="$W_b/W_2$, 2 to 8 heads")
         axis.set_yscale("log")
         axis.margins(x=0.01)
-        axis.set_xlabel("largest norm of a head $|D|$")
-        axis.set_ylabel("distance over $W_2$")
+        axis.set_xlabel("Largest norm of a head $|D|$")
+        axis.set_ylabel("Distance over $W_2$")
         axis.set_title(title)
         axis.legend(loc="upper left")
     return figure
@@ -124,7 +124,7 @@ def derivative_figure(
     """Relative error of the difference quotients against delta, in both metrics."""
     error = table["relative_error"].mean(("time", "path"))
     panels = {
-        f"${symbol}$: {facts}; band: 95 %": [
+        f"${symbol}$: {facts}; band: 95 % of the fit": [
             Curve(
                 error.sel(flow=flow, metric=name).values,
                 laws[flow, name],
@@ -138,8 +138,8 @@ def derivative_figure(
     return power_laws(
         table["delta"].values,
         panels,
-        xlabel=r"increment $\delta$",
-        ylabel=r"$|W(\mu_t, \mu_{t+\delta})/(\delta\,|\dot\mu_t|) - 1|$",
+        xlabel=r"Increment $\delta$",
+        ylabel=r"Error $|W(\mu_t, \mu_{t+\delta})/(\delta\,|\dot\mu_t|) - 1|$",
         ticks=[f"{delta:g}" for delta in table["delta"].values],
     )
 

@@ -83,6 +83,7 @@ def report(flags: Any, budget: "xr.Dataset", order: "xr.Dataset") -> str:
 def order_figure(flags: Any, order: "xr.Dataset", files: dict[str, Path]) -> "Figure":
     """Order parameter against diffusion with the theory's curve, and over time."""
     from matplotlib import colormaps
+    from matplotlib.lines import Line2D
 
     from wflow.plots.figure import PAGE, grid, style, time_axis
 
@@ -91,7 +92,7 @@ def order_figure(flags: Any, order: "xr.Dataset", files: dict[str, Path]) -> "Fi
         left, right = axes.flat
         for low, high, dash, label in (
             (min(flags.ratios), min(1.0, max(flags.ratios)), "-", "stationary law"),
-            (max(1.05, min(flags.ratios)), max(flags.ratios), "--", "fluctuations of n tokens"),
+            (max(1.05, min(flags.ratios)), max(flags.ratios), "--", "fluctuations of $n$ tokens"),
         ):
             if low < high:
                 span = np.linspace(low, high, 60)
@@ -106,9 +107,9 @@ def order_figure(flags: Any, order: "xr.Dataset", files: dict[str, Path]) -> "Fi
                 flags.ratios, values.mean("path"), yerr=error, fmt=marker, color=colour,
                 markerfacecolor="none", markersize=size, capsize=2, label=f"from {start}",
             )  # fmt: skip
-        left.set_xlabel(r"diffusion $\kappa$ / critical $\kappa$")
-        left.set_ylabel("order parameter")
-        left.set_ylim(-0.03, 1.0)
+        left.set_xlabel(r"Diffusion $\kappa$ / critical $\kappa$")
+        left.set_ylabel("Order parameter")
+        left.set_ylim(-0.03, 1.03)
         left.legend(loc="upper right", handlelength=2.4)
         left.set_title(
             rf"{flags.flow}, ascent, $D = {flags.beta:g}\, I$, $n$ = {flags.n}, $d$ = {flags.d}"
@@ -120,9 +121,19 @@ def order_figure(flags: Any, order: "xr.Dataset", files: dict[str, Path]) -> "Fi
                 mean = np.sqrt(np.maximum(square.mean(axis=0), 0.0))
                 name = f"{ratio:g}" if start == "uniform" else None
                 right.plot(times, mean, color=shade, linestyle=line, linewidth=1, label=name)
-        right.set_ylim(-0.03, 1.0)
+                if len(square) > 1:
+                    error = square.std(axis=0, ddof=1) / np.sqrt(len(square))
+                    ends = square.mean(axis=0) + np.outer((-1, 1), error)
+                    right.fill_between(times, *np.sqrt(np.maximum(ends, 0.0)), color=shade,
+                                       alpha=0.15, linewidth=0)  # fmt: skip
+        right.set_ylim(-0.03, 1.03)
+        right.set_ylabel("Order parameter")
         time_axis(right)
-        right.set_title(f"{flags.paths} paths; solid: from uniform, dashed: from cluster")
-        curves = right.get_legend_handles_labels()
-        figure.legend(*curves, title=r"$\kappa$ / critical", loc="outside right upper")
+        right.set_title(f"Mean of {flags.paths} paths; band: ± standard error")
+        handles, names = right.get_legend_handles_labels()
+        for start, line in zip(STARTS, ("-", "--"), strict=True):
+            look: dict[str, Any] = {"color": "0.35", "linestyle": line, "linewidth": 1}
+            handles.append(Line2D([], [], **look))
+            names.append(f"from {start}")
+        figure.legend(handles, names, title=r"$\kappa$ / critical", loc="outside right upper")
     return figure

@@ -52,8 +52,8 @@ def weights_figure(flags: Any, table: "Dataset", fits: Fits) -> "Figure":
     from wflow.plots.figure import PAGE, grid, log_axis, style
 
     panels = [
-        (["sampled"], "sampled heads $H$", f"samples of a law of {flags.law_heads} heads"),
-        (["frozen", "ornstein-uhlenbeck"], r"perturbation $\varepsilon$",
+        (["sampled"], "Number of heads $H$", f"Heads sampled from {flags.law_heads}"),
+        (["frozen", "ornstein-uhlenbeck"], r"Size of the perturbation $\varepsilon$",
          f"{flags.base_heads} heads $D_h + \\varepsilon Z_h$"),
     ]  # fmt: skip
     looks: dict[str, dict[str, Any]] = {
@@ -152,44 +152,50 @@ def report(flags: Any, table: "Dataset") -> str:
 
 def growth_figure(flags: Any, table: "Dataset") -> "Figure":
     """W₂(t)/W₂(0) of each size of the weights, with the bound."""
-    from wflow.plots.figure import PAGE, grid, spaced, style, time_axis
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from wflow.plots.figure import PAGE, grid, log_axis, spaced, style, time_axis
 
     time = table["time"].values
     count = len(flags.sizes)
+    dashed: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (4, 2))}
     with style():
-        figure, axes = grid(2, 2, PAGE, 4.8, sharex=True, sharey=True)
-        bottom = top = 1.0
-        for (w, weights), (s, direction) in product(enumerate(WEIGHTS), enumerate(DIRECTIONS)):
-            axis = axes[w, s]
-            for k, size in enumerate(flags.sizes):
-                at = table.isel(weights=w, direction=s, size=k)
-                ratio = at["w2_chordal"].values
-                log = np.log(ratio / ratio[..., :1])  # (eps, path, time)
-                log = log.reshape(-1, len(time))
-                middle, low, high = log.mean(axis=0), log.min(axis=0), log.max(axis=0)
-                bottom, top = min(bottom, np.exp(low).min()), max(top, np.exp(high).max())
-                colour = _colour(k, count)
-                axis.plot(time, np.exp(middle), color=colour, marker="osD^v"[k % 5],
-                          markevery=spaced(len(time), 4, k, count), label=f"{size:g}")  # fmt: skip
-                axis.fill_between(time, np.exp(low), np.exp(high), color=colour, alpha=0.15,
-                                  linewidth=0)  # fmt: skip
-                growth = at["exponent"].values.mean(axis=0)
-                axis.plot(time, np.exp(np.minimum(growth, 50)), color=colour, linewidth=0.9,
-                          linestyle=(0, (4, 2)))  # fmt: skip
-            axis.set_yscale("log")
-            axis.set_title(f"{weights} heads, {direction}")
-            if s == 0:
-                axis.set_ylabel(r"$W_2(t)\,/\,W_2(0)$")
-            if w == 1:
-                time_axis(axis)
-        axes[0, 0].set_ylim(bottom / 2, 30 * top)
+        figure, axes = grid(2, 2, PAGE, 5.2, sharex=True, sharey="row")
+        for w, weights in enumerate(WEIGHTS):
+            bottom = top = 1.0
+            for s, direction in enumerate(DIRECTIONS):
+                axis = axes[w, s]
+                for k, size in enumerate(flags.sizes):
+                    at = table.isel(weights=w, direction=s, size=k)
+                    ratio = at["w2_chordal"].values
+                    log = np.log(ratio / ratio[..., :1])  # (eps, path, time)
+                    log = log.reshape(-1, len(time))
+                    middle, low, high = log.mean(axis=0), log.min(axis=0), log.max(axis=0)
+                    bottom, top = min(bottom, np.exp(low).min()), max(top, np.exp(high).max())
+                    colour = _colour(k, count)
+                    axis.plot(time, np.exp(middle), color=colour, marker="osD^v"[k % 5],
+                              markevery=spaced(len(time), 4, k, count), label=f"{size:g}",
+                              zorder=3)  # fmt: skip
+                    axis.fill_between(time, np.exp(low), np.exp(high), color=colour, alpha=0.15,
+                                      linewidth=0)  # fmt: skip
+                    growth = at["exponent"].values.mean(axis=0)
+                    axis.plot(time, np.exp(np.minimum(growth, 50)), color=colour, **dashed)
+                axis.set_yscale("log")
+                axis.set_title(f"{NAMES[weights]} heads, {direction}")
+                if w == 1:
+                    time_axis(axis)
+            # Most of the bounds leave the panel soon: the curves would be flat beside all of them.
+            axes[w, 0].set_ylim(bottom / 1.3, 3 * top)
+            log_axis(axes[w, 0])
+            axes[w, 0].set_ylabel(r"$W_2(t)\,/\,W_2(0)$")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, title="size of the weights", ncols=count,
-                      loc="outside lower center")  # fmt: skip
-        figure.suptitle(
-            _facts(flags) + "; band: all perturbations; dashed: bound",
-            fontsize=8.5, x=0.01, ha="left",
-        )  # fmt: skip
+        handles += [Line2D([], [], color="0.35", **dashed), Patch(color="0.35", alpha=0.2)]
+        labels += ["bound", "range of all perturbations"]
+        figure.legend(handles, labels, title="Size of the weights (lines: geometric means)",
+                      ncols=count + 2, loc="outside lower center", handlelength=2.4,
+                      columnspacing=1.2)  # fmt: skip
+        figure.suptitle(_facts(flags), fontsize=8.5, x=0.01, ha="left")
     return figure
 
 
@@ -206,16 +212,16 @@ def rate_figure(flags: Any, table: "Dataset") -> "Figure":
             colour = ("#0072B2", "#D55E00")[w]
             dash: Any = "-" if s == 0 else (0, (1.5, 1))
             axis.plot(flags.sizes, fastest[w, s], color=colour, marker="o^"[s], linestyle=dash,
-                      label=f"{weights}, {direction}")  # fmt: skip
+                      label=f"{NAMES[weights]}, {direction}")  # fmt: skip
             axis.plot(flags.sizes, allowed[w, s], color=colour, linewidth=0.9,
                       linestyle=(0, (5, 2)) if s == 0 else (0, (5, 1.5, 1, 1.5)),
-                      label=f"mean $L$: {weights}, {direction}")  # fmt: skip
+                      label=f"mean $L$: {NAMES[weights]}, {direction}")  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xticks(flags.sizes, [f"{size:g}" for size in flags.sizes])
         axis.minorticks_off()
-        axis.set_xlabel("size of the weights")
-        axis.set_ylabel(r"$\max_t\ |\log(W_2(t)/W_2(0))|\,/\,t$,  mean $L$")
+        axis.set_xlabel("Size of the weights")
+        axis.set_ylabel(r"Rate: $\max_t\ |\log(W_2(t)/W_2(0))|\,/\,t$, or mean $L$")
         axis.set_title(_facts(flags))
         figure.legend(loc="outside lower center", ncols=2, fontsize=7)
     return figure
@@ -242,6 +248,7 @@ def mean_constant(table: "Dataset") -> FloatArray:
 
 
 WEIGHTS = ("frozen", "ornstein-uhlenbeck")
+NAMES = {"frozen": "Frozen", "ornstein-uhlenbeck": "Ornstein-Uhlenbeck"}
 
 
 DIRECTIONS = ("ascent", "descent")

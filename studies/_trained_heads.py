@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, clusters, nets, study, transport
+from wflow.analysis.fits import mean_and_error
 from wflow.plots.figure import PAGE, grid, style, time_axis
 from wflow.sphere import as_tokens
 
@@ -168,53 +169,85 @@ def figures(table: xr.Dataset, layers: Mapping[str, Layers]) -> dict[str, Figure
 
 def over_time(table: xr.Dataset) -> Figure:
     """Mean cosine, distance to the start and number of clusters, under trained and random heads."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     panels = {
-        "cosine": "mean cosine",
+        "cosine": "Mean cosine",
         "w2_initial": "$W_2$ to the start",
-        "count": "number of clusters",
+        "count": "Number of clusters",
     }
-    figure, axes = grid(1, 3, PAGE, 2.7)
+    time = table["time"].values
+    figure, axes = grid(1, 3, PAGE, 3.2)
     for axis, (key, label) in zip(axes[0], panels.items(), strict=True):
         for k, name in enumerate(table["network"].values):
             colour = COLOURS[k % len(COLOURS)]
-            mean = table[key].sel(network=name).mean("path")
-            axis.plot(table["time"], mean.sel(heads="trained"), color=colour, label=str(name))
-            for kind in table["heads"].values[1:]:
-                dashed = {"linestyle": "--", "linewidth": 0.8}
-                axis.plot(table["time"], mean.sel(heads=kind), color=colour, **dashed)
+            values = table[key].sel(network=name)
+            trained, error = mean_and_error(values.sel(heads="trained").values.T)
+            axis.plot(time, trained, color=colour, marker="os^Dv"[k % 5], markevery=PER_PASS)
+            axis.fill_between(time, trained - error, trained + error, color=colour, alpha=0.25,
+                              linewidth=0)  # fmt: skip
+            draws = values.isel(heads=slice(1, None)).mean("path").values
+            if len(draws):
+                axis.plot(time, draws.mean(axis=0), color=colour, linestyle="--", linewidth=0.9)
+                axis.fill_between(time, draws.min(axis=0), draws.max(axis=0), color=colour,
+                                  alpha=0.10, linewidth=0)  # fmt: skip
             own = {"cosine": "network_cosine", "w2_initial": "network_moved"}.get(key)
             if own is not None:
-                value = float(table[own].sel(network=name).mean())
-                axis.plot(1.0, value, "o", color=colour, markerfacecolor="none")
+                value, bar = mean_and_error(table[own].sel(network=name).values)
+                axis.errorbar(1.0, value, bar if np.isfinite(bar) else None, fmt="*", color=colour,
+                              markersize=8, markeredgecolor="black", markeredgewidth=0.5,
+                              capsize=2, zorder=4)  # fmt: skip
         time_axis(axis)
-        axis.set_xlabel("time (passes)")
+        axis.set_xlabel("Time (passes)")
         axis.set_ylabel(label)
-    axes[0, 0].legend()
-    axes[0, 0].set_title("solid: trained heads")
-    axes[0, 1].set_title("dashed: random heads")
-    axes[0, 2].set_title("circle: the network itself")
+    handles: list[Any] = [
+        Line2D([], [], color=COLOURS[k % len(COLOURS)], marker="os^Dv"[k % 5], label=str(name))
+        for k, name in enumerate(table["network"].values)
+    ]
+    paths, draws = table.sizes["path"], table.sizes["heads"] - 1
+    handles += [
+        (Patch(color="0.35", alpha=0.3), Line2D([], [], color="0.35")),
+        (Patch(color="0.35", alpha=0.12), Line2D([], [], color="0.35", linestyle="--")),
+        Line2D([], [], color="0.35", marker="*", markersize=8, linestyle="none"),
+    ]
+    texts = [
+        *map(str, table["network"].values),
+        f"trained heads (mean of {paths} texts ± standard error)",
+        f"random heads (mean and range of {draws} draw{'s' * (draws > 1)})",
+        "the network itself after one pass",
+    ]
+    figure.legend(handles, texts, loc="outside lower center", ncols=2)
     return figure
 
 
 def by_layer(layers: Mapping[str, Layers]) -> Figure:
     """How far every head is from that of a gradient flow."""
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = grid(1, 2, PAGE, 2.7)
-    marks = {"asymmetry": "asymmetry of $D$", "alignment": "cosine of $V$ and $(D + D^T)/2$"}
+    figure, axes = grid(1, 2, PAGE, 3.0)
+    marks = {"asymmetry": "Asymmetry of $D$", "alignment": "Cosine of $V$ and $(D + D^T)/2$"}
+    looks: list[dict[str, Any]] = [
+        {"color": COLOURS[k % len(COLOURS)], "marker": "os^Dv"[k % 5], "markerfacecolor": "none",
+         "linestyle": "none"}
+        for k in range(len(layers))
+    ]  # fmt: skip
     for axis, (key, label) in zip(axes[0], marks.items(), strict=True):
-        for k, (name, layer) in enumerate(layers.items()):
+        for k, layer in enumerate(layers.values()):
             values = getattr(layer.tied, key)
-            places = np.repeat(np.arange(len(values)), values.shape[1]) + 0.08 * k
-            look = {"color": COLOURS[k % len(COLOURS)], "markerfacecolor": "none"}
-            axis.plot(places, values.ravel(), "o", label=name, **look)
-        axis.set_xlabel("layer")
+            shift = 0.12 * (k - (len(layers) - 1) / 2)
+            places = np.repeat(np.arange(1, len(values) + 1), values.shape[1]) + shift
+            axis.plot(places, values.ravel(), **looks[k])
+        axis.set_xlabel("Layer")
         axis.set_ylabel(label)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0, 0].axhline(math.sqrt(0.5), color="0.6", linewidth=0.8, linestyle=":")
-    axes[0, 0].set_title("dotted: unrelated $Q$ and $K$")
-    axes[0, 1].axhline(0.0, color="0.6", linewidth=0.8, linestyle=":")
-    axes[0, 0].legend()
+    dotted: dict[str, Any] = {"color": "0.5", "linewidth": 0.9, "linestyle": ":"}
+    axes[0, 0].axhline(math.sqrt(0.5), **dotted)
+    axes[0, 1].axhline(0.0, **dotted)
+    handles = [Line2D([], [], **look) for look in looks] + [Line2D([], [], **dotted)]
+    texts = [*(f"{name}, one head each" for name in layers), "unrelated $Q$, $K$ and $V$"]
+    figure.legend(handles, texts, loc="outside lower center", ncols=3)
     return figure
 
 

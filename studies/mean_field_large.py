@@ -229,7 +229,7 @@ def main() -> int:
             table, energies = collect(flags, files, advance)
         laws = fit(table)
         title = (
-            f"uniform tokens, $d$ = {flags.d}, $H$ = {flags.heads} {flags.law} heads, "
+            f"Uniform tokens, $d$ = {flags.d}, $H$ = {flags.heads} {flags.law} heads, "
             f"{flags.flow}, {flags.paths} draws; lines: fits $a\\,n^b$"
         )
         session.finish(

@@ -142,7 +142,7 @@ def figures(setup: Setup, results: Results) -> dict[str, Any]:
     curves = {"data": "training loss", "accuracy": "test accuracy"}
     return {
         "learning_curves": learning_curves(results.histories, curves),
-        "robustness": lines(panels, "test accuracy"),
+        "robustness": lines(panels, "Test accuracy"),
     }
 
 

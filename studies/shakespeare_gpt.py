@@ -188,7 +188,7 @@ def figures(results: Results) -> dict[str, Any]:
     curves = {"data": "training loss", "test_loss": "test loss"}
     return {
         "learning_curves": learning_curves(results.histories, curves),
-        "robustness": lines({"characters replaced": ("share replaced", drawn)}, "test loss"),
+        "robustness": lines({"Characters replaced": ("Share replaced", drawn)}, "Test loss"),
     }
 
 

@@ -28,12 +28,19 @@ class Line(NamedTuple):
 def learning_curves(
     curves: "Mapping[str, Sequence[Dataset]]", names: Mapping[str, str]
 ) -> "Figure":
-    """One panel for each quantity of the histories: mean over seeds, band from least to most.
+    """Draw one panel for each quantity of the histories: mean and range over the seeds.
 
     Parameters
     ----------
-    curves : model -> histories of its seeds, as `train.train` returns them
-    names : variable of the histories -> label; one panel each
+    curves : dict of str to sequence of xarray.Dataset
+        Histories of the seeds of each model, as `wflow.nets.train.train` returns them.
+    names : dict of str to str
+        Labels of the variables of the histories that are drawn.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure, with a panel for each variable.
     """
     with style():
         figure, axes = grid(1, len(names), PAGE, 2.8)
@@ -44,32 +51,66 @@ def learning_curves(
                 values = np.array([history[key].values[:shortest] for history in histories])
                 x, values = thinned(histories[0][dim].values[:shortest], values)
                 _band(axis, x, values, model, place)
-            axis.set_xlabel("training step")
-            axis.set_ylabel(label)
-        axes[0, 0].legend()
+            axis.set_xlabel("Training step")
+            axis.set_ylabel(label[:1].upper() + label[1:])
+        seeds = max(len(histories) for histories in curves.values())
+        axes[0, 0].legend(title=_band_title(seeds), alignment="left")
     return figure
 
 
 def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Figure":
     """Panels of lines: title -> (label of the axis, lines).
 
-    The settings are drawn at equal distances: 0, 0.01, 0.05, ... fit no linear or log axis.
+    Settings that span a factor of eight or more have a log axis, linear below the smallest positive
+    one where zero is among them.
+
+    Parameters
+    ----------
+    panels : dict of str to tuple of str and sequence of Line
+        Panels by their titles.
+    ylabel : str
+        Label of the axis that all panels share.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure.
     """
     with style():
         figure, axes = grid(1, len(panels), PAGE, 2.8, sharey=True)
         first = next(iter(panels.values()))[1]
         place_of = {line.label: k for k, line in enumerate(first)}
         for axis, (title, (xlabel, drawn)) in zip(axes[0], panels.items(), strict=True):
-            at = np.arange(len(drawn[0].x))
+            at = np.asarray(drawn[0].x, dtype=float)
+            _uneven(axis, at)
             for line in drawn:
                 place = place_of[line.label]
                 _band(axis, at, np.asarray(line.y), line.label, place, marked=True)
             axis.set_xticks(at, [f"{value:g}" for value in drawn[0].x])
-            axis.set_xlabel(xlabel)
-            axis.set_title(title)
-        axes[0, 0].legend()
+            axis.set_xlabel(xlabel[:1].upper() + xlabel[1:])
+            axis.set_title(title[:1].upper() + title[1:])
+        seeds = max(len(line.y) for line in first)
+        axes[0, 0].legend(title=_band_title(seeds), alignment="left")
         axes[0, 0].set_ylabel(ylabel)
     return figure
+
+
+def _band_title(seeds: int) -> str | None:
+    """Meaning of line and band, for the title of a legend."""
+    return f"Mean and range of {seeds} seeds" if seeds > 1 else None
+
+
+def _uneven(axis: "Axes", at: np.ndarray) -> None:
+    """Scale on which settings have distances that can be seen, and no ticks of its own."""
+    from matplotlib.ticker import NullLocator
+
+    positive = at[at > 0]
+    if len(positive) and not (at < 0).any() and positive.max() >= 8 * positive.min():
+        if len(positive) < len(at):
+            axis.set_xscale("symlog", linthresh=float(positive.min()), linscale=0.6)
+        else:
+            axis.set_xscale("log", base=2)
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
 def thinned(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

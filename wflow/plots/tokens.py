@@ -74,9 +74,12 @@ def disc(axis: "Axes", points: NDArray[np.floating], names: tuple[str, ...], fir
         axis.set_ylabel(names[1], labelpad=1)
 
 
-def sphere(axis: "Axes", points: NDArray[np.floating]) -> None:
+_AXES = ("$x_1$", "$x_2$", "$x_3$")
+
+
+def sphere(axis: "Axes", points: NDArray[np.floating], names: Sequence[str] = _AXES) -> None:
     """Draw points (n, 3) of the unit ball in orthographic projection: the far side is lighter."""
-    globe(axis)
+    globe(axis, names)
     seen = points @ view().T
     order, near = by_depth(seen[:, 2])
     axis.scatter(
@@ -86,7 +89,7 @@ def sphere(axis: "Axes", points: NDArray[np.floating]) -> None:
         c=FAR + (NEAR - FAR) * near[:, None],
         linewidths=0.25 if len(points) <= 1000 else 0,
         edgecolors="white",
-        zorder=3,
+        zorder=4.5,  # above the stubs of the axes, below their names
         rasterized=len(points) > 2000,
     )
 
@@ -109,8 +112,8 @@ def view() -> NDArray:
     return np.array([[-sa, ca, 0.0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]])
 
 
-def globe(axis: "Axes", names: Sequence[str] = ("$x_1$", "$x_2$", "$x_3$")) -> None:
-    """Shaded ball with parallels and meridians every 30 degrees and stubs of the axes."""
+def globe(axis: "Axes", names: Sequence[str] = _AXES) -> None:
+    """Shaded ball with parallels and meridians every 30 degrees and the axes by name."""
     from matplotlib.patheffects import withStroke
 
     turn = view()
@@ -134,14 +137,16 @@ def globe(axis: "Axes", names: Sequence[str] = ("$x_1$", "$x_2$", "$x_3$")) -> N
         up = np.array([[0.0], [0.0], [1.0]])
         _grid_line(axis, turn @ (np.cos(angle) * across + np.sin(angle) * up))
     axis.plot(np.cos(angle), np.sin(angle), color="0.55", linewidth=0.6, zorder=1)
-    for k in range(3):
+    for k, text in enumerate(names):
+        if not text:
+            continue
         tip = turn[:, k]
         stub = np.outer(tip, (1.0, 1.22))
         axis.plot(stub[0], stub[1], color="0.15", linewidth=0.8, zorder=4, path_effects=halo)
         name = axis.text(
             1.4 * tip[0],
             1.38 * tip[1],
-            names[k],
+            text,
             ha="center",
             va="center",
             color="0.15",

@@ -404,7 +404,7 @@ def verify(path: str | Path, tolerance: float = TOLERANCE, *, progress: bool = F
     ----------
     path : str or pathlib.Path
         Run file.
-    tolerance : float, default TOLERANCE
+    tolerance : float, default 0.05
         Share of the turnover that the mean residual may reach; time steps are finite.
     progress : bool, default False
         Whether to show how far the reading of a large file has come.

@@ -507,6 +507,9 @@ def wasserstein(
         two with a warning, as they are not W_p itself. Free memory does not count: what does not
         fit is an error.
 
+    In the theory: :ref:`Wasserstein distances <theory-wasserstein>`, :ref:`distances on the circle
+    <theory-circle>`, :ref:`sliced distances <theory-sliced>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -670,6 +673,8 @@ def entropic(
 
     is lowered by halves. At each, the plan brought to the exact marginals [1]_ gives an upper
     bound, and the potentials made feasible give a lower one.
+
+    In the theory: :ref:`entropic transport <theory-entropic>`.
 
     References
     ----------

@@ -5,12 +5,13 @@
 
 A public name is one in `__all__` of `wflow`, of the modules and packages that are its attributes,
 and of those that these name in turn; with the methods and properties of its classes. The rules are
-`[tool.numpydoc_validation]` in pyproject.toml, and four that numpydoc does not have:
+`[tool.numpydoc_validation]` in pyproject.toml, and five that numpydoc does not have:
 
     WF01  a function or class of a room has an Examples section with a doctest
     WF02  what raises InputError, or calls a check of arguments, has a Raises section that says when
     WF03  sources stand under References, and each of them is cited in the text
     WF04  |x| stands in a formula or in ``|x|``: as plain text it is a substitution for Sphinx
+    WF05  a default in the type of a parameter, as in `float, default 1e-3`, is that of the code
 """
 
 import ast
@@ -194,7 +195,27 @@ def _own_faults(public: PublicName, checker: Any) -> list[str]:
             lines.append(f"WF03 Reference [{label}] is not cited in the text")
     if _substitutions(doc):
         lines.append(f"WF04 Not in a formula or in double backticks: {_substitutions(doc)[0]}")
+    if not isinstance(public.thing, property | functools.cached_property):
+        lines += _wrong_defaults(public.thing, checker.doc_parameters)
     return lines
+
+
+def _wrong_defaults(thing: Any, documented: dict[str, Any]) -> Iterator[str]:
+    try:
+        parameters = inspect.signature(thing).parameters
+    except (TypeError, ValueError):
+        return
+    for name, (kind, _) in documented.items():
+        said = re.search(r"\bdefault(?: is|:|=)? *(.+)", kind)
+        if name not in parameters or said is None:
+            continue
+        try:
+            right = ast.literal_eval(said[1]) == parameters[name].default
+        except (SyntaxError, ValueError):  # in words, or the name of a constant
+            right = parameters[name].default is not inspect.Parameter.empty
+        if not right:
+            default = parameters[name].default
+            yield f"WF05 Parameter {name!r} has the default {default!r}, and its type is {kind!r}"
 
 
 def _substitutions(doc: str) -> list[str]:

@@ -37,7 +37,7 @@ def test_every_example_of_a_public_name_runs_with_those_of_its_module():
 
 
 def documented(text):
-    def function(x, y):
+    def function(x, y=1.0):
         return x + y
 
     function.__doc__ = text
@@ -54,8 +54,10 @@ def documented(text):
 
             Parameters
             ----------
-            x, y : float
-                Numbers
+            x : float
+                Number |x|
+            y : float, default 2.0
+                Number.
 
             Returns
             -------
@@ -72,7 +74,7 @@ def documented(text):
             >>> 1 + 1
             2
             """,
-            {"PR09", "WF03"},
+            {"PR09", "WF03", "WF04", "WF05"},
         ),
     ],
 )

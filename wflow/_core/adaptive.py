@@ -64,6 +64,8 @@ class Dopri5:
     steps, and the budget closes to about 1e-8 of the energy that was turned over: less than a
     figure shows, and a hundred times the error that fast sums may have (`tolerance`, 1e-10).
 
+    In the theory: :ref:`adaptive steps <theory-dopri5>`.
+
     References
     ----------
     .. [1] Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I*, Springer (1993),

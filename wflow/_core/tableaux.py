@@ -65,6 +65,8 @@ class Tableau:
         k_i = f\Bigl(t + c_i\,dt,\; x + dt \sum_{j<i} a_{ij} k_j\Bigr), \qquad
         x(t + dt) = x + dt \sum_i b_i k_i .
 
+    In the theory: :ref:`the discretisation <theory-discretisation>`.
+
     References
     ----------
     .. [1] Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I*, Springer (1993),

@@ -213,6 +213,8 @@ def labels(x: ArrayLike, scale: float) -> NDArray[np.int64]:
     clusters; from 2000 tokens on a k-d tree searches clouds that are not dense. Memory grows like
     n.
 
+    In the theory: :ref:`single linkage <theory-linkage>`.
+
     Examples
     --------
     >>> import wflow
@@ -349,6 +351,8 @@ def persistent_count(
     r^{-j (d-1)}, which must stay below level / n. The partition of largest persistence among those
     is returned, and count = n where there is none. The n^2 d / 2 multiply-adds take a second for
     some 20 000 tokens in d = 3; memory grows like n.
+
+    In the theory: :ref:`persistence <theory-persistence>`.
 
     Examples
     --------
@@ -491,6 +495,8 @@ def entropy(
     (2n) to first order. The integral around every token is done by Gauss quadrature in the height
     and, for d > 2, by random directions in opposite pairs, so that rotating the cloud changes the
     value by a small random error. It takes n^2 d 2 nodes directions multiply-adds.
+
+    In the theory: :ref:`entropy of a cloud <theory-entropy>`.
 
     Examples
     --------
@@ -868,6 +874,8 @@ def plateaus(
     Metastable states of attention live exponentially long in beta [1]_, so that lengths are
     measured as log(end / start), in units of log(t_last / t_first) over the positive times.
 
+    In the theory: :ref:`clusters <theory-clusters>`.
+
     References
     ----------
     .. [1] Geshkovski, Letrouit, Polyanskiy and Rigollet, *A mathematical perspective on
@@ -1064,6 +1072,8 @@ def omega_limit(
     The intervals come from the scatter of the windows about the fit and, for two paths or more,
     from a bootstrap over the paths: the wider one counts. A metastable state, which is left after a
     time that the run does not reach, cannot be distinguished from a stationary one.
+
+    In the theory: :ref:`omega-limits <theory-omega-limit>`.
 
     References
     ----------

@@ -93,6 +93,8 @@ def uniform_energy(beta: float, d: int) -> float:
 
     For beta > 0 this is the least energy of all measures.
 
+    In the theory: :ref:`equilibria <theory-equilibria>`.
+
     References
     ----------
     .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
@@ -174,6 +176,10 @@ def pair_energy(D: ArrayLike, v: ArrayLike | None = None, share: float = 0.5) ->
     InputError
         As for `dirac_energy`, and for a share outside 0 to 1.
 
+    Notes
+    -----
+    In the theory: :ref:`points and pairs <theory-pairs>`.
+
     References
     ----------
     .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
@@ -216,6 +222,10 @@ def maximum(D: ArrayLike) -> Extremum:
     InputError
         For a D that is no symmetric matrix.
 
+    Notes
+    -----
+    In the theory: :ref:`the largest energy <theory-largest-energy>`.
+
     References
     ----------
     .. [1] Burger, Kabri, Korolev, Roith and Weigand, *Analysis of mean-field models arising from
@@ -256,6 +266,10 @@ def minimum(D: ArrayLike) -> Extremum:
     InputError
         For a positive definite D with different eigenvalues, which has no closed form, and for a D
         that is no symmetric matrix.
+
+    Notes
+    -----
+    In the theory: :ref:`the least energy <theory-least-energy>`.
 
     References
     ----------
@@ -304,6 +318,10 @@ def sampled_energy(n: int, beta: float, d: int) -> float:
     InputError
         As for `uniform_energy`, and for n < 1.
 
+    Notes
+    -----
+    In the theory: :ref:`clouds of many tokens <theory-many-tokens>`.
+
     Examples
     --------
     >>> import numpy as np, wflow
@@ -342,6 +360,8 @@ def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
     simplex (n <= d + 1), the cross-polytope (n = 2d) and the icosahedron (d = 3, n = 12): clouds
     that are optimal for every completely monotone function of the squared distance [1]_, such as
     this kernel.
+
+    In the theory: :ref:`clouds of many tokens <theory-many-tokens>`.
 
     References
     ----------
@@ -412,6 +432,8 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
 
     the bound is E(mu) itself where mu is a minimiser. The minimum of phi over the sphere is
     searched from the tokens and from random points.
+
+    In the theory: :ref:`the least energy <theory-least-energy>`.
 
     Examples
     --------

@@ -291,6 +291,8 @@ def growth_constant(
     for h != k. The terms in [ascent] belong to that direction only. The constants of [1]_ are not
     given there.
 
+    In the theory: :ref:`growth of distances <theory-growth>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -336,6 +338,10 @@ def bound(distance: ArrayLike, exponent: ArrayLike, *, cost: Cost = "chordal") -
     InputError
         For a wrong cost, a distance that is negative or NaN, an exponent that is NaN, or shapes
         that do not broadcast.
+
+    Notes
+    -----
+    In the theory: :ref:`stability <theory-stability>`.
 
     References
     ----------
@@ -408,6 +414,8 @@ def exponent(
 
     With ``weights="snapshots"`` Lambda is the trapezoidal sum of L over the snapshots of a run with
     ``SaveAt(heads=True)``: an estimate, exact for frozen heads.
+
+    In the theory: :ref:`the exponent <theory-exponent>`.
 
     References
     ----------
@@ -625,6 +633,10 @@ def compare(
     InputError
         For runs of different heads, steps, flows or dimensions; runs that share fewer than two
         snapshot times, or no path; and as for `exponent`.
+
+    Notes
+    -----
+    In the theory: :ref:`stability <theory-stability>`.
 
     References
     ----------

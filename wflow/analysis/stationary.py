@@ -60,6 +60,8 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
 
     .. math:: a_l = \Gamma(d/2) \Bigl(\frac{2}{\beta}\Bigr)^{d/2 - 1} I_{d/2 - 1 + l}(\beta) .
 
+    In the theory: :ref:`the Funk-Hecke formula <theory-funk-hecke>`.
+
     Examples
     --------
     >>> import numpy as np, wflow
@@ -121,6 +123,8 @@ def critical_diffusion(beta: float, d: int, flow: FlowName | Flow = "softmax") -
 
     for "softmax" and "effective" with a_l / a_0 in the place of a_l; a_l falls with l.
 
+    In the theory: :ref:`the critical diffusion <theory-critical-diffusion>`.
+
     References
     ----------
     .. [1] Amos, *Computation of modified Bessel functions and their ratios*, Math. Comp. 28 (1974).
@@ -181,6 +185,8 @@ def stationary_order(beta: float, d: int, kappa: float, flow: FlowName | Flow = 
     axially symmetric, on Gauss-Gegenbauer nodes in the height z = <x, axis>, with
 
     .. math:: u(x) = \int e^{\beta \langle x, y \rangle}\, \mu(dy) .
+
+    In the theory: :ref:`stationary laws <theory-stationary>`.
 
     Examples
     --------

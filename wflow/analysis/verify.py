@@ -419,7 +419,7 @@ def verify(
     ----------
     path : str, pathlib.Path or xarray.Dataset
         Run file, or a run of `wflow.solve` or `wflow.open`.
-    tolerance : float, default TOLERANCE
+    tolerance : float, default 0.05
         Share of the turnover that the mean residual may reach; time steps are finite.
     progress : bool, default False
         Whether to show how far the reading of a large file has come.

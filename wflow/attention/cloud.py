@@ -150,6 +150,8 @@ def energy(
 
     .. math:: E = \frac{1}{2 H n^2} \sum_{h,i,j} e^{\langle x_i, D_h x_j \rangle} .
 
+    In the theory: :ref:`energy <theory-energy>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -215,6 +217,8 @@ def velocity(
         v = s \bar g \;(\text{unnormalised}), \quad
         v = s \frac{\bar g}{b} \;(\text{effective}), \qquad
         g_h(x_i) = P_{x_i} D_h \frac{1}{n} \sum_j e^{\langle x_i, D_h x_j \rangle} x_j .
+
+    In the theory: :ref:`flows <theory-flows>`.
 
     References
     ----------
@@ -285,6 +289,8 @@ def upper_gradient_sq(
 
     b is the effective mobility, and 1 for "unnormalised" and other flows in W₂.
 
+    In the theory: :ref:`the upper gradient <theory-upper-gradient>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -343,6 +349,8 @@ def dissipation(
     By the chain rule, with the mean gradient :math:`\bar g = (1/H) \sum_h g_h` of `wflow.velocity`,
 
     .. math:: -\frac{dE}{dt} = -\frac1n \sum_i \langle \bar g(x_i), v_i \rangle .
+
+    In the theory: :ref:`the dissipation <theory-dissipation>`.
 
     Examples
     --------
@@ -404,6 +412,9 @@ def edi_defect(
     "effective" and "unnormalised". The energy dissipation inequality of [1]_ holds with equality
     only where it vanishes.
 
+    In the theory: :ref:`the defect <theory-defect>`, :ref:`the energy balance
+    <theory-energy-balance>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -461,6 +472,8 @@ def mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:
 
     .. math:: m_h(x_i) = \frac1n \sum_j e^{\langle x_i, D_h x_j \rangle} .
 
+    In the theory: :ref:`mobility <theory-mobility>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -504,6 +517,8 @@ def effective_mobility(x: ArrayLike, D: ArrayLike) -> NDArray[np.floating]:
     The effective mobility [1]_ is
 
     .. math:: b(x_i) = \Bigl[ \frac1H \sum_h \frac{1}{m_h(x_i)} \Bigr]^{-1} .
+
+    In the theory: :ref:`effective mobility <theory-effective-mobility>`.
 
     References
     ----------

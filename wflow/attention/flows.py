@@ -71,6 +71,8 @@ class Cloud:
 
     .. math:: S_h(x) = \frac1n \sum_j e^{\langle x, D_h x_j \rangle} x_j .
 
+    In the theory: :ref:`the setting <theory-setting>`.
+
     Examples
     --------
     >>> import numpy as np, wflow
@@ -241,6 +243,10 @@ class Growth(NamedTuple):
     others : ndarray of float64, shape (...)
         Bound on the change of A with the cloud.
 
+    Notes
+    -----
+    In the theory: :ref:`growth of distances <theory-growth>`.
+
     Examples
     --------
     >>> import numpy as np, wflow
@@ -311,6 +317,8 @@ class Flow(Described):
         \dot x_i = s\,v(x_i), \qquad
         \text{dissipation} = -\frac{s}{n} \sum_i \langle \bar g(x_i), v(x_i) \rangle, \qquad
         G^2 = \frac1n \sum_i b(x_i)\,|v(x_i)|^2 .
+
+    In the theory: :ref:`flows <theory-flows>`, :ref:`the energy budget <theory-budget>`.
 
     Examples
     --------

@@ -102,6 +102,8 @@ class HeadLaw(Described):
     with Z iid standard normal: variance dt on the diagonal and dt/2 off it. Otherwise dW = sqrt(dt)
     Z.
 
+    In the theory: :ref:`head laws <theory-head-laws>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -549,6 +551,8 @@ class OrnsteinUhlenbeck(HeadLaw):
     with the rate r, and N of unit variance on the diagonal and 1/2 off it. The experiments of [1]_
     take M = I, rate 1 and sigma^2 = 2.
 
+    In the theory: :ref:`Ornstein-Uhlenbeck heads <theory-ornstein-uhlenbeck>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -645,6 +649,8 @@ class Oscillating(HeadLaw):
     For d >= 4 the diagonal is 2 + 1.5 cos(a + 2 pi i/d), and the p-th of the P entries above it
     sin(2a + 2 pi p/P), i and p from 0.
 
+    In the theory: :ref:`oscillating heads <theory-oscillating>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -732,6 +738,10 @@ class QKV(ShortRepr):
         Matrices V.
     scale : float or None, default 1.0
         Factor of the scores. None means 1 / sqrt(k).
+
+    Notes
+    -----
+    In the theory: :ref:`general heads <theory-general-heads>`.
 
     References
     ----------

@@ -50,6 +50,10 @@ class SaveAt(ShortRepr):
         By `wflow.solve`, for counts below one, times outside [0, t_final], paths that the run does
         not have, and for a budget of heads that have no energy.
 
+    Notes
+    -----
+    In the theory: :ref:`the terms of the budget <theory-budget>`.
+
     Examples
     --------
     >>> import wflow
@@ -133,6 +137,9 @@ class Compute(ShortRepr):
     Notes
     -----
     Threads, batch and checkpoint_every do not change a bit of the result.
+
+    In the theory: :ref:`pair sums <theory-pair-sums>`, :ref:`fast sums <theory-fast-sums>`,
+    :ref:`sums on a GPU <theory-gpu-sums>`.
 
     Examples
     --------

@@ -160,6 +160,9 @@ def solve(
     and the heads follow the law. Tokens are put back on the sphere by normalisation after every
     step.
 
+    In the theory: :ref:`the setting <theory-setting>`, :ref:`the energy budget <theory-budget>`,
+    :ref:`the discretisation <theory-discretisation>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer

@@ -507,6 +507,9 @@ def wasserstein(
         two with a warning, as they are not W_p itself. Free memory does not count: what does not
         fit is an error.
 
+    In the theory: :ref:`Wasserstein distances <theory-wasserstein>`, :ref:`distances on the circle
+    <theory-circle>`, :ref:`sliced distances <theory-sliced>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -670,6 +673,8 @@ def entropic(
 
     is lowered by halves. At each, the plan brought to the exact marginals [1]_ gives an upper
     bound, and the potentials made feasible give a lower one.
+
+    In the theory: :ref:`entropic transport <theory-entropic>`.
 
     References
     ----------
@@ -929,12 +934,12 @@ def over_time(
     ----------
     run : str, pathlib.Path or xarray.Dataset
         Run file, or a Dataset of `wflow.open` or `wflow.solve`, with snapshots of tokens.
-    to : {"final", "initial", "previous"}, array_like, str, pathlib.Path or xarray.Dataset
-        From what the distance is taken, by default "final". "final" and "initial" are the last and
-        first snapshot of the same path. "previous" is the snapshot before; the result is then one
-        shorter, and has the time between the two as coordinate `elapsed`. An array (m, d) is a
-        cloud of unit tokens. Another run, as file or Dataset, has the same snapshot times and
-        paths: its snapshot of the same time and path is taken.
+    to : str, array_like, pathlib.Path or xarray.Dataset, default "final"
+        From what the distance is taken: "final", "initial", "previous", a cloud or a run. "final"
+        and "initial" are the last and first snapshot of the same path. "previous" is the snapshot
+        before; the result is then one shorter, and has the time between the two as coordinate
+        `elapsed`. An array (m, d) is a cloud of unit tokens. Another run, as file or Dataset, has
+        the same snapshot times and paths: its snapshot of the same time and path is taken.
     p : float, default 2.0
         Exponent of the cost, 1 to 20.
     paths : sequence of int, optional

@@ -456,6 +456,8 @@ def step(
     minimum is the local one that the explicit step, or x, leads to; it is never above x. For large
     tau there may be others.
 
+    In the theory: :ref:`minimizing movements <theory-minimizing-movements>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -620,6 +622,8 @@ def energy_inequality(
     It holds because d/dr min_y [E + W^2/(2r)] = -W^2(y_r, x)/(2 r^2); the integral is taken by
     Gauss-Legendre quadrature.
 
+    In the theory: :ref:`the energy identity of a step <theory-energy-inequality>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -746,6 +750,8 @@ def minimizing_movements(
     The steps [1]_ are
 
     .. math:: x^k = \arg\min_y\; E(t_k, y) + \frac{W^2(y, x^{k-1})}{2\tau} .
+
+    In the theory: :ref:`minimizing movements <theory-minimizing-movements>`.
 
     References
     ----------

@@ -160,6 +160,8 @@ class Metric(Described):
 
     over the K - 1 nodes between its ends.
 
+    In the theory: :ref:`the weighted metric <theory-weighted-metric>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -421,6 +423,8 @@ class Weighted(Metric):
 
     with b the effective mobility, the harmonic mean of the mobilities over the heads.
 
+    In the theory: :ref:`the weighted metric <theory-weighted-metric>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -650,6 +654,8 @@ def action(curve: ArrayLike, times: ArrayLike, D: ArrayLike | None = None) -> fl
 
     with ``|x, y|`` the geodesic distance.
 
+    In the theory: :ref:`the discrete action <theory-discrete-action>`.
+
     References
     ----------
     .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
@@ -700,6 +706,8 @@ def metric_derivative(x: ArrayLike, v: ArrayLike, D: ArrayLike | None = None) ->
     The metric derivative is
 
     .. math:: |\mu'| = \Bigl( \frac1n \sum_i b(x_i)\,|v_i|^2 \Bigr)^{1/2} .
+
+    In the theory: :ref:`the weighted metric <theory-weighted-metric>`.
 
     References
     ----------
@@ -759,6 +767,8 @@ def bounds(x: ArrayLike, y: ArrayLike, D: ArrayLike) -> Bounds:
 
     and the spectral norms of the heads, since the mobility of a head of norm a lies between e^{-a}
     and e^a for any cloud.
+
+    In the theory: :ref:`bounds of the metric <theory-metric-bounds>`.
 
     References
     ----------
@@ -831,6 +841,9 @@ def weighted_distance(
     The value is an upper bound of W_b up to the error of the discretisation, O(1/K^2): the tokens
     of a particle move together (no mass is split), and the minimum is a local one: on the circle,
     for instance, a token does not try the longer arc. It lies within `bounds`.
+
+    In the theory: :ref:`the weighted metric <theory-weighted-metric>`, :ref:`its discrete action
+    <theory-discrete-action>`.
 
     References
     ----------

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.errors import PycodeError
 from sphinx.pycode import ModuleAnalyzer
 
@@ -68,6 +70,9 @@ class Name:
         if inspect.isclass(self.value):
             return "exception" if issubclass(self.value, BaseException) else "class"
         return "function" if inspect.isroutine(self.value) else "data"
+
+
+_KNOWN: set[str] = set()  # what a page may link to
 
 
 def rooms() -> dict[str, ModuleType]:
@@ -256,8 +261,22 @@ def _before_reading(app: Any, _: Any) -> None:
     for room, module in rooms().items():
         sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
     write(Path(app.confdir) / "api")
+    _KNOWN.update(name.path for name in names())
+    _KNOWN.update(rooms())
+
+
+def _link_names(app: Any, doctree: nodes.document) -> None:
+    """Link `wflow.solve` in code of a page to its page here."""
+    for literal in list(doctree.findall(nodes.literal)):
+        text = literal.astext()
+        if text in _KNOWN and not isinstance(literal.parent, nodes.reference | pending_xref):
+            link = pending_xref("", refdomain="py", reftype="obj", reftarget=text)
+            link["refdoc"] = app.env.docname
+            literal.replace_self(link)
+            link += literal
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("config-inited", _before_reading)
+    app.connect("doctree-read", _link_names)
     return {"parallel_read_safe": True}

@@ -132,7 +132,7 @@ _MEASURE = """
 const done = arguments[0];
 const ready = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
 ready.then(() => {
-  const wide = [];
+  const wide = [], cut = [];
   for (const table of document.querySelectorAll('article table')) {
     const column = table.closest('article').getBoundingClientRect();
     const box = table.parentElement;
@@ -140,10 +140,14 @@ ready.then(() => {
                           box.scrollWidth - box.clientWidth);
     if (over > 1) wide.push(Math.round(over));
   }
+  for (const formula of document.querySelectorAll('article mjx-container[display="true"]')) {
+    const over = formula.scrollWidth - formula.clientWidth;
+    if (over > 1) cut.push(Math.round(over));
+  }
   const math = document.querySelectorAll('article .math');
   const raw = [...math].filter(m => !m.querySelector('mjx-container')).length;
   const failed = document.querySelectorAll('article mjx-merror, article [data-mjx-error]').length;
-  done({wide: wide, raw: raw, failed: failed, width: document.documentElement.scrollWidth});
+  done({wide: wide, cut: cut, raw: raw, failed: failed});
 });
 """
 
@@ -174,6 +178,7 @@ def looked_at(site: Path, pictures: Path | None = None, only: str = "") -> list[
             state = driver.execute_async_script(_MEASURE)
             for key, text in (
                 ("wide", "tables wider than their column, by pixels"),
+                ("cut", "formulas wider than their column, by pixels"),
                 ("raw", "formulas that are not rendered"),
                 ("failed", "formulas with an error"),
             ):

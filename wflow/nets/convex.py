@@ -1,6 +1,6 @@
 """Convex test problem of optimal-transport training, solved to rounding error.
 
-The velocity is free, one vector per step and sample, and the output layer A is linear:
+The velocity is free, one vector per step and sample, and the output layer A is linear::
 
     min over f_0 .. f_{M-1} of  G(X_M, y) + (lambda dt / 2) sum_m |f_m|^2,
     X_{m+1} = X_m + dt f_m,  dt = T / M,
@@ -10,8 +10,8 @@ unique, X(T) = X(0) - (T/lambda) grad G(X(T), y), along straight lines at the co
 -(1/lambda) grad G(X(T), y): [OTT] F.5. For lambda = 0 it is not unique: [OTT] Theorem 1. So
 properties of trained networks can be checked here on a known optimum.
 
-X(T) is the proximal point argmin |X - X(0)|^2 / 2 + (T/lambda) G(X, y), and grad G is monotone. So
-|dX(T)| <= |dX(0)| + (T L / lambda) |dy| for every lambda > 0: sharper than [OTT] Theorem 2, and
+X(T) is the proximal point argmin ``|X - X(0)|^2 / 2 + (T/lambda) G(X, y)``, and grad G is monotone. So
+``|dX(T)| <= |dX(0)| + (T L / lambda) |dy|`` for every lambda > 0: sharper than [OTT] Theorem 2, and
 without its condition lambda > T L^2.
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",

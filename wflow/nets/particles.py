@@ -1,10 +1,10 @@
-"""Trained networks as particles: their heads as a head law, their token embeddings as a cloud.
+"""Trained networks as particles: their heads as a head law, their token embeddings as a cloud::
 
     law = particles.head_law(gpt)                     # Q, K, V of every layer, as a schedule
     run = wflow.solve(**particles.problem(gpt, text)) # tokens of the text, moved by these heads
 
 A block adds attention(norm(x)) to the hidden states x of its tokens, and a layer norm sees only
-the direction u = C x/|C x| of each, C = I - 1 1^T/d. With r = |C x| that direction moves by
+the direction ``u = C x/|C x|`` of each, C = I - 1 1^T/d. With ``r = |C x|`` it moves by::
 
     du/dt = (1/r) P_u C attention(norm(x)),   dr/dt = <u, C attention(norm(x))>,
 

@@ -1,4 +1,4 @@
-"""Metrics of token clouds: W₂, the metric W_b weighted by the effective mobility, and custom ones.
+"""Metrics of token clouds: W₂, the metric W_b weighted by the effective mobility, and custom ones::
 
     W_b(mu, nu)^2 = min int_0^1 (1/n) sum_i b(x_i; mu_t) |v_i|^2 dt,   b = [(1/H) sum_h 1/m_h]^{-1},
 

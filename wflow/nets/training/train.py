@@ -1,4 +1,4 @@
-"""Training of networks: any module, any objective, batches as functions of the step.
+"""Training of networks: any module, any objective, batches as functions of the step::
 
     history = train.train(
         model,

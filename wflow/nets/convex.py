@@ -10,9 +10,9 @@ unique, X(T) = X(0) - (T/lambda) grad G(X(T), y), along straight lines at the co
 -(1/lambda) grad G(X(T), y): [OTT] F.5. For lambda = 0 it is not unique: [OTT] Theorem 1. So
 properties of trained networks can be checked here on a known optimum.
 
-X(T) is the proximal point argmin ``|X - X(0)|^2 / 2 + (T/lambda) G(X, y)``, and grad G is monotone. So
-``|dX(T)| <= |dX(0)| + (T L / lambda) |dy|`` for every lambda > 0: sharper than [OTT] Theorem 2, and
-without its condition lambda > T L^2.
+X(T) is the proximal point argmin ``|X - X(0)|^2 / 2 + (T/lambda) G(X, y)``, and grad G is
+monotone. So ``|dX(T)| <= |dX(0)| + (T L / lambda) |dy|`` for every lambda > 0: sharper than [OTT]
+Theorem 2, and without its condition lambda > T L^2.
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer Architectures",
 arXiv 2505.13499.

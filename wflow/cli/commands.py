@@ -101,6 +101,9 @@ class Study:
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME [flags]")]
     """A study, and its flags, which `wflow study NAME --help` explains; or the word `list`."""
 
+    def __call__(self) -> int:
+        return studies.run(self.name)
+
 
 Command = (
     Annotated[Info, tyro.conf.subcommand("info")]

@@ -4,7 +4,7 @@ The mean-field limit, n to infinity
 
 Clouds of n independent tokens of one law follow, as n grows, the flow of that law ([MHT] section
 2). The energy is a mean over pairs of tokens, so that its deviation from the limit is of the order
-:math:`n^{-1/2}` at every time. A cloud of 100,000 tokens, by fast sums, stands for the limit here.
+:math:`n^{-1/2}` at every time. A cloud of 30,000 tokens, by fast sums, stands for the limit here.
 """
 
 import matplotlib.pyplot as plt
@@ -26,7 +26,7 @@ def sample(n, seed):
 
 
 compute = wflow.Compute(method="fast", tolerance=1e-8)
-limit = wflow.solve(sample(100_000, seed=0), law, compute=compute, **options).energy[0]
+limit = wflow.solve(sample(30_000, seed=0), law, compute=compute, **options).energy[0]
 
 # %%
 # Many small clouds at once: `x0` may hold a start for every path, and all paths share the heads.
@@ -41,7 +41,7 @@ fig, ax = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
 for n, colour in ((16, "C0"), (64, "C1"), (512, "C2")):
     low, high = energies[n].quantile([0.1, 0.9], "path")
     ax.fill_between(limit.time, low, high, color=colour, alpha=0.35, lw=0, label=f"$n$ = {n}")
-ax.plot(limit.time, limit, "k", label="$n = 10^5$")
+ax.plot(limit.time, limit, "k", label="$n$ = 30,000")
 ax.set(xlabel="time $t$", ylabel="energy $E$, 80 % of the clouds")
 ax.legend(frameon=False)
 plt.show()

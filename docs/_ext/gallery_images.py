@@ -21,7 +21,8 @@ def figures(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
     holds. An animation is saved as a GIF: the player of matplotlib loads a font from a network.
     """
     held = list(block_vars["example_globals"].values())
-    new: list[Any] = [x for x in held if isinstance(x, Animation) and x not in _SHOWN]
+    films = [x for x in held if isinstance(x, Animation) and x not in _SHOWN]
+    new: list[Any] = list(dict.fromkeys(films))  # a variable and the last expression may be one
     moving = [animation._fig for animation in new]
     still = [x for x in held if isinstance(x, Figure)]
     still += [pyplot.figure(number) for number in pyplot.get_fignums()]

@@ -43,11 +43,12 @@ print(run.energy.sel(time=1.0, method="nearest").quantile([0.1, 0.5, 0.9], "path
 # A band of paths takes three lines.
 
 low, middle, high = run.energy.quantile([0.1, 0.5, 0.9], "path").transpose("quantile", "time")
-fig, axes = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained")
-axes[0].fill_between(run.time, low, high, alpha=0.3, lw=0, label="80 % of the paths")
-axes[0].plot(run.time, middle, label="median")
-axes[0].set(xlabel="time $t$", ylabel="energy $E$")
-axes[0].legend(frameon=False)
+fig, ax = plt.subplots(figsize=(5.6, 3), layout="constrained")
+ax.fill_between(run.time, low, high, alpha=0.3, lw=0, label="80 % of the paths")
+ax.plot(run.time, middle, label="median")
+ax.set(xlabel="time $t$", ylabel="energy $E$")
+ax.legend(frameon=False)
+plt.show()
 
 # %%
 # Derived quantities keep their names. The second moment of the tokens,
@@ -57,19 +58,19 @@ axes[0].legend(frameon=False)
 x = run.tokens
 Q = x.dot(x.rename(axis="axis2"), dim="token") / x.sizes["token"]
 distance = np.sqrt(((Q - np.eye(3) / 3) ** 2).sum(["axis", "axis2"]))
+fig, ax = plt.subplots(figsize=(5.6, 3), layout="constrained")
 for values in distance.transpose("snapshot_path", "snapshot").values:
-    axes[1].plot(distance.snapshot, values, color="0.75", lw=0.7)
-axes[1].errorbar(
+    ax.plot(distance.snapshot, values, color="0.75", lw=0.7)
+ax.errorbar(
     distance.snapshot,
     distance.mean("snapshot_path"),
     2 * distance.std("snapshot_path", ddof=1) / np.sqrt(24),
     capsize=2,
     label="mean over paths, ± 2 standard errors",
 )
-axes[1].set(xlabel="time $t$", ylabel=r"anisotropy $\|Q - I/3\|_F$")
-axes[1].legend(frameon=False)
+ax.set(xlabel="time $t$", ylabel=r"anisotropy $\|Q - I/3\|_F$")
+ax.legend(frameon=False)
 plt.show()
-fig
 
 # %%
 # The energy of a snapshot follows from its tokens and heads, and the configuration repeats the run.

@@ -2,8 +2,8 @@ r"""
 Oscillating heads: common and spread phases
 ===========================================
 
-Heads that follow :math:`\dot D_h = M(t + \varphi_h) - D_h` with a periodic target M (docs: theory,
-head laws) never come to rest, and neither do the tokens. With common phases, :math:`\varphi_h = 0`,
+Heads that follow :math:`\dot D_h = M(t + \varphi_h) - D_h` with a periodic target M
+never come to rest, and neither do the tokens. With common phases, :math:`\varphi_h = 0`,
 all heads pull alike and :math:`G^2` does not depend on their number. With spread phases,
 :math:`\varphi_h = 2\pi h/H`, the oscillations average out and G² falls to a small positive plateau
 ([MHT] figure 2, bottom).

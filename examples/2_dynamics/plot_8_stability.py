@@ -42,6 +42,7 @@ for size, colour in zip(sizes, plt.cm.plasma(np.linspace(0, 0.85, 5)), strict=Tr
     growth = np.log(pair.w2_chordal / pair.w2_chordal[0])
     axes[1].plot(pair.snapshot, growth, color=colour)
 axes[0].set(xlabel="time $t$", ylabel="chordal $W_2(\\mu_t, \\nu_t)$")
+axes[0].plot([], [], "k--", lw=0.9, label="bounds")
 axes[0].legend(frameon=False, title="perturbation", ncols=2)
 axes[1].plot(pair.snapshot, pair.exponent, "k--", label=r"$\Lambda(t)$")
 axes[1].set(xlabel="time $t$", ylabel=r"$\log\, W_2(t)/W_2(0)$")

@@ -43,7 +43,7 @@ for metric in ("weighted", "w2"):
 # %%
 # First order in τ for the flow that belongs to the metric.
 
-fig, axes = plt.subplots(1, 2, figsize=(8, 3.3), layout="constrained")
+fig, ax = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
 for metric, flow, style in (
     ("weighted", "effective", "C0o-"),
     ("weighted", "softmax", "C3s--"),
@@ -54,23 +54,24 @@ for metric, flow, style in (
     ]
     slope = np.polyfit(np.log(taus), np.log(distances), 1)[0]
     label = {"weighted": "$W_b$", "w2": "$W_2$"}[metric]
-    axes[0].loglog(taus, distances, style, label=f"{label} against {flow}")
+    ax.loglog(taus, distances, style, label=f"{label} against {flow}")
     print(f"{metric:8} against {flow:12} slope {slope:+.2f}, smallest distance {distances[-1]:.1e}")
     assert abs(slope - 1) < 0.1 or (flow == "softmax" and distances[-1] > 1e-2)
-axes[0].set(xlabel=r"step $\tau$", ylabel=rf"$W_2$ to the flow at $t = {T:g}$ (radians)")
-axes[0].set_xticks(taus, [f"{tau:g}" for tau in taus])
-axes[0].minorticks_off()
-axes[0].legend(frameon=False, loc="center left", bbox_to_anchor=(0, 0.7))
+ax.set(xlabel=r"step $\tau$", ylabel=rf"$W_2$ to the flow at $t = {T:g}$ (radians)")
+ax.set_xticks(taus, [f"{tau:g}" for tau in taus])
+ax.minorticks_off()
+ax.legend(frameon=False, loc="center left", bbox_to_anchor=(0, 0.7))
+plt.show()
 
 # %%
 # Each step lowers the energy by at least :math:`W^2/(2\tau)`; the gap of that inequality is what
 # the variational interpolation of De Giorgi accounts for.
 
 steps = movements["weighted", 0.05]
-axes[1].plot(steps.time, steps.energy, "o", label=r"minimizing movements, $\tau$ = 0.05")
+fig, ax = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
+ax.plot(steps.time, steps.energy, "o", label=r"minimizing movements, $\tau$ = 0.05")
 flow = wflow.solve(x0, law, heads=heads, t_final=T, dt=0.01, flow="effective", scheme="rk4", seed=0)
-axes[1].plot(flow.time, flow.energy[0], "k:", label="flow effective")
-axes[1].set(xlabel="time $t$", ylabel="energy $E$")
-axes[1].legend(frameon=False)
+ax.plot(flow.time, flow.energy[0], "k:", label="flow effective")
+ax.set(xlabel="time $t$", ylabel="energy $E$")
+ax.legend(frameon=False)
 plt.show()
-fig

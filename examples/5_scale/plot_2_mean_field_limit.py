@@ -4,7 +4,7 @@ The mean-field limit, n to infinity
 
 Clouds of n independent tokens of one law follow, as n grows, the flow of that law ([MHT] section
 2). The energy is a mean over pairs of tokens, so that its deviation from the limit is of the order
-:math:`n^{-1/2}` at every time. A cloud of 100,000 tokens, by fast sums, stands for the limit here.
+:math:`n^{-1/2}` at every time. A cloud of 30,000 tokens, by fast sums, stands for the limit here.
 """
 
 import matplotlib.pyplot as plt
@@ -26,7 +26,7 @@ def sample(n, seed):
 
 
 compute = wflow.Compute(method="fast", tolerance=1e-8)
-limit = wflow.solve(sample(100_000, seed=0), law, compute=compute, **options).energy[0]
+limit = wflow.solve(sample(30_000, seed=0), law, compute=compute, **options).energy[0]
 
 # %%
 # Many small clouds at once: `x0` may hold a start for every path, and all paths share the heads.
@@ -37,17 +37,19 @@ for n in sizes:
     x0 = sample(paths * n, seed=n).reshape(paths, n, 3)
     energies[n] = wflow.solve(x0, law, paths=paths, **options).energy
 
-fig, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+fig, ax = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
 for n, colour in ((16, "C0"), (64, "C1"), (512, "C2")):
     low, high = energies[n].quantile([0.1, 0.9], "path")
-    axes[0].fill_between(limit.time, low, high, color=colour, alpha=0.35, lw=0, label=f"$n$ = {n}")
-axes[0].plot(limit.time, limit, "k", label="$n = 10^5$")
-axes[0].set(xlabel="time $t$", ylabel="energy $E$, 80 % of the clouds")
-axes[0].legend(frameon=False)
+    ax.fill_between(limit.time, low, high, color=colour, alpha=0.35, lw=0, label=f"$n$ = {n}")
+ax.plot(limit.time, limit, "k", label="$n$ = 30,000")
+ax.set(xlabel="time $t$", ylabel="energy $E$, 80 % of the clouds")
+ax.legend(frameon=False)
+plt.show()
 
 # %%
 # The rate, by a fit through the root mean square over the clouds, with a bootstrap over them.
 
+fig, ax = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
 for time, marker in ((0.0, "o"), (1.0, "s")):
     squares = np.array(
         [(energies[n] - limit).sel(time=time, method="nearest").values ** 2 for n in sizes]
@@ -58,13 +60,12 @@ for time, marker in ((0.0, "o"), (1.0, "s")):
     assert abs(fit.exponent / 2 + 0.5) < 0.1
     mean, error = wflow.fits.mean_and_error(squares)
     rms = np.sqrt(mean)
-    bars = axes[1].errorbar(sizes, rms, error / rms, fmt=marker, capsize=2, label=f"$t$ = {time:g}")
-    axes[1].plot(sizes, np.sqrt(fit(sizes)), color=bars[0].get_color(), lw=1)
-axes[1].set(
+    bars = ax.errorbar(sizes, rms, error / rms, fmt=marker, capsize=2, label=f"$t$ = {time:g}")
+    ax.plot(sizes, np.sqrt(fit(sizes)), color=bars[0].get_color(), lw=1)
+ax.set(
     xscale="log", yscale="log", xlabel="tokens $n$", ylabel="rms of $E_n - E_\\infty$, ± 2 errors"
 )
-axes[1].set_xticks(sizes, map(str, sizes))
-axes[1].minorticks_off()
-axes[1].legend(frameon=False)
+ax.set_xticks(sizes, map(str, sizes))
+ax.minorticks_off()
+ax.legend(frameon=False)
 plt.show()
-fig

@@ -49,7 +49,7 @@ def weights_report(flags: Any, table: "Dataset", fits: Fits) -> str:
 
 def weights_figure(flags: Any, table: "Dataset", fits: Fits) -> "Figure":
     """W₂ against H and against ε, with the fits and the predicted slopes."""
-    from wflow.plots.figure import PAGE, grid, log_axis, style
+    from wflow.plots.figure import PAGE, grid, log_axis, minus, style
 
     panels = [
         (["sampled"], "Number of heads $H$", f"Heads sampled from {flags.law_heads}"),
@@ -69,7 +69,7 @@ def weights_figure(flags: Any, table: "Dataset", fits: Fits) -> "Figure":
                 fit, (mean, error) = fits[name, "end"], mean_and_error(y)
                 line = np.geomspace(x.min(), x.max(), 50)
                 known = {"frozen": "frozen", "ornstein-uhlenbeck": "Ornstein-Uhlenbeck"}
-                text = f"slope {fit.exponent:.3f}"
+                text = minus(f"slope {fit.exponent:.3f}")
                 text = f"{known[name]}: {text}" if name in known else text
                 axis.fill_between(line, *fit.band(line), color=looks[name]["color"], alpha=0.2,
                                   linewidth=0)  # fmt: skip
@@ -79,7 +79,7 @@ def weights_figure(flags: Any, table: "Dataset", fits: Fits) -> "Figure":
             slope = PREDICTED[names[0]]
             lowest = reduced(table, names[-1], "end")[1].mean(axis=1)[0] * 0.4
             axis.plot(x, lowest * (x / x[0]) ** slope, color="#333333", linewidth=0.9,
-                      linestyle=(0, (4, 2)), label=f"slope {slope:g}")  # fmt: skip
+                      linestyle=(0, (4, 2)), label=minus(f"predicted slope {slope:g}"))  # fmt: skip
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_xlabel(label)
@@ -221,9 +221,13 @@ def rate_figure(flags: Any, table: "Dataset") -> "Figure":
         axis.set_xticks(flags.sizes, [f"{size:g}" for size in flags.sizes])
         axis.minorticks_off()
         axis.set_xlabel("Size of the weights")
-        axis.set_ylabel(r"Rate: $\max_t\ |\log(W_2(t)/W_2(0))|\,/\,t$, or mean $L$")
+        axis.set_ylabel("Rate of change per unit time")
         axis.set_title(_facts(flags))
-        figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+        figure.legend(
+            loc="outside lower center", ncols=2, fontsize=7,
+            title=r"Markers: $\max_t\ |\log(W_2(t)/W_2(0))|\,/\,t$, largest of all perturbations; "
+            "thin: constant $L$ of the bound",
+        )  # fmt: skip
     return figure
 
 

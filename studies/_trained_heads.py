@@ -205,7 +205,7 @@ def over_time(table: xr.Dataset) -> Figure:
         Line2D([], [], color=COLOURS[k % len(COLOURS)], marker="os^Dv"[k % 5], label=str(name))
         for k, name in enumerate(table["network"].values)
     ]
-    paths, random = table.sizes["path"], table.sizes["heads"] - 1
+    paths, count = table.sizes["path"], table.sizes["heads"] - 1
     handles += [
         (Patch(color="0.35", alpha=0.3), Line2D([], [], color="0.35")),
         (Patch(color="0.35", alpha=0.12), Line2D([], [], color="0.35", linestyle="--")),
@@ -214,7 +214,7 @@ def over_time(table: xr.Dataset) -> Figure:
     texts = [
         *map(str, table["network"].values),
         f"trained heads (mean of {paths} texts ± standard error)",
-        f"random heads (mean and range of {random} draw{'s' * (random > 1)})",
+        f"random heads (mean and range of {count} draw{'s' * (count > 1)})",
         "the network itself after one pass",
     ]
     figure.legend(handles, texts, loc="outside lower center", ncols=2)

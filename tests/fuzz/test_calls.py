@@ -317,7 +317,10 @@ def table(folder: Path) -> dict[str, Case]:
         ),
         "plots.energy_balance": Case(plots.energy_balance, ds=run),
         "plots.gradient_over_time": Case(
-            plots.gradient_over_time, datasets={1: run, 2: other}, name="upper_gradient_sq"
+            plots.gradient_over_time,
+            datasets={1: run, 2: other},
+            name="upper_gradient_sq",
+            ax=None,
         ),
         "plots.gradient_against_heads": Case(
             plots.gradient_against_heads,
@@ -325,8 +328,23 @@ def table(folder: Path) -> dict[str, Case]:
             values=np.abs(x[:3]) + 0.1,
             fit=fit,
             fit_from=1,
+            ax=None,
         ),
-        "plots.token_snapshots": Case(plots.token_snapshots, times=[0.2], which="mean", **circle),
+        "plots.animate": Case(
+            plots.animate,
+            run=run,
+            file=str(folder / "a.gif"),
+            path=0,
+            frames=2,
+            fps=10.0,
+            dpi=30.0,
+            colour="#082860",
+        ),
+        "plots.clusters_over_time": Case(plots.clusters_over_time, ds=run, scale=0.5, ax=None),
+        "plots.heads_over_time": Case(plots.heads_over_time, ds=run, path=0, ax=None),
+        "plots.token_snapshots": Case(
+            plots.token_snapshots, times=[0.2], which="mean", ax=None, **circle
+        ),
         "plots.plot_run": Case(plots.plot_run, ds=runs()["speed"], out_dir=str(folder / "figures")),
         "sphere.as_tokens": Case(sphere.as_tokens, x=y + 1.0, name="x0"),
         "sphere.normalise": Case(sphere.normalise, x=y + 1.0),

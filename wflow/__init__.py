@@ -54,7 +54,7 @@ _MODULES = {
 }
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
-_OF_DATASETS = ("solve", "rerun", "open", "open_study")
+_OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed")
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
@@ -89,11 +89,11 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(_MODULES[name])
     elif name in _HOMES:
         module, attribute = _HOMES[name]
-        if name in _OF_DATASETS:
-            importlib.import_module(_ACCESSOR)
         value = getattr(importlib.import_module(module), attribute)
     else:
         raise AttributeError(f"module 'wflow' has no attribute {name!r}")
+    if name in _OF_DATASETS:
+        importlib.import_module(_ACCESSOR)
     globals()[name] = value
     return value
 

@@ -2,8 +2,9 @@
 
 xarray gives the accessor to every Dataset, and to every node of a tree, once this module is loaded.
 The root of the package loads it with the names that make or open runs (`wflow.solve`, `rerun`,
-`open`, `open_study`), so that `import wflow` loads neither xarray nor this. It stands on the floor
-of the figures, since it reaches everything below: figures, `verify`, clusters and distances.
+`open`, `open_study`, `distributed`), so that `import wflow` loads neither xarray nor this. It
+stands on the floor of the figures, since it reaches everything below: figures, `verify`, clusters
+and distances.
 """
 
 from __future__ import annotations

@@ -1238,11 +1238,16 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
         if not found:
             continue
         try:
-            columns = _history(file)
+            columns, ended = _history(file)
         except _FAULTS as error:
             study.missing.append(f"{file.parent.name}: its history cannot be read ({error}).")
             continue
         models.setdefault(found[1], []).append(columns)
+        if not ended:
+            study.missing.append(
+                f"{file.parent.name}: the training did not reach its end; the curves of this model "
+                "end with the shortest history."
+            )
     if not models:
         return
     names = list(dict.fromkeys(n for runs in models.values() for run in runs for n in run))
@@ -1270,20 +1275,21 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
                 "histories as means over neighbouring steps.",
             )  # fmt: skip
     for model, runs in models.items():
-        steps = max(run["step"][1].size if "step" in run else 0 for run in runs)
+        most = max(run["step"][1].size if "step" in run else 0 for run in runs)
         losses = [
             float(run["loss"][1][-1]) for run in runs if "loss" in run and run["loss"][1].size
         ]
         last = f"{np.mean(losses):.4g}" if losses else "–"
-        study.networks.append((model, str(len(runs)), str(steps), last))
+        study.networks.append((model, str(len(runs)), str(most), last))
 
 
-def _history(file: Path) -> dict[str, tuple[str, Floats]]:
-    """Columns of a history: name -> (dimension, values)."""
+def _history(file: Path) -> tuple[dict[str, tuple[str, Floats]], bool]:
+    """Columns of a history, name -> (dimension, values), and whether the training ended."""
     columns: dict[str, tuple[str, Floats]] = {}
     with open_hdf5(file) as content:
         if "step" not in content:
             raise RunFileError(f"{file} holds no history of a training")
+        ended = np.array_equal(np.ravel(content.attrs.get("complete", 0)), [1])
         sizes = {name: content[name].shape for name in content if hasattr(content[name], "shape")}
         for name, shape in sizes.items():
             data = content[name]
@@ -1293,7 +1299,7 @@ def _history(file: Path) -> dict[str, tuple[str, Floats]]:
                 continue
             dims = reading.dims_of(data) if name not in ("step", "evaluation") else (name,)
             columns[name] = (dims[0] or "step", np.asarray(data[...], dtype=float))
-    return columns
+    return columns, ended
 
 
 def _grouped(x: Floats, values: Floats, most: int = 200) -> tuple[Floats, Floats]:

@@ -335,7 +335,7 @@ def test_runs_beyond_those_that_fit_on_a_page_are_named(tmp_path, run, monkeypat
 def history(folder: Path, losses: np.ndarray) -> None:
     folder.mkdir(parents=True)
     steps = np.arange(len(losses))
-    ds = xr.Dataset({"loss": ("step", losses)}, {"step": steps})
+    ds = xr.Dataset({"loss": ("step", losses)}, {"step": steps}, {"complete": len(losses) // 500})
     ds.to_netcdf(folder / "metrics.h5", engine="h5netcdf")
 
 
@@ -343,13 +343,19 @@ def test_a_study_of_networks_has_learning_curves(tmp_path) -> None:
     for model in ("plain", "continuous"):
         for seed in range(2):
             history(tmp_path / f"{model}-{seed}", np.linspace(3, 1 + seed, 500))
+    history(tmp_path / "begun-0", np.linspace(3, 2, 50))
     (tmp_path / "plain-2").mkdir()
     (tmp_path / "plain-2" / "metrics.h5").write_text("damaged")
     text, parts = page_of(tmp_path, tmp_path / "page.html")
     assert ["plain", "2", "500", "1.5"] in parts.rows
     assert "plain-2: its history cannot be read" in parts.text
+    assert parts.text.count("the training did not reach its end") == 1
     chart = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]["s-0"]
-    assert [curve["name"] for curve in chart["panels"][0]["curves"]] == ["continuous", "plain"]
+    assert [curve["name"] for curve in chart["panels"][0]["curves"]] == [
+        "begun",
+        "continuous",
+        "plain",
+    ]
 
 
 # The file

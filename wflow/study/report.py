@@ -23,7 +23,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -324,6 +324,9 @@ def _in_memory(ds: Dataset, clock: Clock) -> Section:
 # -------------------------------------------------------------
 
 
+_WIDTH, _LEFT, _RIGHT, _TALL = 760.0, 62.0, 200.0, 190.0  # of a static figure and its panels
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
     """One line of a chart, with its band; `role` names its colour in the style sheet."""
@@ -399,69 +402,62 @@ class Chart:
 
     def svg(self) -> str:
         """The chart as a static figure in the colours of the page."""
-        width, left, right, tall = 760.0, 62.0, 200.0, 190.0
-        plot = width - left - right
-        total = len(self.panels) * (tall + 26) + 26
-        xs = [curve.x if curve.x is not None else self.x for p in self.panels for curve in p.curves]
-        low, high = _limits([self.x, *xs], False)
+        height = len(self.panels) * (_TALL + 26) + 26
+        own = [curve.x for panel in self.panels for curve in panel.curves if curve.x is not None]
+        ends = _limits([self.x, *own], False)
         parts = [
-            f'<svg viewBox="0 0 {width:g} {total:g}" role="img" '
+            f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" '
             f'aria-label="{_text(self.title)}: {_text(self.caption)}">'
         ]
-
-        def across(values: Floats) -> Floats:
-            return left + plot * (np.asarray(values, float) - low) / (high - low)
-
         for k, panel in enumerate(self.panels):
-            top = 8 + k * (tall + 26)
-            drawn = [curve for curve in panel.curves if not curve.hidden]
-            bottom, ceiling = _limits(
-                [v for c in drawn for v in (c.y, c.low, c.high) if v is not None], panel.log
-            )
+            parts += self._panel(panel, 8 + k * (_TALL + 26), ends, k == len(self.panels) - 1)
+        middle = _LEFT + (_WIDTH - _LEFT - _RIGHT) / 2
+        label = f'<text class="axis" x="{middle:g}" y="{height - 6:g}">{_text(self.xlabel)}</text>'
+        return "".join([*parts, label, "</svg>"])
 
-            def up(
-                values: Floats,
-                panel: Panel = panel,
-                bottom: float = bottom,
-                ceiling: float = ceiling,
-                top: float = top,
-            ) -> Floats:
-                with np.errstate(all="ignore"):
-                    at = np.log10(values) if panel.log else np.asarray(values, float)
-                return top + tall * (1 - (at - bottom) / (ceiling - bottom))
+    def _panel(
+        self, panel: Panel, top: float, ends: tuple[float, float], last: bool
+    ) -> Iterator[str]:
+        """The parts of one panel, whose upper edge is at `top`."""
+        plot = _WIDTH - _LEFT - _RIGHT
+        drawn = [curve for curve in panel.curves if not curve.hidden]
+        bands = [v for c in drawn for v in (c.y, c.low, c.high) if v is not None]
+        bottom, ceiling = _limits(bands, panel.log)
 
-            for value, label in _ticks(bottom, ceiling, panel.log):
-                y = top + tall * (1 - (value - bottom) / (ceiling - bottom))
-                parts.append(
-                    f'<path class="grid" d="M{left:g} {y:.1f}h{plot:g}"/>'
-                    f'<text class="tick end" x="{left - 6:g}" y="{y + 4:.1f}">{label}</text>'
-                )
-            for value, label in _ticks(low, high, False):
-                x = left + plot * (value - low) / (high - low)
-                parts.append(f'<path class="grid" d="M{x:.1f} {top:g}v{tall:g}"/>')
-                if k == len(self.panels) - 1:
-                    parts.append(
-                        f'<text class="tick mid" x="{x:.1f}" y="{top + tall + 16:g}">{label}</text>'
-                    )
-            parts.append(
-                f'<text class="axis" transform="translate(13 {top + tall / 2:g}) rotate(-90)">'
-                f"{_text(panel.label)}</text>"
+        def across(values: Any) -> Any:
+            return _LEFT + plot * (values - ends[0]) / (ends[1] - ends[0])
+
+        def up(values: Any) -> Any:
+            return top + _TALL * (1 - (values - bottom) / (ceiling - bottom))
+
+        def scaled(values: Floats) -> Any:
+            with np.errstate(all="ignore"):
+                return up(np.log10(values) if panel.log else values)
+
+        for value, label in _ticks(bottom, ceiling, panel.log):
+            yield (
+                f'<path class="grid" d="M{_LEFT:g} {up(value):.1f}h{plot:g}"/>'
+                f'<text class="tick end" x="{_LEFT - 6:g}" y="{up(value) + 4:.1f}">{label}</text>'
             )
-            for curve in drawn:
-                x = across(curve.x if curve.x is not None else self.x)
-                if curve.low is not None and curve.high is not None:
-                    parts.append(_band_path(x, up(curve.low), up(curve.high), curve.role))
-                parts.append(_line_path(x, up(curve.y), curve.role))
-            for row, curve in enumerate(drawn):
-                y = top + 12 + 18 * row
-                parts.append(
-                    f'<path class="line {curve.role}" d="M{width - right + 14:g} {y - 4:g}h22"/>'
-                    f'<text class="key" x="{width - right + 42:g}" y="{y:g}">'
-                    f"{_text(curve.name)}</text>"
-                )
-        x, y = left + plot / 2, total - 6
-        parts.append(f'<text class="axis" x="{x:g}" y="{y:g}">{_text(self.xlabel)}</text></svg>')
-        return "".join(parts)
+        for value, label in _ticks(*ends, False):
+            yield f'<path class="grid" d="M{across(value):.1f} {top:g}v{_TALL:g}"/>'
+            if last:
+                place = f'x="{across(value):.1f}" y="{top + _TALL + 16:g}"'
+                yield f'<text class="tick mid" {place}>{label}</text>'
+        yield (
+            f'<text class="axis" transform="translate(13 {top + _TALL / 2:g}) rotate(-90)">'
+            f"{_text(panel.label)}</text>"
+        )
+        for row, curve in enumerate(drawn):
+            x = across(self.x if curve.x is None else curve.x)
+            if curve.low is not None and curve.high is not None:
+                yield _band_path(x, scaled(curve.low), scaled(curve.high), curve.role)
+            yield _line_path(x, scaled(curve.y), curve.role)
+            y, at = top + 12 + 18 * row, _WIDTH - _RIGHT + 14
+            yield (
+                f'<path class="line {curve.role}" d="M{at:g} {y - 4:g}h22"/>'
+                f'<text class="key" x="{at + 28:g}" y="{y:g}">{_text(curve.name)}</text>'
+            )
 
     def figure(self, name: str) -> str:
         """Both forms of the chart, of which the page shows one."""
@@ -1172,7 +1168,7 @@ def _run_files(study: Study) -> list[tuple[str, Path]]:
     elif isinstance(listed, list):
         named = [str(row.get("file")) for row in listed if isinstance(row, dict)]
     named = [name for name in named if Path(name).name == name]
-    others = []
+    others: list[str] = []
     for file in sorted(folder.iterdir()):
         if not re.fullmatch(r".+\.h5(\.partial|\.parts)?", file.name) or file.name in named:
             continue
@@ -1242,11 +1238,16 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
         if not found:
             continue
         try:
-            columns = _history(file)
+            columns, ended = _history(file)
         except _FAULTS as error:
             study.missing.append(f"{file.parent.name}: its history cannot be read ({error}).")
             continue
         models.setdefault(found[1], []).append(columns)
+        if not ended:
+            study.missing.append(
+                f"{file.parent.name}: the training did not reach its end; the curves of this model "
+                "end with the shortest history."
+            )
     if not models:
         return
     names = list(dict.fromkeys(n for runs in models.values() for run in runs for n in run))
@@ -1255,39 +1256,40 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
     for name in drawn:
         curves = []
         for place, (model, runs) in enumerate(models.items()):
-            held = [run[name] for run in runs if name in run and run[name][1].size]
+            held = [run for run in runs if name in run and run[name][1].size]
             if not held:
                 continue
-            length = min(values.size for _, values in held)
-            dim = held[0][0]
-            steps = next(run[dim][1] for run in runs if name in run and dim in run)[:length]
-            x, values = _grouped(steps, np.stack([v[:length] for _, v in held]))
-            low, high = (None, None) if len(held) == 1 else (values.min(0), values.max(0))
-            mean = values.mean(axis=0)
-            curves.append(Curve(model, roles[place % len(roles)], mean, low, high, x=x))
+            length = min(run[name][1].size for run in held)
+            dim = held[0][name][0]
+            steps = held[0][dim][1] if dim in held[0] else np.arange(length, dtype=float)
+            x, values = _grouped(steps[:length], np.stack([run[name][1][:length] for run in held]))
+            mean, low, high = (f(values, axis=0) for f in (np.mean, np.min, np.max))
+            curve = Curve(model, roles[place % len(roles)], mean, x=x)
+            curves.append(curve if len(held) == 1 else replace(curve, low=low, high=high))
         if curves:
             ends = [curve.x for curve in curves if curve.x is not None]
-            longest = max(ends, key=len)
+            longest = max(ends, key=np.size)
             study.charts[f"net-{name}"] = Chart(
                 name.replace("_", " "), "training step", longest, [Panel(name, curves)],
                 "Mean over the seeds of a model, bands from the least to the largest; long "
                 "histories as means over neighbouring steps.",
             )  # fmt: skip
     for model, runs in models.items():
-        steps = max(run["step"][1].size if "step" in run else 0 for run in runs)
+        most = max(run["step"][1].size if "step" in run else 0 for run in runs)
         losses = [
             float(run["loss"][1][-1]) for run in runs if "loss" in run and run["loss"][1].size
         ]
         last = f"{np.mean(losses):.4g}" if losses else "–"
-        study.networks.append((model, str(len(runs)), str(steps), last))
+        study.networks.append((model, str(len(runs)), str(most), last))
 
 
-def _history(file: Path) -> dict[str, tuple[str, Floats]]:
-    """Columns of a history: name -> (dimension, values)."""
+def _history(file: Path) -> tuple[dict[str, tuple[str, Floats]], bool]:
+    """Columns of a history, name -> (dimension, values), and whether the training ended."""
     columns: dict[str, tuple[str, Floats]] = {}
     with open_hdf5(file) as content:
         if "step" not in content:
             raise RunFileError(f"{file} holds no history of a training")
+        ended = np.array_equal(np.ravel(content.attrs.get("complete", 0)), [1])
         sizes = {name: content[name].shape for name in content if hasattr(content[name], "shape")}
         for name, shape in sizes.items():
             data = content[name]
@@ -1297,7 +1299,7 @@ def _history(file: Path) -> dict[str, tuple[str, Floats]]:
                 continue
             dims = reading.dims_of(data) if name not in ("step", "evaluation") else (name,)
             columns[name] = (dims[0] or "step", np.asarray(data[...], dtype=float))
-    return columns
+    return columns, ended
 
 
 def _grouped(x: Floats, values: Floats, most: int = 200) -> tuple[Floats, Floats]:
@@ -1486,14 +1488,14 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
 
     chart("budget", "Energy budget", "The run holds no energy.")
     if section.balance:
-        head = ("at the last time", "mean ± standard error")
-        parts.append(_table(section.balance, head, "numbers"))
+        titles = ("at the last time", "mean ± standard error")
+        parts.append(_table(section.balance, titles, "numbers"))
     chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
     parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
     if section.cloud is None:
         parts.append(
             '<p class="absent">No tokens are drawn for this run. Tokens are recorded at the times '
-            "of save.snapshots, and drawn for the first and the last run of a study.</p>"
+            "of save.snapshots, and drawn for the first and the last section of a study.</p>"
         )
     else:
         page.clouds[key] = section.cloud.data()

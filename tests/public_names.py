@@ -257,6 +257,11 @@ def main(asked: list[str]) -> int:
         return any(below) if asked else not any(below)
 
     seen, count, bad = set[int](), 0, 0
+    for room, module in rooms().items():
+        words = _substitutions(inspect.getdoc(module) or "") if wanted(room) else []
+        bad += bool(words)
+        for word in words:
+            print(f"{room}: WF04 Not in a formula or in double backticks: {word}")
     for public in public_names():
         if not wanted(public.name) or id(public.thing) in seen:
             continue

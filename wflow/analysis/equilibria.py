@@ -1,9 +1,10 @@
-"""Extremal token measures of the energy of one head, in closed form.
+r"""Extremal token measures of the energy of one head, in closed form.
 
-E(mu) = 1/2 int int exp(<x, D y>) dmu(x) dmu(y) over probability measures on S^(d-1), D symmetric.
-Source: [BKKRW] Burger, Kabri, Korolev, Roith, Weigand, *Analysis of mean-field models arising from
-self-attention dynamics in transformer architectures with layer normalization*, 2025; what is
-derived here is in docs/mathematics.md, equilibria.
+.. math:: E(\mu) = \frac12 \iint e^{\langle x, D y \rangle}\, \mu(dx)\, \mu(dy)
+
+over probability measures on the sphere, D symmetric: Burger, Kabri, Korolev, Roith, Weigand,
+*Analysis of mean-field models arising from self-attention dynamics in transformer architectures
+with layer normalization*, 2025. In the theory: :ref:`equilibria <theory-equilibria>`.
 """
 
 from __future__ import annotations

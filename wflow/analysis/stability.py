@@ -1,8 +1,10 @@
-"""Growth of the W₂ distance between two token clouds under the same heads: bound and measurement.
+r"""Growth of the W₂ distance between two token clouds under the same heads: bound and measurement.
 
-W₂(mu_t, nu_t) <= C exp(int_0^t L(s) ds) W₂(mu_0, nu_0) with L a function of the heads alone
-([MHT] Theorem 5.1, Remark 5.2; derived in docs/mathematics.md, stability). C is 1 for the chordal
-W₂ and pi/2 for the geodesic one.
+.. math:: W_2(\mu_t, \nu_t) \le C \exp\Bigl( \int_0^t L(s)\,ds \Bigr)\, W_2(\mu_0, \nu_0)
+
+with L a function of the heads alone (Massucco et al., arXiv:2605.18870, Theorem 5.1, Remark 5.2). C
+is 1 for the chordal W₂ and pi/2 for the geodesic one. In the theory:
+:ref:`stability <theory-stability>`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ __all__ = ["GrowthRate", "bound", "compare", "exponent", "growth_constant", "gro
 #
 #     <x - y, P_x a - P_y b> = <x - y, a - b> - (|x - y|^2 / 2) (<x, a> + <y, b>)
 #
-# for x, y of norm one and a, b in R^d (docs/mathematics.md, stability).
+# for x, y of norm one and a, b in R^d (docs/theory/stability.md).
 
 FloatArray = NDArray[np.float64]
 

@@ -1,13 +1,13 @@
-"""Stationary laws of one head D = beta I with tokens that diffuse; critical diffusion.
+r"""Stationary laws of one head D = beta I with tokens that diffuse; critical diffusion.
 
 Tokens in `ascent` with diffusion kappa follow dmu/dt = -div(mu v) + kappa Laplacian mu. With the
 potential u(x) = int exp(beta <x, y>) mu(dy) the velocity is grad u for `unnormalised` and grad
 log u for `softmax` and `effective`, so that a stationary law solves
 
-    mu ~ exp(u / kappa)   or   mu ~ u^(1 / kappa),
+.. math:: \mu \sim e^{u/\kappa} \qquad\text{or}\qquad \mu \sim u^{1/\kappa},
 
-and the uniform law does so for every kappa. Source: docs/mathematics.md section 6; [MHT] section 7
-names the equation.
+and the uniform law does so for every kappa. Massucco et al., arXiv:2605.18870, section 7, name the
+equation. In the theory: :ref:`stationary laws <theory-stationary>`.
 """
 
 import math

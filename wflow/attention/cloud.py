@@ -1,8 +1,8 @@
-"""Energy, mobilities and velocities of one cloud of tokens (docs/mathematics.md sections 1 and 4).
+"""Energy, mobilities and velocities of one cloud of tokens (docs/theory/setting.md, energy.md).
 
 Every function takes tokens x (n, d) of norm one and heads D (heads, d, d) and returns float64, or
 float32 where x is float32. Cost: heads n^2 (3 d + 14) multiply-adds or so, and by series (d = 2, 3;
-docs/mathematics.md section 13) linear in n. Memory: the result.
+docs/theory/fast_sums.md) linear in n. Memory: the result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Flows: how the heads move the tokens, and in which metric (docs/mathematics.md section 1).
+"""Flows: how the heads move the tokens, and in which metric.
 
 With m_h the mobility of head h and g_h = P_x D_h S_h its gradient, `softmax` moves tokens by the
 mean over heads of g_h/m_h, `unnormalised` by the mean gradient gbar, `effective` by gbar/b with
 the harmonic mean b of the mobilities. These three have compiled kernels. A custom flow is a
 subclass of `Flow` with a `velocity`, from which `evaluate` forms every term of the energy budget.
+In the theory: :ref:`flows <theory-flows>`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Head laws: evolution of the interaction matrices D_h in time (docs/mathematics.md section 2).
+"""Head laws: evolution of the interaction matrices D_h in time (docs/theory/head_laws.md).
 
 A law defines its drift f(D, t), the size sigma of its noise, and the increment of the heads in one
 time step. A custom law is a subclass of `HeadLaw` with its own `drift`, or a `HeadLaw` made from

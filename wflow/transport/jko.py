@@ -1,11 +1,11 @@
-"""Minimizing movements of the time-dependent energy, in W₂, in W_b or in a custom metric.
+r"""Minimizing movements of the time-dependent energy, in W₂, in W_b or in a custom metric.
 
-    x^k = argmin_y E(t_k, y) + W^2(y, x^{k-1}) / (2 tau)
+.. math:: x^k = \arg\min_y\; E(t_k, y) + \frac{W^2(y, x^{k-1})}{2\tau}
 
 (for ascent, of -E + W^2/(2 tau)). As tau -> 0 the steps in W₂ converge to the flow `unnormalised`,
 v = s gbar, those in W_b to `effective`, v = s gbar/b: the gradient flows of E in either metric
-([MHT] Theorems 3.11 and 4.7). What a step needs of its metric is a `wflow.transport.Metric`.
-docs/mathematics.md has the derivations.
+(Massucco et al., arXiv:2605.18870, Theorems 3.11 and 4.7). What a step needs of its metric is a
+`wflow.transport.Metric`. In the theory: :ref:`minimizing movements <theory-minimizing-movements>`.
 """
 
 from __future__ import annotations

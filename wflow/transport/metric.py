@@ -1,11 +1,14 @@
-"""Metrics of token clouds: W₂, the metric W_b weighted by the effective mobility, and custom ones::
+r"""Metrics of token clouds: W₂, the metric W_b weighted by the effective mobility, and custom ones.
 
-    W_b(mu, nu)^2 = min int_0^1 (1/n) sum_i b(x_i; mu_t) |v_i|^2 dt,   b = [(1/H) sum_h 1/m_h]^{-1},
+.. math::
 
-over curves of clouds from mu to nu, the heads D_h being frozen: [MHT] Definition 3.5 after the
-reduction of Lemma 3.8 to one velocity per token. With b = 1 it is W₂. `Metric` is what minimizing
-movements (`wflow.transport.jko`) need of any such metric; `weighted_distance` computes W_b of two
-clouds. docs/mathematics.md has the derivations.
+    W_b(\mu, \nu)^2 = \min \int_0^1 \frac1n \sum_i b(x_i; \mu_t)\,|v_i|^2\,dt, \qquad
+    b = \Bigl[ \frac1H \sum_h \frac{1}{m_h} \Bigr]^{-1},
+
+over curves of clouds from mu to nu, the heads D_h being frozen: Massucco et al., arXiv:2605.18870,
+Definition 3.5 after the reduction of Lemma 3.8 to one velocity per token. With b = 1 it is W₂.
+`Metric` is what minimizing movements (`wflow.jko`) need of any such metric; `weighted_distance`
+computes W_b of two clouds. In the theory: :ref:`the weighted metric <theory-weighted-metric>`.
 """
 
 from __future__ import annotations

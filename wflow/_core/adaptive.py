@@ -51,7 +51,7 @@ class Dopri5:
         For a tolerance that is no finite number > 0.
 
     Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.4 and II.5;
-    docs/mathematics.md section 3.
+    docs/theory/discretisation.md.
 
     Examples
     --------

@@ -268,7 +268,7 @@ def persistent_count(
     InputError
         For tokens off the sphere, a wrong shape, or a threshold or level out of range.
 
-    Source: docs/mathematics.md, clusters.
+    Source: docs/theory/clusters.md.
     """
     tokens = _cloud(x)
     threshold, level = number(threshold, "threshold"), number(level, "level")
@@ -361,7 +361,7 @@ def entropy(
     InputError
         For tokens off the sphere, a wrong shape, or numbers out of range.
 
-    Source: docs/mathematics.md, clusters.
+    Source: docs/theory/clusters.md.
     """
     tokens = _cloud(x)
     bandwidth = check_bandwidth(bandwidth)
@@ -636,7 +636,7 @@ def plateaus(
     InputError
         For times that do not increase, counts of another length, or numbers out of range.
 
-    Source: metastability in [GLPR] sections 5 and 7; docs/mathematics.md, clusters.
+    Source: metastability in [GLPR] sections 5 and 7; docs/theory/clusters.md.
     """
     t, c = _series(times, counts)
     min_length = number(min_length, "min_length")
@@ -791,7 +791,7 @@ def omega_limit(
     InputError
         For a run with too few record times in its tail, or numbers out of range.
 
-    Source: [MHT] Definition 4.15, Theorem 4.16, eq. 122; docs/mathematics.md, clusters.
+    Source: [MHT] Definition 4.15, Theorem 4.16, eq. 122; docs/theory/clusters.md.
     """
     tail, tolerance = number(tail, "tail"), number(tolerance, "tolerance", least=0.0)
     if not 0 < tail < 1:

@@ -3,7 +3,7 @@
 E(mu) = 1/2 int int exp(<x, D y>) dmu(x) dmu(y) over probability measures on S^(d-1), D symmetric.
 Source: [BKKRW] Burger, Kabri, Korolev, Roith, Weigand, *Analysis of mean-field models arising from
 self-attention dynamics in transformer architectures with layer normalization*, 2025; what is
-derived here is in docs/mathematics.md, equilibria.
+derived here is in docs/theory/equilibria.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def uniform_energy(beta: float, d: int) -> float:
     InputError
         For d < 2 or a beta that is not finite.
 
-    Source: [BKKRW]; docs/mathematics.md, equilibria.
+    Source: [BKKRW]; docs/theory/equilibria.md.
     """
     from scipy.special import gammaln, hyp0f1, ive
 
@@ -148,7 +148,7 @@ def maximum(D: ArrayLike) -> Extremum:
     InputError
         For a D that is no symmetric matrix.
 
-    Source: [BKKRW] for D >= 0; docs/mathematics.md, equilibria, for every symmetric D.
+    Source: [BKKRW] for D >= 0; docs/theory/equilibria.md, for every symmetric D.
     """
     values, vectors = np.linalg.eigh(_matrix(D))
     low, high = float(values[0]), float(values[-1])
@@ -174,7 +174,7 @@ def minimum(D: ArrayLike) -> Extremum:
         For a positive definite D with different eigenvalues, which has no closed form, and for a
         D that is no symmetric matrix.
 
-    Source: [BKKRW]; docs/mathematics.md, equilibria.
+    Source: [BKKRW]; docs/theory/equilibria.md.
     """
     matrix = _matrix(D)
     values, vectors = np.linalg.eigh(matrix)
@@ -199,7 +199,7 @@ def sampled_energy(n: int, beta: float, d: int) -> float:
     n : number of tokens
     beta, d : as for `uniform_energy`
 
-    Source: docs/mathematics.md, equilibria.
+    Source: docs/theory/equilibria.md.
     """
     n = whole(n, "n")
     return (1 - 1 / n) * uniform_energy(beta, d) + _exp(number(beta, "beta")) / (2 * n)
@@ -224,7 +224,7 @@ def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
         For other n, for which no such cloud is known, and for a negative beta.
 
     Source: Cohn and Kumar, *Universally optimal distribution of points on spheres*, J. Amer. Math.
-    Soc. 20 (2007); docs/mathematics.md, equilibria.
+    Soc. 20 (2007); docs/theory/equilibria.md.
     """
     n, d = whole(n, "n"), _dimension(d)
     b = number(beta, "beta", least=0.0)
@@ -274,7 +274,7 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
     InputError
         For a D with a negative eigenvalue, for which E is not convex; for bad shapes.
 
-    Source: docs/mathematics.md, equilibria.
+    Source: docs/theory/equilibria.md.
     """
     tokens, matrix = np.asarray(as_unit_tokens(x), np.float64), _matrix(D)
     if tokens.shape[1] != len(matrix):

@@ -1,7 +1,7 @@
 """Growth of the W₂ distance between two token clouds under the same heads: bound and measurement.
 
 W₂(mu_t, nu_t) <= C exp(int_0^t L(s) ds) W₂(mu_0, nu_0) with L a function of the heads alone
-([MHT] Theorem 5.1, Remark 5.2; derived in docs/mathematics.md, stability). C is 1 for the chordal
+([MHT] Theorem 5.1, Remark 5.2; derived in docs/theory/stability.md). C is 1 for the chordal
 W₂ and pi/2 for the geodesic one.
 """
 
@@ -53,7 +53,7 @@ __all__ = ["GrowthRate", "bound", "compare", "exponent", "growth_constant", "gro
 #
 #     <x - y, P_x a - P_y b> = <x - y, a - b> - (|x - y|^2 / 2) (<x, a> + <y, b>)
 #
-# for x, y of norm one and a, b in R^d (docs/mathematics.md, stability).
+# for x, y of norm one and a, b in R^d (docs/theory/stability.md).
 
 FloatArray = NDArray[np.float64]
 
@@ -277,8 +277,8 @@ def growth_constant(
     InputError
         For wrong names or shapes, values that are not finite, or a flow without a known bound.
 
-    Source: [MHT] Theorem 5.1 and Remark 5.2, whose constants are not given; docs/mathematics.md,
-    stability.
+    Source: [MHT] Theorem 5.1 and Remark 5.2, whose constants are not given;
+    docs/theory/stability.md.
     """
     check_choice("direction", direction, DIRECTIONS)
     heads = as_matrices(D, "D")
@@ -307,7 +307,7 @@ def bound(distance: ArrayLike, exponent: ArrayLike, *, cost: Cost = "chordal") -
         For a wrong cost, a distance that is negative or NaN, an exponent that is NaN, or shapes
         that do not broadcast.
 
-    Source: [MHT] Theorem 5.1; docs/mathematics.md, stability.
+    Source: [MHT] Theorem 5.1; docs/theory/stability.md.
     """
     check_choice("cost", cost, PREFACTOR)
     start = reals(distance, "distance", finite=False)
@@ -360,7 +360,7 @@ def exponent(
         For runs that the bound is not about: (Q, K, V) heads, a causal mask, noise on the tokens;
         for a law that is not that of the run.
 
-    Source: [MHT] Remark 5.2; docs/mathematics.md, stability.
+    Source: [MHT] Remark 5.2; docs/theory/stability.md.
     """
     import xarray
 
@@ -439,7 +439,7 @@ def growth_rate(
     InputError
         For fewer than two times, shapes that do not fit, or distances that are not positive.
 
-    Source: docs/mathematics.md, stability.
+    Source: docs/theory/stability.md.
     """
     resamples, seed = whole(resamples, "resamples"), whole(seed, "seed", 0, most=math.inf)
     level = number(level, "level", least=0.0)
@@ -526,7 +526,7 @@ def compare(
         For runs of different heads, steps, flows or dimensions; runs that share fewer than two
         snapshot times, or no path; and as for `exponent`.
 
-    Source: [MHT] Theorem 5.1; docs/mathematics.md, stability.
+    Source: [MHT] Theorem 5.1; docs/theory/stability.md.
     """
     import xarray
 

@@ -6,7 +6,7 @@ log u for `softmax` and `effective`, so that a stationary law solves
 
     mu ~ exp(u / kappa)   or   mu ~ u^(1 / kappa),
 
-and the uniform law does so for every kappa. Source: docs/mathematics.md section 6; [MHT] section 7
+and the uniform law does so for every kappa. Source: docs/theory/stationary.md; [MHT] section 7
 names the equation.
 """
 
@@ -93,7 +93,7 @@ def critical_diffusion(beta: float, d: int, flow: FlowName | Flow = "softmax") -
     InputError
         For beta <= 0, d < 2, an unknown flow or one without a known potential.
 
-    Source: docs/mathematics.md section 6; D. E. Amos, *Computation of modified Bessel functions and
+    Source: docs/theory/stationary.md; D. E. Amos, *Computation of modified Bessel functions and
     their ratios*, Math. Comp. 28 (1974).
     """
     from scipy.special import ive

@@ -192,7 +192,7 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
 
 
 def _coincide(ds: "Dataset", config: dict[str, Any]) -> bool:
-    """Whether the theory makes dissipation and G^2 one number (docs/mathematics.md section 4)."""
+    """Whether the theory makes dissipation and G^2 one number (docs/theory/energy.md)."""
     try:
         return flow_from_config(config.get("flow", {})).gradient_flow(_heads(ds, config))
     except InputError:  # `_replayed` says what is wrong
@@ -575,7 +575,7 @@ def _replayed(ds: "Dataset", config: dict[str, Any]) -> Check:
 def _recorded(ds: "Dataset") -> list[Check]:
     """Check that no value is NaN, and that only terms of the energy, which may overflow, are inf.
 
-    An energy beyond the range of doubles is recorded as inf on purpose (docs/method.md).
+    An energy beyond the range of doubles is recorded as inf on purpose (docs/theory/method.md).
     """
     missing: dict[str, int] = {}
     infinite: dict[str, int] = {}

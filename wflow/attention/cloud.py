@@ -1,8 +1,8 @@
-"""Energy, mobilities and velocities of one cloud of tokens (docs/mathematics.md sections 1 and 4).
+"""Energy, mobilities and velocities of one cloud of tokens (docs/theory/setting.md and energy.md).
 
 Every function takes tokens x (n, d) of norm one and heads D (heads, d, d) and returns float64, or
 float32 where x is float32. Cost: heads n^2 (3 d + 14) multiply-adds or so, and by series (d = 2, 3;
-docs/mathematics.md section 13) linear in n. Memory: the result.
+docs/theory/fast_sums.md) linear in n. Memory: the result.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def velocity(
         norms of D beyond 1/eps (4.5e15; 8.4e6 in single precision), whose scores are rounded by one
         or more.
 
-    Source: [MHT] eq. 1 and 13; docs/mathematics.md section 1.
+    Source: [MHT] eq. 1 and 13; docs/theory/setting.md.
     """
     flow = as_flow(flow)
     evaluation = _evaluate_one(
@@ -219,7 +219,7 @@ def dissipation(
 
     Parameters and errors as for `velocity`, with D symmetric. Negative for `ascent`; inf, with a
     warning, beyond the range of floats.
-    Source: chain rule; docs/mathematics.md section 4.
+    Source: chain rule; docs/theory/energy.md.
     """
     return _term("dissipation", x, D, flow, direction, method, tolerance)
 
@@ -238,7 +238,7 @@ def edi_defect(
     For `softmax`, s v = (1/H) sum_h g_h/m_h, so that it is b times the covariance over the heads of
     gradient and inverse mobility, along v. Zero for one head, heads of equal mobility, `effective`
     and `unnormalised`. Parameters and errors as for `velocity`, with D symmetric.
-    Source: docs/mathematics.md section 4.
+    Source: docs/theory/energy.md.
     """
     return _term("edi_defect", x, D, flow, direction, method, tolerance)
 

@@ -1,4 +1,4 @@
-"""Flows: how the heads move the tokens, and in which metric (docs/mathematics.md section 1).
+"""Flows: how the heads move the tokens, and in which metric (docs/theory/setting.md).
 
 With m_h the mobility of head h and g_h = P_x D_h S_h its gradient, `softmax` moves tokens by the
 mean over heads of g_h/m_h, `unnormalised` by the mean gradient gbar, `effective` by gbar/b with
@@ -66,7 +66,7 @@ class Cloud:
     >>> bool(np.allclose(np.exp(cloud.log_mobility()[0]), wflow.mobility(x, D)))
     True
 
-    Source: docs/mathematics.md section 1.
+    Source: docs/theory/setting.md.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ def _times(factor: Doubles, values: Doubles) -> Doubles:
 
 
 class Growth(NamedTuple):
-    """The parts of a growth constant of W₂ (docs/mathematics.md section 10), each (...).
+    """The parts of a growth constant of W₂ (docs/theory/stability.md), each (...).
 
     With v = P_x A, `turning` bounds |A|, `own_ascent` and `own_descent` how A changes with the
     token itself, by the direction, and `others` how it changes with the cloud.
@@ -238,7 +238,7 @@ class Flow(Described):
     >>> np.allclose(2 * v, wflow.velocity(x, D[1:]))
     True
 
-    Source: docs/mathematics.md sections 1 and 4.
+    Source: docs/theory/setting.md and energy.md.
     """
 
     general_heads: bool = False
@@ -313,7 +313,7 @@ class Unnormalised(Flow):
     """Attention without the denominator: v = s gbar, the gradient flow of E in W₂, where b = 1.
 
     v is (paths, n, d) for symmetric D (paths, heads, d, d). Source: [MHT] Theorem 3.11, in
-    docs/mathematics.md section 1.
+    docs/theory/setting.md.
     """
 
     name = "unnormalised"
@@ -540,7 +540,7 @@ def evaluate(
     >>> bool(np.allclose(terms["dissipation"], terms["upper_gradient_sq"]))
     True
 
-    Source: docs/mathematics.md section 4.
+    Source: docs/theory/energy.md.
     """
     flow = as_flow(flow)
     common = {"values": values, "direction": direction, "causal": causal, "sums": sums} | rest

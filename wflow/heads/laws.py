@@ -1,4 +1,4 @@
-"""Head laws: evolution of the interaction matrices D_h in time (docs/mathematics.md section 2).
+"""Head laws: evolution of the interaction matrices D_h in time (docs/theory/head_laws.md).
 
 A law defines its drift f(D, t), the size sigma of its noise, and the increment of the heads in one
 time step. A custom law is a subclass of `HeadLaw` with its own `drift`, or a `HeadLaw` made from
@@ -72,7 +72,7 @@ class HeadLaw(Described):
         None for zero
     symmetric : whether the law keeps symmetric heads symmetric; a law that does not has no energy
 
-    Source: docs/mathematics.md section 2; [MHT] section 6 for the symmetric noise.
+    Source: docs/theory/head_laws.md; [MHT] section 6 for the symmetric noise.
     """
 
     # Those of a subclass that does not call this constructor.
@@ -414,7 +414,7 @@ class Oscillating(HeadLaw):
     phases : "spread" for phi_h = 2 pi h/heads, "common" for phi_h = 0
     sigma2 : sigma^2 >= 0 of symmetric noise, per unit time; 0 in [MHT]
 
-    Source: [MHT] section 6, oscillating weights; docs/mathematics.md section 2.
+    Source: [MHT] section 6, oscillating weights; docs/theory/head_laws.md.
     """
 
     def __init__(self, d: int, phases: str = "spread", sigma2: float = 0.0) -> None:
@@ -473,7 +473,7 @@ class QKV:
     value : (heads, d, d); for a schedule (times, heads, d, d)
     scale : factor of the scores
 
-    Source: multi-head attention, [MHT] eq. 1; docs/mathematics.md section 1.
+    Source: multi-head attention, [MHT] eq. 1; docs/theory/setting.md.
     """
 
     query: ArrayLike

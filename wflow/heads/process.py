@@ -1,4 +1,4 @@
-"""Time stepping of heads, for one path or many (docs/mathematics.md section 3).
+"""Time stepping of heads, for one path or many (docs/theory/discretisation.md).
 
     D <- D + f dt + sigma dW_sym,
 
@@ -124,7 +124,7 @@ class HeadProcess:
     paths : numbers of the paths
     dtype : "float64" or "float32"
 
-    Source: docs/mathematics.md sections 2 and 3; [MHT] section 6.
+    Source: docs/theory/head_laws.md and discretisation.md; [MHT] section 6.
     """
 
     def __init__(
@@ -412,7 +412,7 @@ def head_path(
     BlowUpError
         For heads that leave the finite numbers.
 
-    Source: docs/mathematics.md section 2; [MHT] section 6.
+    Source: docs/theory/head_laws.md; [MHT] section 6.
     """
     law, path, every = as_law(law), whole(path, "path", 0), whole(every, "every")
     seed = whole(seed, "seed", least=0)

@@ -535,7 +535,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
 
     Returns
     -------
-    xarray.Dataset with the names of docs/run_file.md; close it, or use it in a `with`
+    xarray.Dataset with the names of docs/guide/run_files.md; close it, or use it in a `with`
 
     Raises
     ------

@@ -25,7 +25,7 @@ _MHT = "Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870"
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable of a run file: a row of the table in docs/run_file.md.
+    """One variable of a run file: a row of the table in docs/guide/run_files.md.
 
     Attributes
     ----------

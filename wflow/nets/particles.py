@@ -547,7 +547,7 @@ def head_law(
     InputError
         For a network without blocks of self-attention, blocks that differ, or numbers out of range.
 
-    Source: [MHT] eq. 1; [OTT] eqs. 3 and 9; docs/mathematics.md section 1.
+    Source: [MHT] eq. 1; [OTT] eqs. 3 and 9; docs/theory/setting.md.
     """
     blocks, order = blocks_of(network), order_of(network)
     layers = fold_all(blocks)
@@ -700,7 +700,7 @@ def randomised(law: TrainedHeads, seed: int = 0) -> TrainedHeads:
 def tied(law: TrainedHeads) -> Tied:
     """How far the heads of a law are from those of a gradient flow, D = D^T and V = +-D.
 
-    Source: [MHT] section 1; docs/mathematics.md section 1. A head of zero gives NaN.
+    Source: [MHT] section 1; docs/theory/setting.md. A head of zero gives NaN.
     """
     D, V = _checked(law).layer_scores, law.layer_values
     transposed = np.swapaxes(D, -1, -2)

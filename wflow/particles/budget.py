@@ -1,4 +1,4 @@
-"""The energy budget: running integrals and residuals (docs/mathematics.md section 4).
+"""The energy budget: running integrals and residuals (docs/theory/energy.md).
 
 E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual
 

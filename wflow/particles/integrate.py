@@ -173,7 +173,7 @@ class Batch:
         """Noise of the tokens in this step, sqrt(2 kappa dt) P_x xi; its terms join the others.
 
         diffusion_power = kappa sum_i Laplacian_i E, martingale_tokens = (1/n) sum_i <gbar_i, noise>
-        (docs/mathematics.md section 4).
+        (docs/theory/energy.md).
         """
         kappa, dt = self.problem.kappa, self.problem.dt
         if not kappa:

@@ -44,7 +44,7 @@ class SaveAt:
         By `wflow.solve`, for counts below one, times outside [0, t_final], paths that the run does
         not have, and for a budget of heads that have no energy.
 
-    Source: docs/run_file.md; the terms of the budget: docs/mathematics.md section 4.
+    Source: docs/guide/run_files.md; the terms of the budget: docs/theory/energy.md.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class Compute:
         By `wflow.solve`, for unknown names, numbers out of range, more threads than the machine
         has, and fast sums for d > 3.
 
-    Source: docs/method.md, pair sums and the exact sums on a GPU.
+    Source: docs/theory/method.md, pair sums and the exact sums on a GPU.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Time stepping on the sphere by explicit Runge-Kutta schemes (docs/mathematics.md section 3).
+"""Time stepping on the sphere by explicit Runge-Kutta schemes (docs/theory/discretisation.md).
 
 Tokens move by R(x + dt v), R = division by the norm. The velocity is extended off the sphere by
 v(x) = v(x/|x|), which leaves the sphere invariant, so a Runge-Kutta scheme of order p for the

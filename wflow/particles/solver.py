@@ -83,9 +83,9 @@ def solve(
 ) -> xarray.Dataset:
     """Simulate tokens on the sphere under multi-head attention and keep their energy budget.
 
-    dx_i = v(x_i) dt + sqrt(2 kappa) P_x dB_i with v of the chosen flow (docs/mathematics.md section
-    1), dD_h by the head law. Same seed, same bits: for any number of threads, any batching of
-    paths, interrupted and resumed or not.
+    dx_i = v(x_i) dt + sqrt(2 kappa) P_x dB_i with v of the chosen flow (docs/theory/setting.md),
+    dD_h by the head law. Same seed, same bits: for any number of threads, any batching of paths,
+    interrupted and resumed or not.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def solve(
         With "dopri5" dt is the unit of the recorded times alone, and may be large
     paths : number of Monte Carlo paths
     seed : key of all random numbers, with the number of path and step
-    flow : "softmax", "unnormalised" or "effective" (docs/mathematics.md section 1), or a custom
+    flow : "softmax", "unnormalised" or "effective" (docs/theory/setting.md), or a custom
         `wflow.Flow`
     direction : "descent" (energy falls) or "ascent" (clustering); of no effect on `QKV` heads,
         whose values are taken as they are
@@ -118,7 +118,7 @@ def solve(
 
     Returns
     -------
-    xarray.Dataset with the names of docs/run_file.md; lazy where `out` is given
+    xarray.Dataset with the names of docs/guide/run_files.md; lazy where `out` is given
 
     Raises
     ------
@@ -129,7 +129,7 @@ def solve(
     Interrupted
         On SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
-    Source: [MHT] section 6, and section 7 for kappa; docs/mathematics.md sections 1 to 4.
+    Source: [MHT] section 6, and section 7 for kappa; docs/theory.
 
     Examples
     --------

@@ -218,7 +218,7 @@ def energy_balance(ds: Dataset) -> Figure:
     """Draw every term of the energy balance, and below it the residuals.
 
     E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual; the
-    second residual has +-G^2 in place of the dissipation (docs/mathematics.md section 4). Where
+    second residual has +-G^2 in place of the dissipation (docs/theory/energy.md). Where
     the drift of the weights and the Itô correction dwarf the rest, a panel shows them summed. The
     residuals have a separate panel and scale, so that one a hundred times smaller is visible.
 

@@ -14,7 +14,7 @@ FloatArray = NDArray[np.floating]
 
 
 def normalise(x: ArrayLike) -> FloatArray:
-    """Divide vectors by their norm: the retraction R(x) = x / |x| of docs/mathematics.md section 3.
+    """Divide vectors by their norm: the retraction R(x) = x / |x| of docs/theory/discretisation.md.
 
     Parameters
     ----------

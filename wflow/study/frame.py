@@ -55,7 +55,7 @@ class Finding:
     Attributes
     ----------
     prediction : the statement, as the theory makes it
-    source : paper and theorem, or section of docs/mathematics.md
+    source : paper and theorem, or section of docs/theory
     found : the numbers, and where the prediction holds if only in part
     verdict : decided by the study's code from its numbers: "confirmed in part" where it holds in
         some of the cases that it covers, "inconclusive" where an effect is within its spread

@@ -548,7 +548,7 @@ def entropic(
     InputError
         As for `wasserstein`, and for reg, tolerance or max_iterations out of range.
 
-    Source: docs/mathematics.md, transport; Altschuler, Weed, Rigollet (2017).
+    Source: docs/theory/transport.md; Altschuler, Weed, Rigollet (2017).
     """
     given = pair(x, y, weights_x, weights_y)
     p = power(p)

@@ -5,7 +5,7 @@
 (for ascent, of -E + W^2/(2 tau)). As tau -> 0 the steps in W₂ converge to the flow `unnormalised`,
 v = s gbar, those in W_b to `effective`, v = s gbar/b: the gradient flows of E in either metric
 ([MHT] Theorems 3.11 and 4.7). What a step needs of its metric is a `wflow.transport.Metric`.
-docs/mathematics.md has the derivations.
+docs/theory/minimizing_movements.md has the derivations.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 over curves of clouds from mu to nu, the heads D_h being frozen: [MHT] Definition 3.5 after the
 reduction of Lemma 3.8 to one velocity per token. With b = 1 it is W₂. `Metric` is what minimizing
 movements (`wflow.transport.jko`) need of any such metric; `weighted_distance` computes W_b of two
-clouds. docs/mathematics.md has the derivations.
+clouds. docs/theory/weighted_metric.md has the derivations.
 """
 
 from __future__ import annotations

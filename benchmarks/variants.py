@@ -7,7 +7,7 @@ the call is what a solver would repeat: the arrays have been converted and the c
 
     E = 1/(2Hn^2) sum U,   U_hij = exp(<x_i, D_h x_j>),   v = -(1/H) sum_h g_h/m_h
 
-with m_h, g_h and the terms of docs/mathematics.md sections 1 and 4. Apart from the plain einsum,
+with m_h, g_h and the terms of docs/theory/setting.md and energy.md. Apart from the plain einsum,
 all share the best order that we know for matrix libraries: with S_h = U_h x every term but Itô's
 follows from S and m, so that U is made once and read twice.
 """

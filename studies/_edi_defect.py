@@ -325,7 +325,7 @@ def of_noise(flags: Any, table: "Dataset") -> list[Finding]:
         rows.append(
             Finding.decided(
                 "the defect of Ornstein-Uhlenbeck heads falls with their number H",
-                "docs/mathematics.md section 4",
+                "docs/theory/energy.md",
                 f"mean over t >= T/2 like H^b, b = {table.attrs['defect_exponent']:.3f} (95 % "
                 f"interval {low:.3f} to {high:.3f}), H >= 2",
                 high < 0,

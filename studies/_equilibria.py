@@ -282,9 +282,7 @@ def report(flags: Any, table: "Dataset") -> str:
 
 def of_problem(flags: Any, problem: str, direction: str, at: "Dataset") -> Finding:
     extreme = "largest" if direction == "ascent" else "least"
-    source = (
-        "[BKKRW]" if problem in ("positive", "isotropic") else "docs/mathematics.md, equilibria"
-    )
+    source = "[BKKRW]" if problem in ("positive", "isotropic") else "docs/theory/equilibria.md"
     best = float(at["extremum"])
     energies = at["energy"].values
     ends = reached(flags, at)
@@ -334,7 +332,7 @@ def of_sizes(flags: Any, table: "Dataset") -> list[Finding]:
         Finding.decided(
             "n independent uniform tokens lie above the uniform measure by the interaction of each "
             "with itself: (e^beta - 2 E)/(2n) in the mean",
-            "docs/mathematics.md, equilibria",
+            "docs/theory/equilibria.md",
             f"largest deviation over n: {away.max():.1f} standard errors", away.max() <= SIGMAS,
         )
     )  # fmt: skip
@@ -346,7 +344,7 @@ def of_sizes(flags: Any, table: "Dataset") -> list[Finding]:
         rows.append(
             Finding.decided(
                 f"descent of n = {sizes} tokens reaches the least energy of so many tokens",
-                "Cohn and Kumar 2007; docs/mathematics.md, equilibria",
+                "Cohn and Kumar 2007; docs/theory/equilibria.md",
                 f"relative gap of the best start at most {gaps.max():.0e}",
                 bool(np.all(gaps < REACHED)),
             )
@@ -359,7 +357,7 @@ def of_sizes(flags: Any, table: "Dataset") -> list[Finding]:
         Finding.decided(
             "after descent n tokens still lie above the uniform measure by the interaction of each "
             "with itself, (e^beta - 2 E)/(2n)",
-            "a guess; docs/mathematics.md, equilibria, says why not",
+            "a guess; docs/theory/equilibria.md, says why not",
             "excess as a share of it: "
             + ", ".join(f"{s:.1e} (n = {n})" for n, s in zip(flags.sizes, share, strict=True)),
             not faster,

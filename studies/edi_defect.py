@@ -204,7 +204,7 @@ def findings(flags: EdiDefect, table: "Dataset") -> list[Finding]:
         Finding.decided(
             "the two residuals differ by the integral of `edi_defect`, the covariance over heads "
             "of gradient and inverse mobility, and by nothing else",
-            "docs/mathematics.md section 4",
+            "docs/theory/energy.md",
             f"largest gap over all runs by euler: {gap:.0e}",
             gap < 1e-11,
         )

@@ -198,7 +198,7 @@ def findings(flags: Equilibria, table: "Dataset") -> list[Finding]:
             Finding.decided(
                 "limit clouds that are points or antipodal pairs have the energy "
                 "((p^2 + q^2) e^s + 2 p q e^-s)/2, s = <v, D v>",
-                "docs/mathematics.md, equilibria",
+                "docs/theory/equilibria.md",
                 f"{gathered} limit clouds, largest relative gap {gap:.0e}", gap < 1e-4,
             )
         )  # fmt: skip

@@ -214,7 +214,7 @@ def findings(table: "Dataset", laws: dict[tuple[str, str], fits.PowerLaw]) -> li
     worst = {name: float(relative.sel(metric=name).max()) for name in table["metric"].values}
     identity = Finding.decided(
         "E(x) - E(y) = W^2/(2 tau) + int_0^tau W^2(y_r, x)/(2 r^2) dr",
-        "De Giorgi; docs/mathematics.md, minimizing movements",
+        "De Giorgi; docs/theory, minimizing movements",
         "largest gap over the fall of the energy: "
         + ", ".join(f"{name} {gap:.1e}" for name, gap in worst.items()),
         [gap <= GAP_TOLERANCE for gap in worst.values()],

@@ -203,7 +203,7 @@ def findings(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> list[Findin
     rows.append(
         Finding.decided(
             "the energy balance closes as well for the largest number of tokens as for the least",
-            "chain rule, docs/mathematics.md section 4",
+            "chain rule, docs/theory/energy.md",
             f"largest residual {residual[0].max():.2e} at n = {flags.n[0]}, "
             f"{residual[-1].max():.2e} at n = {flags.n[-1]}, {of_limit:.2e} for the limit",
             residual.max() <= RESIDUAL * of_limit,
@@ -214,7 +214,7 @@ def findings(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> list[Findin
         rows.append(
             Finding.decided(
                 f"the fast sums keep their tolerance {flags.compute.tolerance:g}",
-                "docs/mathematics.md section 13", f"largest estimate {error.max():.2e}",
+                "docs/theory/fast_sums.md", f"largest estimate {error.max():.2e}",
                 error.max() <= flags.compute.tolerance,
             )
         )  # fmt: skip

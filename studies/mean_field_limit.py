@@ -83,7 +83,7 @@ class MeanFieldLimit(study.Flags):
 
 
 def rate_of(law: str, d: int) -> tuple[str, Callable[[FloatArray], FloatArray]]:
-    """How W₂ between independent samples falls with n, up to a factor (docs/mathematics.md)."""
+    """How W₂ between independent samples falls with n, up to a factor (docs/theory)."""
     if law == "cross-polytope" and d <= 5:
         return "n^(-1/4)", lambda n: n**-0.25
     if d == 2:
@@ -185,7 +185,7 @@ def findings(flags: MeanFieldLimit, table: "Dataset", laws: Fits) -> list[Findin
     text = f"falls like independent samples: {rates}; slope"
     at_start = Finding.slope(
         f"W₂ between n and 2n tokens at t = 0 {text} within {MARGIN}",
-        "docs/mathematics.md, transport", start, known, MARGIN,
+        "docs/theory/transport.md", start, known, MARGIN,
         note="; known " + ", ".join(f"{slope:.3f}" for slope in known.values()),
     )  # fmt: skip
     # At the end the flow may bring the clouds together faster, but not more slowly.

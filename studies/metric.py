@@ -210,7 +210,7 @@ def findings(table: "Dataset", laws: dict[tuple[str, str], fits.PowerLaw]) -> li
     along_path = Finding.decided(
         "W₂ sqrt(min b) <= W_b <= W₂ sqrt(max b), min along the path found, max along the "
         "W₂ geodesics",
-        "docs/mathematics.md, weighted metric",
+        "docs/theory, weighted metric",
         f"{outside.sum()} violations in {pairs} pairs; likewise by construction",
         ~outside,
     )

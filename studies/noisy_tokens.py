@@ -179,7 +179,7 @@ def findings(
     pvalue, distance = ks
     first = Finding.decided(
         "without interaction (H = 1, D = 0) the stationary law is uniform",
-        "docs/mathematics.md section 6",
+        "docs/theory/stationary.md",
         f"Kolmogorov-Smirnov distance at most {distance:.3g} over the coordinates, p = "
         f"{pvalue:.2g} (level {LEVEL:g})",
         pvalue > LEVEL,
@@ -198,7 +198,7 @@ def findings(
         verdict = "confirmed"
     second = Finding(
         "the balance closes in expectation, with a residual that halves with dt",
-        "Itô's formula, docs/mathematics.md section 4",
+        "Itô's formula, docs/theory/energy.md",
         f"residual {listed(residual, error)}; ratios {listed(ratio, spread)}"
         + ("" if resolved else ": too few paths"),
         verdict,
@@ -215,7 +215,7 @@ def findings(
     third = Finding.decided(
         "tokens order below the critical diffusion, as much as the stationary law does, and above "
         "it only by the fluctuations of n tokens",
-        "docs/mathematics.md section 6",
+        "docs/theory/stationary.md",
         within if close.all() else f"{within}, but {beyond}" if close.any() else beyond,
         close,
     )

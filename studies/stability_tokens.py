@@ -2,8 +2,8 @@
 
 A cloud and clouds perturbed by ε move under the same heads: frozen, or Ornstein-Uhlenbeck with
 the same noise, each at several sizes of the weights, up and down the energy. Their W₂ over time is
-compared with C exp(int_0^t L ds) W₂(0), L from the norms of the heads (docs/mathematics.md,
-stability), and the rates of growth with the size of the weights.
+compared with C exp(int_0^t L ds) W₂(0), L from the norms of the heads
+(docs/theory/stability.md), and the rates of growth with the size of the weights.
 
     python studies/stability_tokens.py
 

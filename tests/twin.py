@@ -17,7 +17,7 @@ def symmetric(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
 
 
 class Twin:
-    """Every quantity of docs/mathematics.md sections 1 and 4 for one cloud, without tricks."""
+    """Every quantity of docs/theory/setting.md and energy.md for one cloud, without tricks."""
 
     def __init__(
         self,

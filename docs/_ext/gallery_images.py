@@ -20,9 +20,8 @@ def figures(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
     sphinx-gallery does not see: here those count that a variable or the last expression of a block
     holds. An animation is saved as a GIF: the player of matplotlib loads a font from a network.
     """
-    held = list(block_vars["example_globals"].values())
-    films = [x for x in held if isinstance(x, Animation) and x not in _SHOWN]
-    new: list[Any] = list(dict.fromkeys(films))  # a variable and the last expression may be one
+    held = list({id(x): x for x in block_vars["example_globals"].values()}.values())
+    new: list[Any] = [x for x in held if isinstance(x, Animation) and x not in _SHOWN]
     moving = [animation._fig for animation in new]
     still = [x for x in held if isinstance(x, Figure)]
     still += [pyplot.figure(number) for number in pyplot.get_fignums()]

@@ -248,7 +248,7 @@ def growth_of_pair(D: np.ndarray, at_v: int, n: int) -> float:
 
 @pytest.mark.parametrize("top", [0.3, 1.0, 2.0, -1.0])
 def test_pair_is_stable_in_ascent_below_the_eigenvalue_that_the_docs_say(top):
-    # docs/mathematics.md, equilibria: equal shares need other eigenvalues < |l| tanh |l|.
+    # docs/theory/equilibria.md: equal shares need other eigenvalues < |l| tanh |l|.
     limit = abs(top) * np.tanh(abs(top))
     assert growth_of_pair(np.diag([top, limit - 0.01]), 4, 8) < 0
     assert growth_of_pair(np.diag([top, limit + 0.01]), 4, 8) > 0

@@ -1,4 +1,4 @@
-"""Energy, mobilities and velocities of one cloud: identities of docs/mathematics.md."""
+"""Energy, mobilities and velocities of one cloud: identities of docs/theory."""
 
 import warnings
 
@@ -76,7 +76,7 @@ def test_velocities_are_tangential_and_ascent_reverses_descent(case, flow, direc
 @settings(max_examples=50, deadline=None)
 @given(case=cases, direction=st.sampled_from(["descent", "ascent"]))
 def test_defect_is_minus_the_covariance_of_gradient_and_inverse_mobility(case, direction):
-    """docs/mathematics.md section 4, from per-head quantities put together here."""
+    """docs/theory/energy.md, from per-head quantities put together here."""
     x, D = cloud(**case)
     sign = attention.DIRECTIONS[direction]
     m = wflow.mobility(x, D)  # (heads, n)

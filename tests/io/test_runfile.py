@@ -251,7 +251,7 @@ def test_layout_of_impossible_sizes_is_refused(changes):
 
 
 def test_digests_are_those_that_the_documentation_describes(tmp_path):
-    """By hashlib and json alone, as docs/run_file.md says."""
+    """By hashlib and json alone, as docs/guide/run_files.md says."""
     raw = finished(tmp_path / "run.h5").read_bytes()
     start = raw.rindex(b'\n{"wflow-digests"')
     line = json.loads(raw[start:])

@@ -34,7 +34,7 @@ def drifting(d):
     return HeadLaw(lambda D, t: np.cos(t) * target - 0.5 * D)
 
 
-# ---- the energy balance, docs/mathematics.md section 4 ----
+# ---- the energy balance, docs/theory/energy.md ----
 
 
 @pytest.mark.parametrize(("scheme", "order"), [("euler", 1), ("heun", 2), ("rk4", 4)])

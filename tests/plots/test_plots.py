@@ -28,7 +28,7 @@ def synthetic_run(
     direction="descent",
     seed=0,
 ) -> xr.Dataset:
-    """Dataset with the names of docs/run_file.md and smooth made-up values."""
+    """Dataset with the names of docs/guide/run_files.md and smooth made-up values."""
     rng = np.random.default_rng(seed)
     time = np.linspace(0, t_final, records)
     snapshot = t_final * np.array([0, 0.05, 0.25, 0.5, 1.0])

@@ -149,7 +149,7 @@ PATIENCE = 10  # seconds after which the lack of workers is said
 
 
 def by_workers(client: Any, tasks: list[Task], seconds: float) -> None:
-    """Compute runs by the workers of a client; see docs/cluster.md."""
+    """Compute runs by the workers of a client; see docs/guide/clusters.md."""
     runs = [Run(task, seconds) for task in tasks]
     # The longest task must not be the one that starts last.
     runs.sort(key=lambda run: run.length, reverse=True)

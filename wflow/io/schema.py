@@ -32,7 +32,7 @@ _LINE_BYTES = 480  # of a line of the history; the whole command is in the attri
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable of a run file: a row of the table in docs/run_file.md.
+    """One variable of a run file: a row of the table in docs/guide/run_files.md.
 
     Attributes
     ----------

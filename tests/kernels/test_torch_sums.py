@@ -282,7 +282,7 @@ def test_device_names_are_checked(monkeypatch):
     with pytest.raises(InputError, match=r"'cuda:2' is absent: PyTorch finds 2 GPU\(s\)"):
         sums.resolve_device("cuda:2")
     monkeypatch.setattr(sums, "torch", None)
-    with pytest.raises(InputError, match=r"pip install 'wflow\[nets\]'"):
+    with pytest.raises(InputError, match=r"pip install 'wflow-transformers\[nets\]'"):
         sums.resolve_device("cpu")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow.kernels.pairs.headsums import (
     DISSIPATION,
     ITO_POWER,
@@ -59,8 +60,8 @@ def resolve_device(device: str | None) -> str:
     """
     if torch is None:
         raise InputError(
-            "backend 'torch' needs PyTorch, which is not installed: pip install 'wflow[nets]', or "
-            "take backend='numba'"
+            f"backend 'torch' needs PyTorch, which is not installed: {install('nets')}, or take "
+            "backend='numba'"
         )
     name = "cuda" if device is None else device
     if name == "cpu":

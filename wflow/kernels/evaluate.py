@@ -136,7 +136,7 @@ class Evaluation(NamedTuple):
     """Velocities and energy terms of several paths at one time.
 
     velocity : (paths, n, d)
-    terms : name of docs/mathematics.md section 4 -> (paths,), float64; with series also
+    terms : name of docs/theory/energy.md -> (paths,), float64; with series also
         `sum_error`, the estimated relative error of the sums
     """
 

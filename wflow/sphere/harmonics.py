@@ -1,6 +1,6 @@
 """Real orthonormal harmonics on the circle and the sphere, and the radial factors of exp<x, z>.
 
-With |x| = 1, z = r zhat and kappa = 2 pi (d = 2) or 4 pi (d = 3) (docs/mathematics.md section 13),
+With |x| = 1, z = r zhat and kappa = 2 pi (d = 2) or 4 pi (d = 3) (docs/theory/fast_sums.md),
 
     exp<x, z> = kappa sum_l i_l(r) sum_m Y_lm(x) Y_lm(zhat),
 

@@ -4,7 +4,7 @@ exp<x, D y> is expanded in harmonics of x (`sphere.harmonics`). Many tokens y ar
 a few nodes with weights that have the same moments, so that the coefficients of a head cost the
 same for any n; what is left per token are the harmonics, shared by all heads, and one small matrix
 product.
-Formulas, error bounds and costs: docs/mathematics.md section 13.
+Formulas, error bounds and costs: docs/theory/fast_sums.md.
 """
 
 import math

@@ -5,7 +5,7 @@ With D_h symmetric, z_hi = D_h x_i and (M, S)_hi = sum_j U_hij (1, x_j) from the
     |z|^2 M - (d - 1) <z, S> + U_ii (|z|^2 - s_ii^2 + tr D - s_ii),    s_ii = <x_i, z_hi>,
 
 and sum_ij U_hij <x_i, D_h x_j>^2, which is needed summed over tokens only, comes from coefficients
-with weights (D y)_a (D y)_b against the moments of x_a x_b (docs/mathematics.md section 13).
+with weights (D y)_a (D y)_b against the moments of x_a x_b (docs/theory/fast_sums.md).
 """
 
 import math

@@ -1,6 +1,6 @@
 """Compiled passes of the fast sums before the evaluation: survey, moments, coefficients of heads.
 
-The algorithm, bounds on its error and their proofs are in docs/mathematics.md section 13; `fast`
+The algorithm, bounds on its error and their proofs are in docs/theory/fast_sums.md; `fast`
 puts the passes together. Every pass cuts its work into tasks that do not depend on the number of
 threads, and adds up what tasks leave in their order: threads do not change a bit.
 """

@@ -2,8 +2,8 @@
 
 The sums are those of `pairs.weighted`. Sources of a total |weight| of one are replaced by nodes of
 equal moments and expanded once per head (once per head for the moments, too, where each head
-has separate weights); the series are evaluated at the targets. The bound of docs/mathematics.md
-section 13 holds for weights of any sign with the masses divided by their L1 norm,
+has separate weights); the series are evaluated at the targets. The bound of
+docs/theory/fast_sums.md holds for weights of any sign with the masses divided by their L1 norm,
 
     |delta m_h(x)|, |delta S_h(x)| <= delta_h sum_j |w_hj|,
 

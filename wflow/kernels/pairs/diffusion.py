@@ -5,7 +5,7 @@ With z_hi = D_h x_i, s_hij = <x_i, D_h x_j> and U_hij = exp(s_hij), D_h symmetri
     M_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   Q_hi = sum_j U_hij s_hij^2
 
 give the mean gradient gbar_i = (1/(H n)) sum_h P_x D_h S_hi and the Laplacian of the energy, summed
-over the tokens (docs/mathematics.md section 4):
+over the tokens (docs/theory/energy.md):
 
     1/(H n^2) sum_hi [ |z_hi|^2 M_hi - Q_hi - (d - 1) <z_hi, S_hi>
                        + U_hii (|z_hi|^2 - s_hii^2 + tr D_h - s_hii) ].

@@ -1,6 +1,6 @@
 """Compiled sums over all tokens for one head and one block of tokens.
 
-With U_hij = exp(<x_i, D_h x_j>) (docs/mathematics.md sections 1 and 4), for the tokens i of a block
+With U_hij = exp(<x_i, D_h x_j>) (docs/theory/energy.md), for the tokens i of a block
 
     m_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   q_hi = sum_j U_hij (1 + <x_i, x_j>^2).
 

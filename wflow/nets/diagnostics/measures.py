@@ -107,8 +107,8 @@ def speed_variation(
 ) -> Tensor:
     """Variation of the speed along hidden trajectories; 0 is constant [1]_.
 
-    It is the standard deviation over the mean of the speeds ``|X_{m+1} - X_m| / dt``. The deviation is
-    that of the M speeds themselves (divided by M). Times are those of the trajectory, whose
+    It is the standard deviation over the mean of the speeds ``|X_{m+1} - X_m| / dt``. The deviation
+    is that of the M speeds themselves (divided by M). Times are those of the trajectory, whose
     rounding shows: 1e-7 or so where they are in single precision.
 
     Parameters

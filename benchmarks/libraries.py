@@ -20,6 +20,7 @@ import importlib
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,9 @@ def idx(rounds: int) -> dict[str, Any]:
             sides["idx2numpy"] = lambda path: other.convert_from_file(str(path))
         for read in sides.values():
             assert np.array_equal(read(path), images)
-        times = in_turn(
-            {name: lambda read=read: read(path) for name, read in sides.items()},
-            rounds,  # type: ignore[misc]
-        )
+        times = in_turn({name: partial(read, path) for name, read in sides.items()}, rounds)
         rows = {
-            name: spread(times[name]) | {"of_a_cut_file": told(lambda read=read: read(cut))}  # type: ignore[misc]
+            name: spread(times[name]) | {"of_a_cut_file": told(partial(read, cut))}
             for name, read in sides.items()
         }
     return {"rows": rows, "missing": missing("idx2numpy")}

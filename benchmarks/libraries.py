@@ -138,7 +138,7 @@ def told(call: Callable[[], Any]) -> str:
     try:
         call()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[-160:]
+        return f"{type(error).__name__}: {str(error).rpartition('/')[2]}"[:160]
     return "returned an array"
 
 

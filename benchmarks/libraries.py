@@ -271,12 +271,16 @@ def linkage(rounds: int) -> dict[str, Any]:
     sides = {"wflow.analysis.linkage": lambda: merge_heights(x), "scipy linkage": scipys}
     reference = sides["scipy linkage"]()
     times = in_turn(sides, rounds)
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, side in sides.items():
         with peak_memory() as memory:
             found = side()
         difference = float(np.abs(found - reference).max())
-        rows[name] = spread(times[name]) | {"difference": difference, "memory_mb": memory["mb"]}
+        rows[name] = {
+            **spread(times[name]),
+            "difference": difference,
+            "memory_mb": memory["mb"] or 0.0,
+        }
     return {"tokens": LINKED, "rows": rows}
 
 

@@ -114,9 +114,14 @@ copybutton_prompt_is_regexp = True
 
 
 def setup(app: Any) -> None:
-    """`-D plot_gallery=0` gives a text, of which Sphinx warns."""
-    app.connect("config-inited", _plot_gallery, priority=1)
+    app.connect("config-inited", _prepare_gallery, priority=1)
 
 
-def _plot_gallery(app: Any, config: Any) -> None:
+def _prepare_gallery(app: Any, config: Any) -> None:
+    """Read `-D plot_gallery=0`, a text, as a flag, and drop pages of examples that are gone."""
     config.plot_gallery = str(config.plot_gallery).lower() in ("1", "true")
+    gallery = HERE / "gallery"
+    for page in gallery.rglob("plot_*.rst"):
+        example = HERE.parent / "examples" / page.relative_to(gallery).with_suffix(".py")
+        if not example.exists():
+            page.unlink()

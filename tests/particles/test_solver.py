@@ -72,7 +72,8 @@ def test_balance_closes_for_random_problems(seed, n, d, heads, law_name, flow, d
         "save": wflow.SaveAt(snapshots=[0]),
     }
     x0 = unit(rng, n, d)
-    coarse, fine = (wflow.solve(x0, law, dt=dt, **options) for dt in (0.05, 0.025))
+    # At 0.05 the order does not show yet in every problem (seed 36585007 falls fivefold).
+    coarse, fine = (wflow.solve(x0, law, dt=dt, **options) for dt in (0.025, 0.0125))
     largest = [float(np.abs(run.edi_residual).max()) for run in (coarse, fine)]
     assert largest[1] <= max(largest[0] / 8, 1e-9)
     if heads == 1 or flow != "softmax":

@@ -175,7 +175,7 @@ def token_snapshots(
     *,
     ax: "Axes | None" = None,
 ) -> "Figure":
-    """Draw the tokens at several times: a row of circles (d = 2) or spheres (d = 3).
+    """Draw the tokens at several times: a row of circles (d = 2) or spheres (d = 3) [1]_.
 
     For d > 3 the tokens are projected on the first two principal axes (those of the second moment
     about the origin, so that the image of the sphere is the unit disc) of the mean over the paths

@@ -7,8 +7,8 @@ The velocity is free, one vector per step and sample, and the output layer A is 
     \min_{f_0, \dots, f_{M-1}} G(X_M, y) + \frac{\lambda\,dt}{2} \sum_m |f_m|^2, \qquad
     X_{m+1} = X_m + dt\, f_m, \quad dt = T / M,
 
-with ``G(X, y) = |A X - y|^2 / 2``, or the cross-entropy of softmax(A X). For lambda > 0 the optimum is
-unique, X(T) = X(0) - (T/lambda) grad G(X(T), y), along straight lines at the constant speed
+with ``G(X, y) = |A X - y|^2 / 2``, or the cross-entropy of softmax(A X). For lambda > 0 the optimum
+is unique, X(T) = X(0) - (T/lambda) grad G(X(T), y), along straight lines at the constant speed
 -(1/lambda) grad G(X(T), y): [OTT] F.5. For lambda = 0 it is not unique: [OTT] Theorem 1. So
 properties of trained networks can be checked here on a known optimum.
 

@@ -182,6 +182,7 @@ def table(folder: Path) -> dict[str, Case]:
         "rerun": Case(wflow.rerun, path=file, out=None, law=None, compute=wflow.Compute(), dt=0.1),
         "open": Case(wflow.open, path=file),
         "open_study": Case(wflow.open_study, folder=study_in(folder)),
+        "report": Case(wflow.report, source=file, out=str(folder / "report.html")),
         "verify.verify": Case(wflow.verify.verify, path=file, tolerance=1e-3, progress=False),
         "energy": Case(wflow.energy, x=x, D=D, **sums),
         "velocity": Case(wflow.velocity, x=x, D=D, **flow, **sums),

@@ -3,6 +3,7 @@
     python tests/public_names.py              all rooms (in `make lint`)
     python tests/public_names.py wflow.nets   the names below one or several rooms
 
+`docs/_ext/api_pages.py` makes the pages of the API reference from the same `rooms` and `names_of`.
 A public name is one in `__all__` of `wflow`, of the modules and packages that are its attributes,
 and of those that these name in turn; with the methods and properties of its classes. The rules are
 `[tool.numpydoc_validation]` in pyproject.toml, and five that numpydoc does not have:
@@ -56,37 +57,36 @@ def rooms() -> dict[str, ModuleType]:
     waiting = ["wflow"]
     while waiting:
         room = waiting.pop()
-        for name in _all_of(found[room]):
-            try:
-                thing = getattr(found[room], name)
-            except ModuleNotFoundError as error:
-                if (error.name or "").partition(".")[0] not in _OPTIONAL:
-                    raise
-                continue
+        for name, thing in names_of(found[room]).items():
             if inspect.ismodule(thing):
                 found[f"{room}.{name}"] = thing
                 waiting.append(f"{room}.{name}")
     return dict(sorted(found.items()))
 
 
-def _all_of(module: ModuleType) -> list[str]:
-    if hasattr(module, "__all__"):
-        return list(module.__all__)
-    return [
-        name
-        for name, thing in vars(module).items()
-        if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__
-    ]
+def names_of(module: ModuleType) -> dict[str, Any]:
+    """Public names of a module with what they name, but for those that lack an optional library."""
+    names = getattr(module, "__all__", None)
+    if names is None:
+        names = [
+            name
+            for name, thing in vars(module).items()
+            if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__
+        ]
+    found = {}
+    for name in names:
+        try:
+            found[name] = getattr(module, name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _OPTIONAL:
+                raise
+    return found
 
 
 def public_names() -> Iterator[PublicName]:
     """Every public function and class of the rooms, each followed by its methods."""
     for room, module in rooms().items():
-        for name in _all_of(module):
-            try:
-                thing = getattr(module, name)
-            except ModuleNotFoundError:
-                continue  # as in `rooms`
+        for name, thing in names_of(module).items():
             if getattr(type(thing), "__name__", "") == "CPUDispatcher":
                 thing = thing.py_func
             if not (inspect.isfunction(thing) or inspect.isclass(thing)):

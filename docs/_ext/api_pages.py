@@ -1,8 +1,8 @@
 """The API reference: a page for every public name, made from the docstrings when the site is built.
 
-Public are the names in `__all__` of `wflow` and of the modules that are its attributes. A name is
-documented where users import it (`wflow.jko.step`), not where it is defined. `names()` lists them,
-for the pages here and for the tests of the finished site.
+Which names are public is said by `tests/public_names.py`. A name is documented where users import
+it (`wflow.jko.step`), not where it is defined. `names()` lists them, for the pages here and for the
+tests of the finished site.
 """
 
 import ast
@@ -18,6 +18,9 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.errors import PycodeError
 from sphinx.pycode import ModuleAnalyzer
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+import public_names
 
 # Rooms in the order of the page, with what is in them; a room that is not named here comes last.
 GROUPS = {
@@ -76,44 +79,25 @@ _KNOWN: set[str] = set()  # what a page may link to
 
 
 def rooms() -> dict[str, ModuleType]:
-    """The public modules by their public names, but for those that need a missing library."""
-    import wflow
-
-    found = {"wflow": wflow}
-    for name in wflow.__all__:
-        try:
-            value = getattr(wflow, name)
-        except ImportError as error:
-            print(f"no API pages of wflow.{name}: {error}", file=sys.stderr)
-            continue
-        if isinstance(value, ModuleType):
-            found[f"wflow.{name}"] = value
-            for inner in getattr(value, "__all__", ()):
-                if isinstance(getattr(value, inner), ModuleType):
-                    found[f"wflow.{name}.{inner}"] = getattr(value, inner)
+    """The public modules by their public names, in the order of the pages."""
 
     def place(room: str) -> tuple[int, str]:
         home = ".".join(room.split(".")[:2])
         return (ORDER.index(home) if home in ORDER else len(ORDER)), room
 
+    found = public_names.rooms()
     return {room: found[room] for room in sorted(found, key=place)}
 
 
 def names() -> list[Name]:
     """Every public name, in the order of the rooms."""
-    listed = []
     modules = rooms()
-    for room, module in modules.items():
-        public = getattr(module, "__all__", None)
-        if public is None:
-            public = [
-                name
-                for name, value in vars(module).items()
-                if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
-            ]
-        found = [Name(room, name, getattr(module, name, None)) for name in sorted(public)]
-        listed += [name for name in found if name.path not in modules]
-    return listed
+    return [
+        Name(room, name, value)
+        for room, module in modules.items()
+        for name, value in sorted(public_names.names_of(module).items())
+        if f"{room}.{name}" not in modules
+    ]
 
 
 def members(cls: type) -> list[str]:
@@ -260,6 +244,10 @@ def write(folder: Path) -> None:
 def _before_reading(app: Any, _: Any) -> None:
     for room, module in rooms().items():
         sys.modules.setdefault(room, module)  # autodoc imports wflow.jko
+        missing = {*getattr(module, "__all__", ())} - {*public_names.names_of(module)}
+        if missing:
+            listed = ", ".join(sorted(missing))
+            print(f"no pages of {listed} in {room}: its library is missing", file=sys.stderr)
     write(Path(app.confdir) / "api")
     _KNOWN.update(name.path for name in names())
     _KNOWN.update(rooms())

@@ -12,7 +12,6 @@ import http.server
 import json
 import re
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
+# A script finds beside itself neither the helpers of the tests nor the extension of Sphinx.
+sys.path[:0] = [str(place) for place in (ROOT, ROOT / "tests", ROOT / "docs" / "_ext")]
+
+from browser import CHROMIUM, DRIVER, INSTALLED, browser, requested  # noqa: E402
+
 WIDTH, HEIGHT = 1280, 1000
 SEARCHED = "OrnsteinUhlenbeck"
 RESOURCES = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
@@ -59,9 +62,6 @@ def external_resources(site: Path) -> list[str]:
 
 def public_names() -> list[str]:
     """Full public names, as the API pages list them."""
-    for folder in (str(ROOT / "docs" / "_ext"), str(ROOT)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
     import api_pages
 
     return [name.path for name in api_pages.names()] + list(api_pages.rooms())
@@ -104,29 +104,6 @@ def served(site: Path) -> Iterator[str]:
         thread.join()
 
 
-@contextmanager
-def browser() -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = str(CHROMIUM)
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-component-update"
-    for flag in f"{flags} disable-background-networking disable-sync hide-scrollbars".split():
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--window-size={WIDTH},{HEIGHT}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with tempfile.TemporaryDirectory() as profile:
-        options.add_argument(f"--user-data-dir={profile}")
-        driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-        driver.set_page_load_timeout(60)
-        try:
-            yield driver
-        finally:
-            driver.quit()
-
-
 # Tables wider than the column of text, in pixels beyond it, and formulas that failed.
 _MEASURE = """
 const done = arguments[0];
@@ -154,14 +131,8 @@ ready.then(() => {
 
 def requests_outside(driver: Any, address: str) -> list[str]:
     """What the page has requested from elsewhere since the last call."""
-    outside = []
-    for entry in driver.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            url = message["params"]["request"]["url"]
-            if not url.startswith((address, "data:", "blob:", "about:", "chrome:")):
-                outside.append(url)
-    return outside
+    own = (address, "data:", "blob:", "about:", "chrome:")
+    return [url for url in requested(driver) if not url.startswith(own)]
 
 
 def looked_at(site: Path, pictures: Path | None = None, only: str = "") -> list[str]:
@@ -172,7 +143,7 @@ def looked_at(site: Path, pictures: Path | None = None, only: str = "") -> list[
         for page in sorted(site.rglob("*.html"))
         if "_static" not in page.parts and re.search(only, page.relative_to(site).as_posix())
     ]
-    with served(site) as address, browser() as driver:
+    with served(site) as address, browser(WIDTH, HEIGHT) as driver:
         for page in pages:
             driver.get(f"{address}/{page}")
             state = driver.execute_async_script(_MEASURE)
@@ -227,7 +198,7 @@ def main() -> int:
     if flags.screenshots:
         flags.screenshots.mkdir(parents=True, exist_ok=True)
     wrong = external_resources(flags.site) + missing_names(flags.site)
-    if CHROMIUM.exists() and DRIVER.exists():
+    if INSTALLED:
         wrong += looked_at(flags.site, flags.screenshots, flags.only)
     else:
         print(f"no {CHROMIUM} with {DRIVER}: pages were not looked at in a browser")

@@ -14,7 +14,8 @@ from run_layouts import a_layout, attrs, fill
 import wflow
 from wflow import InputError
 from wflow.io.runfile import RunWriter
-from wflow.plots.accessor import RunAccessor, sparkline
+from wflow.plots.accessor import RunAccessor
+from wflow.plots.charts import sparkline
 
 
 def solved(law=None, **options) -> xarray.Dataset:

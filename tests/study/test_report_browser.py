@@ -1,41 +1,22 @@
 """The report page in a browser: headless Chromium, from disk, with and without JavaScript."""
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, DRIVER, INSTALLED, browser, requested
 
 import wflow
 from wflow.analysis.description import describe
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-
-CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
+pytest.importorskip("selenium", reason="selenium is not installed")
 pytestmark = pytest.mark.skipif(
-    not (shutil.which(CHROMIUM) and shutil.which(DRIVER)),
-    reason=f"{CHROMIUM} or {DRIVER} is not there: Debian's chromium and chromium-driver",
+    not INSTALLED,
+    reason=f"{CHROMIUM} or {DRIVER} is missing: Debian's chromium and chromium-driver",
 )
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--window-size=1200,900",
-)  # fmt: skip
-
-
-def browser(profile: Path, javascript: bool = True) -> Any:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    if not javascript:
-        setting = {"profile.managed_default_content_settings.javascript": 2}
-        options.add_experimental_option("prefs", setting)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+SIZE = (1200, 900)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +36,10 @@ def page(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(page, tmp_path_factory) -> Iterator[Any]:
-    driver = browser(tmp_path_factory.mktemp("profile"))
-    driver.get(page.as_uri())
-    yield driver
-    driver.quit()
+def loaded(page) -> Iterator[Any]:
+    with browser(*SIZE) as driver:
+        driver.get(page.as_uri())
+        yield driver
 
 
 def see(driver: Any, selector: str) -> Any:
@@ -91,11 +71,7 @@ def test_it_loads_without_errors_and_without_a_request(loaded) -> None:
     assert len(drawn) == 4
     assert all(figure.find_elements("css selector", ".main-svg") for figure in drawn)
     assert [entry for entry in loaded.get_log("browser") if entry["level"] != "INFO"] == []
-    asked = []
-    for entry in loaded.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            asked.append(message["params"]["request"]["url"])
+    asked = requested(loaded)
     own = ("file:///", "data:", "blob:", "chrome:", "chrome-untrusted:")
     assert [url for url in asked if not url.startswith(own)] == []
     assert len({url for url in asked if url.startswith("file:")}) == 1
@@ -180,9 +156,8 @@ def test_another_run_can_be_chosen(loaded) -> None:
     )
 
 
-def test_without_javascript_tables_and_static_figures_are_visible(page, tmp_path) -> None:
-    driver = browser(tmp_path, javascript=False)
-    try:
+def test_without_javascript_tables_and_static_figures_are_visible(page) -> None:
+    with browser(*SIZE, javascript=False) as driver:
         driver.get(page.as_uri())
         for selector, count in (("figure .static svg", 10), ("section.run", 2), ("table", 12)):
             found = driver.find_elements("css selector", selector)
@@ -191,8 +166,6 @@ def test_without_javascript_tables_and_static_figures_are_visible(page, tmp_path
         assert not driver.find_element("css selector", "figure .live").is_displayed()
         assert not driver.find_element("css selector", ".choose").is_displayed()
         assert "Without JavaScript" in driver.find_element("css selector", "main").text
-    finally:
-        driver.quit()
 
 
 def _closed(part: Any) -> bool:

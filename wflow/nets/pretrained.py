@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow._core.files import kind_of_file, opened, replace_file
 from wflow._version import __version__
 from wflow.nets import registry
@@ -185,8 +186,8 @@ def safetensors() -> Any:
         import safetensors.torch as library
     except ImportError as error:
         raise InputError(
-            f"folders of networks need the package safetensors, which cannot be imported ({error}"
-            "); install it with: pip install 'wflow-transformers[nets]'"
+            "folders of networks need the package safetensors, which cannot be imported "
+            f"({error}); install it with: {install('nets')}"
         ) from None
     return library
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
 from wflow.io.schema import flow_name, head_count, law_name
+from wflow.plots.charts import sparkline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -398,47 +399,6 @@ def _number(mean: float, error: float) -> str:
         return "not recorded"
     known = error > 1e-12 * abs(mean)  # that of equal values is rounding
     return f"{mean:.6g}" + (f" ± {error:.2g}" if known else "")
-
-
-def sparkline(time: ArrayLike, values: ArrayLike, width: int = 220, height: int = 44) -> str:
-    """Draw a curve as a small SVG, without axes, in the colour of the text around it.
-
-    Parameters
-    ----------
-    time, values : array_like, shape (k,)
-        Points of the curve; those that are not finite are left out.
-    width, height : int
-        Size in pixels.
-
-    Returns
-    -------
-    str
-        An SVG element, with a line at zero where the values change sign; "" for fewer than two
-        points.
-    """
-    x, y = np.asarray(time, float), np.asarray(values, float)
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    if len(x) < 2 or x[-1] <= x[0]:
-        return ""
-    low, high = float(y.min()), float(y.max())
-    span = high - low if high > low else 1.0
-
-    def at(value: NDArray[np.float64] | float) -> Any:
-        return 3 + (height - 6) * (high - np.asarray(value)) / span
-
-    across = 1 + (width - 2) * (x - x[0]) / (x[-1] - x[0])
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across, at(y), strict=True))
-    zero = ""
-    if low < 0 < high:
-        level = f"{float(at(0.0)):.1f}"
-        zero = f'<line x1="0" x2="{width}" y1="{level}" y2="{level}" stroke-opacity="0.35"/>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" stroke="currentColor" fill="none" role="img" '
-        f'aria-label="from {y[0]:.4g} to {y[-1]:.4g}">{zero}'
-        f'<polyline points="{points}" stroke-width="1.3"/></svg>'
-    )
 
 
 def _of_node(node: xarray.DataTree) -> RunAccessor:

@@ -2,8 +2,8 @@
 
 `flags` are the options of the command line, `folder` what may be written where, `frame` a session
 of any study and its findings, `cases` the sweep over labelled cases, `heads` the study over head
-counts, `networks` what studies of networks share. The package imports all those before it; the
-scripts in `studies/` import it. Start with `frame`.
+counts, `networks` what studies of networks share, `report` the page of a run or a study. The
+package imports all those before it; the scripts in `studies/` import it. Start with `frame`.
 """
 
 from wflow._core.checks import (

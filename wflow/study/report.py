@@ -1,7 +1,7 @@
 """The report of a run or of a study: one HTML page that opens from disk and asks no network.
 
-Three parts: reading (`Section`, one for each run, and what is left of damaged files), drawing
-(`Chart`, once as static SVG and once as data for the script) and the page. The template is
+Two parts: what is shown (`Section`, one for each run, and `Study`) and the page. Its curves are
+those of `wflow.plots.charts`, and damaged files are read by `wflow.io.salvage`. The template is
 `_report.html`, with `_report.css` and `_report.js`, beside this module. Everything that comes from
 a file is text for the page and never markup, and the policy of the page admits no script but the
 two that this module puts into it, by their digests.
@@ -11,36 +11,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import importlib.util
-import io
 import json
 import math
 import os
 import platform
 import re
-import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wflow._core.checks import path_of, shown
 from wflow._core.errors import InputError, RunFileError, WflowError
-from wflow._core.files import BROKEN, open_hdf5, open_regular, opened
+from wflow._core.files import open_hdf5, opened
 from wflow._version import __version__
 from wflow.analysis.description import describe, mean_and_spread
 from wflow.io import digests, reading
 from wflow.io.reading import final_of
 from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
-from wflow.io.runfile import open_run
+from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
 from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name
+from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -56,14 +52,9 @@ _POSITIONS = 150_000  # of tokens, on the whole page
 _PICTURES = 700_000  # bytes of the figures of a study on its page
 _SECONDS = 1.5  # of checks and clusters, on the whole page
 _PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
-_LARGEST = 2**27  # bytes of one variable that are read
 _LOADED = 2**26  # bytes of a run that is read at once
-_BAND = (10.0, 90.0)
 _SCALE = 0.1  # radians, of the clusters
-_FAULTS = (WflowError, ArithmeticError, AttributeError, LookupError, MemoryError, *BROKEN)
-"""What is raised by a file that claims to be a run and is none, or is damaged."""
 
-Floats = NDArray[np.floating]
 Rows = Sequence[tuple[str, str]]
 Made = TypeVar("Made")
 
@@ -155,157 +146,14 @@ class Clock:
         return True
 
 
-# Reading: files, whole and damaged
-# ---------------------------------
-
-
-class _Padded(io.RawIOBase):
-    """A file that was cut, read as if it were whole: NaN where bytes are missing."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._file, self._size, self._at = open_regular(path), size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._size - self._at))
-        self._file.seek(self._at)
-        found = self._file.read(count) or b""
-        view[:count] = found + b"\xff" * (count - len(found))  # a double of such bytes is NaN
-        self._at += count
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _claimed_size(path: Path) -> int:
-    """Bytes of an HDF5 file by its superblock; 0 where it has none that can be read."""
-    with open_regular(path) as file:
-        head = file.read(64) or b""
-    if not head.startswith(b"\x89HDF\r\n\x1a\n") or len(head) < 48:
-        return 0
-    at = {0: 40, 1: 44, 2: 28, 3: 28}.get(head[8])
-    size = struct.unpack_from("<Q", head, at)[0] if at else 0
-    return size if size < 2**50 else 0
-
-
-@contextmanager
-def _opened(path: Path, notes: list[str]) -> Iterator[Dataset]:
-    """A run file, also an unfinished one, and what can be read of one that was cut.
-
-    Raises
-    ------
-    RunFileError
-        For a file of which nothing can be shown.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the page says that a run is not complete
-            ds = open_run(path)
-    except RunFileError as error:
-        if "truncated" not in str(error) or not path.is_file():
-            raise
-        yield _cut(path, error, notes)
-        return
-    with ds:
-        yield ds
-
-
-def _cut(path: Path, reason: RunFileError, notes: list[str]) -> Dataset:
-    """What a run file that was cut still holds; `reason` is raised where that is nothing.
-
-    HDF5 finds variables by a directory, which is among the last bytes of a file. Where it is gone
-    each variable still has a head with its type and description, from which it is recognised.
-    """
-    import h5py
-    import xarray
-
-    size, there = _claimed_size(path), path.stat().st_size
-    if not 0 < there < size or there > _LARGEST:
-        raise reason
-    found: dict[str, tuple[Any, int]] = {}
-    with h5py.File(_Padded(path, size), "r") as file:
-        for data in _variables_of(file, [m.start() for m in re.finditer(b"OHDR", _bytes(path))]):
-            with suppress(*_FAULTS):
-                name = _name_of(data)
-                start = data.id.get_offset() or 0
-                outside = data.external or data.is_virtual or start >= there
-                if name and name not in found and not outside:
-                    found[name] = (data[...], there - start - data.id.get_storage_size())
-    if not {"time", "path"} <= set(found) or not np.isfinite(found["time"][0]).all():
-        raise reason
-    kept: dict[str, tuple[tuple[str, ...], Any]] = {}
-    sizes: dict[str, int] = {}
-    for name in VARIABLES:  # coordinates first
-        dims = VARIABLES[name].dims
-        shape = found[name][0].shape if name in found else ()
-        if len(shape) == len(dims) and all(
-            sizes.setdefault(dim, length) == length for dim, length in zip(dims, shape, strict=True)
-        ):
-            kept[name] = (dims, found[name][0])
-    part = sorted(name for name in kept if found[name][1] < 0)
-    text = ", ".join(kept)
-    notes.append(
-        f"The file is truncated: {there:,} of {size:,} bytes are there, and the configuration of "
-        f"the run is not among them. Found: {text}; of these only in part: "
-        f"{', '.join(part) or 'none'}. Everything else is missing. Restore the file from a copy, "
-        "or run again with --overwrite."
-    )
-    coords = [name for name in ("time", "path", "snapshot", "snapshot_path") if name in kept]
-    ds = xarray.Dataset({name: kept[name] for name in kept if name not in coords})
-    ds = ds.assign_coords({name: kept[name] for name in coords})
-    return ds.assign_attrs({"complete": 0, "config": "{}"})
-
-
-def _bytes(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read() or b""
-
-
-def _variables_of(file: Any, places: Sequence[int]) -> Iterator[Any]:
-    """The variables of an HDF5 file whose heads are at these places."""
-    import h5py
-
-    with h5py.File("places", "w", driver="core", backing_store=False) as other:
-        table = other.create_dataset("places", (len(places),), dtype=h5py.ref_dtype)
-        all_of_it = h5py.h5s.ALL
-        table.id.write(all_of_it, all_of_it, np.array(places, "<u8"), mtype=h5py.h5t.STD_REF_OBJ)
-        for reference in table[...]:
-            with suppress(*_FAULTS):
-                data = file[reference]
-                if isinstance(data, h5py.Dataset):
-                    yield data
-
-
-def _name_of(data: Any) -> str:
-    """Name of a variable by its description, or for a time of snapshots by its shape."""
-    try:
-        words = data.attrs["long_name"]
-    except KeyError:
-        rows = data.ndim == 1 and bool(np.all(np.diff(data[...]) > 0))
-        return {"<f8": "snapshot", "<i8": "snapshot_path"}.get(data.dtype.str, "") if rows else ""
-    return next((name for name, known in VARIABLES.items() if known.long_name == words), "")
+# Reading: runs in files and in memory
+# ------------------------------------
 
 
 def _one_run(path: Path, clock: Clock) -> Section:
     """The section of one run file; raises RunFileError where nothing can be shown."""
     notes: list[str] = []
-    with _opened(path, notes) as ds:
+    with opened_in_part(path, notes) as ds:
         return Section.read(ds, final_of(path).name, path, notes, clock, _POSITIONS)
 
 
@@ -318,226 +166,6 @@ def _in_memory(ds: Dataset, clock: Clock) -> Section:
     place = Path(file) if isinstance(file, str) and os.path.isfile(file) else None
     name = place.name if place else "run"
     return Section.read(ds, name, place, [], clock, _POSITIONS)
-
-
-# Drawing: charts, as data for the script and as static figures
-# -------------------------------------------------------------
-
-
-_WIDTH, _LEFT, _RIGHT, _TALL = 760.0, 62.0, 200.0, 190.0  # of a static figure and its panels
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """One line of a chart, with its band; `role` names its colour in the style sheet."""
-
-    name: str
-    role: str
-    y: Floats
-    low: Floats | None = None
-    high: Floats | None = None
-    hidden: bool = False  # until its name in the legend is clicked
-    x: Floats | None = None  # of the chart, where None
-
-    @classmethod
-    def of_paths(cls, name: str, role: str, values: Floats, hidden: bool = False) -> Curve:
-        """The mean over the paths of (paths, k), and the band of the middle 80 % of them."""
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # times without any value have no mean
-            mean = np.nanmean(values, axis=0)
-            if values.shape[0] == 1:
-                return cls(name, role, mean, hidden=hidden)
-            low, high = np.nanpercentile(values, _BAND, axis=0)
-        return cls(name, role, mean, low, high, hidden)
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """Curves on one axis."""
-
-    label: str
-    curves: list[Curve]
-    log: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Chart:
-    """Panels above each other with a common axis."""
-
-    title: str
-    xlabel: str
-    x: Floats
-    panels: list[Panel]
-    caption: str
-
-    def data(self) -> dict[str, Any]:
-        """The chart for the script: texts, and numbers in base64."""
-        return {
-            "title": self.title,
-            "xlabel": self.xlabel,
-            "x": _packed(self.x),
-            "panels": [
-                {
-                    "label": panel.label,
-                    "log": panel.log,
-                    "curves": [
-                        {
-                            "name": curve.name,
-                            "role": curve.role,
-                            "hidden": curve.hidden,
-                            "y": _packed(curve.y),
-                        }
-                        | ({} if curve.x is None else {"x": _packed(curve.x)})
-                        | (
-                            {}
-                            if curve.low is None or curve.high is None
-                            else {"low": _packed(curve.low), "high": _packed(curve.high)}
-                        )
-                        for curve in panel.curves
-                    ],
-                }
-                for panel in self.panels
-            ],
-        }
-
-    def svg(self) -> str:
-        """The chart as a static figure in the colours of the page."""
-        height = len(self.panels) * (_TALL + 26) + 26
-        own = [curve.x for panel in self.panels for curve in panel.curves if curve.x is not None]
-        ends = _limits([self.x, *own], False)
-        parts = [
-            f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" '
-            f'aria-label="{_text(self.title)}: {_text(self.caption)}">'
-        ]
-        for k, panel in enumerate(self.panels):
-            parts += self._panel(panel, 8 + k * (_TALL + 26), ends, k == len(self.panels) - 1)
-        middle = _LEFT + (_WIDTH - _LEFT - _RIGHT) / 2
-        label = f'<text class="axis" x="{middle:g}" y="{height - 6:g}">{_text(self.xlabel)}</text>'
-        return "".join([*parts, label, "</svg>"])
-
-    def _panel(
-        self, panel: Panel, top: float, ends: tuple[float, float], last: bool
-    ) -> Iterator[str]:
-        """The parts of one panel, whose upper edge is at `top`."""
-        plot = _WIDTH - _LEFT - _RIGHT
-        drawn = [curve for curve in panel.curves if not curve.hidden]
-        bands = [v for c in drawn for v in (c.y, c.low, c.high) if v is not None]
-        bottom, ceiling = _limits(bands, panel.log)
-
-        def across(values: Any) -> Any:
-            return _LEFT + plot * (values - ends[0]) / (ends[1] - ends[0])
-
-        def up(values: Any) -> Any:
-            return top + _TALL * (1 - (values - bottom) / (ceiling - bottom))
-
-        def scaled(values: Floats) -> Any:
-            with np.errstate(all="ignore"):
-                return up(np.log10(values) if panel.log else values)
-
-        for value, label in _ticks(bottom, ceiling, panel.log):
-            yield (
-                f'<path class="grid" d="M{_LEFT:g} {up(value):.1f}h{plot:g}"/>'
-                f'<text class="tick end" x="{_LEFT - 6:g}" y="{up(value) + 4:.1f}">{label}</text>'
-            )
-        for value, label in _ticks(*ends, False):
-            yield f'<path class="grid" d="M{across(value):.1f} {top:g}v{_TALL:g}"/>'
-            if last:
-                place = f'x="{across(value):.1f}" y="{top + _TALL + 16:g}"'
-                yield f'<text class="tick mid" {place}>{label}</text>'
-        yield (
-            f'<text class="axis" transform="translate(13 {top + _TALL / 2:g}) rotate(-90)">'
-            f"{_text(panel.label)}</text>"
-        )
-        for row, curve in enumerate(drawn):
-            x = across(self.x if curve.x is None else curve.x)
-            if curve.low is not None and curve.high is not None:
-                yield _band_path(x, scaled(curve.low), scaled(curve.high), curve.role)
-            yield _line_path(x, scaled(curve.y), curve.role)
-            y, at = top + 12 + 18 * row, _WIDTH - _RIGHT + 14
-            yield (
-                f'<path class="line {curve.role}" d="M{at:g} {y - 4:g}h22"/>'
-                f'<text class="key" x="{at + 28:g}" y="{y:g}">{_text(curve.name)}</text>'
-            )
-
-    def figure(self, name: str) -> str:
-        """Both forms of the chart, of which the page shows one."""
-        title, caption = _text(self.title), _text(self.caption)
-        panels = len(self.panels)
-        return (
-            f'<figure class="chart" data-chart="{name}"><div class="live" hidden role="img" '
-            f'style="--panels:{panels}" aria-label="{title}: {caption}"></div>'
-            f'<div class="static">{self.svg()}</div><figcaption>{caption}</figcaption></figure>'
-        )
-
-
-def _packed(values: Floats) -> dict[str, str]:
-    """Numbers in base64, in single precision where their range admits it."""
-    array = np.asarray(values, dtype=float)
-    known = np.abs(array[np.isfinite(array) & (array != 0)])
-    fits = not known.size or (known.max() < 1e37 and known.min() > 1e-35)
-    kind = "f4" if fits else "f8"
-    return {kind: base64.b64encode(array.astype(f"<{kind}").tobytes()).decode()}
-
-
-def _limits(arrays: Iterable[Floats], log: bool) -> tuple[float, float]:
-    """Ends of an axis, in powers of ten for a log one."""
-    low, high = math.inf, -math.inf
-    for values in arrays:
-        known = np.asarray(values, float)
-        known = known[np.isfinite(known)]
-        known = np.log10(known[known > 0]) if log else known
-        if known.size:
-            low, high = min(low, float(known.min())), max(high, float(known.max()))
-    if low > high:
-        return 0.0, 1.0
-    pad = 0.04 * (high - low) or 0.5 * (abs(high) or 1.0)
-    if log:
-        pad = max(pad, (0.3 - (high - low)) / 2)
-    return low - pad, high + pad
-
-
-def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
-    """Places and labels of round numbers between two ends."""
-    if log and high - low > 1:
-        step = max(1, round((high - low) / 5))
-        powers = range(math.ceil(low), math.floor(high) + 1, step)
-        return [(float(p), f"{10.0**p:g}" if -4 < p < 5 else f"1e{p}") for p in powers]
-    if log:
-        values = [
-            m * 10.0**p for p in range(math.floor(low), math.ceil(high)) for m in (1, 2, 3, 5)
-        ]
-        return [(math.log10(v), f"{v:g}") for v in values if low <= math.log10(v) <= high]
-    raw = (high - low) / 5
-    unit = 10.0 ** math.floor(math.log10(raw)) if raw > 0 and math.isfinite(raw) else 1.0
-    step_size = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw * 0.999)
-    first = math.ceil(low / step_size - 1e-9)
-    places = [k * step_size for k in range(first, first + 12) if k * step_size <= high]
-    return [(p, f"{p:.6g}".replace("-", "\N{MINUS SIGN}")) for p in places]
-
-
-def _pieces(*arrays: Floats) -> Iterator[slice]:
-    """The stretches without gaps of curves that share their places."""
-    known = np.logical_and.reduce([np.isfinite(a) for a in arrays])
-    edges = np.flatnonzero(np.diff(np.r_[0, known.astype(np.int8), 0]))
-    for start, end in zip(edges[::2], edges[1::2], strict=True):
-        yield slice(int(start), int(end))
-
-
-def _points(x: Floats, y: Floats) -> str:
-    return " ".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, np.clip(y, -1e4, 1e4), strict=True))
-
-
-def _line_path(x: Floats, y: Floats, role: str) -> str:
-    d = "".join(f"M{_points(x[part], y[part])}" for part in _pieces(x, y))
-    return f'<path class="line {role}" d="{d}"/>'
-
-
-def _band_path(x: Floats, low: Floats, high: Floats, role: str) -> str:
-    d = ""
-    for part in _pieces(x, low, high):
-        back = slice(None, None, -1)
-        d += f"M{_points(x[part], low[part])} {_points(x[part][back], high[part][back])}Z"
-    return f'<path class="band {role}" d="{d}"/>'
 
 
 # Tokens: what is drawn of them
@@ -619,7 +247,7 @@ class Cloud:
         width = size * len(frames)
         parts = [
             f'<svg viewBox="0 0 {width:g} {size + 22:g}" role="img" style="max-width:{width:g}px" '
-            f'aria-label="{_text(self.caption)}">'
+            f'aria-label="{escaped(self.caption)}">'
         ]
         step = max(1, math.ceil(self.points.shape[1] / 250))
         for k, frame in enumerate(frames):
@@ -643,7 +271,7 @@ class Cloud:
     def figure(self, name: str) -> str:
         """The viewer, and the static figure in its place."""
         last = len(self.times) - 1
-        caption = _text(self.caption)
+        caption = escaped(self.caption)
         start = f"t = {self.times[0]:.4g}"
         turn = (
             '<label class="check"><input type="checkbox" class="turn"> turn</label>'
@@ -756,7 +384,7 @@ class Section:
     def _try(self, what: str, make: Callable[[], Made]) -> Made | None:
         try:
             return make()
-        except _FAULTS as error:
+        except FAULTS as error:
             self.missing.append(f"Not shown: {what} ({error or type(error).__name__}).")
             return None
 
@@ -798,7 +426,7 @@ class _Series:
         self._keep = np.unique(np.round(kept).astype(int))
         self.paths = ds.sizes.get("path", 0)
         whole = 8 * self.total * self.paths
-        self._rows = slice(None, None, max(1, math.ceil(whole / _LARGEST)))
+        self._rows = slice(None, None, max(1, math.ceil(whole / LARGEST)))
         if self._rows.step > 1:
             drawn = len(range(0, self.paths, self._rows.step))
             self.notes.append(f"The curves show {drawn} of the {self.paths} paths.")
@@ -1042,7 +670,7 @@ def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Cl
             "all other checks", None, note=f"not made here: {reason}; see `wflow verify {where}`"
         )
         names = {"energy", "dissipated", "edi_residual"}
-        small = 8 * math.prod(ds.sizes.get(dim, 0) for dim in ("path", "time")) <= _LARGEST // 8
+        small = 8 * math.prod(ds.sizes.get(dim, 0) for dim in ("path", "time")) <= LARGEST // 8
         if not names <= set(ds) or not ds.sizes.get("time") or not small:
             return [left]
         ds = ds.isel(path=np.flatnonzero(np.isfinite(ds["edi_residual"][:, -1].values)))
@@ -1072,7 +700,7 @@ def _provenance(ds: Dataset, file: Path | None) -> list[tuple[str, str]]:
     """Where the run comes from: versions, seed, date, digests of its start."""
     names = ("schema", "wflow_version", "numpy_version", "numba_version", "seed",
              "created", "Conventions", "platform", "references", "history")  # fmt: skip
-    rows = [(name, _words(ds.attrs[name])) for name in names if name in ds.attrs]
+    rows = [(name, plain(ds.attrs[name])) for name in names if name in ds.attrs]
     config = json.loads(ds.attrs.get("config", "{}"))
     for key, text in (("x0", "initial tokens x0"), ("heads", "initial heads")):
         value = config.get(key)
@@ -1090,11 +718,6 @@ def _hashes(ds: Dataset, file: Path) -> list[tuple[str, str]]:
         return []
     rows = [("names, types and attributes", stored.metadata)]
     return rows + [(name, digest) for name, (_, _, _, digest) in stored.variables.items()]
-
-
-def _words(value: Any, longest: int = 2000) -> str:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 # A study: its summary, its runs and its networks
@@ -1117,7 +740,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        return _words(self.document.get("study") or self.folder.resolve().name or "study")
+        return plain(self.document.get("study") or self.folder.resolve().name or "study")
 
 
 def _read_study(folder: Path, clock: Clock) -> Study:
@@ -1145,11 +768,11 @@ def _read_study(folder: Path, clock: Clock) -> Study:
         notes: list[str] = []
         room = _POSITIONS // len(with_tokens) if k in with_tokens else 0
         try:
-            with _opened(file, notes) as ds:
+            with opened_in_part(file, notes) as ds:
                 section = Section.read(ds, name, file, notes, clock, max(room, 1000), points)
                 if not room:
                     section.cloud = None
-        except _FAULTS as error:
+        except FAULTS as error:
             section = Section.unreadable(name, str(error))
         study.sections.append(section)
     study.rest = [name for k, (name, _) in enumerate(files) if k not in chosen]
@@ -1239,7 +862,7 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
             continue
         try:
             columns, ended = _history(file)
-        except _FAULTS as error:
+        except FAULTS as error:
             study.missing.append(f"{file.parent.name}: its history cannot be read ({error}).")
             continue
         models.setdefault(found[1], []).append(columns)
@@ -1372,7 +995,7 @@ class Page:
         )
         data = data.replace("<", "\\u003c").replace("\u2028", "").replace("\u2029", "")
         parts = {
-            "title": _text(self.title),
+            "title": escaped(self.title),
             "lead": self.lead,
             "body": "\n".join(self.body),
             "style": style,
@@ -1380,7 +1003,7 @@ class Page:
             "plots": plots,
             "script": script,
             "hashes": " ".join(f"'sha256-{_sha256(code)}'" for code in (plots, script)),
-            "written": _text(
+            "written": escaped(
                 f"Written by wflow {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, "
                 f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
                 f"At most {TOKENS:,} tokens and {FRAMES} times of a run are drawn."
@@ -1407,22 +1030,17 @@ def _plot_library() -> str:
     return "" if "</script" in text.lower() else text
 
 
-def _text(value: Any) -> str:
-    """Any value as text of a page."""
-    return html.escape(_words(value), quote=True)
-
-
 def _prose(value: Any) -> str:
     """Any value as text of a page, with what stands between backticks as code."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", _text(value))
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(value))
 
 
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = "") -> str:
     """A table whose first column names the rows."""
-    top = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
+    top = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
     body = "".join(
-        f'<tr><th scope="row">{_text(first)}</th>'
-        + "".join(f"<td>{_text(cell)}</td>" for cell in rest)
+        f'<tr><th scope="row">{escaped(first)}</th>'
+        + "".join(f"<td>{escaped(cell)}</td>" for cell in rest)
         + "</tr>"
         for first, *rest in rows
     )
@@ -1433,7 +1051,7 @@ def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = 
 def _banner(lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    items = "".join(f"<li>{escaped(line)}</li>" for line in lines)
     return f'<div class="banner" role="note"><strong>What is missing</strong><ul>{items}</ul></div>'
 
 
@@ -1446,12 +1064,12 @@ def _command(command: str, name: str | None) -> str:
     if name:
         lines.append(f"python -c {json.dumps(f'import wflow; wflow.rerun({name!r})')}")
     text = "\n".join(lines)
-    return f"<pre><code>{_text(text)}</code></pre>" if text else ""
+    return f"<pre><code>{escaped(text)}</code></pre>" if text else ""
 
 
 def _tiles(pairs: Rows) -> str:
     items = "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>"
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
         for name, value in pairs
         if value
     )
@@ -1481,7 +1099,7 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
         parts.append(f'<{h} id="{key}-{name}">{title}</{h}>')
         found = section.charts.get(name)
         if found is None:
-            parts.append(f'<p class="absent">{_text(absent)}</p>')
+            parts.append(f'<p class="absent">{escaped(absent)}</p>')
             return
         page.charts[f"{key}-{name}"] = found.data()
         parts.append(found.figure(f"{key}-{name}"))
@@ -1503,7 +1121,7 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     if "clusters" in section.charts:
         chart("clusters", "Clusters", "")
     chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
-    parts.append(f'<p class="law">Head law: {_text(section.fact("law") or "not recorded")}</p>')
+    parts.append(f'<p class="law">Head law: {escaped(section.fact("law") or "not recorded")}</p>')
     if section.spectrum:
         head = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
         parts.append(_table(section.spectrum, head, "numbers"))
@@ -1535,11 +1153,11 @@ def _checks_html(section: Section) -> str:
         note = f"<small>{_prose(check.note)}</small>" if check.note else ""
         rows.append(
             f'<tr><td><span class="badge {word}">{word}</span></td><th scope="row">'
-            f"{_text(check.name)}{note}</th>{cells}</tr>"
+            f"{escaped(check.name)}{note}</th>{cells}</tr>"
         )
     head = "".join(f'<th scope="col">{t}</th>' for t in ("", "check", "found", "limit"))
     return (
-        f"<p>{_text(section.verdict())}, as <code>wflow verify</code> makes them.</p><div "
+        f"<p>{escaped(section.verdict())}, as <code>wflow verify</code> makes them.</p><div "
         f'class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
         f"{''.join(rows)}</tbody></table></div>"
     )
@@ -1556,7 +1174,7 @@ def _lead(sections: Sequence[Section]) -> str:
         ),
     ]  # fmt: skip
     items = "".join(
-        f"<li><span>{text}</span> {_text(value)}</li>"
+        f"<li><span>{text}</span> {escaped(value)}</li>"
         for text, values in chips
         if len(values) == 1
         for value in values
@@ -1581,7 +1199,7 @@ def _page_of_study(folder: Path, clock: Clock) -> Page:
     body.append(_banner(study.missing))
     command = document.get("command")
     if command:
-        body.append("<h2>Command</h2>" + _command(_words(command), None))
+        body.append("<h2>Command</h2>" + _command(plain(command), None))
     body.append(_findings_html(document.get("findings")))
     body.append(_tables_html(study))
     if study.charts:
@@ -1591,13 +1209,13 @@ def _page_of_study(folder: Path, clock: Clock) -> Page:
         )
         for name, found in study.charts.items():
             page.charts[f"s-{len(page.charts)}"] = found.data()
-            body.append(f"<h3>{_text(name.removeprefix('net-').replace('_', ' '))}</h3>")
+            body.append(f"<h3>{escaped(name.removeprefix('net-').replace('_', ' '))}</h3>")
             body.append(found.figure(f"s-{len(page.charts) - 1}"))
         body.append("</section>")
     if study.pictures:
         body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
         for stem, content in study.pictures:
-            words = _text(stem.replace("_", " "))
+            words = escaped(stem.replace("_", " "))
             body.append(
                 f'<figure><img alt="Figure of the study: {words}" src="data:image/png;base64,'
                 f'{base64.b64encode(content).decode()}"><figcaption>{words}</figcaption></figure>'
@@ -1606,8 +1224,8 @@ def _page_of_study(folder: Path, clock: Clock) -> Page:
     if study.sections:
         body.append(_runs_html(study, page))
     rows = [
-        (key, _words(document[key]) if not isinstance(document[key], dict | list)
-         else _words(json.dumps(document[key])))
+        (key, plain(document[key]) if not isinstance(document[key], dict | list)
+         else plain(json.dumps(document[key])))
         for key in ("schema", "created", "versions", "config")
         if key in document
     ]  # fmt: skip
@@ -1624,12 +1242,12 @@ def _findings_html(findings: Any) -> str:
     for entry in findings:
         if not isinstance(entry, dict):
             continue
-        verdict = _words(entry.get("verdict", "?"))
+        verdict = plain(entry.get("verdict", "?"))
         word = {
             "confirmed": "pass", "not confirmed": "fail",
         }.get(verdict, "part")  # fmt: skip
         cards.append(
-            f'<li><span class="badge {word}">{_text(verdict)}</span><p class="claim">'
+            f'<li><span class="badge {word}">{escaped(verdict)}</span><p class="claim">'
             f"{_prose(entry.get('prediction', ''))} <cite>{_prose(entry.get('source', ''))}</cite>"
             f"</p><p>{_prose(entry.get('found', ''))}</p></li>"
         )
@@ -1730,12 +1348,12 @@ def _runs_html(study: Study, page: Page) -> str:
     if study.rest:
         names = ", ".join(study.rest[:200])
         parts.append(
-            f"<p>{len(study.rest)} more runs have no section on this page: {_text(names)}. "
+            f"<p>{len(study.rest)} more runs have no section on this page: {escaped(names)}. "
             "<code>wflow report FILE</code> writes a page for each.</p>"
         )
     if len(study.sections) > 1:
         options = "".join(
-            f'<option value="r{k}">{_text(section.name)}</option>'
+            f'<option value="r{k}">{escaped(section.name)}</option>'
             for k, section in enumerate(study.sections)
         )
         parts.append(
@@ -1747,7 +1365,7 @@ def _runs_html(study: Study, page: Page) -> str:
         inner = _section_html(section, f"r{k}", page, 3)
         lead = _lead([section]) if len(study.sections) > 1 else ""
         parts.append(
-            f'<section class="run" id="r{k}"><h2 class="name">Run {_text(section.name)}</h2>'
+            f'<section class="run" id="r{k}"><h2 class="name">Run {escaped(section.name)}</h2>'
             f"{lead}{inner}</section>"
         )
     return "\n".join(parts)

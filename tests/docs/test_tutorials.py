@@ -1,4 +1,7 @@
-"""The code of the tutorials runs as it is printed, each page from top to bottom."""
+"""The code of the tutorials runs as it is printed, each page from top to bottom.
+
+The first one in every suite, the others with --long.
+"""
 
 import re
 import runpy
@@ -16,7 +19,9 @@ def text_of(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch, capsys):
+def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch, capsys, cases):
+    if page not in PAGES[: cases(1, len(PAGES))]:
+        pytest.skip("runs with --long")
     code = "\n".join(re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL))
     if "torch" in code:
         pytest.importorskip("torch")
@@ -27,29 +32,18 @@ def test_the_code_of_a_tutorial_runs(page, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-def test_the_study_of_a_tutorial_runs(tmp_path, monkeypatch):
+def test_the_study_of_a_tutorial_runs(tmp_path, monkeypatch, cases):
+    if not cases(0, 1):
+        pytest.skip("runs with --long")
     (code,) = re.findall(
         r"```\{code-block\} python\n(.*?)```", text_of("from_a_question_to_a_study"), re.DOTALL
     )
     script = tmp_path / "drawn_heads.py"
     script.write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    flags = [
-        "--heads",
-        "2",
-        "4",
-        "--draws",
-        "2",
-        "--n",
-        "10",
-        "--t-final",
-        "0.2",
-        "--dt",
-        "0.1",
-        "--out",
-        "out",
-    ]
-    monkeypatch.setattr(sys, "argv", [str(script), *flags, "--out", "out"])
+    flags = ["--heads", "2", "4", "--draws", "2", "--n", "10", "--out", "out"]
+    flags += ["--t-final", "0.2", "--dt", "0.1"]
+    monkeypatch.setattr(sys, "argv", [str(script), *flags])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(script), run_name="__main__")
     assert not end.value.code

@@ -255,7 +255,9 @@ def test_a_damaged_state_of_a_loader_is_refused(tmp_path):
 # Several processes
 
 
-def test_two_processes_share_a_loader_by_its_sampler(tmp_path):
+def test_two_processes_share_a_loader_by_its_sampler(tmp_path, cases):
+    if not cases(0, 1):
+        pytest.skip("runs with --long")
     torchrun(__file__, tmp_path)
     one = torch.load(tmp_path / "0.pt", weights_only=True)
     two = torch.load(tmp_path / "1.pt", weights_only=True)

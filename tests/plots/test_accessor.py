@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray
 from matplotlib.figure import Figure
+from notebooks import executed
 from run_layouts import a_layout, attrs, fill
 
 import wflow
@@ -178,19 +179,14 @@ def test_a_curve_that_changes_sign_has_a_line_at_zero():
     assert "<line" in sparkline([0, 1], [-1.0, 1.0]) and "<line" not in sparkline([0, 1], [1, 1])
 
 
-def test_a_notebook_shows_the_run_and_one_progress():
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    book = nbformat.v4.new_notebook()
+def test_a_notebook_shows_the_run_and_one_progress(tmp_path, monkeypatch):
     code = (
         "import wflow\n"
         "run = wflow.solve(wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(), heads=1,\n"
         "    t_final=0.1, dt=0.05, progress=True, compute=wflow.Compute(threads=1))\n"
         "run.wflow"
     )
-    book.cells = [nbformat.v4.new_code_cell(code)]
-    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
-    bar, shown = book.cells[0].outputs
+    bar, shown = executed([code], tmp_path, monkeypatch)[0].outputs
     assert bar["data"]["text/plain"].startswith("1 head: 100 %, done in ")
     assert 'value="100"' in bar["data"]["text/html"]  # the last state is in the saved notebook
     assert (

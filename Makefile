@@ -54,14 +54,14 @@ docs: $(VENV)/.installed-docs
 docs-fast: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -D plot_gallery=0 docs build/site
 
-# Wheel and sdist in dist/, and what a newcomer does with them in an empty environment.
-newcomer: $(VENV)/.installed-test $(VENV)/.installed-docs
-	PYTHON=$(abspath $(BIN))/python .ci/newcomer
-
-# What is built, looked at: names that the search must find, and pages in Chromium where it is installed.
+# The built site: names that the search must find, and its pages in Chromium where that is installed.
 docs-check: $(VENV)/.installed-docs
 	$(BIN)/python -m pip install --quiet 'selenium>=4.20'
 	$(BIN)/python tests/docs/site.py build/site
+
+# Wheel and sdist in dist/, and what a newcomer does with them in an empty environment.
+newcomer: $(VENV)/.installed-test $(VENV)/.installed-docs
+	PYTHON=$(abspath $(BIN))/python .ci/newcomer
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

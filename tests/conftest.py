@@ -30,6 +30,8 @@ LONGEST = (
     "studies/test_study_jko.py", "studies/test_study_networks.py", "fuzz/test_calls.py",
     "kernels/test_fast_sums.py", "analysis/test_verify.py", "analysis/test_stationary.py",
     "studies/test_study_trained_heads.py", "particles/test_token_noise.py", "plots/test_plots.py",
+    "study/test_report.py", "test_docstrings.py", "docs/test_guide.py",
+    "study/test_report_browser.py",
 )  # fmt: skip
 
 

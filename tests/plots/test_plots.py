@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 from wflow import InputError, plots
+from wflow.io.results import OF_ONE_RUN
 from wflow.plots import tokens
 from wflow.plots.figure import save
 
@@ -250,6 +251,7 @@ def test_plot_run_writes_png_and_pdf_of_every_figure(tmp_path: Path) -> None:
         for kind in ("png", "pdf")
     }
     for file in files:
+        assert OF_ONE_RUN.fullmatch(file.stem), "a study would not know it as one of its figures"
         start = b"%PDF" if file.suffix == ".pdf" else b"\x89PNG"
         assert file.read_bytes().startswith(start)
 
@@ -258,6 +260,7 @@ def test_run_without_an_energy_gets_tokens_and_speed(tmp_path: Path) -> None:
     run = synthetic_run(energy=False, paths=1)
     stems = {file.stem for file in plots.plot_run(run, tmp_path)}
     assert stems == {"run_tokens_path0", "run_speed"}
+    assert all(OF_ONE_RUN.fullmatch(stem) for stem in stems)
     with pytest.raises(InputError, match="holds no energy"):
         plots.energy_balance(run)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflow._core.checks import path_of, shown
 from wflow._core.errors import InputError, RunFileError, WflowError
@@ -168,6 +169,11 @@ def _in_memory(ds: Dataset, clock: Clock) -> Section:
     return Section.read(ds, name, place, [], clock, _POSITIONS)
 
 
+def _spread(count: int, most: int) -> NDArray[np.intp]:
+    """At most so many of `count` places at even distances, the first and the last among them."""
+    return np.unique(np.round(np.linspace(0, count - 1, min(count, most))).astype(int))
+
+
 # Tokens: what is drawn of them
 # -----------------------------
 
@@ -200,10 +206,9 @@ class Cloud:
         else:
             return None
         frames, n, d = stored.shape
-        kept = min(frames, FRAMES)
-        room = max(1, positions // kept)
+        at = _spread(frames, FRAMES)
+        room = max(1, positions // len(at))
         step = max(1, math.ceil(n / min(TOKENS, room)))
-        at = np.unique(np.round(np.linspace(0, frames - 1, kept)).astype(int))
         part = stored.isel(token=slice(None, None, step))
         unit = np.stack([np.asarray(part[int(k)].values, float) for k in at])
         reached = np.isfinite(unit).all(axis=(1, 2)) & (np.abs(unit) <= 1.5).all(axis=(1, 2))
@@ -240,7 +245,7 @@ class Cloud:
 
     def svg(self) -> str:
         """The tokens at up to five times, seen from one side."""
-        frames = np.unique(np.round(np.linspace(0, len(self.times) - 1, 5)).astype(int))
+        frames = _spread(len(self.times), 5)
         size = 150.0
         ca, sa, ce, se = np.cos(_AZIMUTH), np.sin(_AZIMUTH), np.cos(_ELEVATION), np.sin(_ELEVATION)
         view = np.array([[-sa, ca, 0.0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]])
@@ -422,8 +427,7 @@ class _Series:
     def __init__(self, ds: Dataset, points: int) -> None:
         self.ds, self.notes = ds, list[str]()
         self.total = ds.sizes.get("time", 0)
-        kept = np.linspace(0, max(self.total - 1, 0), min(self.total, points))
-        self._keep = np.unique(np.round(kept).astype(int))
+        self._keep = _spread(self.total, points)
         self.paths = ds.sizes.get("path", 0)
         whole = 8 * self.total * self.paths
         self._rows = slice(None, None, max(1, math.ceil(whole / LARGEST)))
@@ -567,7 +571,7 @@ def _cluster_chart(cloud: Cloud, clock: Clock) -> Chart | None:
     most = next(
         (m for m in (frames, 75, 40, 20, 10, 5, 2) if m <= frames and clock.grant(m * cost)), 0
     )
-    for k in np.unique(np.round(np.linspace(0, frames - 1, most)).astype(int)):
+    for k in _spread(frames, most):
         found = clusters.persistent_count(unit[k]).count
         counts[:, k] = clusters.count(unit[k], _SCALE), found if found < n else np.nan
     done = np.isfinite(counts[0])
@@ -604,7 +608,7 @@ def _heads_chart(ds: Dataset) -> Chart | None:
     stored = stored.transpose("snapshot", "head", "axis", "axis_out")
     frames, count, d, _ = stored.shape
     step = max(1, math.ceil(count * d**3 * min(frames, FRAMES) / 2e7))
-    at = np.unique(np.round(np.linspace(0, frames - 1, min(frames, FRAMES))).astype(int))
+    at = _spread(frames, FRAMES)
     part = stored.isel(head=slice(None, None, step))
     heads = np.stack([np.asarray(part[int(k)].values, float) for k in at])
     reached = np.isfinite(heads).all(axis=(1, 2, 3))
@@ -759,8 +763,7 @@ def _read_study(folder: Path, clock: Clock) -> Study:
             f"{folder} holds no run and no summary of wflow: expected the folder of a study, or "
             "the name of a run file"
         )
-    places = np.linspace(0, len(files) - 1, min(len(files), RUNS))
-    chosen = {int(place) for place in np.round(places)}  # some of each kind, where these follow
+    chosen = set(_spread(len(files), RUNS).tolist())  # some of each kind, where these follow
     shown_runs = [file for k, file in enumerate(files) if k in chosen]
     points = 400 if len(shown_runs) < 3 else 200 if len(shown_runs) < 9 else 80
     with_tokens = {0, len(shown_runs) - 1}

@@ -18,7 +18,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python tests/precompile.py
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# The tests of many cases, with all of them.
+# The tests of many cases, with all of them, and slow ones.
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --long --numprocesses 2 --dist worksteal
 

@@ -32,7 +32,7 @@ lint: $(VENV)/.installed-test
 bench: benchmarks
 	$(BIN)/python benchmarks/performance.py
 
-# Everything once more, and which medians lie outside the spread of the run before.
+# All benchmarks again, and which medians lie outside the spread of the run before.
 bench-again:
 	$(MAKE) benchmarks RESULTS=build/bench
 	-$(BIN)/python benchmarks/performance.py --check benchmarks/results build/bench
@@ -81,7 +81,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
 	$(BIN)/python -c 'import torch' && $(BIN)/python -m pip install --quiet --editable '.[bench]' \
-	  || echo 'not all libraries of the extra `bench` can be had here: the tables say which'
+	  || echo 'some libraries of the extra `bench` cannot be installed: the tables say which'
 	touch $@
 
 clean:

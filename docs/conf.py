@@ -91,6 +91,7 @@ html_js_files = ["wflow.js"]
 html_sidebars = {page: [] for page in ["index", "start", "extending", "performance"]}
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # a page opened from disk may not read the others
 html_context = {"default_mode": "auto"}
 html_theme_options = {
     "navbar_align": "left",

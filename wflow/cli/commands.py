@@ -96,7 +96,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Study:
-    """Run a study: `wflow study NAME [flags]`; `wflow study list` says what there is."""
+    """Run a study: `wflow study NAME [flags]`; `wflow study list` names them."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME [flags]")]
     """A study, and its flags, which `wflow study NAME --help` explains; or the word `list`."""
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(name: str) -> str:
-    """The end of the message about a command that there is not."""
+    """The end of the message about an unknown command."""
     if hint := did_you_mean(name, _NAMES):
         return hint
     if name.removesuffix(".py") in studies.names():

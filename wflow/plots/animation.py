@@ -16,6 +16,7 @@ from wflow._core.errors import InputError
 from wflow.io.results import DRAFT
 from wflow.plots.figure import (
     check_run,
+    evenly,
     facts,
     log_axis,
     require,
@@ -119,16 +120,11 @@ def animate(
     if place is not None:
         _check_writer(place)
     time, clouds, note = _chosen(run, path, frames)
-    colours = _colours(colour, run.sizes["token"])[_some(run.sizes["token"], MAX_TOKENS)]
+    colours = _colours(colour, run.sizes["token"])[evenly(run.sizes["token"], MAX_TOKENS)]
     playing = _animation(run, int(path), time, clouds, colours, note, fps, dpi)
     if place is not None:
         _write(playing, place, fps, dpi)
     return playing
-
-
-def _some(count: int, most: int) -> NDArray[np.intp]:
-    """At most so many places of `count`, spread evenly, with the first and the last."""
-    return np.unique(np.round(np.linspace(0, count - 1, min(count, most))).astype(np.intp))
 
 
 def _chosen(run: "Dataset", path: Any, frames: int | None) -> tuple[NDArray, NDArray, str]:
@@ -148,8 +144,8 @@ def _chosen(run: "Dataset", path: Any, frames: int | None) -> tuple[NDArray, NDA
             f"{advice}"
         )
     of_all = len(reached)
-    reached = reached[_some(of_all, frames or MAX_FRAMES)]
-    few = _some(n, MAX_TOKENS)
+    reached = reached[evenly(of_all, frames or MAX_FRAMES)]
+    few = evenly(n, MAX_TOKENS)
     clouds = np.asarray(stored.isel(snapshot=reached, token=few).values, dtype=float)
     note = []
     if d > 3:

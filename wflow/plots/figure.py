@@ -237,6 +237,11 @@ def curve(
         )
 
 
+def evenly(count: int, most: int) -> NDArray[np.intp]:
+    """At most so many of `count` places at even distances, the first and the last among them."""
+    return np.unique(np.round(np.linspace(0, count - 1, min(count, most))).astype(np.intp))
+
+
 def spaced(length: int, marks: int, curve: int, curves: int) -> list[int]:
     """Indices of some markers per curve, shifted from curve to curve so that they do not meet."""
     offset = (curve + 0.5) / max(curves, 1)

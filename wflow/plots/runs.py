@@ -27,6 +27,7 @@ from wflow.plots.figure import (
     check_run,
     config,
     curve,
+    evenly,
     facts,
     grid,
     head_count,
@@ -568,7 +569,7 @@ def heads_over_time(ds: Dataset, path: int = 0, *, ax: Axes | None = None) -> Fi
         )
     values = np.linalg.eigvalsh((heads + heads.swapaxes(-1, -2)) / 2)[..., ::-1]
     d = values.shape[-1]
-    ranks = np.unique(np.round(np.linspace(0, d - 1, min(d, 6))).astype(int))
+    ranks = evenly(d, 6)
     from matplotlib import colormaps
 
     with panel(ax, COLUMN, 2.8) as (figure, axis):

@@ -15,6 +15,7 @@ from wflow.plots.figure import (
     MAX_PANELS,
     PAGE,
     check_run,
+    evenly,
     facts,
     grid,
     panel,
@@ -313,8 +314,7 @@ def _snapshots(
     if not tokens.size:
         raise InputError(f"the run holds no snapshot of the tokens. {advice}")
     if times is None:
-        count = min(len(at), MAX_PANELS)
-        chosen = np.unique(np.round(np.linspace(0, len(at) - 1, count)).astype(int))
+        chosen = evenly(len(at), MAX_PANELS)
     else:
         wanted = reals(times, "times")
         if wanted.ndim != 1 or not wanted.size:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wflow._core.checks import path_of, shown
 from wflow._core.errors import InputError, RunFileError, WflowError
@@ -38,6 +37,8 @@ from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
 from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
 from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
+from wflow.plots.figure import evenly
+from wflow.plots.tokens import principal_axes
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -169,11 +170,6 @@ def _in_memory(ds: Dataset, clock: Clock) -> Section:
     return Section.read(ds, name, place, [], clock, _POSITIONS)
 
 
-def _spread(count: int, most: int) -> NDArray[np.intp]:
-    """At most so many of `count` places at even distances, the first and the last among them."""
-    return np.unique(np.round(np.linspace(0, count - 1, min(count, most))).astype(int))
-
-
 # Tokens: what is drawn of them
 # -----------------------------
 
@@ -206,7 +202,7 @@ class Cloud:
         else:
             return None
         frames, n, d = stored.shape
-        at = _spread(frames, FRAMES)
+        at = evenly(frames, FRAMES)
         room = max(1, positions // len(at))
         step = max(1, math.ceil(n / min(TOKENS, room)))
         part = stored.isel(token=slice(None, None, step))
@@ -217,15 +213,11 @@ class Cloud:
             return None
         points, note = unit, ""
         if d > 3:
-            flat = unit.reshape(-1, d)
-            size, axes = np.linalg.eigh(flat.T @ flat)
-            first = axes[:, ::-1][:, :3]
-            first = first * np.sign(first[np.abs(first).argmax(axis=0), np.arange(3)])
-            share = 100 * size[::-1][:3].sum() / size.sum()
-            points = unit @ first
+            axes, shares = principal_axes(unit.reshape(-1, d), 3)
+            points = unit @ axes.T
             note = (
                 f" Projected on the first three principal axes of all clouds drawn, with "
-                f"{share:.0f} % of their second moment; d = {d}."
+                f"{100 * shares.sum():.0f} % of their second moment; d = {d}."
             )
         drawn = unit.shape[1]
         number = f"all {n:,}" if drawn == n else f"{drawn:,} of the {n:,}"
@@ -245,7 +237,7 @@ class Cloud:
 
     def svg(self) -> str:
         """The tokens at up to five times, seen from one side."""
-        frames = _spread(len(self.times), 5)
+        frames = evenly(len(self.times), 5)
         size = 150.0
         ca, sa, ce, se = np.cos(_AZIMUTH), np.sin(_AZIMUTH), np.cos(_ELEVATION), np.sin(_ELEVATION)
         view = np.array([[-sa, ca, 0.0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]])
@@ -427,7 +419,7 @@ class _Series:
     def __init__(self, ds: Dataset, points: int) -> None:
         self.ds, self.notes = ds, list[str]()
         self.total = ds.sizes.get("time", 0)
-        self._keep = _spread(self.total, points)
+        self._keep = evenly(self.total, points)
         self.paths = ds.sizes.get("path", 0)
         whole = 8 * self.total * self.paths
         self._rows = slice(None, None, max(1, math.ceil(whole / LARGEST)))
@@ -571,7 +563,7 @@ def _cluster_chart(cloud: Cloud, clock: Clock) -> Chart | None:
     most = next(
         (m for m in (frames, 75, 40, 20, 10, 5, 2) if m <= frames and clock.grant(m * cost)), 0
     )
-    for k in _spread(frames, most):
+    for k in evenly(frames, most):
         found = clusters.persistent_count(unit[k]).count
         counts[:, k] = clusters.count(unit[k], _SCALE), found if found < n else np.nan
     done = np.isfinite(counts[0])
@@ -608,7 +600,7 @@ def _heads_chart(ds: Dataset) -> Chart | None:
     stored = stored.transpose("snapshot", "head", "axis", "axis_out")
     frames, count, d, _ = stored.shape
     step = max(1, math.ceil(count * d**3 * min(frames, FRAMES) / 2e7))
-    at = _spread(frames, FRAMES)
+    at = evenly(frames, FRAMES)
     part = stored.isel(head=slice(None, None, step))
     heads = np.stack([np.asarray(part[int(k)].values, float) for k in at])
     reached = np.isfinite(heads).all(axis=(1, 2, 3))
@@ -763,7 +755,7 @@ def _read_study(folder: Path, clock: Clock) -> Study:
             f"{folder} holds no run and no summary of wflow: expected the folder of a study, or "
             "the name of a run file"
         )
-    chosen = set(_spread(len(files), RUNS).tolist())  # some of each kind, where these follow
+    chosen = set(evenly(len(files), RUNS).tolist())  # some of each kind, where these follow
     shown_runs = [file for k, file in enumerate(files) if k in chosen]
     points = 400 if len(shown_runs) < 3 else 200 if len(shown_runs) < 9 else 80
     with_tokens = {0, len(shown_runs) - 1}

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from run_layouts import CONFIG, a_layout, attrs, fill, finished
 
 from wflow import InputError, RunFileError
+from wflow._core.errors import Interrupted
+from wflow._core.signals import signals_as_errors
 from wflow.io import disk
 from wflow.io.runfile import MemoryStore, RunWriter, dataset_attrs, open_run, run_status
 from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, SCHEMA
@@ -166,6 +169,23 @@ def test_unfinished_run_is_cut_to_what_was_recorded_and_says_so(tmp_path):
             assert np.isfinite(ds["energy"].values).all()
             assert ds.encoding["source"] == str(tmp_path / "run.h5.partial")
     writer.abandon()
+
+
+def test_a_signal_waits_until_the_file_is_open(tmp_path, monkeypatch):
+    """In the middle of h5netcdf's opening it left an object whose finalizer fails aloud."""
+    path = finished(tmp_path / "run.h5")
+    opening, opened = xr.open_dataset, []
+
+    def interrupted(*arguments, **options):
+        signal.raise_signal(signal.SIGTERM)
+        opened.append(opening(*arguments, **options))
+        return opened[0]
+
+    monkeypatch.setattr(xr, "open_dataset", interrupted)
+    with pytest.raises(Interrupted, match="SIGTERM"), signals_as_errors("ended the test"):
+        open_run(path)
+    assert opened
+    opened[0].close()
 
 
 def test_run_without_a_record_opens_empty(tmp_path):

@@ -22,6 +22,7 @@ from wflow._core.checks import path_of
 from wflow._core.errors import RunFileError
 from wflow._core.files import draft_of, open_hdf5, open_regular, replace_file
 from wflow._core.progress import progress as progress_bar
+from wflow._core.signals import signals_held
 from wflow.io import disk, reading
 from wflow.io.digests import Digests, damaged, metadata_digest
 from wflow.io.disk import Index, disk_error
@@ -602,7 +603,8 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     if not attrs["complete"]:  # a Python file, for the reasons given in open_hdf5
         source = open_regular(path)
     try:
-        dataset = xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
+        with signals_held():  # h5netcdf does not clean up after half an opening
+            dataset = xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         if not attrs["complete"]:
             source.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wflow._core.checks import path_of
 from wflow._core.errors import RunFileError
 from wflow._core.files import BROKEN, check_stored, open_hdf5
+from wflow._core.signals import signals_held
 from wflow.io.reading import partial_of, parts_of
 from wflow.io.results import STUDY, summary_document
 from wflow.io.runfile import open_run
@@ -184,7 +185,8 @@ def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
     if file.name == SUMMARY and document and created != document.get("created", created):
         raise RunFileError("it is of another time than summary.json; run again with --resume")
     try:
-        return xarray.open_dataset(file, engine="h5netcdf", decode_times=False)
+        with signals_held():  # h5netcdf does not clean up after half an opening
+            return xarray.open_dataset(file, engine="h5netcdf", decode_times=False)
     except BROKEN as error:
         raise RunFileError(f"{file} cannot be read: {error}") from None
 

@@ -22,7 +22,7 @@ from wflow._core.errors import InputError
 from wflow._core.invocation import command_text
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
-from wflow._core.signals import signals_as_errors
+from wflow._core.signals import signals_as_errors, signals_held
 from wflow.analysis.fits import mean_and_error
 from wflow.distributed.workers import check_workers, default_threads, pool
 from wflow.io.results import (
@@ -491,7 +491,7 @@ def write_results(
         for stem, figure in figures.items()
         for kind in ("png", "pdf")
     }
-    writers["summary.h5"] = lambda file: dataset.to_netcdf(file, engine="h5netcdf")
+    writers["summary.h5"] = partial(_write_netcdf, dataset)
     for name, content in (*texts.items(), ("summary.json", text)):
         writers[name] = partial(Path.write_text, data=content, encoding="utf-8")
     try:
@@ -514,6 +514,11 @@ def write_results(
             f"{refusal(folder / name)} and give the same command with --resume; the summary is "
             "written"
         )
+
+
+def _write_netcdf(dataset: "Dataset", file: Path) -> None:
+    with signals_held():  # h5netcdf does not clean up after half an opening
+        dataset.to_netcdf(file, engine="h5netcdf")
 
 
 def markdown_table(

@@ -516,7 +516,7 @@ def write_results(
         )
 
 
-def _write_netcdf(dataset: "Dataset", file: Path) -> None:
+def _write_netcdf(dataset: Dataset, file: Path) -> None:
     with signals_held():  # h5netcdf does not clean up after half an opening
         dataset.to_netcdf(file, engine="h5netcdf")
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from wflow._core.checks import number, path_of, shown, whole
 from wflow._core.errors import InputError
 from wflow.io.results import DRAFT
+from wflow.io.schema import solve_with
 from wflow.plots.figure import (
     check_run,
     facts,
     log_axis,
     require,
     series,
-    solve_with,
     style,
     time_axis,
 )

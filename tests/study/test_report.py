@@ -96,6 +96,16 @@ def test_numbers_are_those_of_info(run, tmp_path, capsys) -> None:
             assert text in printed
 
 
+def test_what_info_prints_is_nothing_else(tmp_path) -> None:
+    run = solve(save=wflow.SaveAt(snapshots=[], budget=True))
+    text, parts = page_of(run, tmp_path / "page.html")
+    table = text[text.index("<code>wflow info</code> prints") :]
+    table = table[: table.index("</table>")]
+    assert [tuple(row) for row in Parts(table).rows] == describe(run)
+    advice = "The run holds no snapshots of tokens. Solve it again with save=wflow.SaveAt("
+    assert advice in parts.text
+
+
 def test_a_page_asks_no_network_and_has_its_tables_and_figures_without_a_script(
     run, tmp_path
 ) -> None:
@@ -233,6 +243,22 @@ def test_of_a_truncated_file_is_shown_what_is_left(run, tmp_path, share) -> None
         change = ds["energy"][:, -1] - ds["energy"][:, 0]
         mean = f"{float(change.mean()):.6g}"
     assert any(row[0].startswith("E(T)") and mean in row[1] for row in parts.rows if row)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_page_claims_nothing_that_a_truncated_file_lacks(run, tmp_path, share) -> None:
+    file = tmp_path / "run.h5"
+    whole = run.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    _, parts = page_of(file, tmp_path / "page.html")
+    assert re.search(r"truncated; (not checked|\d+ checks? of what is left hold)", parts.text)
+    assert not re.search(r"verified \d+ checks", parts.text)
+    for claim in ("save.heads", "save.snapshots", "SaveAt", "holds no", "?", "no tokens"):
+        assert claim not in parts.text
+    assert {"sums", "dynamics", "time", "precision"}.isdisjoint(row[0] for row in parts.rows if row)
+    absent = 1 if share == 0.9 else 2  # the law, and the heads
+    assert parts.text.count("Not in what is left of the file.") == absent
+    assert ("The times of the tokens are not in what is left" in parts.text) == (share == 0.5)
 
 
 def test_a_changed_byte_is_named(run, tmp_path) -> None:

@@ -36,7 +36,7 @@ from wflow.io import digests, reading
 from wflow.io.reading import final_of
 from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
 from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
-from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name
+from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, solve_with
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
 
 if TYPE_CHECKING:
@@ -309,7 +309,9 @@ class Section:
     ----------
     name : title of the section
     missing : why nothing, or not everything, is shown
-    facts : lines of `wflow info`
+    facts : lines of `wflow info`; of a file that was cut, those that are known
+    cut : whether the file was cut
+    no_tokens : why no tokens are drawn
     """
 
     name: str
@@ -324,6 +326,8 @@ class Section:
     provenance: list[tuple[str, str]] = field(default_factory=list)
     hashes: list[tuple[str, str]] = field(default_factory=list)
     readable: bool = True
+    cut: bool = False
+    no_tokens: str = ""
 
     @classmethod
     def unreadable(cls, name: str, reason: str) -> Section:
@@ -348,17 +352,20 @@ class Section:
         ds : a run, perhaps damaged
         name : title of the section
         file : where it is, None for a run in memory
-        notes : what is known to be missing
+        notes : what is known to be missing of a file that was cut
         clock : seconds left for checks and clusters
         positions : of tokens that may be drawn
         points : of a curve
         """
-        self = cls(name, missing=list(notes))
+        self = cls(name, missing=list(notes), cut=bool(notes))
         if ds.nbytes <= _LOADED:  # each read of a file takes a millisecond, whatever its size
             ds = self._try("the values", ds.load) or ds
         self.config = self._try("the configuration", lambda: _config_of(ds)) or {}
         self.facts = self._try("the description", lambda: describe(ds)) or []
-        if not ds.attrs.get("complete", 0) and not notes:
+        if self.cut:  # defaults of a configuration that is gone are no facts
+            known = [(k, v) for k, v in self.facts if k not in ("status", "sums") and "?" not in v]
+            self.facts = [("status", "truncated"), *known]
+        elif not ds.attrs.get("complete", 0):
             reached = float(ds["time"].values[-1]) if ds.sizes.get("time") else None
             where = f"up to t = {reached:g}" if reached is not None else "nowhere yet"
             self.missing.append(
@@ -371,13 +378,23 @@ class Section:
         self.balance = self._try("the balance", lambda: _balance_rows(ds, self.config)) or []
         self.cloud = self._try("the tokens", lambda: Cloud.read(ds, positions))
         if self.cloud is None:
-            self._absent("tokens", "no snapshot of the tokens (save=SaveAt(snapshots=...))")
+            advice = solve_with("snapshots=[times]")
+            self.no_tokens = self.lacks(f"The run holds no snapshots of tokens. {advice}.")
+            if {"tokens", "tokens_mean"} & set(ds):
+                self.no_tokens = "None of the recorded tokens can be drawn."
+                if "snapshot" not in ds.coords:
+                    self.no_tokens = "The times of the tokens are not in what is left of the file."
         elif self.cloud.clusters:
             cloud = self.cloud
             self._chart("clusters", "the clusters", lambda: _cluster_chart(cloud, clock))
         self._chart("heads", "the heads", lambda: _heads_chart(ds))
         self.spectrum = self._try("the heads", lambda: _spectrum(ds)) or []
         self.checks = self._try("the checks", lambda: _checks(ds, file, self.config, clock)) or []
+        if self.cut:  # reasons of `verify` would name settings that are unknown
+            gone = "Not made: not all that it needs is in what is left of the file."
+            self.checks = [
+                c if c.passed is not None else replace(c, note=gone) for c in self.checks
+            ]
         if any(check.passed is False for check in self.checks):
             self.missing.append(f"{self.verdict()}: see the verification below.")
         self.provenance = self._try("the provenance", lambda: _provenance(ds, file)) or []
@@ -398,8 +415,9 @@ class Section:
         if chart is not None:
             self.charts[key] = chart
 
-    def _absent(self, key: str, why: str) -> None:
-        self.facts.append((f"no {key}", why))
+    def lacks(self, why: str) -> str:
+        """Why something is not shown, which of a file that was cut is not known."""
+        return "Not in what is left of the file." if self.cut else why
 
     def fact(self, key: str) -> str:
         """A line of `wflow info`, or nothing."""
@@ -409,9 +427,12 @@ class Section:
         """How the checks ended, in words."""
         made = [check for check in self.checks if check.passed is not None]
         failed = sum(not check.passed for check in made)
+        state, left = ("truncated; ", " of what is left") if self.cut else ("", "")
         if not made:
-            return "not checked"
-        return f"{failed} of {len(made)} checks fail" if failed else f"{len(made)} checks hold"
+            return f"{state}not checked"
+        if failed:
+            return f"{state}{failed} of {len(made)} checks{left} fail"
+        return f"{state}{len(made)} checks{left} hold"
 
 
 def _config_of(ds: Dataset) -> dict[str, Any]:
@@ -773,8 +794,12 @@ def _read_study(folder: Path, clock: Clock) -> Study:
         try:
             with opened_in_part(file, notes) as ds:
                 section = Section.read(ds, name, file, notes, clock, max(room, 1000), points)
-                if not room:
+                if not room and section.cloud:
                     section.cloud = None
+                    section.no_tokens = (
+                        "Tokens are drawn for the first and the last section of a study; "
+                        "`wflow report` of the run file draws these."
+                    )
         except FAULTS as error:
             section = Section.unreadable(name, str(error))
         study.sections.append(section)
@@ -1102,7 +1127,7 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
         parts.append(f'<{h} id="{key}-{name}">{title}</{h}>')
         found = section.charts.get(name)
         if found is None:
-            parts.append(f'<p class="absent">{escaped(absent)}</p>')
+            parts.append(f'<p class="absent">{escaped(section.lacks(absent))}</p>')
             return
         page.charts[f"{key}-{name}"] = found.data()
         parts.append(found.figure(f"{key}-{name}"))
@@ -1114,24 +1139,23 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
     parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
     if section.cloud is None:
-        parts.append(
-            '<p class="absent">No tokens are drawn for this run. Tokens are recorded at the times '
-            "of save.snapshots, and drawn for the first and the last section of a study.</p>"
-        )
+        parts.append(f'<p class="absent">{_prose(section.no_tokens)}</p>')
     else:
         page.clouds[key] = section.cloud.data()
         parts.append(section.cloud.figure(key))
     if "clusters" in section.charts:
         chart("clusters", "Clusters", "")
     chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
-    parts.append(f'<p class="law">Head law: {escaped(section.fact("law") or "not recorded")}</p>')
+    law = section.fact("law") or section.lacks("not recorded")
+    parts.append(f'<p class="law">Head law: {escaped(law)}</p>')
     if section.spectrum:
         head = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
         parts.append(_table(section.spectrum, head, "numbers"))
     parts.append(f'<{h} id="{key}-checks">Verification</{h}>')
     parts.append(_checks_html(section))
     parts.append(f'<{h} id="{key}-numbers">Numbers</{h}>')
-    parts.append("<p>What <code>wflow info</code> prints.</p>")
+    left = "What is left of what" if section.cut else "What"
+    parts.append(f"<p>{left} <code>wflow info</code> prints.</p>")
     parts.append(_table(section.facts, kind="info"))
     parts.append(f'<{h} id="{key}-provenance">Provenance</{h}>')
     file = section.name if section.name.endswith(".h5") else f"{section.name}.h5"
@@ -1159,9 +1183,10 @@ def _checks_html(section: Section) -> str:
             f"{escaped(check.name)}{note}</th>{cells}</tr>"
         )
     head = "".join(f'<th scope="col">{t}</th>' for t in ("", "check", "found", "limit"))
+    source = "" if section.cut else ", as <code>wflow verify</code> makes them"
     return (
-        f"<p>{escaped(section.verdict())}, as <code>wflow verify</code> makes them.</p><div "
-        f'class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
+        f'<p>{escaped(section.verdict())}{source}.</p><div class="scroll">'
+        f'<table class="checks"><thead><tr>{head}</tr></thead><tbody>'
         f"{''.join(rows)}</tbody></table></div>"
     )
 
@@ -1181,7 +1206,7 @@ def _lead(sections: Sequence[Section]) -> str:
         for text, values in chips
         if len(values) == 1
         for value in values
-        if value
+        if value and "?" not in value
     )
     return f'<ul class="chips">{items}</ul>' if items else ""
 

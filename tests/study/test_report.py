@@ -106,6 +106,15 @@ def test_what_info_prints_is_nothing_else(tmp_path) -> None:
     assert advice in parts.text
 
 
+def test_curves_are_drawn_at_no_more_times_than_the_page_says(tmp_path) -> None:
+    text, parts = page_of(solve(dt=0.001), tmp_path / "page.html")
+    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    drawn = np.frombuffer(base64.b64decode(charts["r0-budget"]["x"]["f4"]), "<f4")
+    assert len(drawn) == report.FRAMES == 150
+    assert "150 of the 401 recorded times are drawn" in parts.text
+    assert "and 150 times of a run are drawn" in parts.text
+
+
 def test_a_page_asks_no_network_and_has_its_tables_and_figures_without_a_script(
     run, tmp_path
 ) -> None:

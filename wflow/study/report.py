@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times
+TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times of a curve or cloud
 RUNS = 12  # of a study that have a section
 BYTES = 6_900_000  # of the page, the script of the plots included
 _POSITIONS = 150_000  # of tokens, on the whole page
@@ -343,7 +343,7 @@ class Section:
         notes: list[str],
         clock: Clock,
         positions: int,
-        points: int = 400,
+        points: int = FRAMES,
     ) -> Section:
         """Read what the page shows of a run; what cannot be read is named.
 
@@ -786,7 +786,7 @@ def _read_study(folder: Path, clock: Clock) -> Study:
         )
     chosen = set(_spread(len(files), RUNS).tolist())  # some of each kind, where these follow
     shown_runs = [file for k, file in enumerate(files) if k in chosen]
-    points = 400 if len(shown_runs) < 3 else 200 if len(shown_runs) < 9 else 80
+    points = FRAMES if len(shown_runs) < 9 else 80
     with_tokens = {0, len(shown_runs) - 1}
     for k, (name, file) in enumerate(shown_runs):
         notes: list[str] = []
@@ -953,7 +953,7 @@ def _history(file: Path) -> tuple[dict[str, tuple[str, Floats]], bool]:
     return columns, ended
 
 
-def _grouped(x: Floats, values: Floats, most: int = 200) -> tuple[Floats, Floats]:
+def _grouped(x: Floats, values: Floats, most: int = FRAMES) -> tuple[Floats, Floats]:
     """Means over neighbouring steps, at most so many."""
     group = max(1, math.ceil(values.shape[1] / most))
     whole = values.shape[1] // group * group

@@ -357,6 +357,19 @@ def test_a_folder_of_runs_alone_has_a_page(tmp_path, run) -> None:
         wflow.report(tmp_path / "empty")
 
 
+def test_the_folder_of_studies_is_refused_with_their_names(tmp_path, run) -> None:
+    for name in "dcba":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.h5").write_bytes(run.read_bytes())
+    (tmp_path / "aa").mkdir()
+    with pytest.raises(InputError) as caught:
+        wflow.report(tmp_path)
+    names = " or ".join(str(tmp_path / name) for name in "abc")
+    assert str(caught.value).endswith(f"; did you mean {names}?")
+    with pytest.raises(InputError, match=r"or the name of a run file$"):
+        wflow.report(tmp_path / "aa")
+
+
 def test_runs_beyond_those_that_fit_on_a_page_are_named(tmp_path, run, monkeypatch) -> None:
     monkeypatch.setattr(report, "RUNS", 4)
     for k in range(6):

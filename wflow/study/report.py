@@ -19,6 +19,7 @@ import platform
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -782,7 +783,7 @@ def _read_study(folder: Path, clock: Clock) -> Study:
     if not study.document and not files and not histories:
         raise InputError(
             f"{folder} holds no run and no summary of wflow: expected the folder of a study, or "
-            "the name of a run file"
+            f"the name of a run file{_studies_in(folder)}"
         )
     chosen = set(_spread(len(files), RUNS).tolist())  # some of each kind, where these follow
     shown_runs = [file for k, file in enumerate(files) if k in chosen]
@@ -808,6 +809,25 @@ def _read_study(folder: Path, clock: Clock) -> Study:
     _read_histories(study, histories)
     _read_pictures(study)
     return study
+
+
+def _studies_in(folder: Path, most: int = 3) -> str:
+    """The end of the message about a folder without runs: the first studies that are in it."""
+    found: list[str] = []
+    for inner in sorted(folder.iterdir()):
+        if len(found) < most and inner.is_dir() and _holds_study(inner):
+            found.append(str(inner))
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _holds_study(folder: Path) -> bool:
+    """Whether a folder holds a summary, runs or histories of networks."""
+    if summary_document(folder / "summary.json"):
+        return True
+    with suppress(OSError):
+        runs = (file for kind in ("*.h5", "*.h5.partial") for file in folder.glob(kind))
+        return any(map(_of_wflow, runs)) or any(folder.glob("*/metrics.h5"))
+    return False
 
 
 def _run_files(study: Study) -> list[tuple[str, Path]]:

@@ -225,13 +225,10 @@ def test_heads_without_an_energy_have_a_page(tmp_path) -> None:
 # -------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "foreign", "missing", "start"])
+@pytest.mark.parametrize("kind", ["text", "empty", "missing", "start"])
 def test_a_file_of_which_nothing_can_be_shown_is_an_error(run, tmp_path, kind, capsys) -> None:
     file = tmp_path / "run.h5"
-    if kind == "foreign":
-        with h5py.File(file, "w") as content:
-            content["x"] = [1.0]
-    elif kind != "missing":
+    if kind != "missing":
         parts = {"text": b"hello", "empty": b"", "start": run.read_bytes()[:3000]}
         file.write_bytes(parts[kind])
     assert main(["report", str(file)]) == 2
@@ -268,6 +265,40 @@ def test_a_page_claims_nothing_that_a_truncated_file_lacks(run, tmp_path, share)
     absent = 1 if share == 0.9 else 2  # the law, and the heads
     assert parts.text.count("Not in what is left of the file.") == absent
     assert ("The times of the tokens are not in what is left" in parts.text) == (share == 0.5)
+
+
+def test_a_page_of_any_hdf5_file_lists_what_is_there_and_what_a_run_has(tmp_path) -> None:
+    attack = "<script>alert(1)</script>"
+    with h5py.File(tmp_path / "mine.h5", "w") as content:
+        content.attrs["note"], content.attrs["long"] = attack, np.zeros(5000)
+        content["group/x"] = np.zeros((3, 4), "f4")
+        content["energy"] = 1.0
+        content["group/x"].attrs["units"] = "m" * 10_000
+        content["away"] = h5py.ExternalLink("other.h5", "/x")
+        for k in range(700):
+            content[f"many/{k}"] = h5py.Empty("i8")
+    text, parts = page_of(tmp_path / "mine.h5", tmp_path / "page.html")
+    assert parts.scripts == ["application/json", "code", "code"]
+    assert "mine.h5 is no run of wflow." in parts.text
+    assert "Of a run it lacks: schema, configuration, times." in parts.text
+    assert f"{(tmp_path / 'mine.h5').stat().st_size:,} bytes" in parts.text
+    assert ["group/x", "(3, 4)", "float32"] in parts.rows
+    assert ["energy", "scalar", "float64"] in parts.rows
+    assert ["/", "note", attack] in parts.rows
+    assert ["/", "long", "array of shape (5000,)"] in parts.rows
+    assert "m" * 400 not in text and parts.text.count("int64") < 600
+    assert "At most 500 variables and attributes are listed." in parts.text
+    assert wflow.report(tmp_path / "mine.h5") == tmp_path / "mine.html"
+
+
+def test_a_run_without_its_configuration_has_a_page(run, tmp_path) -> None:
+    (tmp_path / "run.h5").write_bytes(run.read_bytes())
+    with h5py.File(tmp_path / "run.h5", "r+") as content:
+        del content.attrs["config"]
+    _, parts = page_of(tmp_path / "run.h5", tmp_path / "page.html")
+    assert "Of a run it lacks: configuration." in parts.text
+    assert "is no run of wflow" not in parts.text
+    assert "energy" in [row[0] for row in parts.rows if row]
 
 
 def test_a_changed_byte_is_named(run, tmp_path) -> None:

@@ -41,6 +41,7 @@ from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, solve_with
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
 
 if TYPE_CHECKING:
+    import h5py
     from xarray import Dataset
 
     from wflow.analysis.verify import Check
@@ -56,6 +57,7 @@ _SECONDS = 1.5  # of checks and clusters, on the whole page
 _PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
 _LOADED = 2**26  # bytes of a run that is read at once
 _SCALE = 0.1  # radians, of the clusters
+_ENTRIES, _WORDS = 500, 300  # of a foreign file: variables or attributes, and characters of each
 
 Rows = Sequence[tuple[str, str]]
 Made = TypeVar("Made")
@@ -67,12 +69,13 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
     The page holds what was run and how to run it again, the energy budget, the tokens at most 150
     times, their clusters, the heads, the checks of `wflow.verify` and, for a study, its tables,
     figures and findings. It opens from disk, without a network. What cannot be read is named on
-    the page.
+    the page; of an HDF5 file that is no run the page lists variables and attributes.
 
     Parameters
     ----------
     source : path_like or xarray.Dataset
-        Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory.
+        Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory; also
+        any HDF5 file.
     out : path_like, optional
         The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
         file, and ``report.html`` in the current folder for a run in memory. An earlier report is
@@ -86,8 +89,8 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
     Raises
     ------
     InputError
-        For a source that holds nothing of wflow, and for a page that cannot be written or would
-        replace a file that wflow did not write.
+        For a file that is not HDF5, a folder that holds nothing of wflow, and a page that cannot be
+        written or would replace a file that wflow did not write.
 
     Examples
     --------
@@ -116,7 +119,7 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
             final = final_of(path)
             known = final.suffix in (".h5", ".hdf5", ".nc")  # dt0.01 must not become dt0
             place = final.with_name(f"{final.stem if known else final.name}.html")
-            page = _page_of_run(_one_run(path, clock))
+            page = _page_of_file(path, clock)
     if out is not None:
         place = path_of(out, "out")
         if place.suffix != ".html" or place.is_dir():
@@ -1235,6 +1238,86 @@ def _page_of_run(section: Section) -> Page:
     page = Page(section.name, _lead([section]), [])
     page.body.append(f'<section class="run">{_section_html(section, "r0", page, 2)}</section>')
     return page
+
+
+def _page_of_file(path: Path, clock: Clock) -> Page:
+    """The page of a run file, or of another HDF5 file; others raise RunFileError."""
+    try:
+        return _page_of_run(_one_run(path, clock))
+    except RunFileError as error:
+        if not path.is_file() or _kind(path) == "wflow-study":
+            raise
+        with open_hdf5(path) as content:  # raises for a file that is not HDF5
+            return _page_of_foreign(path, content, error)
+
+
+def _page_of_foreign(path: Path, content: h5py.File, error: RunFileError) -> Page:
+    """What an HDF5 file holds that is no run: its variables and attributes, and what it lacks."""
+    import h5py
+
+    objects: list[tuple[str, Any]] = [("/", content)]
+
+    def add(name: str, item: Any) -> bool | None:
+        objects.append((name, item))
+        return len(objects) > _ENTRIES or None  # None, and not False, lets h5py go on
+
+    content.visititems(add)  # follows no links to other files
+    variables = [(name, item) for name, item in objects if isinstance(item, h5py.Dataset)]
+    attributes: list[tuple[str, str, str]] = []
+    for name, item in objects:
+        attributes += _attributes(name, item, _ENTRIES - len(attributes))
+    wanted = {
+        "schema": "schema" in content.attrs,
+        "configuration": "config" in content.attrs,
+        "times": "time" in content,
+        "energy budget": "energy" in content,
+    }
+    lacking = [name for name, there in wanted.items() if not there]
+    foreign = not _of_wflow(path)
+    missing = [f"{path.name} is no run of wflow." if foreign else str(error)]
+    missing += [f"Of a run it lacks: {', '.join(lacking)}."] if lacking else []
+    missing.append("Only its variables and attributes are listed.")
+    if len(objects) > _ENTRIES or len(attributes) >= _ENTRIES:
+        missing.append(f"At most {_ENTRIES} variables and attributes are listed.")
+    body = [
+        _banner(missing),
+        "<h2>File</h2>",
+        _table([("name", path.name), ("size", f"{path.stat().st_size:,} bytes")], kind="info"),
+        "<h2>Variables</h2>",
+    ]
+    rows = [(plain(name, _WORDS), *_shape_and_type(item)) for name, item in variables]
+    absent = '<p class="absent">None.</p>'
+    body.append(_table(rows, ("variable", "shape", "type")) if rows else absent)
+    body.append("<h2>Attributes</h2>")
+    body.append(_table(attributes, ("of", "attribute", "value")) if attributes else absent)
+    return Page(path.name, "", body)
+
+
+def _shape_and_type(data: h5py.Dataset) -> tuple[str, str]:
+    try:
+        shape = "none" if data.shape is None else str(data.shape) if data.shape else "scalar"
+        return shape, plain(data.dtype, _WORDS)
+    except FAULTS:
+        return "cannot be read", ""
+
+
+def _attributes(name: str, item: Any, most: int) -> list[tuple[str, str, str]]:
+    """At most so many attributes of a group or variable, as text; long ones by their shape."""
+    rows: list[tuple[str, str, str]] = []
+    with suppress(*FAULTS):  # a damaged list ends here
+        for key in item.attrs:
+            if key in ("DIMENSION_LIST", "REFERENCE_LIST"):  # places in the file
+                continue
+            if len(rows) >= most:
+                break
+            try:
+                shape = item.attrs.get_id(key).shape or ()
+                long = math.prod(shape) > 64
+                value = f"array of shape {shape}" if long else plain(item.attrs[key], _WORDS)
+            except FAULTS:
+                value = "cannot be read"
+            rows.append((plain(name, _WORDS), plain(key, _WORDS), value))
+    return rows
 
 
 def _page_of_study(folder: Path, clock: Clock) -> Page:

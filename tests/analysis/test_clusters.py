@@ -478,7 +478,7 @@ def test_runs_without_tokens_or_with_too_few_times_say_what_to_do(merging):
         lambda: clusters.time_to_first_cluster(bare, 0.1),
     ):
         with pytest.raises(
-            InputError, match=r"holds no tokens: solve it again with save=SaveAt\(snapshots="
+            InputError, match=r"holds no tokens. Solve it again with save=wflow.SaveAt\(snapshots="
         ):
             call()
     assert math.isnan(clusters.omega_limit(bare, windows=4).w2_last)

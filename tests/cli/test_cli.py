@@ -221,6 +221,13 @@ def test_unknown_command_is_status_2(capsys):
     )
 
 
+def test_no_command_is_the_help_and_status_2(capsys):
+    assert main([]) == 2
+    out, said = capsys.readouterr()
+    assert not out and said.startswith("usage: wflow") and "Write one page of HTML" in said
+    assert "Missing subcommand" not in said
+
+
 def raising(error: BaseException):
     def act() -> int:
         raise error

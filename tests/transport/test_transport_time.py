@@ -112,7 +112,7 @@ def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
         out=bare,
     ).close()
     with pytest.raises(
-        InputError, match=r"holds no tokens: solve it again with save=SaveAt\(snapshots="
+        InputError, match=r"holds no tokens. Solve it again with save=wflow.SaveAt\(snapshots="
     ):
         transport.over_time(bare)
     with pytest.raises(InputError, match=r"paths are \[1\].*kept the tokens of \[0, 2\]"):

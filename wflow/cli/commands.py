@@ -1,6 +1,7 @@
 """The command `wflow`: inspect, plot, verify and report runs, and run studies."""
 
 import codecs
+import contextlib
 import io
 import os
 import sys
@@ -141,12 +142,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        For `--help` (0) and for arguments that cannot be read (2).
+        For `--help` (0) and for arguments that cannot be read (2); without arguments the help
+        is printed as an error, and 2 returned.
     """
     words = sys.argv[1:] if argv is None else list(argv)
 
     def run() -> int:
         match words:
+            case []:
+                with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+                    main(["--help"])
+                return 2
             case ["--version", *_]:
                 print(f"wflow {__version__}")
                 return 0

@@ -313,6 +313,11 @@ def flow_name(config: Mapping[str, Any]) -> str:
     return str(flow.get("name", "?") if isinstance(flow, Mapping) else flow)
 
 
+def solve_with(save: str) -> str:
+    """Advice for a run that lacks something: the option that records it."""
+    return f"Solve it again with save=wflow.SaveAt({save})"
+
+
 def config_text(config: Mapping[str, Any]) -> str:
     """Write a run's configuration as JSON text, the attribute `config` of its file.
 

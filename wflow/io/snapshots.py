@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
+from wflow.io.schema import solve_with
 from wflow.sphere.geometry import as_tokens
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def require_tokens(ds: "Dataset", what: str = "the run") -> None:
     """Raise InputError unless the run holds tokens of single paths."""
     if not {"tokens", "snapshot", "snapshot_path"} <= set(ds.variables) or not ds["tokens"].size:
         raise InputError(
-            f"{what} holds no tokens: solve it again with "
-            "save=SaveAt(snapshots=(times that matter), paths=(paths that matter))"
+            f"{what} holds no tokens. {solve_with('snapshots=[times], paths=[the paths]')}"
         )
 
 

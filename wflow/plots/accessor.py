@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
-from wflow.io.schema import flow_name, head_count, law_name
+from wflow.io.schema import flow_name, head_count, law_name, solve_with
 from wflow.plots.charts import sparkline
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class RunAccessor:
             return runs.energy_balance(self._ds, **options)
         if kind == "speed" and "speed_sq" not in self._ds and "upper_gradient_sq" in self._ds:
             raise InputError(
-                "the run has an energy and kept no speed_sq: plot 'gradient_over_time', or solve "
-                "again with save=SaveAt(budget=False)"
+                "the run has an energy and kept no speed_sq: plot 'gradient_over_time'. "
+                + solve_with("budget=False")
             )
         name = "speed_sq" if kind == "speed" else "upper_gradient_sq"
         self._need(name)
@@ -264,19 +264,19 @@ class RunAccessor:
         if name in ds and ds[name].size:
             return
         if name == "tokens_mean":
-            advice = "solve it again with save=SaveAt(snapshots=(times that matter))"
+            advice = solve_with("snapshots=[times]")
         elif name == "speed_sq":
-            advice = "solve it again with save=SaveAt(budget=False)"
+            advice = solve_with("budget=False")
         elif name in ds or not ds.sizes.get("time"):
-            advice = "no time was recorded before the run ended; finish it with --resume"
+            advice = "No time was recorded before the run ended; finish it with --resume"
         elif config.get("causal") or "initial_heads" not in ds:
             advice = (
                 "(Q, K, V) heads and causal masks have no energy: plot 'speed', or solve with one "
                 "symmetric matrix for each head"
             )
         else:
-            advice = "solve it again with save=SaveAt(budget=True)"
-        raise InputError(f"the run kept no {name}: {advice}")
+            advice = solve_with("budget=True")
+        raise InputError(f"the run kept no {name}. {advice}")
 
     # What it shows of itself
     # -----------------------

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import number, path_of, shown, whole
 from wflow._core.errors import InputError
 from wflow.io.results import DRAFT
+from wflow.io.schema import solve_with
 from wflow.plots.figure import (
     check_run,
     evenly,
@@ -21,7 +22,6 @@ from wflow.plots.figure import (
     log_axis,
     require,
     series,
-    solve_with,
     style,
     time_axis,
 )

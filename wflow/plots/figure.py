@@ -115,14 +115,9 @@ def require(ds: "Dataset", names: Sequence[str], advice: str) -> None:
         )
 
 
-def solve_with(save: str) -> str:
-    """Advice for a run that lacks something: the option that records it."""
-    return f"Solve it again with save=wflow.SaveAt({save})"
-
-
 def budget_advice(ds: "Dataset") -> str:
     """Advice for a run without some terms of the energy budget."""
-    advice = solve_with("budget=True")
+    advice = schema.solve_with("budget=True")
     if "energy" in ds:
         return advice
     return (

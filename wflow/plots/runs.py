@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import reals, shown, whole, wholes
 from wflow._core.errors import InputError
+from wflow.io.schema import solve_with
 from wflow.plots.figure import (
     COLUMN,
     at_end,
@@ -39,7 +40,6 @@ from wflow.plots.figure import (
     require,
     save,
     series,
-    solve_with,
     spaced,
     style,
     time_axis,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
+from wflow.io.schema import solve_with
 from wflow.plots.figure import (
     COLUMN,
     MAX_PANELS,
@@ -20,7 +21,6 @@ from wflow.plots.figure import (
     grid,
     panel,
     require,
-    solve_with,
     style,
 )
 

@@ -19,6 +19,7 @@ import platform
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,19 +36,20 @@ from wflow.io import digests, reading
 from wflow.io.reading import final_of
 from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
 from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
-from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name
+from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, solve_with
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
 from wflow.plots.figure import evenly
 from wflow.plots.tokens import principal_axes
 
 if TYPE_CHECKING:
+    import h5py
     from xarray import Dataset
 
     from wflow.analysis.verify import Check
 
 __all__ = ["write"]
 
-TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times
+TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times of a curve or cloud
 RUNS = 12  # of a study that have a section
 BYTES = 6_900_000  # of the page, the script of the plots included
 _POSITIONS = 150_000  # of tokens, on the whole page
@@ -56,6 +58,7 @@ _SECONDS = 1.5  # of checks and clusters, on the whole page
 _PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
 _LOADED = 2**26  # bytes of a run that is read at once
 _SCALE = 0.1  # radians, of the clusters
+_ENTRIES, _WORDS = 500, 300  # of a foreign file: variables or attributes, and characters of each
 
 Rows = Sequence[tuple[str, str]]
 Made = TypeVar("Made")
@@ -67,12 +70,13 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
     The page holds what was run and how to run it again, the energy budget, the tokens at most 150
     times, their clusters, the heads, the checks of `wflow.verify` and, for a study, its tables,
     figures and findings. It opens from disk, without a network. What cannot be read is named on
-    the page.
+    the page; of an HDF5 file that is no run the page lists variables and attributes.
 
     Parameters
     ----------
     source : path_like or xarray.Dataset
-        Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory.
+        Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory; also
+        any HDF5 file.
     out : path_like, optional
         The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
         file, and ``report.html`` in the current folder for a run in memory. An earlier report is
@@ -86,8 +90,8 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
     Raises
     ------
     InputError
-        For a source that holds nothing of wflow, and for a page that cannot be written or would
-        replace a file that wflow did not write.
+        For a file that is not HDF5, a folder that holds nothing of wflow, and a page that cannot be
+        written or would replace a file that wflow did not write.
 
     Examples
     --------
@@ -116,7 +120,7 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
             final = final_of(path)
             known = final.suffix in (".h5", ".hdf5", ".nc")  # dt0.01 must not become dt0
             place = final.with_name(f"{final.stem if known else final.name}.html")
-            page = _page_of_run(_one_run(path, clock))
+            page = _page_of_file(path, clock)
     if out is not None:
         place = path_of(out, "out")
         if place.suffix != ".html" or place.is_dir():
@@ -301,7 +305,9 @@ class Section:
     ----------
     name : title of the section
     missing : why nothing, or not everything, is shown
-    facts : lines of `wflow info`
+    facts : lines of `wflow info`; of a file that was cut, those that are known
+    cut : whether the file was cut
+    no_tokens : why no tokens are drawn
     """
 
     name: str
@@ -316,6 +322,8 @@ class Section:
     provenance: list[tuple[str, str]] = field(default_factory=list)
     hashes: list[tuple[str, str]] = field(default_factory=list)
     readable: bool = True
+    cut: bool = False
+    no_tokens: str = ""
 
     @classmethod
     def unreadable(cls, name: str, reason: str) -> Section:
@@ -331,7 +339,7 @@ class Section:
         notes: list[str],
         clock: Clock,
         positions: int,
-        points: int = 400,
+        points: int = FRAMES,
     ) -> Section:
         """Read what the page shows of a run; what cannot be read is named.
 
@@ -340,17 +348,20 @@ class Section:
         ds : a run, perhaps damaged
         name : title of the section
         file : where it is, None for a run in memory
-        notes : what is known to be missing
+        notes : what is known to be missing of a file that was cut
         clock : seconds left for checks and clusters
         positions : of tokens that may be drawn
         points : of a curve
         """
-        self = cls(name, missing=list(notes))
+        self = cls(name, missing=list(notes), cut=bool(notes))
         if ds.nbytes <= _LOADED:  # each read of a file takes a millisecond, whatever its size
             ds = self._try("the values", ds.load) or ds
         self.config = self._try("the configuration", lambda: _config_of(ds)) or {}
         self.facts = self._try("the description", lambda: describe(ds)) or []
-        if not ds.attrs.get("complete", 0) and not notes:
+        if self.cut:  # defaults of a configuration that is gone are no facts
+            known = [(k, v) for k, v in self.facts if k not in ("status", "sums") and "?" not in v]
+            self.facts = [("status", "truncated"), *known]
+        elif not ds.attrs.get("complete", 0):
             reached = float(ds["time"].values[-1]) if ds.sizes.get("time") else None
             where = f"up to t = {reached:g}" if reached is not None else "nowhere yet"
             self.missing.append(
@@ -363,13 +374,23 @@ class Section:
         self.balance = self._try("the balance", lambda: _balance_rows(ds, self.config)) or []
         self.cloud = self._try("the tokens", lambda: Cloud.read(ds, positions))
         if self.cloud is None:
-            self._absent("tokens", "no snapshot of the tokens (save=SaveAt(snapshots=...))")
+            advice = solve_with("snapshots=[times]")
+            self.no_tokens = self.lacks(f"The run holds no snapshots of tokens. {advice}.")
+            if {"tokens", "tokens_mean"} & set(ds):
+                self.no_tokens = "None of the recorded tokens can be drawn."
+                if "snapshot" not in ds.coords:
+                    self.no_tokens = "The times of the tokens are not in what is left of the file."
         elif self.cloud.clusters:
             cloud = self.cloud
             self._chart("clusters", "the clusters", lambda: _cluster_chart(cloud, clock))
         self._chart("heads", "the heads", lambda: _heads_chart(ds))
         self.spectrum = self._try("the heads", lambda: _spectrum(ds)) or []
         self.checks = self._try("the checks", lambda: _checks(ds, file, self.config, clock)) or []
+        if self.cut:  # reasons of `verify` would name settings that are unknown
+            gone = "Not made: not all that it needs is in what is left of the file."
+            self.checks = [
+                c if c.passed is not None else replace(c, note=gone) for c in self.checks
+            ]
         if any(check.passed is False for check in self.checks):
             self.missing.append(f"{self.verdict()}: see the verification below.")
         self.provenance = self._try("the provenance", lambda: _provenance(ds, file)) or []
@@ -390,8 +411,9 @@ class Section:
         if chart is not None:
             self.charts[key] = chart
 
-    def _absent(self, key: str, why: str) -> None:
-        self.facts.append((f"no {key}", why))
+    def lacks(self, why: str) -> str:
+        """Why something is not shown, which of a file that was cut is not known."""
+        return "Not in what is left of the file." if self.cut else why
 
     def fact(self, key: str) -> str:
         """A line of `wflow info`, or nothing."""
@@ -401,9 +423,12 @@ class Section:
         """How the checks ended, in words."""
         made = [check for check in self.checks if check.passed is not None]
         failed = sum(not check.passed for check in made)
+        state, left = ("truncated; ", " of what is left") if self.cut else ("", "")
         if not made:
-            return "not checked"
-        return f"{failed} of {len(made)} checks fail" if failed else f"{len(made)} checks hold"
+            return f"{state}not checked"
+        if failed:
+            return f"{state}{failed} of {len(made)} checks{left} fail"
+        return f"{state}{len(made)} checks{left} hold"
 
 
 def _config_of(ds: Dataset) -> dict[str, Any]:
@@ -753,11 +778,11 @@ def _read_study(folder: Path, clock: Clock) -> Study:
     if not study.document and not files and not histories:
         raise InputError(
             f"{folder} holds no run and no summary of wflow: expected the folder of a study, or "
-            "the name of a run file"
+            f"the name of a run file{_studies_in(folder)}"
         )
     chosen = set(evenly(len(files), RUNS).tolist())  # some of each kind, where these follow
     shown_runs = [file for k, file in enumerate(files) if k in chosen]
-    points = 400 if len(shown_runs) < 3 else 200 if len(shown_runs) < 9 else 80
+    points = FRAMES if len(shown_runs) < 9 else 80
     with_tokens = {0, len(shown_runs) - 1}
     for k, (name, file) in enumerate(shown_runs):
         notes: list[str] = []
@@ -765,8 +790,12 @@ def _read_study(folder: Path, clock: Clock) -> Study:
         try:
             with opened_in_part(file, notes) as ds:
                 section = Section.read(ds, name, file, notes, clock, max(room, 1000), points)
-                if not room:
+                if not room and section.cloud:
                     section.cloud = None
+                    section.no_tokens = (
+                        "Tokens are drawn for the first and the last section of a study; "
+                        "`wflow report` of the run file draws these."
+                    )
         except FAULTS as error:
             section = Section.unreadable(name, str(error))
         study.sections.append(section)
@@ -775,6 +804,25 @@ def _read_study(folder: Path, clock: Clock) -> Study:
     _read_histories(study, histories)
     _read_pictures(study)
     return study
+
+
+def _studies_in(folder: Path, most: int = 3) -> str:
+    """The end of the message about a folder without runs: the first studies that are in it."""
+    found: list[str] = []
+    for inner in sorted(folder.iterdir()):
+        if len(found) < most and inner.is_dir() and _holds_study(inner):
+            found.append(str(inner))
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _holds_study(folder: Path) -> bool:
+    """Whether a folder holds a summary, runs or histories of networks."""
+    if summary_document(folder / "summary.json"):
+        return True
+    with suppress(OSError):
+        runs = (file for kind in ("*.h5", "*.h5.partial") for file in folder.glob(kind))
+        return any(map(_of_wflow, runs)) or any(folder.glob("*/metrics.h5"))
+    return False
 
 
 def _run_files(study: Study) -> list[tuple[str, Path]]:
@@ -920,7 +968,7 @@ def _history(file: Path) -> tuple[dict[str, tuple[str, Floats]], bool]:
     return columns, ended
 
 
-def _grouped(x: Floats, values: Floats, most: int = 200) -> tuple[Floats, Floats]:
+def _grouped(x: Floats, values: Floats, most: int = FRAMES) -> tuple[Floats, Floats]:
     """Means over neighbouring steps, at most so many."""
     group = max(1, math.ceil(values.shape[1] / most))
     whole = values.shape[1] // group * group
@@ -1094,7 +1142,7 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
         parts.append(f'<{h} id="{key}-{name}">{title}</{h}>')
         found = section.charts.get(name)
         if found is None:
-            parts.append(f'<p class="absent">{escaped(absent)}</p>')
+            parts.append(f'<p class="absent">{escaped(section.lacks(absent))}</p>')
             return
         page.charts[f"{key}-{name}"] = found.data()
         parts.append(found.figure(f"{key}-{name}"))
@@ -1106,24 +1154,23 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
     parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
     if section.cloud is None:
-        parts.append(
-            '<p class="absent">No tokens are drawn for this run. Tokens are recorded at the times '
-            "of save.snapshots, and drawn for the first and the last section of a study.</p>"
-        )
+        parts.append(f'<p class="absent">{_prose(section.no_tokens)}</p>')
     else:
         page.clouds[key] = section.cloud.data()
         parts.append(section.cloud.figure(key))
     if "clusters" in section.charts:
         chart("clusters", "Clusters", "")
     chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
-    parts.append(f'<p class="law">Head law: {escaped(section.fact("law") or "not recorded")}</p>')
+    law = section.fact("law") or section.lacks("not recorded")
+    parts.append(f'<p class="law">Head law: {escaped(law)}</p>')
     if section.spectrum:
         head = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
         parts.append(_table(section.spectrum, head, "numbers"))
     parts.append(f'<{h} id="{key}-checks">Verification</{h}>')
     parts.append(_checks_html(section))
     parts.append(f'<{h} id="{key}-numbers">Numbers</{h}>')
-    parts.append("<p>What <code>wflow info</code> prints.</p>")
+    left = "What is left of what" if section.cut else "What"
+    parts.append(f"<p>{left} <code>wflow info</code> prints.</p>")
     parts.append(_table(section.facts, kind="info"))
     parts.append(f'<{h} id="{key}-provenance">Provenance</{h}>')
     file = section.name if section.name.endswith(".h5") else f"{section.name}.h5"
@@ -1151,9 +1198,10 @@ def _checks_html(section: Section) -> str:
             f"{escaped(check.name)}{note}</th>{cells}</tr>"
         )
     head = "".join(f'<th scope="col">{t}</th>' for t in ("", "check", "found", "limit"))
+    source = "" if section.cut else ", as <code>wflow verify</code> makes them"
     return (
-        f"<p>{escaped(section.verdict())}, as <code>wflow verify</code> makes them.</p><div "
-        f'class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
+        f'<p>{escaped(section.verdict())}{source}.</p><div class="scroll">'
+        f'<table class="checks"><thead><tr>{head}</tr></thead><tbody>'
         f"{''.join(rows)}</tbody></table></div>"
     )
 
@@ -1173,7 +1221,7 @@ def _lead(sections: Sequence[Section]) -> str:
         for text, values in chips
         if len(values) == 1
         for value in values
-        if value
+        if value and "?" not in value
     )
     return f'<ul class="chips">{items}</ul>' if items else ""
 
@@ -1182,6 +1230,86 @@ def _page_of_run(section: Section) -> Page:
     page = Page(section.name, _lead([section]), [])
     page.body.append(f'<section class="run">{_section_html(section, "r0", page, 2)}</section>')
     return page
+
+
+def _page_of_file(path: Path, clock: Clock) -> Page:
+    """The page of a run file, or of another HDF5 file; others raise RunFileError."""
+    try:
+        return _page_of_run(_one_run(path, clock))
+    except RunFileError as error:
+        if not path.is_file() or _kind(path) == "wflow-study":
+            raise
+        with open_hdf5(path) as content:  # raises for a file that is not HDF5
+            return _page_of_foreign(path, content, error)
+
+
+def _page_of_foreign(path: Path, content: h5py.File, error: RunFileError) -> Page:
+    """What an HDF5 file holds that is no run: its variables and attributes, and what it lacks."""
+    import h5py
+
+    objects: list[tuple[str, Any]] = [("/", content)]
+
+    def add(name: str, item: Any) -> bool | None:
+        objects.append((name, item))
+        return len(objects) > _ENTRIES or None  # None, and not False, lets h5py go on
+
+    content.visititems(add)  # follows no links to other files
+    variables = [(name, item) for name, item in objects if isinstance(item, h5py.Dataset)]
+    attributes: list[tuple[str, str, str]] = []
+    for name, item in objects:
+        attributes += _attributes(name, item, _ENTRIES - len(attributes))
+    wanted = {
+        "schema": "schema" in content.attrs,
+        "configuration": "config" in content.attrs,
+        "times": "time" in content,
+        "energy budget": "energy" in content,
+    }
+    lacking = [name for name, there in wanted.items() if not there]
+    foreign = not _of_wflow(path)
+    missing = [f"{path.name} is no run of wflow." if foreign else str(error)]
+    missing += [f"Of a run it lacks: {', '.join(lacking)}."] if lacking else []
+    missing.append("Only its variables and attributes are listed.")
+    if len(objects) > _ENTRIES or len(attributes) >= _ENTRIES:
+        missing.append(f"At most {_ENTRIES} variables and attributes are listed.")
+    body = [
+        _banner(missing),
+        "<h2>File</h2>",
+        _table([("name", path.name), ("size", f"{path.stat().st_size:,} bytes")], kind="info"),
+        "<h2>Variables</h2>",
+    ]
+    rows = [(plain(name, _WORDS), *_shape_and_type(item)) for name, item in variables]
+    absent = '<p class="absent">None.</p>'
+    body.append(_table(rows, ("variable", "shape", "type")) if rows else absent)
+    body.append("<h2>Attributes</h2>")
+    body.append(_table(attributes, ("of", "attribute", "value")) if attributes else absent)
+    return Page(path.name, "", body)
+
+
+def _shape_and_type(data: h5py.Dataset) -> tuple[str, str]:
+    try:
+        shape = "none" if data.shape is None else str(data.shape) if data.shape else "scalar"
+        return shape, plain(data.dtype, _WORDS)
+    except FAULTS:
+        return "cannot be read", ""
+
+
+def _attributes(name: str, item: Any, most: int) -> list[tuple[str, str, str]]:
+    """At most so many attributes of a group or variable, as text; long ones by their shape."""
+    rows: list[tuple[str, str, str]] = []
+    with suppress(*FAULTS):  # a damaged list ends here
+        for key in item.attrs:
+            if key in ("DIMENSION_LIST", "REFERENCE_LIST"):  # places in the file
+                continue
+            if len(rows) >= most:
+                break
+            try:
+                shape = item.attrs.get_id(key).shape or ()
+                long = math.prod(shape) > 64
+                value = f"array of shape {shape}" if long else plain(item.attrs[key], _WORDS)
+            except FAULTS:
+                value = "cannot be read"
+            rows.append((plain(name, _WORDS), plain(key, _WORDS), value))
+    return rows
 
 
 def _page_of_study(folder: Path, clock: Clock) -> Page:

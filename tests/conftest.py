@@ -10,7 +10,10 @@ import matplotlib
 import pytest
 from hypothesis import settings
 
+from wflow.attention.flows import FLOWS
+from wflow.heads.laws import LAWS
 from wflow.plots import figure
+from wflow.transport.metric import METRICS
 
 matplotlib.use("Agg")
 # The same examples in every run; HYPOTHESIS_PROFILE=random looks for others.
@@ -75,6 +78,16 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(marks[kind])
 
     monkeypatch.setattr(figure, "draw", draw)
+
+
+@pytest.fixture(autouse=True)
+def same_classes_every_time() -> Iterator[None]:
+    """Laws, flows and metrics that a test registers are forgotten at its end."""
+    before = [(registry.classes, dict(registry.classes)) for registry in (LAWS, FLOWS, METRICS)]
+    yield
+    for classes, known in before:
+        classes.clear()
+        classes.update(known)
 
 
 @pytest.fixture(autouse=True)

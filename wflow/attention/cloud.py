@@ -215,7 +215,10 @@ def velocity(
 
         v = \frac{s}{H} \sum_h \frac{g_h}{m_h} \;(\text{softmax}), \quad
         v = s \bar g \;(\text{unnormalised}), \quad
-        v = s \frac{\bar g}{b} \;(\text{effective}), \qquad
+        v = s \frac{\bar g}{b} \;(\text{effective}),
+
+    .. math::
+
         g_h(x_i) = P_{x_i} D_h \frac{1}{n} \sum_j e^{\langle x_i, D_h x_j \rangle} x_j .
 
     In the theory: :ref:`flows <theory-flows>`.

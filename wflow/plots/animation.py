@@ -16,6 +16,8 @@ from wflow._core.errors import InputError
 from wflow.io.results import DRAFT
 from wflow.io.schema import solve_with
 from wflow.plots.figure import (
+    MAX_FRAMES,
+    MAX_TOKENS,
     check_run,
     evenly,
     facts,
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection
     from xarray import Dataset
 
-MAX_FRAMES = 150
-MAX_TOKENS = 2000
 SIZE = (7.2, 3.7)  # inches; even numbers of pixels at any dpi that divides by ten, as MP4 needs
 _NEAR = "#082860"
 _PALE = 0.72  # share of white in a token on the far side

@@ -32,6 +32,7 @@ COLUMN = 3.5  # inches: one column of a journal page
 PAGE = 7.2  # inches: both columns
 MAX_POINTS = 2000  # of a curve: more cannot be seen at 200 dpi and make the PDF heavy
 MAX_PANELS = 5  # in a row
+MAX_FRAMES, MAX_TOKENS = 150, 2000  # of clouds in motion, in an animation and in a report
 BAND = (10.0, 90.0)  # percentiles over the paths
 
 Band = Literal["percentiles", "error"]

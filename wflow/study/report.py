@@ -38,6 +38,8 @@ from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
 from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
 from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, solve_with
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
+from wflow.plots.figure import MAX_FRAMES as FRAMES  # of the times of a curve or cloud
+from wflow.plots.figure import MAX_TOKENS as TOKENS
 from wflow.plots.figure import evenly
 from wflow.plots.tokens import principal_axes
 
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-TOKENS, FRAMES = 2000, 150  # drawn of a cloud, and of the times of a curve or cloud
 RUNS = 12  # of a study that have a section
 BYTES = 6_900_000  # of the page, the script of the plots included
 _POSITIONS = 150_000  # of tokens, on the whole page

@@ -21,6 +21,7 @@ FLOORS = [
     "particles",
     "transport",
     "analysis",
+    "sampling",
     "distributed",
     "nets",
     "plots",

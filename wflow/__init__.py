@@ -39,6 +39,7 @@ _MODULES = {
     "tokens": "wflow.sphere.tokens",
     "sphere": "wflow.sphere",
     "transport": "wflow.transport",
+    "sampling": "wflow.sampling",
     "metric": "wflow.transport.metric",
     "jko": "wflow.transport.jko",
     "clusters": "wflow.analysis.clusters",
@@ -59,7 +60,7 @@ _OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed")
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
 if TYPE_CHECKING:
-    from wflow import distributed, heads, nets, plots, sphere, study, transport
+    from wflow import distributed, heads, nets, plots, sampling, sphere, study, transport
     from wflow._core.adaptive import Dopri5
     from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
     from wflow._core.tableaux import Tableau

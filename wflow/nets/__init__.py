@@ -7,8 +7,9 @@
 
 `blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `models`
 whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
-`diagnostics` serve them; `convex` is a test problem with a known solution, `particles` turns
-trained heads into a head law. Only `study` imports this package. Start with `continuous`.
+`diagnostics` serve them; `generative` has flows between densities, `convex` is a test problem with
+a known solution, `particles` turns trained heads into a head law. Only `study` imports this
+package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 
@@ -37,6 +38,7 @@ _MODULES = {
     "convex": "convex",
     "data": "data",
     "diagnostics": "diagnostics",
+    "generative": "generative",
     "particles": "particles",
     "train": "training.train",
 }
@@ -44,7 +46,7 @@ _MODULES = {
 __all__ = [*sorted(_HOMES), *_MODULES]
 
 if TYPE_CHECKING:
-    from wflow.nets import blocks, convex, data, diagnostics, particles
+    from wflow.nets import blocks, convex, data, diagnostics, generative, particles
     from wflow.nets.blocks import Flow, Output
     from wflow.nets.continuous import ContinuousTransformer, NodeTransformer, Trajectory
     from wflow.nets.models.gpt import GPT

@@ -1,6 +1,24 @@
 """Sampling by the regularised Wasserstein proximal operator, and Bayesian inverse problems.
 
 `priors` has the potentials with a proximal map, `proximal` the interaction of tokens, its attention
-and the layer made of it. It imports the packages from `_core` to `analysis`, and no torch. Start
-with `proximal`.
+and the layer made of it (`softmax_sums`: the sums over all pairs). It imports the packages from
+`_core` to `analysis`, and no torch. Start with `proximal`.
 """
+
+from wflow.sampling.priors import L1, NoPrior, Prior, SmoothL1, separable
+from wflow.sampling.proximal import (
+    AttentionMean,
+    attention_mean,
+    interaction,
+)
+
+__all__ = [
+    "L1",
+    "AttentionMean",
+    "NoPrior",
+    "Prior",
+    "SmoothL1",
+    "attention_mean",
+    "interaction",
+    "separable",
+]

@@ -35,6 +35,7 @@ from wflow import (
     jko,
     metric,
     plots,
+    sampling,
     sphere,
     stability,
     stationary,
@@ -372,6 +373,16 @@ def table(folder: Path) -> dict[str, Case]:
             stability.compare, run=run, other=other, law=None, costs=("chordal",), progress=False
         ),
         "stationary.kernel_eigenvalue": Case(stationary.kernel_eigenvalue, beta=1.5, d=3, degree=1),
+        "sampling.evolve_density": Case(
+            sampling.evolve_density,
+            density=np.ones(40),
+            potential=np.abs,
+            edges=np.linspace(-4, 4, 41),
+            times=[0.1, 0.2],
+            dt=0.05,
+            beta=1.0,
+            time_dependent=False,
+        ),
         "stationary.critical_diffusion": Case(
             stationary.critical_diffusion, beta=1.5, d=3, flow="softmax"
         ),

@@ -1,0 +1,441 @@
+r"""Flows between a standard Gaussian and data along a potential, and their training.
+
+Time runs from the base at t = 0 to the data at t = T: samples follow x' = grad phi(x, t), densities
+are found by following it back. `OTFlow` integrates both by the classical Runge-Kutta method; the
+flow with sparse attention is in `sparse`. `Likelihood` is what both are trained with::
+
+    flow = generative.OTFlow(generative.Potential(2))
+    history = nets.train.train(flow, generative.Likelihood(), batches, config)
+    x = flow.sample(1000)
+
+[OTF] Onken, Fung, Li, Ruthotto, "OT-Flow: Fast and Accurate Continuous Normalizing Flows via
+Optimal Transport", AAAI 2021. [RWPO] Han, Osher, Li, "Sparse Transformer
+Architectures via Regularized Wasserstein Proximal Operator with L1 Prior", 2025.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wflow._core.checks import number, positive, whole
+from wflow._core.errors import InputError
+from wflow.nets.checks import listed, tensor
+from wflow.nets.generative.potential import Derivatives, Potential, points
+from wflow.nets.pretrained import Pretrained
+from wflow.nets.registry import register
+from wflow.nets.training.train import Loss
+
+__all__ = ["Likelihood", "OTFlow", "ToBase", "log_normal"]
+
+
+class ToBase(NamedTuple):
+    r"""Points at the base of a flow, with what was summed on the path there.
+
+    Parameters
+    ----------
+    z : Tensor, shape (n, dim)
+        Points at the base.
+    log_det : Tensor, shape (n,)
+        Logarithm of the determinant of dz/dx: log rho(x) = log rho_0(z) + log_det.
+    transport : Tensor, shape (n,)
+        Kinetic energy, the integral of ``|grad phi|^2 / 2``.
+    hjb : Tensor, shape (n,)
+        Integral of the residual of the Hamilton-Jacobi-Bellman equation.
+    folded : Tensor, shape ()
+        Share of tokens at which a layer of the flow has a determinant <= 0, so that it cannot be
+        inverted; 0 for flows whose layers are counted by no such test.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import generative
+    >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+    >>> flow.to_base(torch.randn(5, 2)).log_det.shape
+    torch.Size([5])
+    """
+
+    z: Tensor
+    log_det: Tensor
+    transport: Tensor
+    hjb: Tensor
+    folded: Tensor
+
+
+def log_normal(z: Tensor) -> Tensor:
+    r"""Log density of the standard Gaussian, ``-|z|^2 / 2 - (d/2) log(2 pi)``.
+
+    Parameters
+    ----------
+    z : Tensor, shape (n, d)
+        Points.
+
+    Returns
+    -------
+    Tensor, shape (n,)
+        Log density at each.
+
+    Raises
+    ------
+    InputError
+        For anything but a floating-point tensor of two dimensions.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import generative
+    >>> round(float(generative.log_normal(torch.zeros(1, 2))), 4)
+    -1.8379
+    """
+    tensor(z, "z", "real")
+    if z.ndim != 2:
+        raise InputError(f"z is of shape {tuple(z.shape)}: expected (n, d)")
+    return -z.square().sum(1) / 2 - z.shape[1] / 2 * math.log(2 * math.pi)
+
+
+class GradientFlow(Pretrained):
+    """Base class of the flows along a potential: densities and samples from the two maps.
+
+    A derived class has `to_base` and `from_base`, and `steps` and `t_final`.
+    """
+
+    steps: int
+    t_final: float
+
+    def __init__(self, potential: Potential, steps: int, t_final: float) -> None:
+        super().__init__()
+        if not isinstance(potential, Potential):
+            raise InputError(
+                f"potential is {type(potential).__name__}: expected a generative.Potential"
+            )
+        self.potential = potential
+        self.steps = whole(steps, "steps")
+        self.t_final = positive(t_final, "t_final")
+
+    @property
+    def dim(self) -> int:
+        """Length of the points."""
+        return self.potential.dim
+
+    def draws(self, n: int, seed: int) -> Tensor:
+        """Draw n points of the base, the same numbers for any precision of the weights."""
+        count, weight = whole(n, "n"), self.potential.w
+        generator = torch.Generator().manual_seed(whole(seed, "seed", 0))
+        z = torch.randn(count, self.dim, dtype=torch.float64, generator=generator)
+        return z.to(weight)
+
+    def extra_repr(self) -> str:
+        """Describe the discretisation, for printing."""
+        return f"steps={self.steps}, t_final={self.t_final:g}"
+
+
+@register
+class OTFlow(GradientFlow):
+    r"""OT-Flow [1]_: a continuous normalising flow along the gradient of a potential.
+
+    .. math::
+
+        \dot x = \nabla\phi(x, t), \quad x(0) \sim N(0, I), \qquad
+        \log\rho(x(T)) = \log\rho_0(x(0)) - \int_0^T \Delta\phi(x, t)\,dt,
+
+    by `steps` steps of the classical Runge-Kutta method from the data back to the base. Time runs
+    the other way in [1]_, and there the velocity is -grad phi: the same flow.
+
+    Parameters
+    ----------
+    potential : Potential
+        The potential phi; its condition makes the flow a conditional one.
+    steps : int, default 8
+        Number of steps.
+    t_final : float, default 1.0
+        Time T of the data.
+
+    Raises
+    ------
+    InputError
+        For anything but a `Potential`, steps below 1 and T <= 0.
+
+    References
+    ----------
+    .. [1] Onken, Fung, Li, Ruthotto, "OT-Flow: Fast and Accurate Continuous Normalizing Flows via
+       Optimal Transport", AAAI 2021, eqs. 1 to 10.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import generative
+    >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=4)
+    >>> flow.log_density(flow.sample(5, seed=1)).shape
+    torch.Size([5])
+    """
+
+    def __init__(self, potential: Potential, *, steps: int = 8, t_final: float = 1.0) -> None:
+        super().__init__(potential, steps, t_final)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> ToBase:
+        """Follow data to the base, as `to_base` does."""
+        return self.to_base(x, y)
+
+    def to_base(self, x: Tensor, y: Tensor | None = None) -> ToBase:
+        r"""Follow data to the base, with log determinant and penalties.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Data.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+
+        Returns
+        -------
+        ToBase
+            Points, log determinant, the transport cost ``int |grad phi|^2 / 2 dt`` and the penalty
+            ``int |d phi/dt + |grad phi|^2 / 2| dt`` along the path, by the weights of the scheme.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.to_base(torch.zeros(3, 2)).z.shape
+        torch.Size([3, 2])
+        """
+        x = points(x, "x", self.dim, self.potential.w)
+        h = self.t_final / self.steps
+        log_det = transport = hjb = x.new_zeros(len(x))
+        for k in range(self.steps, 0, -1):
+            x, stages = self._step(x, y, k * h, -h, laplacian=True)
+            for at, weight in zip(stages, _WEIGHTS, strict=True):
+                assert at.laplacian is not None
+                energy = at.gradient.square().sum(1) / 2
+                log_det = log_det - (h * weight) * at.laplacian
+                transport = transport + (h * weight) * energy
+                hjb = hjb + (h * weight) * (at.time + energy).abs()
+        return ToBase(x, log_det, transport, hjb, x.new_zeros(()))
+
+    def from_base(self, z: Tensor, y: Tensor | None = None, *, exact: bool = True) -> Tensor:
+        r"""Follow points of the base to the data.
+
+        Parameters
+        ----------
+        z : Tensor, shape (n, dim)
+            Points at the base.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        exact : bool, default True
+            Whether to invert each step of `to_base` to rounding, so that the samples have the
+            density that `log_density` gives; otherwise the steps forwards, whose error is that of
+            the scheme. An inverse takes the step forwards G of the backward one F, and corrects it
+            by ``x <- x + G(z) - G(F(x))``.
+
+        Returns
+        -------
+        Tensor, shape (n, dim)
+            Data.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices.
+
+        Warns
+        -----
+        UserWarning
+            Where a step could not be inverted: it is too long for the potential.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2).double()
+        >>> z = flow.draws(3, seed=0)
+        >>> bool((flow.to_base(flow.from_base(z)).z - z).abs().max() < 1e-12)
+        True
+        """
+        x = points(z, "z", self.dim, self.potential.w)
+        h = self.t_final / self.steps
+        lost = 0
+        for k in range(self.steps):
+
+            def forwards(at: Tensor, t: float = k * h) -> Tensor:
+                return self._step(at, y, t, h, laplacian=False)[0]
+
+            def backwards(at: Tensor, t: float = (k + 1) * h) -> Tensor:
+                return self._step(at, y, t, -h, laplacian=False)[0]
+
+            start = forwards(x)
+            x, open_rows = _corrected(start, forwards, backwards) if exact else (start, 0)
+            lost = max(lost, open_rows)
+        if lost:
+            warnings.warn(
+                f"a step of the flow could not be inverted for {lost} of {len(x)} points: raise "
+                "steps, or train with a larger weight of the transport",
+                stacklevel=2,
+            )
+        return x
+
+    def log_density(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Compute the log density of the flow at points.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Points.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Log density at each.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.log_density(torch.zeros(3, 2)).shape
+        torch.Size([3])
+        """
+        base = self.to_base(x, y)
+        return log_normal(base.z) + base.log_det
+
+    @torch.no_grad()
+    def sample(
+        self, n: int, seed: int = 0, y: Tensor | None = None, *, exact: bool = True
+    ) -> Tensor:
+        """Draw samples.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        seed : int, default 0
+            Of the points of the base.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all samples or of each.
+        exact : bool, default True
+            As in `from_base`.
+
+        Returns
+        -------
+        Tensor, shape (n, dim)
+            Samples.
+
+        Raises
+        ------
+        InputError
+            For numbers out of range and features of another shape.
+
+        Examples
+        --------
+        >>> from wflow.nets import generative
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.sample(5, seed=1).shape
+        torch.Size([5, 2])
+        """
+        return self.from_base(self.draws(n, seed), y, exact=exact)
+
+    def _step(
+        self, x: Tensor, y: Tensor | None, t: float, h: float, *, laplacian: bool
+    ) -> tuple[Tensor, list[Derivatives]]:
+        """One step of length h from time t, either way, with the derivatives at its stages."""
+        stages: list[Derivatives] = []
+        for node in _NODES:
+            point = torch.add(x, stages[-1].gradient, alpha=node * h) if stages else x
+            stages.append(self.potential.derivatives(point, t + node * h, y, laplacian=laplacian))
+        for at, weight in zip(stages, _WEIGHTS, strict=True):
+            x = torch.add(x, at.gradient, alpha=weight * h)
+        return x, stages
+
+
+_NODES = (0.0, 0.5, 0.5, 1.0)  # of the classical Runge-Kutta method
+_WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
+_CORRECTIONS = 50
+
+
+def _corrected(
+    start: Tensor, forwards: Callable[[Tensor], Tensor], backwards: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, int]:
+    """Solve backwards(x) = z from start = forwards(z), and count the rows without a solution."""
+    x, least = start, start.new_full(start.shape[:1], math.inf)
+    floor = 16 * torch.finfo(x.dtype).eps * (1 + start.abs().amax(1))
+    for _ in range(_CORRECTIONS):
+        change = start - forwards(backwards(x))
+        size = change.abs().amax(1)
+        x = x + change
+        if bool(((size <= floor) | (size >= least)).all()):
+            break
+        least = torch.minimum(least, size)
+    return x, int((~(size <= 1e3 * floor)).sum())
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    r"""Objective of a flow: negative log likelihood, transport cost and HJB penalty [1]_ [2]_.
+
+    .. math::
+
+        \alpha_1\,\mathrm{mean}(-\log\rho(x)) + \alpha_2\,\mathrm{mean}(\text{transport})
+        + \alpha_3\,\mathrm{mean}(\text{HJB})
+
+    Parameters
+    ----------
+    alpha : tuple of float, default (1.0, 1.0, 0.1)
+        Weights >= 0 of the three, in this order; the default is that of [2]_.
+
+    Raises
+    ------
+    InputError
+        For anything but three numbers >= 0.
+
+    References
+    ----------
+    .. [1] Onken, Fung, Li, Ruthotto, "OT-Flow: Fast and Accurate Continuous Normalizing Flows via
+       Optimal Transport", AAAI 2021, eq. 6.
+    .. [2] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
+       Operator with L1 Prior", 2025, eqs. 16 to 21.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import generative
+    >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+    >>> sorted(generative.Likelihood()(flow, torch.randn(5, 2)).parts)
+    ['folded', 'hjb', 'nll', 'transport']
+    """
+
+    alpha: tuple[float, float, float] = (1.0, 1.0, 0.1)
+
+    def __post_init__(self) -> None:
+        weights = tuple(
+            number(value, "a weight of alpha", 0) for value in listed(self.alpha, "alpha")
+        )
+        if len(weights) != 3:
+            raise InputError(
+                f"alpha has {len(weights)} entries: expected three, of likelihood, transport, HJB"
+            )
+        object.__setattr__(self, "alpha", weights)
+
+    def __call__(self, model: nn.Module, /, *batch: Tensor) -> Loss:
+        """Compute the loss of a flow on data x, or on pairs (x, y)."""
+        base: Any = model(*batch)
+        nll = -(log_normal(base.z) + base.log_det).mean()
+        transport, hjb = base.transport.mean(), base.hjb.mean()
+        a, b, c = self.alpha
+        parts = {"nll": nll, "transport": transport, "hjb": hjb, "folded": base.folded}
+        return Loss(a * nll + b * transport + c * hjb, parts)

@@ -348,6 +348,10 @@ def table(folder: Path) -> dict[str, Case]:
             plots.token_snapshots, times=[0.2], which="mean", ax=None, **circle
         ),
         "plots.plot_run": Case(plots.plot_run, ds=runs()["speed"], out_dir=str(folder / "figures")),
+        "sampling.frechet": Case(sampling.frechet, x=x, y=y + 0.5),
+        "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
+        "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),
+        "sampling.w2": Case(sampling.w2, x=x, y=y + 0.5),
         "sphere.as_tokens": Case(sphere.as_tokens, x=y + 1.0, name="x0"),
         "sphere.normalise": Case(sphere.normalise, x=y + 1.0),
         "sphere.project": Case(sphere.project, x=x, v=y),

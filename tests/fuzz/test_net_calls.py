@@ -272,6 +272,18 @@ CALLS = {
         {"images": draw(2, 4, 4), "level": 0.5, "seed": 0},
     ),
     "data.mnist": lambda: (data.mnist, {"folder": "tests", "digits": 10}),
+    "data.planar": lambda: (
+        data.planar,
+        {"name": "moons", "n": 4, "seed": 0, "part": "validation"},
+    ),
+    "data.PlanarBatches": lambda: (
+        data.PlanarBatches,
+        {"name": "rings", "batch": 4, "seed": 0, "context": True},
+    ),
+    "data.PlanarBatches.call": lambda: (
+        data.PlanarBatches("pinwheel", batch=3, context=True),
+        {"step": 2},
+    ),
     "data.read_idx": lambda: (data.read_idx, {"path": __file__, "dims": None}),
     "data.replace_tokens": lambda: (
         data.replace_tokens,

@@ -8,6 +8,12 @@ of inverse problems, `reference` samplers of their posteriors and diagnostics of
 the packages from `_core` to `analysis`, and no torch. Start with `proximal`.
 """
 
+from wflow.sampling.comparison import (
+    frechet,
+    mmd,
+    sliced_w2,
+    w2,
+)
 from wflow.sampling.fokker_planck import (
     evolve_density,
 )
@@ -32,6 +38,10 @@ __all__ = [
     "SmoothL1",
     "attention_mean",
     "evolve_density",
+    "frechet",
     "interaction",
+    "mmd",
     "separable",
+    "sliced_w2",
+    "w2",
 ]

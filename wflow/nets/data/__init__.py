@@ -1,7 +1,8 @@
 """Data for the network studies: images, texts, batches, perturbations.
 
 `datasets` loads them, `download` finds or fetches their files, `tokenize` turns text to numbers,
-`batches` are pure functions of (seed, step), `perturb` disturbs inputs. Start with `datasets`.
+`batches` are pure functions of (seed, step), `densities` draws from those in the plane, `perturb`
+disturbs inputs. Start with `datasets`.
 """
 
 from wflow.nets.data.datasets import (
@@ -24,6 +25,7 @@ from wflow.nets.data.datasets import (
     unit,
     windows,
 )
+from wflow.nets.data.densities import PlanarBatches, planar
 
 __all__ = [
     "BytePairs",
@@ -31,6 +33,7 @@ __all__ = [
     "CropBatches",
     "ImageBatches",
     "Images",
+    "PlanarBatches",
     "Text",
     "Tokenizer",
     "digits",
@@ -38,6 +41,7 @@ __all__ = [
     "embedded_text",
     "gaussian_noise",
     "mnist",
+    "planar",
     "read_idx",
     "replace_tokens",
     "shakespeare",

@@ -8,6 +8,9 @@ of inverse problems, `reference` samplers of their posteriors and diagnostics of
 the packages from `_core` to `analysis`, and no torch. Start with `proximal`.
 """
 
+from wflow.sampling import (
+    reference,
+)
 from wflow.sampling.comparison import (
     frechet,
     mmd,
@@ -41,6 +44,7 @@ __all__ = [
     "frechet",
     "interaction",
     "mmd",
+    "reference",
     "separable",
     "sliced_w2",
     "w2",

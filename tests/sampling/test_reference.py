@@ -1,0 +1,163 @@
+"""Reference samplers against closed forms, and the diagnostics of chains."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from wflow import InputError
+from wflow.sampling import reference
+
+MODEL = ((2.0, 0.5, 0.7, 1.0), (1.0, 0.3, -0.2, 2.0))  # lambda, noise, datum, slope
+
+
+def moments_on_a_grid(lam: float, noise: float, y: float, slope: float) -> tuple[float, float]:
+    x = np.linspace(-8, 8, 400_001)
+    density = np.exp(-((y - slope * x) ** 2) / (2 * noise**2) - lam * np.abs(x))
+    mean = float((density * x).sum() / density.sum())
+    return mean, float((density * (x - mean) ** 2).sum() / density.sum())
+
+
+@pytest.mark.parametrize(("lam", "noise", "y", "slope"), MODEL)
+@pytest.mark.parametrize("rows", [1, 2])  # both forms of the Gaussian draw
+def test_the_bayesian_lasso_has_the_moments_of_quadrature(lam, noise, y, slope, rows):
+    matrix, data = np.zeros((rows, 1)), np.zeros(rows)
+    matrix[0], data[0] = slope, y
+    found = reference.bayesian_lasso(matrix, data, lam=lam, noise=noise, draws=20_000, chains=2)
+    mean, variance = moments_on_a_grid(lam, noise, y, slope)
+    x = found["samples"].values
+    error = np.sqrt(variance / float(found["ess"].values[0]))
+    assert abs(x.mean() - mean) < 5 * error
+    assert abs(x.var() - variance) < 15 * variance / np.sqrt(float(found["ess"].values[0]))
+    assert float(found["r_hat"].max()) < 1.01
+
+
+def test_both_forms_of_the_gaussian_draw_have_the_same_posterior():
+    rng = np.random.default_rng(1)
+    matrix, data = rng.standard_normal((5, 4)), rng.standard_normal(5)
+    tall = reference.bayesian_lasso(matrix, data, lam=1.0, noise=0.3, draws=20_000)
+    rotation, square = np.linalg.qr(matrix)  # the same likelihood from 4 observations
+    wide = reference.bayesian_lasso(square, rotation.T @ data, lam=1.0, noise=0.3, draws=20_000)
+    spread = tall["samples"].std(("chain", "draw")).values
+    error = spread * np.sqrt(1 / tall["ess"].values + 1 / wide["ess"].values)
+    gap = (tall["samples"].mean(("chain", "draw")) - wide["samples"].mean(("chain", "draw"))).values
+    assert np.all(np.abs(gap) < 5 * error)
+
+
+def target(x: np.ndarray) -> np.ndarray:
+    return -0.5 * (x[:, 0] ** 2 / 4 + (x[:, 1] - x[:, 0]) ** 2 / 0.04)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_metropolis_samples_a_narrow_gaussian(gradient):
+    def with_slope(x):
+        tilt = (x[:, 1] - x[:, 0]) / 0.04
+        return target(x), np.stack([-x[:, 0] / 4 + tilt, -tilt], 1)
+
+    start = np.random.default_rng(0).standard_normal((8, 2))
+    found = reference.metropolis(
+        with_slope if gradient else target, start, gradient=gradient, draws=2000, warmup=1500
+    )
+    covariance = np.cov(found["samples"].values.reshape(-1, 2).T)
+    assert float(found["r_hat"].max()) < 1.02
+    assert np.allclose(covariance, [[4, 4], [4, 4.04]], rtol=0.15)
+    assert abs(float(found["acceptance"].mean()) - (0.57 if gradient else 0.25)) < 0.12
+
+
+def test_pcn_has_the_posterior_of_a_laplace_prior():
+    lam, noise, y, slope = MODEL[0]
+    found = reference.pcn(
+        lambda x: -((y - slope * x[:, 0]) ** 2) / (2 * noise**2),
+        1,
+        transform=lambda xi: reference.laplace_from_normal(xi, lam)[0],
+        draws=4000,
+        chains=8,
+    )
+    mean, variance = moments_on_a_grid(lam, noise, y, slope)
+    error = np.sqrt(variance / float(found["ess"].values[0]))
+    assert abs(float(found["samples"].mean()) - mean) < 5 * error
+    assert float(found["r_hat"].max()) < 1.02
+
+
+def test_the_laplace_map_has_its_derivative_and_quantiles():
+    xi = np.linspace(-12, 12, 49)
+    x, derivative = reference.laplace_from_normal(xi, 2.0)
+    ahead, behind = (reference.laplace_from_normal(xi + e, 2.0)[0] for e in (1e-6, -1e-6))
+    assert np.allclose((ahead - behind) / 2e-6, derivative, rtol=1e-5)  # kinked at 0
+    from scipy.stats import laplace, norm
+
+    inner = np.abs(xi) < 5
+    assert np.allclose(laplace(scale=0.5).cdf(x[inner]), norm.cdf(xi[inner]), atol=1e-14)
+
+
+def test_tempering_keeps_two_modes_and_knows_the_evidence():
+    def log_likelihood(x):
+        return -200 * (np.abs(x[:, 0]) - 1) ** 2 + np.where(x[:, 0] > 0, np.log(3), 0)
+
+    start = np.random.default_rng(2).standard_normal((4000, 1))
+    found = reference.tempered(log_likelihood, lambda x: -0.5 * (x**2).sum(1), start)
+    right = float((found["samples"] > 0).mean())
+    assert abs(right - 0.75) < 0.05
+    x = np.linspace(-8, 8, 100_001)
+    mean = np.exp(log_likelihood(x[:, None]) - x**2 / 2).sum() * (x[1] - x[0]) / np.sqrt(2 * np.pi)
+    assert abs(found.attrs["log_evidence"] - np.log(mean)) < 0.1
+
+
+def test_the_diagnostics_see_what_is_wrong():
+    rng = np.random.default_rng(3)
+    good = rng.standard_normal((4, 1000, 2))
+    assert np.all(reference.r_hat(good) < 1.01)
+    assert np.all(np.abs(reference.ess(good) / 4000 - 1) < 0.15)
+    shifted = good + np.array([0, 0, 0, 1])[:, None, None]
+    wider = good * np.array([1, 1, 1, 3])[:, None, None]
+    assert np.all(reference.r_hat(shifted) > 1.05)
+    assert np.all(reference.r_hat(wider) > 1.05)  # equal means: seen by the folded part
+    correlated = np.empty((4, 20_000))
+    correlated[:, 0] = rng.standard_normal(4)
+    noise = rng.standard_normal((4, 20_000))
+    for k in range(1, 20_000):
+        correlated[:, k] = 0.9 * correlated[:, k - 1] + np.sqrt(1 - 0.81) * noise[:, k]
+    assert abs(float(reference.ess(correlated)) / (80_000 * 0.1 / 1.9) - 1) < 0.15
+    assert np.isnan(reference.r_hat(np.ones((2, 8)))) and np.isnan(reference.ess(np.ones((2, 8))))
+
+
+def test_the_same_seed_gives_the_same_bits_for_any_number_of_threads():
+    code = (
+        "import numpy as np; from wflow.sampling import reference as r;"
+        "g = np.random.default_rng(0); A = g.standard_normal((20, 60));"
+        "s = g.standard_normal((8, 40));"
+        "f = r.bayesian_lasso(A, A[:, 0], lam=2.0, noise=0.1, draws=50, warmup=10);"
+        "m = r.metropolis(lambda x: -0.5 * (x**2).sum(1), s, draws=50, warmup=200);"
+        "print(hash(f['samples'].values.tobytes() + m['samples'].values.tobytes()))"
+    )
+    found = set()
+    for threads in ("1", "2"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+        env = os.environ | dict.fromkeys(names, threads) | {"PYTHONHASHSEED": "0"}
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        found.add(run.stdout)
+    assert len(found) == 1
+
+
+def test_densities_that_cannot_be_used_are_refused():
+    start = np.zeros((2, 3))
+    with pytest.raises(InputError, match="NaN or"):
+        reference.metropolis(lambda x: x[:, 0] * np.nan, start)
+    with pytest.raises(InputError, match="expected \\(2,\\)"):
+        reference.metropolis(lambda x: x, start)
+    with pytest.raises(InputError, match="0 at 2 of 2 starts"):
+        reference.metropolis(lambda x: np.full(len(x), -np.inf), start)
+    with pytest.raises(InputError, match="no pair"):
+        reference.metropolis(target, start, gradient=True)
+    with pytest.raises(InputError, match="100 draws"):
+        reference.pcn(lambda x: np.full(len(x), -np.inf), 2)
+    with pytest.raises(InputError, match="0 at all"):
+        reference.tempered(lambda x: np.full(len(x), -np.inf), target, np.zeros((8, 2)))
+    with pytest.raises(InputError, match="one for each row"):
+        reference.bayesian_lasso(np.eye(3), [1.0, 2.0], lam=1.0, noise=0.1)
+    with pytest.raises(InputError, match="four draws"):
+        reference.r_hat(np.ones((2, 3)))

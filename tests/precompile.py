@@ -53,6 +53,12 @@ def mobilities() -> None:
     wflow.metric.metric_derivative(tokens(3), tokens(3)[::-1], np.eye(3)[None])
 
 
+def inverse_problems() -> None:
+    model = wflow.sampling.forward.Lorenz(windows=1)
+    model.vjp(np.zeros((1, 3)), np.ones((1, 3)))
+    wflow.sampling.reference.bayesian_lasso(np.eye(2), np.ones(2), lam=1.0, noise=0.1, draws=4)
+
+
 # The longest first. Both types of numbers are one task: their code is listed in one file. Of twelve
 # coordinates: many; of one: any number, in loops that the tests compare the others with.
 TASKS: list[tuple] = [(exact, 12, True), (exact, 1, True), (fast,)]
@@ -63,6 +69,7 @@ TASKS += [
     (mobilities,),
     (exact, 5, True, ("float64",)),
     (diffusion,),
+    (inverse_problems,),
 ]
 
 

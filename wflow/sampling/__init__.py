@@ -9,6 +9,7 @@ the packages from `_core` to `analysis`, and no torch. Start with `proximal`.
 """
 
 from wflow.sampling import (
+    forward,
     reference,
 )
 from wflow.sampling.comparison import (
@@ -41,6 +42,7 @@ __all__ = [
     "SmoothL1",
     "attention_mean",
     "evolve_density",
+    "forward",
     "frechet",
     "interaction",
     "mmd",

@@ -1,0 +1,15 @@
+"""Forward models of Bayesian inverse problems, vectorised, with adjoints exact for the scheme.
+
+`model` has their contract, which custom ones extend; `elliptic`, `lorenz` and `impedance` are the
+three problems of [RWPO] section 4.2. The package imports `_core`. Start with `model`.
+
+[RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
+Operator with L1 Prior".
+"""
+
+from wflow.sampling.forward.elliptic import Elliptic
+from wflow.sampling.forward.impedance import Impedance
+from wflow.sampling.forward.lorenz import Lorenz
+from wflow.sampling.forward.model import ForwardModel
+
+__all__ = ["Elliptic", "ForwardModel", "Impedance", "Lorenz"]

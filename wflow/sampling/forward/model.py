@@ -1,0 +1,169 @@
+"""The contract of a forward model: outputs of parameters, and the adjoint of their derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.checks import reals
+from wflow._core.errors import InputError
+
+FloatArray = NDArray[np.float64]
+Pullback = Callable[[FloatArray], FloatArray]
+
+
+class ForwardModel:
+    r"""Map F from parameters to what is observed without noise; a custom one overrides `evaluate`.
+
+    Attributes
+    ----------
+    dim : int
+        Number d of parameters.
+    outputs : int
+        Number m of outputs.
+
+    Notes
+    -----
+    An inverse problem observes :math:`y = F(x) + \varepsilon` [1]_. The gradient of its log
+    likelihood is :math:`DF(x)^T (y - F(x)) / \sigma^2`, which `linearise` gives at the cost of one
+    adjoint solve.
+
+    References
+    ----------
+    .. [1] Stuart, "Inverse problems: a Bayesian perspective", Acta Numerica 19 (2010).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow.sampling import forward
+    >>> class Square(forward.ForwardModel):
+    ...     dim = outputs = 2
+    ...     def evaluate(self, x):
+    ...         return x**2, lambda w: 2 * x * w
+    >>> Square().vjp([[3.0, 1.0]], [[1.0, 0.0]])
+    array([[6., 0.]])
+    """
+
+    dim: int
+    outputs: int
+
+    def evaluate(self, x: FloatArray) -> tuple[FloatArray, Pullback]:
+        """Return the outputs of checked parameters, and the adjoint of the derivative there.
+
+        Parameters
+        ----------
+        x : ndarray, shape (n, dim)
+            Parameters, finite.
+
+        Returns
+        -------
+        values : ndarray, shape (n, outputs)
+            Outputs.
+        pullback : callable
+            Map from weights (n, outputs) to DF(x)^T w (n, dim).
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not override evaluate")
+
+    def __call__(self, x: ArrayLike) -> FloatArray:
+        """Return the outputs of parameters.
+
+        Parameters
+        ----------
+        x : array_like, shape (n, dim)
+            Parameters.
+
+        Returns
+        -------
+        ndarray, shape (n, outputs)
+            Outputs.
+
+        Raises
+        ------
+        InputError
+            For parameters of another shape or not finite, and where outputs are not finite.
+        """
+        return self.linearise(x)[0]
+
+    def linearise(self, x: ArrayLike) -> tuple[FloatArray, Pullback]:
+        """Return the outputs, and a function for the adjoint of the derivative there.
+
+        Parameters
+        ----------
+        x : array_like, shape (n, dim)
+            Parameters.
+
+        Returns
+        -------
+        values : ndarray, shape (n, outputs)
+            Outputs F(x).
+        pullback : callable
+            Map from weights w (n, outputs) to DF(x)^T w (n, dim).
+
+        Raises
+        ------
+        InputError
+            For parameters of another shape or not finite, and where outputs are not finite; the
+            function: for weights of another shape, and where the gradient is not finite.
+        """
+        given = self._array(x, "x", self.dim)
+        with np.errstate(all="ignore"):  # what is not finite is reported below
+            found, pull = self.evaluate(given)
+            values = self._finite(
+                np.asarray(found, dtype=np.float64), "outputs", self.outputs, given
+            )
+
+        def pullback(w: ArrayLike) -> FloatArray:
+            weights = self._array(w, "w", self.outputs)
+            if len(weights) != len(given):
+                raise InputError(f"w has {len(weights)} rows: expected {len(given)}, as many as x")
+            with np.errstate(all="ignore"):
+                slope = np.asarray(pull(weights), dtype=np.float64)
+            return self._finite(slope, "gradients", self.dim, given)
+
+        return values, pullback
+
+    def vjp(self, x: ArrayLike, w: ArrayLike) -> FloatArray:
+        """Return DF(x)^T w, the gradient of <w, F(x)>.
+
+        Parameters
+        ----------
+        x : array_like, shape (n, dim)
+            Parameters.
+        w : array_like, shape (n, outputs)
+            Weights of the outputs.
+
+        Returns
+        -------
+        ndarray, shape (n, dim)
+            Gradients, exact for the discrete model.
+
+        Raises
+        ------
+        InputError
+            For arrays of other shapes or not finite, and where a result is not finite.
+        """
+        return self.linearise(x)[1](w)  # type: ignore[arg-type]
+
+    def _array(self, value: ArrayLike, name: str, columns: int) -> FloatArray:
+        array = reals(value, name)
+        if array.ndim != 2 or array.shape[1] != columns:
+            raise InputError(f"{name} has shape {array.shape}: expected (n, {columns})")
+        return array
+
+    def _finite(self, found: FloatArray, what: str, columns: int, x: FloatArray) -> FloatArray:
+        name = type(self).__name__
+        if found.shape != (len(x), columns):
+            raise InputError(
+                f"{name}: {what} have shape {found.shape}: expected ({len(x)}, {columns})"
+            )
+        bad = ~np.isfinite(found).all(axis=1)
+        if bad.any():
+            first = int(np.argmax(bad))
+            raise InputError(
+                f"{name}: {what} are not finite for {int(bad.sum())} of {len(x)} parameters, the "
+                f"first is row {first} with |x| up to {np.abs(x[first]).max():.3g}: keep "
+                "parameters near the prior, or refine the scheme"
+            )
+        return found

@@ -19,7 +19,7 @@ from wflow._core.errors import InputError
 from wflow._core.fingerprint import NotComparable, fingerprint, why_different
 from wflow._core.reprs import call_text
 
-_NAMED = ("law", "flow")  # parts of the configuration of a run that may be custom
+_NAMED = ("law", "flow", "grad", "prior")  # parts of the configuration of a run that may be custom
 # What identifies an object in a configuration, beside its parameters.
 _IDENTITY = {"name", "jumps", "fingerprint", "not_comparable"}
 _FUNCTIONS = "its Python functions and classes"
@@ -239,12 +239,12 @@ def _methods_in_wflow(cls: type) -> frozenset[str] | None:
 
 
 def is_custom_config(config: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether the configuration of a law or a flow is that of a custom one."""
+    """Whether the configuration of a part of a run is that of a custom one."""
     return isinstance(config, Mapping) and "fingerprint" in config
 
 
 def check_comparable(config: Mapping[str, Any]) -> None:
-    """Raise InputError for a run that cannot be resumed, because of its law or its flow.
+    """Raise InputError for a run that cannot be resumed, because of a custom part of it.
 
     config : of the run
     """
@@ -258,7 +258,7 @@ def check_comparable(config: Mapping[str, Any]) -> None:
 
 
 def warn_not_comparable(config: Mapping[str, Any], stacklevel: int = 4) -> None:
-    """Warn at the start of a run that cannot be resumed, because of its law or its flow.
+    """Warn at the start of a run that cannot be resumed, because of a custom part of it.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def warn_not_comparable(config: Mapping[str, Any], stacklevel: int = 4) -> None:
 
 
 def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warn at the end of a run whose custom law or flow is no longer the one that began it.
+    """Warn at the end of a run of which a custom part is no longer the one that began it.
 
     Parameters
     ----------

@@ -32,6 +32,8 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
     times = ds["time"].values
     lines = [("status", "complete" if ds.attrs["complete"] else "NOT COMPLETE")]
     lines += [("title", str(ds.attrs["title"]))] if "title" in ds.attrs else []
+    if "sampler" in config:
+        return lines + _sampler(ds, config) + _provenance(ds)
     lines += [
         ("law", _law(config)),
         ("heads", str(head_count(config, sizes) or "?")),
@@ -47,9 +49,43 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
         shots = ds["snapshot"].values
         stored = [name for name in ("tokens", "tokens_mean", "heads") if name in ds]
         lines.append(("snapshots", f"{_times(shots)} of {', '.join(stored)}"))
+    return lines + _provenance(ds) + _numbers(ds)
+
+
+def _provenance(ds: "Dataset") -> list[tuple[str, str]]:
     names = ("seed", "command", "created", "wflow_version", "numpy_version", "numba_version")
-    lines += [(name, _short(ds.attrs[name])) for name in names if name in ds.attrs]
-    return lines + _numbers(ds)
+    return [(name, _short(ds.attrs[name])) for name in names if name in ds.attrs]
+
+
+def _sampler(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is said of a run of a sampler: its settings, and diagnostics at its end."""
+    sizes, times = ds.sizes, ds["time"].values
+    known = ("sampler", "x0", "grad", "prior", "seed", "save", "steps")
+    settings = [f"{key} = {value}" for key, value in config.items() if key not in known]
+    lines = [
+        ("sampler", _short(f"{config['sampler']}({', '.join(settings)})")),
+        *((part, _part(config[part])) for part in ("grad", "prior") if part in config),
+        ("tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"),
+        ("paths", str(sizes["path"])),
+        ("steps", str(config.get("steps", "?"))),
+        ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
+    ]
+    if "snapshot" in ds.coords and "samples" in ds:
+        lines.append(("snapshots", f"{_times(ds['snapshot'].values)} of samples"))
+    for name in ("speed_sq", "ess", "ess_min", "absorbed") if times.size else ():
+        if name in ds:
+            lines.append((f"{name}(T)", mean_and_spread(ds[name][:, -1].values)))
+    return lines
+
+
+def _part(config: Any) -> str:
+    """A gradient or a prior: its name and parameters, "custom" where its code is compared."""
+    if not isinstance(config, dict):
+        return "?"
+    custom = "custom " if "fingerprint" in config else ""
+    hidden = ("name", "fingerprint", "not_comparable")
+    rest = ", ".join(f"{key} = {value}" for key, value in config.items() if key not in hidden)
+    return _short(f"{custom}{config.get('name', '?')}" + (f"({rest})" if rest else ""))
 
 
 def _numbers(ds: "Dataset") -> list[tuple[str, str]]:

@@ -499,6 +499,8 @@ def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list
         ds = dataset
         config = json.loads(ds.attrs["config"])
         checks = [_complete(ds), *written]
+        if "sampler" in config:
+            return checks + _of_sampler(ds, config)
         checks += [_config_fits(ds, config), _start_fits(ds, config), _replayed(ds, config)]
         checks += _recorded(ds)
         checks += [_on_sphere(ds, config), _mean_tokens(ds, config)]
@@ -687,6 +689,68 @@ def _recorded(ds: "Dataset") -> list[Check]:
         recorded,
         Check("no token and no head is infinite", not fixed, sum(fixed.values()), 0, note),
     ]
+
+
+def _of_sampler(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
+    """Check a run of a sampler: its configuration, start, moments and diagnostics."""
+    wrong = []
+    name = "the configuration fits the data"
+    try:
+        h, steps, every = float(config["h"]), int(config["steps"]), int(config["save"]["every"])
+        ends = ds.sizes["time"] - 1, -(-steps // every)
+        grid = np.minimum(np.arange(ds.sizes["time"]) * every, steps) * h
+        wrong += [] if np.allclose(ds["time"].values, grid, rtol=1e-12) else ["record times"]
+        wrong += [] if ends[0] == ends[1] or not ds.attrs["complete"] else ["steps"]
+        wrong += [] if int(config["seed"]) == int(ds.attrs["seed"]) else ["seed"]
+        if "snapshot" in ds.coords and ds.attrs["complete"]:
+            shots = np.array(config["save"]["snapshots"]) * h
+            fits = shots.shape == ds["snapshot"].shape and np.allclose(ds["snapshot"].values, shots)
+            wrong += [] if fits else ["save.snapshots"]
+        note = f"the data have other {', '.join(wrong)}" if wrong else ""
+        fits_data = Check(name, not wrong, note=note)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        fits_data = Check(name, False, note=f"it cannot be read: {error}")
+    start = "initial_tokens" in ds and config.get("x0") == array_config(ds["initial_tokens"].values)
+    checks = [fits_data, Check("the initial tokens are those of the configuration", start)]
+    return [*checks, *_recorded(ds), _moments(ds), *_attention(ds)]
+
+
+def _moments(ds: "Dataset") -> Check:
+    """Recompute mean and variance where tokens are stored at a record time."""
+    times, worst, count = ds["time"].values, 0.0, 0
+    clouds = []
+    if "initial_tokens" in ds and times.size:
+        clouds = [(0, np.broadcast_to(ds["initial_tokens"].values, _cloud_shape(ds)))]
+    for at, time in enumerate(ds["snapshot"].values if "samples" in ds else ()):
+        column = np.flatnonzero(np.isclose(times, time, rtol=1e-12, atol=0))
+        clouds += [(int(column[0]), ds["samples"][:, at].values)] if column.size else []
+    for column, cloud in clouds:
+        scale = np.abs(cloud).max() or 1.0
+        for key, found, size in (
+            ("sample_mean", cloud.mean(axis=1), scale),
+            ("sample_variance", cloud.var(axis=1), scale**2),
+        ):
+            difference = found - ds[key][:, column].values
+            worst = max(worst, worst_of(difference[~np.isnan(difference)] / size))
+        count += 1
+    note = f"largest difference relative to the largest coordinate, at {count} times"
+    return below("moments follow from the stored tokens", worst, _ROUNDING, note)
+
+
+def _cloud_shape(ds: "Dataset") -> tuple[int, int, int]:
+    return ds.sizes["path"], ds.sizes["token"], ds.sizes["axis"]
+
+
+def _attention(ds: "Dataset") -> list[Check]:
+    """Check that the diagnostics of an attention are in their ranges."""
+    if "ess" not in ds:
+        return []
+    low, mean, share = (ds[name].values for name in ("ess_min", "ess", "absorbed"))
+    least = 1 - _ROUNDING
+    fits = (low >= least) & (mean >= low * least) & (share >= 0) & (share <= 1)
+    fits &= mean <= ds.sizes["token"] * (1 + _ROUNDING)
+    note = "1 <= ess_min <= ess <= n, and absorbed is a share"
+    return [Check("diagnostics of the attention are in range", bool(fits.all()), note=note)]
 
 
 def _on_sphere(ds: "Dataset", config: dict[str, Any]) -> Check:

@@ -37,7 +37,7 @@ from wflow.io.reading import (
     partial_of,
     parts_of,
 )
-from wflow.io.schema import FAMILY, HISTORY_BYTES, VARIABLES, RunLayout
+from wflow.io.schema import FAMILY, HISTORY_BYTES, VARIABLES, Layout
 
 Index = int | slice | Sequence[int] | NDArray[np.integer]
 _PAGE = 4096  # bytes
@@ -54,7 +54,7 @@ _PART = re.compile(
 _MANIFEST_DRAFT = re.compile(r"run\.json\.[0-9a-f]{16}\.new")
 
 
-def check_target(path: Path, layout: RunLayout, overwrite: bool) -> None:
+def check_target(path: Path, layout: Layout, overwrite: bool) -> None:
     """Check that a run can be written to a path before anything is.
 
     Raises
@@ -254,7 +254,7 @@ class Overlay(io.RawIOBase):
         return bytearray(raw.ljust(_PAGE, b"\0"))
 
 
-def lay_out(path: Path, layout: RunLayout, attrs: Mapping[str, Any]) -> None:
+def lay_out(path: Path, layout: Layout, attrs: Mapping[str, Any]) -> None:
     """Make a netCDF-4 file with every variable in one piece, unfilled, and complete = 0."""
     coordinates = layout.coordinates()
     used = {dim for name in layout.names for dim in layout.dims(name)}
@@ -294,7 +294,7 @@ def _empty(
     return overlay
 
 
-def fill(path: Path, layout: RunLayout, places: Places) -> None:
+def fill(path: Path, layout: Layout, places: Places) -> None:
     """Write NaN over all values, block by block, so that the disk allocates the space now."""
     block = np.full(_BLOCK // 8, np.nan, dtype="<f8").view(np.uint8)
     with open(path, "r+b", buffering=0) as file:

@@ -30,6 +30,7 @@ from wflow.io.reading import checkpoint_of, differences, final_of, manifest_of, 
 from wflow.io.schema import (
     SCHEMA,
     VARIABLES,
+    Layout,
     RunLayout,
     command_text,
     config_text,
@@ -78,7 +79,7 @@ class Store(Protocol):
 class MemoryStore:
     """A Store of arrays in memory, for runs without a file."""
 
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._arrays = {name: np.full(layout.shape(name), np.nan) for name in layout.names}
 
@@ -147,7 +148,7 @@ class RunWriter:
     def create(
         cls,
         path: str | os.PathLike[str],
-        layout: RunLayout,
+        layout: Layout,
         attrs: Mapping[str, Any],
         *,
         overwrite: bool = False,

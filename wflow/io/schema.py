@@ -1,6 +1,7 @@
 """Schema of run files: every variable with its dimensions, description and source."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,14 @@ _GLPR = (
     "Geshkovski, Letrouit, Polyanskiy, Rigollet, A mathematical perspective on transformers, 2025"
 )
 _DOPRI = "Hairer, Nørsett, Wanner, Solving Ordinary Differential Equations I, II.4 and II.5"
+_SAMPLERS = {
+    "brwp": "Han, Osher, Li, Splitting regularized Wasserstein proximal algorithms for nonsmooth "
+    "sampling problems, arXiv 2502.16773",
+    "myula": "Durmus, Moulines, Pereyra, Efficient Bayesian computation by proximal Markov chain "
+    "Monte Carlo: when Langevin meets Moreau, SIAM J. Imaging Sci. 11, 2018",
+    "ula": "Roberts, Tweedie, Exponential convergence of Langevin distributions and their discrete "
+    "approximations, Bernoulli 2, 1996",
+}
 CONVENTIONS = "CF-1.10"
 HISTORY_BYTES = 2048
 """Room for the attribute `history` in a run file, where it is changed in place."""
@@ -81,6 +90,9 @@ SPEED = ("speed_sq",)
 SUM_ERROR = ("sum_error",)
 # Runs whose steps are chosen by their error hold this besides.
 EVALUATIONS = ("evaluations",)
+# Runs of a sampler hold these, and those of its attention where it has one.
+SAMPLE_MOMENTS = ("sample_mean", "sample_variance")
+SAMPLE_ATTENTION = ("ess", "ess_min", "absorbed")
 
 
 def budget_rates(names: Container[Any]) -> tuple[str, ...]:
@@ -134,6 +146,12 @@ _TABLE = (
     Variable("speed_sq", _SERIES, "mean squared speed (1/n) sum_i |v_i|^2"),
     Variable("sum_error", _SERIES, "estimated relative error of the sums over pairs"),
     Variable("evaluations", _SERIES, "evaluations of the velocity since time 0"),
+    Variable("sample_mean", (*_SERIES, "axis"), "mean of the tokens of a sampler"),
+    Variable("sample_variance", (*_SERIES, "axis"), "variance of the tokens of a sampler"),
+    Variable("ess", _SERIES, "effective sample size of the attention, mean over the tokens"),
+    Variable("ess_min", _SERIES, "effective sample size of the attention, smallest of a token"),
+    Variable("absorbed", _SERIES, "share of coordinates that the proximal map sets to zero"),
+    Variable("samples", ("path", "snapshot", "token", "axis"), "tokens of a sampler"),
     Variable("tokens", ("snapshot_path", "snapshot", "token", "axis"), "tokens"),
     Variable(
         "tokens_mean",
@@ -152,9 +170,51 @@ VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _TABLE
 COORDINATES = ("time", "snapshot", "path", "snapshot_path")
 
 
-@dataclass(frozen=True, eq=False)
-class RunLayout:
+class Layout(ABC):
     """Sizes of a run and, by them, which variables its file holds and how large each is.
+
+    `sizes`, `names` and `marks` depend on the kind of run, the rest follows from them.
+    """
+
+    per_path_x0: bool
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Size of every dimension, by name."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Variables of such a run, without the coordinates."""
+
+    @property
+    @abstractmethod
+    def marks(self) -> dict[str, NDArray[Any]]:
+        """Values of the coordinates but `path`, which counts."""
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Names of the dimensions of a variable in this run."""
+        dims = VARIABLES[name].dims
+        return ("path", *dims) if name == "initial_tokens" and self.per_path_x0 else dims
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Sizes of a variable in this run, in the order of `dims(name)`."""
+        sizes = self.sizes
+        return tuple(sizes[dim] for dim in self.dims(name))
+
+    def coordinates(self) -> dict[str, NDArray[Any]]:
+        """Values of the coordinates that the variables of this run use."""
+        values = {"path": np.arange(self.sizes["path"]), **self.marks}
+        used = {dim for name in self.names for dim in self.dims(name)}
+        return {
+            name: values[name].astype(VARIABLES[name].dtype) for name in COORDINATES if name in used
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class RunLayout(Layout):
+    """Sizes of a run of `wflow.solve`, and which variables its file holds.
 
     Attributes
     ----------
@@ -239,28 +299,59 @@ class RunLayout:
         names += ["initial_heads"] if self.initial_heads else []
         return tuple(name for name in names if all(self.shape(name)))
 
-    def dims(self, name: str) -> tuple[str, ...]:
-        """Names of the dimensions of a variable in this run."""
-        dims = VARIABLES[name].dims
-        return ("path", *dims) if name == "initial_tokens" and self.per_path_x0 else dims
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Sizes of a variable in this run, in the order of `dims(name)`."""
-        sizes = self.sizes
-        return tuple(sizes[dim] for dim in self.dims(name))
-
-    def coordinates(self) -> dict[str, NDArray[Any]]:
-        """Values of the coordinates that the variables of this run use."""
-        values = {
+    @property
+    def marks(self) -> dict[str, NDArray[Any]]:
+        """Values of the coordinates but `path`, which counts."""
+        return {
             "time": self.times,
             "snapshot": self.snapshots,
-            "path": np.arange(self.paths),
             "snapshot_path": self.snapshot_paths,
         }
-        used = {dim for name in self.names for dim in self.dims(name)}
+
+
+@dataclass(frozen=True, eq=False)
+class SampleLayout(Layout):
+    """Sizes of a run of a sampler and, by them, which variables its file holds.
+
+    Attributes
+    ----------
+    paths : number of clouds, each a Monte Carlo path
+    times : array (time,), record times, increasing
+    snapshots : array (snapshot,), times of the samples, increasing
+    tokens, axes : n, d
+    attention : whether the diagnostics of an attention are held
+    per_path_x0 : whether initial_tokens has a row per path
+    """
+
+    paths: int
+    times: NDArray[np.floating]
+    snapshots: NDArray[np.floating]
+    tokens: int
+    axes: int
+    attention: bool
+    per_path_x0: bool
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every dimension, by name."""
         return {
-            name: values[name].astype(VARIABLES[name].dtype) for name in COORDINATES if name in used
+            "path": self.paths,
+            "time": self.times.size,
+            "snapshot": self.snapshots.size,
+            "token": self.tokens,
+            "axis": self.axes,
         }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Variables of such a run, without the coordinates."""
+        names = (*SPEED, *SAMPLE_MOMENTS, *(SAMPLE_ATTENTION if self.attention else ()))
+        return (*names, *(["samples"] if self.snapshots.size else []), "initial_tokens")
+
+    @property
+    def marks(self) -> dict[str, NDArray[Any]]:
+        """Values of the coordinates but `path`, which counts."""
+        return {"time": self.times, "snapshot": self.snapshots}
 
 
 def _plain(value: Any) -> Any:
@@ -403,12 +494,26 @@ def references(config: Mapping[str, Any]) -> str:
     str
         Citations, separated by "; ".
     """
+    if "sampler" in config:
+        return _SAMPLERS.get(str(config["sampler"]), "")
     scheme = config.get("scheme")
     adaptive = "dopri5" in (scheme, scheme.get("name") if isinstance(scheme, Mapping) else None)
     cited = [_MHT]
     cited += [_GLPR] if config.get("direction") == "ascent" else []
     cited += [_DOPRI] if adaptive else []
     return "; ".join(cited)
+
+
+def _subject(config: Mapping[str, Any]) -> str:
+    if "sampler" in config:
+        return f"sampler {config['sampler']}"
+    return f"{law_name(config) or 'unnamed'} heads"
+
+
+def _source(config: Mapping[str, Any]) -> str:
+    if "sampler" in config:
+        return "samples of a density by interacting particles or Langevin dynamics"
+    return "tokens of a multi-head transformer as interacting particles on the sphere"
 
 
 def dataset_attrs(
@@ -448,10 +553,9 @@ def dataset_attrs(
     now = datetime.now(UTC)
     return {
         "schema": SCHEMA,
-        "title": f"wflow run: {law_name(settings) or 'unnamed'} heads, seed {seed}",
+        "title": f"wflow run: {_subject(settings)}, seed {seed}",
         "Conventions": CONVENTIONS,
-        "source": f"wflow {version_of('wflow')}: tokens of a multi-head transformer as interacting "
-        "particles on the sphere",
+        "source": f"wflow {version_of('wflow')}: {_source(settings)}",
         "references": references(settings),
         "history": history_text(history or [history_line(command, now)]),
         "wflow_version": version_of("wflow"),

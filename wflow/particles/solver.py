@@ -47,7 +47,7 @@ from wflow.io.runfile import (
     open_run,
     run_status,
 )
-from wflow.io.schema import EVALUATIONS, VARIABLES, command_text, history_line
+from wflow.io.schema import EVALUATIONS, VARIABLES, Layout, command_text, history_line
 from wflow.particles.integrate import State, integrate
 from wflow.particles.options import Compute, IfExists, SaveAt
 from wflow.particles.problem import Problem, options_of, problem_of
@@ -289,6 +289,11 @@ def rerun(
     digests.check(path, ("initial_tokens", "initial_heads"), "restore it from a copy")
     with open_run(path) as ds:
         config = json.loads(ds.attrs["config"])
+        if "sampler" in config:
+            raise RunFileError(
+                f"{path} is a run of wflow.sampling.{config['sampler']}: call that with its "
+                "initial_tokens and the settings in its attribute config"
+            )
         missing = [key for key in ("x0", "law", "heads", "t_final", "dt") if key not in config]
         unknown = sorted(config.keys() - inspect.signature(problem_of).parameters.keys())
         if missing or unknown:
@@ -427,21 +432,17 @@ def _in_file(
     progress: bool,
     history: Sequence[str],
 ) -> xarray.Dataset:
-    state, config = None, problem.config()
-    if if_exists == "resume" and never_started(out, config):
-        if_exists = "overwrite"
-    if if_exists == "resume" and run_status(out) != "absent":
-        check_comparable(config)
-        if run_status(out) == "complete":
-            return open_finished(config, out)
-        writer, state = RunWriter.resume(out, config_text(config), progress=progress)
-        _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
-    else:
-        warn_not_comparable(config, stacklevel=5)
-        attrs = dataset_attrs(config, problem.seed, history=history)
-        replaced = if_exists == "overwrite"
-        writer = RunWriter.create(out, problem.layout(), attrs, overwrite=replaced)
+    config = problem.config()
+    opened = open_writer(
+        out, config, problem.layout, problem.seed, if_exists, progress=progress, history=history
+    )
+    if opened is None:
+        return open_finished(config, out)
+    writer, state = opened
+    if state is None:
         _log.info("%s: %d paths of %d steps", out, problem.paths, problem.steps)
+    else:
+        _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
 
     def save(state: State) -> None:
         writer.checkpoint(state)
@@ -458,26 +459,74 @@ def _in_file(
                 tick=tick,
             )
     except BlowUpError as error:
-        if partial_of(out).exists():
-            error.args = (
-                f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
-                "output, or replace it (--overwrite)",
-            )
+        name_what_is_left(error, out)
         raise
     warn_changed_itself(config, {"law": law_config(problem.law), "flow": flow_config(problem.flow)})
-    if caught:
-        where = (
-            f"came when the run was done: it is whole, in {out}"
-            if complete
-            else f"ended the run after a whole step; everything up to there is in {out}.partial"
-        )
-        raise Interrupted(
-            f"{signal.Signals(caught[0]).name} {where}. "
-            "Give the same command with --resume (in Python: if_exists='resume') to continue",
-            caught[0],
-        )
+    raise_if_interrupted(caught, complete, out)
     _log.info("%s: complete", out)
     return open_run(out)
+
+
+# Runs in files, also of samplers
+# -------------------------------
+
+
+def open_writer(
+    out: Path,
+    config: dict[str, Any],
+    layout: Callable[[], Layout],
+    seed: int,
+    if_exists: IfExists,
+    *,
+    progress: bool = False,
+    history: Sequence[str] = (),
+) -> tuple[RunWriter, State | None] | None:
+    """Lay out the file of a run, or open it where it was interrupted.
+
+    Parameters
+    ----------
+    layout : called where the file is new
+
+    Returns
+    -------
+    the writer and the state to continue from, which is None at the start of a run; None for a run
+    that is finished
+    """
+    if if_exists == "resume" and never_started(out, config):
+        if_exists = "overwrite"
+    if if_exists == "resume" and run_status(out) != "absent":
+        check_comparable(config)
+        if run_status(out) == "complete":
+            return None
+        return RunWriter.resume(out, config_text(config), progress=progress)
+    warn_not_comparable(config, stacklevel=6)
+    attrs = dataset_attrs(config, seed, history=history)
+    return RunWriter.create(out, layout(), attrs, overwrite=if_exists == "overwrite"), None
+
+
+def name_what_is_left(error: BlowUpError, out: Path) -> None:
+    """Say in the error of a run where its records are, if there are any."""
+    if partial_of(out).exists():
+        error.args = (
+            f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
+            "output, or replace it (--overwrite)",
+        )
+
+
+def raise_if_interrupted(caught: Sequence[int], complete: bool, out: Path) -> None:
+    """Raise Interrupted for a signal that ended a run, or came as it was done."""
+    if not caught:
+        return
+    where = (
+        f"came when the run was done: it is whole, in {out}"
+        if complete
+        else f"ended the run after a whole step; everything up to there is in {out}.partial"
+    )
+    raise Interrupted(
+        f"{signal.Signals(caught[0]).name} {where}. "
+        "Give the same command with --resume (in Python: if_exists='resume') to continue",
+        caught[0],
+    )
 
 
 def integrate_into(writer: RunWriter, problem: Problem, *, state: State | None, **how: Any) -> bool:

@@ -1,10 +1,24 @@
 """Generative networks: flows along the gradient of a potential, with or without sparse attention.
 
 `potential` has OT-Flow's potential with its derivatives, `flows` OT-Flow and the objective of
-training. It imports the package `nets` below it. Start with `flows`.
+training, `attention` the moments of a context under the kernels of the proximal operator, `sparse`
+the flow with sparse-transformer layers. It imports the package `nets` below it. Start with `flows`.
 """
 
+from wflow.nets.generative.attention import Attended, attention, log_normaliser
 from wflow.nets.generative.flows import Likelihood, OTFlow, ToBase, log_normal
 from wflow.nets.generative.potential import Derivatives, Potential
+from wflow.nets.generative.sparse import SparseTransformerFlow
 
-__all__ = ["Derivatives", "Likelihood", "OTFlow", "Potential", "ToBase", "log_normal"]
+__all__ = [
+    "Attended",
+    "Derivatives",
+    "Likelihood",
+    "OTFlow",
+    "Potential",
+    "SparseTransformerFlow",
+    "ToBase",
+    "attention",
+    "log_normal",
+    "log_normaliser",
+]

@@ -229,7 +229,7 @@ class Potential(Pretrained):
             slopes.append(slope)
         # Backwards: z_i, the derivative of w^T N by u_i.
         z: list[Tensor] = []
-        now = self.w
+        now: Tensor = self.w
         for (weight, _), slope in zip(reversed(residual), reversed(slopes), strict=True):
             z.append(now)
             now = torch.addmm(now, slope * now, weight, alpha=eta)
@@ -293,6 +293,22 @@ class Potential(Pretrained):
             f", condition={self.condition}" if self.condition else ""
         )
 
+    def features(self, y: Any, n: int) -> Tensor | None:
+        """Check features for n points; None where the potential has no condition."""
+        if not self.condition:
+            if y is not None:
+                raise InputError("y is given, and the potential has no condition: leave it out")
+            return None
+        if y is None:
+            raise InputError(f"y is missing: expected features of shape (n, {self.condition})")
+        tensor(y, "y", "real", self.w)
+        if y.shape not in ((self.condition,), (n, self.condition)):
+            raise InputError(
+                f"y is of shape {tuple(y.shape)}: expected ({self.condition},) or "
+                f"({n}, {self.condition})"
+            )
+        return y  # type: ignore[no-any-return]
+
     def _residual(self) -> list[tuple[Tensor, Tensor]]:
         """Weight and bias of each residual layer."""
         return [(layer.weight, layer.bias) for layer in self.residual]  # type: ignore[misc]
@@ -307,19 +323,11 @@ class Potential(Pretrained):
             column = t.to(x).expand(len(x))[:, None]
         else:
             column = x.new_full((len(x), 1), time(t))
-        if not self.condition:
-            if y is not None:
-                raise InputError("y is given, and the potential has no condition: leave it out")
-            return torch.cat([x, column], 1)
-        if y is None:
-            raise InputError(f"y is missing: expected features of shape (n, {self.condition})")
-        features = tensor(y, "y", "real", weight)
-        if features.shape not in ((self.condition,), (len(x), self.condition)):
-            raise InputError(
-                f"y is of shape {tuple(features.shape)}: expected ({self.condition},) or "
-                f"({len(x)}, {self.condition})"
-            )
-        return torch.cat([x, column, features.expand(len(x), -1)], 1)
+        features = self.features(y, len(x))
+        parts = [x, column]
+        if features is not None:
+            parts.append(features.expand(len(x), -1))
+        return torch.cat(parts, 1)
 
 
 def points(value: Any, name: str, dim: int, weight: Tensor) -> Tensor:

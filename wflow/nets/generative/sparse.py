@@ -1,0 +1,779 @@
+r"""Flow with a sparse-transformer layer after each drift step: [RWPO] Algorithm 1, and its repair.
+
+With the attention M(x; C) of a context C, the proximal map S of h lambda |x|_1 and steps h = T/M,
+[RWPO] moves tokens forwards by
+
+    x <- x + h grad phi(x, t),    x <- x + (S(x) - M(x; X)) / 2,                          (eq. 22)
+
+and trains with maps (23) and traces (24) that are no inverse of it. The flow here is defined by its
+way back instead: for k = M, ..., 1
+
+    x <- B(x; C_k) = x - (S(x) - M(x; C_k)) / 2,    x <- x - h grad phi(x, t_{k-1}),
+
+where the Jacobian of B is at least 1/2 for contexts without the query. With
+DM = (beta / (2h)) Cov_w(c) it has the exact log density
+
+    log rho_0(x_0) + sum_k [log det DB + log det(I - h Hess phi)],
+
+and samples solve both maps by Newton's method.
+
+[RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
+Operator with L1 Prior", 2025.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from wflow._core.checks import check_choice, number, positive, switch, whole
+from wflow._core.errors import InputError
+from wflow.nets.checks import listed
+from wflow.nets.generative.attention import (
+    KERNELS,
+    PROXES,
+    Kernel,
+    Prox,
+    Scores,
+    attend,
+    effective_size,
+    interaction,
+    proximal,
+)
+from wflow.nets.generative.flows import GradientFlow, ToBase, log_normal
+from wflow.nets.generative.potential import Potential, points
+from wflow.nets.registry import register
+
+__all__ = ["SparseTransformerFlow"]
+
+Convention = Literal["inverse", "published"]
+Context = Literal["independent", "masked", "batch"]
+
+_CONVENTIONS = ("inverse", "published")
+_CONTEXTS = ("independent", "masked", "batch")
+_TRAINABLE = ("lam", "beta")
+
+
+@register
+class SparseTransformerFlow(GradientFlow):
+    r"""Flow along a potential with a sparse-transformer layer after each step [1]_.
+
+    With ``convention="inverse"`` the flow is defined by the way from the data to the base: for
+    k = M, ..., 1 and h = T/M
+
+    .. math::
+
+        x \leftarrow x - \tfrac12\big(S(x) - M(x; C_k)\big), \qquad
+        x \leftarrow x - h\,\nabla\phi(x, t_{k-1}),
+
+    where S is the proximal map of ``h lambda |x|_1``, M(x; C) the weighted mean of a context and
+    C_k the context, moved by the same maps. For a context that does not contain the query it has
+    the exact density
+
+    .. math::
+
+        \log\rho_T(x) = \log\rho_0(x_0) + \sum_k \Big[\log\det\Big(I - \tfrac12 DS +
+        \tfrac{\beta}{4h}\,\mathrm{Cov}_w(c)\Big) + \log\det(I - h\,\nabla^2\phi)\Big].
+
+    With ``convention="published"`` it is eqs. 22 to 24 as printed: samples by (22), training by
+    (23), which is no inverse of (22), and traces (24) in place of log determinants.
+
+    Parameters
+    ----------
+    potential : Potential
+        The potential phi; its condition makes the flow a conditional one.
+    steps : int, default 8
+        Number M of steps.
+    t_final : float, default 1.0
+        Time T of the data.
+    lam : float, default 2.0
+        Weight lambda of the prior, at the beginning if it is trained; 0 for none.
+    beta : float, default 1.0
+        Inverse temperature, at the beginning if it is trained.
+    trainable : sequence of {"lam", "beta"}, default ()
+        Which of the two are trained, as logarithms.
+    kernel : {"exact", "laplace", "published"}
+        Kernel of the attention, as in `attention`.
+    convention : {"inverse", "published"}
+        `inverse`, an invertible flow; `published`, the printed algorithm.
+    context : {"independent", "masked", "batch"}, optional
+        Context in training: `independent`, the first `tokens` rows of each batch, which have no
+        part in the loss; `masked`, the other tokens of the batch; `batch`, all of them. The default
+        is `independent`, and `batch` for the published convention.
+    tokens : int, default 256
+        Number of tokens in an independent context.
+    prox : {"soft", "smooth"}, optional
+        Proximal map: soft thresholding, or x - lambda h tanh(x / (lambda h)), which has unbiased
+        gradients in lambda. The default is `smooth` where lambda is trained and `soft` otherwise.
+    attended : sequence of int, optional
+        Steps k, from 1 at the base to M at the data, that have a sparse-transformer layer; all of
+        them by default.
+    checkpointing : bool, default False
+        Keep only the tokens between steps for the backward pass and compute the rest again.
+
+    Raises
+    ------
+    InputError
+        For numbers out of range and unknown choices.
+
+    Notes
+    -----
+    With a context that contains the query (`masked`, `batch`) the tokens of a batch are coupled:
+    the determinant is that of a token's own map, and its density is none of independent samples.
+
+    References
+    ----------
+    .. [1] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
+       Operator with L1 Prior", 2025, Algorithm 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import generative
+    >>> phi = generative.Potential(2, width=8)
+    >>> flow = generative.SparseTransformerFlow(phi, steps=4, lam=0.5)
+    >>> flow.set_context(torch.randn(64, 2))
+    >>> flow.log_density(flow.sample(5, seed=1)).shape
+    torch.Size([5])
+    """
+
+    context_x: Tensor
+    context_y: Tensor
+    has_context: Tensor
+
+    def __init__(
+        self,
+        potential: Potential,
+        *,
+        steps: int = 8,
+        t_final: float = 1.0,
+        lam: float = 2.0,
+        beta: float = 1.0,
+        trainable: Iterable[str] = (),
+        kernel: Kernel = "exact",
+        convention: Convention = "inverse",
+        context: Context | None = None,
+        tokens: int = 256,
+        prox: Prox | None = None,
+        attended: Iterable[int] | None = None,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__(potential, steps, t_final)
+        self.trainable = tuple(listed(trainable, "trainable"))
+        for name in self.trainable:
+            check_choice("trainable", name, _TRAINABLE)
+        check_choice("kernel", kernel, KERNELS)
+        check_choice("convention", convention, _CONVENTIONS)
+        self.kernel, self.convention = kernel, convention
+        first: Context = "batch" if convention == "published" else "independent"
+        self.context: Context = first if context is None else context
+        check_choice("context", self.context, _CONTEXTS)
+        if convention == "published" and self.context == "independent":
+            raise InputError(
+                "context is 'independent', and the published algorithm attends to its own batch: "
+                "expected 'batch' or 'masked'"
+            )
+        self.prox: Prox = prox or ("smooth" if "lam" in self.trainable else "soft")
+        check_choice("prox", self.prox, PROXES)
+        self.attended = None if attended is None else tuple(listed(attended, "attended"))
+        for k in self.attended or ():
+            whole(k, "a step of attended", most=self.steps)
+        self.checkpointing = switch(checkpointing, "checkpointing")
+        self._lam, self._beta = number(lam, "lam", 0), positive(beta, "beta")
+        if "lam" in self.trainable:
+            self.log_lam = nn.Parameter(torch.tensor(math.log(positive(lam, "a trained lam"))))
+        if "beta" in self.trainable:
+            self.log_beta = nn.Parameter(torch.tensor(math.log(beta)))
+        count = whole(tokens, "tokens")
+        self.register_buffer("context_x", torch.zeros(count, self.dim))
+        self.register_buffer("context_y", torch.zeros(count, potential.condition))
+        self.register_buffer("has_context", torch.zeros((), dtype=torch.bool))
+        self._warned = False
+
+    @property
+    def lam(self) -> float:
+        """Weight of the prior, as it is now."""
+        return float(torch.as_tensor(self._weights()[0]).detach())
+
+    @property
+    def beta(self) -> float:
+        """Inverse temperature, as it is now."""
+        return float(torch.as_tensor(self._weights()[1]).detach())
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in an independent context."""
+        return len(self.context_x)
+
+    def set_context(self, x: Tensor, y: Tensor | None = None) -> None:
+        """Keep a context for densities and samples; it is saved with the weights.
+
+        Parameters
+        ----------
+        x : Tensor, shape (tokens, dim)
+            Data, best such as the network was not trained on.
+        y : Tensor, shape (condition,) or (tokens, condition), optional
+            Features, of all tokens or of each.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8))
+        >>> flow.set_context(torch.randn(32, 2))
+        >>> flow.tokens
+        32
+        """
+        x = points(x, "x", self.dim, self.potential.w)
+        y = self.potential.features(y, len(x))
+        self.context_x = x.detach().clone()
+        none = x.new_zeros(len(x), 0)
+        self.context_y = none if y is None else y.detach().expand(len(x), -1).clone()
+        self.has_context = torch.ones_like(self.has_context)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> ToBase:
+        """Follow a batch to the base with the context of the training, as `Likelihood` calls it."""
+        if self.context != "independent" or not self.training:
+            return self.to_base(x, y)
+        x = points(x, "x", self.dim, self.potential.w)
+        if len(x) <= self.tokens:
+            raise InputError(
+                f"the batch has {len(x)} rows, and the first {self.tokens} are the context: "
+                "expected more of them, or fewer tokens"
+            )
+        y = self.potential.features(y, len(x))
+        each = y is not None and y.ndim == 2
+        context, others = (
+            (x[rows], y[rows] if each and y is not None else y)
+            for rows in (slice(self.tokens), slice(self.tokens, None))
+        )
+        return self.to_base(*others, context=context)
+
+    def to_base(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        *,
+        context: Tensor | tuple[Tensor, Tensor | None] | None = None,
+    ) -> ToBase:
+        r"""Follow data to the base, with log determinant and penalties.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Data.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        context : Tensor, shape (m, dim), or a pair of it and its features, optional
+            Data that are the context. By default it is that of `set_context`; without one, and in
+            training, a flow whose context is not independent takes the batch x.
+
+        Returns
+        -------
+        ToBase
+            Points, log determinant, transport cost and penalty. With the convention `inverse` the
+            last two are those of OT-Flow, ``h sum |grad phi|^2 / 2`` and
+            ``h sum |d phi/dt + |grad phi|^2 / 2|``; with `published`, log_det has the traces of
+            (24), and the costs are (19) and (21) with the Huber function of the prior.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a context that is missing.
+
+        Warns
+        -----
+        UserWarning
+            Where a layer folds: its determinant is not positive, so that it has no inverse. In
+            training once; the share of tokens is in the result.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.to_base(torch.zeros(3, 2), context=torch.randn(32, 2)).z.shape
+        torch.Size([3, 2])
+        """
+        x = points(x, "x", self.dim, self.potential.w)
+        path = self._path_of(context)
+        log_det = transport = hjb = x.new_zeros(len(x))
+        folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for k in range(self.steps, 0, -1):
+            step = self._kept(self._back, k, x, y, None if path is None else path[k - 1])
+            x = step.x
+            log_det, transport = log_det + step.log_det, transport + step.transport
+            hjb, folded = hjb + step.hjb, folded | step.folded
+        share = folded.to(x).mean()
+        self._warn(float(share))
+        return ToBase(x, log_det, transport, hjb, share)
+
+    def from_base(
+        self,
+        z: Tensor,
+        y: Tensor | None = None,
+        *,
+        context: Tensor | tuple[Tensor, Tensor | None] | None = None,
+    ) -> Tensor:
+        """Follow points of the base to the data.
+
+        Parameters
+        ----------
+        z : Tensor, shape (n, dim)
+            Points at the base.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        context : Tensor, shape (m, dim), or a pair of it and its features, optional
+            Data that are the context; by default that of `set_context`. With the convention
+            `published` the tokens are their own context, as in (22).
+
+        Returns
+        -------
+        Tensor, shape (n, dim)
+            Data; with the convention `inverse` the inverse of `to_base` to rounding.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a context that is missing.
+
+        Warns
+        -----
+        UserWarning
+            Where Newton's method found no point: a drift step is too long for the potential.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> phi = generative.Potential(2, width=8)
+        >>> flow = generative.SparseTransformerFlow(phi, steps=2).double()
+        >>> z, context = flow.draws(3, seed=0), torch.randn(32, 2, dtype=torch.float64)
+        >>> x = flow.from_base(z, context=context)
+        >>> bool((flow.to_base(x, context=context).z - z).abs().max() < 1e-12)
+        True
+        """
+        x = points(z, "z", self.dim, self.potential.w)
+        y = self.potential.features(y, len(x))
+        if self.convention == "published":
+            return self._published(x, y)
+        path = self._path_of(context, own=False)
+        assert path is not None
+        pieces, lost = [], 0
+        size = max(1, _ENTRIES // self.dim**2)
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            piece, failed = self._forwards(x[rows], _rows_of(y, rows), path)
+            pieces.append(piece)
+            lost += failed
+        if lost:
+            warnings.warn(
+                f"{lost} of {len(x)} points have no inverse that Newton's method finds: raise "
+                "steps, or train with a larger weight of the transport",
+                stacklevel=2,
+            )
+        return torch.cat(pieces)
+
+    def log_density(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        *,
+        context: Tensor | tuple[Tensor, Tensor | None] | None = None,
+    ) -> Tensor:
+        """Compute the log density of the flow at points, given a context.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Points.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        context : Tensor, shape (m, dim), or a pair of it and its features, optional
+            As in `to_base`.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Log density at each; with the convention `published` what (24) gives in its place.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a context that is missing.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.log_density(torch.zeros(3, 2), context=torch.randn(32, 2)).shape
+        torch.Size([3])
+        """
+        base = self.to_base(x, y, context=context)
+        return log_normal(base.z) + base.log_det
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        seed: int = 0,
+        y: Tensor | None = None,
+        *,
+        context: Tensor | tuple[Tensor, Tensor | None] | None = None,
+    ) -> Tensor:
+        """Draw samples.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        seed : int, default 0
+            Of the points of the base.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all samples or of each.
+        context : Tensor, shape (m, dim), or a pair of it and its features, optional
+            As in `from_base`.
+
+        Returns
+        -------
+        Tensor, shape (n, dim)
+            Samples.
+
+        Raises
+        ------
+        InputError
+            For numbers out of range, features of another shape, and a context that is missing.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.sample(5, context=torch.randn(32, 2)).shape
+        torch.Size([5, 2])
+        """
+        return self.from_base(self.draws(n, seed), y, context=context)
+
+    @torch.no_grad()
+    def ess(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        *,
+        context: Tensor | tuple[Tensor, Tensor | None] | None = None,
+    ) -> Tensor:
+        r"""Effective sample size ``1 / sum_l w_l^2`` of the attention on the way to the base.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Data.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        context : Tensor, shape (m, dim), or a pair of it and its features, optional
+            As in `to_base`.
+
+        Returns
+        -------
+        Tensor, shape (steps, n)
+            From 1, a copy of a token, to the number of tokens, their plain mean; row k - 1 is that
+            of step k, and NaN for steps without attention.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a context that is missing.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.ess(torch.zeros(3, 2), context=torch.randn(32, 2)).shape
+        torch.Size([2, 3])
+        """
+        x = points(x, "x", self.dim, self.potential.w)
+        path = self._path_of(context)
+        sizes = x.new_full((self.steps, len(x)), math.nan)
+        for k in range(self.steps, 0, -1):
+            tokens = None if path is None else path[k - 1]
+            if self._attends(k):
+                keys = x if tokens is None else tokens
+                alone = tokens is None and self.context == "masked"
+                sizes[k - 1] = effective_size(self._scores(x, keys), keys, alone)
+            x = self._back(k, x, y, tokens).x
+        return sizes
+
+    def extra_repr(self) -> str:
+        """Describe the layer, for printing."""
+        return (
+            f"{super().extra_repr()}, kernel={self.kernel}, convention={self.convention}, "
+            f"context={self.context}, prox={self.prox}"
+        )
+
+    # One step
+    # --------
+
+    @property
+    def _h(self) -> float:
+        return self.t_final / self.steps
+
+    def _attends(self, k: int) -> bool:
+        return self.attended is None or k in self.attended
+
+    def _weights(self) -> tuple[float | Tensor, float | Tensor]:
+        """Lambda and beta: numbers, or tensors where they are trained."""
+        lam = self.log_lam.exp() if "lam" in self.trainable else self._lam
+        beta = self.log_beta.exp() if "beta" in self.trainable else self._beta
+        return lam, beta
+
+    def _scores(self, x: Tensor, context: Tensor) -> Scores:
+        lam, beta = self._weights()
+        forms = self.kernel, self.prox
+        return interaction(x, context, self._h, lam, beta, *forms)
+
+    def _layer(
+        self, x: Tensor, context: Tensor, *, alone: bool = False, jacobian: bool = False
+    ) -> "_Layer":
+        """The layer's S(x) - M(x; C) with, where asked for, the Jacobians of its two parts."""
+        scores = self._scores(x, context)
+        shrunk, slope = proximal(x, self._weights()[0] * self._h, self.prox)
+        at = attend(scores, context, "covariance" if jacobian else "mean", alone)
+        if at.covariance is None:
+            return _Layer(shrunk - at.mean, slope, None)
+        steep = scores.slope
+        if isinstance(steep, Tensor) and steep.ndim:
+            steep = steep[:, None]  # of the columns
+        return _Layer(shrunk - at.mean, slope, at.covariance * steep)
+
+    def _back(self, k: int, x: Tensor, y: Tensor | None, context: Tensor | None) -> "_Step":
+        """Step k on the way to the base."""
+        published = self.convention == "published"
+        h, sign = self._h, 1.0 if published else -1.0
+        log_det = x.new_zeros(len(x))
+        folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        if self._attends(k):
+            alone = context is None and self.context == "masked"
+            layer = self._layer(x, x if context is None else context, alone=alone, jacobian=True)
+            assert layer.attention is not None
+            x = x + sign / 2 * layer.change
+            matrix = _identity(layer.attention, layer.slope, sign / 2)
+            value, folded = log_abs_det(matrix)
+            trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
+            log_det = trace / 2 if published else value
+        t = (k - 0.5 if published else k - 1.0) * h
+        at = self.potential.derivatives(x, t, y, hessian=True)
+        assert at.hessian is not None and at.laplacian is not None
+        value, turned = log_abs_det(_eye(at.hessian) - h * at.hessian)
+        log_det = log_det - h * at.laplacian if published else log_det + value
+        velocity, drift = at.gradient, at.laplacian
+        if published:
+            lam, beta = self._weights()
+            shrunk, slope = proximal(x, lam * h, self.prox)
+            velocity = velocity - (x - shrunk) / h  # minus the gradient of the Huber function
+            drift = drift - (1 - slope).sum(1) / h
+            energy = velocity.square().sum(1) / 2
+            residual = (at.time + energy + drift / beta).square()
+        else:
+            energy = velocity.square().sum(1) / 2
+            residual = (at.time + energy).abs()
+        return _Step(x - h * at.gradient, log_det, h * energy, h * residual, folded | turned)
+
+    def _moved(self, k: int, c: Tensor, y: Tensor | None) -> Tensor:
+        """Step k of a context, which is its own."""
+        if self._attends(k):
+            c = c - self._layer(c, c).change / 2
+        at = self.potential.derivatives(c, (k - 1) * self._h, y, laplacian=False)
+        return c - self._h * at.gradient
+
+    def _path_of(self, given: Any, *, own: bool = True) -> list[Tensor] | None:
+        """Contexts C_1, ..., C_M; None where the tokens are their own."""
+        if self.convention == "published":
+            if given is not None:
+                raise InputError(
+                    "context is given, and in the published convention the tokens are their own: "
+                    "leave it out"
+                )
+            return None
+        kept = bool(self.has_context)
+        if given is None and own and self.context != "independent" and (self.training or not kept):
+            return None
+        if given is None and not kept:
+            raise InputError(
+                "the flow has no context: give one here, or keep one with set_context(x)"
+            )
+        x, y = (self.context_x, self.context_y) if given is None else _pair(given)
+        c = points(x, "context", self.dim, self.potential.w)
+        y = self.potential.features(y if self.potential.condition else None, len(c))
+        path = [c]
+        for k in range(self.steps, 1, -1):
+            c = self._kept(self._moved, k, c, y)
+            path.append(c)
+        return path[::-1]
+
+    def _forwards(self, x: Tensor, y: Tensor | None, path: list[Tensor]) -> tuple[Tensor, int]:
+        """All steps from the base to the data, and the number of points that were lost."""
+        h = self._h
+        lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for k in range(1, self.steps + 1):
+            t = (k - 1) * h
+
+            def drift(at: Tensor, t: float = t) -> tuple[Tensor, Tensor]:
+                found = self.potential.derivatives(at, t, y, hessian=True)
+                assert found.hessian is not None
+                return at - h * found.gradient, _eye(found.hessian) - h * found.hessian
+
+            start = x + h * self.potential.derivatives(x, t, y, laplacian=False).gradient
+            x, failed = _newton(drift, x, start)
+            lost |= failed
+            if not self._attends(k):
+                continue
+
+            def layer(at: Tensor, context: Tensor = path[k - 1]) -> tuple[Tensor, Tensor]:
+                found = self._layer(at, context, jacobian=True)
+                assert found.attention is not None
+                return at - found.change / 2, _identity(found.attention, found.slope, -0.5)
+
+            x, failed = _newton(layer, x, x + self._layer(x, path[k - 1]).change / 2)
+            lost |= failed
+        return x, int(lost.sum())
+
+    def _published(self, x: Tensor, y: Tensor | None) -> Tensor:
+        """All steps of (22) from the base to the data."""
+        for k in range(self.steps):
+            at = self.potential.derivatives(x, k * self._h, y, laplacian=False)
+            x = x + self._h * at.gradient
+            if self._attends(k + 1):
+                x = x + self._layer(x, x, alone=self.context == "masked").change / 2
+        return x
+
+    def _kept(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(step, *arguments, use_reentrant=False)
+        return step(*arguments)
+
+    def _warn(self, share: float) -> None:
+        if not share or (self.training and self._warned):
+            return
+        self._warned = self._warned or self.training
+        if self.convention == "published":
+            text = (
+                "the published layers fold: the map has a determinant <= 0 in some step at "
+                f"{share:.2%} of the tokens, so that it has no inverse there and what (24) sums "
+                "is no log density; the convention 'inverse' has one"
+            )
+        else:
+            text = (
+                f"h Hess phi exceeds 1 in some step at {share:.2%} of the tokens, so that the "
+                "flow has no inverse there: raise steps, or the weight of the transport"
+            )
+        warnings.warn(text, stacklevel=3)
+
+
+class _Layer(NamedTuple):
+    """S(x) - M(x; C), the diagonal of DS, and DM where it was asked for."""
+
+    change: Tensor
+    slope: Tensor
+    attention: Tensor | None
+
+
+class _Step(NamedTuple):
+    """Tokens after a step to the base, and its terms."""
+
+    x: Tensor
+    log_det: Tensor
+    transport: Tensor
+    hjb: Tensor
+    folded: Tensor
+
+
+# Small matrices
+# --------------
+
+_ENTRIES = 2**22  # of the Jacobians that are held at a time
+_NEWTON = 60
+_HALVINGS = 30
+
+
+def log_abs_det(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithm of the modulus of determinants, and where they are not positive."""
+    if matrix.shape[1] > 3:
+        sign, value = torch.linalg.slogdet(matrix)
+        return value, sign <= 0
+    m = matrix.permute(1, 2, 0)
+    if len(m) == 1:
+        det = m[0, 0]
+    elif len(m) == 2:
+        det = m[0, 0] * m[1, 1] - m[0, 1] * m[1, 0]
+    else:
+        det = (torch.linalg.cross(m[0], m[1], dim=0) * m[2]).sum(0)
+    return det.abs().log(), det.detach() <= 0
+
+
+def _eye(matrix: Tensor) -> Tensor:
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def _identity(attention: Tensor, slope: Tensor, share: float) -> Tensor:
+    """I + share (DS - DM)."""
+    return torch.diag_embed(1 + share * slope) - share * attention
+
+
+@torch.no_grad()
+def _newton(
+    function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Solve function(x) = target by rows, with halved steps; and the rows without a solution.
+
+    function : values (n, d) and Jacobians (n, d, d)
+    """
+    floor = 64 * torch.finfo(start.dtype).eps * (1 + target.abs().amax(1))
+    x = start
+    value, jacobian = function(x)
+    residual = target - value
+    size = residual.abs().amax(1)
+    for _ in range(_NEWTON):
+        step, _ = torch.linalg.solve_ex(jacobian, residual)
+        share = torch.ones_like(size)
+        for _ in range(_HALVINGS):
+            tried = x + share[:, None] * step
+            value, slopes = function(tried)
+            left = target - value
+            length = left.abs().amax(1)
+            worse = ~(length < size) & (size > floor)
+            if not bool(worse.any()):
+                break
+            share = torch.where(worse, share / 2, share)
+        better = length < size
+        if not bool(better.any()):
+            break
+        x = torch.where(better[:, None], tried, x)
+        residual = torch.where(better[:, None], left, residual)
+        jacobian = torch.where(better[:, None, None], slopes, jacobian)
+        size = torch.where(better, length, size)
+    return x, ~(size <= 1e3 * floor)
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    """A context and its features."""
+    if isinstance(given, Tensor):
+        return given, None
+    parts = listed(given, "context")
+    if len(parts) != 2:
+        raise InputError(f"context has {len(parts)} parts: expected tokens, or tokens and features")
+    return parts[0], parts[1]
+
+
+def _rows_of(y: Tensor | None, rows: slice) -> Tensor | None:
+    return y if y is None or y.ndim == 1 else y[rows]

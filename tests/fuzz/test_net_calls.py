@@ -278,10 +278,10 @@ CALLS = {
     ),
     "data.PlanarBatches": lambda: (
         data.PlanarBatches,
-        {"name": "rings", "batch": 4, "seed": 0, "context": True},
+        {"name": "rings", "batch": 4, "seed": 0},
     ),
     "data.PlanarBatches.call": lambda: (
-        data.PlanarBatches("pinwheel", batch=3, context=True),
+        data.PlanarBatches("pinwheel", batch=3),
         {"step": 2},
     ),
     "data.read_idx": lambda: (data.read_idx, {"path": __file__, "dims": None}),

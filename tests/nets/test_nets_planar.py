@@ -13,12 +13,11 @@ from wflow.nets.data.densities import PLANAR  # noqa: E402
 @pytest.mark.parametrize("name", PLANAR)
 def test_samples_depend_on_name_seed_and_part_alone(name):
     x = data.planar(name, 50, seed=3)
-    assert x.shape == (50, 2) and x.dtype == torch.float32 and x.abs().max() < 5
+    assert x.shape == (50, 2) and x.dtype == torch.float32 and x.abs().max() < 12
     assert torch.equal(data.planar(name, 20, seed=3), x[:20])
     others = [data.planar(name, 50, seed=4)]
     others += [data.planar(name, 50, seed=3, part=part) for part in ("train", "validation")]
-    others += list(data.PlanarBatches(name, batch=50, seed=3, context=True)(0))
-    others += list(data.PlanarBatches(name, batch=50, seed=3, context=True)(1))
+    others += [data.PlanarBatches(name, batch=50, seed=3)(step)[0] for step in (0, 1)]
     drawn = torch.cat([x, *others])
     if name == "checkerboard":  # two uniform numbers of 32 bits are seldom equal
         assert len(drawn.unique(dim=0)) > len(drawn) - 3
@@ -31,8 +30,6 @@ def test_batches_are_a_pure_function_of_seed_and_step():
     first = {step: one(step)[0] for step in (7, 0, 7)}
     assert torch.equal(two(0)[0], first[0]) and torch.equal(two(7)[0], first[7])
     assert not torch.equal(first[0], first[7])
-    points, context = data.PlanarBatches("moons", batch=5, seed=2, context=True)(7)
-    assert torch.equal(points, first[7]) and not torch.equal(context, points)
 
 
 def normalised(name: str, n: int = 20_000) -> np.ndarray:
@@ -93,18 +90,24 @@ def test_swiss_roll_and_pinwheel_have_the_moments_of_their_formulas():
     assert np.allclose(np.cov(x.T), 2 * (1 + 0.09 + 0.01) * np.eye(2), atol=0.08)
 
 
+def test_the_cross_is_sparse():
+    x = normalised("cross")
+    small = np.abs(x) < 0.25
+    assert small.any(axis=1).all()
+    assert np.allclose((~small).mean(axis=0), np.exp(-0.25) / 2, atol=0.02)
+    assert abs(np.abs(x[~small]).mean() - 1.25) < 0.03  # exponential beyond 1/4
+
+
 def test_unknown_names_and_numbers_out_of_range_are_refused():
     for wrong in ("moon", None, ["moons"]):
         with pytest.raises(InputError, match="expected one of moons, rings"):
             data.planar(wrong, 3)
     with pytest.raises(InputError, match="part is 'testing'"):
         data.planar("moons", 3, part="testing")
-    for wrong in (0, -1, 1.5, 10**9):
+    for wrong in (0, -1, 1.5, 10**10):
         with pytest.raises(InputError, match="n is"):
             data.planar("moons", wrong)
     with pytest.raises(InputError, match="batch is 0"):
         data.PlanarBatches("moons", batch=0)
-    with pytest.raises(InputError, match="context is 1"):
-        data.PlanarBatches("moons", batch=1, context=1)
     with pytest.raises(InputError, match="step is -1"):
         data.PlanarBatches("moons", batch=1)(-1)

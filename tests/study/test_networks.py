@@ -43,6 +43,22 @@ def test_a_run_that_diverged_at_once_was_on_no_device_and_leaves_the_difference_
     assert "diverged" in text and verdict == "not confirmed"
 
 
+def test_paired_differences_are_decided_by_their_interval():
+    better, worse = np.array([1.0, 2.0, 3.0]), np.array([0.9, 1.8, 2.9])
+    gaps = better - worse
+    half = 4.302652729911275 * gaps.std(ddof=1) / 3**0.5  # Student's t, two degrees of freedom
+    text, verdict = networks.paired(better, worse, "+.6f")
+    low, high = gaps.mean() - half, gaps.mean() + half
+    assert text == f"{gaps.mean():+.6f} (95 % {low:+.6f} to {high:+.6f})"
+    assert low < 0 < high and verdict == "inconclusive"
+    assert networks.compared(better, worse)[1] == "inconclusive"
+    shifted = np.array([0.9, 1.9, 2.91])  # the same for every seed, far below the spread over seeds
+    assert networks.paired(better, shifted)[1] == "confirmed"
+    assert networks.paired(shifted, better)[1] == "not confirmed"
+    assert networks.paired([2.0], [1.0]) == ("+1, one seed, spread unknown", "inconclusive")
+    assert networks.paired([NAN, 2.0], [1.0, 1.0]) == ("a model diverged", "not confirmed")
+
+
 def test_metrics_that_cannot_be_read_are_refused_and_not_waited_for(tmp_path):
     file = tmp_path / "metrics.h5"
     assert not networks._complete(file)

@@ -302,6 +302,35 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
     return f"{text}, spread over seeds {noise:.2g}", verdict
 
 
+def paired(better: ArrayLike, worse: ArrayLike, style: str = "+.3g") -> tuple[str, Verdict]:
+    """Whether the first numbers lie above the second, seed by seed, for a finding: (text, verdict).
+
+    Confirmed if the 95 % interval of the mean difference, by Student's t, lies above zero, not
+    confirmed if it lies below; inconclusive where it holds zero, and for one seed, whose spread is
+    unknown.
+
+    Parameters
+    ----------
+    better, worse : one number per seed, in the order of the seeds
+    style : format of the difference and its bounds
+    """
+    gaps = np.asarray(better, dtype=float) - np.asarray(worse, dtype=float)
+    mean = float(gaps.mean())
+    if not np.isfinite(gaps).all():
+        return "a model diverged", "not confirmed"
+    if gaps.size == 1:
+        return f"{mean:{style}}, one seed, spread unknown", "inconclusive"
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, gaps.size - 1) * gaps.std(ddof=1) / gaps.size**0.5)
+    verdict: Verdict = "inconclusive"
+    if mean - half > 0:
+        verdict = "confirmed"
+    elif mean + half < 0:
+        verdict = "not confirmed"
+    return f"{mean:{style}} (95 % {mean - half:{style}} to {mean + half:{style}})", verdict
+
+
 def column(
     results: Results, key: str, style: Callable[[float], str], place: Any = ...
 ) -> list[str]:

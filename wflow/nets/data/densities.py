@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import check_choice, switch, whole
-from wflow.nets.data.batches import CONTEXT, TEST, TRAIN, VALIDATION, bits
+from wflow._core import memory
+from wflow._core.checks import check_choice, whole
+from wflow.nets.data.batches import TEST, TRAIN, VALIDATION, bits
 
 FloatArray = NDArray[np.float64]
 Density = Callable[[FloatArray, FloatArray], FloatArray]
@@ -70,6 +71,12 @@ def _pinwheel(u: FloatArray, z: FloatArray) -> FloatArray:
     return 2 * np.stack([along * cos - across * sin, along * sin + across * cos], axis=1)
 
 
+def _cross(u: FloatArray, z: FloatArray) -> FloatArray:
+    length = -np.log1p(-u[:, 1]) * np.where(u[:, 2] < 0.5, -1.0, 1.0)
+    along = np.stack([u[:, 0] < 0.5, u[:, 0] >= 0.5], axis=1)
+    return length[:, None] * along + 0.05 * z
+
+
 PLANAR: dict[str, Density] = {
     "moons": _moons,
     "rings": _rings,
@@ -78,9 +85,10 @@ PLANAR: dict[str, Density] = {
     "checkerboard": _checkerboard,
     "swiss_roll": _swiss_roll,
     "pinwheel": _pinwheel,
+    "cross": _cross,
 }
 _PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-_LARGEST = 10**8  # points of a draw: 5 GB on the way
+_LARGEST = 10**9  # points of a draw
 
 
 def planar(name: str, n: int, seed: int = 0, part: str = "test") -> Tensor:
@@ -103,10 +111,12 @@ def planar(name: str, n: int, seed: int = 0, part: str = "test") -> Tensor:
                       :math:`[3\pi/2, 9\pi/2]`, standard deviation 0.2
     pinwheel          :math:`2 R(2 \pi k / 5 + e^{r} / 4)\, (r, z / 10)`, where r is normal about 1
                       with standard deviation 0.3 and R a rotation
+    cross             one of the coordinates has the law of Laplace with scale 1, the other is 0,
+                      standard deviation 0.05: sparse points
     ================= =========================================================================
 
-    Formulas and scales are those of the toy data of [1]_, but that points of moons and rings have
-    independent angles instead of equidistant ones.
+    But for the last one, formulas and scales are those of the toy data of [1]_, where points of
+    moons and rings have equidistant angles instead of independent ones.
 
     Parameters
     ----------
@@ -146,6 +156,7 @@ def planar(name: str, n: int, seed: int = 0, part: str = "test") -> Tensor:
 
 
 def _points(name: str, n: int, seed: int, purpose: int, place: int) -> Tensor:
+    memory.check_memory(150 * n, f"a draw of {n} points", "draw fewer")
     uniform, normal = (
         np.random.Generator(bits(seed, purpose, 2 * place + stream)) for stream in (0, 1)
     )
@@ -167,8 +178,6 @@ class PlanarBatches:
         Points per step, >= 1.
     seed : int, default 0
         Integer >= 0.
-    context : bool, default False
-        Give a second, independent batch with each, for models in which points attend to others.
 
     Raises
     ------
@@ -178,20 +187,18 @@ class PlanarBatches:
     Examples
     --------
     >>> from wflow import nets
-    >>> batches = nets.data.PlanarBatches("rings", batch=4, seed=1, context=True)
-    >>> points, context = batches(0)
-    >>> points.shape, context.shape
-    (torch.Size([4, 2]), torch.Size([4, 2]))
+    >>> (points,) = nets.data.PlanarBatches("rings", batch=4, seed=1)(0)
+    >>> points.shape
+    torch.Size([4, 2])
     """
 
-    def __init__(self, name: str, *, batch: int, seed: int = 0, context: bool = False) -> None:
+    def __init__(self, name: str, *, batch: int, seed: int = 0) -> None:
         check_choice("name", name, PLANAR)
         self.name = name
         self.batch = whole(batch, "batch", most=_LARGEST)
         self.seed = whole(seed, "seed", 0)
-        self.context = switch(context, "context")
 
-    def __call__(self, step: int) -> tuple[Tensor, ...]:
+    def __call__(self, step: int) -> tuple[Tensor]:
         """Points of a step, drawn from (seed, step).
 
         Parameters
@@ -201,9 +208,8 @@ class PlanarBatches:
 
         Returns
         -------
-        tuple of Tensor
-            Points (batch, 2), float32, and with `context` as many others.
+        tuple of one Tensor
+            Points (batch, 2), float32.
         """
         place = whole(step, "step", 0, most=2**60) + 1  # 0 is the fixed set of the seed
-        purposes = (TRAIN, CONTEXT) if self.context else (TRAIN,)
-        return tuple(_points(self.name, self.batch, self.seed, p, place) for p in purposes)
+        return (_points(self.name, self.batch, self.seed, TRAIN, place),)

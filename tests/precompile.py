@@ -57,6 +57,11 @@ def inverse_problems() -> None:
     model = wflow.sampling.forward.Lorenz(windows=1)
     model.vjp(np.zeros((1, 3)), np.ones((1, 3)))
     wflow.sampling.reference.bayesian_lasso(np.eye(2), np.ones(2), lam=1.0, noise=0.1, draws=4)
+def proximal() -> None:
+    prior = wflow.sampling.L1(1.0)
+    for dtype in DTYPES:
+        x = tokens(3, dtype)
+        wflow.sampling.attention_mean(x, x, h=0.1, beta=1.0, prior=prior)
 
 
 # The longest first. Both types of numbers are one task: their code is listed in one file. Of twelve
@@ -70,6 +75,7 @@ TASKS += [
     (exact, 5, True, ("float64",)),
     (diffusion,),
     (inverse_problems,),
+    (proximal,),
 ]
 
 

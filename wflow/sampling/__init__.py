@@ -31,7 +31,12 @@ from wflow.sampling.priors import (
 from wflow.sampling.proximal import (
     AttentionMean,
     attention_mean,
+    backward,
+    backward_inverse,
+    folded,
     interaction,
+    layer,
+    score,
 )
 
 __all__ = [
@@ -41,12 +46,17 @@ __all__ = [
     "Prior",
     "SmoothL1",
     "attention_mean",
+    "backward",
+    "backward_inverse",
     "evolve_density",
+    "folded",
     "forward",
     "frechet",
     "interaction",
+    "layer",
     "mmd",
     "reference",
+    "score",
     "separable",
     "sliced_w2",
     "w2",

@@ -102,7 +102,19 @@ def _workspace(groups, r, p, like):
 
 @njit(error_model="numpy")
 def _task(
-    q, m, p, by_source, by_value, exclude, low, first, groups, space, top_out, squares_out, sums_out
+    q,
+    m,
+    p,
+    by_source,
+    by_value,
+    left_out,
+    low,
+    first,
+    groups,
+    space,
+    top_out,
+    squares_out,
+    sums_out,
 ):
     """`groups` groups of targets of one chain, the first being group `first`."""
     targets, r = q.shape
@@ -128,9 +140,10 @@ def _task(
         for g in range(groups):
             step = two if g < full else width
             begin = start + g * two
-            if exclude:
-                for i in range(max(begin, j), min(begin + step, j + count)):
-                    scores[g * of_scores + (i - j) * step + i - begin] = _LOWEST
+            for lane in range(min(step, left_out.shape[0] - begin)):
+                left = left_out[begin + lane] - j
+                if 0 <= left < count:
+                    scores[g * of_scores + left * step + lane] = _LOWEST
             _weights(
                 scores, g * of_scores, step, count, low, top, squares, g * two, sums, g * of_sums, p
             )
@@ -152,7 +165,7 @@ def _entry_points(source, cache):
     """The compiled function that Python calls."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(q, keys, values, exclude, low, workers, top, squares, out):
+    def sums(q, keys, values, left_out, low, workers, top, squares, out):
         _ = source  # part of the cache key
         chains, targets, r = q.shape
         m, p = values.shape[1:]
@@ -170,7 +183,7 @@ def _entry_points(source, cache):
                     begin = task * groups // tasks
                     end = (task + 1) * groups // tasks
                     _task(
-                        q[c], m, p, by_source, by_value, exclude, low, begin, end - begin, space,
+                        q[c], m, p, by_source, by_value, left_out, low, begin, end - begin, space,
                         top[c], squares[c], out[c],
                     )  # fmt: skip
 
@@ -196,7 +209,11 @@ class SoftmaxMeans(NamedTuple):
 
 
 def softmax_means(
-    queries: Floats, keys: Floats, bias: Floats, values: Floats, exclude_self: bool = False
+    queries: Floats,
+    keys: Floats,
+    bias: Floats,
+    values: Floats,
+    left_out: NDArray[np.int64] | None = None,
 ) -> SoftmaxMeans:
     """Averages of values under the softmax of scaled products and a bias of each source.
 
@@ -204,7 +221,7 @@ def softmax_means(
     ----------
     queries : (chains, n, d); keys : (chains, m, d); bias : (chains, m); values : (chains, m, p);
         of one dtype, finite
-    exclude_self : leave source i out of the sums of target i
+    left_out : (n,) the source that is left out of the sums of each target, or None
     """
     dtype = queries.dtype
     chains, n, d = queries.shape
@@ -217,10 +234,10 @@ def softmax_means(
     top, squares = (np.empty((chains, n), dtype) for _ in range(2))
     out = np.empty((chains, n, p + 1), dtype)
     low = -1000.0 if dtype == np.float64 else -120.0
-    with threads_for(
-        chains * n * m * (d + p + 20) // (4 * BLOCKED_FROM), PAIRS_OF_THREAD
-    ) as workers:
-        _sums(q, k, v, bool(exclude_self), low, workers, top, squares, out)
+    left = np.empty(0, np.int64) if left_out is None else left_out
+    pairs = chains * n * m * (d + p + 20) // (4 * BLOCKED_FROM)
+    with threads_for(pairs, PAIRS_OF_THREAD) as workers:
+        _sums(q, k, v, left, low, workers, top, squares, out)
     mass = out[..., 0]
     return SoftmaxMeans(
         out[..., 1:] / mass[..., None], mass * mass / squares, math.log(2) * top + np.log(mass)

@@ -64,6 +64,7 @@ RESULTS = {
     "flows.Cloud",
     "flows.Growth",
     "metric.Distance",
+    "sampling.AttentionMean",
     "transport.Entropic",
     "verify.Check",
     "verify.Report",
@@ -140,6 +141,8 @@ def table(folder: Path) -> dict[str, Case]:
         "if_exists": "error", "progress": False,
     }  # fmt: skip
     short = {"x0": x, "law": law, "heads": 2, "t_final": 0.2, "dt": 0.1}
+    proximal = {"h": 0.1, "beta": 1.0, "prior": sampling.L1(2.0), "kernel": "exact"}
+    proximal |= {"exclude_self": False}
     fit = fits.power_law([1, 2, 4], np.array([[1.0, 1.1], [0.5, 0.6], [0.3, 0.2]]), resamples=50)
     rate = stability.growth_rate([0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]], resamples=50)
     circle = {name: run.drop_vars("heads") for name in ("ds",)}
@@ -352,6 +355,36 @@ def table(folder: Path) -> dict[str, Case]:
         "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
         "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),
         "sampling.w2": Case(sampling.w2, x=x, y=y + 0.5),
+        "sampling.L1": Case(sampling.L1, lam=2.0),
+        "sampling.NoPrior": Case(sampling.NoPrior),
+        "sampling.Prior": Case(sampling.L1(2.0).log_normaliser, y=y, h=0.1, beta=1.0),
+        "sampling.SmoothL1": Case(sampling.SmoothL1, lam=2.0),
+        "sampling.separable": Case(
+            sampling.separable,
+            value=np.abs,
+            derivative=np.sign,
+            prox=None,
+            kinks=[0.0],
+            normaliser="quadrature",
+        ),
+        "sampling.attention_mean": Case(
+            sampling.attention_mean, x=x, context=y, **proximal, covariance=True
+        ),
+        "sampling.backward": Case(sampling.backward, x=x, context=y, **proximal),
+        "sampling.backward_inverse": Case(
+            sampling.backward_inverse,
+            y=x,
+            context=y,
+            **proximal,
+            tolerance=1e-12,
+            max_iterations=50,
+        ),
+        "sampling.folded": Case(sampling.folded, x=x, context=y, **proximal),
+        "sampling.interaction": Case(
+            sampling.interaction, x=x, y=y, h=0.1, beta=1.0, prior=sampling.L1(2.0), kernel="exact"
+        ),
+        "sampling.layer": Case(sampling.layer, x=x, context=y, **proximal),
+        "sampling.score": Case(sampling.score, x=x, context=y, **proximal),
         "sphere.as_tokens": Case(sphere.as_tokens, x=y + 1.0, name="x0"),
         "sphere.normalise": Case(sphere.normalise, x=y + 1.0),
         "sphere.project": Case(sphere.project, x=x, v=y),

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from wflow._core.checks import number, positive, reals, shown
+from wflow._core.checks import check_choice, number, positive, reals, shown
 from wflow._core.errors import InputError
 
 __all__ = ["L1", "NoPrior", "Prior", "SmoothL1", "separable"]
@@ -160,7 +160,7 @@ class Prior(ABC):
         ndarray, shape (...)
             :math:`\tfrac{d}{2}\log(4\pi h/\beta) - \tfrac{\beta}{2} e_h(y)`.
         """
-        y = _points(y)
+        y, (h, beta) = _points(y), step_of(h, beta)
         width = 0.5 * y.shape[-1] * math.log(4 * math.pi * h / beta)
         return width - 0.5 * beta * self.envelope(y, h)
 
@@ -266,16 +266,17 @@ class L1(Prior):
 
     def log_normaliser(self, y: ArrayLike, *, h: float, beta: float) -> FloatArray:
         y = np.abs(_points(y))
-        h, beta = positive(h, "h"), positive(beta, "beta")
+        h, beta = step_of(h, beta)
         a, c, mu = beta / (4 * h), beta * self.lam / 2, self.lam * h
         root = math.sqrt(a)
         # The integral over z > 0 (for y >= 0), with the Gaussian tail where it is one.
         inside = y < mu
-        tail = np.log(special.erfcx(root * np.where(inside, mu - y, 0.0)) / 2) - a * y * y
-        bulk = c * (mu / 2 - y) + special.log_ndtr(math.sqrt(2.0) * root * (y - mu))
-        right = np.where(inside, tail, bulk)
-        left = np.log(special.erfcx(root * (y + mu)) / 2) - a * y * y
-        return np.sum(np.logaddexp(left, right) + 0.5 * math.log(math.pi / a), axis=-1)
+        with np.errstate(over="ignore", divide="ignore"):  # of a term beside which the other stands
+            tail = np.log(special.erfcx(root * np.where(inside, mu - y, 0.0)) / 2) - a * y * y
+            bulk = c * (mu / 2 - y) + special.log_ndtr(math.sqrt(2.0) * root * (y - mu))
+            left = np.log(special.erfcx(root * (y + mu)) / 2) - a * y * y
+        logs = np.logaddexp(left, np.where(inside, tail, bulk))
+        return np.sum(logs + 0.5 * math.log(math.pi / a), axis=-1)
 
     def largest_step(self, beta: float) -> float:
         beta = positive(beta, "beta")
@@ -338,7 +339,7 @@ class SmoothL1(Prior):
         return self.lam * width * np.sum(_log_cosh(x / width), axis=-1)
 
     def log_normaliser(self, y: ArrayLike, *, h: float, beta: float) -> FloatArray:
-        y, h, beta = _points(y), positive(h, "h"), positive(beta, "beta")
+        y, (h, beta) = _points(y), step_of(h, beta)
         width = self.lam * h
         if width == 0:
             return np.full(y.shape[:-1], 0.5 * y.shape[-1] * math.log(4 * math.pi * h / beta))
@@ -399,7 +400,7 @@ class _Separable(Prior):
         return np.clip((self.prox(x + step, h) - self.prox(x - step, h)) / (2 * step), 0.0, 1.0)
 
     def log_normaliser(self, y: ArrayLike, *, h: float, beta: float) -> FloatArray:
-        y, h, beta = _points(y), positive(h, "h"), positive(beta, "beta")
+        y, (h, beta) = _points(y), step_of(h, beta)
         if self._normaliser == "laplace":
             return super().log_normaliser(y, h=h, beta=beta)
 
@@ -482,12 +483,20 @@ def separable(
             raise InputError(f"{name} is {shown(function)}: expected a function of one coordinate")
     if prox is not None and not callable(prox):
         raise InputError(f"prox is {shown(prox)}: expected a function (x, h) or None")
-    if normaliser not in ("quadrature", "laplace"):
-        raise InputError(f"normaliser is {shown(normaliser)}: expected one of quadrature, laplace")
+    check_choice("normaliser", normaliser, ("quadrature", "laplace"))
     points = np.sort(np.atleast_1d(reals(kinks, "kinks")))
     if points.ndim != 1:
         raise InputError(f"kinks are {shown(kinks)}: expected a list of numbers")
     return _Separable(value, derivative, prox, points, normaliser)
+
+
+def step_of(h: Any, beta: Any) -> tuple[float, float]:
+    """Check a step h and an inverse temperature beta, and return them as floats."""
+    h, beta = positive(h, "h"), positive(beta, "beta")
+    for name, value in (("h", h), ("beta", beta)):
+        if not 1e-100 <= value <= 1e100:
+            raise InputError(f"{name} is {value:.3g}: expected a number from 1e-100 to 1e100")
+    return h, beta
 
 
 def as_prior(value: Any) -> Prior:

@@ -41,7 +41,7 @@ from wflow._core.checks import check_choice, positive, reals, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
-from wflow.sampling.priors import ABSORBED, Prior, as_prior
+from wflow.sampling.priors import ABSORBED, Prior, as_prior, step_of
 from wflow.sampling.softmax_sums import SoftmaxMeans, softmax_means
 
 __all__ = [
@@ -157,7 +157,7 @@ def _setting(
     kernel: str,
     exclude_self: bool = False,
 ) -> _Setting:
-    h, beta = positive(h, "h"), positive(beta, "beta")
+    h, beta = step_of(h, beta)
     prior = as_prior(prior)
     check_choice("kernel", kernel, get_args(Kernel))
     points, tokens = _cloud(x, "x"), _cloud(context, "context")
@@ -201,6 +201,7 @@ def _cloud(value: ArrayLike, name: str) -> Floats:
     return cloud
 
 
+@np.errstate(over="ignore", invalid="ignore")  # _queries checks the scores
 def _keys(setting: _Setting) -> _Keys:
     y = setting.context.astype(np.float64)
     h, beta, prior, scale = setting.h, setting.beta, setting.prior, setting.scale
@@ -216,6 +217,7 @@ def _keys(setting: _Setting) -> _Keys:
     return _Keys(keys, bias - top, top, centre)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _queries(setting: _Setting, keys: _Keys, x: FloatArray) -> _Queries:
     scale = setting.scale
     slope = None

@@ -36,6 +36,12 @@ __all__ = ["RunAccessor"]
 SCALE = 0.0447
 """Radians within which two tokens are of one cluster: their inner product is 0.999."""
 _POINTS = 200  # of a small curve: more cannot be seen
+_LEVELS = {  # variable -> what the table calls it, at both ends
+    "energy": "energy",
+    "speed_sq": "mean squared speed",
+    "ess": "effective tokens of the attention",
+    "absorbed": "share of coordinates absorbed",
+}
 _TERMS = {  # variable -> what the table calls its integral, and the sign of it in the balance
     "work_weights": ("drift of the heads", 1),
     "work_ito": ("Itô correction", 1),
@@ -319,6 +325,10 @@ class RunAccessor:
         config, attrs = self.config, self._ds.attrs
         if "metric" in attrs and "tau" in attrs:  # of wflow.jko
             return f"{attrs.get('title')}, metric {attrs['metric']}, {attrs.get('direction', '?')}"
+        if "sampler" in config:
+            return (
+                f"sampler {config['sampler']}, h = {config.get('h')}, beta = {config.get('beta')}"
+            )
         scheme = config.get("scheme", "?")
         words = [f"{law_name(config) or 'unnamed'} heads", flow_name(config)]
         words.append(str(config.get("direction", "?")))
@@ -333,11 +343,13 @@ class RunAccessor:
         sizes = ds.sizes
         paths = sizes.get("path", 1)
         count = head_count(config, sizes)
-        words = [f"{count or '?'} head{'s' if count != 1 else ''}"]
+        sampler = "sampler" in config
+        words = [] if sampler else [f"{count or '?'} head{'s' if count != 1 else ''}"]
         words.append(f"{sizes.get('token', '?')} tokens, d = {sizes.get('axis', '?')}")
         words.append(f"{paths} path{'s' if paths != 1 else ''}")
         recorded = sizes.get("time", 0)
         end = f"t = 0 to {config.get('t_final', '?')}, dt = {config.get('dt', '?')}"
+        end = f"{config.get('steps', '?')} steps" if sampler else end
         words += [end, f"seed {config.get('seed', '?')}"]
         facts = [", ".join(words), f"{recorded} recorded times"]
         if "snapshot" in ds.sizes:
@@ -352,7 +364,7 @@ class RunAccessor:
         if not ds.sizes.get("time"):
             return []
         rows = []
-        for name, words in (("energy", "energy"), ("speed_sq", "mean squared speed")):
+        for name, words in _LEVELS.items():
             for place, when in ((0, "start"), (-1, "end")) if name in ds else ():
                 rows.append((f"{name}_{when}", f"{words} at the {when}", *_mean(ds, name, place)))
         for name, (words, sign) in _TERMS.items():
@@ -365,8 +377,7 @@ class RunAccessor:
 
     def _curves(self) -> list[tuple[str, str]]:
         """Captions and drawings of what goes over time."""
-        captions = {"energy": "energy", "speed_sq": "mean squared speed"}
-        captions["edi_residual"] = "residual"
+        captions = _LEVELS | {"edi_residual": "residual"}
         curves = []
         for name, words in captions.items():
             ds = self._ds

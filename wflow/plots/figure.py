@@ -136,6 +136,11 @@ def head_count(ds: "Dataset") -> int:
         For a Dataset that does not record it.
     """
     count = schema.head_count(config(ds), ds.sizes)
+    if count is None and "sampler" in config(ds):
+        raise InputError(
+            "the run is that of a sampler, which has no heads: draw its sample_variance, ess and "
+            "speed_sq over time, or its samples"
+        )
     if count is None:
         raise InputError("the number of heads is not in the run: no dim head, none in config")
     return count

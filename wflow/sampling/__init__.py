@@ -11,6 +11,7 @@ the packages from `_core` to `analysis`, and no torch. Start with `proximal`.
 from wflow.sampling import (
     forward,
     reference,
+    targets,
 )
 from wflow.sampling.comparison import (
     frechet,
@@ -38,6 +39,11 @@ from wflow.sampling.proximal import (
     layer,
     score,
 )
+from wflow.sampling.samplers import (
+    brwp,
+    myula,
+    ula,
+)
 
 __all__ = [
     "L1",
@@ -48,6 +54,7 @@ __all__ = [
     "attention_mean",
     "backward",
     "backward_inverse",
+    "brwp",
     "evolve_density",
     "folded",
     "forward",
@@ -55,9 +62,12 @@ __all__ = [
     "interaction",
     "layer",
     "mmd",
+    "myula",
     "reference",
     "score",
     "separable",
     "sliced_w2",
+    "targets",
+    "ula",
     "w2",
 ]

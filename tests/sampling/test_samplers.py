@@ -1,0 +1,366 @@
+"""Samplers: stationary moments, bits for any threads, kill and resume, run files, bad input."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import wflow
+from wflow import InputError, sampling
+from wflow._core.threads import available
+from wflow.io.runfile import RunWriter
+from wflow.sampling import targets
+
+X0 = np.random.default_rng(0).standard_normal((40, 2)) * 2
+TARGET = targets.GaussianLaplace([0.0, 1.0], lam=1.0)
+QUICK = {"h": 0.05, "steps": 12, "save_every": 5}
+
+
+def half(x):
+    return 0.5 * x
+
+
+def sampler(name, x0=X0, **changes):
+    """A short run of a sampler of TARGET."""
+    options = QUICK | changes
+    if name == "ula":
+        return sampling.ula(x0, TARGET.subgradient, **options)
+    return getattr(sampling, name)(x0, TARGET.grad, TARGET.prior, **options)
+
+
+# Stationary laws
+# ---------------
+
+
+def test_ula_has_the_stationary_variance_of_its_recursion():
+    h, beta = 0.2, 2.0
+    x0 = np.zeros((4000, 1))
+    run = sampling.ula(x0, lambda x: x, h=h, beta=beta, steps=60, save_every=20)
+    expected = 2 * h / beta / (1 - (1 - h) ** 2)
+    error = expected * np.sqrt(2 / 4000)
+    assert abs(float(run.sample_variance[0, -1, 0]) - expected) < 4 * error
+    assert abs(float(run.sample_mean[0, -1, 0])) < 4 * np.sqrt(expected / 4000)
+
+
+@pytest.mark.parametrize("beta", [1.0, 4.0])
+def test_myula_has_the_moments_of_gaussian_times_laplace(beta):
+    target = targets.GaussianLaplace([0.0, 1.5], lam=0.7, beta=beta)
+    x0 = target.sample(4000, seed=1)
+    run = sampling.myula(
+        x0, target.grad, target.prior, h=0.01, beta=beta, steps=150, save_every=150
+    )
+    mean, variance = (run[f"sample_{name}"][0, -1].values for name in ("mean", "variance"))
+    exact = np.diag(target.covariance())
+    assert np.all(np.abs(mean - target.mean()) < 4 * np.sqrt(exact / 4000) + 0.01)
+    assert np.all(np.abs(variance - exact) < 6 * exact * np.sqrt(3 / 4000) + 0.03 * exact)
+
+
+def test_brwp_has_the_stationary_variance_of_a_gaussian_to_first_order_in_h():
+    # With y = (1 - h) x ~ N(0, t) the attention is the mean k y, k = t/(t + 2h/beta), and the cloud
+    # is at rest where (1 - h)(3 - k)/2 = 1.
+    for h in (0.1, 0.05):
+        beta = 2.0
+        x0 = np.sqrt(1 / beta) * np.random.default_rng(2).standard_normal((400, 1))
+        run = sampling.brwp(x0, lambda x: x, sampling.NoPrior(), h=h, beta=beta, steps=150)
+        a = 1 - h
+        k = 3 - 2 / a
+        t = 2 * h / beta * k / (1 - k)
+        expected = t / a**2
+        assert abs(expected - 1 / beta) < 2 * h / beta
+        assert abs(float(run.sample_variance[0, -1, 0]) - expected) < 0.06 * expected
+
+
+def test_brwp_without_attention_of_others_collapses_with_a_warning():
+    x0 = 10 * np.random.default_rng(0).standard_normal((8, 8))
+    with pytest.warns(UserWarning, match="no interaction"):
+        run = sampling.brwp(x0, lambda x: x, sampling.NoPrior(), h=1e-3, steps=3)
+    assert float(run.ess[0, -1]) < 1.01
+
+
+def test_a_cloud_within_the_threshold_is_absorbed():
+    # All of S is zero, and x -> x - M/2 with M = beta/(2h) Cov x: 1/variance grows by beta/(2h).
+    h, beta, steps = 0.5, 1.0, 200
+    x0 = 0.05 * np.random.default_rng(0).standard_normal((100, 1))
+    with pytest.warns(UserWarning, match=r"beta lambda\^2 h > 0.05"):
+        run = sampling.brwp(
+            x0, np.zeros_like, sampling.L1(2.0), h=h, beta=beta, steps=steps, kernel="laplace"
+        )
+    assert float(run.absorbed[0, -1]) == 1.0
+    first, last = run.sample_variance[0, [0, -1], 0].values
+    assert 1 / last == pytest.approx(1 / first + beta * steps / (2 * h), rel=0.02)
+
+
+def test_exact_moments_of_targets_are_those_of_their_samples():
+    for target in (
+        targets.GaussianLaplace([0.7, -30.0], lam=2.0, beta=3.0, scale=0.7),
+        targets.GaussianMixture([[-2, 0.0], [2, 1.0]], scale=0.5, lam=1.5, weights=[1, 3]),
+        targets.GaussianMixture([[-2, 0.0], [2, 1.0]], scale=0.5),
+    ):
+        x = target.sample(20_000, seed=3)
+        exact = target.covariance()
+        spread = np.sqrt(np.diag(exact))
+        assert np.all(np.abs(x.mean(axis=0) - target.mean()) < 4 * spread / np.sqrt(20_000))
+        gap = np.abs(np.cov(x.T) - exact) / np.outer(spread, spread)
+        assert gap.max() < 5 * np.sqrt(3 / 20_000)
+
+
+def test_gradients_of_targets_are_those_of_their_potentials():
+    x = np.random.default_rng(0).standard_normal((5, 3))
+    for target in (
+        targets.GaussianLaplace([0.0, 1.0, -2.0], scale=0.5, beta=2.0),
+        targets.GaussianMixture(np.eye(3), scale=0.5, beta=2.0),
+        targets.BayesianLasso.drawn(3, seed=1),
+    ):
+        for axis, step in enumerate(1e-6 * np.eye(3)):
+            slope = (target.potential(x + step) - target.potential(x - step)) / 2e-6
+            assert np.allclose(slope, target.grad(x)[:, axis], rtol=1e-6, atol=1e-6)
+
+
+def test_density_of_a_target_is_that_of_its_moments():
+    target = targets.GaussianMixture([[-1.0], [2.0]], scale=0.6, lam=0.8, beta=1.7)
+    x = np.linspace(-9, 9, 20_001)
+    density = np.exp(target.log_density(x[:, None]))
+    density /= density.sum()
+    mean = density @ x
+    assert mean == pytest.approx(target.mean()[0], abs=1e-5)
+    assert density @ x**2 - mean**2 == pytest.approx(target.covariance()[0, 0], abs=1e-5)
+
+
+def test_reference_of_the_lasso_is_that_of_one_coordinate():
+    target = targets.BayesianLasso([[1.0]], [1.2], noise=0.8, lam=1.0, beta=2.0)
+    same = targets.GaussianLaplace([1.2], scale=0.8, lam=1.0, beta=2.0)
+    x = target.sample(3000, seed=0)
+    assert abs(x.mean() - same.mean()[0]) < 5 * np.sqrt(same.covariance()[0, 0] / 3000)
+
+
+# Bits
+# ----
+
+
+def test_several_clouds_are_those_of_their_own_runs():
+    both = sampler("brwp", np.stack([X0, X0[::-1] + 1]))
+    for path, x0 in enumerate((X0, X0[::-1] + 1)):
+        assert np.array_equal(both.samples[path], sampler("brwp", x0).samples[0])
+
+
+@pytest.mark.parametrize("context", [None, 900])
+def test_same_seed_gives_the_same_bits_for_any_number_of_threads(context):
+    x0 = TARGET.sample(1500, seed=1)
+    options = {"steps": 2, "save_every": 1, "context": context}
+    found = {
+        sampler("brwp", x0, threads=threads, **options).samples.values.tobytes()
+        for threads in (1, available())
+    }
+    assert len(found) == 1
+
+
+def test_seeds_change_noise_and_contexts():
+    for name, options in (("myula", {}), ("ula", {}), ("brwp", {"context": 30})):
+        runs = [sampler(name, seed=seed, **options).samples.values for seed in (0, 0, 1)]
+        assert np.array_equal(runs[0], runs[1])
+        assert not np.array_equal(runs[0], runs[2])
+
+
+# Run files
+# ---------
+
+
+@pytest.mark.parametrize("name", ["brwp", "myula", "ula"])
+def test_a_file_holds_the_run_in_memory_and_verifies(name, tmp_path):
+    file = tmp_path / "run.h5"
+    options = {"snapshots": [0, 5, 12]}
+    memory = sampler(name, **options)
+    with sampler(name, out=file, **options) as stored:
+        assert set(stored.variables) == set(memory.variables)
+        for key in memory.variables:
+            assert np.array_equal(stored[key], memory[key]), key
+            assert np.isfinite(memory[key]).all(), key
+    assert wflow.verify.verify(file).passed
+    with sampler(name, out=file, if_exists="resume", **options) as again:
+        assert again.attrs["complete"] == 1
+    with pytest.raises(InputError, match="differs in h"):
+        sampler(name, out=file, if_exists="resume", **options, h=0.04)
+    with pytest.raises(InputError, match=r"run of wflow\.sampling"):
+        wflow.rerun(file)
+
+
+def test_verify_finds_samples_that_do_not_fit(tmp_path, monkeypatch):
+    file = tmp_path / "run.h5"
+    record = sampling.samplers._record
+
+    def wrong(problem, store, step, x, moved, found):
+        record(problem, store, step, x + 0.5 * (step == problem.steps), moved, found)
+        if step == problem.steps:
+            store.write("samples", (slice(0, problem.paths), 0), x)
+
+    monkeypatch.setattr(sampling.samplers, "_record", wrong)
+    sampler("ula", out=file).close()
+    failed = [check.name for check in wflow.verify.verify(file).checks if check.passed is False]
+    assert failed == ["moments follow from the stored tokens"]
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing of the sampler handles it, and no state is saved."""
+
+
+@pytest.mark.parametrize("name", ["brwp", "myula", "ula"])
+def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
+    file = tmp_path / "run.h5"
+    x0 = np.stack([X0, X0 + 1])
+    options = {"snapshots": [0, 6, 12], "seed": 3} | ({"context": 30} if name == "brwp" else {})
+    record, checkpoint = sampling.samplers._record, RunWriter.checkpoint
+    done = []
+
+    def until(problem, store, step, *rest):
+        record(problem, store, step, *rest)
+        done.append(step)
+        if len(done) in (4, 9):
+            raise Killed
+
+    def every_third(writer, state):
+        if state["step"] % 3 == 0:
+            checkpoint(writer, state)
+
+    monkeypatch.setattr(sampling.samplers, "_record", until)
+    monkeypatch.setattr(RunWriter, "checkpoint", every_third)
+    options |= {"out": file, "if_exists": "resume", "checkpoint_every": 0.0}
+    for _ in range(2):
+        with pytest.raises(Killed):
+            sampler(name, x0, **options)
+        with pytest.warns(UserWarning, match="not complete"):
+            wflow.open(file).close()
+    sampler(name, x0, **options).close()
+    assert done == [0, 1, 2, 3, *range(3, 8), *range(6, 13)]
+    monkeypatch.undo()
+    whole = sampler(name, x0, **{**options, "out": None, "if_exists": "error"})
+    with wflow.open(file) as other:
+        for key in whole.variables:
+            assert np.array_equal(whole[key], other[key]), key
+    assert wflow.verify.verify(file).passed
+
+
+CHILD = """
+import sys
+import numpy as np
+from wflow import sampling
+sampling.ula(np.ones((2, 30, 2)), lambda x: x, h=0.01, steps=STEPS, save_every=50, out=sys.argv[1],
+             checkpoint_every=0.02)
+"""
+
+
+def test_signals_end_a_process_that_can_be_resumed(cases, tmp_path):
+    steps = 20_000
+    options = {"h": 0.01, "steps": steps, "save_every": 50}
+    whole = sampling.ula(np.ones((2, 30, 2)), lambda x: x, **options)
+    for number in cases([signal.SIGTERM], [signal.SIGTERM, signal.SIGKILL]):
+        file = tmp_path / f"{number}.h5"
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD.replace("STEPS", str(steps)), str(file)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        seen: set[int] = set()
+        deadline = time.monotonic() + 60
+        while len(seen) < 3 and child.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                seen.add((tmp_path / f"{number}.h5.checkpoint").stat().st_mtime_ns)
+            time.sleep(0.005)
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=30)
+        assert child.returncode != 0
+        assert (number == signal.SIGKILL) == ("ended the run after a whole step" not in errors)
+        with sampling.ula(
+            np.ones((2, 30, 2)), lambda x: x, **options, out=file, if_exists="resume"
+        ) as other:
+            for key in whole.variables:
+                assert np.array_equal(whole[key], other[key]), key
+
+
+def test_another_gradient_is_not_resumed(tmp_path):
+    file = tmp_path / "run.h5"
+    sampling.ula(X0, half, **QUICK, out=file).close()
+    with pytest.raises(InputError, match="grad"):
+        sampling.ula(X0, lambda x: 0.25 * x, **QUICK, out=file, if_exists="resume")
+
+
+def test_info_names_the_sampler(tmp_path):
+    from wflow.analysis.description import describe
+
+    run = sampler("brwp")
+    lines = dict(describe(run))
+    assert lines["sampler"].startswith("brwp(h = 0.05, beta = 1.0, kernel = exact")
+    assert lines["prior"] == "L1(lam = 1.0)"
+    assert "ess(T)" in lines
+    assert json.loads(run.attrs["config"])["prior"] == {"name": "L1", "lam": 1.0}
+    assert "sampler brwp" in str(run.wflow)
+
+
+# Bad input
+# ---------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"h": 0.0}, "h is 0.0"),
+        ({"h": np.nan}, "h is nan"),
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"steps": 0}, "steps is 0"),
+        ({"save_every": 0}, "save_every is 0"),
+        ({"snapshots": [13]}, "snapshots hold step 13"),
+        ({"x0": np.zeros(3)}, "x0 has shape"),
+        ({"x0": np.full((3, 2), np.nan)}, "x0 holds values that are not finite"),
+        ({"kernel": "gauss"}, "kernel is 'gauss'"),
+        ({"context": 41}, "context is 41 of 40"),
+        ({"context": 5, "exclude_self": True}, "exclude_self"),
+        ({"if_exists": "resume"}, "give out as well"),
+        ({"prior": 2.0}, "prior is 2.0"),
+        ({"grad": 3.0}, "grad is 3.0"),
+        ({"grad": lambda x: x[:, :1]}, "of shape"),
+        ({"grad": lambda x: x * np.nan}, "at the initial token 0"),
+        ({"grad": lambda x: np.add(x, 1, out=x)}, "read-only"),
+    ],
+)
+def test_arguments_that_do_not_fit(changes, message):
+    arguments = {"x0": X0, "grad": half, "prior": sampling.L1(0.5), **QUICK} | changes
+    with pytest.raises(InputError, match=message):
+        sampling.brwp(**arguments)
+
+
+def test_smoothing_below_half_a_step_is_refused():
+    with pytest.raises(InputError, match="at least half the step"):
+        sampler("myula", smoothing=0.01)
+
+
+def test_a_step_too_large_blows_up_with_what_was_recorded(tmp_path):
+    options = {"h": 100.0, "steps": 400}
+    with pytest.raises(wflow.BlowUpError, match="take a smaller h") as caught:
+        sampling.ula(X0, lambda x: x, **options)
+    error = caught.value
+    assert error.time > 0 and error.path == 0 and error.score > 1e300
+    assert not error.run.attrs["complete"]
+    file = tmp_path / "run.h5"
+    with pytest.raises(wflow.BlowUpError, match="partial"):
+        sampling.ula(X0, lambda x: x, **options, out=file)
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(file) as part:
+        assert 0 < part.sizes["time"] < 401
+
+
+def test_a_gradient_that_ceases_to_be_finite_is_a_blow_up():
+    def log_barrier(x):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(x < 5, 0.0, np.log(-x))
+
+    with pytest.raises(wflow.BlowUpError, match=r"step [1-9]"):
+        sampling.ula(np.full((5, 1), 4.0), log_barrier, h=1.0, steps=200)
+
+
+def test_a_wrong_first_gradient_leaves_no_file(tmp_path):
+    with pytest.raises(InputError, match="at the initial token"):
+        sampling.ula(X0, lambda x: x * np.inf, **QUICK, out=tmp_path / "run.h5")
+    assert not list(tmp_path.iterdir())

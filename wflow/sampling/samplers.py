@@ -1,0 +1,781 @@
+r"""Samplers of the density exp(-beta (f + psi)): `brwp`, `myula` and `ula`.
+
+All of them move tokens by the gradient of f and by what the sampler makes of the prior psi. They
+share one loop (`_integrate`) and one contract: clouds (n, d) or (paths, n, d), records in a run
+file, a state from which a killed run continues to the bit. A sampler is a `_Method`: how a cloud
+moves without noise, how strong the noise is, and its settings in the run file.
+"""
+
+from __future__ import annotations  # the signatures show short names
+
+import functools
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.checks import (
+    check_choice,
+    file_name,
+    number,
+    positive,
+    reals,
+    shown,
+    switch,
+    whole,
+    wholes,
+)
+from wflow._core.errors import BlowUpError, InputError
+from wflow._core.fingerprint import NotComparable, fingerprint
+from wflow._core.identity import read_only, reading, warn_changed_itself
+from wflow._core.progress import progress as progress_bar
+from wflow._core.rng import CONTEXTS, CounterNormals
+from wflow._core.signals import caught_signals
+from wflow._core.threads import numba_threads
+from wflow.io.runfile import MemoryStore, Store, dataset_attrs, open_run
+from wflow.io.schema import SampleLayout
+from wflow.particles.options import IfExists
+from wflow.particles.problem import array_config
+from wflow.particles.solver import (
+    name_what_is_left,
+    open_finished,
+    open_writer,
+    raise_if_interrupted,
+)
+from wflow.sampling.priors import Prior, as_prior
+from wflow.sampling.proximal import Kernel, attention_mean
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["brwp", "myula", "ula"]
+
+Array = NDArray[np.float64]
+Gradient = Callable[[Array], ArrayLike]
+Diagnostics = dict[str, Array]  # each (paths,)
+Draw = Callable[[], Array]  # standard normal numbers (paths, n)
+State = dict[str, NDArray[Any]]
+
+_log = logging.getLogger("wflow")
+_LONELY = 2.0  # effective tokens that a token attends to, below which there is no interaction
+
+
+# The samplers
+# ------------
+
+
+def brwp(
+    x0: ArrayLike,
+    grad: Gradient,
+    prior: Prior,
+    *,
+    h: float,
+    beta: float = 1.0,
+    steps: int,
+    kernel: Kernel = "exact",
+    context: int | None = None,
+    exclude_self: bool = False,
+    seed: int = 0,
+    save_every: int = 1,
+    snapshots: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    threads: int | None = None,
+    checkpoint_every: float = 15.0,
+) -> xarray.Dataset:
+    r"""Sample by the backward regularised Wasserstein proximal scheme with splitting.
+
+    The tokens are interacting particles without noise: the score of their law, which Langevin
+    dynamics replaces by noise, comes from the attention of the tokens to each other.
+
+    Parameters
+    ----------
+    x0 : array_like, shape (n, d) or (paths, n, d)
+        Initial tokens: one cloud, or several that do not interact. They should be spread at least
+        as widely as the target.
+    grad : callable
+        Gradient of f: an array (m, d) to an array (m, d), row by row.
+    prior : wflow.sampling.Prior
+        The prior psi, such as ``L1(lam)`` or ``NoPrior()``.
+    h : float
+        Step.
+    beta : float, default 1.0
+        Inverse temperature.
+    steps : int
+        Number of steps; each evaluates the gradient once for every token.
+    kernel : {"exact", "laplace", "published"}, default "exact"
+        Interaction of the tokens, as in `wflow.sampling.interaction`.
+    context : int, optional
+        Number of tokens, drawn anew in every step, that all tokens attend to. By default all of
+        them, at a cost proportional to n^2.
+    exclude_self : bool, default False
+        Whether a token does not attend to itself. Only without `context`.
+    seed : int, default 0
+        Key of the random contexts. Without `context` the sampler draws no random numbers.
+    save_every : int, default 1
+        Steps between the times at which diagnostics are recorded; the end is always one.
+    snapshots : sequence of int, optional
+        Numbers of the steps, from 0 to `steps`, at whose start the tokens are kept. By default the
+        end alone.
+    out : str or pathlib.Path, optional
+        Run file to write, which can be resumed. Without it the result is kept in memory.
+    if_exists : {"error", "overwrite", "resume"}, default "error"
+        What happens where `out` exists already, as in `wflow.solve`.
+    progress : bool, default False
+        Whether to show a bar with the time left.
+    threads : int, optional
+        Threads of the compiled functions. None means all. The result does not depend on it.
+    checkpoint_every : float, default 15.0
+        Seconds between the states from which a killed run resumes.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``samples`` (path, snapshot, token, axis), ``initial_tokens``, and over ``time`` = k h:
+        ``sample_mean`` and ``sample_variance`` (path, time, axis); ``speed_sq``, the mean squared
+        velocity; ``ess`` and ``ess_min``, mean and minimum over the tokens of the effective number
+        of tokens they attend to; ``absorbed``, the share of coordinates that S sets to zero.
+        Lazy where `out` is given.
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used, and a gradient that has another shape than its
+        argument, or is not finite where the sampler begins.
+    BlowUpError
+        Where tokens or their gradients leave the range of numbers; its `score` is the largest
+        coordinate before the step.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    Warns
+    -----
+    UserWarning
+        For :math:`\beta\lambda^2 h > 0.05`, and where at the end tokens attend to themselves alone.
+
+    See Also
+    --------
+    wflow.sampling.myula, wflow.sampling.ula : Langevin samplers of the same densities.
+    wflow.sampling.attention_mean : The mean M.
+
+    Notes
+    -----
+    The target has the density :math:`\rho^*\propto\exp(-\beta(f+\psi))`. One step is
+
+    .. math::
+
+       y_i = x_i - h\,\nabla f(x_i), \qquad
+       x_i^+ = y_i + \tfrac12\bigl(S(y_i) - M(y_i; \{y_j\})\bigr),
+
+    where :math:`S = \operatorname{prox}_{h\psi}` and M is the mean of the attention. It is a step
+    of the probability flow
+    :math:`\dot x = -\nabla(f + \psi) - \beta^{-1}\nabla\log\rho` with the score of the cloud after
+    a regularised Wasserstein proximal step of :math:`\psi` [1]_, [2]_. The bias is of first order
+    in h, above what n tokens can resolve. In a cloud within :math:`|x_i| \le \lambda h` all of S
+    vanishes and the cloud contracts, its spread proportional to :math:`k^{-1/2}` after k steps:
+    keep :math:`\beta\lambda^2 h \le 0.05`. The attention needs an ``ess`` of some tens.
+
+    References
+    ----------
+    .. [1] Han, Osher and Li, *Splitting regularized Wasserstein proximal algorithms for nonsmooth
+       sampling problems*, arXiv:2502.16773.
+    .. [2] Han, Osher and Li, *Sparse transformer architectures via regularized Wasserstein proximal
+       operator with L1 prior*, eq. 8, 14 and 22, with the interaction corrected.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow import sampling
+    >>> x0 = 2.0 * np.random.default_rng(0).standard_normal((100, 1))
+    >>> run = sampling.brwp(x0, lambda x: x, sampling.NoPrior(), h=0.1, steps=100, threads=1)
+    >>> bool(abs(run.sample_variance[0, -1, 0] - 1) < 0.2)
+    True
+    """
+    check_choice("kernel", kernel, get_args(Kernel))
+    h, beta = positive(h, "h"), positive(beta, "beta")
+    excluded = switch(exclude_self, "exclude_self")
+    size = None if context is None else whole(context, "context", 2)
+    if size is not None and excluded:
+        raise InputError("exclude_self=True is for a context of all tokens: leave context out")
+    _warn_step(as_prior(prior), h, beta)
+
+    def move(x: Array, gradient: Array, draw: Draw) -> tuple[Array, Diagnostics]:
+        y = keys = x - h * gradient
+        if not np.isfinite(y).all():
+            return y, {}
+        if size is not None:
+            keys = np.take_along_axis(y, np.argsort(draw(), axis=1)[:, :size, None], axis=1)
+        attention = attention_mean(
+            y, keys, h=h, beta=beta, prior=prior, kernel=kernel, exclude_self=excluded
+        )
+        slope = prior.prox_derivative(y, h)
+        if slope.ndim > y.ndim:
+            slope = np.diagonal(slope, axis1=-2, axis2=-1)
+        return y + 0.5 * (prior.prox(y, h) - attention.mean), {
+            "ess": attention.ess.mean(axis=1),
+            "ess_min": attention.ess.min(axis=1),
+            "absorbed": np.mean(slope == 0, axis=(1, 2)),
+        }
+
+    settings: dict[str, Any] = {"kernel": kernel, "exclude_self": excluded}
+    settings |= {} if size is None else {"context": size}
+    method = _Method("brwp", h, beta, prior, settings, move, attention=True)
+    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
+    if size is not None and size > problem.x0.shape[-2]:
+        raise InputError(
+            f"context is {size} of {problem.x0.shape[-2]} tokens: expected no more than there are"
+        )
+    return _run(problem, out, if_exists, progress, threads, checkpoint_every)
+
+
+def myula(
+    x0: ArrayLike,
+    grad: Gradient,
+    prior: Prior,
+    *,
+    h: float,
+    beta: float = 1.0,
+    steps: int,
+    smoothing: float | None = None,
+    seed: int = 0,
+    save_every: int = 1,
+    snapshots: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    checkpoint_every: float = 15.0,
+) -> xarray.Dataset:
+    r"""Sample by the Moreau-Yosida regularised unadjusted Langevin algorithm.
+
+    Every token is a Markov chain of its own.
+
+    Parameters
+    ----------
+    x0 : array_like, shape (n, d) or (paths, n, d)
+        Initial tokens: one cloud, or several with independent noise.
+    grad : callable
+        Gradient of f: an array (m, d) to an array (m, d), row by row.
+    prior : wflow.sampling.Prior
+        The prior psi, such as ``L1(lam)``.
+    h : float
+        Step.
+    beta : float, default 1.0
+        Inverse temperature.
+    steps : int
+        Number of steps; each evaluates the gradient once for every token.
+    smoothing : float, optional
+        Parameter gamma of the envelope of psi, the step h by default. The bias that it causes is
+        of its order; a gamma below h/2 makes the scheme unstable.
+    seed : int, default 0
+        Key of all random numbers, together with the numbers of path and step.
+    save_every : int, default 1
+        Steps between the times at which diagnostics are recorded; the end is always one.
+    snapshots : sequence of int, optional
+        Numbers of the steps, from 0 to `steps`, at whose start the tokens are kept. By default the
+        end alone.
+    out : str or pathlib.Path, optional
+        Run file to write, which can be resumed. Without it the result is kept in memory.
+    if_exists : {"error", "overwrite", "resume"}, default "error"
+        What happens where `out` exists already, as in `wflow.solve`.
+    progress : bool, default False
+        Whether to show a bar with the time left.
+    checkpoint_every : float, default 15.0
+        Seconds between the states from which a killed run resumes.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``samples`` (path, snapshot, token, axis), ``initial_tokens``, and over ``time`` = k h:
+        ``sample_mean`` and ``sample_variance`` (path, time, axis), ``speed_sq``, the mean squared
+        drift. Lazy where `out` is given.
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used, a `smoothing` below h/2, and a gradient that has
+        another shape than its argument, or is not finite where the sampler begins.
+    BlowUpError
+        Where tokens or their gradients leave the range of numbers.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    See Also
+    --------
+    wflow.sampling.brwp : Interacting tokens in place of noise.
+
+    Notes
+    -----
+    With the proximal map of :math:`\gamma\psi` and standard normal :math:`\xi` [1]_,
+
+    .. math::
+
+       x^+ = x - h\,\nabla f(x) - \frac h\gamma\bigl(x - \operatorname{prox}_{\gamma\psi}(x)\bigr)
+       + \sqrt{2h/\beta}\;\xi,
+
+    whose stationary law tends, with h and :math:`\gamma`, to the density
+    :math:`\propto\exp(-\beta(f+\psi))`.
+
+    References
+    ----------
+    .. [1] Durmus, Moulines and Pereyra, *Efficient Bayesian computation by proximal Markov chain
+       Monte Carlo: when Langevin meets Moreau*, SIAM J. Imaging Sci. 11 (2018), eq. 9.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow import sampling
+    >>> run = sampling.myula(np.zeros((500, 1)), lambda x: x, sampling.L1(1.0), h=0.1, steps=50)
+    >>> bool(0.2 < run.sample_variance[0, -1, 0] < 0.5)
+    True
+    """
+    h, beta = positive(h, "h"), positive(beta, "beta")
+    gamma = h if smoothing is None else positive(smoothing, "smoothing")
+    as_prior(prior)
+    if 2 * gamma < h:
+        raise InputError(f"smoothing is {gamma:g}: expected at least half the step h = {h:g}")
+
+    def move(x: Array, gradient: Array, draw: Draw) -> tuple[Array, Diagnostics]:
+        return x - h * gradient - h / gamma * (x - prior.prox(x, gamma)), {}
+
+    method = _Method("myula", h, beta, prior, {"smoothing": gamma}, move)
+    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
+    return _run(problem, out, if_exists, progress, None, checkpoint_every)
+
+
+def ula(
+    x0: ArrayLike,
+    grad: Gradient,
+    *,
+    h: float,
+    beta: float = 1.0,
+    steps: int,
+    seed: int = 0,
+    save_every: int = 1,
+    snapshots: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    checkpoint_every: float = 15.0,
+) -> xarray.Dataset:
+    r"""Sample by the unadjusted Langevin algorithm.
+
+    Every token is a Markov chain of its own.
+
+    Parameters
+    ----------
+    x0 : array_like, shape (n, d) or (paths, n, d)
+        Initial tokens: one cloud, or several with independent noise.
+    grad : callable
+        Gradient, or a subgradient, of the whole potential V: an array (m, d) to an array (m, d),
+        row by row.
+    h : float
+        Step.
+    beta : float, default 1.0
+        Inverse temperature.
+    steps : int
+        Number of steps; each evaluates the gradient once for every token.
+    seed : int, default 0
+        Key of all random numbers, together with the numbers of path and step.
+    save_every : int, default 1
+        Steps between the times at which diagnostics are recorded; the end is always one.
+    snapshots : sequence of int, optional
+        Numbers of the steps, from 0 to `steps`, at whose start the tokens are kept. By default the
+        end alone.
+    out : str or pathlib.Path, optional
+        Run file to write, which can be resumed. Without it the result is kept in memory.
+    if_exists : {"error", "overwrite", "resume"}, default "error"
+        What happens where `out` exists already, as in `wflow.solve`.
+    progress : bool, default False
+        Whether to show a bar with the time left.
+    checkpoint_every : float, default 15.0
+        Seconds between the states from which a killed run resumes.
+
+    Returns
+    -------
+    xarray.Dataset
+        As from `wflow.sampling.myula`.
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used, and a gradient that has another shape than its
+        argument, or is not finite where the sampler begins.
+    BlowUpError
+        Where tokens or their gradients leave the range of numbers.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    See Also
+    --------
+    wflow.sampling.myula : For potentials with a nonsmooth part.
+
+    Notes
+    -----
+    With standard normal :math:`\xi` [1]_,
+
+    .. math:: x^+ = x - h\,\nabla V(x) + \sqrt{2h/\beta}\;\xi,
+
+    whose stationary law tends to the density :math:`\propto\exp(-\beta V)`, with an error of
+    first order in h.
+
+    References
+    ----------
+    .. [1] Roberts and Tweedie, *Exponential convergence of Langevin distributions and their
+       discrete approximations*, Bernoulli 2 (1996).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow import sampling
+    >>> run = sampling.ula(np.zeros((500, 1)), lambda x: x, h=0.1, steps=50, save_every=10)
+    >>> run.sizes["time"], bool(0.8 < run.sample_variance[0, -1, 0] < 1.3)
+    (6, True)
+    """
+    h, beta = positive(h, "h"), positive(beta, "beta")
+
+    def move(x: Array, gradient: Array, draw: Draw) -> tuple[Array, Diagnostics]:
+        return x - h * gradient, {}
+
+    method = _Method("ula", h, beta, None, {}, move)
+    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
+    return _run(problem, out, if_exists, progress, None, checkpoint_every)
+
+
+# What they share
+# ---------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Method:
+    """A sampler.
+
+    move : x and its gradients, both (paths, n, d), to x after the step without noise, diagnostics
+    settings : what its run file names beside h, beta and the prior
+    attention : whether the tokens interact, in place of noise
+    """
+
+    name: str
+    h: float
+    beta: float
+    prior: Prior | None
+    settings: dict[str, Any]
+    move: Callable[[Array, Array, Draw], tuple[Array, Diagnostics]]
+    attention: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """A run of a sampler, its arguments checked.
+
+    x0 : (n, d) or (paths, n, d)
+    records, snapshots : numbers of steps at whose start diagnostics and tokens are kept
+    """
+
+    method: _Method
+    x0: Array
+    grad: Gradient
+    steps: int
+    seed: int
+    every: int
+    records: NDArray[np.int64]
+    snapshots: NDArray[np.int64]
+
+    @property
+    def paths(self) -> int:
+        return len(self.x0) if self.x0.ndim == 3 else 1
+
+    def layout(self) -> SampleLayout:
+        """Sizes of the run's file."""
+        return SampleLayout(
+            paths=self.paths,
+            times=self.records * self.method.h,
+            snapshots=self.snapshots * self.method.h,
+            tokens=self.x0.shape[-2],
+            axes=self.x0.shape[-1],
+            attention=self.method.attention,
+            per_path_x0=self.x0.ndim == 3,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON; x0, which the file holds, is named by its digest."""
+        return {
+            "sampler": self.method.name,
+            "x0": array_config(self.x0),
+            **self.parts(),
+            "h": self.method.h,
+            "beta": self.method.beta,
+            "steps": self.steps,
+            **self.method.settings,
+            "seed": self.seed,
+            "save": {"every": self.every, "snapshots": self.snapshots.tolist()},
+        }
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of the configuration that may be custom."""
+        prior = self.method.prior
+        described = {"grad": _described(self.grad)}
+        return described | ({} if prior is None else {"prior": _described(prior)})
+
+    def gradient(self, x: Array, step: int) -> Array:
+        """Gradients (paths, n, d), checked for their shape, and at step 0 to be finite."""
+        name = getattr(self.grad, "__qualname__", type(self.grad).__name__)
+        rows = x.reshape(-1, x.shape[-1])
+        with reading("gradient", name, "the tokens"):
+            given = np.asarray(self.grad(read_only(rows)))
+        if given.shape != rows.shape or given.dtype.kind not in "fiu":
+            raise InputError(
+                f"grad returned an array of {given.dtype} of shape {given.shape} for tokens of "
+                f"shape {rows.shape}: expected real numbers of the same shape, a gradient a row"
+            )
+        if step == 0 and not np.isfinite(given).all():
+            row = int(np.argmin(np.isfinite(given).all(axis=1)))
+            raise InputError(
+                f"grad is {given[row][:4]} at the initial token {row % x.shape[-2]}, "
+                f"{rows[row][:4]} ...: expected finite numbers; check grad, or begin elsewhere"
+            )
+        return given.astype(np.float64, copy=False).reshape(x.shape)
+
+
+def _described(part: Any) -> dict[str, Any]:
+    """What the configuration says of a prior or a gradient.
+
+    A dataclass of wflow is known by its fields, anything else by its fingerprint.
+    """
+    name = getattr(part, "__qualname__", type(part).__name__).rpartition("<locals>.")[2]
+    if type(part).__module__.startswith("wflow.") and is_dataclass(part):
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
+        if all(isinstance(value, int | float | str | bool) for value in values.values()):
+            return {"name": name, **values}
+    try:
+        return {"name": name, "fingerprint": fingerprint(part)}
+    except NotComparable as reason:
+        return {"name": name, "fingerprint": None, "not_comparable": str(reason)}
+
+
+def _problem(
+    method: _Method,
+    x0: ArrayLike,
+    grad: Gradient,
+    steps: int,
+    seed: int,
+    save_every: int,
+    snapshots: Sequence[int] | None,
+) -> _Problem:
+    start = reals(x0, "x0")
+    if start.ndim not in (2, 3) or 0 in start.shape:
+        raise InputError(
+            f"x0 has shape {start.shape}: expected (n, d), or (paths, n, d), of one token or more"
+        )
+    if not callable(grad):
+        raise InputError(f"grad is {shown(grad)}: expected a function of tokens (m, d)")
+    count, every = whole(steps, "steps"), whole(save_every, "save_every")
+    kept = np.array([count]) if snapshots is None else np.unique(wholes(snapshots, "snapshots"))
+    if kept.size and kept[-1] > count:
+        raise InputError(f"snapshots hold step {kept[-1]}: expected numbers from 0 to {count}")
+    records = np.unique(np.append(np.arange(0, count + 1, every), count))
+    key = whole(seed, "seed", 0)
+    return _Problem(method, start, grad, count, key, every, records, kept)
+
+
+def _warn_step(prior: Prior, h: float, beta: float) -> None:
+    """Warn of a step with which a cloud is absorbed at zero."""
+    largest = prior.largest_step(beta)
+    if h > largest:
+        warnings.warn(
+            f"h is {h:g}, above {largest:.3g}: coordinates that the proximal map sets to zero lose "
+            "their spread (for the L1 norm where beta lambda^2 h > 0.05); take "
+            f"h <= {largest:.3g}",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_lonely(run: xarray.Dataset) -> None:
+    """Warn of a finished run whose tokens attend to themselves alone."""
+    ess = float(run["ess"][:, -1].min()) if "ess" in run else math.inf
+    if ess < _LONELY:
+        warnings.warn(
+            f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
+            "interaction, and the cloud lacks the spread of the target; take more tokens, a larger "
+            "h, a smaller beta, or exclude_self=True",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _run(
+    problem: _Problem,
+    out: str | Path | None,
+    if_exists: IfExists,
+    progress: bool,
+    threads: int | None,
+    checkpoint_every: float,
+) -> xarray.Dataset:
+    """Compute a run in memory or in a file."""
+    file = None if out is None else file_name(out, "out")
+    check_choice("if_exists", if_exists, get_args(IfExists))
+    if file is None and if_exists != "error":
+        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
+    seconds = number(checkpoint_every, "checkpoint_every", least=0.0)
+    bar = functools.partial(
+        progress_bar, problem.steps + 1, problem.method.name, switch(progress, "progress")
+    )
+    with numba_threads(threads):
+        if file is not None:
+            run = _in_file(problem, file, if_exists, bar, bool(progress), seconds)
+            _warn_lonely(run)
+            return run
+        store = MemoryStore(problem.layout())
+        attrs = dataset_attrs(problem.config(), problem.seed)
+        try:
+            with bar() as tick:
+                _integrate(problem, store, tick=tick)
+        except BlowUpError as error:
+            error.run = store.dataset(attrs, complete=False)
+            raise
+        run = store.dataset(attrs)
+        _warn_lonely(run)
+        return run
+
+
+def _in_file(
+    problem: _Problem,
+    out: Path,
+    if_exists: IfExists,
+    bar: Callable[[], Any],
+    progress: bool,
+    seconds: float,
+) -> xarray.Dataset:
+    config = problem.config()
+    opened = open_writer(out, config, problem.layout, problem.seed, if_exists, progress=progress)
+    if opened is None:
+        return open_finished(config, out)
+    writer, state = opened
+    _log.info("%s: from step %d of %d", out, 0 if state is None else state["step"], problem.steps)
+    try:
+        with caught_signals() as caught, bar() as tick:
+            complete = _integrate(
+                problem,
+                writer,
+                state=state,
+                save=writer.checkpoint,
+                seconds=seconds,
+                stopping=lambda: bool(caught),
+                tick=tick,
+            )
+        if complete:
+            writer.finish()
+        else:
+            writer.abandon()
+    except BaseException as error:
+        if isinstance(error, InputError) and state is None:
+            writer.discard()  # of the first gradient: nothing was recorded
+        else:
+            writer.abandon()
+        if isinstance(error, BlowUpError):
+            name_what_is_left(error, out)
+        raise
+    warn_changed_itself(config, problem.parts())
+    raise_if_interrupted(caught, complete, out)
+    _log.info("%s: complete", out)
+    return open_run(out)
+
+
+def _integrate(
+    problem: _Problem,
+    store: Store,
+    *,
+    state: State | None = None,
+    save: Callable[[State], None] | None = None,
+    seconds: float = math.inf,
+    stopping: Callable[[], bool] = lambda: False,
+    tick: Callable[[int], None] = lambda steps: None,
+) -> bool:
+    """Take all steps, from the start or from a saved state; returns whether the end was reached.
+
+    What is recorded of a step is the tokens at its start and how it moves them, so that the last
+    step is computed and not taken.
+    """
+    method, normals = problem.method, CounterNormals(problem.seed)
+    shape = problem.x0.shape[-2:]
+    if state is None:
+        store.write("initial_tokens", (), problem.x0)
+        x, first = problem.x0.reshape(-1, *shape).copy(), 0
+    else:
+        x, first = state["x"], int(state["step"])
+        tick(first)
+
+    def keep(step: int) -> None:
+        if save is not None:
+            save({"step": np.array(step), "x": x})
+
+    if state is None:
+        keep(0)  # a run killed at any later moment can be resumed
+    noise = 0.0 if method.attention else math.sqrt(2 * method.h / method.beta)
+    saved = time.monotonic()
+    for step in range(first, problem.steps + 1):
+        draw = functools.partial(
+            normals.draw_paths, shape[:1], paths=range(problem.paths), step=step, purpose=CONTEXTS
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient = problem.gradient(x, step)
+            _check_finite(gradient, x, step, method.h)
+            moved, diagnostics = method.move(x, gradient, draw)
+            _check_finite(moved, x, step, method.h)
+            _record(problem, store, step, x, moved, diagnostics)
+        tick(1)
+        if step == problem.steps:
+            break
+        x = moved
+        if noise:
+            x = x + noise * normals.draw_paths(shape, paths=range(problem.paths), step=step)
+        stop = stopping()
+        if stop or time.monotonic() - saved > seconds:
+            keep(step + 1)
+            saved = time.monotonic()
+        if stop:
+            return False
+    return True
+
+
+def _record(
+    problem: _Problem, store: Store, step: int, x: Array, moved: Array, found: Diagnostics
+) -> None:
+    """Write what is kept of a step."""
+    at = int(np.searchsorted(problem.records, step))
+    if problem.records[at] == step:
+        every = slice(0, problem.paths)
+        velocity = (moved - x) / problem.method.h
+        speed_sq = np.einsum("pik,pik->p", velocity, velocity) / x.shape[1]
+        store.write("speed_sq", (every, at), speed_sq)
+        store.write("sample_mean", (every, at), x.mean(axis=1))
+        store.write("sample_variance", (every, at), x.var(axis=1))
+        for name, values in found.items():
+            store.write(name, (every, at), values)
+    shot = int(np.searchsorted(problem.snapshots, step))
+    if shot < problem.snapshots.size and problem.snapshots[shot] == step:
+        store.write("samples", (slice(0, problem.paths), shot), x)
+
+
+def _check_finite(values: Array, x: Array, step: int, h: float) -> None:
+    """Raise BlowUpError where the tokens of a path after a step, or gradients, are no numbers."""
+    good = np.isfinite(values).all(axis=(1, 2))
+    if good.all():
+        return
+    path = int(np.argmin(good))
+    largest = float(np.abs(x[path]).max())
+    raise BlowUpError(
+        f"the step h = {h:g} blows up in step {step} of path {path}, where coordinates reach "
+        f"{largest:.4g}; take a smaller h, or begin nearer to the mode of the target",
+        time=step * h,
+        path=path,
+        score=largest,
+    )

@@ -1,0 +1,224 @@
+"""Formulas of the sparse transformer: each one confirmed, corrected or refuted with numbers.
+
+[RWPO] derives a transformer layer from the regularised Wasserstein proximal operator with an L1
+prior. This study compares its formulas with quadrature, with the Fokker-Planck equation in one
+dimension, with a JKO step and with closed forms: the operator and its score (Lemma 1, Proposition
+2), the layer and its training phase (Algorithm 1), convergence and moments (Propositions 3 to 5),
+optimality and blow-up (section 3.2). Where a formula as printed fails, a finding that begins with
+"corrected" states the form that holds, and tests it.
+
+    python studies/rwpo_operator.py
+
+[RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized Wasserstein Proximal
+Operator with L1 Prior.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import _rwpo_dynamics as dynamics
+import _rwpo_operator as operator
+import numpy as np
+from _rwpo_dynamics import Part, Setup
+
+from wflow import InputError, study
+from wflow.cli import guarded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+PRESETS = {
+    "smoke": Setup(cells=400, steps=200, particles=200, tokens=128, paths=400),
+    "cpu": Setup(),
+    "paper": Setup(cells=3200, steps=1600, particles=4000, tokens=4096, paths=100_000),
+}
+PARTS = {
+    part.__name__: part
+    for part in (
+        operator.kernels,
+        operator.proposition,
+        operator.proximal_map,
+        dynamics.equilibrium,
+        dynamics.lemma,
+        dynamics.jko,
+        operator.scheme,
+        operator.inverse,
+        operator.determinant,
+        operator.self_weights,
+        dynamics.likelihood,
+        dynamics.dissipation,
+        dynamics.families,
+        dynamics.convergence,
+        dynamics.moments,
+        dynamics.optimality,
+        dynamics.blow_up,
+        dynamics.supervised,
+    )
+}
+COLOURS = ("#0b3c5d", "#c1440e", "#5c8a3a", "#8e6c8a")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RwpoOperator(study.OutputFlags):
+    """Flags of this study."""
+
+    preset: Literal["smoke", "cpu", "paper"] = "cpu"
+    """smoke: seconds, coarse grids, whose findings mean nothing; cpu: two minutes; paper: finer."""
+    only: tuple[str, ...] = ()
+    """Parts to compute, by name."""
+    out: study.Folder = Path("results/rwpo_operator")
+    """Folder for summary and figures."""
+
+    def check(self) -> None:
+        super().check()
+        unknown = [name for name in self.only if name not in PARTS]
+        if unknown or len(set(self.only)) < len(self.only):
+            raise InputError(
+                f"--only is {' '.join(self.only)}: expected some of {', '.join(PARTS)}, once each"
+            )
+
+
+def report(parts: list[Part]) -> str:
+    """The tables of all parts."""
+    lines = []
+    for part in parts:
+        if part.tables:
+            lines.append(f"## {part.title}")
+        for caption, rows in part.tables.items():
+            lines += [caption, study.markdown_table(rows)]
+    return "\n\n".join(lines)
+
+
+def operator_figure(table: "Dataset") -> "Figure":
+    """Error of the score in x, and the distance of the operator to a JKO step."""
+    from wflow.plots.figure import PAGE, grid, style
+
+    with style():
+        figure, axes = grid(1, 2, PAGE, 2.9)
+        left, right = axes.flat
+        looks = {"published": "--", "laplace": "-"}
+        for kernel, dash in looks.items():
+            for h, colour in zip(table["h"].values, COLOURS, strict=True):
+                error = table["score_error"].sel(kernel=kernel, h=h)
+                name = f"h = {h:g}" if kernel == "laplace" else None
+                left.semilogy(table["x"], np.maximum(error, 1e-12), dash, color=colour,
+                              linewidth=0.9, label=name)  # fmt: skip
+        left.set_ylim(1e-6, 1e3)
+        left.set_xlabel("x")
+        left.set_ylabel("Error of the score")
+        left.set_title(r"$\lambda = 2$; solid: $S(y)$ in $U$, dashed: $S(x)$ as printed")
+        left.legend(loc="lower left", ncols=2)
+        names = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "x^2/2": "$x^2/2$"}
+        for name, colour in zip(table["psi"].values, COLOURS, strict=False):
+            for norm, mark in (("L1", "o-"), ("score", "s:")):
+                values = table["jko_error"].sel(psi=name, norm=norm)
+                label = f"{names[name]}, {'density' if norm == 'L1' else 'score'}"
+                right.loglog(table["step"], values, mark, color=colour, markersize=3, label=label)
+        right.set_xticks(table["step"].values, [f"{h:g}" for h in table["step"].values])
+        right.set_xticks([], minor=True)
+        right.set_xlabel("Step h")
+        right.set_title("Operator minus JKO step: density in $L^1$, largest score")
+        right.legend(loc="lower right")
+    return figure
+
+
+def layer_figure(table: "Dataset") -> "Figure":
+    """Error of the scheme against h, and self-weights against the dimension."""
+    from wflow.plots.figure import PAGE, grid, style
+
+    names = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "0": "0"}
+    with style():
+        figure, axes = grid(1, 2, PAGE, 2.9)
+        left, right = axes.flat
+        marks = ("s--", "^-", "o-", "v-", "d-")
+        for name, mark, colour in zip(
+            table["scheme"].values, marks, (*COLOURS, "0.5"), strict=True
+        ):
+            potential, kernel = name.split(", ")
+            values = table["scheme_error"].sel(scheme=name, quantity="W1")
+            left.loglog(1 / table["steps"], values, mark, color=colour, markersize=3,
+                        label=rf"$\psi$ = {names[potential]}, {kernel}")  # fmt: skip
+        ticks = 1 / table["steps"].values
+        left.set_xticks(ticks, [f"1/{n}" for n in table["steps"].values])
+        left.set_xticks([], minor=True)
+        left.set_xlabel("Step h")
+        left.set_ylabel("$W_1$ to Fokker-Planck at t = 1")
+        left.legend(loc="best")
+        for h, mark, colour in zip(table["h_layer"].values, ("o-", "s-"), COLOURS, strict=False):
+            right.semilogx(table["d"], table["self_weight"].sel(h_layer=h), mark, color=colour,
+                           markersize=3, label=f"h = 1/{1 / h:.0f}")  # fmt: skip
+        right.set_xticks(table["d"].values, [str(d) for d in table["d"].values])
+        right.set_xticks([], minor=True)
+        right.set_xlabel("Dimension d")
+        right.set_ylabel("Weight of a token in its own attention")
+        right.legend(loc="lower right")
+    return figure
+
+
+def convergence_figure(table: "Dataset") -> "Figure":
+    """KL divergence over time with the bounds of Proposition 4."""
+    from wflow.plots.figure import PAGE, grid, style, time_axis
+
+    with style():
+        figure, axes = grid(1, 3, PAGE, 2.6)
+        for axis, place in zip(axes.flat, (0, 1, 3), strict=True):
+            part = table["kl"].isel(case=place)
+            for curve, dash, colour in (
+                ("KL", "-", "black"), ("printed", "--", COLOURS[1]), ("corrected", "-", COLOURS[0]),
+            ):  # fmt: skip
+                width = 2.0 if curve == "corrected" else 1.1
+                label = "KL" if curve == "KL" else f"(28) {curve}"
+                axis.semilogy(table["time"], np.maximum(part.sel(curve=curve), 1e-12), dash,
+                              color=colour, linewidth=width, label=label,
+                              alpha=0.6 if curve == "corrected" else 1.0)  # fmt: skip
+            axis.set_ylim(1e-3, 10)
+            time_axis(axis)
+            title = str(part["case"].values).replace("beta", r"$\beta$ =")
+            axis.set_title(title.replace("lambda", r"$\lambda$ ="))
+        axes.flat[0].set_ylabel(r"$\mathrm{KL}(\rho_t\,|\,\rho^*)$")
+        axes.flat[0].legend(loc="lower left")
+    return figure
+
+
+def figures(table: "Dataset") -> dict[str, "Figure"]:
+    """Those whose numbers have been computed."""
+    drawn = {}
+    if {"score_error", "jko_error"} <= set(table):
+        drawn["operator"] = operator_figure(table)
+    if {"scheme_error", "self_weight"} <= set(table):
+        drawn["layer"] = layer_figure(table)
+    if "kl" in table:
+        drawn["convergence"] = convergence_figure(table)
+    return drawn
+
+
+def main() -> int:
+    flags = study.command_line(RwpoOperator, __doc__)
+    names = flags.only or tuple(PARTS)
+    with study.session("rwpo_operator", flags) as session:
+        parts = []
+        with session.progress(len(names), "parts") as advance:
+            for name in names:
+                parts.append(PARTS[name](PRESETS[flags.preset]))
+                advance(1)
+        variables: dict[str, Any] = {}
+        coords: dict[str, Any] = {}
+        for part in parts:
+            variables |= part.variables
+            coords |= part.coords
+        table = study.dataset(variables, coords)
+        found = [finding for part in parts for finding in part.findings]
+        session.finish(
+            table=table,
+            text=report(parts),
+            findings=found if flags.preset != "smoke" else [],
+            figures=figures(table),
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

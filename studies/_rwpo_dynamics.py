@@ -708,7 +708,8 @@ def optimality(setup: Setup) -> Part:
     part.decide(
         "-Phi_T - rho*/rho_T = 0", "eq. 41",
         f"derivatives {text(wrong)} with Phi_T = -rho*/rho_T, objective "
-        f"{worth['-rho*/rho_T']:.3f}; the derivative of KL(rho* | rho_T) by rho_T is -rho*/rho_T, so (41) has a sign too many",
+        f"{worth['-rho*/rho_T']:.3f}; the derivative of KL(rho* | rho_T) by rho_T is -rho*/rho_T, "
+        "so (41) has a sign too many",
         wrong.max() < 1e-3,
     )  # fmt: skip
     apart, at, residuals = 1e-4, 0.5, []

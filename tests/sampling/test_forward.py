@@ -174,4 +174,36 @@ def test_numbers_out_of_range_are_refused(make, match):
 
 
 def test_the_package_names_its_models():
-    assert set(forward.__all__) == {"Elliptic", "ForwardModel", "Impedance", "Lorenz"}
+    names = {"Elliptic", "ForwardModel", "Impedance", "InverseProblem", "Lorenz", "Pairs"}
+    assert set(forward.__all__) == names
+
+
+def test_the_posterior_has_its_gradient_and_is_zero_where_the_model_has_no_output():
+    problem = forward.InverseProblem(Impedance((2, 2), cells=4, patterns=2, electrodes=4), lam=2.0,
+                                     noise=0.1)  # fmt: skip
+    pairs = problem.simulate(3, seed=4)
+    value, slope = problem.log_posterior(pairs.x, pairs.y)
+    steps = 1e-6 * np.eye(4)
+    found = [
+        np.subtract(*(problem.log_posterior(pairs.x + s * e, pairs.y)[0] for s in (1, -1))) / 2e-6
+        for e in steps
+    ]
+    assert np.allclose(np.stack(found, 1), slope, rtol=1e-5, atol=1e-5)
+    likelihood = problem.log_likelihood(pairs.x, pairs.y)
+    assert np.allclose(value, likelihood - 2 * np.abs(pairs.x).sum(1), rtol=1e-12)
+    far = np.vstack([pairs.x[:1], np.full((1, 4), 1e3)])
+    value, slope = problem.log_posterior(far, pairs.y[0])
+    assert np.isfinite(value[0]) and value[1] == -np.inf and np.all(np.isfinite(slope))
+    assert np.isclose(value[0], problem.log_posterior(pairs.x[:1], pairs.y[0])[0][0])
+
+
+def test_simulated_pairs_have_the_prior_and_the_noise():
+    problem = forward.InverseProblem(Elliptic(4, 3), lam=3.0, noise=[0.1, 0.2, 0.3])
+    pairs = problem.simulate(40_000, seed=0)
+    assert np.allclose(np.abs(pairs.x).mean(0), 1 / 3, rtol=0.03)
+    assert np.allclose((pairs.y - pairs.clean).std(0), [0.1, 0.2, 0.3], rtol=0.03)
+    assert np.array_equal(pairs.y, problem.simulate(40_000, seed=0).y)
+    with pytest.raises(InputError, match="one for each of the 3"):
+        forward.InverseProblem(Elliptic(4, 3), lam=1.0, noise=[0.1, 0.2])
+    with pytest.raises(InputError, match=r"expected \(3,\) or \(2, 3\)"):
+        problem.log_likelihood(np.zeros((2, 4)), np.zeros(4))

@@ -1,7 +1,8 @@
 """Forward models of Bayesian inverse problems, vectorised, with adjoints exact for the scheme.
 
-`model` has their contract, which custom ones extend; `elliptic`, `lorenz` and `impedance` are the
-three problems of [RWPO] section 4.2. The package imports `_core`. Start with `model`.
+`model` has their contract, which custom ones extend, `problem` the noise and the prior around one;
+`elliptic`, `lorenz` and `impedance` are the three problems of [RWPO] section 4.2. The package
+imports `_core`. Start with `model`.
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior".
@@ -11,5 +12,6 @@ from wflow.sampling.forward.elliptic import Elliptic
 from wflow.sampling.forward.impedance import Impedance
 from wflow.sampling.forward.lorenz import Lorenz
 from wflow.sampling.forward.model import ForwardModel
+from wflow.sampling.forward.problem import InverseProblem, Pairs
 
-__all__ = ["Elliptic", "ForwardModel", "Impedance", "Lorenz"]
+__all__ = ["Elliptic", "ForwardModel", "Impedance", "InverseProblem", "Lorenz", "Pairs"]

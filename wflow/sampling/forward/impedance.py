@@ -164,11 +164,11 @@ class Impedance(ForwardModel):
         from scipy.linalg import cho_solve_banded
 
         sigma = np.exp(x @ self._basis.T)  # (n, faces)
-        if not np.all((sigma > 1e-100) & (sigma < 1e100)):
-            return np.full((len(x), self.outputs), np.nan), lambda w: w
-        inner = len(self._first)
-        factors = [self._factor(row) for row in sigma]
-        f = self._voltages
+        f, inner, n = self._voltages, len(self._first), len(x)
+        # Rows without a solution in the range of doubles have NaN.
+        rows = np.flatnonzero(np.all((sigma > 1e-30) & (sigma < 1e30), axis=1)).tolist()
+        factors = {row: self._factor(sigma[row]) for row in rows}
+        inside = np.full((n, self.cells**2, self.patterns), np.nan)
 
         def solved(row: int, given: FloatArray) -> FloatArray:
             """Voltages (cells^2, k) for given boundary voltages (boundary, k)."""
@@ -176,20 +176,21 @@ class Impedance(ForwardModel):
             np.add.at(right, self._border, 2 * sigma[row, inner:, None] * given)
             return cho_solve_banded((factors[row], True), right, check_finite=False)  # type: ignore[no-any-return]
 
-        inside = np.stack([solved(row, f) for row in range(len(x))]) if len(x) else np.empty(
-            (0, self.cells**2, self.patterns))  # fmt: skip
+        for row in rows:
+            inside[row] = solved(row, f)
         drop = 2 * (f - inside[:, self._border])  # (n, boundary, patterns)
-        each = (len(x), self.electrodes, -1, self.patterns)
-        currents = (sigma[:, inner:, None] * drop).reshape(each).sum(2) if len(x) else drop[:, :0]
-        values = currents.swapaxes(1, 2).reshape(len(x), self.outputs)
+        per_face = 4 * self.cells // self.electrodes
+        currents = (sigma[:, inner:, None] * drop).reshape(
+            n, self.electrodes, per_face, self.patterns
+        )
+        values = currents.sum(2).swapaxes(1, 2).reshape(n, self.outputs)
 
         def pullback(w: FloatArray) -> FloatArray:
-            per_face = 4 * self.cells // self.electrodes
-            slope = np.empty_like(sigma)
-            for row, weights in enumerate(w.reshape(-1, self.patterns, self.electrodes)):
-                given = np.repeat(weights.T, per_face, axis=0)  # (boundary, patterns)
-                dual = solved(row, given)
-                u = inside[row]
+            slope = np.full_like(sigma, np.nan)
+            weights = w.reshape(-1, self.patterns, self.electrodes)
+            for row in rows:
+                given = np.repeat(weights[row].T, per_face, axis=0)  # (boundary, patterns)
+                dual, u = solved(row, given), inside[row]
                 gap = (u[self._first] - u[self._second]) * (dual[self._first] - dual[self._second])
                 slope[row, :inner] = gap.sum(1)
                 slope[row, inner:] = (drop[row] * (given - dual[self._border])).sum(1)

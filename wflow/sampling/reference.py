@@ -496,6 +496,8 @@ def _callable(value: Any, name: str) -> LogDensity:
     return value  # type: ignore[no-any-return]
 
 
+_FIRST = 100  # steps before the first change of a covariance; the next ones after twice as many
+_CORRELATED = 20.0  # steps of a chain that count as one independent draw in the covariance
 _RATE = 0.6  # exponent of the adaptation of step sizes: gains k^{-0.6}
 
 
@@ -676,6 +678,7 @@ def metropolis(
     start: ArrayLike,
     *,
     gradient: bool = False,
+    covariance: ArrayLike | None = None,
     draws: int = 2000,
     warmup: int = 2000,
     thin: int = 1,
@@ -692,6 +695,9 @@ def metropolis(
         First point of each chain, of positive density.
     gradient : bool, default False
         Propose along the gradient (Langevin) and not only at random.
+    covariance : array_like, shape (d, d), optional
+        First covariance of the proposals, such as that of a Gaussian approximation; the variances
+        of the starts by default.
     draws : int, default 2000
         Draws of each chain that are kept.
     warmup : int, default 2000
@@ -753,10 +759,12 @@ def metropolis(
     log_step = math.log(1.65 * d ** (-1 / 6) if gradient else 2.38 / math.sqrt(d))
     spread = x.std(axis=0) if chains > 1 else np.ones(d)
     factor = np.diag(np.where(spread > 0, spread, 1.0))  # C = factor factor^T
+    if covariance is not None:
+        factor = _cholesky(covariance, d)
     samples, density = np.empty((chains, draws, d)), np.empty((chains, draws))
     accepted = np.zeros(chains)
     history: list[FloatArray] = []
-    next_update = 50
+    next_update = _FIRST
     for k in range(warmup + draws * thin):
         s = math.exp(log_step)
         z = np.stack([rng.standard_normal(d) for rng in rngs])
@@ -771,11 +779,12 @@ def metropolis(
         x = np.where(taken[:, None], proposed, x)
         value, slope = np.where(taken, value_new, value), np.where(taken[:, None], slope_new, slope)
         if k < warmup:
-            since = k - next_update // 2 if k >= 50 else k  # the last change of the covariance
+            since = k - next_update // 2 if k >= _FIRST else k  # the last change of the covariance
             log_step += (float(ratio.mean()) - target) * (since + 1) ** -_RATE
             history.append(x)
             if k + 1 == next_update and k + 1 < warmup:
-                factor = _factor(np.concatenate(history[len(history) // 2 :]), factor)
+                late = np.concatenate(history[len(history) // 2 :])
+                factor = _factor(late, factor, correlated=_CORRELATED)
                 next_update *= 2
             continue
         accepted += taken
@@ -787,20 +796,37 @@ def metropolis(
     return _dataset(samples, density, share, **attrs)
 
 
+def _cholesky(covariance: ArrayLike, d: int) -> FloatArray:
+    given = reals(covariance, "covariance")
+    if given.shape != (d, d):
+        raise InputError(f"covariance has shape {given.shape}: expected ({d}, {d})")
+    try:
+        return np.linalg.cholesky(0.5 * (given + given.T))
+    except np.linalg.LinAlgError:
+        raise InputError("covariance is not positive definite") from None
+
+
 def _factor(
-    points: FloatArray, before: FloatArray, weights: FloatArray | None = None
+    points: FloatArray,
+    before: FloatArray,
+    *,
+    weights: FloatArray | None = None,
+    correlated: float = 1.0,
 ) -> FloatArray:
-    """Cholesky factor of the covariance of points, shrunk towards its diagonal for few of them."""
+    """Cholesky factor of the covariance of points, shrunk towards the one before for few of them.
+
+    correlated : number of points that are worth one independent point
+    """
     d = points.shape[1]
     w = np.full(len(points), 1 / len(points)) if weights is None else weights
     centred = points - np.einsum("n,ni->i", w, points)
     covariance = np.einsum("n,ni,nj->ij", w, centred, centred)
-    spread = np.diag(covariance)
-    if not np.all(spread > 0):
-        return before
-    count = 1 / float((w**2).sum())
+    count = 1 / float((w**2).sum()) / correlated
     kept = count / (count + d)
-    return np.linalg.cholesky(kept * covariance + (1 - kept) * np.diag(spread))
+    try:
+        return np.linalg.cholesky(kept * covariance + (1 - kept) * before @ before.T)
+    except np.linalg.LinAlgError:
+        return before
 
 
 def tempered(
@@ -887,7 +913,7 @@ def tempered(
         power, weights, gain = _next_power(likelihood, power)
         evidence += gain
         size = 1 / float((weights**2).sum())
-        factor = _factor(x, factor, weights)
+        factor = _factor(x, factor, weights=weights)
         ends = np.cumsum(weights)
         chosen = np.searchsorted(ends / ends[-1], (np.arange(n) + rng.random()) / n)
         x, prior, likelihood = x[chosen], prior[chosen], likelihood[chosen]

@@ -201,6 +201,39 @@ class InverseProblem:
         slope[~np.isfinite(slope).all(axis=1)] = 0.0
         return likelihood - self.lam * np.abs(at).sum(1), slope - self.lam * np.sign(at)
 
+    def gaussian_covariance(self, x: ArrayLike) -> FloatArray:
+        r"""Return the covariance of the Gaussian approximation of the posterior at a point.
+
+        Parameters
+        ----------
+        x : array_like, shape (dim,)
+            Point, best one of large density.
+
+        Returns
+        -------
+        ndarray, shape (dim, dim)
+            :math:`(DF^T \sigma^{-2} DF + \tfrac{\lambda^2}{2} I)^{-1}` (Gauss-Newton), with the
+            variance :math:`2/\lambda^2` of the prior.
+
+        Raises
+        ------
+        InputError
+            For a point of another shape, or where the model has no finite output.
+        """
+        at, d, m = reals(x, "x"), self.model.dim, self.model.outputs
+        if at.shape != (d,):
+            raise InputError(f"x has shape {at.shape}: expected ({d},)")
+        rows = np.diag(1 / self.noise)
+        slope = np.concatenate(
+            [
+                self.model.vjp(np.tile(at, (len(part), 1)), part)
+                for part in np.array_split(rows, -(-m // 64))
+            ]
+        )
+        precision = np.einsum("mi,mj->ij", slope, slope) + 0.5 * self.lam**2 * np.eye(d)
+        inverse = np.linalg.inv(precision)
+        return 0.5 * (inverse + inverse.T)
+
     def _residuals(
         self, x: ArrayLike, y: ArrayLike
     ) -> tuple[FloatArray, FloatArray, Any, FloatArray]:

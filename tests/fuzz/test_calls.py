@@ -143,6 +143,10 @@ def table(folder: Path) -> dict[str, Case]:
     short = {"x0": x, "law": law, "heads": 2, "t_final": 0.2, "dt": 0.1}
     proximal = {"h": 0.1, "beta": 1.0, "prior": sampling.L1(2.0), "kernel": "exact"}
     proximal |= {"exclude_self": False}
+    sampler = {
+        "h": 0.05, "beta": 1.0, "steps": 3, "seed": 0, "save_every": 1, "snapshots": [0, 3],
+        "out": None, "if_exists": "error", "progress": False, "checkpoint_every": 15.0,
+    }  # fmt: skip
     fit = fits.power_law([1, 2, 4], np.array([[1.0, 1.1], [0.5, 0.6], [0.3, 0.2]]), resamples=50)
     rate = stability.growth_rate([0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]], resamples=50)
     circle = {name: run.drop_vars("heads") for name in ("ds",)}
@@ -351,6 +355,48 @@ def table(folder: Path) -> dict[str, Case]:
             plots.token_snapshots, times=[0.2], which="mean", ax=None, **circle
         ),
         "plots.plot_run": Case(plots.plot_run, ds=runs()["speed"], out_dir=str(folder / "figures")),
+        "sampling.brwp": Case(
+            sampling.brwp,
+            x0=x,
+            grad=np.tanh,
+            prior=sampling.L1(0.5),
+            kernel="exact",
+            context=None,
+            exclude_self=False,
+            threads=None,
+            **sampler,
+        ),
+        "sampling.myula": Case(
+            sampling.myula, x0=x, grad=np.tanh, prior=sampling.L1(0.5), smoothing=0.1, **sampler
+        ),
+        "sampling.ula": Case(sampling.ula, x0=x, grad=np.tanh, **sampler),
+        "sampling.targets.GaussianMixture": Case(
+            lambda n, seed, **given: sampling.targets.GaussianMixture(**given).sample(n, seed),
+            means=x,
+            scale=0.5,
+            weights=np.ones(5),
+            lam=0.5,
+            beta=2.0,
+            n=3,
+            seed=0,
+        ),
+        "sampling.targets.GaussianLaplace": Case(
+            lambda points, **given: sampling.targets.GaussianLaplace(**given).log_density(points),
+            mean=x[0],
+            scale=0.5,
+            lam=1.0,
+            beta=2.0,
+            points=x,
+        ),
+        "sampling.targets.BayesianLasso": Case(
+            lambda points, **given: sampling.targets.BayesianLasso(**given).subgradient(points),
+            matrix=x,
+            data=np.ones(5),
+            noise=0.5,
+            lam=1.0,
+            beta=1.0,
+            points=x,
+        ),
         "sampling.frechet": Case(sampling.frechet, x=x, y=y + 0.5),
         "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
         "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),

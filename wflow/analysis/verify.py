@@ -724,13 +724,13 @@ def _moments(ds: "Dataset") -> Check:
     for at, time in enumerate(ds["snapshot"].values if "samples" in ds else ()):
         column = np.flatnonzero(np.isclose(times, time, rtol=1e-12, atol=0))
         clouds += [(int(column[0]), ds["samples"][:, at].values)] if column.size else []
-    for column, cloud in clouds:
+    for place, cloud in clouds:
         scale = np.abs(cloud).max() or 1.0
         for key, found, size in (
             ("sample_mean", cloud.mean(axis=1), scale),
             ("sample_variance", cloud.var(axis=1), scale**2),
         ):
-            difference = found - ds[key][:, column].values
+            difference = found - ds[key][:, place].values
             worst = max(worst, worst_of(difference[~np.isnan(difference)] / size))
         count += 1
     note = f"largest difference relative to the largest coordinate, at {count} times"

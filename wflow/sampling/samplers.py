@@ -35,6 +35,7 @@ from wflow._core.checks import (
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.identity import read_only, reading, warn_changed_itself
+from wflow._core.memory import check_memory
 from wflow._core.progress import progress as progress_bar
 from wflow._core.rng import CONTEXTS, CounterNormals
 from wflow._core.signals import caught_signals
@@ -580,6 +581,7 @@ def _problem(
     kept = np.array([count]) if snapshots is None else np.unique(wholes(snapshots, "snapshots"))
     if kept.size and kept[-1] > count:
         raise InputError(f"snapshots hold step {kept[-1]}: expected numbers from 0 to {count}")
+    check_memory(32.0 * (count // every), f"{count // every + 2} record times", "raise save_every")
     records = np.unique(np.append(np.arange(0, count + 1, every), count))
     key = whole(seed, "seed", 0)
     return _Problem(method, start, grad, count, key, every, records, kept)
@@ -633,7 +635,10 @@ def _run(
             run = _in_file(problem, file, if_exists, bar, bool(progress), seconds)
             _warn_lonely(run)
             return run
-        store = MemoryStore(problem.layout())
+        layout = problem.layout()
+        needed = sum(8.0 * math.prod(layout.shape(name)) for name in layout.names)
+        check_memory(needed, "the run", "raise save_every, keep fewer snapshots, or give out")
+        store = MemoryStore(layout)
         attrs = dataset_attrs(problem.config(), problem.seed)
         try:
             with bar() as tick:

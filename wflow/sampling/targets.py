@@ -16,6 +16,7 @@ from scipy import special
 
 from wflow._core.checks import number, positive, reals, whole
 from wflow._core.errors import InputError
+from wflow._core.memory import check_memory
 from wflow.sampling.priors import L1, NoPrior, Prior
 
 if TYPE_CHECKING:
@@ -192,6 +193,11 @@ class GaussianMixture(Target):
         if self.means.ndim != 2 or 0 in self.means.shape:
             raise InputError(f"means have shape {self.means.shape}: expected (k, d)")
         self.scale, self.beta = positive(scale, "scale"), positive(beta, "beta")
+        if not 1e-100 < self.scale < 1e100:
+            raise InputError(
+                f"a component has the width {self.scale:.3g}, whose square leaves the range of "
+                "doubles: rescale the target"
+            )
         self.weights = np.ones(len(self.means)) if weights is None else reals(weights, "weights")
         if self.weights.shape != self.means.shape[:1] or not (self.weights > 0).all():
             raise InputError(
@@ -225,6 +231,7 @@ class GaussianMixture(Target):
 
     def sample(self, n: int, seed: int = 0) -> Array:
         n, rng = whole(n, "n"), np.random.default_rng(whole(seed, "seed", 0))
+        check_memory(40.0 * n * self.dim, f"{n} samples", "take fewer")
         of = rng.choice(len(self._shares), n, p=self._shares)
         right = rng.random((n, self.dim)) < self._parts.right[of]
         sign = np.where(right, 1.0, -1.0)
@@ -499,16 +506,22 @@ class _Tilted(NamedTuple):
 
 
 def _tilted(means: Array, scale: float, c: float) -> _Tilted:
-    shift = c * scale**2
-    centres = np.stack([means - shift, -means - shift])  # of |x| on the right and on the left
-    logs = special.log_ndtr(centres / scale) - c * np.stack([means, -means]) + c * shift / 2
-    log_mass = np.logaddexp(*logs)
-    shares = np.exp(logs - log_mass)
-    # Moments of a normal number cut off below zero, by the ratio phi/Phi.
-    z = centres / scale
-    hazard = np.exp(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - special.log_ndtr(z))
-    first = centres + scale * hazard
-    second = scale**2 + centres * first
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        shift = c * scale**2
+        centres = np.stack([means - shift, -means - shift])  # of |x| on the right and on the left
+        z = centres / scale
+        logs = special.log_ndtr(z) - c * np.stack([means, -means]) + c * shift / 2
+        log_mass = np.logaddexp(*logs)
+        shares = np.exp(logs - log_mass)
+        # Moments of a normal number cut off below zero, by the ratio phi/Phi.
+        hazard = math.sqrt(2 / math.pi) / special.erfcx(-z / math.sqrt(2))
+        first = np.maximum(centres + scale * hazard, 0.0)
+        second = np.maximum(scale**2 + centres * first, first**2)
+    if not (np.isfinite(log_mass).all() and np.isfinite(second).all()):
+        raise InputError(
+            f"the density of means up to {np.abs(means).max():.3g}, width {scale:.3g} and beta lam "
+            f"= {c:.3g} leaves the range of doubles: rescale the target"
+        )
     return _Tilted(
         log_mass,
         shares[0],

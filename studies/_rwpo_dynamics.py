@@ -758,7 +758,7 @@ def blow_up(setup: Setup) -> Part:
             weights = np.exp(log - top)
             slope = -beta * a / (2 * share) * np.sum(weights * (1.0 - z)) / np.sum(weights)
             growth.setdefault(share, []).append(2 / beta * slope)
-            row[f"|z| < {radius:g}"] = f"{2 / beta * slope:.4g}"
+            row[f"cut off at {radius:g}"] = f"{2 / beta * slope:.4g}"
         row["a x/(1 - a (T - t))"] = f"{a / (1 - share):.4g}" if share < 1 else "none"
         rows.append(row)
     part.tables["v(t, 1) = (2/beta) d/dx log eta of the viscous equation for Phi_T = (a/2) x^2, "

@@ -457,7 +457,7 @@ def convergence(setup: Setup) -> Part:
         excess = [np.where(valid, y - limit, -1).max() for limit in limits]
         violated.append(excess[0] < 1e-3 * y[0])
         holds.append(excess[1] < 1e-3 * y[0])
-        curves.append([y, limits[0], np.where(valid, limits[1], np.nan)])
+        curves.append([y, *(np.where(valid, limit, np.nan) for limit in limits)])
         row = {"beta": f"{beta:g}", "lambda": f"{lam:g}", "start": f"N({mean:g}, {deviation**2:g})"}
         row |= {"KL at 1": f"{y[20]:.4f}", "(28) printed": f"{limits[0][20]:.4f}"}
         row |= {"corrected": f"{limits[1][20]:.4f}" if valid[20] else "(27) fails"}

@@ -106,11 +106,11 @@ def operator_figure(table: "Dataset") -> "Figure":
                 name = f"h = {h:g}" if kernel == "laplace" else None
                 left.semilogy(table["x"], np.maximum(error, 1e-12), dash, color=colour,
                               linewidth=0.9, label=name)  # fmt: skip
-        left.set_ylim(1e-6, 1e3)
+        left.set_ylim(1e-6, 1e5)
         left.set_xlabel("x")
         left.set_ylabel("Error of the score")
         left.set_title(r"$\lambda = 2$; solid: $S(y)$ in $U$, dashed: $S(x)$ as printed")
-        left.legend(loc="lower left", ncols=2)
+        left.legend(loc="upper center", ncols=4, columnspacing=1, handlelength=1)
         names = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "x^2/2": "$x^2/2$"}
         for name, colour in zip(table["psi"].values, COLOURS, strict=False):
             for norm, mark in (("L1", "o-"), ("score", "s:")):
@@ -121,7 +121,8 @@ def operator_figure(table: "Dataset") -> "Figure":
         right.set_xticks([], minor=True)
         right.set_xlabel("Step h")
         right.set_title("Operator minus JKO step: density in $L^1$, largest score")
-        right.legend(loc="lower right")
+        right.set_ylim(bottom=1e-5)
+        right.legend(loc="lower right", ncols=2)
     return figure
 
 
@@ -146,7 +147,8 @@ def layer_figure(table: "Dataset") -> "Figure":
         left.set_xticks([], minor=True)
         left.set_xlabel("Step h")
         left.set_ylabel("$W_1$ to Fokker-Planck at t = 1")
-        left.legend(loc="best")
+        left.set_ylim(top=40)
+        left.legend(loc="upper left", ncols=2, columnspacing=1)
         for h, mark, colour in zip(table["h_layer"].values, ("o-", "s-"), COLOURS, strict=False):
             right.semilogx(table["d"], table["self_weight"].sel(h_layer=h), mark, color=colour,
                            markersize=3, label=f"h = 1/{1 / h:.0f}")  # fmt: skip
@@ -179,7 +181,7 @@ def convergence_figure(table: "Dataset") -> "Figure":
             title = str(part["case"].values).replace("beta", r"$\beta$ =")
             axis.set_title(title.replace("lambda", r"$\lambda$ ="))
         axes.flat[0].set_ylabel(r"$\mathrm{KL}(\rho_t\,|\,\rho^*)$")
-        axes.flat[0].legend(loc="lower left")
+        axes.flat[2].legend(loc="lower left")
     return figure
 
 

@@ -374,7 +374,7 @@ def dissipation(setup: Setup) -> Part:
     return part
 
 
-def on_half_line(law: Callable[..., Any], a: float, b: float) -> tuple[float, float]:
+def on_half_line(law: Callable[..., Any], a: float, b: float, reach: float) -> tuple[float, float]:
     """D and I of two even laws by quadrature; the scores by a complex step."""
     from scipy.integrate import quad
 
@@ -383,7 +383,7 @@ def on_half_line(law: Callable[..., Any], a: float, b: float) -> tuple[float, fl
         return float(np.imag(np.log(law(at, a)) - np.log(law(at, b))) / 1e-30)
 
     def integral(f: Callable[[float], float]) -> float:
-        return 2 * float(quad(lambda x: f(x) * law(x, a), 0, 20 / a, epsabs=1e-13, limit=200)[0])
+        return 2 * float(quad(lambda x: f(x) * law(x, a), 0, reach / a, epsabs=1e-13, limit=200)[0])
 
     return integral(score), integral(lambda x: score(x) ** 2)
 
@@ -394,9 +394,9 @@ def families(_: Setup) -> Part:
     worst, kappas = {"Laplace": 0.0, "Gaussian": 0.0}, []
     pairs = [(0.5, 1.0), (0.8, 1.0), (1.5, 1.0), (0.7, 2.0)]
     for a, b in pairs:
-        aligned, fisher = on_half_line(lambda x, c: 0.5 * c * np.exp(-c * x), a, b)
+        aligned, fisher = on_half_line(lambda x, c: 0.5 * c * np.exp(-c * x), a, b, 60)
         worst["Laplace"] = max(worst["Laplace"], abs(aligned - (b - a)), abs(fisher - (a - b) ** 2))
-        aligned, fisher = on_half_line(lambda x, c: gaussian(x, 0.0, 1 / c), a, b)
+        aligned, fisher = on_half_line(lambda x, c: gaussian(x, 0.0, 1 / c), a, b, 9)
         c = b**2 - a**2
         worst["Gaussian"] = max(
             worst["Gaussian"], abs(aligned - np.sqrt(2 / np.pi) * c / a), abs(fisher - (c / a) ** 2)

@@ -14,6 +14,7 @@ Operator with L1 Prior.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +36,7 @@ PRESETS = {
     "cpu": Setup(),
     "paper": Setup(cells=3200, steps=1600, particles=4000, tokens=4096, paths=100_000),
 }
-PARTS = {
+PARTS: dict[str, Callable[[Setup], Part]] = {
     part.__name__: part
     for part in (
         operator.kernels,

@@ -268,14 +268,13 @@ class L1(Prior):
         y = np.abs(_points(y))
         h, beta = step_of(h, beta)
         a, c, mu = beta / (4 * h), beta * self.lam / 2, self.lam * h
+        # For y >= mu the integral over z > 0 is nearly that over the line, and the rest is small.
         root = math.sqrt(a)
-        # The integral over z > 0 (for y >= 0), with the Gaussian tail where it is one.
-        inside = y < mu
-        with np.errstate(over="ignore", divide="ignore"):  # of a term beside which the other stands
-            tail = np.log(special.erfcx(root * np.where(inside, mu - y, 0.0)) / 2) - a * y * y
-            bulk = c * (mu / 2 - y) + special.log_ndtr(math.sqrt(2.0) * root * (y - mu))
-            left = np.log(special.erfcx(root * (y + mu)) / 2) - a * y * y
-        logs = np.logaddexp(left, np.where(inside, tail, bulk))
+        near, far = (special.erfcx(root * np.abs(part)) for part in (y - mu, y + mu))
+        with np.errstate(all="ignore"):
+            tail = 0.5 * np.exp(-a * (y - mu) ** 2) * (far - near)
+            inside = np.log(0.5 * (near + far)) - a * y * y
+        logs = np.where(y < mu, inside, np.log1p(tail) - c * (y - mu / 2))
         return np.sum(logs + 0.5 * math.log(math.pi / a), axis=-1)
 
     def largest_step(self, beta: float) -> float:

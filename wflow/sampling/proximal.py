@@ -203,7 +203,7 @@ def _cloud(value: ArrayLike, name: str) -> Floats:
 
 @np.errstate(over="ignore", invalid="ignore")  # _queries checks the scores
 def _keys(setting: _Setting) -> _Keys:
-    y = setting.context.astype(np.float64)
+    y = setting.context.astype(np.float64, copy=False)
     h, beta, prior, scale = setting.h, setting.beta, setting.prior, setting.scale
     centre = y.mean(axis=1, keepdims=True)
     keys = y - centre
@@ -317,7 +317,7 @@ def interaction(
         "take fewer, or attention_mean, which forms no matrix",
     )
     keys = _keys(setting)
-    form = _queries(setting, keys, setting.x.astype(np.float64))
+    form = _queries(setting, keys, setting.x.astype(np.float64, copy=False))
     result = form.queries @ np.swapaxes(keys.keys, 1, 2)
     result += keys.bias[:, None, :]
     result += form.constant[..., None]
@@ -420,7 +420,7 @@ def _attention(
     """The attention of all queries in double precision, or of `x`, with `keys` formed before."""
     keys = _keys(setting) if keys is None else keys
     if x is None:
-        x, left_out = setting.x.astype(np.float64), setting.left_out
+        x, left_out = setting.x.astype(np.float64, copy=False), setting.left_out
     form = _queries(setting, keys, x)
     k, slope, d = keys.keys, form.slope, x.shape[-1]
     coupled = slope is not None and slope.ndim > x.ndim
@@ -440,7 +440,7 @@ def _attention(
     else:
         values = np.concatenate([k, _square(k)[..., None]], axis=-1)
         found = _means(setting, keys, form.queries, left_out, values)
-        first = found.mean[..., :d].astype(np.float64)
+        first = found.mean[..., :d].astype(np.float64, copy=False)
         spread = found.mean[..., d:] - _square(first)[..., None]
     if coupled and matrices is not None and slope is not None:
         trace = np.sum(matrices * np.swapaxes(slope, -1, -2), axis=(-2, -1))
@@ -450,7 +450,7 @@ def _attention(
     return AttentionMean(
         first + keys.centre,
         trace,
-        found.ess.astype(np.float64),
+        found.ess.astype(np.float64, copy=False),
         found.log_sum + form.constant,
         matrices if covariance else None,
     )
@@ -484,7 +484,9 @@ def _means(
     values: FloatArray,
 ) -> SoftmaxMeans:
     """Averages of values, in the precision of the clouds."""
-    q, k, b, v = (part.astype(setting.x.dtype) for part in (queries, keys.keys, keys.bias, values))
+    q, k, b, v = (
+        part.astype(setting.x.dtype, copy=False) for part in (queries, keys.keys, keys.bias, values)
+    )
     return softmax_means(q, k, b, v, left_out)
 
 
@@ -554,7 +556,7 @@ def score(
     array([[-2.5]])
     """
     setting = _setting(x, context, h, beta, prior, kernel, exclude_self)
-    points = setting.x.astype(np.float64)
+    points = setting.x.astype(np.float64, copy=False)
     image = setting.prior.prox(points, setting.h)
     result = setting.scale * (image + _attention(setting).mean - 2 * points)
     return _as_given(setting, result)
@@ -630,7 +632,7 @@ def layer(
     """
     setting = _setting(x, x if context is None else context, h, beta, prior, kernel, exclude_self)
     keys = _keys(setting)
-    points = setting.x.astype(np.float64)
+    points = setting.x.astype(np.float64, copy=False)
     found = _attention(setting, keys, points, setting.left_out)
     share = np.mean(_folded(setting, keys, found.trace))
     if share > 0:
@@ -725,7 +727,7 @@ def folded(
     """
     setting = _setting(x, context, h, beta, prior, kernel, exclude_self)
     keys = _keys(setting)
-    points = setting.x.astype(np.float64)
+    points = setting.x.astype(np.float64, copy=False)
     trace = _attention(setting, keys, points, setting.left_out).trace
     return _folded(setting, keys, trace).reshape(*setting.lead, -1)
 
@@ -733,7 +735,9 @@ def folded(
 def _folded(setting: _Setting, keys: _Keys, trace: Floats) -> NDArray[np.bool_]:
     found = np.zeros(trace.shape, dtype=bool)
     for chain, place in _batches(setting, trace >= 2.0):
-        at = _local(setting, keys, chain, place, setting.x[chain, place].astype(np.float64))
+        at = _local(
+            setting, keys, chain, place, setting.x[chain, place].astype(np.float64, copy=False)
+        )
         jacobian = np.eye(setting.x.shape[-1]) + at.half
         found[chain, place] = np.linalg.eigvals(jacobian).real.min(axis=-1) <= 0
     return found
@@ -805,7 +809,7 @@ def backward(
     array([[0.6]])
     """
     setting = _setting(x, context, h, beta, prior, kernel, exclude_self)
-    points = setting.x.astype(np.float64)
+    points = setting.x.astype(np.float64, copy=False)
     image = setting.prior.prox(points, setting.h)
     return _as_given(setting, points - 0.5 * (image - _attention(setting).mean))
 
@@ -882,8 +886,8 @@ def backward_inverse(
     tolerance = positive(tolerance, "tolerance")
     max_iterations = whole(max_iterations, "max_iterations")
     given = _setting(y, context, h, beta, prior, kernel, exclude_self)
-    goal = given.x.astype(np.float64)
-    setting = given._replace(x=goal, context=given.context.astype(np.float64))
+    goal = given.x.astype(np.float64, copy=False)
+    setting = given._replace(x=goal, context=given.context.astype(np.float64, copy=False))
     keys = _keys(setting)
     result = np.empty_like(goal)
     failed = 0
@@ -999,4 +1003,4 @@ def _batches(
 
 def _as_given(setting: _Setting, result: Floats) -> Floats:
     """A result (chains, n, d) in the precision and with the leading axes of the arguments."""
-    return result.astype(setting.x.dtype).reshape(*setting.lead, *result.shape[1:])
+    return result.astype(setting.x.dtype, copy=False).reshape(*setting.lead, *result.shape[1:])

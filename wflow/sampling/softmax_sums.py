@@ -233,7 +233,7 @@ def softmax_means(
     v = np.concatenate([np.ones((chains, m, 1), dtype), values], axis=-1)
     top, squares = (np.empty((chains, n), dtype) for _ in range(2))
     out = np.empty((chains, n, p + 1), dtype)
-    low = -1000.0 if dtype == np.float64 else -120.0
+    low = -500.0 if dtype == np.float64 else -60.0  # squares of weights are normal numbers, too
     left = np.empty(0, np.int64) if left_out is None else left_out
     pairs = chains * n * m * (d + p + 20) // (4 * BLOCKED_FROM)
     with threads_for(pairs, PAIRS_OF_THREAD) as workers:

@@ -1,0 +1,370 @@
+"""Attention of the proximal operator beside plain torch, its memory, and an OT-Flow iteration.
+
+    python benchmarks/rwpo.py [--quick] [--threads 1] [--json benchmarks/results/rwpo.json]
+
+The interaction layer of N tokens with the exact kernel of the L1 prior: the mean of the context
+under the softmax, the trace of its Jacobian and the effective sample size.
+
+- wflow: `wflow.sampling.attention_mean`, fused sums without an array of pairs;
+- torch: the same formulas plainly, an N x N matrix of scores and its softmax;
+- torch, SDPA: `scaled_dot_product_attention` with the bias as one more coordinate; mean and trace.
+
+Forward and backward: a loss of mean and trace, gradients by all tokens,
+
+- wflow.nets: `wflow.nets.generative.attention` with variances, chunks of scores;
+- torch: the plain formulas by autograd.
+
+OT-Flow: forward and backward of `wflow.nets.generative.Likelihood`, 8 steps of RK4, single
+precision, with
+
+- closed form: the Laplacian of the potential by its formula, as the package has it;
+- gradient alone: the same steps without a Laplacian, and without a likelihood therefore;
+- autograd: the Laplacian by d backward passes, the potential in plain operations.
+
+"times operations" is the time of the closed form over that of the gradient alone, over the same
+ratio of `Potential.operations`: at most 1 where the trace costs no more than its formula says.
+
+Where the plain matrices have no room they are left out. "share" is the rate of the products of
+scores and sums, 2 flops per multiply-add, over that of NumPy's product of two matrices; the
+exponentials count for nothing. Memory is the growth of the resident memory during a call.
+
+The variants run in turn, round after round, on the same threads; the median over the rounds is
+printed with the smallest and largest. Before it is timed, each must agree with wflow.
+"""
+
+import argparse
+import ctypes.util
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from matrix_rate import matrix_product
+from numpy.typing import NDArray
+from report import RESULTS, goal, in_turn, peak_memory, spread, write
+from threadpoolctl import threadpool_limits
+
+from wflow import sampling
+from wflow._core.memory import free_memory
+from wflow.nets import generative
+
+H, BETA, LAM = 1 / 48, 1.0, 2.0
+SIZES, DIMENSIONS, PRECISIONS = (1024, 4096, 16_384), (2, 32, 128), ("float64", "float32")
+TRAINED = ((1024, 2), (4096, 2), (4096, 32), (4096, 128))
+FLOWS = ((2, 48, 4096), (32, 128, 512), (64, 128, 512), (128, 128, 512))  # d, width, batch
+STEPS, BY_AUTOGRAD = 8, 32  # of RK4; largest d of the Laplacian by backward passes
+MEMORY = (8192, 32_768, 131_072)
+ORDER = 2000  # of the matrices whose product gives the rate
+COMMAND = "python benchmarks/rwpo.py"
+TOLERANCE = {"float64": 1e-9, "float32": 1e-2}  # of means and traces, beside wflow in double
+Answer = tuple[Any, ...]
+
+
+def cloud(n: int, d: int, dtype: str) -> NDArray[np.floating]:
+    return np.random.default_rng(0).normal(size=(n, d)).astype(dtype)
+
+
+def wflow_forward(x: NDArray[np.floating]) -> Answer:
+    found = sampling.attention_mean(x, x, h=H, beta=BETA, prior=sampling.L1(LAM))
+    return found.mean, found.trace, found.ess
+
+
+def keys(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Squares of the tokens, and the bias of the exact kernel up to a constant."""
+    a, c = BETA / (4 * H), BETA * LAM / 2
+    rate = (2 * a) ** 0.5
+    near = torch.logaddexp(
+        torch.special.log_ndtr(rate * x - c / rate) - c * x,
+        torch.special.log_ndtr(-rate * x - c / rate) + c * x,
+    )
+    squares = x.square().sum(1)
+    return squares, -a * squares - near.sum(1)
+
+
+def torch_forward(x: torch.Tensor) -> Answer:
+    scale = BETA / (2 * H)
+    squares, bias = keys(x)
+    weights = torch.softmax(torch.addmm(bias, x, x.T, alpha=scale), 1)
+    mean = weights @ x
+    trace = scale * (weights @ squares - mean.square().sum(1))
+    return mean, trace, 1 / weights.square().sum(1)
+
+
+def sdpa_forward(x: torch.Tensor) -> Answer:
+    squares, bias = keys(x)
+    q = torch.cat([BETA / (2 * H) * x, torch.ones_like(x[:, :1])], 1)
+    k = torch.cat([x, bias[:, None]], 1)
+    v = torch.cat([x, squares[:, None]], 1)
+    found = torch.nn.functional.scaled_dot_product_attention(
+        q[None, None], k[None, None], v[None, None], scale=1.0
+    )[0, 0]
+    mean = found[:, :-1]
+    return mean, BETA / (2 * H) * (found[:, -1] - mean.square().sum(1))
+
+
+def matrices_fit(n: int, dtype: str, count: int) -> bool:
+    """Whether `count` matrices of all pairs have room, with some to spare."""
+    return count * n * n * np.dtype(dtype).itemsize < 0.6 * free_memory()
+
+
+def check(name: str, found: Answer, expected: Answer, dtype: str) -> None:
+    """Means and traces must be those of wflow in double precision."""
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        gap = float(np.max(np.abs(np.asarray(one, np.float64) - other)))
+        if not gap < TOLERANCE[dtype]:
+            raise SystemExit(f"{name} differs by {gap:.1e} from wflow in double precision")
+
+
+def forward(n: int, d: int, dtype: str, rounds: int, order: int) -> list[dict[str, Any]]:
+    """Rows of one size: times, and the share of the rate of matrix products."""
+    x = cloud(n, d, dtype)
+    tokens = torch.from_numpy(x)
+    calls: dict[str, Callable[[], Any]] = {"wflow": lambda: wflow_forward(x)}
+    if matrices_fit(n, dtype, 3):
+        calls["torch"] = lambda: torch_forward(tokens)
+    calls["torch, SDPA"] = lambda: sdpa_forward(tokens)
+    expected = wflow_forward(x.astype(np.float64))
+    with torch.no_grad():
+        for name, call in calls.items():
+            check(name, call(), expected, dtype)
+        calls["product"] = matrix_product(dtype, order)
+        taken = in_turn(calls, rounds, least=0.05, pause=0.05)
+    rate = 2.0 * order**3 / np.median(taken.pop("product"))
+    ours = np.median(taken["wflow"])
+    flops = 2.0 * n * n * (2 * d + 3)
+    rows = []
+    for name, values in taken.items():
+        rows.append(
+            {"N": n, "d": d, "precision": dtype, "variant": name, **spread(values)}
+            | {"times_wflow": float(np.median(values) / ours)}
+            | {"share": float(flops / np.median(values) / rate)}
+        )
+        tell(rows[-1])
+    return rows
+
+
+def trained(n: int, d: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
+    """Rows of forward and backward."""
+    tokens = torch.from_numpy(cloud(n, d, dtype)).requires_grad_()
+    scale = BETA / (2 * H)
+
+    def ours() -> torch.Tensor:
+        found = generative.attention(tokens, tokens, h=H, lam=LAM, beta=BETA, moments="variance")
+        return found.mean.square().sum() + scale * found.covariance.sum()
+
+    def plain() -> torch.Tensor:
+        mean, trace, _ = torch_forward(tokens)
+        return mean.square().sum() + trace.sum()
+
+    def both(loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(loss(), tokens)
+        return gradient
+
+    calls = {"wflow.nets": lambda: both(ours)}
+    if matrices_fit(n, dtype, 5):
+        calls["torch"] = lambda: both(plain)
+        one, other = (call() for call in calls.values())
+        gap = float((one - other).abs().max() / other.abs().max())
+        if not gap < TOLERANCE[dtype]:
+            raise SystemExit(f"gradients of torch differ by {gap:.1e}, relative, from wflow.nets")
+    taken = in_turn(calls, rounds, least=0.05, pause=0.05)
+    rows = []
+    for name, values in taken.items():
+        with peak_memory() as memory:
+            calls[name]()
+        rows.append(
+            {"N": n, "d": d, "precision": dtype, "variant": name, **spread(values)}
+            | {"times_wflow": float(np.median(values) / np.median(taken["wflow.nets"]))}
+            | {"memory_mb": memory["mb"]}
+        )
+        tell(rows[-1])
+    return rows
+
+
+def memories(sizes: tuple[int, ...], d: int = 2) -> list[dict[str, Any]]:
+    """Growth of the resident memory during one forward call; in a process of its own."""
+    wflow_forward(cloud(100, d, "float64"))
+    torch_forward(torch.from_numpy(cloud(100, d, "float64")))
+    if libc := ctypes.util.find_library("c"):
+        ctypes.CDLL(libc).mallopt(-3, 65_536)  # give freed arrays back to the system (glibc)
+    rows = []
+    for n in sizes:
+        x = cloud(n, d, "float64")
+        row: dict[str, Any] = {"N": n, "d": d, "precision": "float64"}
+        calls: dict[str, Callable[[], Any]] = {"wflow": lambda x=x: wflow_forward(x)}
+        if matrices_fit(n, "float64", 3):
+            calls["torch"] = lambda x=x: torch_forward(torch.from_numpy(x))
+        for name, call in calls.items():
+            with peak_memory() as found:
+                call()
+            row[f"{name}_mb"] = found["mb"]
+        rows.append(row)
+        print(f"memory: {row}")
+    return rows
+
+
+def plain_potential(
+    potential: generative.Potential, x: torch.Tensor, t: torch.Tensor
+) -> torch.Tensor:
+    """The potential in operations of torch alone, whose second derivatives autograd can train."""
+
+    def log_cosh(r: torch.Tensor) -> torch.Tensor:
+        size = r.abs()
+        return size + torch.log1p(torch.exp(-2 * size))
+
+    s = torch.cat([x, t[:, None]], 1)
+    u = log_cosh(potential.opening(s))
+    for layer in potential.residual:
+        u = u + log_cosh(layer(u)) / len(potential.residual)
+    quadratic = (s @ potential.A.T).square().sum(1) / 2
+    return u @ potential.w + quadratic + s @ potential.b + potential.c
+
+
+def flow_iteration(d: int, width: int, batch: int, rounds: int, order: int) -> list[dict[str, Any]]:
+    """Rows of one flow: time of an iteration, and the share of the rate of matrix products."""
+    torch.manual_seed(0)
+    potential = generative.Potential(d, width=width)
+    flow, loss = generative.OTFlow(potential, steps=STEPS), generative.Likelihood()
+    x = torch.from_numpy(cloud(batch, d, "float32"))
+
+    def by_formula(x: torch.Tensor, t: float, laplacian: bool) -> tuple[torch.Tensor, Any]:
+        at = potential.derivatives(x, t, laplacian=laplacian)
+        rest = at.time.square() + at.gradient.square().sum(1)
+        return at.gradient, rest if at.laplacian is None else rest + at.laplacian
+
+    def by_autograd(x: torch.Tensor, t: float) -> tuple[torch.Tensor, Any]:
+        x, time = x.requires_grad_(), torch.full((batch,), t, requires_grad=True)
+        value = plain_potential(potential, x, time).sum()
+        gradient, slope = torch.autograd.grad(value, (x, time), create_graph=True)
+        rest = slope.square() + gradient.square().sum(1)
+        for i in range(d):
+            (row,) = torch.autograd.grad(gradient[:, i].sum(), x, create_graph=True)
+            rest = rest + row[:, i]
+        return gradient, rest
+
+    def steps(derivatives: Callable[[torch.Tensor, float], tuple[torch.Tensor, Any]]) -> Any:
+        at, total, h = x.clone(), torch.zeros(()), -1 / STEPS
+        for k in range(STEPS, 0, -1):
+            last, move = None, torch.zeros_like(x)
+            for node, weight in ((0.0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1.0, 1 / 6)):
+                point = at if last is None else at + node * h * last
+                last, rest = derivatives(point, (k - node) / STEPS)
+                move, total = move + weight * last, total + weight * rest.mean()
+            at = at + h * move
+        return total + at.square().mean()
+
+    def both(call: Callable[[], torch.Tensor]) -> None:
+        flow.zero_grad(set_to_none=True)
+        call().backward()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "closed form": lambda: both(lambda: loss(flow, x).total),
+        "gradient alone": lambda: both(lambda: steps(lambda x, t: by_formula(x, t, False))),
+    }
+    time = torch.full((batch,), 0.3)
+    torch.testing.assert_close(plain_potential(potential, x, time), potential(x, time))
+    if d <= BY_AUTOGRAD:
+        calls["autograd"] = lambda: both(lambda: steps(by_autograd))
+    calls["product"] = matrix_product("float32", order)
+    taken = in_turn(calls, rounds, least=0.05, pause=0.05)
+    rate = 2.0 * order**3 / np.median(taken.pop("product"))
+    counts = {name: potential.operations(laplacian=name == "closed form") for name in taken}
+    stages = 4 * STEPS * batch
+    rows = []
+    for name, values in taken.items():
+        time = float(np.median(values))
+        row = {"d": d, "width": width, "batch": batch, "variant": name, **spread(values)}
+        row["times_closed_form"] = time / float(np.median(taken["closed form"]))
+        if name != "autograd":
+            row["share"] = float(
+                3 * counts[name] * stages / time / rate
+            )  # the backward pass: twice
+        if name == "closed form":
+            operations = counts["closed form"] / counts["gradient alone"]
+            row["times_operations"] = time / float(np.median(taken["gradient alone"])) / operations
+        rows.append(row)
+        print(
+            f"OT-Flow d {d:4} width {width} batch {batch} {name:<15}{row['median_ms']:10.1f} ms "
+            f"({row['min_ms']:.1f} to {row['max_ms']:.1f}), {row['times_closed_form']:.2f} times "
+            f"the closed form, share {100 * row.get('share', 0.0):.1f} %, "
+            f"{row.get('times_operations', 0.0):.2f} times its operations",
+            flush=True,
+        )
+    return rows
+
+
+def tell(row: dict[str, Any]) -> None:
+    extra = f", share {100 * row['share']:.1f} %" if "share" in row else ""
+    print(
+        f"N {row['N']:6} d {row['d']:4} {row['precision']} {row['variant']:<12}"
+        f"{row['median_ms']:10.2f} ms ({row['min_ms']:.2f} to {row['max_ms']:.2f}), "
+        f"{row['times_wflow']:.2f} times wflow{extra}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, default=RESULTS / "rwpo.json")
+    parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=numba.get_num_threads())
+    options = parser.parse_args()
+    numba.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
+    sizes, memory, rounds, order, small = SIZES, MEMORY, options.rounds, ORDER, TRAINED
+    flow_sizes = FLOWS
+    if options.quick:
+        sizes, memory, rounds, order, small = (512, 1024), (4096, 16_384), 2, 400, TRAINED[:1]
+        flow_sizes = ((2, 48, 256),)
+    rows, both, flows = [], [], []
+    with threadpool_limits(options.threads, user_api="blas"):
+        for dtype in PRECISIONS:
+            for d in DIMENSIONS:
+                for n in sizes:
+                    rows += forward(n, d, dtype, rounds, order)
+        for n, d in small:
+            both += trained(n, d, "float64", rounds)
+        for d, width, batch in flow_sizes:
+            flows += flow_iteration(d, width, batch, rounds, order)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        table = pool.submit(memories, memory).result()
+
+    def found(n: int, d: int, dtype: str, variant: str) -> float | None:
+        where = {"N": n, "d": d, "precision": dtype, "variant": variant}
+        hits = [row["times_wflow"] for row in rows if where.items() <= row.items()]
+        return hits[0] if hits else None
+
+    command = f"{COMMAND} --threads {options.threads}" + " --quick" * options.quick
+    size = sizes[1]
+    grown = None
+    if table[0]["wflow_mb"] and table[-1]["wflow_mb"]:
+        factor = np.log(table[-1]["N"] / table[0]["N"])
+        grown = float(np.log(table[-1]["wflow_mb"] / table[0]["wflow_mb"]) / factor)
+    goals = [
+        goal(
+            f"attention of the proximal operator over plain torch, N = {size:,}, d = 2, double",
+            command, found(size, 2, "float64", "torch"), 5.0, least=True, unit="times",
+        ),
+        goal(
+            "exponent of its memory in N", command, grown, 1.05, least=False,
+        ),
+    ]  # fmt: skip
+    worst = max(row["times_operations"] for row in flows if "times_operations" in row)
+    what = "OT-Flow iteration, trace over gradient, over the ratio of their operations"
+    goals.append(goal(what, command, worst, 1.0, least=False))
+    for one in goals:
+        print(f"{one['goal']}: {one['found']}, goal {one['target']}: {one['met']}")
+    write(
+        options.json, command, options.threads,
+        problem={"h": H, "beta": BETA, "lam": LAM, "kernel": "exact", "seed": 0},
+        forward=rows, forward_and_backward=both, ot_flow_iteration=flows, memory=table, goals=goals,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

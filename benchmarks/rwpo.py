@@ -36,6 +36,7 @@ import argparse
 import ctypes.util
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,12 @@ from wflow._core.memory import free_memory
 from wflow.nets import generative
 
 H, BETA, LAM = 1 / 48, 1.0, 2.0
+Sizes = tuple[tuple[int, ...], ...]
 SIZES, DIMENSIONS, PRECISIONS = (1024, 4096, 16_384), (2, 32, 128), ("float64", "float32")
-TRAINED = ((1024, 2), (4096, 2), (4096, 32), (4096, 128))
-FLOWS = ((2, 48, 4096), (32, 128, 512), (64, 128, 512), (128, 128, 512))  # d, width, batch
+TRAINED: Sizes = ((1024, 2), (4096, 2), (4096, 32), (4096, 128))
+FLOWS: Sizes = ((2, 48, 4096), (32, 128, 512), (64, 128, 512), (128, 128, 512))  # d, width, batch
 STEPS, BY_AUTOGRAD = 8, 32  # of RK4; largest d of the Laplacian by backward passes
-MEMORY = (8192, 32_768, 131_072)
+MEMORY: tuple[int, ...] = (8192, 32_768, 131_072)
 ORDER = 2000  # of the matrices whose product gives the rate
 COMMAND = "python benchmarks/rwpo.py"
 TOLERANCE = {"float64": 1e-9, "float32": 1e-2}  # of means and traces, beside wflow in double
@@ -154,6 +156,7 @@ def trained(n: int, d: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
 
     def ours() -> torch.Tensor:
         found = generative.attention(tokens, tokens, h=H, lam=LAM, beta=BETA, moments="variance")
+        assert found.covariance is not None
         return found.mean.square().sum() + scale * found.covariance.sum()
 
     def plain() -> torch.Tensor:
@@ -195,9 +198,9 @@ def memories(sizes: tuple[int, ...], d: int = 2) -> list[dict[str, Any]]:
     for n in sizes:
         x = cloud(n, d, "float64")
         row: dict[str, Any] = {"N": n, "d": d, "precision": "float64"}
-        calls: dict[str, Callable[[], Any]] = {"wflow": lambda x=x: wflow_forward(x)}
+        calls: dict[str, Callable[[], Any]] = {"wflow": partial(wflow_forward, x)}
         if matrices_fit(n, "float64", 3):
-            calls["torch"] = lambda x=x: torch_forward(torch.from_numpy(x))
+            calls["torch"] = partial(torch_forward, torch.from_numpy(x))
         for name, call in calls.items():
             with peak_memory() as found:
                 call()
@@ -231,10 +234,9 @@ def flow_iteration(d: int, width: int, batch: int, rounds: int, order: int) -> l
     flow, loss = generative.OTFlow(potential, steps=STEPS), generative.Likelihood()
     x = torch.from_numpy(cloud(batch, d, "float32"))
 
-    def by_formula(x: torch.Tensor, t: float, laplacian: bool) -> tuple[torch.Tensor, Any]:
-        at = potential.derivatives(x, t, laplacian=laplacian)
-        rest = at.time.square() + at.gradient.square().sum(1)
-        return at.gradient, rest if at.laplacian is None else rest + at.laplacian
+    def gradient_alone(x: torch.Tensor, t: float) -> tuple[torch.Tensor, Any]:
+        at = potential.derivatives(x, t, laplacian=False)
+        return at.gradient, at.time.square() + at.gradient.square().sum(1)
 
     def by_autograd(x: torch.Tensor, t: float) -> tuple[torch.Tensor, Any]:
         x, time = x.requires_grad_(), torch.full((batch,), t, requires_grad=True)
@@ -263,7 +265,7 @@ def flow_iteration(d: int, width: int, batch: int, rounds: int, order: int) -> l
 
     calls: dict[str, Callable[[], Any]] = {
         "closed form": lambda: both(lambda: loss(flow, x).total),
-        "gradient alone": lambda: both(lambda: steps(lambda x, t: by_formula(x, t, False))),
+        "gradient alone": lambda: both(lambda: steps(gradient_alone)),
     }
     time = torch.full((batch,), 0.3)
     torch.testing.assert_close(plain_potential(potential, x, time), potential(x, time))
@@ -276,16 +278,18 @@ def flow_iteration(d: int, width: int, batch: int, rounds: int, order: int) -> l
     stages = 4 * STEPS * batch
     rows = []
     for name, values in taken.items():
-        time = float(np.median(values))
+        middle = float(np.median(values))
         row = {"d": d, "width": width, "batch": batch, "variant": name, **spread(values)}
-        row["times_closed_form"] = time / float(np.median(taken["closed form"]))
+        row["times_closed_form"] = middle / float(np.median(taken["closed form"]))
         if name != "autograd":
             row["share"] = float(
                 3 * counts[name] * stages / time / rate
             )  # the backward pass: twice
         if name == "closed form":
             operations = counts["closed form"] / counts["gradient alone"]
-            row["times_operations"] = time / float(np.median(taken["gradient alone"])) / operations
+            row["times_operations"] = (
+                middle / float(np.median(taken["gradient alone"])) / operations
+            )
         rows.append(row)
         print(
             f"OT-Flow d {d:4} width {width} batch {batch} {name:<15}{row['median_ms']:10.1f} ms "
@@ -316,8 +320,8 @@ def main() -> None:
     options = parser.parse_args()
     numba.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
-    sizes, memory, rounds, order, small = SIZES, MEMORY, options.rounds, ORDER, TRAINED
-    flow_sizes = FLOWS
+    sizes: tuple[int, ...] = SIZES
+    memory, rounds, order, small, flow_sizes = MEMORY, options.rounds, ORDER, TRAINED, FLOWS
     if options.quick:
         sizes, memory, rounds, order, small = (512, 1024), (4096, 16_384), 2, 400, TRAINED[:1]
         flow_sizes = ((2, 48, 256),)

@@ -283,7 +283,7 @@ def flow_iteration(d: int, width: int, batch: int, rounds: int, order: int) -> l
         row["times_closed_form"] = middle / float(np.median(taken["closed form"]))
         if name != "autograd":
             row["share"] = float(
-                3 * counts[name] * stages / time / rate
+                3 * counts[name] * stages / middle / rate
             )  # the backward pass: twice
         if name == "closed form":
             operations = counts["closed form"] / counts["gradient alone"]

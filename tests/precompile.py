@@ -57,6 +57,8 @@ def inverse_problems() -> None:
     model = wflow.sampling.forward.Lorenz(windows=1)
     model.vjp(np.zeros((1, 3)), np.ones((1, 3)))
     wflow.sampling.reference.bayesian_lasso(np.eye(2), np.ones(2), lam=1.0, noise=0.1, draws=4)
+
+
 def proximal() -> None:
     prior = wflow.sampling.L1(1.0)
     for dtype in DTYPES:

@@ -144,7 +144,7 @@ def table(folder: Path) -> dict[str, Case]:
     proximal = {"h": 0.1, "beta": 1.0, "prior": sampling.L1(2.0), "kernel": "exact"}
     proximal |= {"exclude_self": False}
     sampler = {
-        "h": 0.05, "beta": 1.0, "steps": 3, "seed": 0, "save_every": 1, "snapshots": [0, 3],
+        "h": 0.05, "beta": 1.0, "steps": 3, "save_every": 1, "snapshots": [0, 3],
         "out": None, "if_exists": "error", "progress": False, "checkpoint_every": 15.0,
     }  # fmt: skip
     fit = fits.power_law([1, 2, 4], np.array([[1.0, 1.1], [0.5, 0.6], [0.3, 0.2]]), resamples=50)
@@ -361,15 +361,19 @@ def table(folder: Path) -> dict[str, Case]:
             grad=np.tanh,
             prior=sampling.L1(0.5),
             kernel="exact",
-            context=None,
-            exclude_self=False,
             threads=None,
             **sampler,
         ),
         "sampling.myula": Case(
-            sampling.myula, x0=x, grad=np.tanh, prior=sampling.L1(0.5), smoothing=0.1, **sampler
+            sampling.myula,
+            x0=x,
+            grad=np.tanh,
+            prior=sampling.L1(0.5),
+            smoothing=0.1,
+            seed=0,
+            **sampler,
         ),
-        "sampling.ula": Case(sampling.ula, x0=x, grad=np.tanh, **sampler),
+        "sampling.ula": Case(sampling.ula, x0=x, grad=np.tanh, seed=0, **sampler),
         "sampling.targets.GaussianMixture": Case(
             lambda n, seed, **given: sampling.targets.GaussianMixture(**given).sample(n, seed),
             means=x,

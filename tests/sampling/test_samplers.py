@@ -148,10 +148,9 @@ def test_several_clouds_are_those_of_their_own_runs():
         assert np.array_equal(both.samples[path], sampler("brwp", x0).samples[0])
 
 
-@pytest.mark.parametrize("context", [None, 900])
-def test_same_seed_gives_the_same_bits_for_any_number_of_threads(context):
+def test_same_seed_gives_the_same_bits_for_any_number_of_threads():
     x0 = TARGET.sample(1500, seed=1)
-    options = {"steps": 2, "save_every": 1, "context": context}
+    options = {"steps": 2, "save_every": 1}
     found = {
         sampler("brwp", x0, threads=threads, **options).samples.values.tobytes()
         for threads in (1, available())
@@ -159,9 +158,9 @@ def test_same_seed_gives_the_same_bits_for_any_number_of_threads(context):
     assert len(found) == 1
 
 
-def test_seeds_change_noise_and_contexts():
-    for name, options in (("myula", {}), ("ula", {}), ("brwp", {"context": 30})):
-        runs = [sampler(name, seed=seed, **options).samples.values for seed in (0, 0, 1)]
+def test_seeds_change_the_noise():
+    for name in ("myula", "ula"):
+        runs = [sampler(name, seed=seed).samples.values for seed in (0, 0, 1)]
         assert np.array_equal(runs[0], runs[1])
         assert not np.array_equal(runs[0], runs[2])
 
@@ -212,7 +211,7 @@ class Killed(BaseException):
 def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
     file = tmp_path / "run.h5"
     x0 = np.stack([X0, X0 + 1])
-    options = {"snapshots": [0, 6, 12], "seed": 3} | ({"context": 30} if name == "brwp" else {})
+    options = {"snapshots": [0, 6, 12]} | ({} if name == "brwp" else {"seed": 3})
     record, checkpoint = sampling.samplers._record, RunWriter.checkpoint
     done = []
 
@@ -316,8 +315,6 @@ def test_info_names_the_sampler(tmp_path):
         ({"x0": np.zeros(3)}, "x0 has shape"),
         ({"x0": np.full((3, 2), np.nan)}, "x0 holds values that are not finite"),
         ({"kernel": "gauss"}, "kernel is 'gauss'"),
-        ({"context": 41}, "context is 41 of 40"),
-        ({"context": 5, "exclude_self": True}, "exclude_self"),
         ({"if_exists": "resume"}, "give out as well"),
         ({"prior": 2.0}, "prior is 2.0"),
         ({"grad": 3.0}, "grad is 3.0"),
@@ -349,6 +346,11 @@ def test_a_step_too_large_blows_up_with_what_was_recorded(tmp_path):
         sampling.ula(X0, lambda x: x, **options, out=file)
     with pytest.warns(UserWarning, match="not complete"), wflow.open(file) as part:
         assert 0 < part.sizes["time"] < 401
+
+
+def test_a_step_too_large_for_interacting_tokens_blows_up():
+    with pytest.raises(wflow.BlowUpError, match="take a smaller h"):
+        sampling.brwp(X0, lambda x: x, sampling.NoPrior(), h=100.0, steps=400)
 
 
 def test_a_gradient_that_ceases_to_be_finite_is_a_blow_up():

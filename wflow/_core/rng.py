@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-NOISE, INITIAL_HEADS, TOKEN_NOISE, CONTEXTS = 0, 1, 2, 3
+NOISE, INITIAL_HEADS, TOKEN_NOISE = 0, 1, 2
 
 
 class CounterNormals:

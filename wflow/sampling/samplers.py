@@ -37,7 +37,7 @@ from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.identity import read_only, reading, warn_changed_itself
 from wflow._core.memory import check_memory
 from wflow._core.progress import progress as progress_bar
-from wflow._core.rng import CONTEXTS, CounterNormals
+from wflow._core.rng import CounterNormals
 from wflow._core.signals import caught_signals
 from wflow._core.threads import numba_threads
 from wflow.io.runfile import MemoryStore, Store, dataset_attrs, open_run
@@ -61,10 +61,10 @@ __all__ = ["brwp", "myula", "ula"]
 Array = NDArray[np.float64]
 Gradient = Callable[[Array], ArrayLike]
 Diagnostics = dict[str, Array]  # each (paths,)
-Draw = Callable[[], Array]  # standard normal numbers (paths, n)
 State = dict[str, NDArray[Any]]
 
 _log = logging.getLogger("wflow")
+_LARGEST = 1e75  # of a coordinate whose squares can be compared
 _LONELY = 2.0  # effective tokens that a token attends to, below which there is no interaction
 
 
@@ -81,9 +81,6 @@ def brwp(
     beta: float = 1.0,
     steps: int,
     kernel: Kernel = "exact",
-    context: int | None = None,
-    exclude_self: bool = False,
-    seed: int = 0,
     save_every: int = 1,
     snapshots: Sequence[int] | None = None,
     out: str | Path | None = None,
@@ -101,7 +98,7 @@ def brwp(
     ----------
     x0 : array_like, shape (n, d) or (paths, n, d)
         Initial tokens: one cloud, or several that do not interact. They should be spread at least
-        as widely as the target.
+        as widely as the target. The sampler draws no random numbers.
     grad : callable
         Gradient of f: an array (m, d) to an array (m, d), row by row.
     prior : wflow.sampling.Prior
@@ -114,13 +111,6 @@ def brwp(
         Number of steps; each evaluates the gradient once for every token.
     kernel : {"exact", "laplace", "published"}, default "exact"
         Interaction of the tokens, as in `wflow.sampling.interaction`.
-    context : int, optional
-        Number of tokens, drawn anew in every step, that all tokens attend to. By default all of
-        them, at a cost proportional to n^2.
-    exclude_self : bool, default False
-        Whether a token does not attend to itself. Only without `context`.
-    seed : int, default 0
-        Key of the random contexts. Without `context` the sampler draws no random numbers.
     save_every : int, default 1
         Steps between the times at which diagnostics are recorded; the end is always one.
     snapshots : sequence of int, optional
@@ -160,7 +150,7 @@ def brwp(
     Warns
     -----
     UserWarning
-        For :math:`\beta\lambda^2 h > 0.05`, and where at the end tokens attend to themselves alone.
+        For :math:`\beta\lambda^2 h > 0.05` (L1 norm), and where at the end tokens attend to themselves alone.
 
     See Also
     --------
@@ -182,7 +172,10 @@ def brwp(
     a regularised Wasserstein proximal step of :math:`\psi` [1]_, [2]_. The bias is of first order
     in h, above what n tokens can resolve. In a cloud within :math:`|x_i| \le \lambda h` all of S
     vanishes and the cloud contracts, its spread proportional to :math:`k^{-1/2}` after k steps:
-    keep :math:`\beta\lambda^2 h \le 0.05`. The attention needs an ``ess`` of some tens.
+    keep :math:`\beta\lambda^2 h \le 0.05`. A token attends to itself as well: with an ``ess`` of a
+    few, for few tokens, many dimensions or a small h, the cloud has too small a variance, and with
+    one of 1 it contracts to the mode. Leaving out the own token is no remedy: tokens at the rim,
+    which see only those inside, then move away at the rate 3/2 a step.
 
     References
     ----------
@@ -202,21 +195,14 @@ def brwp(
     """
     check_choice("kernel", kernel, get_args(Kernel))
     h, beta = positive(h, "h"), positive(beta, "beta")
-    excluded = switch(exclude_self, "exclude_self")
-    size = None if context is None else whole(context, "context", 2)
-    if size is not None and excluded:
-        raise InputError("exclude_self=True is for a context of all tokens: leave context out")
     _warn_step(as_prior(prior), h, beta)
 
-    def move(x: Array, gradient: Array, draw: Draw) -> tuple[Array, Diagnostics]:
-        y = keys = x - h * gradient
-        if not np.isfinite(y).all():
-            return y, {}
-        if size is not None:
-            keys = np.take_along_axis(y, np.argsort(draw(), axis=1)[:, :size, None], axis=1)
-        attention = attention_mean(
-            y, keys, h=h, beta=beta, prior=prior, kernel=kernel, exclude_self=excluded
-        )
+    def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
+        y = x - h * gradient
+        small = np.abs(y) < _LARGEST
+        if not small.all():
+            return np.where(small, y, np.nan), {}
+        attention = attention_mean(y, y, h=h, beta=beta, prior=prior, kernel=kernel)
         slope = prior.prox_derivative(y, h)
         if slope.ndim > y.ndim:
             slope = np.diagonal(slope, axis1=-2, axis2=-1)
@@ -226,14 +212,8 @@ def brwp(
             "absorbed": np.mean(slope == 0, axis=(1, 2)),
         }
 
-    settings: dict[str, Any] = {"kernel": kernel, "exclude_self": excluded}
-    settings |= {} if size is None else {"context": size}
-    method = _Method("brwp", h, beta, prior, settings, move, attention=True)
-    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
-    if size is not None and size > problem.x0.shape[-2]:
-        raise InputError(
-            f"context is {size} of {problem.x0.shape[-2]} tokens: expected no more than there are"
-        )
+    method = _Method("brwp", h, beta, prior, {"kernel": kernel}, move, attention=True)
+    problem = _problem(method, x0, grad, steps, 0, save_every, snapshots)
     return _run(problem, out, if_exists, progress, threads, checkpoint_every)
 
 
@@ -343,7 +323,7 @@ def myula(
     if 2 * gamma < h:
         raise InputError(f"smoothing is {gamma:g}: expected at least half the step h = {h:g}")
 
-    def move(x: Array, gradient: Array, draw: Draw) -> tuple[Array, Diagnostics]:
+    def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
         return x - h * gradient - h / gamma * (x - prior.prox(x, gamma)), {}
 
     method = _Method("myula", h, beta, prior, {"smoothing": gamma}, move)
@@ -442,7 +422,7 @@ def ula(
     """
     h, beta = positive(h, "h"), positive(beta, "beta")
 
-    def move(x: Array, gradient: Array, draw: Draw) -> tuple[Array, Diagnostics]:
+    def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
         return x - h * gradient, {}
 
     method = _Method("ula", h, beta, None, {}, move)
@@ -468,7 +448,7 @@ class _Method:
     beta: float
     prior: Prior | None
     settings: dict[str, Any]
-    move: Callable[[Array, Array, Draw], tuple[Array, Diagnostics]]
+    move: Callable[[Array, Array], tuple[Array, Diagnostics]]
     attention: bool = False
 
 
@@ -606,8 +586,8 @@ def _warn_lonely(run: xarray.Dataset) -> None:
     if ess < _LONELY:
         warnings.warn(
             f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
-            "interaction, and the cloud lacks the spread of the target; take more tokens, a larger "
-            "h, a smaller beta, or exclude_self=True",
+            "interaction, and the cloud lacks the spread of the target; take more tokens or a larger "
+            "h, or sample by myula",
             UserWarning,
             stacklevel=4,
         )
@@ -727,13 +707,10 @@ def _integrate(
     noise = 0.0 if method.attention else math.sqrt(2 * method.h / method.beta)
     saved = time.monotonic()
     for step in range(first, problem.steps + 1):
-        draw = functools.partial(
-            normals.draw_paths, shape[:1], paths=range(problem.paths), step=step, purpose=CONTEXTS
-        )
         with np.errstate(over="ignore", invalid="ignore"):
             gradient = problem.gradient(x, step)
             _check_finite(gradient, x, step, method.h)
-            moved, diagnostics = method.move(x, gradient, draw)
+            moved, diagnostics = method.move(x, gradient)
             _check_finite(moved, x, step, method.h)
             _record(problem, store, step, x, moved, diagnostics)
         tick(1)

@@ -64,7 +64,6 @@ Diagnostics = dict[str, Array]  # each (paths,)
 State = dict[str, NDArray[Any]]
 
 _log = logging.getLogger("wflow")
-_LARGEST = 1e75  # of a coordinate whose squares can be compared
 _LONELY = 2.0  # effective tokens that a token attends to, below which there is no interaction
 
 
@@ -150,7 +149,8 @@ def brwp(
     Warns
     -----
     UserWarning
-        For :math:`\beta\lambda^2 h > 0.05` (L1 norm), and where at the end tokens attend to themselves alone.
+        For :math:`\beta\lambda^2 h > 0.05` (L1 norm), and where at the end tokens attend to
+        themselves alone.
 
     See Also
     --------
@@ -199,9 +199,8 @@ def brwp(
 
     def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
         y = x - h * gradient
-        small = np.abs(y) < _LARGEST
-        if not small.all():
-            return np.where(small, y, np.nan), {}
+        if not np.isfinite(y).all():
+            return y, {}
         attention = attention_mean(y, y, h=h, beta=beta, prior=prior, kernel=kernel)
         slope = prior.prox_derivative(y, h)
         if slope.ndim > y.ndim:
@@ -586,8 +585,8 @@ def _warn_lonely(run: xarray.Dataset) -> None:
     if ess < _LONELY:
         warnings.warn(
             f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
-            "interaction, and the cloud lacks the spread of the target; take more tokens or a larger "
-            "h, or sample by myula",
+            "interaction, and the cloud lacks the spread of the target; take more tokens or a "
+            "larger h, or sample by myula",
             UserWarning,
             stacklevel=4,
         )
@@ -704,14 +703,20 @@ def _integrate(
 
     if state is None:
         keep(0)  # a run killed at any later moment can be resumed
-    noise = 0.0 if method.attention else math.sqrt(2 * method.h / method.beta)
+    h = method.h
+    noise = 0.0 if method.attention else math.sqrt(2 * h / method.beta)
     saved = time.monotonic()
     for step in range(first, problem.steps + 1):
         with np.errstate(over="ignore", invalid="ignore"):
             gradient = problem.gradient(x, step)
-            _check_finite(gradient, x, step, method.h)
-            moved, diagnostics = method.move(x, gradient)
-            _check_finite(moved, x, step, method.h)
+            _check_finite(gradient, x, step, h)
+            try:
+                moved, diagnostics = method.move(x, gradient)
+            except InputError:  # scores beyond the range of floats
+                if step == 0:
+                    raise
+                raise _blow_up(x, int(np.abs(x).max(axis=(1, 2)).argmax()), step, h) from None
+            _check_finite(moved, x, step, h)
             _record(problem, store, step, x, moved, diagnostics)
         tick(1)
         if step == problem.steps:
@@ -750,11 +755,13 @@ def _record(
 def _check_finite(values: Array, x: Array, step: int, h: float) -> None:
     """Raise BlowUpError where the tokens of a path after a step, or gradients, are no numbers."""
     good = np.isfinite(values).all(axis=(1, 2))
-    if good.all():
-        return
-    path = int(np.argmin(good))
+    if not good.all():
+        raise _blow_up(x, int(np.argmin(good)), step, h)
+
+
+def _blow_up(x: Array, path: int, step: int, h: float) -> BlowUpError:
     largest = float(np.abs(x[path]).max())
-    raise BlowUpError(
+    return BlowUpError(
         f"the step h = {h:g} blows up in step {step} of path {path}, where coordinates reach "
         f"{largest:.4g}; take a smaller h, or begin nearer to the mode of the target",
         time=step * h,

@@ -273,7 +273,7 @@ def scheme(setup: Setup) -> Part:
                 "beta = 2, from N(1, 0.49); exponents in h:"] = [
         {"psi, kernel": name}
         | {f"W1, h = 1/{n}": f"{v:.2e}" for n, v in zip(steps, e[0], strict=True)}
-        | dict(zip(("W1", "W2", "second moment"), (f"{o:.2f}" for o in orders[name]), strict=True))
+        | dict(zip(("exponent", "of W2", "of E x^2"), (f"{o:.2f}" for o in orders[name]), strict=True))
         for name, e in errors.items()
     ]  # fmt: skip
     part.variables["scheme_error"] = (
@@ -446,9 +446,12 @@ def self_weights(setup: Setup) -> Part:
             own = -prior.log_normaliser(x, h=h, beta=1.0) - found.log_sum
             weights[i, j], sizes[i, j] = np.exp(own).mean(), np.median(found.ess)
     part.tables[f"Mean weight of a token in its own attention, and median effective sample size, "
-                f"{setup.tokens} tokens N(0, I), lambda = 2, beta = 1:"] = [
+                f"{setup.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
+                "beta/h)^(-d/2)):"] = [
         {"d": f"{d}"}
         | {f"weight, h = 1/{1 / h:.0f}": f"{weights[i, j]:.3f}" for j, h in enumerate(steps)}
+        | {f"estimate, h = 1/{1 / h:.0f}": f"{1 / (1 + setup.tokens * (1 + 1 / h) ** (-d / 2)):.3f}"
+           for h in steps}
         | {f"size, h = 1/{1 / h:.0f}": f"{sizes[i, j]:.3g}" for j, h in enumerate(steps)}
         for i, d in enumerate(dims)
     ]  # fmt: skip

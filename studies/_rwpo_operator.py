@@ -269,11 +269,12 @@ def scheme(setup: Setup) -> Part:
         errors[name] = np.array(found).T
         orders[name] = [rate([1 / n for n in steps[:k]], e[:k])
                         for e, k in zip(errors[name], (4, 4, 3), strict=True)]  # fmt: skip
+    titles = ("exponent", "of W2", "of E x^2")
     part.tables[f"Error at t = 1 against Fokker-Planck, {setup.particles} particles, phi = -x^2/2, "
                 "beta = 2, from N(1, 0.49); exponents in h:"] = [
         {"psi, kernel": name}
         | {f"W1, h = 1/{n}": f"{v:.2e}" for n, v in zip(steps, e[0], strict=True)}
-        | dict(zip(("exponent", "of W2", "of E x^2"), (f"{o:.2f}" for o in orders[name]), strict=True))
+        | {title: f"{order:.2f}" for title, order in zip(titles, orders[name], strict=True)}
         for name, e in errors.items()
     ]  # fmt: skip
     part.variables["scheme_error"] = (

@@ -211,15 +211,17 @@ class OTFlow(GradientFlow):
         """
         x = points(x, "x", self.dim, self.potential.w)
         h = self.t_final / self.steps
-        log_det = transport = hjb = x.new_zeros(len(x))
+        stages: list[Derivatives] = []
+        step = self._steps(x, y, order=1)
         for k in range(self.steps, 0, -1):
-            x, stages = self._step(x, y, k * h, -h, laplacian=True)
-            for at, weight in zip(stages, _WEIGHTS, strict=True):
-                assert at.laplacian is not None
-                energy = at.gradient.square().sum(1) / 2
-                log_det = log_det - (h * weight) * at.laplacian
-                transport = transport + (h * weight) * energy
-                hjb = hjb + (h * weight) * (at.time + energy).abs()
+            x, found = step(x, k * h, -h)
+            stages += found
+        slopes = torch.stack([at.gradient for at in stages])  # (stages, n, dim)
+        energy = slopes.square().sum(2) / 2
+        residual = (torch.stack([at.time for at in stages]) + energy).abs()
+        bent = torch.stack([at.laplacian for at in stages if at.laplacian is not None])
+        weights = x.new_tensor(_WEIGHTS).mul_(h).repeat(self.steps)
+        log_det, transport, hjb = -(weights @ bent), weights @ energy, weights @ residual
         return ToBase(x, log_det, transport, hjb, x.new_zeros(()))
 
     def from_base(self, z: Tensor, y: Tensor | None = None, *, exact: bool = True) -> Tensor:
@@ -264,13 +266,14 @@ class OTFlow(GradientFlow):
         x = points(z, "z", self.dim, self.potential.w)
         h = self.t_final / self.steps
         lost = 0
+        step = self._steps(x, y, order=0)
         for k in range(self.steps):
 
             def forwards(at: Tensor, t: float = k * h) -> Tensor:
-                return self._step(at, y, t, h, laplacian=False)[0]
+                return step(at, t, h)[0]
 
             def backwards(at: Tensor, t: float = (k + 1) * h) -> Tensor:
-                return self._step(at, y, t, -h, laplacian=False)[0]
+                return step(at, t, -h)[0]
 
             start = forwards(x)
             x, open_rows = _corrected(start, forwards, backwards) if exact else (start, 0)
@@ -350,17 +353,24 @@ class OTFlow(GradientFlow):
         """
         return self.from_base(self.draws(n, seed), y, exact=exact)
 
-    def _step(
-        self, x: Tensor, y: Tensor | None, t: float, h: float, *, laplacian: bool
-    ) -> tuple[Tensor, list[Derivatives]]:
-        """One step of length h from time t, either way, with the derivatives at its stages."""
-        stages: list[Derivatives] = []
-        for node in _NODES:
-            point = torch.add(x, stages[-1].gradient, alpha=node * h) if stages else x
-            stages.append(self.potential.derivatives(point, t + node * h, y, laplacian=laplacian))
-        for at, weight in zip(stages, _WEIGHTS, strict=True):
-            x = torch.add(x, at.gradient, alpha=weight * h)
-        return x, stages
+    def _steps(
+        self, x: Tensor, y: Tensor | None, order: int
+    ) -> Callable[[Tensor, float, float], tuple[Tensor, list[Derivatives]]]:
+        """A function of (x, t, h): a step of length h, either way, and its stages' derivatives."""
+        potential = self.potential
+        y, quadratic = potential.features(y, len(x)), potential.quadratic()
+
+        def step(x: Tensor, t: float, h: float) -> tuple[Tensor, list[Derivatives]]:
+            stages: list[Derivatives] = []
+            for node in _NODES:
+                point = torch.add(x, stages[-1].gradient, alpha=node * h) if stages else x
+                s = potential.joined(point, t + node * h, y)
+                stages.append(potential.evaluate(s, quadratic, order))
+            for at, weight in zip(stages, _WEIGHTS, strict=True):
+                x = torch.add(x, at.gradient, alpha=weight * h)
+            return x, stages
+
+        return step
 
 
 _NODES = (0.0, 0.5, 0.5, 1.0)  # of the classical Runge-Kutta method

@@ -56,7 +56,12 @@ def test_paired_differences_are_decided_by_their_interval():
     assert networks.paired(better, shifted)[1] == "confirmed"
     assert networks.paired(shifted, better)[1] == "not confirmed"
     assert networks.paired([2.0], [1.0]) == ("+1, one seed, spread unknown", "inconclusive")
-    assert networks.paired([NAN, 2.0], [1.0, 1.0]) == ("a model diverged", "not confirmed")
+    for ratio in (False, True):
+        found = networks.paired([NAN, 2.0], [1.0, 1.0], ratio=ratio)
+        assert found == ("a model diverged", "not confirmed")
+    text, verdict = networks.paired([2.0, 4.0], [1.0, 2.0], ratio=True)
+    assert text == "2 (95 % 2 to 2)" and verdict == "confirmed"
+    assert networks.paired([1.0, 0.0], [1.0, 1.0], ratio=True)[1] == "not confirmed"
 
 
 def test_metrics_that_cannot_be_read_are_refused_and_not_waited_for(tmp_path):

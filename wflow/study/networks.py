@@ -302,7 +302,9 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
     return f"{text}, spread over seeds {noise:.2g}", verdict
 
 
-def paired(better: ArrayLike, worse: ArrayLike, style: str = "+.3g") -> tuple[str, Verdict]:
+def paired(
+    better: ArrayLike, worse: ArrayLike, style: str = "+.3g", *, ratio: bool = False
+) -> tuple[str, Verdict]:
     """Whether the first numbers lie above the second, seed by seed, for a finding: (text, verdict).
 
     Confirmed if the 95 % interval of the mean difference, by Student's t, lies above zero, not
@@ -313,13 +315,20 @@ def paired(better: ArrayLike, worse: ArrayLike, style: str = "+.3g") -> tuple[st
     ----------
     better, worse : one number per seed, in the order of the seeds
     style : format of the difference and its bounds
+    ratio : compare logarithms, and give the geometric mean of the ratios in place of a difference
     """
-    gaps = np.asarray(better, dtype=float) - np.asarray(worse, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pair = [np.asarray(values, dtype=float) for values in (better, worse)]
+        gaps = np.subtract(*map(np.log, pair)) if ratio else np.subtract(*pair)
     mean = float(gaps.mean())
+
+    def text(value: float) -> str:
+        return f"{np.exp(value):.3g}" if ratio else f"{value:{style}}"
+
     if not np.isfinite(gaps).all():
         return "a model diverged", "not confirmed"
     if gaps.size == 1:
-        return f"{mean:{style}}, one seed, spread unknown", "inconclusive"
+        return f"{text(mean)}, one seed, spread unknown", "inconclusive"
     from scipy.stats import t
 
     half = float(t.ppf(0.975, gaps.size - 1) * gaps.std(ddof=1) / gaps.size**0.5)
@@ -328,7 +337,7 @@ def paired(better: ArrayLike, worse: ArrayLike, style: str = "+.3g") -> tuple[st
         verdict = "confirmed"
     elif mean + half < 0:
         verdict = "not confirmed"
-    return f"{mean:{style}} (95 % {mean - half:{style}} to {mean + half:{style}})", verdict
+    return f"{text(mean)} (95 % {text(mean - half)} to {text(mean + half)})", verdict
 
 
 def column(

@@ -174,7 +174,15 @@ def test_numbers_out_of_range_are_refused(make, match):
 
 
 def test_the_package_names_its_models():
-    names = {"Elliptic", "ForwardModel", "Impedance", "InverseProblem", "Lorenz", "Pairs"}
+    names = {
+        "Elliptic",
+        "ForwardModel",
+        "Impedance",
+        "InverseProblem",
+        "Lorenz",
+        "Pairs",
+        "Summary",
+    }
     assert set(forward.__all__) == names
 
 

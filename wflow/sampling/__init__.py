@@ -46,8 +46,8 @@ from wflow.sampling.samplers import (
 )
 
 __all__ = [
-    "L1",
     "AttentionMean",
+    "L1",
     "NoPrior",
     "Prior",
     "SmoothL1",

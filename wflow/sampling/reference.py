@@ -801,7 +801,7 @@ def _cholesky(covariance: ArrayLike, d: int) -> FloatArray:
     if given.shape != (d, d):
         raise InputError(f"covariance has shape {given.shape}: expected ({d}, {d})")
     try:
-        return np.linalg.cholesky(0.5 * (given + given.T))
+        return np.asarray(np.linalg.cholesky(0.5 * (given + given.T)), dtype=np.float64)
     except np.linalg.LinAlgError:
         raise InputError("covariance is not positive definite") from None
 

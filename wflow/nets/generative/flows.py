@@ -220,7 +220,7 @@ class OTFlow(GradientFlow):
         energy = slopes.square().sum(2) / 2
         residual = (torch.stack([at.time for at in stages]) + energy).abs()
         bent = torch.stack([at.laplacian for at in stages if at.laplacian is not None])
-        weights = x.new_tensor(_WEIGHTS).mul_(h).repeat(self.steps)
+        weights = x.new_tensor(WEIGHTS).mul_(h).repeat(self.steps)
         log_det, transport, hjb = -(weights @ bent), weights @ energy, weights @ residual
         return ToBase(x, log_det, transport, hjb, x.new_zeros(()))
 
@@ -366,7 +366,7 @@ class OTFlow(GradientFlow):
                 point = torch.add(x, stages[-1].gradient, alpha=node * h) if stages else x
                 s = potential.joined(point, t + node * h, y)
                 stages.append(potential.evaluate(s, quadratic, order))
-            for at, weight in zip(stages, _WEIGHTS, strict=True):
+            for at, weight in zip(stages, WEIGHTS, strict=True):
                 x = torch.add(x, at.gradient, alpha=weight * h)
             return x, stages
 
@@ -374,7 +374,7 @@ class OTFlow(GradientFlow):
 
 
 _NODES = (0.0, 0.5, 0.5, 1.0)  # of the classical Runge-Kutta method
-_WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
+WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 _CORRECTIONS = 50
 
 

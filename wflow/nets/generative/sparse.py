@@ -567,7 +567,7 @@ class SparseTransformerFlow(GradientFlow):
             layer = self._layer(x, x if context is None else context, alone=alone, jacobian=True)
             assert layer.attention is not None
             x = x + sign / 2 * layer.change
-            matrix = _identity(layer.attention, layer.slope, sign / 2)
+            matrix = identity(layer.attention, layer.slope, sign / 2)
             value, folded = log_abs_det(matrix)
             trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
             log_det = trace / 2 if published else value
@@ -634,7 +634,7 @@ class SparseTransformerFlow(GradientFlow):
                 return at - h * found.gradient, _eye(found.hessian) - h * found.hessian
 
             start = x + h * self.potential.derivatives(x, t, y, laplacian=False).gradient
-            x, failed = _newton(drift, x, start)
+            x, failed = newton(drift, x, start)
             lost |= failed
             if not self._attends(k):
                 continue
@@ -642,9 +642,9 @@ class SparseTransformerFlow(GradientFlow):
             def layer(at: Tensor, context: Tensor = path[k - 1]) -> tuple[Tensor, Tensor]:
                 found = self._layer(at, context, jacobian=True)
                 assert found.attention is not None
-                return at - found.change / 2, _identity(found.attention, found.slope, -0.5)
+                return at - found.change / 2, identity(found.attention, found.slope, -0.5)
 
-            x, failed = _newton(layer, x, x + self._layer(x, path[k - 1]).change / 2)
+            x, failed = newton(layer, x, x + self._layer(x, path[k - 1]).change / 2)
             lost |= failed
         return x, int(lost.sum())
 
@@ -725,13 +725,13 @@ def _eye(matrix: Tensor) -> Tensor:
     return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
-def _identity(attention: Tensor, slope: Tensor, share: float) -> Tensor:
+def identity(attention: Tensor, slope: Tensor, share: float) -> Tensor:
     """I + share (DS - DM)."""
     return torch.diag_embed(1 + share * slope) - share * attention
 
 
 @torch.no_grad()
-def _newton(
+def newton(
     function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Solve function(x) = target by rows, with halved steps; and the rows without a solution.

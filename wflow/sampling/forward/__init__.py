@@ -12,6 +12,14 @@ from wflow.sampling.forward.elliptic import Elliptic
 from wflow.sampling.forward.impedance import Impedance
 from wflow.sampling.forward.lorenz import Lorenz
 from wflow.sampling.forward.model import ForwardModel
-from wflow.sampling.forward.problem import InverseProblem, Pairs
+from wflow.sampling.forward.problem import InverseProblem, Pairs, Summary
 
-__all__ = ["Elliptic", "ForwardModel", "Impedance", "InverseProblem", "Lorenz", "Pairs"]
+__all__ = [
+    "Elliptic",
+    "ForwardModel",
+    "Impedance",
+    "InverseProblem",
+    "Lorenz",
+    "Pairs",
+    "Summary",
+]

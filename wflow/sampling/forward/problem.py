@@ -39,6 +39,82 @@ class Pairs(NamedTuple):
     clean: FloatArray
 
 
+class Summary:
+    r"""Linear summaries of data, uncorrelated and of unit variance under the prior.
+
+    Parameters
+    ----------
+    mean : array_like, shape (outputs,)
+        Mean of the data.
+    matrix : array_like, shape (size, outputs)
+        Rows that are applied to data minus the mean.
+
+    Attributes
+    ----------
+    size : int
+        Number of summaries.
+
+    Raises
+    ------
+    InputError
+        For arrays that do not fit together.
+
+    Notes
+    -----
+    Made by `InverseProblem.summary`: principal components of the data in units of their noise [1]_.
+    Components in which the noise hides what the prior allows carry no information, and are left
+    out.
+
+    References
+    ----------
+    .. [1] Spantini, Solonen, Cui, Martin, Tenorio and Marzouk, "Optimal low-rank approximations of
+       Bayesian linear inverse problems", SIAM Journal on Scientific Computing 37 (2015).
+
+    Examples
+    --------
+    >>> from wflow.sampling import forward
+    >>> summary = forward.Summary([1.0, 1.0], [[0.5, 0.5]])
+    >>> summary([[2.0, 2.0]])
+    array([[1.]])
+    """
+
+    def __init__(self, mean: ArrayLike, matrix: ArrayLike) -> None:
+        self.mean, self.matrix = reals(mean, "mean"), reals(matrix, "matrix")
+        if self.matrix.ndim != 2 or self.mean.shape != self.matrix.shape[1:]:
+            raise InputError(
+                f"mean and matrix have shapes {self.mean.shape} and {self.matrix.shape}: expected "
+                "(outputs,) and (size, outputs)"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of summaries."""
+        return len(self.matrix)
+
+    def __call__(self, y: ArrayLike) -> FloatArray:
+        """Return the summaries of data.
+
+        Parameters
+        ----------
+        y : array_like, shape (n, outputs)
+            Data.
+
+        Returns
+        -------
+        ndarray, shape (n, size)
+            Summaries.
+
+        Raises
+        ------
+        InputError
+            For data of another shape, or not finite.
+        """
+        given = reals(y, "y")
+        if given.ndim != 2 or given.shape[1:] != self.mean.shape:
+            raise InputError(f"y has shape {given.shape}: expected (n, {len(self.mean)})")
+        return (given - self.mean) @ self.matrix.T
+
+
 class InverseProblem:
     r"""Posterior of the parameters of a forward model under Gaussian noise and a Laplace prior.
 
@@ -148,6 +224,44 @@ class InverseProblem:
         rng = np.random.default_rng([seed, 1])
         clean = self.model(x)
         return Pairs(x, clean + self.noise * rng.standard_normal(clean.shape), clean)
+
+    def summary(self, n: int = 2000, *, most: int | None = None, seed: int = 0) -> Summary:
+        r"""Return the principal components of the data that the noise does not hide.
+
+        Parameters
+        ----------
+        n : int, default 2000
+            Number of draws from the prior that they are found from.
+        most : int, optional
+            Largest number of components.
+        seed : int, default 0
+            Of the random numbers.
+
+        Returns
+        -------
+        Summary
+            Components of :math:`\sigma^{-1} F(x)` whose standard deviation is above 1/2, or the
+            first one, each divided by the deviation of the data in it.
+
+        Raises
+        ------
+        InputError
+            For numbers out of range, and where the model has no finite output.
+
+        Examples
+        --------
+        >>> from wflow.sampling import forward
+        >>> problem = forward.InverseProblem(forward.Elliptic(8, 4), lam=2.0, noise=0.1)
+        >>> problem.summary(200, most=3).size
+        3
+        """
+        clean = self.simulate(whole(n, "n", 2), seed).clean
+        limit = len(self.noise) if most is None else whole(most, "most")
+        mean = clean.mean(0)
+        _, scales, rows = np.linalg.svd((clean - mean) / self.noise, full_matrices=False)
+        scales = scales / np.sqrt(n - 1)
+        kept = min(limit, max(1, int((scales > 0.5).sum())))
+        return Summary(mean, rows[:kept] / np.sqrt(scales[:kept, None] ** 2 + 1) / self.noise)
 
     def log_likelihood(self, x: ArrayLike, y: ArrayLike) -> FloatArray:
         """Return the log likelihood of parameters, up to a constant.

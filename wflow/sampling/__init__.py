@@ -46,8 +46,8 @@ from wflow.sampling.samplers import (
 )
 
 __all__ = [
-    "AttentionMean",
     "L1",
+    "AttentionMean",
     "NoPrior",
     "Prior",
     "SmoothL1",

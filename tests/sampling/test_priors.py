@@ -95,6 +95,28 @@ def test_quadrature_reproduces_closed_normalisers():
     np.testing.assert_allclose(difference, 0.5 * np.log(1.2), rtol=0, atol=1e-12)
 
 
+def quartic():
+    return sampling.separable(
+        lambda x: 3 * x**4 + np.abs(x), lambda x: 12 * x**3 + np.sign(x), kinks=[0.0]
+    )
+
+
+def test_quadrature_is_accurate_for_a_steep_potential():
+    for y in (-2.5, 0.1):
+        expected = log_normaliser(lambda z: 3 * z**4 + abs(z), y, 0.1, 1.0)
+        found = quartic().log_normaliser([y], h=0.1, beta=1.0)
+        assert found == pytest.approx(expected, rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize("prior", [quartic(), sampling.SmoothL1(2.0)], ids=["quartic", "smooth"])
+def test_normalisers_of_many_points_are_those_of_few(prior):
+    y = np.random.default_rng(2).normal(size=(3000, 1))
+    many = prior.log_normaliser(y, h=0.05, beta=2.0)  # interpolated
+    few = prior.log_normaliser(y[:40], h=0.05, beta=2.0)
+    np.testing.assert_allclose(many[:40], few, rtol=1e-13, atol=1e-12)
+    assert np.any(many[:40] != few)
+
+
 @pytest.mark.parametrize("prior", PRIORS, ids=NAMES)
 def test_proximal_map_is_the_gradient_of_the_envelope(prior):
     x = np.random.default_rng(0).normal(size=(40, 1))

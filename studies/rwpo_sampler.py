@@ -1,0 +1,239 @@
+"""The BRWP sampler beside Langevin samplers: bias, number of tokens, dimension, cost.
+
+[BRWP] replaces the noise of Langevin dynamics by the score of a cloud after a regularised
+Wasserstein proximal step of the prior, which is the attention of [RWPO]. Targets with exact samples
+(a Gaussian times a Laplace prior, a mixture times one) or a Gibbs sampler (the Bayesian lasso) show
+how far each sampler is from its target: against the step, the number of tokens, the temperature,
+the dimension, and at equal numbers of gradient evaluations.
+
+    python studies/rwpo_sampler.py
+
+[BRWP] Han, Osher, Li, Splitting regularized Wasserstein proximal algorithms for nonsmooth sampling
+problems, arXiv 2502.16773. [RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized
+Wasserstein Proximal Operator with L1 Prior.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import _rwpo_sampler as parts
+import numpy as np
+from _rwpo_sampler import BOUND, SAMPLERS, TARGETS, Setup, best, mean_field_deficit
+
+from wflow import study
+from wflow.cli import guarded
+from wflow.study import Finding
+from wflow.study.frame import Verdict
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+PRESETS = {
+    "smoke": Setup(tokens=60, steps=(0.2, 0.1), budgets=(5, 10, 20), dims=(2, 3), sweep=(40, 80),
+                   scales=(2, 3), decay=30),
+    "cpu": Setup(),
+    "paper": Setup(tokens=4000, sweep=(1000, 4000, 16000), decay=4000),
+}  # fmt: skip
+ENOUGH = 30.0  # effective tokens
+FEW = 10.0
+CLOSE = 0.15  # relative error of a variance that counts as right
+SLOPE = 0.3  # error of an exponent
+BRWP, RWPO = "[BRWP], section 3", "[RWPO] section 2"
+DESIGN = "docs/theory/proximal.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RwpoSampler(study.OutputFlags):
+    """Flags of this study."""
+
+    preset: Literal["smoke", "cpu", "paper"] = "cpu"
+    """smoke: seconds, whose findings mean nothing; cpu: ten minutes; paper: sixteen times more."""
+    threads: int | None = None
+    """Threads of the compiled functions; all by default. No number depends on it but the times."""
+    out: study.Folder = Path("results/rwpo_sampler")
+    """Folder for run files, summary and figures."""
+
+    def check(self) -> None:
+        super().check()
+        if self.threads is not None:
+            study.whole(self.threads, "--threads")
+
+
+def of_bias(table: "Dataset") -> list[Finding]:
+    """The order of the bias, and the tokens that it takes to see it."""
+    steps, most = table["h"].values, table["n"].values[-1]
+    found, holds = [], []
+    for name in table["smooth"].values:
+        part = table["deficit"].sel(smooth=name, n=most)
+        known = table["bias_ess"].sel(smooth=name, n=most).mean("path").values >= 4 * ENOUGH
+        mean, error = part.mean("path").values, part.std("path", ddof=1).values / np.sqrt(3)
+        known &= mean > 2 * error
+        if known.sum() < 2:
+            found.append(f"{name}: too few steps with enough tokens")
+            holds.append(False)
+            continue
+        slope = np.polyfit(np.log(steps[known]), np.log(mean[known]), 1)[0]
+        values = ", ".join(f"{m:.3f} ± {e:.3f}" for m, e in zip(mean, error, strict=True))
+        found.append(f"{name}: deficit {values} at h = {', '.join(f'{h:g}' for h in steps)}, "
+                     f"exponent {slope:.2f} over {known.sum()} steps")  # fmt: skip
+        holds.append(abs(slope - 1) <= SLOPE)
+    first = Finding.decided(
+        f"the bias of the variance is of first order in h above what n = {most} tokens resolve",
+        BRWP, "; ".join(found), holds,
+    )  # fmt: skip
+    exact = np.array([mean_field_deficit(h) for h in steps])
+    gaps = np.abs(table["deficit"].sel(smooth="gaussian").mean("path").values - exact)
+    listed = [f"{g:.3f} (n = {n})" for g, n in zip(gaps.max(1), table["n"].values, strict=True)]
+    second = Finding.decided(
+        "for a Gaussian target the deficit of n tokens tends to that of infinitely many",
+        DESIGN,
+        f"largest distance {', '.join(listed)}",
+        np.all(np.diff(gaps, axis=0) < 0, axis=0),
+    )
+    least = table["deficit"].mean("path").argmin("h").values
+    third = Finding.decided(
+        "for fixed n there is a best step: a smaller one has a larger bias, since fewer tokens "
+        "attend to each other",
+        DESIGN,
+        "best h " + "; ".join(
+            f"{name}: " + ", ".join(f"{steps[i]:g} (n = {n})" for i, n in
+                                    zip(row, table["n"].values, strict=True))
+            for name, row in zip(table["smooth"].values, least, strict=True)),
+        least[:, :-1] < len(steps) - 1,
+    )  # fmt: skip
+    excess = (table["bias_sliced"].mean("path") - table["bias_floor"]).min("h")
+    fourth = Finding.decided(
+        "the cloud at its best step is no further from the target than an independent sample",
+        DESIGN,
+        "sliced W2 minus the floor " + "; ".join(
+            f"{name}: " + ", ".join(f"{v:+.3f} (n = {n})" for v, n in
+                                    zip(row, table["n"].values, strict=True))
+            for name, row in zip(table["smooth"].values, excess.values, strict=True)),
+        excess.values <= 0,
+    )  # fmt: skip
+    return [first, second, third, fourth]
+
+
+def of_interaction(table: "Dataset") -> Finding:
+    """Whether the effective sample size tells where the variance is right."""
+    ess, ratio = table["scale_ess"].values.ravel(), table["scale_variance"].values.ravel()
+    brwp = table.sel(sampler="brwp")
+    kept = (brwp["bound"] <= BOUND).values.ravel()
+    ess = np.append(ess, brwp["ess"].values.ravel()[kept])
+    ratio = np.append(ratio, brwp["variance"].isel(budget=-1).values.ravel()[kept])
+    right = np.abs(ratio - 1) <= CLOSE
+    many, few = ess >= ENOUGH, ess < FEW
+    share = [right[many].mean() if many.any() else 0.0, right[few].mean() if few.any() else 1.0]
+    return Finding.decided(
+        f"with beta lambda^2 h <= {BOUND:g} the variance is right to {CLOSE:.0%} where a token "
+        f"attends to {ENOUGH:g} tokens or more, and wrong below {FEW:g}",
+        DESIGN,
+        f"right in {right[many].sum()} of {many.sum()} runs above, {right[few].sum()} of "
+        f"{few.sum()} below; ratios from {ratio[many].min(initial=9):.2f} and up to "
+        f"{ratio[few].max(initial=0):.2f}",
+        [share[0] >= 0.9, share[1] <= 0.1],
+    )
+
+
+def of_dimension(table: "Dataset") -> Finding:
+    """Variances in high dimensions."""
+    ratio = table["scale_variance"].isel(count=-1).max("h_scale").values
+    dims, ess = table["scale"].values, table["scale_ess"].isel(count=-1).max("h_scale").values
+    listed = [f"{r:.2f} (d = {d}, ESS {e:.1f})" for r, d, e in zip(ratio, dims, ess, strict=True)]
+    return Finding.decided(
+        f"the sampler keeps the variance, to {CLOSE:.0%}, in every dimension", RWPO,
+        f"variance over the exact one at the better step, n = {table['count'].values[-1]}: "
+        + ", ".join(listed), np.abs(ratio - 1) <= CLOSE,
+    )  # fmt: skip
+
+
+def of_bound(table: "Dataset") -> Finding:
+    """Whether the step bound separates right from wrong variances where tokens interact."""
+    brwp = table.sel(sampler="brwp", d=table["d"].values[0])
+    bound, ratio = brwp["bound"].values.ravel(), brwp["variance"].isel(budget=-1).values.ravel()
+    right = np.abs(ratio - 1) <= CLOSE
+    inside, far = bound <= BOUND, bound >= 4 * BOUND
+    return Finding.decided(
+        f"the variance is right to {CLOSE:.0%} for beta lambda^2 h <= {BOUND:g}, and wrong from "
+        f"{4 * BOUND:g} on (d = {table['d'].values[0]})",
+        DESIGN,
+        f"right in {right[inside].sum()} of {inside.sum()} runs within, {right[far].sum()} of "
+        f"{far.sum()} far beyond",
+        [bool(right[inside].all()), bool(not right[far].any())],
+    )
+
+
+def of_absorption(table: "Dataset") -> Finding:
+    """Decay of a cloud within lambda h."""
+    k, flat = table["k"].values, table["spread"].sel(f="flat")
+    late = k >= k[-1] // 4
+    slopes = [np.polyfit(np.log(k[late]), np.log(row.values[late]), 1)[0] for row in flat]
+    gone = table["spread"].sel(f="quadratic", kernel="exact").values
+    place = int(np.searchsorted(-gone, -1e-3 * gone[0]))
+    return Finding.decided(
+        "a cloud within |x_i| <= lambda h shrinks like k^(-1/2) where f = 0, and geometrically "
+        "where f is convex",
+        DESIGN,
+        "exponents " + ", ".join(f"{s:.3f} ({name})" for s, name in
+                                 zip(slopes, table["kernel"].values, strict=True))
+        + f"; f = |x|^2/2, h = 1/2: a thousandth of the spread after {place} steps",
+        [*(abs(s + 0.5) < 0.05 for s in slopes), place <= 15],
+    )  # fmt: skip
+
+
+def of_equal_gradients(table: "Dataset", d: int) -> Finding:
+    """BRWP against the better of the Langevin samplers, in one dimension."""
+    chosen = best(table).sel(d=d)
+    ours = chosen["value"].sel(sampler="brwp")
+    theirs = chosen["value"].sel(sampler=list(SAMPLERS[1:])).min("sampler")
+    spread = np.hypot(chosen["spread"], chosen["spread"])
+    better, worse = ours < theirs - spread, ours > theirs + spread
+    places, cells = table["budget"].values[2::2], []
+    for name in TARGETS:
+        both = [one.sel(target=name, budget=places).values for one in (ours, theirs)]
+        listed = [f"{a:.3f} : {b:.3f}" for a, b in zip(*both, strict=True)]
+        cells.append(f"{name} {', '.join(listed)}")
+    budgets = ", ".join(map(str, places))
+    verdict: Verdict = "inconclusive"
+    if better.any() or worse.any():
+        verdict = "confirmed in part" if better.any() else "not confirmed"
+        verdict = "confirmed" if better.all() else verdict
+    return Finding(
+        f"at equal gradient evaluations BRWP is closer to the target than MYULA and ULA (d = {d})",
+        "[BRWP], section 5",
+        f"sliced W2, BRWP : better of the others, after {budgets} evaluations: {'; '.join(cells)}; "
+        f"closer in {int(better.sum())}, further in {int(worse.sum())} of {better.size} cases",
+        verdict,
+    )
+
+
+def main() -> int:
+    flags = study.command_line(RwpoSampler, __doc__)
+    setup = PRESETS[flags.preset]
+    if_exists = "resume" if flags.resume else "overwrite" if flags.overwrite else "error"
+    others = (parts.bias, parts.interaction, parts.absorption, parts.temperature, parts.cost)
+    with study.session("rwpo_sampler", flags) as session:
+        runs = len(TARGETS) * len(setup.dims) * len(SAMPLERS) * len(setup.steps)
+        with session.progress(runs + len(others), "runs") as advance:
+            table = parts.compare(setup, flags.out, if_exists, flags.threads, advance)
+            for part in others:
+                table = table.merge(part(setup, flags.threads))
+                advance(1)
+        findings = [
+            *of_bias(table), of_interaction(table), of_dimension(table), of_bound(table),
+            of_absorption(table), *(of_equal_gradients(table, d) for d in setup.dims),
+        ]  # fmt: skip
+        figures = {
+            "gradients": parts.against_gradients(setup, table),
+            "bias": parts.bias_figure(table),
+            "absorption": parts.absorption_figure(table),
+        }
+        text = parts.report(setup, table)
+        session.finish(table, text, findings if flags.preset != "smoke" else [], figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

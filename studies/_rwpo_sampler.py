@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 SAMPLERS = ("brwp", "myula", "ula")
-TARGETS = ("laplace", "mixture", "lasso")
 REFERENCES = 4  # independent samples of every target
 COLOURS = {"brwp": "#0b3c5d", "myula": "#c1440e", "ula": "#5c8a3a"}
 BOUND = 0.05  # of beta lambda^2 h
@@ -30,22 +29,28 @@ BOUND = 0.05  # of beta lambda^2 h
 class Setup:
     """Sizes of a preset.
 
-    tokens : n of the comparison of samplers
+    targets : names of the targets of the comparison of samplers
+    tokens : n of this comparison
     steps : their steps h in units of 1/L, L the Lipschitz constant of the gradient
     budgets : gradient evaluations of every token after which they are compared
     dims : dimensions of the targets
     sweep : numbers of tokens of the other parts
     scales : dimensions in which the effective sample size is measured
     decay : steps of the absorbed cloud
+    betas : inverse temperatures
+    until : time of the runs that measure the bias
     """
 
+    targets: tuple[str, ...] = ("laplace", "mixture", "lasso")
     tokens: int = 1000
-    steps: tuple[float, ...] = (0.4, 0.2, 0.1, 0.05, 0.025)
-    budgets: tuple[int, ...] = (5, 10, 20, 40, 80, 160, 320, 640)
+    steps: tuple[float, ...] = (0.4, 0.2, 0.1, 0.05)
+    budgets: tuple[int, ...] = (5, 10, 20, 40, 80, 160, 320)
     dims: tuple[int, ...] = (2, 10, 50)
-    sweep: tuple[int, ...] = (250, 1000, 4000)
+    sweep: tuple[int, ...] = (250, 1000, 3000)
     scales: tuple[int, ...] = (2, 5, 10, 20, 50)
-    decay: int = 1000
+    decay: int = 2000
+    betas: tuple[float, ...] = (0.25, 1.0, 4.0, 16.0)
+    until: float = 4.0
 
 
 @cache
@@ -149,7 +154,7 @@ def compare(
 
     table = study.sweep(
         {
-            "target": (TARGETS, "target"),
+            "target": (setup.targets, "target"),
             "d": (setup.dims, "dimension"),
             "sampler": (SAMPLERS, "sampler"),
             "step": (setup.steps, "step h in units of 1/L"),
@@ -172,8 +177,8 @@ def compare(
         advance,
     )
     pairs = REFERENCES * (REFERENCES - 1) // 2
-    floors = np.empty((2, len(TARGETS), len(setup.dims), pairs))
-    for i, name in enumerate(TARGETS):
+    floors = np.empty((2, len(setup.targets), len(setup.dims), pairs))
+    for i, name in enumerate(setup.targets):
         for j, d in enumerate(setup.dims):
             floors[0, i, j] = floor(name, d, setup.tokens, sliced)
             floors[1, i, j] = floor(name, d, setup.tokens, sampling.w2)
@@ -188,7 +193,7 @@ def bias(setup: Setup, threads: int | None) -> "Dataset":
     def measure(name: str, n: int, h: float) -> dict[str, Array]:
         of, refs = target(name, 2), references(name, 2, n)
         x0 = of.sample(paths * n, seed=5).reshape(paths, n, 2)
-        found = run("brwp", of, x0, threads, h=h, steps=round(4 / h), save_every=10**6)
+        found = run("brwp", of, x0, threads, h=h, steps=round(setup.until / h), save_every=10**6)
         _, variance = moments(name, 2)
         clouds = found["samples"].values[:, 0]
         return {
@@ -230,7 +235,7 @@ def interaction(setup: Setup, threads: int | None) -> "Dataset":
     def measure(d: int, n: int, h: float) -> dict[str, Any]:
         of = target("laplace", d)
         x0 = of.sample(n, seed=5)
-        found = run("brwp", of, x0, threads, h=h, steps=round(4 / h), save_every=10**6)
+        found = run("brwp", of, x0, threads, h=h, steps=round(setup.until / h), save_every=10**6)
         last = found.isel(path=0, time=-1)
         ratio = ratio_of(last["sample_variance"].values, moments("laplace", d)[1])
         return {"scale_ess": float(last["ess"]), "scale_variance": float(ratio)}
@@ -294,7 +299,7 @@ def temperature(setup: Setup, threads: int | None) -> "Dataset":
         }
 
     return study.sweep(
-        {"beta": ((0.25, 1.0, 4.0, 16.0), "inverse temperature")},
+        {"beta": (setup.betas, "inverse temperature")},
         measure,
         {
             "beta_sliced": "sliced W2 in standard deviations",
@@ -361,7 +366,7 @@ def report(setup: Setup, table: "Dataset") -> str:
     """The tables."""
     chosen = best(table)
     rows = []
-    for name in TARGETS:
+    for name in setup.targets:
         for d in setup.dims:
             at = chosen.sel(target=name, d=d)
             floors = table["sliced_floor"].sel(target=name, d=d)
@@ -376,7 +381,7 @@ def report(setup: Setup, table: "Dataset") -> str:
                 rows.append(row | {"floor": pair(floors.mean(), floors.std())})
     equal = study.markdown_table(rows)
     rows = []
-    for name in TARGETS:
+    for name in setup.targets:
         for d in setup.dims:
             for step in setup.steps:
                 one = table.sel(target=name, d=d, step=step)
@@ -462,8 +467,8 @@ def against_gradients(setup: Setup, table: "Dataset") -> "Figure":
 
     chosen = best(table)
     with style():
-        figure, axes = grid(len(TARGETS), len(setup.dims), PAGE, 5.6)
-        for row, name in zip(axes, TARGETS, strict=True):
+        figure, axes = grid(len(setup.targets), len(setup.dims), PAGE, 5.6)
+        for row, name in zip(axes, setup.targets, strict=True):
             for axis, d in zip(row, setup.dims, strict=True):
                 floors = table["sliced_floor"].sel(target=name, d=d)
                 low, high = float(floors.min()), float(floors.max())
@@ -536,7 +541,7 @@ def absorption_figure(table: "Dataset") -> "Figure":
         left.set_xlabel("Step k")
         left.set_ylabel(r"Spread of a cloud in $|x_i| \leq \lambda h$")
         left.legend(loc="lower left", fontsize=7)
-        for name, mark in zip(TARGETS, "os^", strict=True):
+        for name, mark in zip(table["target"].values, "os^", strict=False):
             for d, shade in zip(table["d"].values, ("#0b3c5d", "#c1440e", "#999999"), strict=False):
                 part = table.sel(target=name, d=d, sampler="brwp")
                 right.semilogx(part["bound"], part["variance"].isel(budget=-1), mark, color=shade,

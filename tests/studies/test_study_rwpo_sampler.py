@@ -1,0 +1,50 @@
+"""The study of samplers, small."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+from scripts import call, script
+
+import wflow
+from wflow import InputError
+
+
+def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsys, sketched):
+    study = script("rwpo_sampler")
+    setup = study.Setup(targets=("laplace", "lasso"), tokens=30, steps=(0.1,), budgets=(5, 10, 15),
+                        dims=(2,), sweep=(30, 60), scales=(2, 6), decay=400, betas=(1.0,),
+                        until=0.5)  # fmt: skip
+    monkeypatch.setitem(study.PRESETS, "cpu", setup)
+    monkeypatch.setattr("sys.argv", ["studies/rwpo_sampler.py", "--out", str(tmp_path)])
+    assert study.main() == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    verdicts = {one["prediction"]: one["verdict"] for one in summary["findings"]}
+    assert len(verdicts) == 8 + len(setup.dims)
+    shrinks = next(text for text in verdicts if text.startswith("a cloud within"))
+    assert verdicts[shrinks] != "not confirmed"
+    every = next(text for text in verdicts if "in every dimension" in text)
+    assert verdicts[every] != "confirmed"
+    assert {file.stem for file in tmp_path.glob("*.png")} == {"gradients", "bias", "absorption"}
+    assert wflow.verify.verify(tmp_path / "lasso_d02_brwp_h0.1.h5").passed
+    assert "Milliseconds of a step" in capsys.readouterr().out
+
+    def computed(*arguments, **options):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(wflow.sampling.samplers, "_integrate", computed)
+    again = study.parts.compare(setup, tmp_path, "resume", 1, None)
+    with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
+        assert np.array_equal(again["sliced"], table["sliced"])
+
+
+def test_bias_of_infinitely_many_tokens_is_of_first_order():
+    study = script("rwpo_sampler")
+    steps = np.array([0.1, 0.01, 0.001])
+    assert np.allclose([study.mean_field_deficit(h) / h for h in steps], 1, atol=4 * steps, rtol=0)
+
+
+def test_threads_are_checked(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="--threads is 0"):
+        call("rwpo_sampler", monkeypatch, "--threads", "0", "--out", str(tmp_path / "out"))

@@ -31,6 +31,11 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_the_code_about_sparse_transformers_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    test_the_code_of_a_page_runs("guide/sparse_transformers", tmp_path, monkeypatch, capsys)
+
+
 def test_every_page_of_the_guide_is_listed_and_has_code():
     index = (DOCS / "guide" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\((\w+)\.md\)", index)

@@ -107,11 +107,11 @@ def operator_figure(table: "Dataset") -> "Figure":
                 name = f"h = {h:g}" if kernel == "laplace" else None
                 left.semilogy(table["x"], np.maximum(error, 1e-12), dash, color=colour,
                               linewidth=0.9, label=name)  # fmt: skip
-        left.set_ylim(1e-6, 1e5)
+        left.set_ylim(1e-6, 1e6)
         left.set_xlabel("x")
         left.set_ylabel("Error of the score")
         left.set_title(r"$\lambda = 2$; solid: $S(y)$ in $U$, dashed: $S(x)$ as printed")
-        left.legend(loc="upper center", ncols=4, columnspacing=1, handlelength=1)
+        left.legend(loc="upper center", ncols=2)
         names = {"abs x": "$|x|$", "log(2 cosh x)": r"$\log(2\,\cosh\,x)$", "x^2/2": "$x^2/2$"}
         for name, colour in zip(table["psi"].values, COLOURS, strict=False):
             for norm, mark in (("L1", "o-"), ("score", "s:")):
@@ -121,9 +121,9 @@ def operator_figure(table: "Dataset") -> "Figure":
         right.set_xticks(table["step"].values, [f"{h:g}" for h in table["step"].values])
         right.set_xticks([], minor=True)
         right.set_xlabel("Step h")
-        right.set_title("Operator minus JKO step: density in $L^1$, largest score")
-        right.set_ylim(bottom=1e-5)
-        right.legend(loc="lower right", ncols=2)
+        right.set_title("Operator minus JKO step: $L^1$, largest score")
+        right.set_ylim(bottom=1e-6)
+        right.legend(loc="lower right")
     return figure
 
 
@@ -142,14 +142,14 @@ def layer_figure(table: "Dataset") -> "Figure":
             potential, kernel = name.split(", ")
             values = table["scheme_error"].sel(scheme=name, quantity="W1")
             left.loglog(1 / table["steps"], values, mark, color=colour, markersize=3,
-                        label=rf"$\psi$ = {names[potential]}, {kernel}")  # fmt: skip
+                        label=f"{names[potential]}, {kernel}")  # fmt: skip
         ticks = 1 / table["steps"].values
         left.set_xticks(ticks, [f"1/{n}" for n in table["steps"].values])
         left.set_xticks([], minor=True)
         left.set_xlabel("Step h")
         left.set_ylabel("$W_1$ to Fokker-Planck at t = 1")
-        left.set_ylim(top=40)
-        left.legend(loc="upper left", ncols=2, columnspacing=1)
+        left.set_ylim(top=500)
+        left.legend(loc="upper left", title=r"$\psi$, interaction", alignment="left")
         for h, mark, colour in zip(table["h_layer"].values, ("o-", "s-"), COLOURS, strict=False):
             right.semilogx(table["d"], table["self_weight"].sel(h_layer=h), mark, color=colour,
                            markersize=3, label=f"h = 1/{1 / h:.0f}")  # fmt: skip

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from wflow._core.checks import number
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
-from wflow.nets.generative.flows import WEIGHTS, OTFlow, log_normal
+from wflow.nets.generative.flows import OTFlow, log_normal
 from wflow.nets.generative.potential import points
 from wflow.nets.generative.sparse import (
     SparseTransformerFlow,
@@ -139,19 +139,8 @@ def generate(
 
 def _along_the_equation(flow: OTFlow, x: Tensor, y: Tensor | None) -> Generated:
     """Runge-Kutta steps forwards."""
-    h = flow.t_final / flow.steps
-    log_density = log_normal(x)
-    transport = hjb = x.new_zeros(len(x))
-    step = flow._steps(x, y, order=1)
-    for k in range(flow.steps):
-        x, stages = step(x, k * h, h)
-        for at, weight in zip(stages, WEIGHTS, strict=True):
-            assert at.laplacian is not None
-            energy = at.gradient.square().sum(1) / 2
-            log_density = log_density - (h * weight) * at.laplacian
-            transport = transport + (h * weight) * energy
-            hjb = hjb + (h * weight) * (at.time + energy).abs()
-    return Generated(x, log_density, transport, hjb)
+    end, bent, transport, hjb = flow.along(x, y, forwards=True)
+    return Generated(end, log_normal(x) - bent, transport, hjb)
 
 
 def _by_inverses(

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from wflow._core.checks import number, positive, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
-from wflow.nets.generative.potential import Derivatives, Potential, points
+from wflow.nets.generative.potential import Potential, points
+from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 from wflow.nets.training.train import Loss
@@ -210,18 +211,8 @@ class OTFlow(GradientFlow):
         torch.Size([3, 2])
         """
         x = points(x, "x", self.dim, self.potential.w)
-        h = self.t_final / self.steps
-        stages: list[Derivatives] = []
-        step = self._steps(x, y, order=1)
-        for k in range(self.steps, 0, -1):
-            x, found = step(x, k * h, -h)
-            stages += found
-        slopes = torch.stack([at.gradient for at in stages])  # (stages, n, dim)
-        energy = slopes.square().sum(2) / 2
-        residual = (torch.stack([at.time for at in stages]) + energy).abs()
-        bent = torch.stack([at.laplacian for at in stages if at.laplacian is not None])
-        weights = x.new_tensor(WEIGHTS).mul_(h).repeat(self.steps)
-        log_det, transport, hjb = -(weights @ bent), weights @ energy, weights @ residual
+        x, bent, transport, hjb = self.along(x, y, forwards=False)
+        log_det = -bent
         return ToBase(x, log_det, transport, hjb, x.new_zeros(()))
 
     def from_base(self, z: Tensor, y: Tensor | None = None, *, exact: bool = True) -> Tensor:
@@ -266,14 +257,14 @@ class OTFlow(GradientFlow):
         x = points(z, "z", self.dim, self.potential.w)
         h = self.t_final / self.steps
         lost = 0
-        step = self._steps(x, y, order=0)
+        stages = Stages(self.potential, self.potential.features(y, len(x)))
         for k in range(self.steps):
 
             def forwards(at: Tensor, t: float = k * h) -> Tensor:
-                return step(at, t, h)[0]
+                return stages.step(at, t, h, laplacian=False)[0]
 
             def backwards(at: Tensor, t: float = (k + 1) * h) -> Tensor:
-                return step(at, t, -h)[0]
+                return stages.step(at, t, -h, laplacian=False)[0]
 
             start = forwards(x)
             x, open_rows = _corrected(start, forwards, backwards) if exact else (start, 0)
@@ -353,28 +344,43 @@ class OTFlow(GradientFlow):
         """
         return self.from_base(self.draws(n, seed), y, exact=exact)
 
-    def _steps(
-        self, x: Tensor, y: Tensor | None, order: int
-    ) -> Callable[[Tensor, float, float], tuple[Tensor, list[Derivatives]]]:
-        """A function of (x, t, h): a step of length h, either way, and its stages' derivatives."""
-        potential = self.potential
-        y, quadratic = potential.features(y, len(x)), potential.quadratic()
+    def along(
+        self, x: Tensor, y: Tensor | None, *, forwards: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Follow points by the scheme, to the data or to the base, with what it integrates.
 
-        def step(x: Tensor, t: float, h: float) -> tuple[Tensor, list[Derivatives]]:
-            stages: list[Derivatives] = []
-            for node in _NODES:
-                point = torch.add(x, stages[-1].gradient, alpha=node * h) if stages else x
-                s = potential.joined(point, t + node * h, y)
-                stages.append(potential.evaluate(s, quadratic, order))
-            for at, weight in zip(stages, WEIGHTS, strict=True):
-                x = torch.add(x, at.gradient, alpha=weight * h)
-            return x, stages
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Points.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        forwards : bool
+            From the base to the data, or back.
 
-        return step
+        Returns
+        -------
+        tuple of Tensor
+            Points at the end; the integrals of the Laplacian, of the kinetic energy, and of the
+            residual of the HJB equation over time, from 0 to T in both directions.
+        """
+        h = self.t_final / self.steps
+        stages = Stages(self.potential, self.potential.features(y, len(x)))
+        slopes: list[Tensor] = []
+        bends: list[Tensor] = []
+        for k in range(self.steps):
+            t, way = (k * h, h) if forwards else ((self.steps - k) * h, -h)
+            x, slope, bend = stages.step(x, t, way, laplacian=True)
+            assert bend is not None
+            slopes.append(slope)
+            bends.append(bend)
+        slope = torch.cat(slopes)  # (stages, n, dim + 1)
+        energy = slope[:, :, :-1].square().sum(2) / 2
+        residual = (slope[:, :, -1] + energy).abs()
+        weights = x.new_tensor(WEIGHTS).mul_(h).repeat(self.steps)
+        return x, weights @ torch.cat(bends), weights @ energy, weights @ residual
 
 
-_NODES = (0.0, 0.5, 0.5, 1.0)  # of the classical Runge-Kutta method
-WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
 _CORRECTIONS = 50
 
 

@@ -24,13 +24,14 @@ plain composition of torch's operations, so that a backward pass differentiates 
 Optimal Transport", AAAI 2021.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from wflow._core.checks import whole
 from wflow._core.errors import InputError
@@ -163,8 +164,8 @@ class Potential(Pretrained):
         """
         s = self._checked(x, t, y)
         u = log_cosh(self.opening(s))
-        for weight, bias in self._residual():
-            u = u + log_cosh(functional.linear(u, weight, bias)) / len(self.residual)
+        for layer in self.residual:
+            u = u + log_cosh(layer(u)) / len(self.residual)
         quadratic = (s @ self.A.T).square().sum(1) / 2
         return u @ self.w + quadratic + s @ self.b + self.c
 
@@ -236,9 +237,8 @@ class Potential(Pretrained):
             The derivatives.
         """
         d = self.dim
-        residual = [value for pair in self._residual() for value in pair]
-        opening = self.opening.weight, self.opening.bias
-        found = _Network.apply(order, d, s, self.w, *opening, *residual)
+        layers = self.opening.weight, self.opening.bias, *self.residual_weights()
+        found = _Network.apply(order, d, s, self.w, *layers)
         gradient, *second = found if order else (found,)
         gradient = torch.addmm(self.b[: d + 1], s, quadratic) + gradient
         at = Derivatives(gradient[:, :d], gradient[:, d], None, None)
@@ -295,9 +295,9 @@ class Potential(Pretrained):
             )
         return y  # type: ignore[no-any-return]
 
-    def _residual(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight and bias of each residual layer."""
-        return [(layer.weight, layer.bias) for layer in self.residual]  # type: ignore[misc]
+    def residual_weights(self) -> list[Tensor]:
+        """Weight and bias of the residual layers, one after the other."""
+        return [value for layer in self.residual for value in (layer.weight, layer.bias)]  # type: ignore[misc]
 
     def _checked(self, x: Any, t: Any, y: Any) -> Tensor:
         """Join x, t and y to s, after checks."""
@@ -330,130 +330,221 @@ def time(value: Any) -> float:
     return float(value)
 
 
+class Weights(NamedTuple):
+    """Weights of the network in (x, t): of the opening layer, of the others, and w."""
+
+    k0: Tensor  # (m, d + 1)
+    kernels: tuple[Tensor, ...]  # (m, m)
+    w: Tensor  # (m,)
+    d: int
+
+    @property
+    def kx(self) -> Tensor:
+        """Columns of x of the opening layer, as rows, (d, m)."""
+        return self.k0[:, : self.d].T.contiguous()
+
+    @property
+    def eta(self) -> float:
+        """Step of the residual layers."""
+        return 1 / len(self.kernels)
+
+
+class Second(NamedTuple):
+    """Second derivatives, with what their backward pass needs."""
+
+    value: Tensor  # (n,) the Laplacian, or (n, d, d) the Hessian
+    pushed: list[Tensor]  # P_i = K_i J_{i-1}, (d, n, m)
+    bends: list[Tensor]  # eta sigma''_i z_i, (n, m)
+
+
+def second_order(weights: Weights, slopes: list[Tensor], z: list[Tensor], order: int) -> Second:
+    """Laplacian (order 1) or Hessian (order 2) of w^T N in x, from the slopes and z of a pass."""
+    kx, d, eta = weights.kx, weights.d, weights.eta
+    bends = [falling_of(slopes[0]).mul_(z[0])]
+    if order == 1:
+        value = bends[0] @ (kx * kx).sum(0)
+    else:
+        value = (bends[0] @ (kx[:, None] * kx).view(d * d, -1).T).view(-1, d, d)
+    pushed: list[Tensor] = []
+    for jacobian, kernel, slope, last in zip(
+        _jacobians(weights, slopes, pushed), weights.kernels, slopes[1:], z[1:], strict=True
+    ):
+        pushed.append((jacobian.view(-1, len(kernel)) @ kernel.T).view_as(jacobian))
+        bends.append(falling_of(slope).mul_(last).mul_(eta))
+        value = value + _contracted(pushed[-1], bends[-1], order)
+    return Second(value, pushed, bends)
+
+
+def _jacobians(weights: Weights, slopes: list[Tensor], pushed: list[Tensor]) -> Iterator[Tensor]:
+    """J_0, ..., J_{L-2}; each is made from those of `pushed` before it."""
+    jacobian = slopes[0] * weights.kx[:, None]
+    yield jacobian
+    for i in range(1, len(weights.kernels)):
+        jacobian = jacobian.addcmul(slopes[i], pushed[i - 1], value=weights.eta)
+        yield jacobian
+
+
+class Gradients(NamedTuple):
+    """Gradients of a loss by slopes, z and weights, to which the backward passes add."""
+
+    slopes: list[Tensor]
+    z: list[Tensor]
+    kernels: list[Tensor]
+    kx: Tensor | None  # (d, m)
+
+
+def no_gradients(weights: Weights, slopes: list[Tensor]) -> Gradients:
+    """Zeros, where there are no second derivatives."""
+    by_slopes, by_z = ([torch.zeros_like(slope) for slope in slopes] for _ in range(2))
+    return Gradients(by_slopes, by_z, [torch.zeros_like(one) for one in weights.kernels], None)
+
+
+def second_order_backward(
+    weights: Weights,
+    slopes: list[Tensor],
+    z: list[Tensor],
+    falling: list[Tensor],
+    at: Second,
+    grad: Tensor,
+    order: int,
+) -> Gradients:
+    """Gradients from that by the second derivatives; `falling` is 1 - slope^2."""
+    kx, d, eta, layers = weights.kx, weights.d, weights.eta, len(weights.kernels)
+    jacobians = list(_jacobians(weights, slopes, at.pushed))
+    by_slopes: list[Any] = [None] * (layers + 1)
+    by_bends: list[Any] = [None] * (layers + 1)
+    by_kernels: list[Any] = [None] * layers
+    by_jacobian: Any = None
+    for i in range(layers, 0, -1):
+        pushed = at.pushed[i - 1]
+        if order == 1:
+            by_bends[i] = _met(pushed, pushed).mul_(grad[:, None])
+            by_pushed = pushed * (at.bends[i] * (2 * grad[:, None]))
+        else:
+            turned = _turned(pushed, grad)
+            by_bends[i] = _met(pushed, turned)
+            by_pushed = turned.mul_(2 * at.bends[i])
+        if by_jacobian is not None:
+            by_slopes[i] = _met(pushed, by_jacobian).mul_(eta)
+            by_pushed.addcmul_(by_jacobian, slopes[i], value=eta)
+        flat = by_pushed.view(-1, by_pushed.shape[2])
+        by_kernels[i - 1] = flat.T @ jacobians[i - 1].view(flat.shape)
+        down = (flat @ weights.kernels[i - 1]).view_as(by_pushed)
+        by_jacobian = down if by_jacobian is None else down.add_(by_jacobian)
+    by_kx = torch.stack([(one * slopes[0]).sum(0) for one in by_jacobian])  # (d, m)
+    by_slopes[0] = _met(by_jacobian, kx)
+    if order == 1:
+        by_bends[0] = torch.outer(grad, (kx * kx).sum(0))
+        by_kx.addcmul_(kx, grad @ at.bends[0], value=2)
+    else:
+        both = grad.flatten(1)  # (n, d d)
+        by_bends[0] = both @ (kx[:, None] * kx).view(d * d, -1)
+        weighted = (both.T @ at.bends[0]).view(d, d, -1)
+        by_kx += ((weighted + weighted.transpose(0, 1)) * kx).sum(1)
+    # bend = eta (1 - slope^2) z, without eta in the opening layer
+    by_z = []
+    for i, by_bend in enumerate(by_bends):
+        if i and eta != 1:
+            by_bend.mul_(eta)
+        by_z.append(by_bend * falling[i])
+        turned = by_bend.mul_(slopes[i])
+        if by_slopes[i] is None:
+            by_slopes[i] = turned.mul_(-2 * z[i])
+        else:
+            by_slopes[i].addcmul_(turned, z[i].expand_as(turned), value=-2)
+    return Gradients(by_slopes, by_z, by_kernels, by_kx)
+
+
 class _Network(torch.autograd.Function):
     """Derivatives of w^T N(s): gradient in (x, t), then nothing, the Laplacian or the Hessian in x.
 
-    A composition of torch's own operations gives the same numbers in three times the time.
-    Symbols are those of the module; P_i = K_i J_{i-1}, arrays (d, n, m).
+    A composition of torch's own operations gives the same numbers in more time.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, order: int, d: int, s: Tensor, w: Tensor, *weights: Tensor
+        ctx: Any, order: int, d: int, s: Tensor, w: Tensor, *layers: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        (k0, b0), residual = weights[:2], list(zip(weights[2::2], weights[3::2], strict=True))
-        eta = 1 / len(residual)
+        (k0, b0), kernels, biases = layers[:2], layers[2::2], layers[3::2]
+        weights = Weights(k0[:, : d + 1], kernels, w, d)
         a = torch.addmm(b0, s, k0.T)  # (n, m)
         slopes, u = [a.tanh()], [log_cosh(a)]
-        for i, (k, b) in enumerate(residual, 1):
-            a = torch.addmm(b, u[-1], k.T)
-            if i < len(residual):
-                u.append(u[-1].add(log_cosh(a), alpha=eta))
-            slopes.append(a.tanh_() if i == len(residual) else a.tanh())
+        for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True), 1):
+            a = torch.addmm(bias, u[-1], kernel.T)
+            slopes.append(a.tanh())
+            if i < len(kernels):
+                u.append(u[-1].add(log_cosh(a), alpha=weights.eta))
         z = [w]  # from the last to the first
-        for (k, _), slope in zip(reversed(residual), reversed(slopes), strict=False):
-            z.append(torch.addmm(z[-1], slope * z[-1], k, alpha=eta))
+        for kernel, slope in zip(reversed(kernels), reversed(slopes), strict=False):
+            z.append(torch.addmm(z[-1], slope * z[-1], kernel, alpha=weights.eta))
         z.reverse()
-        gradient = (slopes[0] * z[0]) @ k0[:, : d + 1]
-        ctx.order, ctx.d, ctx.layers = order, d, len(residual)
+        gradient = (slopes[0] * z[0]) @ weights.k0
+        ctx.order, ctx.d, ctx.layers = order, d, len(kernels)
         if not order:
-            ctx.save_for_backward(s, *weights, *slopes, *u, *z)
+            ctx.save_for_backward(s, *layers, *slopes, *u, *z)
             return gradient
-        kx = k0[:, :d].T.contiguous()  # (d, m)
-        bend = z[0] * _falling(slopes[0])  # sigma'' z
-        if order == 1:
-            second = bend @ (kx * kx).sum(0)
-        else:
-            outer = (kx[:, None] * kx).view(d * d, -1)  # products of two columns
-            second = (bend @ outer.T).view(-1, d, d)
-        pushed, bends = [], [bend]  # P_i (d, n, m)
-        jacobian = slopes[0] * kx[:, None]
-        for i, ((k, _), slope) in enumerate(zip(residual, slopes[1:], strict=True), 1):
-            pushed.append((jacobian.view(-1, k.shape[1]) @ k.T).view_as(jacobian))
-            bends.append(_falling(slope).mul_(z[i]).mul_(eta))
-            second = second + _contracted(pushed[-1], bends[-1], order)
-            if i < len(residual):
-                jacobian = jacobian.addcmul(slope, pushed[-1], value=eta)
-        ctx.save_for_backward(s, *weights, *slopes, *u, *z, *pushed, *bends)
-        return gradient, second
+        at = second_order(weights, slopes, z, order)
+        ctx.save_for_backward(s, *layers, *slopes, *u, *z, *at.pushed, *at.bends)
+        return gradient, at.value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        order, d, layers = ctx.order, ctx.d, ctx.layers
+        order, d, count = ctx.order, ctx.d, ctx.layers
         s, *saved = ctx.saved_tensors
-        sizes = (2 * layers + 2, layers + 1, layers, layers + 1, layers, layers + 1)
         parts = iter(saved)
-        weights, slopes, u, z, pushed, bends = (
-            [next(parts) for _ in range(size)] for size in (sizes if order else (*sizes[:4], 0, 0))
+        layers, slopes, u, z, pushed, bends = (
+            list(itertools.islice(parts, size))
+            for size in (2 * count + 2, count + 1, count, count + 1, count, count + 1)
         )
-        k0, kernels, eta = weights[0], weights[2::2], 1 / layers
-        by_kernels: list[Any] = [None] * layers
-        by_slopes: list[Any] = [None] * (layers + 1)
-        by_bends: list[Tensor] = []
-        by_k0 = torch.empty_like(k0)
-        falling = [_falling(slope) for slope in slopes]
+        k0, kernels = layers[0], layers[2::2]
+        weights = Weights(k0[:, : d + 1], tuple(kernels), z[-1], d)
+        falling = [falling_of(slope) for slope in slopes]
         if order:
-            kx = k0[:, :d].T.contiguous()
-            jacobians = [slopes[0] * kx[:, None]]
-            for i in range(1, layers):
-                jacobians.append(jacobians[-1].addcmul(slopes[i], pushed[i - 1], value=eta))
-            # Down the Jacobians: of P_i, J_{i-1}, and of the slopes and bends they meet.
-            by_jacobian = None
-            for i in range(layers, 0, -1):
-                turned = _turned(pushed[i - 1], grads[1], order)
-                by_bends.append(_met(pushed[i - 1], turned))
-                by_pushed = turned.mul_(bends[i]).mul_(2)
-                if by_jacobian is not None:
-                    by_slopes[i] = _met(pushed[i - 1], by_jacobian).mul_(eta)
-                    by_pushed.addcmul_(by_jacobian, slopes[i], value=eta)
-                flat = by_pushed.view(-1, by_pushed.shape[2])
-                by_kernels[i - 1] = flat.T @ jacobians[i - 1].view(flat.shape)
-                down = (flat @ kernels[i - 1]).view_as(by_pushed)
-                by_jacobian = down if by_jacobian is None else down.add_(by_jacobian)
-            assert by_jacobian is not None
-            by_kx = torch.stack([(one * slopes[0]).sum(0) for one in by_jacobian])  # (d, m)
-            by_slopes[0] = by_jacobian.mul_(kx[:, None]).sum(0)
-            if order == 1:
-                by_bends.append(torch.outer(grads[1], (kx * kx).sum(0)))
-                by_kx.addcmul_(kx, grads[1] @ bends[0], value=2)
-            else:
-                both = grads[1].flatten(1)  # (n, d d)
-                by_bends.append(both @ (kx[:, None] * kx).view(d * d, -1))
-                weighted = (both.T @ bends[0]).view(d, d, -1)
-                by_kx += ((weighted + weighted.transpose(0, 1)) * kx).sum(1)
-            by_bends.reverse()
-        # Up the chain of z.
-        by_inner = grads[0] @ k0[:, : d + 1].T
-        by_columns = (slopes[0] * z[0]).T @ grads[0]
-        by_slopes[0] = _added(by_slopes[0], by_inner, z[0])
-        by_z = by_inner.mul_(slopes[0])
-        if order:
-            _unbent(by_bends[0], slopes[0], falling[0], z[0], by_z, by_slopes[0], 1.0)
-        for i, kernel in enumerate(kernels, 1):
-            product = (slopes[i] * z[i]).T @ by_z
-            by_kernels[i - 1] = _sum(by_kernels[i - 1], product, eta)
-            by_product = (by_z @ kernel.T).mul_(eta)
-            by_slopes[i] = by_slope = _added(by_slopes[i], by_product, z[i])
-            by_z.addcmul_(by_product, slopes[i])
-            if order:
-                _unbent(by_bends[i], slopes[i], falling[i], z[i], by_z, by_slope, eta)
-        # Down the network.
-        results: list[Tensor] = []
-        by_u: Any = None
-        for i in range(layers, 0, -1):
-            by_a = falling[i].mul_(by_slopes[i])
-            if by_u is not None:
-                by_a.addcmul_(by_u, slopes[i], value=eta)
-            results += [by_a.sum(0), by_kernels[i - 1].addmm_(by_a.T, u[i - 1])]
-            by_u = by_a @ kernels[i - 1] if by_u is None else by_u.addmm_(by_a, kernels[i - 1])
-        by_a = falling[0].mul_(by_slopes[0]).addcmul_(by_u, slopes[0])
-        torch.mm(by_a.T, s, out=by_k0)
-        by_k0[:, : d + 1] += by_columns
-        if order:
-            by_k0[:, :d] += by_kx.T
-        results += [by_a.sum(0), by_k0]
-        return None, None, by_a @ k0, by_z.sum(0), *reversed(results)
+            at = Second(s, pushed, bends)
+            by = second_order_backward(weights, slopes, z, falling, at, grads[1], order)
+        else:
+            by = no_gradients(weights, slopes)
+        first_order_backward(weights, slopes, z, by, grads[0])
+        by_a = network_backward(weights, slopes, falling, by)
+        by_k0 = by_a[0].T @ s
+        by_k0[:, : d + 1].addmm_((slopes[0] * z[0]).T, grads[0])
+        if by.kx is not None:
+            by_k0[:, :d] += by.kx.T
+        results = [by_k0, by_a[0].sum(0)]
+        for i in range(1, count + 1):
+            product = slopes[i] * z[i]
+            by_kernel = by.kernels[i - 1].addmm_(product.T, by.z[i - 1], alpha=weights.eta)
+            results += [by_kernel.addmm_(by_a[i].T, u[i - 1]), by_a[i].sum(0)]
+        return None, None, by_a[0] @ k0, by.z[-1].sum(0), *results
+
+
+def first_order_backward(
+    weights: Weights, slopes: list[Tensor], z: list[Tensor], by: Gradients, grad: Tensor
+) -> None:
+    """Add to the gradients by slopes and z those from the gradient in (x, t)."""
+    by_inner = grad @ weights.k0.T
+    by.slopes[0].addcmul_(by_inner, z[0])
+    by.z[0].addcmul_(by_inner, slopes[0])
+    for i, kernel in enumerate(weights.kernels, 1):
+        by_product = by.z[i - 1] @ kernel.T
+        by.slopes[i].addcmul_(by_product, z[i].expand_as(by_product), value=weights.eta)
+        by.z[i].add_(by.z[i - 1]).addcmul_(by_product, slopes[i], value=weights.eta)
+
+
+def network_backward(
+    weights: Weights, slopes: list[Tensor], falling: list[Tensor], by: Gradients
+) -> list[Tensor]:
+    """Gradients by the layers' arguments from those by their slopes; they take their place."""
+    by_u: Any = None
+    for i in range(len(weights.kernels), 0, -1):
+        by_a = by.slopes[i].mul_(falling[i])
+        if by_u is not None:
+            by_a.addcmul_(by_u, slopes[i], value=weights.eta)
+        kernel = weights.kernels[i - 1]
+        by_u = by_a @ kernel if by_u is None else by_u.addmm_(by_a, kernel)
+    by.slopes[0].mul_(falling[0]).addcmul_(by_u, slopes[0])
+    return by.slopes
 
 
 _FEW = 4  # dimensions up to which a loop over pairs is faster than a product of small matrices
@@ -462,7 +553,7 @@ _FEW = 4  # dimensions up to which a loop over pairs is faster than a product of
 def _contracted(pushed: Tensor, bend: Tensor, order: int) -> Tensor:
     """P^T diag(bend) P for each point, or its trace."""
     if order == 1:
-        return (pushed.square().sum(0) * bend).sum(1)
+        return _met(pushed, pushed).mul_(bend).sum(1)
     bent, d = pushed * bend, len(pushed)
     if d > _FEW:
         return torch.bmm(bent.transpose(0, 1), pushed.permute(1, 2, 0))
@@ -471,10 +562,8 @@ def _contracted(pushed: Tensor, bend: Tensor, order: int) -> Tensor:
     return torch.stack(rows, 1).view(-1, d, d)
 
 
-def _turned(pushed: Tensor, grad: Tensor, order: int) -> Tensor:
-    """The symmetric part of a gradient (n, d, d) times P, or a gradient (n,) times P."""
-    if order == 1:
-        return pushed * grad[:, None]
+def _turned(pushed: Tensor, grad: Tensor) -> Tensor:
+    """The symmetric part of a gradient (n, d, d) times P."""
     even, d = (grad + grad.transpose(1, 2)) / 2, len(pushed)
     if d > _FEW:
         return torch.bmm(even, pushed.transpose(0, 1)).transpose(0, 1).contiguous()
@@ -487,37 +576,19 @@ def _turned(pushed: Tensor, grad: Tensor, order: int) -> Tensor:
 
 
 def _met(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum(0)
+    """Sum of products over the first axis, one plane at a time: none of them leaves the cache."""
+    total = one[0] * other[0]
+    for j in range(1, len(one)):
+        total.addcmul_(one[j], other[j])
+    return total
 
 
-def _falling(slope: Tensor) -> Tensor:
+def falling_of(slope: Tensor) -> Tensor:
     """sigma'' = 1 - sigma'^2."""
-    return (slope * slope).neg_().add_(1)
+    return torch.addcmul(slope.new_ones(()), slope, slope, value=-1)
 
 
-def _added(total: Tensor | None, one: Tensor, other: Tensor) -> Tensor:
-    return one * other if total is None else total.addcmul_(one, other)
-
-
-def _sum(total: Tensor | None, more: Tensor, share: float) -> Tensor:
-    return more.mul_(share) if total is None else total.add_(more, alpha=share)
-
-
-def _unbent(
-    by_bend: Tensor,
-    slope: Tensor,
-    falling: Tensor,
-    z: Tensor,
-    by_z: Tensor,
-    by_slope: Tensor,
-    eta: float,
-) -> None:
-    """Add the gradients of bend = eta (1 - slope^2) z to those of z and the slope."""
-    by_z.addcmul_(by_bend, falling, value=eta)
-    by_slope.addcmul_(by_bend.mul_(slope), z.expand_as(slope), value=-2 * eta)
-
-
-def log_cosh(r: Tensor) -> Tensor:
+def log_cosh(r: Tensor, out: Tensor | None = None) -> Tensor:
     """log(2 cosh r) as ``|r| + log(1 + exp(-2|r|))``: no large exponential."""
     size = r.abs()
-    return (size * -2).exp_().add_(1).log_().add_(size)
+    return torch.mul(size, -2, out=out).exp_().add_(1).log_().add_(size)

@@ -60,13 +60,13 @@ LEVEL = 1.5  # of OT-Flow's last distance: what counts as converged
 PRESETS = {
     "paper": Setup(targets=TARGETS),
     "cpu": Setup(
-        steps=8, batch=512, iterations=400, points=5000, curve=1000, evaluations=8,
-        trial_iterations=200, trial_seeds=1,
+        steps=8, batch=512, iterations=300, points=4000, curve=1000, evaluations=6,
+        trial_iterations=150, trial_seeds=1,
     ),
     "smoke": Setup(
         targets=("moons",), seeds=2, steps=4, width=4, iterations=3, batch=80, points=50, curve=50,
         evaluations=1, trial_targets=("moons",), trial_iterations=2, trial_seeds=1,
-        variants=("narrow kernel", "last layer, 64 tokens"),
+        variants=("last layer, 64 tokens", "attracting, last two layers"),
     ),
 }  # fmt: skip
 

@@ -17,6 +17,9 @@ DM = (beta / (2h)) Cov_w(c) it has the exact log density
 
 and samples solve both maps by Newton's method.
 
+With the convention `attracting` the layers are turned round: samples move by B, towards the local
+mean of the context, and the way to the base inverts it. (23) has that sign.
+
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior", 2025.
 """
@@ -50,10 +53,10 @@ from wflow.nets.registry import register
 
 __all__ = ["SparseTransformerFlow"]
 
-Convention = Literal["inverse", "published"]
+Convention = Literal["inverse", "attracting", "published"]
 Context = Literal["independent", "masked", "batch"]
 
-_CONVENTIONS = ("inverse", "published")
+_CONVENTIONS = ("inverse", "attracting", "published")
 _CONTEXTS = ("independent", "masked", "batch")
 _TRAINABLE = ("lam", "beta")
 
@@ -79,6 +82,11 @@ class SparseTransformerFlow(GradientFlow):
         \log\rho_T(x) = \log\rho_0(x_0) + \sum_k \Big[\log\det\Big(I - \tfrac12 DS +
         \tfrac{\beta}{4h}\,\mathrm{Cov}_w(c)\Big) + \log\det(I - h\,\nabla^2\phi)\Big].
 
+    With ``convention="attracting"`` the layers are turned round: the way to the base inverts
+    x - (S(x) - M(x; C_k)) / 2 by Newton's method and subtracts its log determinant, so that a
+    sample moves halfway to the local mean of the context in each layer, and not away from it. The
+    gradients are those of the implicit function.
+
     With ``convention="published"`` it is eqs. 22 to 24 as printed: samples by (22), training by
     (23), which is no inverse of (22), and traces (24) in place of log determinants.
 
@@ -98,8 +106,9 @@ class SparseTransformerFlow(GradientFlow):
         Which of the two are trained, as logarithms.
     kernel : {"exact", "laplace", "published"}
         Kernel of the attention, as in `attention`.
-    convention : {"inverse", "published"}
-        `inverse`, an invertible flow; `published`, the printed algorithm.
+    convention : {"inverse", "attracting", "published"}
+        `inverse`, an invertible flow; `attracting`, the same with its layers turned round;
+        `published`, the printed algorithm.
     context : {"independent", "masked", "batch"}, optional
         Context in training: `independent`, the first `tokens` rows of each batch, which have no
         part in the loss; `masked`, the other tokens of the batch; `batch`, all of them. The default
@@ -172,6 +181,11 @@ class SparseTransformerFlow(GradientFlow):
         first: Context = "batch" if convention == "published" else "independent"
         self.context: Context = first if context is None else context
         check_choice("context", self.context, _CONTEXTS)
+        if convention == "attracting" and self.context != "independent":
+            raise InputError(
+                f"context is {self.context!r}, and a layer that attracts is inverted for tokens "
+                "outside of its context: expected 'independent'"
+            )
         if convention == "published" and self.context == "independent":
             raise InputError(
                 "context is 'independent', and the published algorithm attends to its own batch: "
@@ -339,7 +353,7 @@ class SparseTransformerFlow(GradientFlow):
         Returns
         -------
         Tensor, shape (n, dim)
-            Data; with the convention `inverse` the inverse of `to_base` to rounding.
+            Data; but with the convention `published` the inverse of `to_base` to rounding.
 
         Raises
         ------
@@ -509,8 +523,9 @@ class SparseTransformerFlow(GradientFlow):
             tokens = None if path is None else path[k - 1]
             if self._attends(k):
                 keys = x if tokens is None else tokens
+                at = self._released(x, keys) if self.convention == "attracting" else x
                 alone = tokens is None and self.context == "masked"
-                sizes[k - 1] = effective_size(self._scores(x, keys), keys, alone)
+                sizes[k - 1] = effective_size(self._scores(at, keys), keys, alone)
             x = self._back(k, x, y, tokens).x
         return sizes
 
@@ -558,19 +573,21 @@ class SparseTransformerFlow(GradientFlow):
 
     def _back(self, k: int, x: Tensor, y: Tensor | None, context: Tensor | None) -> "_Step":
         """Step k on the way to the base."""
-        published = self.convention == "published"
+        published, attracting = (self.convention == name for name in ("published", "attracting"))
         h, sign = self._h, 1.0 if published else -1.0
         log_det = x.new_zeros(len(x))
         folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         if self._attends(k):
             alone = context is None and self.context == "masked"
-            layer = self._layer(x, x if context is None else context, alone=alone, jacobian=True)
+            keys = x if context is None else context
+            x = self._released(x, keys) if attracting else x
+            layer = self._layer(x, keys, alone=alone, jacobian=True)
             assert layer.attention is not None
-            x = x + sign / 2 * layer.change
+            x = x if attracting else x + sign / 2 * layer.change
             matrix = identity(layer.attention, layer.slope, sign / 2)
             value, folded = log_abs_det(matrix)
             trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
-            log_det = trace / 2 if published else value
+            log_det = trace / 2 if published else -value if attracting else value
         t = (k - 0.5 if published else k - 1.0) * h
         at = self.potential.derivatives(x, t, y, hessian=True)
         assert at.hessian is not None and at.laplacian is not None
@@ -592,7 +609,8 @@ class SparseTransformerFlow(GradientFlow):
     def _moved(self, k: int, c: Tensor, y: Tensor | None) -> Tensor:
         """Step k of a context, which is its own."""
         if self._attends(k):
-            c = c - self._layer(c, c).change / 2
+            attracting = self.convention == "attracting"
+            c = self._released(c, c) if attracting else c - self._layer(c, c).change / 2
         at = self.potential.derivatives(c, (k - 1) * self._h, y, laplacian=False)
         return c - self._h * at.gradient
 
@@ -638,15 +656,35 @@ class SparseTransformerFlow(GradientFlow):
             lost |= failed
             if not self._attends(k):
                 continue
-
-            def layer(at: Tensor, context: Tensor = path[k - 1]) -> tuple[Tensor, Tensor]:
-                found = self._layer(at, context, jacobian=True)
-                assert found.attention is not None
-                return at - found.change / 2, identity(found.attention, found.slope, -0.5)
-
-            x, failed = newton(layer, x, x + self._layer(x, path[k - 1]).change / 2)
+            if self.convention == "attracting":
+                x = x - self._layer(x, path[k - 1]).change / 2
+                continue
+            x, failed = self._solved(x, path[k - 1])
             lost |= failed
         return x, int(lost.sum())
+
+    def _attracted(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """B(x) = x - (S(x) - M(x; C)) / 2 and its Jacobian."""
+        found = self._layer(x, context, jacobian=True)
+        assert found.attention is not None
+        return x - found.change / 2, identity(found.attention, found.slope, -0.5)
+
+    def _solved(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve B(found) = x, without gradients; and the rows without a solution."""
+        with torch.no_grad():
+            start = x + self._layer(x, context).change / 2
+            return newton(lambda at: self._attracted(at, context), x, start)
+
+    def _released(self, x: Tensor, context: Tensor) -> Tensor:
+        """Solve B(found) = x, with the gradients of the implicit function."""
+        found, _ = self._solved(x, context)
+        if not torch.is_grad_enabled():
+            return found
+        with torch.no_grad():
+            jacobian = self._attracted(found, context)[1]
+        # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
+        left = x - (found - self._layer(found, context).change / 2)
+        return found + torch.linalg.solve(jacobian, left[:, :, None])[:, :, 0]
 
     def _published(self, x: Tensor, y: Tensor | None) -> Tensor:
         """All steps of (22) from the base to the data."""

@@ -1,0 +1,74 @@
+"""Flows whose sparse-transformer layers attract samples to the context."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import data, generative  # noqa: E402
+
+
+def flow(steps=3, **options):
+    torch.manual_seed(1)
+    phi = generative.Potential(2, width=6)
+    options = {"lam": 0.5, "beta": 2.0, "convention": "attracting", "prox": "smooth"} | options
+    found = generative.SparseTransformerFlow(phi, steps=steps, **options).double()
+    with torch.no_grad():
+        for weight in phi.parameters():
+            weight.mul_(0.5)
+    found.set_context(data.planar("moons", 20, part="train").double())
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"lam": 0.0, "beta": 8.0}, {"attended": (2,)}])
+def test_samples_invert_the_way_to_the_base_and_the_determinant_is_that_of_the_map(options):
+    model, x = flow(**options), data.planar("moons", 6).double()
+    base = model.to_base(x)
+    assert (model.from_base(base.z) - x).abs().max() < 1e-12
+    jacobians = [
+        torch.autograd.functional.jacobian(lambda at: model.to_base(at[None]).z[0], row)
+        for row in x
+    ]
+    exact = torch.linalg.slogdet(torch.stack(jacobians)).logabsdet
+    assert (base.log_det - exact).abs().max() < 1e-11
+
+
+def test_gradients_go_through_the_implicit_function():
+    model, x = flow(trainable=("lam", "beta")), data.planar("rings", 5).double()
+
+    def loss():
+        return generative.Likelihood()(model, x).total
+
+    model.eval()
+    loss().backward()
+    for weight in (model.log_lam, model.log_beta, model.potential.w):
+        direction = torch.ones_like(weight)
+        with torch.no_grad():
+            ends = []
+            for sign in (1, -1):
+                weight.add_(sign * 1e-5 * direction)
+                ends.append(float(loss()))
+                weight.sub_(sign * 1e-5 * direction)
+        slope = (ends[0] - ends[1]) / 2e-5
+        assert float((weight.grad * direction).sum()) == pytest.approx(slope, rel=1e-6)
+
+
+def test_the_density_integrates_to_one():
+    axis = torch.arange(-7, 7, 0.1, dtype=torch.float64)
+    with torch.no_grad():
+        mass = flow().log_density(torch.cartesian_prod(axis, axis)).exp().sum() * 0.1**2
+    assert abs(float(mass) - 1) < 1e-3
+
+
+def test_samples_lie_closer_to_the_context_than_those_of_the_other_convention():
+    away, near = (flow(convention=name, beta=8.0).sample(200, seed=2) for name in
+                  ("inverse", "attracting"))  # fmt: skip
+    context = flow().context_x
+    distances = [torch.cdist(x, context).amin(1).mean() for x in (away, near)]
+    assert distances[1] < distances[0]
+
+
+def test_contexts_of_the_batch_are_refused():
+    for context in ("batch", "masked"):
+        with pytest.raises(InputError, match="expected 'independent'"):
+            flow(context=context)

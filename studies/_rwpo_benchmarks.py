@@ -463,7 +463,7 @@ def densities(found: Found) -> Figure:
         figure, axes = grid(*size, PAGE, 0.3 + 1.45 * size[0], sharex=True, sharey=True)
         for axis, target in zip(axes.T, targets, strict=True):
             x = nets.data.planar(target, 400_000).numpy()
-            drawn = {"target": np.histogram2d(*x.T, bins=edges, density=True)[0]}
+            drawn = {"target": np.histogram2d(x[:, 0], x[:, 1], edges, density=True)[0]}
             drawn |= {
                 name: found.histories[target, name][0]["density"].values
                 for name in models

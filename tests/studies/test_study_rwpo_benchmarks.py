@@ -1,0 +1,136 @@
+"""The study of flows on densities in the plane: end to end and small, and what it decides."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+
+torch = pytest.importorskip("torch")
+
+from scripts import call, script  # noqa: E402
+
+from wflow import InputError  # noqa: E402
+
+NAME = "rwpo_benchmarks"
+
+
+def test_parts_share_a_folder_and_the_tables_are_read_from_it(
+    tmp_path, monkeypatch, capsys, sketched
+):
+    out = tmp_path / "rwpo"
+    flags = ["--preset", "smoke", "--seeds", "1", "--out", str(out)]
+    with pytest.raises(InputError, match="no finished training"):
+        call(NAME, monkeypatch, *flags, "--part", "tables")
+    some = ["--only", "OT-Flow", "chosen"]
+    with pytest.raises(InputError, match="--part trials"):  # that choose the variant
+        call(NAME, monkeypatch, *flags, "--part", "train", "--only", "chosen")
+    assert call(NAME, monkeypatch, *flags, "--part", "trials") == 0
+    assert call(NAME, monkeypatch, *flags, "--part", "train", *some) == 0
+    result = out / "moons-chosen-0" / "result.h5"
+    first = result.stat().st_mtime_ns
+    assert call(NAME, monkeypatch, *flags, "--part", "train", *some, "--resume") == 0
+    assert call(NAME, monkeypatch, *flags, "--part", "tables", "--resume") == 0
+    assert result.stat().st_mtime_ns == first
+    said = capsys.readouterr().out
+    assert "chosen: attracting, last two layers" in said and "| no attention " in said
+    assert json.loads((out / "summary.json").read_text())["findings"] == []
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        assert table["model"].values.tolist() == ["OT-Flow", "chosen"]
+        assert np.isfinite(table[["sliced_w2", "mmd", "nll", "equal_time"]].to_array()).all()
+        assert (table["lost"] == 0).all()
+    with pytest.raises(InputError, match="other settings"):
+        call(NAME, monkeypatch, *flags, "--part", "tables", "--resume", "--steps", "5")
+
+
+def made(study, parts, distances, curves=None):
+    """Results with given distances of each seed: target -> model -> numbers."""
+    found = parts.Found()
+    for target, models in distances.items():
+        for model, values in models.items():
+            found.records[target, model] = [
+                {"sliced_w2": value, "equal_time": value, "diverged": False} for value in values
+            ]
+            found.histories[target, model] = [
+                xr.Dataset(
+                    {"sliced_w2": ("evaluation", np.array([10.0, 1.0, value]))},
+                    {"evaluation": [0, 50, 100], "step": range(100)},
+                )
+                for value in values
+            ]
+    return found
+
+
+def test_claims_are_decided_for_every_target_and_overall():
+    study, parts = script(NAME), script("_rwpo_benchmarks")
+    plain, better, worse = [0.2, 0.21, 0.19], [0.1, 0.11, 0.1], [0.4, 0.39, 0.41]
+    unclear = [0.1, 0.5, 0.19]
+
+    def verdict(**targets):
+        given = {name: {"OT-Flow": plain, "corrected": own} for name, own in targets.items()}
+        asked = made(study, parts, given), "corrected", "OT-Flow", "sliced_w2", "", ""
+        return study.closer(*asked).verdict
+
+    assert verdict(moons=better, rings=better) == "confirmed"
+    assert verdict(moons=better, rings=worse) == "confirmed in part"
+    assert verdict(moons=worse, rings=worse) == "not confirmed"
+    assert verdict(moons=unclear) == "inconclusive"
+
+
+def test_speed_counts_the_steps_to_a_level():
+    study, parts = script(NAME), script("_rwpo_benchmarks")
+    history = xr.Dataset(
+        {"sliced_w2": ("evaluation", np.array([100.0, 1.0, 0.01]))}, {"evaluation": [0, 50, 100]}
+    )
+    assert parts.steps_to(history, 10.0) == pytest.approx(25)
+    assert parts.steps_to(history, 0.1) == pytest.approx(75)
+    assert parts.steps_to(history, 200.0) == 0
+    assert parts.steps_to(history, 1e-3) == np.inf
+    given = {"OT-Flow": [0.5, 0.5], "corrected": [0.01, 0.02]}
+    finding = study.faster(made(study, parts, {"moons": given}), "corrected", "", "")
+    assert finding.verdict == "confirmed" and "count as" not in finding.found
+    given = {"OT-Flow": [0.5, 0.5], "corrected": [0.9, 0.95]}
+    finding = study.faster(made(study, parts, {"moons": given}), "corrected", "", "")
+    assert finding.verdict == "not confirmed" and "2 of 2 runs do not get there" in finding.found
+
+
+def test_the_variant_is_chosen_among_those_that_ended():
+    parts = script("_rwpo_benchmarks")
+    found = {"one": 0.5, "two": np.nan, "three": 0.2, "no attention": -1.0}
+    assert parts.chosen(found) == "three"
+
+
+def test_the_compared_flows_have_the_same_potential_and_the_presets_those_of_table_1():
+    study, parts = script(NAME), script("_rwpo_benchmarks")
+    setup = study.PRESETS["paper"]
+    assert (setup.steps, setup.width, setup.iterations, setup.batch) == (48, 48, 6001, 4096)
+    assert setup.rates == (1e-2, 1e-6) and set(parts.PAPER) < set(study.TARGETS)
+    small = study.PRESETS["smoke"]
+    models = parts.MODELS | {"chosen": parts.Model(parts.VARIANTS["attracting"])}
+    flows = {name: parts.network(model, small, "moons", 3) for name, model in models.items()}
+    weights = flows["OT-Flow"].potential.state_dict()
+    for name, flow in flows.items():
+        own = flow.potential.state_dict()
+        assert all(torch.equal(weights[key], own[key]) for key in weights), name
+        extra = len(getattr(flow, "trainable", ()))
+        counts = [sum(p.numel() for p in f.parameters()) for f in (flow, flows["OT-Flow"])]
+        assert counts[0] == counts[1] + extra
+    run = parts.plan(
+        models["chosen"], small, "moons", study.RwpoBenchmarks(device="cpu"), 0, 2, "test"
+    )
+    assert run.config.batch == small.batch + flows["chosen"].tokens  # rows of the loss, and context
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--targets", "moon"], "--targets moon: expected some of moons, rings"),
+        (["--targets", "moons", "moons"], "each once"),
+        (["--iterations", "0"], "--iterations is 0"),
+        (["--only", "best"], "--only best: expected some of OT-Flow"),
+    ],
+)
+def test_flags_that_make_no_study_are_refused(flags, message, monkeypatch, tmp_path):
+    with pytest.raises(InputError, match=message):
+        call(NAME, monkeypatch, "--preset", "smoke", "--out", str(tmp_path / "x"), *flags)
+    assert not (tmp_path / "x").exists()

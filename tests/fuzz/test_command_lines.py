@@ -55,6 +55,7 @@ SMALL = {
     "--times 2",
     "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
     "--t-final 0.1 --times 1",
+    "rwpo_benchmarks": "--preset smoke --seeds 1 --only OT-Flow",
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }
 
@@ -242,7 +243,7 @@ def outcome(
 def test_a_wrong_flag_of_a_study_is_a_message(
     name, tmp_path, monkeypatch, capsys, cases, hostile, bounded
 ) -> None:
-    if name in ("mnist_vit", "shakespeare_gpt", "trained_heads"):
+    if name in ("mnist_vit", "rwpo_benchmarks", "shakespeare_gpt", "trained_heads"):
         pytest.importorskip("torch")
     module = script(name)
     work = tmp_path / "work"
@@ -329,7 +330,7 @@ def test_small_studies_run_to_their_end(name, tmp_path, cases) -> None:
     """The sizes above are right: what is refused is refused for the wrong flag."""
     if not cases(0, 1):
         pytest.skip("with --long")
-    if name in ("mnist_vit", "shakespeare_gpt", "trained_heads"):
+    if name in ("mnist_vit", "rwpo_benchmarks", "shakespeare_gpt", "trained_heads"):
         pytest.importorskip("torch")
     done = shell(name, *SMALL[name].split(), "--out", str(tmp_path / "out"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

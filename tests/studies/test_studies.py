@@ -302,7 +302,9 @@ def test_every_study_shows_its_flags_without_torch(name, helps) -> None:
     assert status in (0, None) and "--out" in said and not errors
 
 
-@pytest.mark.parametrize("name", ["mnist_vit", "shakespeare_gpt", "trained_heads"])
+@pytest.mark.parametrize(
+    "name", ["mnist_vit", "rwpo_benchmarks", "shakespeare_gpt", "trained_heads"]
+)
 def test_a_study_of_networks_names_the_extra_that_it_needs(name, without_torch, tmp_path) -> None:
     out = tmp_path / "out"
     said = shell(name, "--preset", "smoke", "--out", str(out), env=without_torch)

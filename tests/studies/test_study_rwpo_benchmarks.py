@@ -43,18 +43,20 @@ def test_parts_share_a_folder_and_the_tables_are_read_from_it(
         call(NAME, monkeypatch, *flags, "--part", "tables", "--resume", "--steps", "5")
 
 
-def made(study, parts, distances, curves=None):
-    """Results with given distances of each seed: target -> model -> numbers."""
+def made(parts, distances, times=(1.0, 1.0)):
+    """Results with given distances, target -> model -> seeds, and times of a step."""
     found = parts.Found()
     for target, models in distances.items():
-        for model, values in models.items():
+        for (model, values), seconds in zip(models.items(), times, strict=True):
             found.records[target, model] = [
-                {"sliced_w2": value, "equal_time": value, "diverged": False} for value in values
+                {"sliced_w2": value, "nll": value, "step_seconds": seconds, "diverged": False}
+                for value in values
             ]
             found.histories[target, model] = [
                 xr.Dataset(
                     {"sliced_w2": ("evaluation", np.array([10.0, 1.0, value]))},
                     {"evaluation": [0, 50, 100], "step": range(100)},
+                    {"complete": 1},
                 )
                 for value in values
             ]
@@ -68,13 +70,27 @@ def test_claims_are_decided_for_every_target_and_overall():
 
     def verdict(**targets):
         given = {name: {"OT-Flow": plain, "corrected": own} for name, own in targets.items()}
-        asked = made(study, parts, given), "corrected", "OT-Flow", "sliced_w2", "", ""
+        asked = made(parts, given), "corrected", "OT-Flow", "sliced_w2", "", ""
         return study.closer(*asked).verdict
 
     assert verdict(moons=better, rings=better) == "confirmed"
     assert verdict(moons=better, rings=worse) == "confirmed in part"
     assert verdict(moons=worse, rings=worse) == "not confirmed"
     assert verdict(moons=unclear) == "inconclusive"
+    found = made(parts, {"moons": {"OT-Flow": plain, "corrected": better}})
+    assert study.closer(found, "corrected", "OT-Flow", "nll", "", "").verdict == "confirmed"
+
+
+def test_in_equal_time_the_slower_flow_has_taken_fewer_steps():
+    study, parts = script(NAME), script("_rwpo_benchmarks")
+    given = {"OT-Flow": [0.2, 0.2], "corrected": [0.1, 0.1]}
+    found = made(parts, {"moons": given}, times=(1.0, 4.0))  # of 100 s, 25 of its steps
+    parts.add_equal_time(found)
+    record = found.records["moons", "corrected"][0]
+    assert record["equal_time"] == pytest.approx(10**0.5)  # halfway from 10 to 1, on a log scale
+    assert record["equal_time_base"] == pytest.approx(0.2)
+    finding = study.closer(found, "corrected", "OT-Flow", "equal_time", "", "")
+    assert finding.verdict == "not confirmed"
 
 
 def test_speed_counts_the_steps_to_a_level():
@@ -87,10 +103,10 @@ def test_speed_counts_the_steps_to_a_level():
     assert parts.steps_to(history, 200.0) == 0
     assert parts.steps_to(history, 1e-3) == np.inf
     given = {"OT-Flow": [0.5, 0.5], "corrected": [0.01, 0.02]}
-    finding = study.faster(made(study, parts, {"moons": given}), "corrected", "", "")
+    finding = study.faster(made(parts, {"moons": given}), "corrected", "", "")
     assert finding.verdict == "confirmed" and "count as" not in finding.found
     given = {"OT-Flow": [0.5, 0.5], "corrected": [0.9, 0.95]}
-    finding = study.faster(made(study, parts, {"moons": given}), "corrected", "", "")
+    finding = study.faster(made(parts, {"moons": given}), "corrected", "", "")
     assert finding.verdict == "not confirmed" and "2 of 2 runs do not get there" in finding.found
 
 

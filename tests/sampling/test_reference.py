@@ -161,3 +161,19 @@ def test_densities_that_cannot_be_used_are_refused():
         reference.bayesian_lasso(np.eye(3), [1.0, 2.0], lam=1.0, noise=0.1)
     with pytest.raises(InputError, match="four draws"):
         reference.r_hat(np.ones((2, 3)))
+
+
+def test_ranks_are_uniform_for_the_right_posterior_alone():
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((800, 1))
+    truth = y + rng.standard_normal((800, 1))
+    right = y[:, None] + rng.standard_normal((800, 63, 1))
+    good = reference.rank_test(truth, right)
+    assert good.p_value[0] > 0.01 and np.allclose(good.coverage, [[0.5, 0.9]], atol=0.05)
+    narrow = reference.rank_test(truth, y[:, None] + 0.5 * (right - y[:, None]))
+    assert narrow.p_value[0] < 1e-6 and narrow.counts[0, [0, -1]].min() > 150
+    assert reference.rank_test(truth, right + 0.5).p_value[0] < 1e-6
+    tied = reference.rank_test(np.zeros((10, 1)), np.zeros((10, 7, 1)), bins=2)
+    assert tied.counts.sum() == 10
+    with pytest.raises(InputError, match="expected \\(n, k\\)"):
+        reference.rank_test(truth, right[:, :, 0])

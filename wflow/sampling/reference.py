@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 __all__ = [
+    "Ranks",
     "bayesian_lasso",
     "climb",
     "ess",
@@ -34,6 +35,7 @@ __all__ = [
     "metropolis",
     "pcn",
     "r_hat",
+    "rank_test",
     "tempered",
 ]
 
@@ -135,6 +137,101 @@ def ess(samples: ArrayLike) -> FloatArray:
     with np.errstate(invalid="ignore", divide="ignore"):
         sizes = np.array([_effective(flat[:, :, k]) for k in range(flat.shape[2])])
     return sizes.reshape(x.shape[2:])
+
+
+class Ranks(NamedTuple):
+    """Ranks of true values among posterior draws.
+
+    Parameters
+    ----------
+    counts : ndarray, shape (quantities, bins)
+        Histogram of the ranks of each quantity.
+    p_value : ndarray, shape (quantities,)
+        Probability of a histogram at least as uneven, if the posterior is right.
+    coverage : ndarray, shape (quantities, 2)
+        Share of true values in the central intervals of probability 0.5 and 0.9.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow.sampling import reference
+    >>> x = np.random.default_rng(0).standard_normal((100, 64, 1))
+    >>> reference.rank_test(x[:, 0], x[:, 1:]).counts.sum()
+    100
+    """
+
+    counts: NDArray[np.int64]
+    p_value: FloatArray
+    coverage: FloatArray
+
+
+def rank_test(truth: ArrayLike, draws: ArrayLike, *, bins: int = 8) -> Ranks:
+    r"""Test posteriors by the ranks of the true values among their draws.
+
+    Parameters
+    ----------
+    truth : array_like, shape (n, k)
+        Values of k quantities, from the prior.
+    draws : array_like, shape (n, draws, k)
+        Draws from the posterior of each of the n data sets that the values gave.
+    bins : int, default 8
+        Number of bins of the histograms; at most the number of draws plus one.
+
+    Returns
+    -------
+    Ranks
+        Histograms, p-values of a chi-squared test, and coverage of central intervals.
+
+    Raises
+    ------
+    InputError
+        For arrays of other shapes, or not finite, and numbers out of range.
+
+    Notes
+    -----
+    For the right posterior the rank of the truth among L draws is uniform on 0 .. L, whatever the
+    prior and the model [1]_. A histogram with a hump means that posteriors are too wide, one with
+    high ends that they are too narrow. Draws that are tied with the truth are counted as half.
+
+    References
+    ----------
+    .. [1] Talts, Betancourt, Simpson, Vehtari and Gelman, "Validating Bayesian inference algorithms
+       with simulation-based calibration", arXiv:1804.06788.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wflow.sampling import reference
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.standard_normal((500, 1))
+    >>> draws = y[:, None] + rng.standard_normal((500, 63, 1))
+    >>> bool(reference.rank_test(y + rng.standard_normal((500, 1)), draws).p_value[0] > 0.01)
+    True
+    >>> bool(reference.rank_test(y, draws).p_value[0] > 0.01)  # too wide
+    False
+    """
+    from scipy.stats import chi2
+
+    x, found = reals(truth, "truth"), reals(draws, "draws")
+    if x.ndim != 2 or found.ndim != 3 or found.shape[::2] != x.shape or found.shape[1] < 1:
+        raise InputError(
+            f"truth has shape {x.shape} and draws {found.shape}: expected (n, k) and (n, draws, k)"
+        )
+    if min(x.shape) < 1:
+        raise InputError(f"truth has shape {x.shape}: expected values")
+    count = found.shape[1]
+    bins = whole(bins, "bins", 2, most=count + 1)
+    rank = (found < x[:, None]).sum(1) + 0.5 * (found == x[:, None]).sum(1)
+    share = (rank + 0.5) / (count + 1)
+    place = np.minimum((share * bins).astype(int), bins - 1)
+    counts = np.stack([np.bincount(column, minlength=bins) for column in place.T])
+    sizes = np.bincount(
+        ((np.arange(count + 1) + 0.5) / (count + 1) * bins).astype(int), minlength=bins
+    )
+    expected = len(x) * sizes / (count + 1)
+    statistic = ((counts - expected) ** 2 / expected).sum(1)
+    inside = [np.abs(share - 0.5) <= level / 2 for level in (0.5, 0.9)]
+    return Ranks(counts, chi2.sf(statistic, bins - 1), np.stack([row.mean(0) for row in inside], 1))
 
 
 def _chains(samples: ArrayLike) -> FloatArray:

@@ -26,7 +26,7 @@ from wflow import (  # noqa: E402
     WflowError,
     nets,
 )
-from wflow.nets import blocks, convex, data, diagnostics, particles, train  # noqa: E402
+from wflow.nets import blocks, convex, data, diagnostics, generative, particles, train  # noqa: E402
 from wflow.nets.data import download  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,6 +57,11 @@ PUBLISHED = {
 
 def body(wrap=nets.ContinuousTransformer):
     return wrap([blocks.Block(**BLOCK) for _ in range(2)], steps=2)
+
+
+def coder():
+    torch.manual_seed(0)
+    return generative.Autoencoder(2, pixels=4)
 
 
 def problem():
@@ -414,6 +419,17 @@ CALLS = {
     "train.save_model": lambda: (
         train.save_model,
         {"path": __file__, "model": network(), "description": "words"},
+    ),
+    "generative.Autoencoder": lambda: (
+        generative.Autoencoder,
+        {"latent": 2, "pixels": 4, "hidden": 3, "rectified": False},
+    ),
+    "generative.Autoencoder.forward": lambda: (coder(), {"images": draw(5, 4)}),
+    "generative.Autoencoder.encode": lambda: (coder().encode, {"images": draw(5, 2, 2)}),
+    "generative.Autoencoder.decode": lambda: (coder().decode, {"z": draw(5, 2)}),
+    "generative.Autoencoder.standardise": lambda: (
+        coder().standardise,
+        {"images": draw(5, 4), "whiten": True},
     ),
     "train.train": lambda: (train.train, training()),
     "train.restore": lambda: (train.restore, {"path": __file__, "kind": nets.GPT}),

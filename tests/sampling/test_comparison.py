@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import linalg
 from scipy.stats import ortho_group
 
 from wflow import InputError
@@ -75,6 +76,19 @@ def test_frechet_of_scaled_samples_is_that_of_gaussians():
         comparison.frechet(x, y), rel=1e-6
     )
     assert comparison.frechet(x[:, :1], x[:, :1] + 2.0) == pytest.approx(4.0, rel=1e-6)
+
+
+def test_frechet_takes_features_that_are_dead_equal_or_more_than_the_samples():
+    x, y = normal(100, 6), 2 * normal(90, 6, 1) + 0.5
+    x[:, 3], y[:, 4], x[:, 0] = 0.0, 0.0, x[:, 1]
+    roots = [linalg.sqrtm(np.cov(z, rowvar=False) + 1e-12 * np.eye(6)) for z in (x, y)]
+    cross = linalg.sqrtm(roots[0] @ roots[1] @ roots[1] @ roots[0]).real
+    expected = ((x.mean(0) - y.mean(0)) ** 2).sum() - 2 * np.trace(cross)
+    expected += sum(np.trace(root @ root).real for root in roots)
+    assert comparison.frechet(x, y) == pytest.approx(expected, rel=1e-5)
+    assert comparison.frechet(x, x) == pytest.approx(0.0, abs=1e-12)
+    few = normal(4, 6, 3)
+    assert comparison.frechet(few, few + 2.0) == pytest.approx(24.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", comparison.__all__)

@@ -166,9 +166,9 @@ def prepare(session: Any, setup: Setup, flags: Any) -> Tools:
             pairs = shaped, images.train_labels.long()
             loss = nets.train.objective(nets.train.cross_entropy)
         else:
-            rectified = {"hidden": 0, "rectified": True} if kind == "rectified" else {}
+            bare = kind == "rectified"  # one layer with a ReLU, as the code of OT-Flow has it
             model = nets.generative.Autoencoder(
-                int(dim), pixels=pixels, **{"hidden": setup.hidden} | rectified
+                int(dim), pixels=pixels, hidden=0 if bare else setup.hidden, rectified=bare
             )
             pairs = train.cpu(), train.cpu()
             loss = nets.train.objective(torch.nn.functional.mse_loss)

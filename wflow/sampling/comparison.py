@@ -266,9 +266,9 @@ def frechet(x: ArrayLike, y: ArrayLike) -> float:
     x, y = _samples(x, y, least=2)
     shift = x.mean(axis=0) - y.mean(axis=0)
     roots = [
-        np.linalg.qr(values - values.mean(axis=0), mode="r") / math.sqrt(len(values) - 1)
+        np.linalg.qr(values - values.mean(axis=0)).R / math.sqrt(len(values) - 1)
         for values in (x, y)
     ]
-    common = np.linalg.svd(roots[0] @ roots[1].T, compute_uv=False).sum()
+    common = np.linalg.norm(roots[0] @ roots[1].T, "nuc")
     squared = shift @ shift + sum(np.square(root).sum() for root in roots) - 2 * common
     return max(float(squared), 0.0)

@@ -11,7 +11,13 @@ from wflow.nets import data, generative  # noqa: E402
 def flow(steps=3, **options):
     torch.manual_seed(1)
     phi = generative.Potential(2, width=6)
-    options = {"lam": 0.5, "beta": 2.0, "convention": "attracting", "prox": "smooth"} | options
+    options = {
+        "lam": 0.5,
+        "beta": 2.0,
+        "convention": "attracting",
+        "prox": "smooth",
+        "drift": "euler",
+    } | options
     found = generative.SparseTransformerFlow(phi, steps=steps, **options).double()
     with torch.no_grad():
         for weight in phi.parameters():
@@ -72,3 +78,17 @@ def test_contexts_of_the_batch_are_refused():
     for context in ("batch", "masked"):
         with pytest.raises(InputError, match="expected 'independent'"):
             flow(context=context)
+
+
+def test_a_flow_without_layers_is_ot_flow() -> None:
+    torch.manual_seed(0)
+    phi = generative.Potential(2, width=8).double()
+    x = torch.randn(20, 2).double()
+    bare = generative.SparseTransformerFlow(phi, steps=3, attended=(), context="batch").eval()
+    found, expected = bare.to_base(x), generative.OTFlow(phi, steps=3).to_base(x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
+    z = bare.draws(5, seed=0)
+    torch.testing.assert_close(
+        bare.from_base(z, context=x), generative.OTFlow(phi, steps=3).from_base(z)
+    )

@@ -25,6 +25,7 @@ from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
 from wflow.nets.generative.flows import OTFlow, log_normal
 from wflow.nets.generative.potential import points
+from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
 from wflow.nets.generative.sparse import (
     SparseTransformerFlow,
     identity,
@@ -147,25 +148,14 @@ def _by_inverses(
     flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, path: list[Tensor]
 ) -> Generated:
     """The inverse of each map of the way to the base, with its implicit derivative."""
-    h = flow.t_final / flow.steps
     log_density = log_normal(x)
     transport = hjb = x.new_zeros(len(x))
     for k in range(1, flow.steps + 1):
-        t, context = (k - 1) * h, path[k - 1]
-
-        def drift(at: Tensor, t: float = t) -> tuple[Tensor, Tensor]:
-            found = flow.potential.derivatives(at, t, y, hessian=True)
-            assert found.hessian is not None
-            return at - h * found.gradient, _drift_jacobian(found.hessian, h)
-
-        with torch.no_grad():
-            start = x + h * flow.potential.derivatives(x, t, y, laplacian=False).gradient
-        x = _implicit(drift, x, start)
-        at = flow.potential.derivatives(x, t, y, hessian=True)
-        assert at.hessian is not None
-        log_density = log_density + log_abs_det(_drift_jacobian(at.hessian, h))[0]
-        energy = at.gradient.square().sum(1) / 2
-        transport, hjb = transport + h * energy, hjb + h * (at.time + energy).abs()
+        context = path[k - 1]
+        drift = _runge_kutta if flow.drift == "rk4" else _implicit_euler
+        x, change, kinetic, residual = drift(flow, x, y, k)
+        log_density = log_density + change
+        transport, hjb = transport + kinetic, hjb + residual
         if not flow._attends(k):
             continue
 
@@ -179,6 +169,41 @@ def _by_inverses(
         x = _implicit(layer, x, start)
         log_density = log_density + log_abs_det(layer(x)[1])[0]
     return Generated(x, log_density, transport, hjb)
+
+
+def _runge_kutta(
+    flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Step k of the equation, forwards: points, and what it adds to log density and penalties."""
+    h = flow.t_final / flow.steps
+    x, slopes, bent = Stages(flow.potential, y).step(x, (k - 1) * h, h, laplacian=True)
+    assert bent is not None
+    weights = x.new_tensor(WEIGHTS).mul_(h)
+    energy = slopes[:, :, :-1].square().sum(2) / 2
+    residual = (slopes[:, :, -1] + energy).abs()
+    return x, -(weights @ bent), weights @ energy, weights @ residual
+
+
+def _implicit_euler(
+    flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The inverse of the Euler step k to the base: as `_runge_kutta`."""
+    h = flow.t_final / flow.steps
+    t = (k - 1) * h
+
+    def drift(at: Tensor) -> tuple[Tensor, Tensor]:
+        found = flow.potential.derivatives(at, t, y, hessian=True)
+        assert found.hessian is not None
+        return at - h * found.gradient, _drift_jacobian(found.hessian, h)
+
+    with torch.no_grad():
+        start = x + h * flow.potential.derivatives(x, t, y, laplacian=False).gradient
+    x = _implicit(drift, x, start)
+    at = flow.potential.derivatives(x, t, y, hessian=True)
+    assert at.hessian is not None
+    energy = at.gradient.square().sum(1) / 2
+    change = log_abs_det(_drift_jacobian(at.hessian, h))[0]
+    return x, change, h * energy, h * (at.time + energy).abs()
 
 
 def _drift_jacobian(hessian: Tensor, h: float) -> Tensor:

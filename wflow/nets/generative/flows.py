@@ -267,8 +267,10 @@ class OTFlow(GradientFlow):
                 return stages.step(at, t, -h, laplacian=False)[0]
 
             start = forwards(x)
-            x, open_rows = _corrected(start, forwards, backwards) if exact else (start, 0)
-            lost = max(lost, open_rows)
+            x = start
+            if exact:
+                x, failed = corrected(start, forwards, backwards)
+                lost = max(lost, int(failed.sum()))
         if lost:
             warnings.warn(
                 f"a step of the flow could not be inverted for {lost} of {len(x)} points: raise "
@@ -384,20 +386,21 @@ class OTFlow(GradientFlow):
 _CORRECTIONS = 50
 
 
-def _corrected(
+def corrected(
     start: Tensor, forwards: Callable[[Tensor], Tensor], backwards: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, int]:
-    """Solve backwards(x) = z from start = forwards(z), and count the rows without a solution."""
+) -> tuple[Tensor, Tensor]:
+    """Solve backwards(x) = z from start = forwards(z); and the rows without a solution."""
     x, least = start, start.new_full(start.shape[:1], math.inf)
     floor = 16 * torch.finfo(x.dtype).eps * (1 + start.abs().amax(1))
     for _ in range(_CORRECTIONS):
         change = start - forwards(backwards(x))
         size = change.abs().amax(1)
-        x = x + change
-        if bool(((size <= floor) | (size >= least)).all()):
+        closer = size < least  # a row whose corrections grow stays where it is
+        x = torch.where(closer[:, None], x + change, x)
+        if bool(((size <= floor) | ~closer).all()):
             break
         least = torch.minimum(least, size)
-    return x, int((~(size <= 1e3 * floor)).sum())
+    return x, ~(size <= 1e3 * floor)
 
 
 @dataclass(frozen=True)

@@ -47,16 +47,19 @@ from wflow.nets.generative.attention import (
     interaction,
     proximal,
 )
-from wflow.nets.generative.flows import GradientFlow, ToBase, log_normal
+from wflow.nets.generative.flows import GradientFlow, ToBase, corrected, log_normal
 from wflow.nets.generative.potential import Potential, points
+from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
 from wflow.nets.registry import register
 
 __all__ = ["SparseTransformerFlow"]
 
 Convention = Literal["inverse", "attracting", "published"]
+Drift = Literal["rk4", "euler"]
 Context = Literal["independent", "masked", "batch"]
 
 _CONVENTIONS = ("inverse", "attracting", "published")
+_DRIFTS = ("rk4", "euler")
 _CONTEXTS = ("independent", "masked", "batch")
 _TRAINABLE = ("lam", "beta")
 
@@ -74,13 +77,20 @@ class SparseTransformerFlow(GradientFlow):
         x \leftarrow x - h\,\nabla\phi(x, t_{k-1}),
 
     where S is the proximal map of ``h lambda |x|_1``, M(x; C) the weighted mean of a context and
-    C_k the context, moved by the same maps. For a context that does not contain the query it has
-    the exact density
+    C_k the context, moved by the same maps. The second map is the one of ``drift="euler"``, which
+    has an inverse where no eigenvalue of ``h Hess phi`` reaches 1, and training does not keep to
+    that. ``drift="rk4"``, the default, follows :math:`\dot x = \nabla\phi(x, t)` back from t_k to
+    t_{k-1} by a step of the classical Runge-Kutta method, as `OTFlow` does: a flow without layers
+    is an `OTFlow`. For a context that does not contain the query the flow with Euler steps has the
+    exact density
 
     .. math::
 
         \log\rho_T(x) = \log\rho_0(x_0) + \sum_k \Big[\log\det\Big(I - \tfrac12 DS +
-        \tfrac{\beta}{4h}\,\mathrm{Cov}_w(c)\Big) + \log\det(I - h\,\nabla^2\phi)\Big].
+        \tfrac{\beta}{4h}\,\mathrm{Cov}_w(c)\Big) + \log\det(I - h\,\nabla^2\phi)\Big],
+
+    and with the Runge-Kutta method minus the integral of the Laplacian, by the same method, stands
+    in place of the last term.
 
     With ``convention="attracting"`` the layers are turned round: the way to the base inverts
     x - (S(x) - M(x; C_k)) / 2 by Newton's method and subtracts its log determinant, so that a
@@ -109,6 +119,8 @@ class SparseTransformerFlow(GradientFlow):
     convention : {"inverse", "attracting", "published"}
         `inverse`, an invertible flow; `attracting`, the same with its layers turned round;
         `published`, the printed algorithm.
+    drift : {"rk4", "euler"}, optional
+        Scheme of the drift. The default is `rk4`, and `euler` for the published convention.
     context : {"independent", "masked", "batch"}, optional
         Context in training: `independent`, the first `tokens` rows of each batch, which have no
         part in the loss; `masked`, the other tokens of the batch; `batch`, all of them. The default
@@ -165,6 +177,7 @@ class SparseTransformerFlow(GradientFlow):
         trainable: Iterable[str] = (),
         kernel: Kernel = "exact",
         convention: Convention = "inverse",
+        drift: Drift | None = None,
         context: Context | None = None,
         tokens: int = 256,
         prox: Prox | None = None,
@@ -178,6 +191,12 @@ class SparseTransformerFlow(GradientFlow):
         check_choice("kernel", kernel, KERNELS)
         check_choice("convention", convention, _CONVENTIONS)
         self.kernel, self.convention = kernel, convention
+        self.drift: Drift = drift or ("euler" if convention == "published" else "rk4")
+        check_choice("drift", self.drift, _DRIFTS)
+        if convention == "published" and self.drift != "euler":
+            raise InputError(
+                "drift is 'rk4', and the published algorithm takes Euler steps: expected 'euler'"
+            )
         first: Context = "batch" if convention == "published" else "independent"
         self.context: Context = first if context is None else context
         check_choice("context", self.context, _CONTEXTS)
@@ -588,6 +607,14 @@ class SparseTransformerFlow(GradientFlow):
             value, folded = log_abs_det(matrix)
             trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
             log_det = trace / 2 if published else -value if attracting else value
+        if self.drift == "rk4":
+            x, slopes, bent = Stages(self.potential, y).step(x, k * h, -h, laplacian=True)
+            assert bent is not None
+            weights = x.new_tensor(WEIGHTS).mul_(h)
+            energy = slopes[:, :, :-1].square().sum(2) / 2
+            residual = (slopes[:, :, -1] + energy).abs()
+            log_det = log_det - weights @ bent
+            return _Step(x, log_det, weights @ energy, weights @ residual, folded)
         t = (k - 0.5 if published else k - 1.0) * h
         at = self.potential.derivatives(x, t, y, hessian=True)
         assert at.hessian is not None and at.laplacian is not None
@@ -611,6 +638,8 @@ class SparseTransformerFlow(GradientFlow):
         if self._attends(k):
             attracting = self.convention == "attracting"
             c = self._released(c, c) if attracting else c - self._layer(c, c).change / 2
+        if self.drift == "rk4":
+            return Stages(self.potential, y).step(c, k * self._h, -self._h, laplacian=False)[0]
         at = self.potential.derivatives(c, (k - 1) * self._h, y, laplacian=False)
         return c - self._h * at.gradient
 
@@ -641,18 +670,9 @@ class SparseTransformerFlow(GradientFlow):
 
     def _forwards(self, x: Tensor, y: Tensor | None, path: list[Tensor]) -> tuple[Tensor, int]:
         """All steps from the base to the data, and the number of points that were lost."""
-        h = self._h
         lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for k in range(1, self.steps + 1):
-            t = (k - 1) * h
-
-            def drift(at: Tensor, t: float = t) -> tuple[Tensor, Tensor]:
-                found = self.potential.derivatives(at, t, y, hessian=True)
-                assert found.hessian is not None
-                return at - h * found.gradient, _eye(found.hessian) - h * found.hessian
-
-            start = x + h * self.potential.derivatives(x, t, y, laplacian=False).gradient
-            x, failed = newton(drift, x, start)
+            x, failed = self._drifted(x, y, k)
             lost |= failed
             if not self._attends(k):
                 continue
@@ -662,6 +682,28 @@ class SparseTransformerFlow(GradientFlow):
             x, failed = self._solved(x, path[k - 1])
             lost |= failed
         return x, int(lost.sum())
+
+    def _drifted(self, x: Tensor, y: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+        """Invert the drift of step k on the way to the base; and the rows without an inverse."""
+        h, t = self._h, (k - 1) * self._h
+        if self.drift == "rk4":
+            stages = Stages(self.potential, y)
+
+            def forwards(at: Tensor) -> Tensor:
+                return stages.step(at, t, h, laplacian=False)[0]
+
+            def backwards(at: Tensor) -> Tensor:
+                return stages.step(at, t + h, -h, laplacian=False)[0]
+
+            return corrected(forwards(x), forwards, backwards)
+
+        def drift(at: Tensor) -> tuple[Tensor, Tensor]:
+            found = self.potential.derivatives(at, t, y, hessian=True)
+            assert found.hessian is not None
+            return at - h * found.gradient, _eye(found.hessian) - h * found.hessian
+
+        start = x + h * self.potential.derivatives(x, t, y, laplacian=False).gradient
+        return newton(drift, x, start)
 
     def _attracted(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """B(x) = x - (S(x) - M(x; C)) / 2 and its Jacobian."""

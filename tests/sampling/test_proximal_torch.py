@@ -32,3 +32,29 @@ def test_normalisers_of_the_l1_norm_agree():
     ours = sampling.L1(2.0).log_normaliser(y, h=0.1, beta=1.5)
     theirs = generative.log_normaliser(torch.from_numpy(y), h=0.1, lam=2.0, beta=1.5)
     np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["exact", "laplace", "published"])
+def test_trace_is_that_of_autograd(kernel):
+    rng = np.random.default_rng(0)
+    x, context = rng.normal(size=(2, 40, 3))
+    h, beta, lam = 0.3, 1.5, 2.0
+    prior = sampling.L1(lam)
+    c = torch.from_numpy(context)
+    bias = torch.from_numpy({
+        "exact": -prior.log_normaliser(context, h=h, beta=beta),
+        "laplace": beta / 2 * prior.envelope(context, h),
+        "published": beta / 2 * prior.value(prior.prox(context, h)),
+    }[kernel])  # fmt: skip
+
+    def mean(point):
+        if kernel == "published":
+            near = point - torch.clamp(point, -lam * h, lam * h)
+            scores = beta / (2 * h) * (c @ (point - near)) + bias
+        else:
+            scores = bias - beta / (4 * h) * (point - c).square().sum(1)
+        return torch.softmax(scores, 0) @ c
+
+    found = sampling.attention_mean(x, context, h=h, beta=beta, prior=prior, kernel=kernel)
+    DM = torch.func.vmap(torch.func.jacrev(mean))(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found.trace, np.einsum("nii->n", DM), rtol=0, atol=1e-12)

@@ -399,7 +399,13 @@ def attention_mean(
     ((100, 2), (100,))
     """
     setting = _setting(x, context, h, beta, prior, kernel, exclude_self)
-    found = _attention(setting, covariance=switch(covariance, "covariance"))
+    if switch(covariance, "covariance"):
+        check_memory(
+            20.0 * setting.x.size * setting.x.shape[-1],
+            f"a covariance for each of {setting.x[..., 0].size} queries",
+            "take fewer queries",
+        )
+    found = _attention(setting, covariance=bool(covariance))
 
     return AttentionMean(
         _as_given(setting, found.mean),

@@ -741,10 +741,8 @@ def folded(
 def _folded(setting: _Setting, keys: _Keys, trace: Floats) -> NDArray[np.bool_]:
     found = np.zeros(trace.shape, dtype=bool)
     for chain, place in _batches(setting, trace >= 2.0):
-        at = _local(
-            setting, keys, chain, place, setting.x[chain, place].astype(np.float64, copy=False)
-        )
-        jacobian = np.eye(setting.x.shape[-1]) + at.half
+        x = setting.x[chain, place].astype(np.float64, copy=False)
+        jacobian = np.eye(x.shape[-1]) + _half(setting, keys, chain, place, x)
         found[chain, place] = np.linalg.eigvals(jacobian).real.min(axis=-1) <= 0
     return found
 
@@ -921,28 +919,28 @@ def _newton(
     max_iterations: int,
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Solutions x of B(x) = goal (n, d) for the tokens `place` of a chain, and which were found."""
-    n, d = goal.shape
     convex = setting.kernel != "published"
 
-    def evaluate(x: FloatArray, some: NDArray[np.intp]) -> tuple[FloatArray, ...]:
-        """Objective, residual B(x) - goal and DB at x for some of the tokens."""
+    def evaluate(x: FloatArray, some: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
+        """Objective and its gradient B(x) - goal; for the kernel "published" half of its square."""
         at = _local(setting, keys, chain, place[some], x)
         residual = x - 0.5 * (at.image - at.mean) - goal[some]
         if not convex:
-            return 0.5 * _square(residual), residual, np.eye(d) - at.half
+            return 0.5 * _square(residual), residual
         objective = 0.5 * _square(x) + 0.5 * setting.h * setting.prior.envelope(x, setting.h)
-        objective += setting.h / setting.beta * at.log_sum - _dot(x, goal[some])
-        return objective, residual, np.eye(d) - at.half
+        return objective + setting.h / setting.beta * at.log_sum - _dot(x, goal[some]), residual
 
-    x = goal.copy()
-    objective, residual, jacobian = evaluate(x, np.arange(n))
+    at = _local(setting, keys, chain, place, goal)
+    x = goal + 0.5 * (at.image - at.mean)
+    objective, residual = evaluate(x, np.arange(len(x)))
     unit = 1 + np.sqrt(_square(goal))
     size = np.sqrt(_square(residual))
     active = np.flatnonzero(size > tolerance * unit)
     for _ in range(max_iterations):
         if not active.size:
             break
-        step = -np.linalg.solve(jacobian[active], residual[active][..., None])[..., 0]
+        half = _half(setting, keys, chain, place[active], x[active])
+        step = np.linalg.solve(half - np.eye(x.shape[-1]), residual[active][..., None])[..., 0]
         descent = _dot(residual[active], step) if convex else -2 * objective[active]
         before = size[active]
         rounding = 1e-14 * (unit[active] ** 2 + _square(x[active])) if convex else 0.0 * before
@@ -951,11 +949,10 @@ def _newton(
         while waiting.size and length > _SHORTEST:
             some = active[waiting]
             trial = x[some] + length * step[waiting]
-            new, slope, matrices = evaluate(trial, some)
+            new, slope = evaluate(trial, some)
             fine = new <= objective[some] + 1e-4 * length * descent[waiting] + rounding[waiting]
             moved = some[fine]
-            x[moved], objective[moved] = trial[fine], new[fine]
-            residual[moved], jacobian[moved] = slope[fine], matrices[fine]
+            x[moved], objective[moved], residual[moved] = trial[fine], new[fine], slope[fine]
             waiting = waiting[~fine]
             length /= 2
         size[active] = np.sqrt(_square(residual[active]))
@@ -967,26 +964,43 @@ def _newton(
 
 
 class _Local(NamedTuple):
-    """The proximal map, the attention, log sum, and (DS - DM)/2 at some tokens of one chain."""
+    """The proximal map, the attention and its log sum at some tokens of one chain."""
 
     image: FloatArray
     mean: FloatArray
     log_sum: FloatArray
-    half: FloatArray
 
 
 def _local(
     setting: _Setting, keys: _Keys, chain: int, place: NDArray[np.intp], x: FloatArray
 ) -> _Local:
-    of_chain = _Keys(*(part[chain : chain + 1] for part in keys))
-    left = None if setting.left_out is None else setting.left_out[place]
-    found = _attention(setting, of_chain, x[None], left, covariance=True)
+    found = _of_chain(setting, keys, chain, place, x, covariance=False)
+    return _Local(setting.prior.prox(x, setting.h), found.mean[0], found.log_sum[0])
+
+
+def _half(
+    setting: _Setting, keys: _Keys, chain: int, place: NDArray[np.intp], x: FloatArray
+) -> FloatArray:
+    """(DS - DM)/2 at some tokens of one chain."""
+    found = _of_chain(setting, keys, chain, place, x, covariance=True)
     derivative = _matrix(setting.prior.prox_derivative(x, setting.h), x)
     slope = np.asarray(found.covariance)[0] * setting.scale
     if setting.kernel == "published":
         slope = slope @ (np.eye(x.shape[-1]) - derivative)
-    image = setting.prior.prox(x, setting.h)
-    return _Local(image, found.mean[0], found.log_sum[0], 0.5 * (derivative - slope))
+    return 0.5 * (derivative - slope)
+
+
+def _of_chain(
+    setting: _Setting,
+    keys: _Keys,
+    chain: int,
+    place: NDArray[np.intp],
+    x: FloatArray,
+    covariance: bool,
+) -> AttentionMean:
+    left = None if setting.left_out is None else setting.left_out[place]
+    mine = _Keys(*(part[chain : chain + 1] for part in keys))
+    return _attention(setting, mine, x[None], left, covariance)
 
 
 def _matrix(derivative: FloatArray, x: FloatArray) -> FloatArray:

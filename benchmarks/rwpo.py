@@ -38,6 +38,8 @@ printed with the smallest and largest. Before it is timed, each must agree with 
 
 import argparse
 import ctypes.util
+import itertools
+import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -61,12 +63,18 @@ H, BETA, LAM = 1 / 48, 1.0, 2.0
 Sizes = tuple[tuple[int, ...], ...]
 SIZES, DIMENSIONS, PRECISIONS = (1024, 4096, 16_384), (2, 32, 128), ("float64", "float32")
 TRAINED: Sizes = ((1024, 2), (4096, 2), (4096, 32), (4096, 128))
-FLOWS: Sizes = ((2, 48, 4096), (16, 128, 512), (64, 128, 512), (128, 128, 512))  # d, width, batch
+FLOWS: tuple[tuple[int, int, int], ...] = (
+    (2, 48, 4096),
+    (16, 128, 512),
+    (64, 128, 512),
+    (128, 128, 512),
+)  # d, width, batch
 STEPS, BY_AUTOGRAD = 8, 2  # of RK4; largest d of the Laplacian by backward passes
 MEMORY: tuple[int, ...] = (8192, 32_768, 131_072)
 LARGE = 10_000
 ORDER = 2000  # of the matrices whose product gives the rate
 COMMAND = "python benchmarks/rwpo.py"
+PARTS = ("forward", "forward_and_backward", "ot_flow_iteration", "memory")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-2}  # of means and traces, beside wflow in double
 Answer = tuple[Any, ...]
 
@@ -328,12 +336,41 @@ def tell(row: dict[str, Any]) -> None:
     )
 
 
+def goals_of(parts: dict[str, Any], n: int, command: str) -> list[dict[str, Any]]:
+    """The goals, from all parts; what was not measured is None."""
+    where = {"N": n, "d": 2, "precision": "float64", "variant": "torch"}
+    hits = [row["times_wflow"] for row in parts.get("forward", []) if where.items() <= row.items()]
+    traces = [row.get("times_operations", 0.0) for row in parts.get("ot_flow_iteration", [])]
+    memory, grown = "exponent of its memory in N", None
+    if "memory" in parts:
+        less, most = parts["memory"][-2:]
+        memory += f", {less['N']:,} to {most['N']:,}"
+        if less["wflow_mb"] and most["wflow_mb"]:
+            sizes = np.log(most["N"] / less["N"])
+            grown = float(np.log(most["wflow_mb"] / less["wflow_mb"]) / sizes)
+    return [
+        goal(
+            f"attention of the proximal operator over plain torch, N = {n:,}, d = 2, double",
+            command, hits[0] if hits else None, 5.0, least=True, unit="times",
+        ),
+        goal(memory, command, grown, 1.05, least=False),
+        goal(
+            "OT-Flow iteration, trace over gradient, over the ratio of their operations",
+            command, max(traces, default=None), 1.0, least=False,
+        ),
+    ]  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, default=RESULTS / "rwpo.json")
     parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=numba.get_num_threads())
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS,
+        help="what to measure; the other parts of the file stay as they are",
+    )  # fmt: skip
     options = parser.parse_args()
     numba.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
@@ -342,48 +379,34 @@ def main() -> None:
     if options.quick:
         sizes, memory, rounds, order, small = (512, 1024), (4096, 16_384), 2, 400, TRAINED[:1]
         flow_sizes = ((2, 48, 256),)
-    rows, both, flows = [], [], []
+
+    def measured(part: str) -> list[dict[str, Any]]:
+        if part == "memory":
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                return pool.submit(memories, memory).result()
+        if part == "ot_flow_iteration":
+            found = [flow_iteration(*size, rounds, order) for size in flow_sizes]
+        elif part == "forward_and_backward":
+            found = [trained(n, d, "float64", rounds) for n, d in small]
+        else:
+            cases = itertools.product(PRECISIONS, DIMENSIONS, sizes)
+            found = [forward(n, d, dtype, rounds, order) for dtype, d, n in cases]
+        return [row for rows in found for row in rows]
+
+    parts: dict[str, Any] = {}
+    if options.json.exists() and set(options.parts) != set(PARTS):
+        before = json.loads(options.json.read_text())
+        parts = {part: before[part] for part in PARTS if part in before}
     with threadpool_limits(options.threads, user_api="blas"):
-        for dtype in PRECISIONS:
-            for d in DIMENSIONS:
-                for n in sizes:
-                    rows += forward(n, d, dtype, rounds, order)
-        for n, d in small:
-            both += trained(n, d, "float64", rounds)
-        for d, width, batch in flow_sizes:
-            flows += flow_iteration(d, width, batch, rounds, order)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        table = pool.submit(memories, memory).result()
-
-    def found(n: int, d: int, dtype: str, variant: str) -> float | None:
-        where = {"N": n, "d": d, "precision": dtype, "variant": variant}
-        hits = [row["times_wflow"] for row in rows if where.items() <= row.items()]
-        return hits[0] if hits else None
-
+        parts |= {part: measured(part) for part in PARTS if part in options.parts}
     command = f"{COMMAND} --threads {options.threads}" + " --quick" * options.quick
-    size = sizes[1]
-    grown = None
-    less, most = table[-2:]
-    if less["wflow_mb"] and most["wflow_mb"]:
-        grown = float(np.log(most["wflow_mb"] / less["wflow_mb"]) / np.log(most["N"] / less["N"]))
-    goals = [
-        goal(
-            f"attention of the proximal operator over plain torch, N = {size:,}, d = 2, double",
-            command, found(size, 2, "float64", "torch"), 5.0, least=True, unit="times",
-        ),
-        goal(
-            f"exponent of its memory, N = {less['N']:,} to {most['N']:,}", command, grown, 1.05, least=False,
-        ),
-    ]  # fmt: skip
-    worst = max(row["times_operations"] for row in flows if "times_operations" in row)
-    what = "OT-Flow iteration, trace over gradient, over the ratio of their operations"
-    goals.append(goal(what, command, worst, 1.0, least=False))
+    goals = goals_of(parts, sizes[1], command)
     for one in goals:
         print(f"{one['goal']}: {one['found']}, goal {one['target']}: {one['met']}")
     write(
         options.json, command, options.threads,
         problem={"h": H, "beta": BETA, "lam": LAM, "kernel": "exact", "seed": 0},
-        forward=rows, forward_and_backward=both, ot_flow_iteration=flows, memory=table, goals=goals,
+        **{part: parts[part] for part in PARTS if part in parts}, goals=goals,
     )  # fmt: skip
 
 

@@ -196,4 +196,16 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place(WRAPPER, 0.03, False, "%"),
         Place("peak memory with checkpointing over without, 20 steps", 0.5, False, "%"),
     ),
+    "rwpo": (
+        Place(
+            "attention of the proximal operator over plain torch, N = 4,096, d = 2, double",
+            5.0,
+            True,
+            "times",
+        ),
+        Place("exponent of its memory in N", 1.05, False),
+        Place(
+            "OT-Flow iteration, trace over gradient, over the ratio of their operations", 1.0, False
+        ),
+    ),
 }

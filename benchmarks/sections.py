@@ -312,6 +312,34 @@ def fused_step(document: Document) -> str:
     return "\n\n".join(text)
 
 
+def rwpo(document: Document) -> str:
+    """Attention of the proximal operator beside torch, an OT-Flow iteration, memory."""
+    problem, threads = document["problem"], document["threads"]
+    said = {
+        "forward": "Mean of the context, trace of its Jacobian and effective sample size, of N "
+        f"tokens that attend to themselves, kernel {problem['kernel']}, h = {problem['h']:.3g}, "
+        f"beta = {problem['beta']:g}, lambda = {problem['lam']:g}; threads: {threads}, for all "
+        "variants. *torch* forms the matrix of scores and its softmax, *flushed* with subnormal "
+        "numbers taken as zero; *SDPA* is `scaled_dot_product_attention`, without the sample size. "
+        "*share* is the rate of the products of scores and sums over that of a product of two "
+        "matrices; the exponentials count for nothing.",
+        "forward_and_backward": "Gradients of a loss of mean and trace by all tokens, by "
+        "`wflow.nets.generative.attention`, which computes the weights again in chunks, and by "
+        "autograd through the plain matrices:",
+        "ot_flow_iteration": "An iteration of OT-Flow, forward and backward, single precision, "
+        "with the trace in closed form, with the gradient alone, and with the trace by backward "
+        "passes. *times operations* is the time of the closed form over that of the gradient "
+        "alone, over the ratio of their operation counts: at most 1 where the trace costs no more "
+        "than its formula says.",
+        "memory": "Growth of the resident memory during a forward call:",
+    }
+    parts = [made_by(document)]
+    for key, text in said.items():
+        if key in document:
+            parts += [text, rows_table(document[key])]
+    return "\n\n".join(parts)
+
+
 def plain_times(times: Mapping[str, Any]) -> str:
     """A table of name -> figures with median_ms, min_ms and max_ms."""
     return table([

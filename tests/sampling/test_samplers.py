@@ -75,6 +75,19 @@ def test_brwp_has_the_stationary_variance_of_a_gaussian_to_first_order_in_h():
         assert abs(float(run.sample_variance[0, -1, 0]) - expected) < 0.06 * expected
 
 
+@pytest.mark.parametrize("name", ["brwp", "myula", "ula"])
+def test_temperature_scales_lengths(name):
+    # In u = sqrt(beta) x the target exp(-beta (|x|^2/2 + lam |x|)) has the weight sqrt(beta) lam.
+    beta = 4.0
+    cold = targets.GaussianLaplace([0.0, 1.0], lam=0.5, beta=beta)
+    warm = targets.GaussianLaplace([0.0, 2.0], lam=1.0)
+    runs = []
+    for target, x0 in ((cold, X0 / 2), (warm, X0)):
+        grads = (target.subgradient,) if name == "ula" else (target.grad, target.prior)
+        runs.append(getattr(sampling, name)(x0, *grads, beta=target.beta, h=0.04, steps=10))
+    assert np.allclose(2 * runs[0].samples, runs[1].samples, rtol=1e-9, atol=1e-9)
+
+
 def test_brwp_without_attention_of_others_collapses_with_a_warning():
     x0 = 10 * np.random.default_rng(0).standard_normal((8, 8))
     with pytest.warns(UserWarning, match="no interaction"):

@@ -312,6 +312,14 @@ def test_info_names_the_sampler(tmp_path):
     assert "sampler brwp" in str(run.wflow)
 
 
+def test_a_report_draws_the_diagnostics_and_speaks_of_no_heads(tmp_path):
+    file = tmp_path / "run.h5"
+    sampler("brwp", out=file).close()
+    page = wflow.report(file).read_text()
+    assert "Diagnostics" in page and "effective tokens, smallest" in page
+    assert "Head law" not in page and "rerun" not in page.partition("<main")[2]
+
+
 # Bad input
 # ---------
 

@@ -372,6 +372,7 @@ class Section:
         series = _Series(ds, points)
         self._chart("budget", "the energy budget", lambda: _budget_chart(series, self.config))
         self._chart("gradient", "the upper gradient", lambda: _gradient_chart(series, self.config))
+        self._chart("sampler", "the diagnostics", lambda: _sampler_chart(series))
         self.balance = self._try("the balance", lambda: _balance_rows(ds, self.config)) or []
         self.cloud = self._try("the tokens", lambda: Cloud.read(ds, positions))
         if self.cloud is None:
@@ -554,6 +555,31 @@ def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
         words, "time t", series.time, [Panel(label, curves, log=True)],
         f"{words[0].upper()}{words[1:]}, log scale. {series.caption}",
     )  # fmt: skip
+
+
+def _sampler_chart(series: _Series) -> Chart | None:
+    """Mean variance of the tokens of a sampler, and diagnostics of its attention."""
+    panels = []
+    if "sample_variance" in series.ds:
+        variance = series.ds["sample_variance"].mean("axis")
+        other = _Series(series.ds.assign(variance=variance), max(len(series.time), 1))
+        curve = Curve.of_paths("variance, mean over the axes", "gradient", other["variance"])
+        panels.append(Panel("variance", [curve], log=True))
+    sizes = [
+        Curve.of_paths(name, role, series[key])
+        for key, name, role in (
+            ("ess", "effective tokens, mean", "gradient"),
+            ("ess_min", "effective tokens, smallest", "dissipated"),
+        )
+        if series.has(key)
+    ]
+    panels += [Panel("attention", sizes, log=True)] if sizes else []
+    if series.has("absorbed"):
+        curve = Curve.of_paths("share of coordinates absorbed", "gradient", series["absorbed"])
+        panels.append(Panel("absorbed", [curve]))
+    if not panels or not len(series.time):
+        return None
+    return Chart("Diagnostics of the sampler", "time k h", series.time, panels, series.caption)
 
 
 def _balance_rows(ds: Dataset, config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -1134,6 +1160,8 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
                 ("residual of the balance", section.fact("edi_residual(T)")),
                 ("G², second half", section.fact("upper_gradient_sq").partition(",")[0]),
                 ("speed², second half", section.fact("speed_sq").partition(",")[0]),
+                ("effective tokens", section.fact("ess(T)")),
+                ("absorbed coordinates", section.fact("absorbed(T)")),
                 ("verified", section.verdict()),
             ]
         )
@@ -1148,22 +1176,27 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
         page.charts[f"{key}-{name}"] = found.data()
         parts.append(found.figure(f"{key}-{name}"))
 
-    chart("budget", "Energy budget", "The run holds no energy.")
-    if section.balance:
-        titles = ("at the last time", "mean ± standard error")
-        parts.append(_table(section.balance, titles, "numbers"))
-    chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
-    parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
-    if section.cloud is None:
-        parts.append(f'<p class="absent">{_prose(section.no_tokens)}</p>')
+    sampler = "sampler" in section.config
+    if sampler:
+        chart("sampler", "Diagnostics", "Nothing was recorded.")
+        chart("gradient", "Speed", "Nothing was recorded.")
     else:
-        page.clouds[key] = section.cloud.data()
-        parts.append(section.cloud.figure(key))
-    if "clusters" in section.charts:
-        chart("clusters", "Clusters", "")
-    chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
-    law = section.fact("law") or section.lacks("not recorded")
-    parts.append(f'<p class="law">Head law: {escaped(law)}</p>')
+        chart("budget", "Energy budget", "The run holds no energy.")
+        if section.balance:
+            titles = ("at the last time", "mean ± standard error")
+            parts.append(_table(section.balance, titles, "numbers"))
+        chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
+        parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
+        if section.cloud is None:
+            parts.append(f'<p class="absent">{_prose(section.no_tokens)}</p>')
+        else:
+            page.clouds[key] = section.cloud.data()
+            parts.append(section.cloud.figure(key))
+        if "clusters" in section.charts:
+            chart("clusters", "Clusters", "")
+        chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
+        law = section.fact("law") or section.lacks("not recorded")
+        parts.append(f'<p class="law">Head law: {escaped(law)}</p>')
     if section.spectrum:
         head = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
         parts.append(_table(section.spectrum, head, "numbers"))
@@ -1175,7 +1208,8 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     parts.append(_table(section.facts, kind="info"))
     parts.append(f'<{h} id="{key}-provenance">Provenance</{h}>')
     file = section.name if section.name.endswith(".h5") else f"{section.name}.h5"
-    parts.append(_command(section.fact("command"), file if section.hashes else None))
+    again = file if section.hashes and not sampler else None
+    parts.append(_command(section.fact("command"), again))
     parts.append(_table(section.provenance, kind="info"))
     if section.hashes:
         parts.append("<details><summary>SHA-256 digests of the file</summary>")

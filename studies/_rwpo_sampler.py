@@ -23,6 +23,7 @@ SAMPLERS = ("brwp", "myula", "ula")
 REFERENCES = 4  # independent samples of every target
 COLOURS = {"brwp": "#0b3c5d", "myula": "#c1440e", "ula": "#5c8a3a"}
 BOUND = 0.05  # of beta lambda^2 h
+ABSORBED_STEP = 0.5  # of the clouds within lambda h
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,18 @@ def mean_field_deficit(h: float) -> float:
     return 1 - 2 * h * k / (1 - k) / (1 - h) ** 2
 
 
+def extrapolated(table: "Dataset", name: str) -> tuple[Array, NDArray[np.bool_]]:
+    """Deficits for infinitely many tokens, linear in 1/ESS, and where they are resolved.
+
+    The two largest numbers of tokens are extrapolated. A step is resolved where that changes the
+    deficit by less than half of what is left.
+    """
+    part = table[["deficit", "bias_ess"]].sel(smooth=name).isel(n=slice(-2, None)).mean("path")
+    (fewer, more), (narrow, wide) = part["deficit"].values, 1 / part["bias_ess"].values
+    limit = more - wide * (fewer - more) / (narrow - wide)
+    return limit, np.abs(more - limit) < 0.5 * limit
+
+
 def interaction(setup: Setup, threads: int | None) -> "Dataset":
     """Effective sample size and variance of BRWP against the dimension."""
 
@@ -262,8 +275,8 @@ def absorption(setup: Setup, threads: int | None) -> "Dataset":
     def measure(kernel: str, name: str) -> dict[str, Array]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="h is .* above")
-            found = sampling.brwp(x0, of[name], sampling.L1(2.0), h=0.5, steps=setup.decay,
-                                  kernel=kernel, threads=threads)  # type: ignore[arg-type]  # fmt: skip
+            how: Any = {"kernel": kernel, "threads": threads, "steps": setup.decay}
+            found = sampling.brwp(x0, of[name], sampling.L1(2.0), h=ABSORBED_STEP, **how)
         return {"spread": np.sqrt(found["sample_variance"].values[0].mean(axis=-1))}
 
     return study.sweep(
@@ -356,6 +369,16 @@ def best(table: "Dataset") -> "Dataset":
 
 # Tables and figures
 # ------------------
+
+
+def by_tokens(table: "Dataset", values: Array, style: str) -> str:
+    """Values (smooth, n) of the part `bias` as text."""
+    rows = zip(table["smooth"].values, values, strict=True)
+    numbers = table["n"].values
+    return "; ".join(
+        f"{name}: " + ", ".join(f"{v:{style}} (n = {n})" for v, n in zip(row, numbers, strict=True))
+        for name, row in rows
+    )
 
 
 def pair(value: Any, spread: Any) -> str:
@@ -473,18 +496,26 @@ def against_gradients(setup: Setup, table: "Dataset") -> "Figure":
                 floors = table["sliced_floor"].sel(target=name, d=d)
                 low, high = float(floors.min()), float(floors.max())
                 axis.axhspan(low, high, color="0.85", label="two samples of the target")
-                for sampler in SAMPLERS:
+                for sampler, mark in zip(SAMPLERS, ("o-", "s-", "^--"), strict=True):
                     values = chosen["value"].sel(target=name, d=d, sampler=sampler)
-                    axis.loglog(table["budget"], values, "o-", markersize=3, label=sampler.upper(),
+                    axis.loglog(table["budget"], values, mark, markersize=3, label=sampler.upper(),
                                 color=COLOURS[sampler])  # fmt: skip
                 axis.set_title(f"{name}, d = {d}")
-                axis.yaxis.set_minor_formatter("")
+                plain_ticks(axis, (0.03, 0.05, 0.1, 0.2, 0.5), (0.03, 0.9))
         for axis in axes[-1]:
             axis.set_xlabel("Gradient evaluations of a token")
         for axis in axes[:, 0]:
             axis.set_ylabel("Sliced $W_2$")
         axes[0, 0].legend(loc="upper right", fontsize=7)
     return figure
+
+
+def plain_ticks(axis: Any, ticks: tuple[float, ...], limits: tuple[float, float]) -> None:
+    """Ticks of a logarithmic ordinate as plain numbers."""
+    axis.set_yscale("log")
+    axis.set_ylim(*limits)
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_yticks([], minor=True)
 
 
 def bias_figure(table: "Dataset") -> "Figure":
@@ -504,7 +535,7 @@ def bias_figure(table: "Dataset") -> "Figure":
                 exact = [mean_field_deficit(h) for h in steps]
                 axis.plot(steps, exact, "k--", linewidth=1, label="infinite n")
             axis.set_xscale("log")
-            axis.set_yscale("log")
+            plain_ticks(axis, (0.01, 0.02, 0.05, 0.1, 0.2), (0.009, 0.35))
             axis.set_title(f"{name}, d = 2")
             axis.set_xlabel("Step h")
             axis.set_xticks(steps, [f"{h:g}" for h in steps])
@@ -518,36 +549,50 @@ def bias_figure(table: "Dataset") -> "Figure":
             last.semilogx(part["scale_ess"].values.ravel(), part["scale_variance"].values.ravel(),
                           mark, markersize=4, label=f"d = {d}")  # fmt: skip
         last.axvline(30, color="0.6", linewidth=0.8)
-        last.set_xlabel("Effective tokens of the attention")
-        last.set_title("laplace: variance over the exact one")
-        last.legend(loc="lower right", fontsize=7)
+        last.set_xlabel("Effective tokens")
+        last.set_title("laplace: variance / exact")
+        last.set_ylim(0, 1.05)
+        last.legend(loc="upper left", fontsize=7)
     return figure
 
 
 def absorption_figure(table: "Dataset") -> "Figure":
     """Spread of an absorbed cloud, and variance against beta lambda^2 h."""
+    from matplotlib.lines import Line2D
+
     from wflow.plots.figure import PAGE, grid, style
 
     with style():
-        figure, axes = grid(1, 2, PAGE, 2.6)
+        figure, axes = grid(1, 2, PAGE, 2.8)
         left, right = axes.flat
-        k = table["k"].values[1:]
+        k, flat = table["k"].values[1:], table["spread"].sel(f="flat")
         for kernel, dash in zip(table["kernel"].values, ("-", "--", ":"), strict=True):
-            left.loglog(k, table["spread"].sel(kernel=kernel, f="flat")[1:], dash,
-                        label=f"f = 0, {kernel}")  # fmt: skip
+            left.loglog(k, flat.sel(kernel=kernel)[1:], dash, label=f"f = 0, {kernel}")
+        first = float(flat.sel(kernel="exact")[0])
+        left.loglog(k, (first**-2 + k / (2 * ABSORBED_STEP)) ** -0.5, "k-.", linewidth=0.8,
+                    label="theory, f = 0")  # fmt: skip
         left.loglog(k, np.maximum(table["spread"].sel(kernel="exact", f="quadratic")[1:], 1e-6),
                     color="0.5", label="f quadratic, exact")  # fmt: skip
-        left.set_ylim(1e-4, 0.5)
+        left.set_ylim(1e-4, 10)
         left.set_xlabel("Step k")
         left.set_ylabel(r"Spread of a cloud in $|x_i| \leq \lambda h$")
-        left.legend(loc="lower left", fontsize=7)
-        for name, mark in zip(table["target"].values, "os^", strict=False):
-            for d, shade in zip(table["d"].values, ("#0b3c5d", "#c1440e", "#999999"), strict=False):
+        left.legend(loc="upper right", fontsize=7)
+        shades = dict(zip(table["d"].values, ("#0b3c5d", "#c1440e", "#999999"), strict=False))
+        marks = dict(zip(table["target"].values, "os^", strict=False))
+        for name, mark in marks.items():
+            for d, shade in shades.items():
                 part = table.sel(target=name, d=d, sampler="brwp")
                 right.semilogx(part["bound"], part["variance"].isel(budget=-1), mark, color=shade,
-                               markersize=4, label=f"{name}, d = {d}")  # fmt: skip
+                               markersize=4)  # fmt: skip
         right.axvline(BOUND, color="0.6", linewidth=0.8)
+        right.set_ylim(-0.05, 1.5)
+        ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+        right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        right.set_xticks([], minor=True)
         right.set_xlabel(r"$\beta \lambda^2 h$")
-        right.set_ylabel("Variance over the exact one")
-        right.legend(loc="upper right", fontsize=6)
+        right.set_ylabel("Variance / exact")
+        keys = [("k", mark, name) for name, mark in marks.items()]
+        keys += [(shade, "o", f"d = {d}") for d, shade in shades.items()]
+        handles = [Line2D([], [], color=c, marker=m, ls="", label=text) for c, m, text in keys]
+        right.legend(handles=handles, loc="upper center", ncols=2, fontsize=7)
     return figure

@@ -21,7 +21,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
     assert study.main() == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     verdicts = {one["prediction"]: one["verdict"] for one in summary["findings"]}
-    assert len(verdicts) == 8 + len(setup.dims)
+    assert len(verdicts) == 10 + len(setup.dims)
     shrinks = next(text for text in verdicts if text.startswith("a cloud within"))
     assert verdicts[shrinks] != "not confirmed"
     every = next(text for text in verdicts if "in every dimension" in text)

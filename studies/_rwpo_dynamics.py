@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from wflow import fits, sampling
 from wflow.study import Finding
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 Row = dict[str, str]
 Variables = dict[str, tuple[Any, Any, str]]
 
@@ -206,8 +207,11 @@ def lemma(setup: Setup) -> Part:
     raised = []
     for change in (np.sin, np.tanh, lambda x: 0.3 * x, lambda x: np.cos(2 * x)):
         for sign in (-0.1, 0.1):
-            other = cost(lambda x, t, c=change, s=sign: potential(x, t) + s * c(x), sizes[1])[0]
-            raised.append(other - best)
+
+            def other(x: Array, t: float, change: Any = change, sign: float = sign) -> Array:
+                return np.asarray(potential(x, t) + sign * change(x))
+
+            raised.append(cost(other, sizes[1])[0] - best)
     part.decide(
         "it is the minimum of (11)", "eqs. 11, 34 to 36",
         f"cost within {gaps[-1]:.1e} of the dual value -int Phi(0) rho_k; 8 other drifts cost "
@@ -444,7 +448,7 @@ def convergence(setup: Setup) -> Part:
     violated, holds, fails, rises, curves = [], [], [], [], []
     for beta, lam, mean, deviation in cases:
         run = sampling.evolve_density(
-            lambda y, m=mean, s=deviation: gaussian(y, m, s),
+            partial(gaussian, mean=mean, deviation=deviation),
             lambda y, b=beta, v=lam: y**2 / (2 * b) + v * np.abs(y),
             edges=edges, times=times, dt=2 / setup.steps, beta=beta,
         )  # fmt: skip
@@ -508,8 +512,9 @@ def moments(setup: Setup) -> Part:
     part, beta = Part("Proposition 5"), 2.0
     lams, apart, times = [0.0, 0.25, 0.5, 1.0, 2.0], 1e-3, np.array([0.1, 0.5, 1.0, 2.0])
     every = np.sort(np.concatenate([times - apart, times, times + apart]))
-    sizes, errors, second = [setup.cells // 2, setup.cells], [], []
-    for cells in sizes:
+    errors: list[float] = []
+    second: list[Array] = []
+    for cells in (setup.cells // 2, setup.cells):
         edges, x, width = grid(12.0, cells)
         second, worst = [], 0.0
         for lam in lams:
@@ -712,7 +717,7 @@ def optimality(setup: Setup) -> Part:
         "so (41) has a sign too many",
         wrong.max() < 1e-3,
     )  # fmt: skip
-    apart, at, residuals = 1e-4, 0.5, []
+    apart, at = 1e-4, 0.5
     log = {t: 2 / beta * np.log(heat(end - t, np.exp(beta * phi / 2)))
            for t in (at - apart, at, at + apart)}  # fmt: skip
     slope = (log[at][2:] - log[at][:-2]) / (2 * width)
@@ -748,7 +753,8 @@ def blow_up(setup: Setup) -> Part:
         "t)), which blows up at T - 1/a", "section 3.2",
         f"largest |v_t + v v_x| = {corrected:.1e}", corrected < 1e-10,
     )  # fmt: skip
-    beta, rows, growth = 2.0, [], {}
+    beta, rows = 2.0, []
+    growth: dict[float, list[float]] = {}
     for share in (0.5, 0.9, 1.0, 1.1):
         row = {"(T - t) a": f"{share:g}"}
         for radius in (50.0, 100.0, 200.0):

@@ -10,7 +10,7 @@ from _rwpo_dynamics import Array, Part, Setup, gaussian, grid, mixture, rate, te
 
 from wflow import sampling
 
-KERNELS = ("exact", "laplace", "published")
+KERNELS: tuple[Any, ...] = ("exact", "laplace", "published")
 
 
 def weighted_mean(
@@ -65,7 +65,7 @@ def kernels(_: Setup) -> Part:
             outside = np.abs(x) > lam * h  # elsewhere (14) has a subgradient at S(x)
             prior = sampling.L1(lam)
             log_z = prior.log_normaliser(context, h=h, beta=beta)
-            found = sampling.score(x, context, h=h, beta=beta, prior=prior)
+            scores = sampling.score(x, context, h=h, beta=beta, prior=prior)
             for k in range(d):
                 at = x.astype(complex)
                 at[:, k] += 1e-30j
@@ -73,7 +73,7 @@ def kernels(_: Setup) -> Part:
                 log = log - beta / (4 * h) * np.sum((at[:, None] - context) ** 2, axis=2) - log_z
                 top = log.real.max(axis=1, keepdims=True)
                 slope = np.log(np.exp(log - top).sum(axis=1)).imag / 1e-30
-                error = np.abs(slope - found[:, k]) / (1 + np.abs(slope))
+                error = np.abs(slope - scores[:, k]) / (1 + np.abs(slope))
                 worst = max(worst, float(error[outside[:, k]].max()))
     part.decide(
         "the score of (13) is -(beta/2)[(x - S(x))/h + (x - M)/h] outside |x_i| <= lambda h",
@@ -81,7 +81,7 @@ def kernels(_: Setup) -> Part:
         worst < 1e-10,
     )  # fmt: skip
     x = rng.normal(size=(50, 3))
-    given = {"h": 0.1, "beta": 2.0, "prior": sampling.L1(0.4)}
+    given: dict[str, Any] = {"h": 0.1, "beta": 2.0, "prior": sampling.L1(0.4)}
     worst = 0.0
     for kernel in KERNELS:
         score = sampling.score(x, x, kernel=kernel, **given)
@@ -103,6 +103,7 @@ def proposition(setup: Setup) -> Part:
     steps, lams = [0.4, 0.1, 0.025, 0.00625], [2.0, 0.5, 0.0]
     x, nodes = np.linspace(-3, 3, 1201), np.linspace(-9, 9, 9 * setup.cells // 2 + 1)
     table, scores = np.zeros((len(lams), 2, len(steps))), {}
+    given: dict[str, Any]
     for i, lam in enumerate(lams):
         for j, h in enumerate(steps):
             given = {"h": h, "beta": beta, "prior": sampling.L1(lam)}
@@ -167,7 +168,7 @@ def proposition(setup: Setup) -> Part:
         heat = sampling.interaction(x[::100, None], x[::80, None], kernel="published", **given)
         uniform.append(float(np.ptp(heat, axis=1).max()))
     gaps = []
-    for kernel in ("exact", "laplace"):
+    for kernel in KERNELS[:2]:
         found = sampling.attention_mean(
             x[::50, None], x[::30, None], h=0.1, beta=beta, prior=sampling.L1(1e-9), kernel=kernel
         ).mean
@@ -187,9 +188,9 @@ def proposition(setup: Setup) -> Part:
     for h in steps:
         given = {"h": h, "beta": beta, "prior": smooth}
         exact = weighted_mean(x[::10], nodes, mixture, "exact", **given)
-        for kernel, found in errors.items():
+        for kernel, values in errors.items():
             gap = np.abs(weighted_mean(x[::10], nodes, mixture, kernel, **given) - exact).max()
-            found.append(float(beta / (2 * h) * gap))
+            values.append(float(beta / (2 * h) * gap))
     orders = {k: rate(steps[1:], e[1:]) for k, e in errors.items()}
     part.decide(
         "for a smooth psi the error of (14) is of order h, with the printed U", "section 2.3",
@@ -240,7 +241,7 @@ def scheme(setup: Setup) -> Part:
     start = np.append(0, np.cumsum(gaussian(x, 1.0, 0.7)) * width)
     first = np.interp(share, start / start[-1], edges)
     smooth = sampling.separable(lambda z: np.logaddexp(z, -z), np.tanh)
-    cases: dict[str, tuple[str, Any, Callable[[Array], Array]]] = {
+    cases: dict[str, tuple[Any, Any, Callable[[Array], Array]]] = {
         "abs x, published": ("published", sampling.L1(1.0), np.abs),
         "abs x, laplace": ("laplace", sampling.L1(1.0), np.abs),
         "abs x, exact": ("exact", sampling.L1(1.0), np.abs),
@@ -380,8 +381,9 @@ def determinant(setup: Setup) -> Part:
     gaps, ends, trips = [], [], []
     for count in (8, 48):
         rng, h, prior = np.random.default_rng(1), 1 / count, sampling.L1(2.0)
-        x, context = rng.normal(size=(200, 2)), rng.normal(size=(setup.tokens // 2, 2))
-        start, contexts, logs, traces = x.copy(), [], [], []
+        start, contexts, logs, traces = rng.normal(size=(200, 2)), [], [], []
+        x: Array = start
+        context: Array = rng.normal(size=(setup.tokens // 2, 2))
         given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": prior}
         for _ in range(count):
             slope, matrix = jacobians(x, context, prior, h, "exact")
@@ -420,16 +422,16 @@ def determinant(setup: Setup) -> Part:
     def smooth(lam: float) -> float:
         return float(np.mean(np.log1p(-0.5 * np.tanh(x / (lam * h)) ** 2)))
 
-    slope, other = ((f(lam + apart) - f(lam - apart)) / (2 * apart) for f in (mean, smooth))
+    steep, other = ((f(lam + apart) - f(lam - apart)) / (2 * apart) for f in (mean, smooth))
     density = 2 * np.exp(-((lam * h) ** 2) / 2) / np.sqrt(2 * np.pi)
     wave = np.tanh(x / (lam * h))
     inside = float(np.mean(wave * (1 - wave**2) * x / (lam**2 * h) / (1 - 0.5 * wave**2)))
     part.decide(
         "lambda can be trained through the soft thresholding of the log density", "section 4",
-        f"d/d lambda of E log det(1 - DS/2), x of N(0, 1), h = 0.25, lambda = 1: {slope:.3f} by "
+        f"d/d lambda of E log det(1 - DS/2), x of N(0, 1), h = 0.25, lambda = 1: {steep:.3f} by "
         f"differences, {h * density * np.log(2):.3f} in closed form, 0 by differentiation of every "
         "sample, since DS is constant but for jumps; with the smooth S(x) = x - lambda h "
-        f"tanh(x/(lambda h)) {other:.3f} and {inside:.3f}", abs(slope) < 0.01,
+        f"tanh(x/(lambda h)) {other:.3f} and {inside:.3f}", abs(steep) < 0.01,
     )  # fmt: skip
     return part
 
@@ -467,7 +469,7 @@ def self_weights(setup: Setup) -> Part:
         ) + " (h = 1/8, 1/48)", [row.max() < 0.9 for row in weights],
     )  # fmt: skip
     spread, marks, h = [], [100, 200, 400, 800], 0.25
-    y = 0.15 * rng.normal(size=(setup.tokens // 4, 1))
+    y: Array = 0.15 * rng.normal(size=(setup.tokens // 4, 1))
     for k in range(1, marks[-1] + 1):
         y = quiet_layer(y, sampling.L1(2.0), h, "exact")
         if k in marks:

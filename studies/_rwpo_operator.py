@@ -293,8 +293,8 @@ def scheme(setup: Setup) -> Part:
     part.decide(
         "corrected: with the kernel `exact` it is, in W1", "section 1, eq. 12",
         "exponents " + ", ".join(f"{o[0]:.2f} (psi = {name})" for name, o in exact.items())
-        + f"; second moments {exact['abs x'][2]:.2f} for |x|: at the kink the score of K rho has "
-        "half the jump", [o[0] > 0.9 for o in exact.values()],
+        + f"; second moments {exact['abs x'][2]:.2f} for |x|, of which a layer of width "
+        "sqrt(h) around the kink is not resolved", [o[0] > 0.9 for o in exact.values()],
     )  # fmt: skip
     return part
 

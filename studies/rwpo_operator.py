@@ -41,6 +41,7 @@ PARTS: dict[str, Callable[[Setup], Part]] = {
     for part in (
         operator.kernels,
         operator.proposition,
+        operator.plane,
         operator.proximal_map,
         dynamics.equilibrium,
         dynamics.lemma,

@@ -41,9 +41,10 @@ def register(cls: type[N]) -> type[N]:
 
     The arguments of the constructor are kept with each network. They must be numbers, text, None,
     or lists and dictionaries of these; the first argument of a body may be the blocks that it
-    wraps. An attribute with the name of an argument has its current value: `body.steps = 4`
-    counts. Files are compared with a network on torch's device `meta` before one with values is
-    made, so the constructor must not read values of tensors.
+    wraps, and arguments that a class names in its attribute `PARTS` are registered networks, which
+    it keeps under the same names. An attribute with the name of an argument has its current value:
+    `body.steps = 4` counts. Files are compared with a network on torch's device `meta` before one
+    with values is made, so the constructor must not read values of tensors.
 
     Parameters
     ----------
@@ -89,7 +90,8 @@ def register(cls: type[N]) -> type[N]:
         if type(self) is cls:  # not of a class that was derived from it
             bound = form.bind(self, *arguments, **options)
             bound.apply_defaults()
-            setattr(self, _GIVEN, _written(name, form, bound.arguments))
+            parts = _parts_of(cls)
+            setattr(self, _GIVEN, _written(name, form, bound.arguments, parts))
 
     cls.__init__ = making  # type: ignore[method-assign]
     _CLASSES[name] = cls
@@ -354,8 +356,9 @@ def _made(config: Any, what: str = "the configuration", *inner: nn.Module) -> nn
                 f"{what} gives {cls.__name__} the unknown argument {name!r:.60}: expected "
                 f"{', '.join(form.parameters)}"
             )
+    made = {key: _made(given[key], f"{key} of {what}") for key in _parts_of(cls) if key in given}
     try:
-        network = cls(*inner, **given)
+        network = cls(*inner, **given | made)
     except InputError as error:
         raise InputError(f"{what} does not fit {cls.__name__}: {error}") from None
     except Exception as error:  # a custom constructor may raise anything
@@ -391,6 +394,9 @@ def _config_of(network: nn.Module) -> dict[str, Any]:
         raise InputError(given)
     now = {}
     for key, value in given.items():
+        if key in _parts_of(type(network)):
+            now[key] = _config_of(getattr(network, key))
+            continue
         try:
             now[key] = _plain(getattr(network, key, value))
         except Exception:  # a parameter or a part of that name, or a property that fails
@@ -398,13 +404,21 @@ def _config_of(network: nn.Module) -> dict[str, Any]:
     return {"network": name, "arguments": copy.deepcopy(now)}
 
 
+def _parts_of(cls: type[nn.Module]) -> tuple[str, ...]:
+    """Arguments of a class that are registered networks."""
+    return getattr(cls, "PARTS", ())
+
+
 def _written(
-    name: str, form: inspect.Signature, arguments: Mapping[str, Any]
+    name: str, form: inspect.Signature, arguments: Mapping[str, Any], parts: tuple[str, ...] = ()
 ) -> dict[str, Any] | str:
     """Arguments of a constructor for JSON, without itself and what a body wraps; or a reason."""
     written: dict[str, Any] = {}
     for place, (key, value) in enumerate(arguments.items()):
         kind = form.parameters[key].kind
+        if key in parts:
+            written[key] = None  # written when it is asked for
+            continue
         if place == 0 or (place == 1 and _holds_networks(value)):
             continue
         if kind is inspect.Parameter.VAR_POSITIONAL and not value:

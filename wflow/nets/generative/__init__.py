@@ -1,16 +1,15 @@
 """Generative networks: flows along the gradient of a potential, with or without sparse attention.
 
 `potential` has OT-Flow's potential with its derivatives, `flows` OT-Flow and the objective of
-training, `attention` the moments of a context under the kernels of the proximal operator, `sparse`
-the flow with sparse-transformer layers, `conditional` flows as posteriors, `autoencoder` the space
-in which a flow of images lives. It imports `sampling` and the package `nets` below it. Start with
-`flows`.
+training, `moments` the attention under the kernels of the proximal operator, `sparse` the flow with
+sparse-transformer layers, `conditional` flows as posteriors, `autoencoder` the space in which a
+flow of images lives. It imports `sampling` and the package `nets` below it. Start with `flows`.
 """
 
-from wflow.nets.generative.attention import Attended, attention, log_normaliser
 from wflow.nets.generative.autoencoder import Autoencoder
 from wflow.nets.generative.conditional import Generated, ReverseKL, generate
 from wflow.nets.generative.flows import Likelihood, OTFlow, ToBase, log_normal
+from wflow.nets.generative.moments import Attended, attention, log_normaliser
 from wflow.nets.generative.potential import Derivatives, Potential
 from wflow.nets.generative.sparse import SparseTransformerFlow
 

@@ -104,6 +104,7 @@ class GradientFlow(Pretrained):
     A derived class has `to_base` and `from_base`, and `steps` and `t_final`.
     """
 
+    PARTS = ("potential",)  # networks among the arguments
     steps: int
     t_final: float
 

@@ -591,4 +591,6 @@ def falling_of(slope: Tensor) -> Tensor:
 def log_cosh(r: Tensor, out: Tensor | None = None) -> Tensor:
     """log(2 cosh r) as ``|r| + log(1 + exp(-2|r|))``: no large exponential."""
     size = r.abs()
+    if r.requires_grad:
+        return size + torch.log1p(torch.exp(-2 * size))
     return torch.mul(size, -2, out=out).exp_().add_(1).log_().add_(size)

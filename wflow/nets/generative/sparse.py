@@ -36,7 +36,8 @@ from torch.utils.checkpoint import checkpoint
 from wflow._core.checks import check_choice, number, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed
-from wflow.nets.generative.attention import (
+from wflow.nets.generative.flows import GradientFlow, ToBase, corrected, log_normal
+from wflow.nets.generative.moments import (
     KERNELS,
     PROXES,
     Kernel,
@@ -47,7 +48,6 @@ from wflow.nets.generative.attention import (
     interaction,
     proximal,
 )
-from wflow.nets.generative.flows import GradientFlow, ToBase, corrected, log_normal
 from wflow.nets.generative.potential import Potential, points
 from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
 from wflow.nets.registry import register

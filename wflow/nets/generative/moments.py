@@ -283,7 +283,7 @@ def _log_normaliser(y: Tensor, a: float | Tensor, c: float | Tensor) -> Tensor:
     """log[e^{-cy} Phi(r y - s) + e^{cy} Phi(-r y - s)], r = sqrt(2a), s = c / sqrt(2a)."""
     if not isinstance(c, Tensor) and c == 0:
         return torch.zeros_like(y)
-    a, c = torch.as_tensor(a).to(y), torch.as_tensor(c).to(y)
+    a, c = (value if isinstance(value, Tensor) else y.new_tensor(value) for value in (a, c))
     rate = (2 * a).sqrt()
     shift, scaled, tilt = c / rate, rate * y, c * y
     return torch.logaddexp(

@@ -1,0 +1,494 @@
+"""Flows of wflow.nets.generative: derivatives, densities, inverses, attention, training."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd import functional  # noqa: E402
+
+from wflow import InputError, nets, sampling  # noqa: E402
+from wflow.nets import generative, train  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KERNELS = ("exact", "laplace", "published")
+DOUBLE = torch.float64
+
+
+def draw(*shape, seed=0, dtype=DOUBLE):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def potential(dim=2, seed=0, scale=0.2, **options):
+    """A potential whose weights are all random, so that no term vanishes."""
+    phi = generative.Potential(dim, **{"width": 8} | options).double()
+    with torch.no_grad():
+        for i, weight in enumerate(phi.parameters()):
+            weight.copy_(scale * draw(*weight.shape, seed=100 * seed + i))
+    return phi
+
+
+def sparse(phi=None, seed=3, tokens=40, **options):
+    flow = generative.SparseTransformerFlow(phi or potential(), **{"steps": 4} | options).double()
+    flow.set_context(draw(tokens, flow.dim, seed=seed))
+    return flow.eval()
+
+
+def plain_value(phi, s):
+    """phi(s) for one point, in torch's own operations."""
+    u = torch.log(2 * torch.cosh(phi.opening.weight @ s + phi.opening.bias))
+    for layer in phi.residual:
+        u = u + torch.log(2 * torch.cosh(layer.weight @ u + layer.bias)) / len(phi.residual)
+    return phi.w @ u + (phi.A @ s).square().sum() / 2 + phi.b @ s + phi.c
+
+
+# The potential
+# -------------
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("dim", [1, 3, 5])
+def test_the_derivatives_of_the_potential_are_those_of_autograd(dim, layers):
+    phi = potential(dim, layers=layers, condition=2, scale=0.6)
+    x, t, y = draw(4, dim), draw(4, seed=1), draw(4, 2, seed=2)
+    at = phi.derivatives(x, t, y, hessian=True)
+    s = torch.cat([x, t[:, None], y], 1)
+    for i in range(4):
+        value = plain_value(phi, s[i])
+        first = functional.jacobian(lambda p: plain_value(phi, p), s[i])
+        second = functional.hessian(lambda p: plain_value(phi, p), s[i])[:dim, :dim]
+        assert abs(phi(x, t, y)[i] - value) < 1e-12
+        assert (at.gradient[i] - first[:dim]).abs().max() < 1e-12
+        assert abs(at.time[i] - first[dim]) < 1e-12
+        assert (at.hessian[i] - second).abs().max() < 1e-12
+        assert abs(at.laplacian[i] - second.trace()) < 1e-12
+    alone = phi.derivatives(x, t, y)
+    assert (alone.laplacian - at.laplacian).abs().max() < 1e-12
+    assert phi.derivatives(x, t, y, laplacian=False).laplacian is None
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_backward_pass_goes_through_all_derivatives(layers, order):
+    phi = potential(2, layers=layers, width=3)
+    names = [f"phi.{name}" for name, _ in phi.named_parameters()]
+    module = _Derivatives(phi, laplacian=order > 0, hessian=order == 2)
+
+    def outputs(x, *weights):
+        given = dict(zip(names, weights, strict=True))
+        at = torch.func.functional_call(module, given, (x,))
+        return tuple(part for part in at if part is not None)
+
+    weights = [weight.detach().clone().requires_grad_() for weight in phi.parameters()]
+    assert torch.autograd.gradcheck(outputs, (draw(3, 2).requires_grad_(), *weights))
+
+
+class _Derivatives(torch.nn.Module):
+    def __init__(self, phi, **options):
+        super().__init__()
+        self.phi, self.options = phi, options
+
+    def forward(self, x):
+        return self.phi.derivatives(x, 0.3, **self.options)
+
+
+def test_the_potential_is_finite_for_large_arguments():
+    for dtype in (torch.float32, DOUBLE):
+        phi = potential().to(dtype)
+        x = torch.full((1, 2), 1e4, dtype=dtype, requires_grad=True)
+        at = phi.derivatives(x, 0.0)
+        (phi(x, 0.0) + at.laplacian + at.gradient.sum()).sum().backward()
+        assert torch.isfinite(phi(x, 0.0)).all() and torch.isfinite(x.grad).all()
+
+
+# Attention
+# ---------
+
+
+def plain_weights(x, c, h, lam, beta, kernel):
+    """Softmax of U over all pairs, from the kernels of wflow.sampling."""
+    given = {"h": h, "beta": beta, "prior": sampling.L1(lam), "kernel": kernel}
+    return np.exp(_log_softmax(sampling.interaction(x.numpy(), c.numpy(), **given)))
+
+
+def _log_softmax(u):
+    return u - u.max(1, keepdims=True) - np.log(np.exp(u - u.max(1, keepdims=True)).sum(1))[:, None]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_moments_of_attention_are_those_of_the_softmax_over_all_pairs(kernel):
+    x, c, h, lam, beta = draw(9, 3), draw(7, 3, seed=1), 0.2, 0.7, 1.3
+    weights = torch.as_tensor(plain_weights(x, c, h, lam, beta, kernel))
+    mean = weights @ c
+    spread = torch.einsum("nl,li,lj->nij", weights, c, c) - mean[:, :, None] * mean[:, None]
+    options = {"h": h, "lam": lam, "beta": beta, "kernel": kernel}
+    at = generative.attention(x, c, **options, moments="covariance")
+    assert (at.mean - mean).abs().max() < 1e-12
+    assert (at.covariance - spread).abs().max() < 1e-12
+    diagonal = generative.attention(x, c, **options, moments="variance").covariance
+    assert (diagonal - spread.diagonal(dim1=1, dim2=2)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("prox", ["soft", "smooth"])
+def test_attention_is_differentiated_by_tokens_lambda_and_beta(kernel, prox):
+    lam, beta = (torch.tensor(value, dtype=DOUBLE, requires_grad=True) for value in (0.7, 1.3))
+
+    def outputs(x, c, lam, beta):
+        options = {"kernel": kernel, "prox": prox, "moments": "covariance"}
+        return tuple(generative.attention(x, c, h=0.3, lam=lam, beta=beta, **options))
+
+    x, c = draw(4, 2).requires_grad_(), draw(5, 2, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(outputs, (x, c, lam, beta))
+
+
+def test_attention_in_parts_is_attention_at_once(monkeypatch):
+    from wflow.nets.generative import moments
+
+    x = draw(30, 2).requires_grad_()
+
+    def both():
+        at = generative.attention(x, x, h=0.2, lam=0.5, moments="variance", exclude_self=True)
+        (slope,) = torch.autograd.grad(at.mean.sin().sum() + at.covariance.sum(), x)
+        return at.mean, at.covariance, at.log_sum, slope
+
+    whole = both()
+    monkeypatch.setattr(moments, "_PAIRS", 70)
+    for part, one in zip(both(), whole, strict=True):
+        assert (part - one).abs().max() < 1e-12
+
+
+def test_the_log_normaliser_is_stable_and_that_of_the_prior():
+    y = torch.linspace(-300, 300, 41, dtype=DOUBLE)[:, None].requires_grad_()
+    value = generative.log_normaliser(y, h=0.1, lam=2.0, beta=1.5)
+    expected = sampling.L1(2.0).log_normaliser(y.detach().numpy(), h=0.1, beta=1.5)
+    assert np.allclose(value.detach().numpy(), expected, rtol=1e-10)
+    (slope,) = torch.autograd.grad(value.sum(), y)
+    # Far out, log Z(y) is -(beta / 2) (lambda |y| - lambda^2 h / 2) and a constant.
+    assert abs(slope[0, 0] - 1.5) < 1e-10 and abs(slope[-1, 0] + 1.5) < 1e-10
+
+
+@pytest.mark.parametrize("kernel", ["exact", "laplace"])
+def test_without_a_prior_attention_is_that_of_the_gaussian_kernel(kernel):
+    x, c, h = draw(6, 2), draw(8, 2, seed=1), 0.3
+    weights = torch.softmax(-torch.cdist(x, c).square() / (4 * h), 1)
+    for lam in (0.0, 1e-7):
+        mean = generative.attention(x, c, h=h, lam=lam, kernel=kernel).mean
+        assert (mean - weights @ c).abs().max() < 1e-6
+
+
+def test_single_precision_agrees_with_double():
+    x = draw(50, 2)
+    options = {"h": 0.125, "lam": 1.0, "moments": "covariance"}
+    near, far = (
+        generative.attention(x.to(t) + 3, x.to(t) + 3, **options) for t in (DOUBLE, torch.float32)
+    )
+    assert (near.mean - far.mean).abs().max() < 1e-5
+    assert (near.covariance - far.covariance).abs().max() < 1e-5
+
+
+# Flows
+# -----
+
+
+def mass(flow, reach, n):
+    """Integral of the density over the plane; x = sinh(u) reaches the tails."""
+    u = torch.linspace(-reach, reach, n, dtype=DOUBLE)
+    points = torch.cartesian_prod(u.sinh(), u.sinh())
+    weights = torch.cartesian_prod(u.cosh(), u.cosh()).prod(1) * (u[1] - u[0]) ** 2
+    with torch.no_grad():
+        parts = [flow.log_density(part) for part in points.split(20_000)]
+    return float((torch.cat(parts).exp() * weights).sum())
+
+
+def test_the_density_of_ot_flow_integrates_to_one():
+    flow = generative.OTFlow(potential(scale=0.5), steps=8)
+    assert abs(mass(flow, 6.0, 101) - 1) < 1e-3
+
+
+@pytest.mark.parametrize("kernel", ["exact", "laplace"])
+def test_the_density_of_the_inverse_convention_integrates_to_one(kernel):
+    flow = sparse(lam=0.5, beta=0.5, kernel=kernel, prox="smooth")
+    assert abs(mass(flow, 8.0, 201) - 1) < 1e-3
+
+
+def test_ot_flow_integrates_by_runge_kutta_and_sums_its_penalties():
+    phi = potential(3, condition=2, scale=0.4)
+    flow = generative.OTFlow(phi, steps=3, t_final=0.6)
+    x, y, h = draw(5, 3), draw(5, 2, seed=1), 0.2
+    found = flow.to_base(x, y)
+    log_det = transport = hjb = 0
+    for k in (3, 2, 1):
+        slope, total = torch.zeros_like(x), torch.zeros_like(x)
+        for node, weight in ((0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1, 1 / 6)):
+            at = phi.derivatives(x - node * h * slope, k * h - node * h, y)
+            slope, energy = at.gradient, at.gradient.square().sum(1) / 2
+            total = total + weight * slope
+            log_det = log_det - h * weight * at.laplacian
+            transport = transport + h * weight * energy
+            hjb = hjb + h * weight * (at.time + energy).abs()
+        x = x - h * total
+    for one, other in zip(found[:4], (x, log_det, transport, hjb), strict=True):
+        assert (one - other).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("shape", [(2,), (3, 2)])
+def test_a_backward_pass_goes_through_a_runge_kutta_step(layers, shape):
+    phi = potential(2, layers=layers, width=3, condition=2)
+    flow = generative.OTFlow(phi, steps=1)
+    x, y = draw(3, 2).requires_grad_(), draw(*shape, seed=1).requires_grad_()
+    mix = [draw(*part.shape, seed=i) for i, part in enumerate(flow.to_base(x, y)[:4])]
+
+    def loss():
+        return sum((a * b).sum() for a, b in zip(flow.to_base(x, y)[:4], mix, strict=True))
+
+    slopes = torch.autograd.grad(loss(), [x, y, *phi.parameters()], allow_unused=True)
+    with torch.no_grad():
+        for value, slope in zip([x, y, *phi.parameters()], slopes, strict=True):
+            step = draw(*value.shape, seed=9)
+            value.add_(1e-6 * step)
+            above = loss()
+            value.sub_(2e-6 * step)
+            below = loss()
+            value.add_(1e-6 * step)
+            expected = 0.0 if slope is None else float((slope * step).sum())
+            assert abs(float(above - below) / 2e-6 - expected) < 1e-6 * (1 + abs(expected))
+
+
+def test_the_log_determinant_is_that_of_the_map():
+    x = draw(3, 2)
+    for kernel in KERNELS:
+        flow = sparse(lam=0.5, kernel=kernel, prox="smooth")
+        found = flow.to_base(x).log_det
+        for point, value in zip(x, found, strict=True):
+            jacobian = functional.jacobian(lambda p, f=flow: f.to_base(p[None]).z[0], point)
+            assert abs(torch.linalg.slogdet(jacobian)[1] - value) < 1e-10
+    deep = sparse(potential(5), lam=0.5, prox="smooth")  # no closed determinant
+    point = draw(1, 5)
+    jacobian = functional.jacobian(lambda p: deep.to_base(p).z, point)[0, :, 0]
+    assert abs(torch.linalg.slogdet(jacobian)[1] - deep.to_base(point).log_det) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        generative.OTFlow(potential(scale=0.5)),
+        sparse(steps=8, lam=0.5),
+        sparse(steps=8, lam=2.0, kernel="laplace"),
+        sparse(steps=8, lam=0.5, kernel="published"),
+        sparse(steps=8, lam=0.0, attended=(7, 8)),
+    ],
+    ids=["ot-flow", "exact", "laplace", "published", "late"],
+)
+def test_samples_are_the_inverse_of_the_way_to_the_base(flow):
+    x = draw(20, 2)
+    assert (flow.from_base(flow.to_base(x).z) - x).abs().max() < 1e-10
+    z = flow.draws(20, seed=1)
+    assert (flow.to_base(flow.from_base(z)).z - z).abs().max() < 1e-10
+
+
+def test_a_point_does_not_see_the_others_unless_attention_couples_them():
+    x = draw(6, 2)
+    alone = [generative.OTFlow(potential()), sparse(lam=0.5), sparse(lam=0.5, context="masked")]
+    for flow in alone:  # in evaluation the kept context serves
+        whole = flow.to_base(x)
+        for part, other in zip(whole[:4], flow.to_base(x[2:3])[:4], strict=True):
+            assert (part[2:3] - other).abs().max() < 1e-12
+    coupled = sparse(lam=0.5, context="masked").train()
+    assert (coupled.to_base(x).z[:4] - coupled.to_base(x[:4]).z).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("context", ["masked", "batch"])
+@pytest.mark.parametrize("convention", ["inverse", "published"])
+def test_permuted_tokens_have_permuted_images(context, convention):
+    flow = sparse(lam=0.5, context=context, convention=convention).train()
+    x, order = draw(10, 2), torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole, permuted = flow.to_base(x), flow.to_base(x[order])
+    for one, other in zip(whole[:4], permuted[:4], strict=True):
+        assert (one[order] - other).abs().max() < 1e-12
+
+
+def test_a_batch_gives_its_first_rows_as_an_independent_context():
+    flow = sparse(lam=0.5, tokens=15).train()
+    x = draw(25, 2)
+    found = flow(x)
+    assert len(found.z) == 10
+    assert torch.equal(found.z, flow.to_base(x[15:], context=x[:15]).z)
+    with pytest.raises(InputError, match="first 15 are the context"):
+        flow(x[:15])
+
+
+def test_the_published_convention_is_equations_22_to_24_as_printed():
+    phi, h, lam, beta = potential(scale=0.4), 0.25, 0.5, 2.0
+    options = {"convention": "published", "kernel": "published", "lam": lam, "beta": beta}
+    flow = generative.SparseTransformerFlow(phi, steps=4, **options).double().eval()
+    x = start = draw(12, 2)
+
+    def shrink(x):
+        return x.sign() * (x.abs() - lam * h).clamp(min=0)
+
+    def change(p, tokens):
+        """S(x) - M(x; X) at one point."""
+        x, y = p[None], tokens[None]
+        near, square = shrink(x)[:, None] - y, (x[:, None] - y).square().sum(2)
+        prior = lam * shrink(tokens).abs().sum(1)
+        u = -beta / 2 * ((square - near.square().sum(2)) / (2 * h) - prior)
+        return (shrink(x) - torch.softmax(u, 1) @ tokens)[0]
+
+    log_density = 0
+    for k in range(4, 0, -1):
+        tokens = x
+        jacobians = [functional.jacobian(lambda p, c=tokens: change(p, c), p) for p in tokens]
+        log_density = log_density + torch.stack([j.trace() for j in jacobians]) / 2  # (24)
+        x = torch.stack([p + change(p, tokens) / 2 for p in tokens])  # (23)
+        at = phi.derivatives(x, (k - 0.5) * h)
+        log_density, x = log_density - h * at.laplacian, x - h * at.gradient
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = flow.to_base(start)
+    assert (found.z - x).abs().max() < 1e-12
+    assert (found.log_det - log_density).abs().max() < 1e-12
+
+    z = x = flow.draws(12, seed=1)
+    for k in range(4):
+        x = x + h * phi.derivatives(x, k * h).gradient
+        x = torch.stack([p + change(p, x) / 2 for p in x])  # (22)
+    assert (flow.from_base(z) - x).abs().max() < 1e-12
+
+
+def test_published_layers_that_fold_are_reported():
+    options = {"convention": "published", "kernel": "laplace", "lam": 2.0, "beta": 20.0}
+    flow = generative.SparseTransformerFlow(potential(), steps=8, **options).double().eval()
+    x = torch.cat([draw(40, 2) - 3, draw(40, 2, seed=1) + 3])
+    with pytest.warns(UserWarning, match=r"published layers fold.*%"):
+        found = flow.to_base(x)
+    assert 0 < float(found.folded) <= 1
+    flow.train()
+    with pytest.warns(UserWarning, match="fold"):
+        flow(x)
+    with warnings.catch_warnings():  # in training once: the share is in the history
+        warnings.simplefilter("error")
+        assert float(flow(x).folded) > 0
+
+
+def test_effective_sizes_are_those_of_the_weights():
+    flow = sparse(lam=0.5, steps=2, attended=(2,))
+    x, c = draw(5, 2), flow.context_x
+    sizes = flow.ess(x)
+    weights = plain_weights(x, c, 0.5, 0.5, 1.0, "exact")
+    assert torch.allclose(sizes[1], torch.as_tensor(1 / (weights**2).sum(1)))
+    assert sizes[0].isnan().all()
+
+
+def test_checkpointed_layers_give_the_same_gradients():
+    slopes = []
+    for checkpointing in (False, True):
+        flow = sparse(lam=0.5, trainable=("lam", "beta"), checkpointing=checkpointing).train()
+        flow.to_base(draw(8, 2)).log_det.sum().backward()
+        slopes.append([p.grad for p in flow.parameters() if p.grad is not None])
+    assert len(slopes[0]) > 8
+    for one, other in zip(*slopes, strict=True):
+        assert torch.equal(one, other)
+
+
+# Training
+# --------
+
+MAP = torch.tensor([[1.2, 0.5], [0.0, 0.6]], dtype=DOUBLE)
+ENTROPY = 1 + math.log(2 * math.pi) + math.log(0.72)  # of MAP z + 1
+
+
+def gaussian(batch):
+    def batches(step):
+        return (draw(batch, 2, seed=step) @ MAP.T + 1,)
+
+    return batches
+
+
+def settings(steps, batch, **options):
+    rate = train.Cosine(0.1, least=1e-3, warm_up=5, steps=steps)
+    return train.TrainConfig(steps=steps, batch=batch, schedule=rate, device="cpu", **options)
+
+
+def test_ot_flow_learns_a_gaussian():
+    torch.manual_seed(0)
+    flow = generative.OTFlow(generative.Potential(2, width=4), steps=2).double()
+    objective = generative.Likelihood((1.0, 1e-3, 1e-3))
+    train.train(flow, objective, gaussian(256), settings(120, 256))
+    with torch.no_grad():
+        nll = -flow.log_density(gaussian(4000)(10_000)[0]).mean()
+    assert abs(float(nll) - ENTROPY) < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:h Hess phi exceeds 1")
+@pytest.mark.parametrize("kind", ["ot-flow", "sparse"])
+def test_a_resumed_training_has_the_bits_of_an_unbroken_one(kind, tmp_path):
+    def network():
+        torch.manual_seed(0)
+        phi = generative.Potential(2, width=6)
+        if kind == "ot-flow":
+            return generative.OTFlow(phi, steps=2).double()
+        options = {"steps": 2, "lam": 0.5, "tokens": 10, "trainable": ("lam", "beta")}
+        return generative.SparseTransformerFlow(phi, **options).double()
+
+    class Stop(Exception):
+        pass
+
+    def broken(step):
+        if step == 4:
+            raise Stop
+        return gaussian(30)(step)
+
+    whole, cut = network(), network()
+    config = settings(6, 30, checkpoint_every=2)
+    broken.__qualname__ = gaussian(30).__qualname__
+    broken.__module__ = gaussian(30).__module__
+    history = train.train(whole, generative.Likelihood(), gaussian(30), config)
+    with pytest.raises(Stop):
+        train.train(cut, generative.Likelihood(), broken, config, out=tmp_path / "run")
+    resumed = train.train(
+        network(), generative.Likelihood(), gaussian(30), config, out=tmp_path / "run", resume=True
+    )
+    for name in ("loss", "nll", "transport", "hjb", "folded"):
+        assert np.array_equal(history[name].values, resumed[name].values)
+
+
+def test_flows_are_saved_with_their_context(tmp_path):
+    flow = sparse(lam=0.5, trainable=("beta",), attended=(1, 4))
+    flow.save_pretrained(tmp_path / "flow")
+    found = generative.SparseTransformerFlow.from_pretrained(tmp_path / "flow")
+    assert nets.config(found) == nets.config(flow)
+    assert torch.equal(found.sample(5, seed=1), flow.sample(5, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lam": -1.0}, "lam is -1.0"),
+        ({"beta": 0.0}, "beta is 0.0"),
+        ({"attended": (5,)}, "attended"),
+        ({"trainable": ("h",)}, "trainable"),
+        ({"convention": "published", "context": "independent"}, "its own batch"),
+        ({"lam": 0.0, "trainable": ("lam",)}, "a trained lam"),
+    ],
+)
+def test_wrong_options_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        generative.SparseTransformerFlow(potential(), **{"steps": 4} | change)
+
+
+def test_a_missing_context_and_points_of_another_dimension_are_refused():
+    flow = generative.SparseTransformerFlow(potential(), steps=2).double()
+    with pytest.raises(InputError, match="set_context"):
+        flow.sample(3)
+    with pytest.raises(InputError, match=r"context is of shape \(4, 3\)"):
+        flow.to_base(draw(2, 2), context=draw(4, 3))
+    with pytest.raises(InputError, match="potential has no condition"):
+        flow.to_base(draw(2, 2), draw(2), context=draw(4, 2))

@@ -309,7 +309,7 @@ def of_body(name, value):
 
 
 HOSTILE = {
-    "names the network 'os.system', which is unknown: expected one of Bend": (
+    "names the network 'os.system', which is unknown: expected one of .*Bend": (
         lambda config: config | {"network": "os.system"}
     ),
     "names the network 'Linear', which is unknown": lambda config: config | {"network": "Linear"},

@@ -64,6 +64,15 @@ def coder():
     return generative.Autoencoder(2, pixels=4)
 
 
+def flow(sparse=False):
+    phi = generative.Potential(2, width=4, condition=0 if sparse else 1)
+    if not sparse:
+        return generative.OTFlow(phi, steps=1)
+    found = generative.SparseTransformerFlow(phi, steps=1, lam=0.5)
+    found.set_context(draw(6, 2))
+    return found
+
+
 def problem():
     return convex.ConvexProblem(draw(2, 3), steps=2)
 
@@ -249,6 +258,87 @@ CALLS = {
     "convex.ConvexProblem.stability": lambda: (
         convex.ConvexProblem(0.1 * draw(2, 3), steps=2).stability,
         {"x1": draw(4, 3), "y1": draw(4, 2), "x2": draw(4, 3, seed=1), "y2": draw(4, 2)},
+    ),
+    "generative.Potential": lambda: (
+        generative.Potential,
+        {"dim": 2, "width": 4, "layers": 2, "rank": 3, "condition": 1},
+    ),
+    "generative.Potential.forward": lambda: (
+        flow().potential,
+        {"x": draw(3, 2), "t": 0.5, "y": draw(1)},
+    ),
+    "generative.Potential.derivatives": lambda: (
+        flow().potential.derivatives,
+        {"x": draw(3, 2), "t": draw(3), "y": draw(3, 1), "laplacian": True, "hessian": False},
+    ),
+    "generative.Potential.operations": lambda: (
+        flow().potential.operations,
+        {"laplacian": False},
+    ),
+    "generative.OTFlow": lambda: (
+        generative.OTFlow,
+        {"potential": generative.Potential(2, width=4), "steps": 2, "t_final": 1.0},
+    ),
+    "generative.OTFlow.forward": lambda: (flow(), {"x": draw(3, 2), "y": draw(1)}),
+    "generative.OTFlow.to_base": lambda: (flow().to_base, {"x": draw(3, 2), "y": draw(3, 1)}),
+    "generative.OTFlow.from_base": lambda: (
+        flow().from_base,
+        {"z": draw(3, 2), "y": draw(3, 1), "exact": False},
+    ),
+    "generative.OTFlow.log_density": lambda: (
+        flow().log_density,
+        {"x": draw(3, 2), "y": draw(1)},
+    ),
+    "generative.OTFlow.sample": lambda: (
+        flow().sample,
+        {"n": 3, "seed": 0, "y": draw(1), "exact": True},
+    ),
+    "generative.SparseTransformerFlow": lambda: (
+        generative.SparseTransformerFlow,
+        {
+            "potential": generative.Potential(2, width=4), "steps": 2, "t_final": 1.0, "lam": 0.5,
+            "beta": 1.0, "trainable": ("beta",), "kernel": "laplace", "convention": "inverse",
+            "context": "masked", "tokens": 8, "prox": "smooth", "attended": (2,),
+            "checkpointing": False,
+        },
+    ),
+    "generative.SparseTransformerFlow.forward": lambda: (flow(True), {"x": draw(8, 2)}),
+    "generative.SparseTransformerFlow.set_context": lambda: (
+        flow(True).set_context,
+        {"x": draw(5, 2), "y": None},
+    ),
+    "generative.SparseTransformerFlow.to_base": lambda: (
+        flow(True).to_base,
+        {"x": draw(3, 2), "y": None, "context": draw(5, 2)},
+    ),
+    "generative.SparseTransformerFlow.from_base": lambda: (
+        flow(True).from_base,
+        {"z": draw(3, 2), "y": None, "context": (draw(5, 2), None)},
+    ),
+    "generative.SparseTransformerFlow.log_density": lambda: (
+        flow(True).log_density,
+        {"x": draw(3, 2), "y": None, "context": None},
+    ),
+    "generative.SparseTransformerFlow.sample": lambda: (
+        flow(True).sample,
+        {"n": 3, "seed": 0, "y": None, "context": None},
+    ),
+    "generative.SparseTransformerFlow.ess": lambda: (
+        flow(True).ess,
+        {"x": draw(3, 2), "y": None, "context": draw(5, 2)},
+    ),
+    "generative.Likelihood": lambda: (generative.Likelihood, {"alpha": (1.0, 1.0, 0.1)}),
+    "generative.attention": lambda: (
+        generative.attention,
+        {
+            "x": draw(4, 2), "context": draw(4, 2, seed=1), "h": 0.1, "lam": 0.5, "beta": 1.0,
+            "kernel": "laplace", "prox": "soft", "moments": "variance", "exclude_self": True,
+        },
+    ),
+    "generative.log_normal": lambda: (generative.log_normal, {"z": draw(3, 2)}),
+    "generative.log_normaliser": lambda: (
+        generative.log_normaliser,
+        {"y": draw(3, 2), "h": 0.1, "lam": 0.5, "beta": 1.0},
     ),
     "data.BytePairs": lambda: (data.BytePairs, {"encoder": b"{}", "merges": b""}),
     "data.Characters": lambda: (data.Characters, {"text": "some text"}),

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wflow._core.checks import number, positive, whole
+from wflow._core.checks import number, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
 from wflow.nets.generative.potential import Potential, points
@@ -124,14 +124,44 @@ class GradientFlow(Pretrained):
         return self.potential.dim
 
     def draws(self, n: int, seed: int) -> Tensor:
-        """Draw n points of the base, the same numbers for any precision of the weights."""
+        """Draw points of the base, the same numbers for any precision of the weights.
+
+        Parameters
+        ----------
+        n : int
+            Number of points.
+        seed : int
+            Of the numbers.
+
+        Returns
+        -------
+        Tensor, shape (n, dim)
+            Points of a standard Gaussian.
+
+        Raises
+        ------
+        InputError
+            For numbers out of range.
+
+        Examples
+        --------
+        >>> from wflow.nets import generative
+        >>> generative.OTFlow(generative.Potential(2, width=8)).draws(5, seed=0).shape
+        torch.Size([5, 2])
+        """
         count, weight = whole(n, "n"), self.potential.w
         generator = torch.Generator().manual_seed(whole(seed, "seed", 0))
         z = torch.randn(count, self.dim, dtype=torch.float64, generator=generator)
         return z.to(weight)
 
     def extra_repr(self) -> str:
-        """Describe the discretisation, for printing."""
+        """Describe the discretisation, for printing.
+
+        Returns
+        -------
+        str
+            Steps and final time.
+        """
         return f"steps={self.steps}, t_final={self.t_final:g}"
 
 
@@ -179,7 +209,25 @@ class OTFlow(GradientFlow):
         super().__init__(potential, steps, t_final)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> ToBase:
-        """Follow data to the base, as `to_base` does."""
+        """Follow data to the base, as `to_base` does.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Data.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+
+        Returns
+        -------
+        ToBase
+            As of `to_base`.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices.
+        """
         return self.to_base(x, y)
 
     def to_base(self, x: Tensor, y: Tensor | None = None) -> ToBase:
@@ -256,6 +304,7 @@ class OTFlow(GradientFlow):
         True
         """
         x = points(z, "z", self.dim, self.potential.w)
+        exact = switch(exact, "exact")
         h = self.t_final / self.steps
         lost = 0
         stages = Stages(self.potential, self.potential.features(y, len(x)))
@@ -366,6 +415,19 @@ class OTFlow(GradientFlow):
         tuple of Tensor
             Points at the end; the integrals of the Laplacian, of the kinetic energy, and of the
             residual of the HJB equation over time, from 0 to T in both directions.
+
+        Raises
+        ------
+        InputError
+            For features of another shape or type.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.along(torch.zeros(5, 2), None, forwards=True)[1].shape
+        torch.Size([5])
         """
         h = self.t_final / self.steps
         stages = Stages(self.potential, self.potential.features(y, len(x)))

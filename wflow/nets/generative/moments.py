@@ -85,7 +85,7 @@ def attention(
     moments: Moments = "mean",
     exclude_self: bool = False,
 ) -> Attended:
-    r"""Moments of a context under the kernel of the proximal operator with an L1 prior [1]_.
+    r"""Compute moments of a context under the kernel of the proximal operator [1]_, L1 prior.
 
     .. math::
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from wflow._core.checks import whole
+from wflow._core.checks import switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.pretrained import Pretrained
@@ -212,11 +212,24 @@ class Potential(Pretrained):
         >>> at.hessian.shape
         torch.Size([5, 2, 2])
         """
+        laplacian, hessian = switch(laplacian, "laplacian"), switch(hessian, "hessian")
         order = 2 if hessian else int(laplacian)
         return self.evaluate(self._checked(x, t, y), self.quadratic(), order)
 
     def quadratic(self) -> Tensor:
-        """The part of A^T A that the gradient in (x, t) needs, (size, dim + 1)."""
+        """Compute the part of A^T A that the gradient in (x, t) needs.
+
+        Returns
+        -------
+        Tensor, shape (dim + 1 + condition, dim + 1)
+            Columns of A^T A.
+
+        Examples
+        --------
+        >>> from wflow.nets import generative
+        >>> generative.Potential(2, width=8).quadratic().shape
+        torch.Size([3, 3])
+        """
         return self.A.T @ self.A[:, : self.dim + 1]
 
     def evaluate(self, s: Tensor, quadratic: Tensor, order: int) -> Derivatives:
@@ -263,6 +276,11 @@ class Potential(Pretrained):
             Floating-point operations of `derivatives`, without those of a backward pass, which are
             twice as many.
 
+        Raises
+        ------
+        InputError
+            For a laplacian that is neither True nor False.
+
         Examples
         --------
         >>> from wflow.nets import generative
@@ -270,17 +288,48 @@ class Potential(Pretrained):
         624
         """
         m, size, d = self.width, self.dim + 1 + self.condition, self.dim
-        inner = (2 + (d if laplacian else 0)) * m * m * (self.layers - 1)
+        inner = (2 + (d if switch(laplacian, "laplacian") else 0)) * m * m * (self.layers - 1)
         return 2 * (inner + m * size + m * (d + 1))
 
     def extra_repr(self) -> str:
-        """Describe the sizes, for printing."""
+        """Describe the sizes, for printing.
+
+        Returns
+        -------
+        str
+            Sizes by name.
+        """
         return f"dim={self.dim}, width={self.width}, layers={self.layers}, rank={self.rank}" + (
             f", condition={self.condition}" if self.condition else ""
         )
 
     def features(self, y: Any, n: int) -> Tensor | None:
-        """Check features for n points; None where the potential has no condition."""
+        """Check features for n points.
+
+        Parameters
+        ----------
+        y : Tensor, shape (condition,) or (n, condition), or None
+            Features, of all points or of each.
+        n : int
+            Number of points.
+
+        Returns
+        -------
+        Tensor or None
+            The features; None where the potential has no condition.
+
+        Raises
+        ------
+        InputError
+            For features that are missing, of another shape or type, or without a condition.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> generative.Potential(2, width=8, condition=3).features(torch.zeros(3), 5).shape
+        torch.Size([3])
+        """
         if not self.condition:
             if y is not None:
                 raise InputError("y is given, and the potential has no condition: leave it out")
@@ -296,7 +345,19 @@ class Potential(Pretrained):
         return y  # type: ignore[no-any-return]
 
     def residual_weights(self) -> list[Tensor]:
-        """Weight and bias of the residual layers, one after the other."""
+        """Give weight and bias of the residual layers, one after the other.
+
+        Returns
+        -------
+        list of Tensor
+            Weight and bias of the first, weight and bias of the second, and so on.
+
+        Examples
+        --------
+        >>> from wflow.nets import generative
+        >>> len(generative.Potential(2, width=8, layers=3).residual_weights())
+        4
+        """
         return [value for layer in self.residual for value in (layer.weight, layer.bias)]  # type: ignore[misc]
 
     def _checked(self, x: Any, t: Any, y: Any) -> Tensor:
@@ -307,7 +368,29 @@ class Potential(Pretrained):
         return self.joined(x, t if isinstance(t, Tensor) else time(t), self.features(y, len(x)))
 
     def joined(self, x: Tensor, t: Tensor | float, y: Tensor | None) -> Tensor:
-        """Join points, times and features to s, (n, dim + 1 + condition), without checks."""
+        """Join points, times and features to s, without checks.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Points.
+        t : float or Tensor, shape () or (n,)
+            Time.
+        y : Tensor, shape (condition,) or (n, condition), or None
+            Features.
+
+        Returns
+        -------
+        Tensor, shape (n, dim + 1 + condition)
+            The points s.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> generative.Potential(2, width=8).joined(torch.zeros(5, 2), 0.5, None)[0]
+        tensor([0.0000, 0.0000, 0.5000])
+        """
         if isinstance(t, Tensor):
             parts = [x, t.to(x).expand(len(x))[:, None]]
         else:

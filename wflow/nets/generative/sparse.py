@@ -274,7 +274,26 @@ class SparseTransformerFlow(GradientFlow):
         self.has_context = torch.ones_like(self.has_context)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> ToBase:
-        """Follow a batch to the base with the context of the training, as `Likelihood` calls it."""
+        """Follow a batch to the base with the context of the training, as `Likelihood` calls it.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Data. In training the first `tokens` rows are the context of a flow whose contexts are
+            independent.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+
+        Returns
+        -------
+        ToBase
+            As of `to_base`, without the rows of the context.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a batch without other rows.
+        """
         if self.context != "independent" or not self.training:
             return self.to_base(x, y)
         x = points(x, "x", self.dim, self.potential.w)
@@ -549,7 +568,13 @@ class SparseTransformerFlow(GradientFlow):
         return sizes
 
     def extra_repr(self) -> str:
-        """Describe the layer, for printing."""
+        """Describe the layer, for printing.
+
+        Returns
+        -------
+        str
+            Options by name.
+        """
         return (
             f"{super().extra_repr()}, kernel={self.kernel}, convention={self.convention}, "
             f"context={self.context}, prox={self.prox}"

@@ -52,7 +52,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attracting, narrow kernel": {**ATTRACTING, "lam": 0.1, "beta": 4.0, "trainable": ()},
     "attracting, 64 tokens": {**ATTRACTING, "tokens": 64},
     "attracting, last two layers": {**ATTRACTING, "attended": (-1, -2)},
-}
+    "attracting, last two layers, no prior": {
+        **ATTRACTING, "attended": (-1, -2), "lam": 0.0, "trainable": ("beta",),
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,9 @@ def distance(metric: Any, found: Any, points: Any) -> float:
 
 
 def examine(
-    training: Trained, run: Run, setup: Setup, target: str, out: Path, seed: int, part: str
-) -> Record:
+    training: Trained, run: Run, model: Model, setup: Setup, target: str, out: Path, seed: int,
+    part: str,
+) -> Record:  # fmt: skip
     """All quantities of a trained flow in double precision, kept beside its checkpoint."""
     import torch
 
@@ -185,7 +189,7 @@ def examine(
     record: Record = dict.fromkeys(keys, float("nan"))
     flow = training.model
     record |= {"parameters": sum(p.numel() for p in flow.parameters()), "ess": []}
-    record["diverged"] = training.diverged
+    record |= {"diverged": training.diverged, "options": words(model.options or {})}
     pictures = {}
     if not training.diverged:
         record["step_seconds"] = seconds_of_a_step(copy.deepcopy(flow), run)
@@ -361,6 +365,13 @@ def collect(out: Path, setup: Setup, models: Iterable[str]) -> Found:
             range(setup.seeds),
         ):
             record, history = read(out, name, seed, setup)
+            if model.startswith("chosen"):
+                best = chosen(scores(out, setup))
+                if record["options"] != words(VARIANTS[best]):
+                    raise InputError(
+                        f"{folder_of(out, name, seed)} is of {record['options']}, and the trials "
+                        f"choose {best}: remove it, and train again"
+                    )
             found.records.setdefault((target, model), []).append(record)
             found.histories.setdefault((target, model), []).append(history)
     return found

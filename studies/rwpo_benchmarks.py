@@ -113,7 +113,8 @@ def train(session: study.Session, flags: Any, setup: Setup, name: str, model: Mo
 
     def examined(_: str, seed: int, trained: Trained) -> Record:
         folder = folder_of(flags.out, name, seed)
-        return examine(trained, planned(name, seed), setup, target, folder, seed, part)
+        run = planned(name, seed)
+        return examine(trained, run, model, setup, target, folder, seed, part)
 
     networks.train_all(session, flags, [name], seeds, planned, examined)
 

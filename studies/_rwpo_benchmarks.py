@@ -32,7 +32,6 @@ PAIRS = 4000  # points of each sample that the MMD compares
 HALF, CELLS = 4.5, 96  # of the square on which densities are drawn
 
 BOTH = ("lam", "beta")
-ALONE = {"attended": ()}
 CORRECTED = {"lam": 2.0, "beta": 1.0, "trainable": BOTH}
 PRINTED = {**CORRECTED, "convention": "published", "kernel": "published", "prox": "soft"}
 
@@ -40,18 +39,15 @@ PRINTED = {**CORRECTED, "convention": "published", "kernel": "published", "prox"
 ATTRACTING = {**CORRECTED, "convention": "attracting"}
 LAST = {"lam": 0.1, "beta": 1.0, "attended": (-1,)}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "corrected": CORRECTED,
     "wide kernel": {"lam": 0.1, "beta": 0.25},
-    "narrow kernel": {"lam": 0.1, "beta": 4.0},
     "last layer": LAST,
-    "last layer, trained": {**CORRECTED, "attended": (-1,)},
     "last layer, 64 tokens": {**LAST, "tokens": 64},
     "last layer, masked batch": {**LAST, "context": "masked"},
     "attracting": ATTRACTING,
     "attracting, fixed": {**ATTRACTING, "trainable": ()},
-    "attracting, no prior": {**ATTRACTING, "lam": 0.0, "trainable": ("beta",)},
-    "attracting, narrow kernel": {**ATTRACTING, "lam": 0.1, "beta": 4.0, "trainable": ()},
-    "attracting, 64 tokens": {**ATTRACTING, "tokens": 64},
     "attracting, last two layers": {**ATTRACTING, "attended": (-1, -2)},
+    "attracting, last two layers, 64 tokens": {**ATTRACTING, "attended": (-1, -2), "tokens": 64},
     "attracting, last two layers, no prior": {
         **ATTRACTING, "attended": (-1, -2), "lam": 0.0, "trainable": ("beta",),
     },
@@ -69,6 +65,7 @@ class Setup:
     iterations: int = 6001
     batch: int = 4096
     rates: tuple[float, float] = (1e-2, 1e-6)
+    scale: float = 0.05  # of the potential at the beginning: near the identity
     alpha: tuple[float, float, float] = (1.0, 0.01, 0.1)  # likelihood, transport, HJB
     points: int = 10_000  # of a test set
     curve: int = 2000  # points of an evaluation in training
@@ -93,7 +90,6 @@ MODELS = {
     "printed": Model(PRINTED),
     "corrected": Model(CORRECTED),
     "chosen": Model({}),  # the variant that the trials choose
-    "no attention": Model(ALONE),  # the corrected flow without its layers: Euler steps
     "OT-Flow eq.16": Model(None, EQ16),
     "corrected eq.16": Model(CORRECTED, EQ16),
     "chosen eq.16": Model({}, EQ16),
@@ -113,6 +109,9 @@ def network(model: Model, setup: Setup, target: str, seed: int) -> Any:
 
     torch.manual_seed(seed)
     phi = generative.Potential(2, width=setup.width)
+    with torch.no_grad():
+        phi.w.mul_(setup.scale)
+        phi.A.mul_(setup.scale**0.5)
     if model.options is None:
         return generative.OTFlow(phi, steps=setup.steps)
     options = dict(model.options)
@@ -135,10 +134,8 @@ def plan(
 
     flow = network(model, setup, target, seed)
     rows = setup.batch
-    if getattr(flow, "context", "") == "independent" and flow.attended != ():
+    if getattr(flow, "context", "") == "independent":
         rows += flow.tokens
-    elif getattr(flow, "context", "") == "independent":
-        flow.context = "batch"  # no layer, no context
     every = max(1, iterations // setup.evaluations)
     config = nets.train.TrainConfig(
         steps=iterations,
@@ -205,7 +202,7 @@ def examine(
             there = flow.to_base(points)  # type: ignore[operator]
             record["folded"] = float(there.folded)
             record["nll"] = -float((nets.generative.log_normal(there.z) + there.log_det).mean())
-            if hasattr(flow, "ess") and flow.attended != ():
+            if hasattr(flow, "ess"):
                 record |= {"lam": flow.lam, "beta": flow.beta}
                 record["ess"] = flow.ess(points[:1000]).mean(1).tolist()  # type: ignore[operator]
             if seed == 0 and part == "test":
@@ -268,9 +265,9 @@ def identity(setup: Setup) -> str:
 
 
 def trials(setup: Setup) -> dict[str, tuple[str, Model]]:
-    """Names of the trainings -> (target, model); OT-Flow and the flow without layers beside."""
-    models = {name: Model(VARIANTS[name]) for name in setup.variants}
-    models |= {name: MODELS[name] for name in ("OT-Flow", "no attention")}
+    """Names of the trainings -> (target, model); OT-Flow beside, the flow without a layer."""
+    models = {"OT-Flow": MODELS["OT-Flow"]}
+    models |= {name: Model(VARIANTS[name]) for name in setup.variants}
     return {
         f"trial {target} {name}": (target, model)
         for target, (name, model) in itertools.product(setup.trial_targets, models.items())
@@ -289,17 +286,12 @@ def scores(out: Path, setup: Setup) -> dict[str, float]:
         return np.log(np.asarray(found, dtype=float))
 
     base = logs("OT-Flow")
-    names = (*setup.variants, "no attention")
-    return {name: float(np.mean(logs(name) - base)) for name in names}
+    return {name: float(np.mean(logs(name) - base)) for name in setup.variants}
 
 
 def chosen(found: Mapping[str, float]) -> str:
     """The variant with the least score; one that failed has none."""
-    known = {
-        name: value
-        for name, value in found.items()
-        if name != "no attention" and np.isfinite(value)
-    }
+    known = {name: value for name, value in found.items() if np.isfinite(value)}
     return min(known, key=lambda name: known[name]) if known else next(iter(found))
 
 
@@ -596,7 +588,7 @@ def trial_table(out: Path, setup: Setup) -> str:
     names = ["OT-Flow", *order]
     table = {
         "variant": names,
-        "options": ["", *(words(VARIANTS.get(name, ALONE)) for name in order)],
+        "options": ["", *(words(VARIANTS[name]) for name in order)],
         "ratio": ["1", *(f"{np.exp(found[name]):.2f}" for name in order)],
     }
     for target in setup.trial_targets:

@@ -33,7 +33,7 @@ def test_parts_share_a_folder_and_the_tables_are_read_from_it(
     assert call(NAME, monkeypatch, *flags, "--part", "tables", "--resume") == 0
     assert result.stat().st_mtime_ns == first
     said = capsys.readouterr().out
-    assert "chosen: attracting, last two layers" in said and "| no attention " in said
+    assert "chosen: attracting, last two layers" in said
     assert json.loads((out / "summary.json").read_text())["findings"] == []
     with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
         assert table["model"].values.tolist() == ["OT-Flow", "chosen"]
@@ -112,7 +112,7 @@ def test_speed_counts_the_steps_to_a_level():
 
 def test_the_variant_is_chosen_among_those_that_ended():
     parts = script("_rwpo_benchmarks")
-    found = {"one": 0.5, "two": np.nan, "three": 0.2, "no attention": -1.0}
+    found = {"one": 0.5, "two": np.nan, "three": 0.2}
     assert parts.chosen(found) == "three"
 
 

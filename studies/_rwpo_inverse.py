@@ -30,14 +30,13 @@ PUBLISHED = {"without": (1.99, 2.15, 5.42), "with": (1.70, 1.87, 4.86)}  # per c
 LAM = 2.0
 # Models: whether they have attention, and what they are trained by.
 MODELS = {
-    "ot-flow": "OT-Flow (Runge-Kutta), likelihood of pairs",
-    "plain": "steps of the sparse flow without attention, likelihood of pairs",
+    "ot-flow": "OT-Flow, likelihood of pairs",
     "sparse": "sparse flow, lambda = 2 and beta = 1 at the beginning and trained, likelihood",
     "first": "sparse flow with attention in the step at the base alone, likelihood",
-    "plain-kl": "without attention, reverse divergence",
+    "ot-flow-kl": "OT-Flow, reverse divergence",
     "sparse-kl": "sparse flow, reverse divergence",
     "printed-kl": "equations 22 to 24 as printed, own batch as context, reverse divergence",
-    "supervised": "without attention, reverse divergence and the printed supervised term",
+    "supervised": "OT-Flow, reverse divergence and the printed supervised term",
 }
 SPARSE = ("sparse", "first", "sparse-kl", "printed-kl")
 
@@ -142,17 +141,16 @@ def network(name: str, setup: Setup, known: Data, seed: int) -> Any:
     with torch.no_grad():
         phi.A.mul_(0.1)
         phi.w.mul_(0.1)
-    if model == "ot-flow":
-        return generative.OTFlow(phi, steps=max(1, setup.steps // 2))
+    if model in ("ot-flow", "ot-flow-kl", "supervised"):
+        return generative.OTFlow(phi, steps=setup.steps)
     if model == "printed-kl":
         return generative.SparseTransformerFlow(
             phi, steps=setup.steps, lam=LAM, convention="published", kernel="published",
             trainable=("lam", "beta"),
         )  # fmt: skip
-    attended = {"first": (1,), "sparse": None, "sparse-kl": None}.get(model, ())
     flow = generative.SparseTransformerFlow(
-        phi, steps=setup.steps, lam=LAM, tokens=setup.tokens, attended=attended,
-        trainable=("lam", "beta") if attended != () else (),
+        phi, steps=setup.steps, lam=LAM, tokens=setup.tokens, trainable=("lam", "beta"),
+        attended=(1,) if model == "first" else None,
     )  # fmt: skip
     rows = slice(-setup.tokens, None)
     flow.set_context(*tensors(known.train.x[rows], known.summary(known.train.y[rows])))
@@ -165,7 +163,7 @@ def plan(name: str, setup: Setup, flags: Any, seed: int) -> Run:
 
     problem, model = split(name)
     known = data_of(problem, setup)
-    case, context = known.case, model not in ("ot-flow", "printed-kl")
+    case, context = known.case, model in ("sparse", "first", "sparse-kl")
     reverse = model.endswith("-kl") or model == "supervised"
     rows = case.batch + (setup.tokens if context else 0)
 
@@ -411,8 +409,7 @@ def problems_of(results: Results) -> list[str]:
 
 
 COLOURS = {
-    "ot-flow": "#0072B2", "plain": "#009E73", "sparse": "#D55E00", "first": "#CC79A7",
-    "plain-kl": "#56B4E9", "sparse-kl": "#E69F00", "printed-kl": "0.3", "supervised": "#999933",
+    "ot-flow": "#0072B2", "sparse": "#D55E00", "first": "#CC79A7", "ot-flow-kl": "#56B4E9", "sparse-kl": "#E69F00", "printed-kl": "0.3", "supervised": "#009E73",
 }  # fmt: skip
 
 
@@ -482,7 +479,7 @@ def fields(setup: Setup, flags: Any, results: Results, problem: str) -> Figure:
     for name, runs in results.records.items():
         if split(name)[0] == problem and runs[0]["draws"] is not None:
             shown[split(name)[1]] = runs[0]["draws"][0]
-    wanted = ("reference", "ot-flow", "plain", "sparse", "first")
+    wanted = ("reference", "ot-flow", "sparse", "ot-flow-kl", "printed-kl")
     shown = {name: shown[name] for name in wanted if name in shown}
     truth = field_of(known, known.check.x[:1])[0]
     with style():

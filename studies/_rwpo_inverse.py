@@ -409,8 +409,14 @@ def problems_of(results: Results) -> list[str]:
 
 
 COLOURS = {
-    "ot-flow": "#0072B2", "sparse": "#D55E00", "first": "#CC79A7", "ot-flow-kl": "#56B4E9", "sparse-kl": "#E69F00", "printed-kl": "0.3", "supervised": "#009E73",
-}  # fmt: skip
+    "ot-flow": "#0072B2",
+    "sparse": "#D55E00",
+    "first": "#CC79A7",
+    "ot-flow-kl": "#56B4E9",
+    "sparse-kl": "#E69F00",
+    "printed-kl": "0.3",
+    "supervised": "#009E73",
+}
 
 
 def curves(results: Results) -> Figure:

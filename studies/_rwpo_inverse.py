@@ -223,7 +223,7 @@ def references(name: str, setup: Setup, folder: Path) -> dict[str, FloatArray]:
         found["ess"].append(float(chains["ess"].min()))
     arrays = {k: np.array(values) for k, values in found.items()}
     draft = folder / f".reference-{name}-{os.getpid()}.npz"
-    np.savez(draft, key=key, **arrays)
+    np.savez(draft, key=key, draws=arrays["draws"], r_hat=arrays["r_hat"], ess=arrays["ess"])
     draft.replace(file)
     return arrays
 

@@ -244,7 +244,8 @@ def reference_of(name: str, known: Data, y: FloatArray, draws: int, seed: int) -
         start = reference.tempered(
             lambda x: problem.log_likelihood(x, y),
             lambda x: -LAM * np.abs(x).sum(1),
-            problem.prior(400, seed=seed),
+            problem.prior(min(400, 2 * draws), seed=seed),
+            moves=20 if draws > 100 else 5,
             seed=seed,
         )["samples"].values[:8]
         covariance = None

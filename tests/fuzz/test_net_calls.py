@@ -28,6 +28,7 @@ from wflow import (  # noqa: E402
 )
 from wflow.nets import blocks, convex, data, diagnostics, generative, particles, train  # noqa: E402
 from wflow.nets.data import download  # noqa: E402
+from wflow.sampling import forward  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,6 +72,13 @@ def flow(sparse=False):
     found = generative.SparseTransformerFlow(phi, steps=1, lam=0.5)
     found.set_context(draw(6, 2))
     return found
+def conditional():
+    torch.manual_seed(0)
+    return generative.OTFlow(generative.Potential(2, width=4, condition=3), steps=2)
+
+
+def inverse_problem():
+    return forward.InverseProblem(forward.Elliptic(2, 3, cells=8), lam=2.0, noise=0.1)
 
 
 def problem():
@@ -520,6 +528,20 @@ CALLS = {
     "generative.Autoencoder.standardise": lambda: (
         coder().standardise,
         {"images": draw(5, 4), "whiten": True},
+    ),
+    "generative.generate": lambda: (
+        generative.generate,
+        {"flow": conditional(), "z": draw(4, 2), "y": draw(4, 3), "context": None},
+    ),
+    "generative.ReverseKL": lambda: (
+        generative.ReverseKL,
+        {"problem": inverse_problem(), "alpha": (1.0, 1.0, 0.1), "supervised": 0.5},
+    ),
+    "generative.ReverseKL.call": lambda: (
+        lambda x, features, y: generative.ReverseKL(inverse_problem())(
+            conditional(), x, features, y
+        ),
+        {"x": draw(4, 2), "features": draw(4, 3), "y": draw(4, 3, seed=1)},
     ),
     "train.train": lambda: (train.train, training()),
     "train.restore": lambda: (train.restore, {"path": __file__, "kind": nets.GPT}),

@@ -270,6 +270,7 @@ NUMBERS = {
     "mean_error": ("error of the posterior mean in informed directions, in deviations", "1"),
     "spread_error": ("error of the log deviation in informed directions", "1"),
     "spread_bias": ("mean log ratio of the deviations in informed directions", "1"),
+    "variance_ratio": ("trace of the posterior covariance over that of the reference", "1"),
     "relative_l1": ("relative L1 error of the posterior mean of the field", "1"),
     "reference_l1": ("that of the reference", "1"),
     "rank_p": ("least p-value of the rank tests, times their number", "1"),
@@ -323,7 +324,9 @@ def examine(name: str, setup: Setup, flags: Any, training: Trained, seed: int) -
     features = known.summary(known.check.y)
     drawn = draw(flow, features[:tests], 300, seed=100 + seed)
     prior = 2 / LAM**2
-    errors: dict[str, list[float]] = {"mean": [], "spread": [], "bias": [], "l1": [], "exact": []}
+    errors: dict[str, list[float]] = {
+        key: [] for key in ("mean", "spread", "bias", "trace", "l1", "exact")
+    }
     for k in range(tests):
         sample, right = drawn[k], exact["draws"][k]
         values, vectors = np.linalg.eigh(np.cov(right.T))
@@ -336,6 +339,7 @@ def examine(name: str, setup: Setup, flags: Any, training: Trained, seed: int) -
         errors["mean"].append(float(np.sqrt((gap**2).mean())))
         errors["spread"].append(float(np.sqrt((ratio**2).mean())))
         errors["bias"].append(float(ratio.mean()))
+        errors["trace"].append(float(sample.var(axis=0).sum() / right.var(axis=0).sum()))
         errors["l1"].append(relative_l1(known, sample, known.check.x[k]))
         errors["exact"].append(relative_l1(known, right, known.check.x[k]))
     rows = slice(setup.ranked, 2 * setup.ranked)
@@ -350,6 +354,7 @@ def examine(name: str, setup: Setup, flags: Any, training: Trained, seed: int) -
         "mean_error": float(np.median(errors["mean"])),
         "spread_error": float(np.median(errors["spread"])),
         "spread_bias": float(np.median(errors["bias"])),
+        "variance_ratio": float(np.median(errors["trace"])),
         "relative_l1": float(np.mean(errors["l1"])),
         "reference_l1": float(np.mean(errors["exact"])),
         "rank_p": float(min(1.0, ranks.p_value.min() * len(ranks.p_value))),
@@ -382,7 +387,7 @@ def report(flags: Any, setup: Setup, results: Results) -> str:
         for key, title in (
             ("validation", "held-out NLL"), ("area", "mean NLL in training"),
             ("mean_error", "mean error"), ("spread_error", "log deviation error"),
-            ("spread_bias", "log deviation bias"), ("relative_l1", "relative L1"),
+            ("spread_bias", "log deviation bias"), ("variance_ratio", "variance ratio"), ("relative_l1", "relative L1"),
             ("rank_p", "rank test p"), ("coverage_50", "50 %"), ("coverage_90", "90 %"),
             ("attention", "ESS"), ("seconds", "s"),
         ):  # fmt: skip

@@ -387,7 +387,8 @@ def report(flags: Any, setup: Setup, results: Results) -> str:
         for key, title in (
             ("validation", "held-out NLL"), ("area", "mean NLL in training"),
             ("mean_error", "mean error"), ("spread_error", "log deviation error"),
-            ("spread_bias", "log deviation bias"), ("variance_ratio", "variance ratio"), ("relative_l1", "relative L1"),
+            ("spread_bias", "log deviation bias"),
+            ("variance_ratio", "variance ratio"), ("relative_l1", "relative L1"),
             ("rank_p", "rank test p"), ("coverage_50", "50 %"), ("coverage_90", "90 %"),
             ("attention", "ESS"), ("seconds", "s"),
         ):  # fmt: skip

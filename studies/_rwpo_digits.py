@@ -31,7 +31,6 @@ TRAINED = {"trainable": ("lam", "beta")}
 # Options of SparseTransformerFlow; None is OT-Flow. Steps are counted from the base.
 MODELS: dict[str, dict[str, Any] | None] = {
     "OT-Flow": None,
-    "no layers": {"attended": ()},
     "corrected": TRAINED,
     "late layer": {"attended": (-1,), "lam": LATE},
     "printed": {**TRAINED, "convention": "published", "kernel": "published", "prox": "soft"},
@@ -344,8 +343,6 @@ def network(name: str, tools: Tools, seed: int) -> Any:
     if model == "late layer":
         given["beta"] = tools.betas[d]
     flow = generative.SparseTransformerFlow(phi, steps=setup.steps, **given)
-    if flow.attended == ():
-        flow.context = "batch"  # no layer, no context
     if flow.convention == "inverse":
         flow.set_context(tools.latents[d][0][: flow.tokens].cpu())
     return flow
@@ -465,7 +462,7 @@ def measured(name: str, training: Trained, tools: Tools, seed: int) -> Record:
         between = interpolated(flow, tools, d)
         if bool(between.isfinite().all()):
             record["confidence"] = tools.confidence(between)
-        if getattr(flow, "attended", ()) != ():
+        if hasattr(flow, "ess"):
             sizes = flow.ess(test[:PART]).median(1).values
             record["ess"] = float(sizes[-1])
             record["ess_least"] = float(sizes[sizes.isfinite()].min())

@@ -116,14 +116,6 @@ def findings(results: Results, tools: Tools) -> list[study.Finding]:
             },
         )
     )
-    claims.append(
-        claim(
-            "the layers, and not the other differences, make the corrected flow better: lower "
-            "held-out negative log likelihood than the same flow without them",
-            "comparison",
-            {d: (values("corrected", d, "nll"), values("no layers", d, "nll")) for d in dims},
-        )
-    )
     return [*claims, *interactions(tools)]
 
 

@@ -6,10 +6,7 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wflow import nets, sampling, study
-from wflow._core.files import replace_file
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -41,7 +37,6 @@ ENOUGH = 30.0  # effective sample size
 CLOUD = 1024  # tokens whose attention is looked at: the batch of the paper
 PART = 256  # tokens that are followed at a time: as many as in training, for they may be a context
 GRID = 6  # digits along a side of an interpolation
-RECORD = "record.json"
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ PRESETS = {
         tokens=128, rates=(2e-2, 1e-4), alpha=(1.0, 1 / 80, 0.1), samples=2000, evaluations=12,
     ),
     "smoke": Setup(
-        dataset="digits", dims=(3, 5), hidden=16, epochs=20, seeds=2, steps=2, steps_ot=2, width=8,
+        dataset="digits", dims=(3, 5), hidden=16, epochs=6, seeds=2, steps=2, steps_ot=2, width=8,
         iterations=4, batch=32, tokens=32, rates=(1e-2, 1e-3), samples=40, evaluations=2,
     ),
 }  # fmt: skip
@@ -397,25 +392,9 @@ def likelihood(flow: Any, z: Tensor) -> tuple[float, float]:
 
 def examine(name: str, training: Trained, tools: Tools, out: Path, seed: int) -> Record:
     """All quantities of a trained flow, kept beside its checkpoint."""
-    history = training.history
-    setup = asdict(tools.setup) | {"seeds": None}
-    text = json.dumps([setup, history.attrs["config"]], sort_keys=True)
-    trained = hashlib.sha256(text.encode() + history["loss"].values.tobytes()).hexdigest()
-    file = out / f"{name.replace(' ', '-')}-{seed}" / RECORD
-    return kept(file, trained, lambda: measured(name, training, tools, seed))
-
-
-def kept(file: Path, key: str, compute: Callable[[], Record]) -> Record:
-    """What `file` holds under this key, or what is computed and written to it."""
-    if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found.get("key") == key:
-            return dict(found["record"])
-    record = compute()
-    text = json.dumps({"key": key, "record": record})
-    if file.parent.is_dir():
-        replace_file(file, lambda draft: draft.write_text(text, encoding="utf-8"))
-    return record
+    setting = asdict(tools.setup) | {"seeds": None}
+    folder = networks.folder_of(out, name, seed)
+    return networks.kept(folder, setting, training, lambda: measured(name, training, tools, seed))
 
 
 SCALARS = {
@@ -622,7 +601,7 @@ def strips(shown: dict[str, Record], tools: Tools, d: int) -> Figure:
         for axis, (label, pictures) in zip(axes[:, 0], rows.items(), strict=True):
             images = np.array(pictures).reshape(-1, tools.side, tools.side)
             picture(axis, np.concatenate(list(images), axis=1))
-            axis.set_ylabel(label, rotation=0, ha="right", va="center")
+            axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7)
     return figure
 
 
@@ -669,7 +648,7 @@ def curves(results: Results, tools: Tools) -> Figure:
                     label = None  # type: ignore[assignment]
             level = tools.floors[d]["gaussian nll"]
             axis.axhline(level, color="k", lw=0.8, ls=":", label="Gaussian")
-            axis.set_yscale("symlog", linthresh=10.0)
+            axis.set_ylim(top=2 * level)
             axis.set(xlabel="Iteration", title=f"d = {d}")
         axes[0, 0].set_ylabel("Held-out negative log likelihood")
         axes[0, -1].legend()
@@ -703,6 +682,6 @@ def attention(tools: Tools) -> Figure:
         axes[0, 0].set_yscale("log")
         axes[0, 0].axhline(ENOUGH, color="k", lw=0.8, ls=":")
         axes[0, 0].set_ylim(0.9)
-        axes[0, 1].legend(fontsize="small")
-        axes[0, 2].set_ylim(-1.05, 1.0)
+        axes[0, 2].set_ylim(0.0, 1.0)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure

@@ -33,7 +33,6 @@ from _rwpo_digits import (
 from wflow import study
 from wflow.cli import guarded
 from wflow.study import networks
-from wflow.study.frame import Verdict
 from wflow.study.networks import Results
 
 SPARSE = {"corrected": "the corrected sparse flow", "late layer": "one late layer, ESS >= 30"}
@@ -67,7 +66,9 @@ def findings(results: Results, tools: Tools) -> list[study.Finding]:
         """Of numbers for every d: what should be less, and what it should be less than."""
         found = {d: networks.paired(more, less) for d, (less, more) in pairs.items()}
         text = "; ".join(f"d = {d}: {text}" for d, (text, _) in found.items())
-        return study.Finding(statement, source, text, joint([v for _, v in found.values()]))
+        return study.Finding(
+            statement, source, text, networks.joint([v for _, v in found.values()])
+        )
 
     claims = []
     for model, words in SPARSE.items():
@@ -153,15 +154,6 @@ def interactions(tools: Tools) -> list[study.Finding]:
         zeros == 0,
     )
     return [tokens, wide, atoms]
-
-
-def joint(verdicts: list[Verdict]) -> Verdict:
-    """One verdict of several cases."""
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    if "confirmed" in verdicts:
-        return "confirmed in part"
-    return "inconclusive"
 
 
 def shown(steps: np.ndarray) -> str:

@@ -64,6 +64,35 @@ def test_paired_differences_are_decided_by_their_interval():
     assert networks.paired([1.0, 0.0], [1.0, 1.0], ratio=True)[1] == "not confirmed"
 
 
+def test_verdicts_of_several_cases_are_joined():
+    assert networks.joint(["confirmed", "confirmed"]) == "confirmed"
+    assert networks.joint(["confirmed", "not confirmed"]) == "confirmed in part"
+    assert networks.joint(["inconclusive", "not confirmed"]) == "not confirmed"
+    assert networks.joint(["inconclusive", "inconclusive"]) == "inconclusive"
+
+
+def test_a_training_is_measured_once(tmp_path):
+    def run(losses):
+        history = xarray.Dataset({"loss": ("step", losses)}, attrs={"config": "{}"})
+        return networks.Trained(None, history, None, False)
+
+    calls = []
+
+    def examine():
+        calls.append(1)
+        return {"error": 0.5, "missing": NAN, "curve": [1.0, 2.0], "count": len(calls)}
+
+    first = networks.kept(tmp_path, {"width": 3}, run([1.0, 2.0]), examine)
+    again = networks.kept(tmp_path, {"width": 3}, run([1.0, 2.0]), examine)
+    assert again["count"] == 1 and again["curve"] == [1.0, 2.0] and np.isnan(again["missing"])
+    assert first.keys() == again.keys()
+    assert networks.kept(tmp_path, {"width": 4}, run([1.0, 2.0]), examine)["count"] == 2
+    assert networks.kept(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 3
+    assert networks.kept(tmp_path / "none", {}, run([]), examine)["count"] == 4
+    (tmp_path / networks.RECORD).write_text("words")
+    assert networks.kept(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 5
+
+
 def test_metrics_that_cannot_be_read_are_refused_and_not_waited_for(tmp_path):
     file = tmp_path / "metrics.h5"
     assert not networks._complete(file)

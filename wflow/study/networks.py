@@ -3,7 +3,9 @@
 Torch is loaded when something is trained, so that a script shows its flags without it.
 """
 
+import hashlib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from wflow._core.checks import number, whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import open_hdf5, opened
+from wflow._core.files import open_hdf5, opened, replace_file
 from wflow.study.flags import OutputFlags, Switch
 from wflow.study.frame import Session, Verdict
 
@@ -35,6 +37,7 @@ FloatArray = NDArray[np.float64]
 AnySetup = TypeVar("AnySetup")
 Record = dict[str, Any]
 NEEDS = {"torch": "nets"}
+RECORD = "record.json"  # what was measured of a training, in its folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +134,15 @@ def chosen(names: Iterable[str], seeds: int, flags: NetFlags) -> list[str]:
         return names
 
     def finished(name: str) -> bool:
-        files = [_folder(flags, name, seed) / nets.train.METRICS for seed in range(seeds)]
+        files = [folder_of(flags.out, name, seed) / nets.train.METRICS for seed in range(seeds)]
         return flags.resume and all(map(_complete, files))
 
     return [name for name in names if name in flags.only or finished(name)]
 
 
-def _folder(flags: NetFlags, name: str, seed: int) -> "Path":
-    return flags.out / f"{name.replace(' ', '-')}-{seed}"
+def folder_of(out: "Path", name: str, seed: int) -> "Path":
+    """The folder of a training in that of its study."""
+    return out / f"{name.replace(' ', '-')}-{seed}"
 
 
 def _complete(file: "Path") -> bool:
@@ -230,7 +234,7 @@ def train_all(
 def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) -> Trained:
     """Train one run, or take up what `--resume` finds of it."""
     train = nets.train
-    out = _folder(flags, name, seed)
+    out = folder_of(flags.out, name, seed)
     diverged = False
     try:
         history = train.train(
@@ -250,6 +254,44 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
         history, diverged = error.history, True
     device = train.device(run.config.device)
     return Trained(run.model.to(device).eval(), history, device, diverged)
+
+
+def kept(folder: "Path", setting: object, run: Trained, examine: Callable[[], Record]) -> Record:
+    """What was measured of a training, from record.json in its folder or measured now.
+
+    A study that is resumed measures nothing again. The record is that of the same training, known
+    by its losses and its configuration, and of the same setting.
+
+    Parameters
+    ----------
+    folder : that of the training
+    setting : what else the record depends on, for JSON
+    run : the training
+    examine : what measures it; numbers, texts and lists, for JSON
+    """
+    file = folder / RECORD
+    text = json.dumps([setting, run.history.attrs["config"]], sort_keys=True)
+    key = hashlib.sha256(text.encode() + run.history["loss"].values.tobytes()).hexdigest()
+    if os.path.lexists(file):
+        with opened(file, "the record of a training") as source:
+            try:
+                found = json.load(source)
+            except ValueError:  # damaged: it is made again
+                found = None
+        if isinstance(found, dict) and found.get("key") == key:
+            return dict(found["record"])
+    record = examine()
+    content = json.dumps({"key": key, "record": record})
+    if folder.is_dir():  # none where the first step diverged
+        replace_file(file, lambda draft: draft.write_text(content, encoding="utf-8"))
+    return record
+
+
+def joint(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict of several cases: that of all, or confirmed in part, or not confirmed."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return "confirmed in part" if "confirmed" in verdicts else "not confirmed"
 
 
 def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:

@@ -72,6 +72,8 @@ def flow(sparse=False):
     found = generative.SparseTransformerFlow(phi, steps=1, lam=0.5)
     found.set_context(draw(6, 2))
     return found
+
+
 def conditional():
     torch.manual_seed(0)
     return generative.OTFlow(generative.Potential(2, width=4, condition=3), steps=2)

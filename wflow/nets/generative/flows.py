@@ -123,6 +123,10 @@ class GradientFlow(Pretrained):
         """Length of the points."""
         return self.potential.dim
 
+    def _stages(self, n: int, y: Tensor | None) -> Stages:
+        """Prepare the potential for Runge-Kutta steps of n points with features y."""
+        return Stages(self.potential, self.potential.features(y, n))
+
     def draws(self, n: int, seed: int) -> Tensor:
         """Draw points of the base, the same numbers for any precision of the weights.
 
@@ -307,7 +311,7 @@ class OTFlow(GradientFlow):
         exact = switch(exact, "exact")
         h = self.t_final / self.steps
         lost = 0
-        stages = Stages(self.potential, self.potential.features(y, len(x)))
+        stages = self._stages(len(x), y)
         for k in range(self.steps):
 
             def forwards(at: Tensor, t: float = k * h) -> Tensor:
@@ -430,7 +434,7 @@ class OTFlow(GradientFlow):
         torch.Size([5])
         """
         h = self.t_final / self.steps
-        stages = Stages(self.potential, self.potential.features(y, len(x)))
+        stages = self._stages(len(x), y)
         slopes: list[Tensor] = []
         bends: list[Tensor] = []
         for k in range(self.steps):

@@ -49,7 +49,7 @@ from wflow.nets.generative.moments import (
     proximal,
 )
 from wflow.nets.generative.potential import Potential, points
-from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
+from wflow.nets.generative.runge_kutta import WEIGHTS
 from wflow.nets.registry import register
 
 __all__ = ["SparseTransformerFlow"]
@@ -633,7 +633,7 @@ class SparseTransformerFlow(GradientFlow):
             trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
             log_det = trace / 2 if published else -value if attracting else value
         if self.drift == "rk4":
-            x, slopes, bent = Stages(self.potential, y).step(x, k * h, -h, laplacian=True)
+            x, slopes, bent = self._stages(len(x), y).step(x, k * h, -h, laplacian=True)
             assert bent is not None
             weights = x.new_tensor(WEIGHTS).mul_(h)
             energy = slopes[:, :, :-1].square().sum(2) / 2
@@ -664,7 +664,7 @@ class SparseTransformerFlow(GradientFlow):
             attracting = self.convention == "attracting"
             c = self._released(c, c) if attracting else c - self._layer(c, c).change / 2
         if self.drift == "rk4":
-            return Stages(self.potential, y).step(c, k * self._h, -self._h, laplacian=False)[0]
+            return self._stages(len(c), y).step(c, k * self._h, -self._h, laplacian=False)[0]
         at = self.potential.derivatives(c, (k - 1) * self._h, y, laplacian=False)
         return c - self._h * at.gradient
 
@@ -712,7 +712,7 @@ class SparseTransformerFlow(GradientFlow):
         """Invert the drift of step k on the way to the base; and the rows without an inverse."""
         h, t = self._h, (k - 1) * self._h
         if self.drift == "rk4":
-            stages = Stages(self.potential, y)
+            stages = self._stages(len(x), y)
 
             def forwards(at: Tensor) -> Tensor:
                 return stages.step(at, t, h, laplacian=False)[0]

@@ -33,12 +33,13 @@ MODELS = {
     "ot-flow": "OT-Flow, likelihood of pairs",
     "sparse": "sparse flow, lambda = 2 and beta = 1 at the beginning and trained, likelihood",
     "first": "sparse flow with attention in the step at the base alone, likelihood",
+    "attracting": "layers turned round, in the last two steps, likelihood",
     "ot-flow-kl": "OT-Flow, reverse divergence",
     "sparse-kl": "sparse flow, reverse divergence",
     "printed-kl": "equations 22 to 24 as printed, own batch as context, reverse divergence",
     "supervised": "OT-Flow, reverse divergence and the printed supervised term",
 }
-SPARSE = ("sparse", "first", "sparse-kl", "printed-kl")
+SPARSE = ("sparse", "first", "attracting", "sparse-kl", "printed-kl")
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def network(name: str, setup: Setup, known: Data, seed: int) -> Any:
         )  # fmt: skip
     flow = generative.SparseTransformerFlow(
         phi, steps=setup.steps, lam=LAM, tokens=setup.tokens, trainable=("lam", "beta"),
-        attended=(1,) if model == "first" else None,
+        attended={"first": (1,), "attracting": (setup.steps - 1, setup.steps)}.get(model),
+        convention="attracting" if model == "attracting" else "inverse",
     )  # fmt: skip
     rows = slice(-setup.tokens, None)
     flow.set_context(*tensors(known.train.x[rows], known.summary(known.train.y[rows])))
@@ -163,7 +165,7 @@ def plan(name: str, setup: Setup, flags: Any, seed: int) -> Run:
 
     problem, model = split(name)
     known = data_of(problem, setup)
-    case, context = known.case, model in ("sparse", "first", "sparse-kl")
+    case, context = known.case, model in ("sparse", "first", "attracting", "sparse-kl")
     reverse = model.endswith("-kl") or model == "supervised"
     rows = case.batch + (setup.tokens if context else 0)
 
@@ -419,6 +421,7 @@ COLOURS = {
     "ot-flow": "#0072B2",
     "sparse": "#D55E00",
     "first": "#CC79A7",
+    "attracting": "#F0E442",
     "ot-flow-kl": "#56B4E9",
     "sparse-kl": "#E69F00",
     "printed-kl": "0.3",

@@ -30,6 +30,9 @@ FLOWS = {
     "sparse, Euler": lambda phi: generative.SparseTransformerFlow(
         phi, steps=3, lam=0.5, beta=0.7, trainable=("lam", "beta"), tokens=12, drift="euler"
     ).double(),
+    "attracting": lambda phi: generative.SparseTransformerFlow(
+        phi, steps=2, lam=0.5, beta=2.0, convention="attracting", drift="euler", tokens=12
+    ).double(),
     "laplace": lambda phi: generative.SparseTransformerFlow(
         phi, steps=2, lam=0.5, kernel="laplace", attended=(2,), tokens=12
     ).double(),
@@ -50,7 +53,7 @@ def test_generated_samples_have_the_density_of_the_flow(name):
     found = generative.generate(flow, z, y, **given)
     with torch.no_grad():
         base = flow.to_base(found.x, y, **given)
-    exact = name == "sparse, Euler"  # the others: up to the error of the scheme
+    exact = name in ("sparse, Euler", "attracting")  # the others: up to the error of the scheme
     tolerance = {"rtol": 0, "atol": 1e-11 if exact else 1e-4}
     torch.testing.assert_close(base.z, z, **tolerance)
     density = generative.log_normal(base.z) + base.log_det

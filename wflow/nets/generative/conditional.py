@@ -28,7 +28,6 @@ from wflow.nets.generative.potential import points
 from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
 from wflow.nets.generative.sparse import (
     SparseTransformerFlow,
-    identity,
     log_abs_det,
     newton,
 )
@@ -158,16 +157,12 @@ def _by_inverses(
         transport, hjb = transport + kinetic, hjb + residual
         if not flow._attends(k):
             continue
-
-        def layer(at: Tensor, context: Tensor = context) -> tuple[Tensor, Tensor]:
-            found = flow._layer(at, context, jacobian=True)
-            assert found.attention is not None
-            return at - found.change / 2, identity(found.attention, found.slope, -0.5)
-
-        with torch.no_grad():
-            start = x + flow._layer(x, context).change / 2
-        x = _implicit(layer, x, start)
-        log_density = log_density + log_abs_det(layer(x)[1])[0]
+        if flow.convention == "attracting":
+            x, jacobian = flow._attracted(x, context)
+            log_density = log_density - log_abs_det(jacobian)[0]
+        else:
+            x = flow._released(x, context)
+            log_density = log_density + log_abs_det(flow._attracted(x, context)[1])[0]
     return Generated(x, log_density, transport, hjb)
 
 
@@ -335,7 +330,7 @@ class ReverseKL:
         x, features, y = batch
         flow: Any = model
         context = None
-        if isinstance(flow, SparseTransformerFlow) and flow.convention == "inverse":
+        if isinstance(flow, SparseTransformerFlow) and flow.convention != "published":
             if len(x) <= flow.tokens:
                 raise InputError(
                     f"the batch has {len(x)} rows, and the first {flow.tokens} are the context: "

@@ -52,6 +52,7 @@ class Case:
     batch: int
     rate: float
     cells: int = 0  # of the discretisation
+    scale: float = 1.0  # of the log conductivity
     tests: int = 6  # data sets with a reference posterior
 
 
@@ -98,7 +99,7 @@ def data(name: str, setup_key: tuple) -> Data:
         model = forward.Lorenz(windows=5)
     else:
         rows = 2 ** (case.dim.bit_length() // 2 - (case.dim.bit_length() % 2 == 0))
-        model = forward.Impedance((rows, case.dim // rows), cells=case.cells)
+        model = forward.Impedance((rows, case.dim // rows), cells=case.cells, scale=case.scale)
     trial = forward.InverseProblem(model, lam=LAM, noise=1.0).simulate(500, seed=10)
     noise = case.noise * float(np.sqrt(trial.clean.var(axis=0).mean()))
     problem = forward.InverseProblem(model, lam=LAM, noise=noise)

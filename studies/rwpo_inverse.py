@@ -42,7 +42,7 @@ from wflow.study.networks import Results
 CPU = {
     "elliptic": Case(16, 0.05, 48, 256, 1e-2, cells=128),
     "lorenz": Case(3, 0.05, 48, 256, 1e-2),
-    "impedance": Case(16, 0.05, 48, 256, 1e-2, cells=16, tests=4),
+    "impedance": Case(16, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
 }
 SMALL = {
     "elliptic": Case(4, 0.1, 8, 32, 1e-2, cells=16, tests=2),

@@ -429,6 +429,7 @@ def table(folder: Path) -> dict[str, Case]:
             patterns=2,
             electrodes=4,
             width=0.5,
+            scale=0.5,
             basis=None,
             voltages=None,
             x=x[:, :2],

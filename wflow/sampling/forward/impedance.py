@@ -29,8 +29,10 @@ class Impedance(ForwardModel):
         Equal parts of the boundary whose currents are measured; they divide 4 cells.
     width : float, optional
         Width s > 0 of the bumps; their larger distance by default.
+    scale : float, default 1.0
+        Change of the log conductivity at the centre of a bump for a unit of its coefficient.
     basis : callable, optional
-        Functions (m, d) of points (m, 2) in the place of the bumps.
+        Functions (m, d) of points (m, 2) in the place of the scaled bumps.
     voltages : callable, optional
         Boundary voltages (m, patterns) of points (m, 2) in the place of the sines and cosines.
 
@@ -53,13 +55,13 @@ class Impedance(ForwardModel):
     .. math::
         \nabla \cdot (\sigma \nabla w) = 0 \text{ in } (0, 1)^2, \quad
         w = f \text{ on the boundary}, \\
-        \log \sigma(s) = \sum_j x_j \exp\Bigl(-\frac{|s - s_j|^2}{2 s^2}\Bigr).
+        \log \sigma(s) = a \sum_j x_j \exp\Bigl(-\frac{|s - s_j|^2}{2 s^2}\Bigr).
 
-    Measured is the current :math:`\int \sigma \partial_\nu w` through each electrode, the Neumann
-    data of [1]_. There :math:`\sigma` itself is the sum of bumps, which a Laplace prior makes
-    negative with positive probability; its logarithm here keeps it positive. Finite volumes with
-    the conductivity at the faces; one banded Cholesky factor serves all patterns and the adjoint,
-    which solves the same problem with the weights as voltages.
+    with a = `scale`. Measured is the current :math:`\int \sigma \partial_\nu w` through each
+    electrode, the Neumann data of [1]_. There :math:`\sigma` itself is the sum of bumps, which a
+    Laplace prior makes negative with positive probability; its logarithm here keeps it positive.
+    Finite volumes with the conductivity at the faces; one banded Cholesky factor serves all
+    patterns and the adjoint, which solves the same problem with the weights as voltages.
 
     References
     ----------
@@ -84,6 +86,7 @@ class Impedance(ForwardModel):
         patterns: int = 8,
         electrodes: int = 16,
         width: float | None = None,
+        scale: float = 1.0,
         basis: Callable[[FloatArray], FloatArray] | None = None,
         voltages: Callable[[FloatArray], FloatArray] | None = None,
     ) -> None:
@@ -114,11 +117,12 @@ class Impedance(ForwardModel):
         self._border = np.concatenate([cell[:, 0], cell[-1], cell[::-1, -1], cell[0, ::-1]])
         if basis is None:
             at = _points((np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns)
+            size = positive(scale, "scale")
             spread = 1 / min(rows, columns) if width is None else positive(width, "width")
 
             def basis(s: FloatArray) -> FloatArray:
                 apart = ((s[:, None] - at) ** 2).sum(-1)
-                return np.exp(-apart / (2 * spread**2))
+                return size * np.exp(-apart / (2 * spread**2))
 
         self._at_points = basis
         self._basis = _table(basis, faces, "basis")  # (faces, d)

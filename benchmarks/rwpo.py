@@ -30,7 +30,7 @@ The plain matrices are left out where they have no room, and torch from 10,000 t
 than two coordinates, where it takes minutes; there are three rounds from there on. "share" is the
 rate of the products of scores and sums, 2 flops per multiply-add, over that of NumPy's product of
 two matrices; the exponentials count for nothing. Memory is the growth of the resident memory during
-a call.
+a forward call, in a process of its own.
 
 The variants run in turn, round after round, on the same threads; the median over the rounds is
 printed with the smallest and largest. Before it is timed, each must agree with wflow.
@@ -202,12 +202,9 @@ def trained(n: int, d: int, dtype: str, rounds: int) -> list[dict[str, Any]]:
     taken = in_turn(calls, rounds, least=0.05, pause=0.05)
     rows = []
     for name, values in taken.items():
-        with peak_memory() as memory:
-            calls[name]()
         rows.append(
             {"N": n, "d": d, "precision": dtype, "variant": name, **spread(values)}
             | {"times_wflow": float(np.median(values) / np.median(taken["wflow.nets"]))}
-            | {"memory_mb": memory["mb"]}
         )
         tell(rows[-1])
     return rows

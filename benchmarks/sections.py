@@ -315,12 +315,14 @@ def fused_step(document: Document) -> str:
 def rwpo(document: Document) -> str:
     """Attention of the proximal operator beside torch, an OT-Flow iteration, memory."""
     problem, threads = document["problem"], document["threads"]
+    flushed = any("flushed" in row["variant"] for row in document.get("forward", ()))
+    zero = ", *flushed* with subnormal numbers taken as zero" if flushed else ""
     said = {
         "forward": "Mean of the context, trace of its Jacobian and effective sample size, of N "
         f"tokens that attend to themselves, kernel {problem['kernel']}, h = {problem['h']:.3g}, "
         f"beta = {problem['beta']:g}, lambda = {problem['lam']:g}; threads: {threads}, for all "
-        "variants. *torch* forms the matrix of scores and its softmax, *flushed* with subnormal "
-        "numbers taken as zero; *SDPA* is `scaled_dot_product_attention`, without the sample size. "
+        f"variants. *torch* forms the matrix of scores and its softmax{zero}; *SDPA* is "
+        "`scaled_dot_product_attention`, without the sample size. "
         "*share* is the rate of the products of scores and sums over that of a product of two "
         "matrices; the exponentials count for nothing.",
         "forward_and_backward": "Gradients of a loss of mean and trace by all tokens, by "

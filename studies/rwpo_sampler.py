@@ -41,8 +41,7 @@ ENOUGH = 30.0  # effective tokens
 FEW = 10.0
 CLOSE = 0.15  # relative error of a variance that counts as right
 SLOPE = 0.3  # error of an exponent
-BRWP, RWPO = "[BRWP]", "[BRWP], [RWPO]"
-DESIGN = "docs/theory/proximal.md"
+THEORY, OWN = "docs/theory/proximal.md", "question of this study"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class RwpoSampler(study.OutputFlags):
     """Flags of this study."""
 
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
-    """smoke: seconds, whose findings mean nothing; cpu: ten minutes; paper: half a day."""
+    """smoke: seconds, whose findings mean nothing; cpu: ten minutes; paper: an hour or two."""
     threads: int | None = None
     """Threads of the compiled functions; all by default. No number depends on it but the times."""
     out: study.Folder = Path("results/rwpo_sampler")
@@ -76,14 +75,14 @@ def of_bias(table: "Dataset") -> list[Finding]:
     first = Finding.decided(
         f"the bias of the variance is of first order in h (exponent within {SLOPE:g} of 1), for "
         "infinitely many tokens by extrapolation in 1/ESS, where that resolves it",
-        BRWP, "; ".join(found), holds,
+        THEORY, "; ".join(found), holds,
     )  # fmt: skip
     exact = np.array([mean_field_deficit(h) for h in steps])
     gaps = np.abs(table["deficit"].sel(smooth="gaussian").mean("path").values - exact)
     listed = [f"{g:.3f} (n = {n})" for g, n in zip(gaps.max(1), table["n"].values, strict=True)]
     second = Finding.decided(
         "for a Gaussian target the deficit of n tokens tends to that of infinitely many",
-        DESIGN,
+        THEORY,
         f"largest distance {', '.join(listed)}",
         np.all(np.diff(gaps, axis=0) < 0, axis=0),
     )
@@ -91,13 +90,13 @@ def of_bias(table: "Dataset") -> list[Finding]:
     third = Finding.decided(
         "for fixed n there is a best step: a smaller one has a larger bias, since fewer tokens "
         "attend to each other",
-        DESIGN, f"best h {parts.by_tokens(table, steps[least], 'g')}",
+        THEORY, f"best h {parts.by_tokens(table, steps[least], 'g')}",
         least[:, :-1] < len(steps) - 1,
     )  # fmt: skip
     excess = (table["bias_sliced"].mean("path") - table["bias_floor"]).min("h").values
     fourth = Finding.decided(
         "the cloud at its best step is no further from the target than an independent sample",
-        DESIGN, f"sliced W2 minus the floor {parts.by_tokens(table, excess, '+.3f')}", excess <= 0,
+        THEORY, f"sliced W2 minus the floor {parts.by_tokens(table, excess, '+.3f')}", excess <= 0,
     )  # fmt: skip
     return [first, second, third, fourth]
 
@@ -115,7 +114,7 @@ def of_interaction(table: "Dataset") -> Finding:
     return Finding.decided(
         f"with beta lambda^2 h <= {BOUND:g} the variance is right to {CLOSE:.0%} where a token "
         f"attends to {ENOUGH:g} tokens or more, and wrong below {FEW:g}",
-        DESIGN,
+        THEORY,
         f"right in {right[many].sum()} of {many.sum()} runs above, {right[few].sum()} of "
         f"{few.sum()} below; ratios from {ratio[many].min(initial=9):.2f} and up to "
         f"{ratio[few].max(initial=0):.2f}",
@@ -129,7 +128,7 @@ def of_dimension(table: "Dataset") -> Finding:
     dims, ess = table["scale"].values, table["scale_ess"].isel(count=-1).max("h_scale").values
     listed = [f"{r:.2f} (d = {d}, ESS {e:.1f})" for r, d, e in zip(ratio, dims, ess, strict=True)]
     return Finding.decided(
-        f"the sampler keeps the variance, to {CLOSE:.0%}, in every dimension", RWPO,
+        f"the sampler keeps the variance, to {CLOSE:.0%}, in every dimension", OWN,
         f"variance over the exact one at the better step, n = {table['count'].values[-1]}: "
         + ", ".join(listed), np.abs(ratio - 1) <= CLOSE,
     )  # fmt: skip
@@ -145,7 +144,7 @@ def of_bound(table: "Dataset") -> Finding:
     return Finding.decided(
         f"the variance is right to {CLOSE:.0%} for beta lambda^2 h <= {BOUND:g}, and wrong from "
         f"{4 * BOUND:g} on (d = {table['d'].values[0]})",
-        DESIGN,
+        THEORY,
         f"right in {right[inside].sum()} of {inside.sum()} runs within, {right[far].sum()} of "
         f"{far.sum()} far beyond",
         holds,
@@ -162,7 +161,7 @@ def of_absorption(table: "Dataset") -> Finding:
     return Finding.decided(
         "a cloud within |x_i| <= lambda h shrinks like k^(-1/2) where f = 0, and geometrically "
         "where f is convex",
-        DESIGN,
+        THEORY,
         "exponents " + ", ".join(f"{s:.3f} ({name})" for s, name in
                                  zip(slopes, table["kernel"].values, strict=True))
         + f"; f = |x|^2/2, h = 1/2: a thousandth of the spread after {place} steps",
@@ -195,7 +194,7 @@ def of_equal_effort(table: "Dataset", d: int, at_equal_time: bool = False) -> Fi
         verdict = "confirmed" if better > 0.9 * ours.size else verdict
     effort = f" (its step takes {ratio:.1f} times theirs)" if at_equal_time else ""
     return Finding(
-        f"at equal {measure} BRWP is closer to the target than MYULA and ULA (d = {d})", BRWP,
+        f"at equal {measure} BRWP is closer to the target than MYULA and ULA (d = {d})", OWN,
         f"sliced W2, BRWP : better of the others, after {', '.join(map(str, shown))} gradients of "
         f"BRWP{effort}: {'; '.join(cells)}; closer in {better}, further in {worse} of {ours.size} "
         "cases by more than their spread",
@@ -211,7 +210,7 @@ def of_distance(table: "Dataset") -> Finding:
     lost = (ratio < 0.5) & below
     return Finding.decided(
         "a cloud that is nearer in W2 than an independent sample has the spread of the target",
-        DESIGN, f"{below.sum()} of {below.size} clouds are nearer, {lost.sum()} of them with less "
+        THEORY, f"{below.sum()} of {below.size} clouds are nearer, {lost.sum()} of them with less "
         "than half the variance", not lost.any(),
     )  # fmt: skip
 

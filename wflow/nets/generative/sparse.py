@@ -146,6 +146,10 @@ class SparseTransformerFlow(GradientFlow):
     With a context that contains the query (`masked`, `batch`) the tokens of a batch are coupled:
     the determinant is that of a token's own map, and its density is none of independent samples.
 
+    Determinants are exact in all dimensions d. The covariances take O(n m d^2) operations a layer
+    for n queries and m tokens, less than an estimate by 4 random vectors and 10 Lanczos steps
+    (O(40 n m d), four times) up to d = 160, and the determinants O(n d^3).
+
     References
     ----------
     .. [1] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal

@@ -38,19 +38,16 @@ PRINTED = {**CORRECTED, "convention": "published", "kernel": "published", "prox"
 # What might make the layer help: chosen among on validation data. Steps are counted from the base.
 ATTRACTING = {**CORRECTED, "convention": "attracting"}
 LAST = {"lam": 0.1, "beta": 1.0, "attended": (-1,)}
+TWO = {"attended": (-1, -2)}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "corrected": CORRECTED,
-    "wide kernel": {"lam": 0.1, "beta": 0.25},
-    "last layer": LAST,
-    "last layer, 64 tokens": {**LAST, "tokens": 64},
-    "last layer, masked batch": {**LAST, "context": "masked"},
-    "attracting": ATTRACTING,
-    "attracting, fixed": {**ATTRACTING, "trainable": ()},
-    "attracting, last two layers": {**ATTRACTING, "attended": (-1, -2)},
-    "attracting, last two layers, 64 tokens": {**ATTRACTING, "attended": (-1, -2), "tokens": 64},
-    "attracting, last two layers, no prior": {
-        **ATTRACTING, "attended": (-1, -2), "lam": 0.0, "trainable": ("beta",),
-    },
+    "attracting, last two layers": {**ATTRACTING, **TWO},
+    "attracting, last two layers, no prior": {**ATTRACTING, **TWO, "lam": 0.0,
+                                              "trainable": ("beta",)},
+    "attracting, last two layers, 64 tokens": {**ATTRACTING, **TWO, "tokens": 64},
+    "attracting, all layers": ATTRACTING,
+    "corrected, all layers": CORRECTED,
+    "corrected, last layer": LAST,
+    "corrected, last layer, masked batch": {**LAST, "context": "masked"},
 }  # fmt: skip
 
 

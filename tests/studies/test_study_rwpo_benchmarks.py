@@ -122,7 +122,7 @@ def test_the_compared_flows_have_the_same_potential_and_the_presets_those_of_tab
     assert (setup.steps, setup.width, setup.iterations, setup.batch) == (48, 48, 6001, 4096)
     assert setup.rates == (1e-2, 1e-6) and set(parts.PAPER) < set(study.TARGETS)
     small = study.PRESETS["smoke"]
-    models = parts.MODELS | {"chosen": parts.Model(parts.VARIANTS["attracting"])}
+    models = parts.MODELS | {"chosen": parts.Model(parts.VARIANTS["attracting, all layers"])}
     flows = {name: parts.network(model, small, "moons", 3) for name, model in models.items()}
     weights = flows["OT-Flow"].potential.state_dict()
     for name, flow in flows.items():

@@ -177,3 +177,18 @@ def test_ranks_are_uniform_for_the_right_posterior_alone():
     assert tied.counts.sum() == 10
     with pytest.raises(InputError, match="expected \\(n, k\\)"):
         reference.rank_test(truth, right[:, :, 0])
+
+
+def test_the_diagnostics_are_those_of_arviz():
+    """R-hat and bulk ESS of arviz-stats 0.8.0 for autoregressive chains."""
+    rng = np.random.default_rng(0)
+    for chains, draws, rho, r_hat, ess in (
+        (4, 500, 0.0, 1.000686192220943, 1994.7372034449038),
+        (4, 501, 0.7, 1.0135295282840322, 360.22717525670043),
+        (2, 1000, 0.95, 1.0182066230004885, 54.80542665289115),
+    ):
+        x, noise = np.zeros((chains, draws)), rng.standard_normal((chains, draws))
+        for k in range(1, draws):
+            x[:, k] = rho * x[:, k - 1] + noise[:, k]
+        assert abs(float(reference.r_hat(x)) - r_hat) < 1e-12
+        assert abs(float(reference.ess(x)) / ess - 1) < 0.005

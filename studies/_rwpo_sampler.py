@@ -125,14 +125,16 @@ def floor(name: str, d: int, n: int, distance: Any, beta: float = 1.0) -> Array:
 
 
 def compare(
-    setup: Setup, out: Path, if_exists: str, threads: int | None, advance: Any
-) -> "Dataset":
+    setup: Setup, out: Path, if_exists: str, threads: int | None, files: dict[str, Path],
+    advance: Any,
+) -> "Dataset":  # fmt: skip
     """The samplers at equal gradient evaluations, over targets, dimensions and steps."""
     budgets = np.array(setup.budgets)
 
     def measure(name: str, d: int, sampler: str, step: float) -> dict[str, Array]:
         h = step / smoothness(name, d)
         file = out / f"{name}_d{d:02d}_{sampler}_h{step:g}.h5"
+        files[file.stem] = file
         of, refs = target(name, d), references(name, d, setup.tokens)
         mean, variance = moments(name, d)
         x0, steps = start(setup.tokens, d), int(budgets[-1])

@@ -223,7 +223,9 @@ def main() -> int:
     with study.session("rwpo_sampler", flags) as session:
         runs = len(setup.targets) * len(setup.dims) * len(SAMPLERS) * len(setup.steps)
         with session.progress(runs + len(others), "runs") as advance:
-            table = parts.compare(setup, flags.out, if_exists, flags.threads, advance)
+            table = parts.compare(
+                setup, flags.out, if_exists, flags.threads, session.files, advance
+            )
             for part in others:
                 table = table.merge(part(setup, flags.threads))
                 advance(1)

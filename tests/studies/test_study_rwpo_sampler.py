@@ -20,6 +20,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
     monkeypatch.setattr("sys.argv", ["studies/rwpo_sampler.py", "--out", str(tmp_path)])
     assert study.main() == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
+    assert set(summary["runs"].values()) == {file.name for file in tmp_path.glob("*_h0.1.h5")}
     verdicts = {one["prediction"]: one["verdict"] for one in summary["findings"]}
     assert len(verdicts) == 10 + len(setup.dims)
     shrinks = next(text for text in verdicts if text.startswith("a cloud within"))
@@ -34,7 +35,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
         raise AssertionError("computed again")
 
     monkeypatch.setattr(wflow.sampling.samplers, "_integrate", computed)
-    again = study.parts.compare(setup, tmp_path, "resume", 1, None)
+    again = study.parts.compare(setup, tmp_path, "resume", 1, {}, None)
     with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
         assert np.array_equal(again["sliced"], table["sliced"])
 

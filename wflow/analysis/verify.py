@@ -717,9 +717,11 @@ def _of_sampler(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
 
 def _moments(ds: "Dataset") -> Check:
     """Recompute mean and variance where tokens are stored at a record time."""
-    times, worst, count = ds["time"].values, 0.0, 0
+    name, times, worst, count = "moments follow from the stored tokens", ds["time"].values, 0.0, 0
+    if not {"sample_mean", "sample_variance", "initial_tokens"} <= set(ds):
+        return Check(name, False, note="moments or the initial tokens are missing")
     clouds = []
-    if "initial_tokens" in ds and times.size:
+    if times.size:
         clouds = [(0, np.broadcast_to(ds["initial_tokens"].values, _cloud_shape(ds)))]
     for at, time in enumerate(ds["snapshot"].values if "samples" in ds else ()):
         column = np.flatnonzero(np.isclose(times, time, rtol=1e-12, atol=0))
@@ -734,7 +736,7 @@ def _moments(ds: "Dataset") -> Check:
             worst = max(worst, worst_of(difference[~np.isnan(difference)] / size))
         count += 1
     note = f"largest difference relative to the largest coordinate, at {count} times"
-    return below("moments follow from the stored tokens", worst, _ROUNDING, note)
+    return below(name, worst, _ROUNDING, note)
 
 
 def _cloud_shape(ds: "Dataset") -> tuple[int, int, int]:
@@ -743,10 +745,12 @@ def _cloud_shape(ds: "Dataset") -> tuple[int, int, int]:
 
 def _attention(ds: "Dataset") -> list[Check]:
     """Check that the diagnostics of an attention are in their ranges."""
-    if "ess" not in ds:
+    if not {"ess", "ess_min", "absorbed"} <= set(ds):
         return []
     low, mean, share = (ds[name].values for name in ("ess_min", "ess", "absorbed"))
     least = 1 - _ROUNDING
+    known = ~(np.isnan(low) | np.isnan(mean) | np.isnan(share))  # others are left to another check
+    low, mean, share = low[known], mean[known], share[known]
     fits = (low >= least) & (mean >= low * least) & (share >= 0) & (share <= 1)
     fits &= mean <= ds.sizes["token"] * (1 + _ROUNDING)
     note = "1 <= ess_min <= ess <= n, and absorbed is a share"

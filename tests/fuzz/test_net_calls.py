@@ -558,6 +558,7 @@ CALLS = {
 PLAIN = {
     "Flow", "Output", "Trajectory", "data.Images", "data.Text", "data.Tokenizer",
     "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability", "diagnostics.Transport",
+    "generative.Attended", "generative.Derivatives", "generative.Generated", "generative.ToBase",
     "particles.Clouds", "particles.Dropped", "particles.Motion", "particles.Tied",
     "train.Batches", "train.CHECKPOINT", "train.Loss", "train.METRICS", "train.METRICS_JSON",
     "train.NonFiniteLossError", "train.Objective", "train.Schedule",
@@ -621,7 +622,7 @@ def called(function, given):
 def public():
     """Names that users import."""
     names = {name for name in nets.__all__ if not inspect.ismodule(getattr(nets, name))}
-    for module in (data, diagnostics, particles, train):
+    for module in (data, diagnostics, generative, particles, train):
         names |= {f"{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__}
     for module in (convex, blocks):
         own = inspect.getmembers(module, inspect.isclass)

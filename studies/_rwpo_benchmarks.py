@@ -93,11 +93,6 @@ MODELS = {
 }
 
 
-def folder_of(out: Path, name: str, seed: int) -> Path:
-    """The folder of a training, as `networks.train_all` makes it."""
-    return out / f"{name.replace(' ', '-')}-{seed}"
-
-
 def network(model: Model, setup: Setup, target: str, seed: int) -> Any:
     """A flow whose potential has weights of its seed: the same for all models."""
     import torch
@@ -306,7 +301,7 @@ def read(out: Path, name: str, seed: int, setup: Setup) -> tuple[Record, Dataset
     """
     import xarray
 
-    file = folder_of(out, name, seed) / RESULT
+    file = networks.folder_of(out, name, seed) / RESULT
     if not file.is_file():
         raise InputError(f"{file} is missing: train it first, with --part train or --part trials")
     with xarray.open_dataset(file, engine="h5netcdf") as found:
@@ -350,16 +345,17 @@ def collect(out: Path, setup: Setup, models: Iterable[str]) -> Found:
     for target, model in itertools.product(setup.targets, models):
         name = f"{target} {model}"
         for seed in itertools.takewhile(
-            lambda seed, name=name: (folder_of(out, name, seed) / RESULT).is_file(),  # type: ignore[misc]
+            lambda seed, name=name: (networks.folder_of(out, name, seed) / RESULT).is_file(),  # type: ignore[misc]
             range(setup.seeds),
         ):
             record, history = read(out, name, seed, setup)
             if model.startswith("chosen"):
                 best = chosen(scores(out, setup))
                 if record["options"] != words(VARIANTS[best]):
+                    folder = networks.folder_of(out, name, seed)
                     raise InputError(
-                        f"{folder_of(out, name, seed)} is of {record['options']}, and the trials "
-                        f"choose {best}: remove it, and train again"
+                        f"{folder} is of {record['options']}, and the trials choose {best}: remove "
+                        "it, and train again"
                     )
             found.records.setdefault((target, model), []).append(record)
             found.histories.setdefault((target, model), []).append(history)

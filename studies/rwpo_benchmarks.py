@@ -28,6 +28,7 @@ import tyro
 from _rwpo_benchmarks import (
     FIGURES,
     MODELS,
+    RESULT,
     VARIANTS,
     Found,
     Model,
@@ -36,7 +37,6 @@ from _rwpo_benchmarks import (
     chosen,
     collect,
     examine,
-    folder_of,
     plan,
     report,
     scores,
@@ -112,7 +112,7 @@ def train(session: study.Session, flags: Any, setup: Setup, name: str, model: Mo
         return plan(model, setup, target, flags, own, iterations, part)
 
     def examined(_: str, seed: int, trained: Trained) -> Record:
-        folder = folder_of(flags.out, name, seed)
+        folder = networks.folder_of(flags.out, name, seed)
         run = planned(name, seed)
         return examine(trained, run, model, setup, target, folder, seed, part)
 
@@ -121,7 +121,7 @@ def train(session: study.Session, flags: Any, setup: Setup, name: str, model: Mo
 
 def finished(flags: Any, name: str, seeds: int) -> bool:
     return flags.resume and all(
-        (folder_of(flags.out, name, seed) / "result.h5").is_file() for seed in range(seeds)
+        (networks.folder_of(flags.out, name, seed) / RESULT).is_file() for seed in range(seeds)
     )
 
 

@@ -14,7 +14,7 @@ Operator with L1 Prior", 2025.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,9 +40,9 @@ from wflow.study import networks
 from wflow.study.networks import Results
 
 CPU = {
-    "elliptic": Case(16, 0.05, 48, 256, 1e-2, cells=128),
+    "elliptic": Case(32, 0.05, 48, 256, 1e-2, cells=128),
     "lorenz": Case(3, 0.05, 48, 256, 1e-2),
-    "impedance": Case(16, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
+    "impedance": Case(32, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
 }
 SMALL = {
     "elliptic": Case(4, 0.1, 8, 32, 1e-2, cells=16, tests=2),
@@ -52,7 +52,7 @@ SMALL = {
 PRESETS = {
     "paper": Setup(),
     "cpu": Setup(
-        seeds=2, steps=4, iterations=300, least=1e-4, tokens=64, pairs=10_000, draws=2000,
+        seeds=3, steps=8, iterations=1500, least=1e-4, tokens=256, pairs=10_000, draws=2000,
         ranked=150, alpha=(1.0, 0.05, 0.01), cases=CPU,
     ),
     "smoke": Setup(
@@ -73,6 +73,11 @@ class RwpoInverse(networks.NetFlags):
     """Models to train for each problem."""
     iterations: int | None = None
     """Training iterations; default: of the preset."""
+    dim: int | None = None
+    """Number of bumps of the elliptic problem and of impedance, a power of 2 for the latter;
+    default: of the preset."""
+    tokens: int | None = None
+    """Number of tokens of a context; default: of the preset."""
     out: study.Folder = Path("results/rwpo_inverse")
     """Folder for checkpoints, metrics, references, summary and figures."""
 
@@ -84,8 +89,9 @@ class RwpoInverse(networks.NetFlags):
         for name in self.models:
             if name not in MODELS:
                 raise InputError(f"--models {name}: expected some of {', '.join(MODELS)}")
-        if self.iterations is not None:
-            study.whole(self.iterations, "--iterations")
+        for name in ("iterations", "dim", "tokens"):
+            if getattr(self, name) is not None:
+                study.whole(getattr(self, name), f"--{name}")
 
 
 def findings(results: Results) -> list[study.Finding]:
@@ -148,6 +154,12 @@ def findings(results: Results) -> list[study.Finding]:
 def main() -> int:
     flags = study.command_line(RwpoInverse, __doc__)
     setup = networks.with_flags(PRESETS[flags.preset], flags)
+    if flags.dim is not None:
+        sized = {
+            name: replace(case, dim=case.dim if name == "lorenz" else flags.dim)
+            for name, case in setup.cases.items()
+        }
+        setup = replace(setup, cases=sized)
     every = [f"{problem} {model}" for problem in flags.problem for model in flags.models]
     names = networks.chosen(every, setup.seeds, flags)
     with study.session("rwpo_inverse", flags) as session:

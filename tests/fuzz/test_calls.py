@@ -507,8 +507,8 @@ def table(folder: Path) -> dict[str, Case]:
         "sampling.reference.rank_test": Case(
             sampling.reference.rank_test, truth=x, draws=np.stack([x, y, y, x], 1), bins=2
         ),
-        "sampling.reference.r_hat": Case(sampling.reference.r_hat, samples=x),
-        "sampling.reference.ess": Case(sampling.reference.ess, samples=x),
+        "sampling.reference.r_hat": Case(sampling.reference.r_hat, samples=x.T),
+        "sampling.reference.ess": Case(sampling.reference.ess, samples=x.T),
         "sampling.frechet": Case(sampling.frechet, x=x, y=y + 0.5),
         "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
         "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),

@@ -65,7 +65,7 @@ PRESETS = {
     "paper": Setup(),
     "cpu": Setup(
         dims=(16, 64), epochs=6, seeds=3, steps=4, steps_ot=4, width=64, iterations=300, batch=128,
-        tokens=128, rates=(2e-2, 1e-4), alpha=(1.0, 1 / 80, 0.1), samples=2000, evaluations=12,
+        tokens=64, rates=(2e-2, 1e-4), alpha=(1.0, 1 / 80, 0.1), samples=1000, evaluations=12,
     ),
     "smoke": Setup(
         dataset="digits", dims=(3, 5), hidden=16, epochs=6, seeds=2, steps=2, steps_ot=2, width=8,
@@ -234,8 +234,8 @@ def measure_coder(tools: Tools, d: int, coder: nets.generative.Autoencoder) -> N
 
 
 def held_out(tools: Tools) -> slice:
-    """Every fifth test digit: the first half of MNIST's is easier than the second."""
-    return slice(None, None, 5)
+    """Every tenth test digit: the first half of MNIST's is easier than the second."""
+    return slice(None, None, 10)
 
 
 def nll_of_normal(z: Tensor) -> float:

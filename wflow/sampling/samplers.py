@@ -313,7 +313,7 @@ def myula(
     >>> import numpy as np
     >>> from wflow import sampling
     >>> run = sampling.myula(np.zeros((500, 1)), lambda x: x, sampling.L1(1.0), h=0.1, steps=50)
-    >>> bool(0.2 < run.sample_variance[0, -1, 0] < 0.5)
+    >>> bool(0.4 < run.sample_variance[0, -1, 0] < 0.6)
     True
     """
     h, beta = positive(h, "h"), positive(beta, "beta")

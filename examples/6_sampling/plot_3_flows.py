@@ -11,9 +11,8 @@ OT-Flow moves samples of a Gaussian along the gradient of a potential :math:`\ph
 
 where :math:`N` is a residual network, so that gradient, Laplacian and Hessian have closed forms.
 The sparse transformer adds a layer of attention after each step. Here the flow is defined by its
-way back, :math:`x \leftarrow x - \frac12(S(x) - M(x; C_k))` and
-:math:`x \leftarrow x - h\nabla\phi(x, t_{k-1})`, whose Jacobians are known, so that it has an exact
-density. This example trains both on a density in the plane.
+way back from the data, :math:`x \leftarrow x - \frac12(S(x) - M(x; C_k))` and a step of OT-Flow,
+whose Jacobians are known, so that it has a density. This example trains both in the plane.
 """
 
 import matplotlib.pyplot as plt

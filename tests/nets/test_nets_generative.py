@@ -210,9 +210,9 @@ def test_the_density_of_ot_flow_integrates_to_one():
     assert abs(mass(flow, 6.0, 101) - 1) < 1e-3
 
 
-@pytest.mark.parametrize("kernel", ["exact", "laplace"])
-def test_the_density_of_the_inverse_convention_integrates_to_one(kernel):
-    flow = sparse(lam=0.5, beta=0.5, kernel=kernel, prox="smooth")
+@pytest.mark.parametrize(("kernel", "drift"), [("exact", "euler"), ("laplace", "rk4")])
+def test_the_density_of_the_inverse_convention_integrates_to_one(kernel, drift):
+    flow = sparse(lam=0.5, beta=0.5, kernel=kernel, drift=drift, prox="smooth")
     assert abs(mass(flow, 8.0, 201) - 1) < 1e-3
 
 
@@ -279,11 +279,12 @@ def test_the_log_determinant_is_that_of_the_map():
     [
         generative.OTFlow(potential(scale=0.5)),
         sparse(steps=8, lam=0.5),
+        sparse(steps=8, lam=0.5, drift="euler"),
         sparse(steps=8, lam=2.0, kernel="laplace"),
         sparse(steps=8, lam=0.5, kernel="published"),
         sparse(steps=8, lam=0.0, attended=(7, 8)),
     ],
-    ids=["ot-flow", "exact", "laplace", "published", "late"],
+    ids=["ot-flow", "exact", "euler", "laplace", "published", "late"],
 )
 def test_samples_are_the_inverse_of_the_way_to_the_base(flow):
     x = draw(20, 2)

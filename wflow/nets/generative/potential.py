@@ -285,7 +285,7 @@ class Potential(Pretrained):
         --------
         >>> from wflow.nets import generative
         >>> generative.Potential(2, width=8).operations()
-        624
+        608
         """
         m, size, d = self.width, self.dim + 1 + self.condition, self.dim
         inner = (2 + (d if switch(laplacian, "laplacian") else 0)) * m * m * (self.layers - 1)

@@ -98,7 +98,7 @@ def data(name: str, setup_key: tuple) -> Data:
     elif name == "lorenz":
         model = forward.Lorenz(windows=5)
     else:
-        rows = 2 ** (case.dim.bit_length() // 2 - (case.dim.bit_length() % 2 == 0))
+        rows = 2 ** ((case.dim.bit_length() - 1) // 2)
         model = forward.Impedance((rows, case.dim // rows), cells=case.cells, scale=case.scale)
     trial = forward.InverseProblem(model, lam=LAM, noise=1.0).simulate(500, seed=10)
     noise = case.noise * float(np.sqrt(trial.clean.var(axis=0).mean()))
@@ -308,6 +308,15 @@ def draw(flow: Any, features: FloatArray, count: int, seed: int) -> FloatArray:
     return x.double().cpu().numpy().reshape(len(features), count, -1)
 
 
+def measured(name: str, setup: Setup, flags: Any, training: Trained, seed: int) -> Record:
+    """All quantities of a trained flow, kept beside its checkpoint."""
+    setting = [repr(setup.cases[split(name)[0]]), setup.pairs, setup.ranked, setup.draws]
+    folder = networks.folder_of(flags.out, name, seed)
+    return networks.kept(
+        folder, setting, training, lambda: examine(name, setup, flags, training, seed)
+    )
+
+
 def examine(name: str, setup: Setup, flags: Any, training: Trained, seed: int) -> Record:
     """All quantities of a trained flow."""
     import torch
@@ -364,8 +373,8 @@ def examine(name: str, setup: Setup, flags: Any, training: Trained, seed: int) -
         "coverage_50": float(ranks.coverage[:, 0].mean()),
         "coverage_90": float(ranks.coverage[:, 1].mean()),
         "attention": attention,
-        "ranks": ranks.counts,
-        "draws": drawn,
+        "ranks": ranks.counts.tolist(),
+        "draws": drawn[0].tolist(),  # of the first data set, for the figures
     }
 
 
@@ -377,10 +386,15 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def report(flags: Any, setup: Setup, results: Results) -> str:
+def report(flags: Any, setup: Setup, results: Results, complete: bool) -> str:
     """Write a table for each problem, and what the references are worth."""
-    source = f"simulated pairs, lambda = {LAM:g}, {setup.iterations} iterations"
+    source = (
+        f"simulated pairs, lambda = {LAM:g}; {setup.iterations} iterations, n_t = {setup.steps}, "
+        f"contexts of {setup.tokens} tokens"
+    )
     parts = [networks.caption(flags, setup.seeds, results, source)]
+    if not complete:
+        parts.insert(0, "Partial run: not the sizes, seeds or models of a preset.")
     for problem in problems_of(results):
         known = data_of(problem, setup)
         exact = references(problem, setup, flags.out)
@@ -474,7 +488,7 @@ def histograms(results: Results) -> Figure:
         for row, problem in zip(axes, problems, strict=True):
             own = [name for name in names if split(name)[0] == problem]
             for axis, name in zip(row, own, strict=False):
-                counts = results.records[name][0]["ranks"].sum(0)
+                counts = np.sum(results.records[name][0]["ranks"], axis=0)
                 share = counts / counts.sum() * len(counts)
                 axis.bar(range(len(share)), share, width=0.9, color=COLOURS[split(name)[1]])
                 axis.axhline(1.0, color="0.3", linewidth=0.8)
@@ -495,7 +509,7 @@ def fields(setup: Setup, flags: Any, results: Results, problem: str) -> Figure:
     shown = {"reference": exact["draws"][0]}
     for name, runs in results.records.items():
         if split(name)[0] == problem and runs[0]["draws"] is not None:
-            shown[split(name)[1]] = runs[0]["draws"][0]
+            shown[split(name)[1]] = np.array(runs[0]["draws"])
     wanted = ("reference", "ot-flow", "sparse", "ot-flow-kl", "printed-kl")
     shown = {name: shown[name] for name in wanted if name in shown}
     truth = field_of(known, known.check.x[:1])[0]

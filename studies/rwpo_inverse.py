@@ -25,9 +25,9 @@ from _rwpo_inverse import (
     Case,
     Setup,
     curves,
-    examine,
     fields,
     histograms,
+    measured,
     plan,
     problems_of,
     report,
@@ -92,6 +92,8 @@ class RwpoInverse(networks.NetFlags):
         for name in ("iterations", "dim", "tokens"):
             if getattr(self, name) is not None:
                 study.whole(getattr(self, name), f"--{name}")
+        if self.dim is not None and "impedance" in self.problem and self.dim & (self.dim - 1):
+            raise InputError(f"--dim is {self.dim}: expected a power of 2 for impedance")
 
 
 def findings(results: Results) -> list[study.Finding]:
@@ -169,7 +171,7 @@ def main() -> int:
             names,
             setup.seeds,
             lambda name, seed: plan(name, setup, flags, seed),
-            lambda name, seed, training: examine(name, setup, flags, training, seed),
+            lambda name, seed, training: measured(name, setup, flags, training, seed),
         )
         drawn: dict[str, Any] = {
             "validation": curves(results),
@@ -177,9 +179,12 @@ def main() -> int:
         }
         for problem in problems_of(results):
             drawn[problem] = fields(setup, flags, results, problem)
+        models = {split(name)[1] for name in names}
+        seeds = setup.seeds >= PRESETS[flags.preset].seeds
+        complete = networks.is_preset(setup, flags, PRESETS) and models == {*MODELS} and seeds
         session.finish(
             table=networks.dataset(results, NUMBERS, {}, {}),
-            text=report(flags, setup, results),
+            text=report(flags, setup, results, complete),
             findings=findings(results) if flags.preset != "smoke" else [],
             figures=drawn,
         )

@@ -117,7 +117,7 @@ def findings(results: Results, tools: Tools) -> list[study.Finding]:
             },
         )
     )
-    return [*claims, *interactions(tools)]
+    return claims
 
 
 def interactions(tools: Tools) -> list[study.Finding]:
@@ -177,10 +177,11 @@ def main() -> int:
             lambda name, seed, training: examine(name, training, tools, flags.out, seed),
         )
         whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(every)
+        of_tokens = interactions(tools) if flags.preset != "smoke" and flags.lam is None else []
         session.finish(
             table=tabulated(results),
             text=report(flags, tools, results),
-            findings=findings(results, tools) if whole_preset else [],
+            findings=[*(findings(results, tools) if whole_preset else []), *of_tokens],
             figures=figures(results, tools),
         )
     return 0

@@ -650,7 +650,7 @@ def curves(results: Results, tools: Tools) -> Figure:
             axis.set_ylim(top=2 * level)
             axis.set(xlabel="Iteration", title=f"d = {d}")
         axes[0, 0].set_ylabel("Held-out negative log likelihood")
-        axes[0, -1].legend()
+        axes[0, 0].legend()
     return figure
 
 
@@ -662,8 +662,8 @@ def attention(tools: Tools) -> Figure:
 
     panels = {
         "ess": "ESS of the other tokens",
-        "self_weight": "Weight of the token itself",
-        "explained": "Variance explained by the others",
+        "self_weight": "Weight of itself",
+        "explained": "Variance explained",
     }
     with style():
         figure, axes = grid(1, len(panels), PAGE, 2.6)

@@ -40,9 +40,9 @@ from wflow.study import networks
 from wflow.study.networks import Results
 
 CPU = {
-    "elliptic": Case(32, 0.05, 48, 256, 1e-2, cells=128),
+    "elliptic": Case(16, 0.05, 48, 256, 1e-2, cells=128),
     "lorenz": Case(3, 0.05, 48, 256, 1e-2),
-    "impedance": Case(32, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
+    "impedance": Case(16, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
 }
 SMALL = {
     "elliptic": Case(4, 0.1, 8, 32, 1e-2, cells=16, tests=2),
@@ -52,7 +52,7 @@ SMALL = {
 PRESETS = {
     "paper": Setup(),
     "cpu": Setup(
-        seeds=3, steps=8, iterations=1500, least=1e-4, tokens=256, pairs=10_000, draws=2000,
+        seeds=3, steps=8, iterations=1000, least=1e-4, tokens=128, pairs=10_000, draws=2000,
         ranked=150, alpha=(1.0, 0.05, 0.01), cases=CPU,
     ),
     "smoke": Setup(

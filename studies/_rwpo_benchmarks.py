@@ -56,6 +56,7 @@ class Setup:
     """Settings of a preset, which flags may change."""
 
     targets: tuple[str, ...] = PAPER
+    eq16_targets: tuple[str, ...] = PAPER  # of them, those with the weights of eq. 16 as well
     seeds: int = 5
     steps: int = 48
     width: int = 48

@@ -508,7 +508,8 @@ def against_gradients(setup: Setup, table: "Dataset") -> "Figure":
             axis.set_xlabel("Gradient evaluations of a token")
         for axis in axes[:, 0]:
             axis.set_ylabel("Sliced $W_2$")
-        axes[0, 0].legend(loc="upper right", fontsize=7)
+        handles, names = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
     return figure
 
 
@@ -596,5 +597,5 @@ def absorption_figure(table: "Dataset") -> "Figure":
         keys = [("k", mark, name) for name, mark in marks.items()]
         keys += [(shade, "o", f"d = {d}") for d, shade in shades.items()]
         handles = [Line2D([], [], color=c, marker=m, ls="", label=text) for c, m, text in keys]
-        right.legend(handles=handles, loc="upper center", ncols=2, fontsize=7)
+        right.legend(handles=handles, loc="upper right", ncols=2, fontsize=7, columnspacing=1)
     return figure

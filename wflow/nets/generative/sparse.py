@@ -1,21 +1,23 @@
 r"""Flow with a sparse-transformer layer after each drift step: [RWPO] Algorithm 1, and its repair.
 
-With the attention M(x; C) of a context C, the proximal map S of h lambda |x|_1 and steps h = T/M,
+With the attention M(x; C) of a context C, the proximal map S of h lambda |x|_1 and n steps h = T/n,
 [RWPO] moves tokens forwards by
 
     x <- x + h grad phi(x, t),    x <- x + (S(x) - M(x; X)) / 2,                          (eq. 22)
 
 and trains with maps (23) and traces (24) that are no inverse of it. The flow here is defined by its
-way back instead: for k = M, ..., 1
+way back instead: for k = n, ..., 1
 
-    x <- B(x; C_k) = x - (S(x) - M(x; C_k)) / 2,    x <- x - h grad phi(x, t_{k-1}),
+    x <- B(x; C_k) = x - (S(x) - M(x; C_k)) / 2,    x <- F_k(x),
 
-where the Jacobian of B is at least 1/2 for contexts without the query. With
-DM = (beta / (2h)) Cov_w(c) it has the exact log density
+where the Jacobian of B is at least 1/2 for contexts without the query, and F_k follows grad phi
+from t_k back to t_{k-1}: by a Runge-Kutta step, or by x - h grad phi(x, t_{k-1}) with Euler steps.
+With DM = (beta / (2h)) Cov_w(c) it has the log density
 
-    log rho_0(x_0) + sum_k [log det DB + log det(I - h Hess phi)],
+    log rho_0(x_0) + sum_k [log det DB + log det DF_k],
 
-and samples solve both maps by Newton's method.
+where log det DF_k is minus the integral of the Laplacian for Runge-Kutta steps. Samples invert both
+maps: B and Euler steps by Newton's method, Runge-Kutta steps by corrections.
 
 With the convention `attracting` the layers are turned round: samples move by B, towards the local
 mean of the context, and the way to the base inverts it. (23) has that sign.

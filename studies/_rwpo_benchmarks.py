@@ -414,7 +414,7 @@ COLOURS = dict(zip(SHOWN, ("#6b6b6b", "#b8860b", "#c1440e", "#0b3c5d"), strict=T
 
 
 def title(target: str) -> str:
-    return target.replace("_", " ").capitalize()
+    return target.replace("_", " ").capitalize().replace("gaussian", "Gaussian")
 
 
 def samples(found: Found) -> Figure:

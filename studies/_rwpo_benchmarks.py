@@ -486,6 +486,7 @@ def _square(axis: Any) -> None:
 def curves(found: Found) -> Figure:
     """Distance to held-out data over the training: mean and range over the seeds."""
     from wflow.plots.figure import PAGE, grid, style
+    from wflow.plots.networks import draw_histories
 
     targets = found.targets()
     columns = min(3, len(targets))
@@ -493,24 +494,16 @@ def curves(found: Found) -> Figure:
     with style():
         figure, axes = grid(rows, columns, PAGE, 0.4 + 2.1 * rows, sharex=True)
         for axis, target in zip(axes.flat, targets, strict=False):
-            for name in SHOWN:
-                histories = found.histories.get((target, name), [])
-                ended = [h for h in histories if h.attrs["complete"]]
-                if not ended:
-                    continue
-                at = ended[0]["evaluation"].values
-                values = np.array([history["sliced_w2"].values for history in ended])
-                axis.plot(at, np.exp(np.log(values).mean(axis=0)), color=COLOURS[name], label=name)
-                axis.fill_between(at, values.min(axis=0), values.max(axis=0), alpha=0.18,
-                                  color=COLOURS[name], linewidth=0)  # fmt: skip
-            axis.set_yscale("log")
+            drawn = {name: found.histories.get((target, name), []) for name in SHOWN}
+            draw_histories(axis, drawn, "sliced_w2", COLOURS, log=True)
             axis.set_title(title(target))
         for axis in axes.flat[len(targets) :]:
             axis.set_visible(False)
         for row in axes:
             row[0].set_ylabel("Sliced $W_2$ to held-out data")
-        for axis in axes[-1]:
+        for axis in axes.flat[max(0, len(targets) - columns) : len(targets)]:  # none is below
             axis.set_xlabel("Iteration")
+            axis.tick_params(labelbottom=True)
         handles, texts = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, texts, loc="outside lower center", ncols=4)
     return figure

@@ -629,28 +629,24 @@ def picture(axis: Any, values: np.ndarray) -> None:
 def curves(results: Results, tools: Tools) -> Figure:
     """Held-out likelihood against the iteration, a panel for each d."""
     from wflow.plots.figure import PAGE, grid
-    from wflow.plots.networks import COLOURS
+    from wflow.plots.networks import COLOURS, draw_histories
     from wflow.plots.style import style
 
     dims = tools.setup.dims
+    labels = ["printed (no density)" if model == "printed" else model for model in MODELS]
+    colours = dict(zip(labels, COLOURS, strict=False))
     with style():
         figure, axes = grid(1, len(dims), PAGE, 2.8)
         for axis, d in zip(axes[0], dims, strict=True):
-            for place, model in enumerate(MODELS):
-                histories = results.histories.get(f"{model} d{d}", [])
-                label = "printed (no density)" if model == "printed" else model
-                for history in histories:
-                    axis.plot(
-                        history["evaluation"], history["held_out"], color=COLOURS[place],
-                        ls="--" if model == "printed" else "-", label=label,
-                    )  # fmt: skip
-                    label = None  # type: ignore[assignment]
+            runs = [results.histories.get(f"{model} d{d}", []) for model in MODELS]
+            draw_histories(axis, dict(zip(labels, runs, strict=True)), "held_out", colours)
             level = tools.floors[d]["gaussian nll"]
             axis.axhline(level, color="k", lw=0.8, ls=":", label="Gaussian")
             axis.set_ylim(top=2 * level)
             axis.set(xlabel="Iteration", title=f"d = {d}")
         axes[0, 0].set_ylabel("Held-out negative log likelihood")
-        axes[0, 0].legend()
+        handles, texts = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
     return figure
 
 

@@ -447,25 +447,21 @@ COLOURS = {
 def curves(results: Results) -> Figure:
     """Held-out negative log likelihood over the training, one panel for each problem."""
     from wflow.plots.figure import PAGE, grid, style
+    from wflow.plots.networks import draw_histories
 
     problems = problems_of(results)
     with style():
         figure, axes = grid(1, len(problems), PAGE, 2.8)
         handles: dict[str, Any] = {}
         for axis, problem in zip(axes.flat, problems, strict=True):
-            least, most = np.inf, -np.inf
-            for name, runs in results.histories.items():
-                where, model = split(name)
-                if where != problem or model in ("printed-kl", "supervised"):
-                    continue
-                for run in runs:
-                    values = run["validation"].values
-                    (line,) = axis.plot(
-                        run["evaluation"].values, values, color=COLOURS[model], linewidth=1
-                    )
-                    handles[model] = line
-                    least = min(least, float(np.nanmin(values)))
-                    most = max(most, float(np.nanmax(values[:1])))
+            named = {split(name): runs for name, runs in results.histories.items()}
+            shown = (model for model in COLOURS if model not in ("printed-kl", "supervised"))
+            drawn = {model: named.get((problem, model), []) for model in shown}
+            draw_histories(axis, drawn, "validation", COLOURS)
+            handles |= {line.get_label(): line for line in axis.lines}
+            values = [run["validation"].values for runs in drawn.values() for run in runs]
+            least = min((float(np.nanmin(v)) for v in values), default=np.inf)
+            most = max((float(np.nanmax(v[:1])) for v in values), default=-np.inf)
             if np.isfinite(least) and np.isfinite(most):
                 axis.set_ylim(least - 0.05 * (most - least), most + 0.3 * (most - least))
             axis.set_title(problem)

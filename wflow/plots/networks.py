@@ -1,6 +1,7 @@
 """Figures of the studies of networks: learning curves, and quantities against a setting."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -45,17 +46,50 @@ def learning_curves(
     with style():
         figure, axes = grid(1, len(names), PAGE, 2.8)
         for axis, (key, label) in zip(axes[0], names.items(), strict=True):
-            for place, (model, histories) in enumerate(curves.items()):
-                dim = histories[0][key].dims[0]
-                shortest = min(history.sizes[dim] for history in histories)
-                values = np.array([history[key].values[:shortest] for history in histories])
-                x, values = thinned(histories[0][dim].values[:shortest], values)
-                _band(axis, x, values, model, place)
+            draw_histories(axis, curves, key, dict(zip(curves, cycle(COLOURS), strict=False)))
             axis.set_xlabel("Training step")
             axis.set_ylabel(label[:1].upper() + label[1:])
         seeds = max(len(histories) for histories in curves.values())
         axes[0, 0].legend(title=_band_title(seeds), alignment="left")
     return figure
+
+
+def draw_histories(
+    axis: "Axes",
+    curves: "Mapping[str, Sequence[Dataset]]",
+    key: str,
+    colours: Mapping[str, str],
+    *,
+    log: bool = False,
+) -> None:
+    """Draw one quantity of the histories on an axis: mean and range over the seeds that ended.
+
+    Where no seed of a model came to an end its curves are drawn as far as the shortest goes.
+
+    Parameters
+    ----------
+    axis : matplotlib.axes.Axes
+        Where to draw.
+    curves : dict of str to sequence of xarray.Dataset
+        Histories of the seeds of each model, by its label; models without any are left out.
+    key : str
+        The variable.
+    colours : dict of str to str
+        Colour of each model.
+    log : bool, default False
+        Scale the ordinate logarithmically, and take geometric means.
+    """
+    for model, histories in curves.items():
+        shown = [run for run in histories if run.attrs.get("complete", True)] or histories
+        if not shown:
+            continue
+        dim = shown[0][key].dims[0]
+        shortest = min(history.sizes[dim] for history in shown)
+        values = np.array([history[key].values[:shortest] for history in shown])
+        x, values = thinned(shown[0][dim].values[:shortest], values)
+        _band(axis, x, values, model, colours[model], log=log)
+    if log:
+        axis.set_yscale("log")
 
 
 def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Figure":
@@ -85,7 +119,8 @@ def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Fig
             _uneven(axis, at)
             for line in drawn:
                 place = place_of[line.label]
-                _band(axis, at, np.asarray(line.y), line.label, place, marked=True)
+                colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+                _band(axis, at, np.asarray(line.y), line.label, colour, marker)
             axis.set_xticks(at, _tick_labels(axis, at))
             axis.set_xlabel(xlabel[:1].upper() + xlabel[1:])
             axis.set_title(title[:1].upper() + title[1:])
@@ -133,11 +168,18 @@ def thinned(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _band(
-    axis: "Axes", x: np.ndarray, values: np.ndarray, label: str, place: int, marked: bool = False
+    axis: "Axes",
+    x: np.ndarray,
+    values: np.ndarray,
+    label: str,
+    colour: str,
+    marker: str | None = None,
+    *,
+    log: bool = False,
 ) -> None:
-    colour = COLOURS[place % len(COLOURS)]
-    marker = MARKERS[place % len(MARKERS)] if marked else None
-    axis.plot(x, values.mean(axis=0), color=colour, marker=marker, label=label)
+    """Draw mean and range over the seeds, (seeds, m)."""
+    mean = np.exp(np.log(values).mean(axis=0)) if log else values.mean(axis=0)
+    axis.plot(x, mean, color=colour, marker=marker, label=label)
     if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
         axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)

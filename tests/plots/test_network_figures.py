@@ -1,0 +1,39 @@
+"""Curves of trainings show the seeds that ended, as mean and range."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+
+from wflow.plots.networks import draw_histories
+
+
+def history(values: list[float], complete: bool = True) -> xr.Dataset:
+    steps = 10 * np.arange(len(values))
+    return xr.Dataset(
+        {"loss": ("evaluation", values)},
+        coords={"evaluation": steps},
+        attrs={"complete": int(complete)},
+    )
+
+
+@pytest.mark.parametrize(("log", "mean"), [(False, [2.5, 5.0]), (True, [2.0, 4.0])])
+def test_the_line_is_the_mean_of_the_seeds_that_ended(log, mean):
+    axis = Figure().subplots()
+    runs = {
+        "a": [history([1.0, 2.0]), history([4.0, 8.0]), history([9.0], complete=False)],
+        "b": [],
+    }
+    draw_histories(axis, runs, "loss", {"a": "red", "b": "blue"}, log=log)
+    (line,) = axis.lines
+    np.testing.assert_allclose(line.get_xdata(), [0, 10])
+    np.testing.assert_allclose(line.get_ydata(), mean)
+    assert axis.get_yscale() == ("log" if log else "linear")
+    assert len(axis.collections) == 1  # the range
+
+
+def test_a_model_of_which_no_seed_ended_is_drawn_as_far_as_the_shortest_goes():
+    axis = Figure().subplots()
+    runs = {"a": [history([1.0, 2.0, 9.0], complete=False), history([3.0, 4.0], complete=False)]}
+    draw_histories(axis, runs, "loss", {"a": "red"})
+    np.testing.assert_allclose(axis.lines[0].get_ydata(), [2.0, 3.0])

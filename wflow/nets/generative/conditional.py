@@ -12,7 +12,6 @@ of the forward model: [RWPO] section 4.2. `generate` is the differentiable way t
 Operator with L1 Prior", 2025.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,12 +24,8 @@ from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
 from wflow.nets.generative.flows import OTFlow, log_normal
 from wflow.nets.generative.potential import points
-from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
-from wflow.nets.generative.sparse import (
-    SparseTransformerFlow,
-    log_abs_det,
-    newton,
-)
+from wflow.nets.generative.runge_kutta import Stages, integrals
+from wflow.nets.generative.sparse import SparseTransformerFlow, drift_jacobian, log_abs_det
 from wflow.nets.training.train import Loss
 from wflow.sampling.forward import InverseProblem
 
@@ -98,13 +93,14 @@ def generate(
 
     Notes
     -----
-    `OTFlow` integrates its equation forwards; the density is that of `log_density` up to the error
-    of the scheme. The flow of the convention `inverse` solves f(x) = z for each of its maps by
-    Newton's method, without a graph, and one more step
+    `OTFlow` and Runge-Kutta drifts integrate the equation forwards; the density is that of
+    `log_density` up to the error of the scheme. Layers of the convention `inverse`, and Euler
+    steps, solve f(x) = z by Newton's method, without a graph, and one more step
 
     .. math:: x = x_* + Df(x_*)^{-1} (z - f_\theta(x_*))
 
-    with the derivative held fixed has the gradient of the implicit function. With `published` it is
+    with the derivative held fixed has the gradient of the implicit function. Layers of the
+    convention `attracting` are maps forwards. With `published` it is
     (22) with the traces of (24), forwards, as in [1]_, section 4.2: what it sums is no log density.
 
     References
@@ -146,7 +142,7 @@ def _along_the_equation(flow: OTFlow, x: Tensor, y: Tensor | None) -> Generated:
 def _by_inverses(
     flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, path: list[Tensor]
 ) -> Generated:
-    """The inverse of each map of the way to the base, with its implicit derivative."""
+    """Drift and layer of each step; what is defined by its inverse has an implicit derivative."""
     log_density = log_normal(x)
     transport = hjb = x.new_zeros(len(x))
     for k in range(1, flow.steps + 1):
@@ -170,48 +166,28 @@ def _runge_kutta(
     flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Step k of the equation, forwards: points, and what it adds to log density and penalties."""
-    h = flow.t_final / flow.steps
+    h = flow._h
     x, slopes, bent = Stages(flow.potential, y).step(x, (k - 1) * h, h, laplacian=True)
     assert bent is not None
-    weights = x.new_tensor(WEIGHTS).mul_(h)
-    energy = slopes[:, :, :-1].square().sum(2) / 2
-    residual = (slopes[:, :, -1] + energy).abs()
-    return x, -(weights @ bent), weights @ energy, weights @ residual
+    laplacian, energy, residual = integrals(slopes, bent, h)
+    return x, -laplacian, energy, residual
 
 
 def _implicit_euler(
     flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The inverse of the Euler step k to the base: as `_runge_kutta`."""
-    h = flow.t_final / flow.steps
-    t = (k - 1) * h
-
-    def drift(at: Tensor) -> tuple[Tensor, Tensor]:
-        found = flow.potential.derivatives(at, t, y, hessian=True)
-        assert found.hessian is not None
-        return at - h * found.gradient, _drift_jacobian(found.hessian, h)
-
+    """The inverse of the Euler step k to the base; returns what `_runge_kutta` does."""
+    h = flow._h
     with torch.no_grad():
-        start = x + h * flow.potential.derivatives(x, t, y, laplacian=False).gradient
-    x = _implicit(drift, x, start)
-    at = flow.potential.derivatives(x, t, y, hessian=True)
+        found, _ = flow._drifted(x, y, k)
+    value, jacobian = flow._euler(found, y, k)
+    # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
+    x = found + torch.linalg.solve(jacobian.detach(), x - value)
+    at = flow.potential.derivatives(x, (k - 1) * h, y, hessian=True)
     assert at.hessian is not None
     energy = at.gradient.square().sum(1) / 2
-    change = log_abs_det(_drift_jacobian(at.hessian, h))[0]
+    change = log_abs_det(drift_jacobian(at.hessian, h))[0]
     return x, change, h * energy, h * (at.time + energy).abs()
-
-
-def _drift_jacobian(hessian: Tensor, h: float) -> Tensor:
-    return torch.eye(hessian.shape[-1], dtype=hessian.dtype, device=hessian.device) - h * hessian
-
-
-def _implicit(
-    function: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, start: Tensor
-) -> Tensor:
-    """Solution of function(x) = target with its derivative with respect to all that enters."""
-    found, _ = newton(function, target.detach(), start)
-    value, jacobian = function(found)
-    return found + torch.linalg.solve(jacobian.detach(), target - value)
 
 
 def _as_published(flow: SparseTransformerFlow, x: Tensor, y: Tensor | None) -> Generated:

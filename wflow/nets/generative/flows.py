@@ -26,7 +26,7 @@ from wflow._core.checks import number, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
 from wflow.nets.generative.potential import Potential, points
-from wflow.nets.generative.runge_kutta import WEIGHTS, Stages
+from wflow.nets.generative.runge_kutta import Stages, integrals
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 from wflow.nets.training.train import Loss
@@ -443,11 +443,7 @@ class OTFlow(GradientFlow):
             assert bend is not None
             slopes.append(slope)
             bends.append(bend)
-        slope = torch.cat(slopes)  # (stages, n, dim + 1)
-        energy = slope[:, :, :-1].square().sum(2) / 2
-        residual = (slope[:, :, -1] + energy).abs()
-        weights = x.new_tensor(WEIGHTS).mul_(h).repeat(self.steps)
-        return x, weights @ torch.cat(bends), weights @ energy, weights @ residual
+        return x, *integrals(torch.cat(slopes), torch.cat(bends), h)
 
 
 _CORRECTIONS = 50

@@ -79,6 +79,30 @@ class Stages:
         return x, gradients, bent[0] + self.quadratic.diagonal()[: self.d].sum()
 
 
+def integrals(slopes: Tensor, bent: Tensor, h: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Integrals along steps, by the weights of the method, from what `Stages.step` returns.
+
+    Parameters
+    ----------
+    slopes : Tensor, shape (4 * steps, n, d + 1)
+        Gradients in (x, t) at the stages.
+    bent : Tensor, shape (4 * steps, n)
+        Laplacians at them.
+    h : float
+        Length of a step, positive.
+
+    Returns
+    -------
+    tuple
+        Integrals, each (n,), of the Laplacian, of ``|grad phi|^2 / 2`` and of the modulus of
+        ``d phi / dt + |grad phi|^2 / 2``.
+    """
+    weights = slopes.new_tensor(WEIGHTS).mul_(h).repeat(len(slopes) // len(WEIGHTS))
+    energy = slopes[:, :, :-1].square().sum(2) / 2
+    residual = (slopes[:, :, -1] + energy).abs()
+    return weights @ bent, weights @ energy, weights @ residual
+
+
 class _Step(torch.autograd.Function):
     """A step x + h sum_i weight_i grad phi(x_i, t_i), and derivatives of phi at its stages."""
 

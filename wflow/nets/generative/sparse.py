@@ -51,7 +51,7 @@ from wflow.nets.generative.moments import (
     proximal,
 )
 from wflow.nets.generative.potential import Potential, points
-from wflow.nets.generative.runge_kutta import WEIGHTS
+from wflow.nets.generative.runge_kutta import integrals
 from wflow.nets.registry import register
 
 __all__ = ["SparseTransformerFlow"]
@@ -641,15 +641,12 @@ class SparseTransformerFlow(GradientFlow):
         if self.drift == "rk4":
             x, slopes, bent = self._stages(len(x), y).step(x, k * h, -h, laplacian=True)
             assert bent is not None
-            weights = x.new_tensor(WEIGHTS).mul_(h)
-            energy = slopes[:, :, :-1].square().sum(2) / 2
-            residual = (slopes[:, :, -1] + energy).abs()
-            log_det = log_det - weights @ bent
-            return _Step(x, log_det, weights @ energy, weights @ residual, folded)
+            laplacian, energy, residual = integrals(slopes, bent, h)
+            return _Step(x, log_det - laplacian, energy, residual, folded)
         t = (k - 0.5 if published else k - 1.0) * h
         at = self.potential.derivatives(x, t, y, hessian=True)
         assert at.hessian is not None and at.laplacian is not None
-        value, turned = log_abs_det(_eye(at.hessian) - h * at.hessian)
+        value, turned = log_abs_det(drift_jacobian(at.hessian, h))
         log_det = log_det - h * at.laplacian if published else log_det + value
         velocity, drift = at.gradient, at.laplacian
         if published:
@@ -728,13 +725,14 @@ class SparseTransformerFlow(GradientFlow):
 
             return corrected(forwards(x), forwards, backwards)
 
-        def drift(at: Tensor) -> tuple[Tensor, Tensor]:
-            found = self.potential.derivatives(at, t, y, hessian=True)
-            assert found.hessian is not None
-            return at - h * found.gradient, _eye(found.hessian) - h * found.hessian
-
         start = x + h * self.potential.derivatives(x, t, y, laplacian=False).gradient
-        return newton(drift, x, start)
+        return newton(lambda at: self._euler(at, y, k), x, start)
+
+    def _euler(self, x: Tensor, y: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+        """The Euler step k to the base, x - h grad phi(x, t_{k-1}), and its Jacobian."""
+        at = self.potential.derivatives(x, (k - 1) * self._h, y, hessian=True)
+        assert at.hessian is not None
+        return x - self._h * at.gradient, drift_jacobian(at.hessian, self._h)
 
     def _attracted(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """B(x) = x - (S(x) - M(x; C)) / 2 and its Jacobian."""
@@ -832,8 +830,9 @@ def log_abs_det(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return det.abs().log(), det.detach() <= 0
 
 
-def _eye(matrix: Tensor) -> Tensor:
-    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+def drift_jacobian(hessian: Tensor, h: float) -> Tensor:
+    """I - h Hess phi, of an Euler step to the base."""
+    return torch.eye(hessian.shape[-1], dtype=hessian.dtype, device=hessian.device) - h * hessian
 
 
 def identity(attention: Tensor, slope: Tensor, share: float) -> Tensor:

@@ -543,12 +543,16 @@ def fields(setup: Setup, flags: Any, results: Results, problem: str) -> Figure:
                 axis.set_ylim(truth.min() - room, truth.max() + room)
                 axis.set_xlabel("s")
             else:
-                for k, colour in enumerate(("#0072B2", "#E69F00", "#009E73")):
+                looks = {r"$\sigma$": "#0072B2", "$r$": "#E69F00", r"$\beta$": "#009E73"}
+                for k, (label, colour) in enumerate(looks.items()):
                     ratio = values[:, k] / known.problem.model.centre[k]  # type: ignore
                     axis.hist(ratio, bins=np.linspace(0.5, 1.6, 56), density=True, color=colour,
-                              alpha=0.6)  # fmt: skip
+                              alpha=0.6, label=label)  # fmt: skip
                     at = truth[k] / known.problem.model.centre[k]  # type: ignore[attr-defined]
                     axis.axvline(at, color=colour, linestyle="--", linewidth=1)
                 axis.set_xlabel("Parameter / centre")
             axis.set_title(name, fontsize=8)
+        if problem == "lorenz":
+            handles, texts = np.atleast_1d(axes).flat[0].get_legend_handles_labels()
+            figure.legend(handles, texts, loc="outside lower center", ncols=len(texts))
     return figure

@@ -74,7 +74,7 @@ print(f"effective tokens of a query: {float(sparse.ess(held_out)[-1].mean()):.1f
 
 # %%
 # Both flows are invertible: samples are the inverse of the map whose determinant the density has,
-# by corrections of each Runge-Kutta step in OT-Flow and by Newton's method in the other.
+# by corrections of each Runge-Kutta step, and by Newton's method for the layers of the other.
 
 for flow in (plain.double(), sparse.double()):
     z = flow.draws(200, seed=3)

@@ -649,12 +649,12 @@ def layer(
             RuntimeWarning,
             stacklevel=2,
         )
-    warn_of_absorption(points, setting.prior, h=setting.h, beta=setting.beta, stacklevel=3)
+    _warn_of_absorption(points, setting.prior, h=setting.h, beta=setting.beta, stacklevel=3)
     image = setting.prior.prox(points, setting.h)
     return _as_given(setting, points + 0.5 * (image - found.mean))
 
 
-def warn_of_absorption(
+def _warn_of_absorption(
     x: FloatArray, prior: Prior, *, h: float, beta: float, stacklevel: int = 2
 ) -> None:
     """Warn where a step is so large that the proximal map takes the spread of coordinates."""

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from wflow import InputError
+from wflow._core.compiled import compiled
 from wflow.sampling import forward
-from wflow.sampling.forward import Elliptic, ForwardModel, Impedance, Lorenz
+from wflow.sampling.forward import Elliptic, ForwardModel, Impedance, Lorenz, lorenz
 
 MODELS = {
     "elliptic": lambda: Elliptic(6, 4, cells=32),
@@ -160,6 +161,7 @@ def test_values_that_are_not_finite_are_reported_and_not_returned():
         (lambda: Elliptic(alpha=0), "alpha is 0"),
         (lambda: Elliptic(cells=1), "cells is 1"),
         (lambda: Lorenz(window=0.015), "not a whole number of steps"),
+        (lambda: Lorenz(window=0.0), "window is 0"),
         (lambda: Lorenz(centre=(10, -1, 2)), "numbers > 0"),
         (lambda: Lorenz(start=(1, 2)), "three numbers"),
         (lambda: Impedance(electrodes=7), "divisor"),
@@ -215,3 +217,11 @@ def test_simulated_pairs_have_the_prior_and_the_noise():
         forward.InverseProblem(Elliptic(4, 3), lam=1.0, noise=[0.1, 0.2])
     with pytest.raises(InputError, match=r"expected \(3,\) or \(2, 3\)"):
         problem.log_likelihood(np.zeros((2, 4)), np.zeros(4))
+
+
+def test_compiled_code_of_the_lorenz_model_is_read_from_disk():
+    Lorenz(windows=1).vjp(np.zeros((1, 3)), np.ones((1, 3)))
+    again = compiled(lorenz._entry_points)
+    theta, start, w = np.ones((1, 3)), np.ones(3), np.ones((1, 3))
+    again(theta, start, 0.01, 0, 1, 1, w, True, np.zeros((1, 3)), np.zeros((1, 3)))
+    assert sum(again.__wrapped__.stats.cache_hits.values()) == 1

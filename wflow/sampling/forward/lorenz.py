@@ -14,25 +14,29 @@ from wflow.sampling.forward.model import ForwardModel, Pullback
 FloatArray = NDArray[np.float64]
 
 
+# Not among the entry points: a function in a closure makes the key of the cache a new one in each
+# process.
+@njit(error_model="numpy", inline="always")
+def _velocity(x, theta, out):
+    """f(x; sigma, r, beta)."""
+    out[0] = theta[0] * (x[1] - x[0])
+    out[1] = x[0] * (theta[1] - x[2]) - x[1]
+    out[2] = x[0] * x[1] - theta[2] * x[2]
+
+
+@njit(error_model="numpy", inline="always")
+def _adjoint(x, theta, k, out, slope):
+    """out += (df/dx)^T k, slope += (df/dtheta)^T k."""
+    out[0] += -theta[0] * k[0] + (theta[1] - x[2]) * k[1] + x[1] * k[2]
+    out[1] += theta[0] * k[0] - k[1] + x[0] * k[2]
+    out[2] += -x[0] * k[1] - theta[2] * k[2]
+    slope[0] += (x[1] - x[0]) * k[0]
+    slope[1] += x[0] * k[1]
+    slope[2] -= x[2] * k[2]
+
+
 def _entry_points(source, cache):
     """The compiled functions that Python calls."""
-
-    @njit(cache=cache, error_model="numpy", inline="always")
-    def velocity(x, theta, out):
-        """f(x; sigma, r, beta)."""
-        out[0] = theta[0] * (x[1] - x[0])
-        out[1] = x[0] * (theta[1] - x[2]) - x[1]
-        out[2] = x[0] * x[1] - theta[2] * x[2]
-
-    @njit(cache=cache, error_model="numpy", inline="always")
-    def adjoint(x, theta, k, out, slope):
-        """out += (df/dx)^T k, slope += (df/dtheta)^T k."""
-        out[0] += -theta[0] * k[0] + (theta[1] - x[2]) * k[1] + x[1] * k[2]
-        out[1] += theta[0] * k[0] - k[1] + x[0] * k[2]
-        out[2] += -x[0] * k[1] - theta[2] * k[2]
-        slope[0] += (x[1] - x[0]) * k[0]
-        slope[1] += x[0] * k[1]
-        slope[2] -= x[2] * k[2]
 
     @njit(cache=cache, error_model="numpy", parallel=True)
     def sweep(theta, start, dt, spin_up, windows, length, weights, backward, means, slopes):
@@ -59,7 +63,7 @@ def _entry_points(source, cache):
                         elif s == 3:
                             ahead = dt * rate[2, c]
                         stage[s, c] = x[c] + ahead
-                    velocity(stage[s], p, rate[s])
+                    _velocity(stage[s], p, rate[s])
                 window = (step - spin_up) // length
                 for c in range(3):
                     total = rate[0, c] + 2 * (rate[1, c] + rate[2, c]) + rate[3, c]
@@ -81,7 +85,7 @@ def _entry_points(source, cache):
                         elif s == 3:
                             ahead = dt * rate[2, c]
                         stage[s, c] = x[c] + ahead
-                    velocity(stage[s], p, rate[s])
+                    _velocity(stage[s], p, rate[s])
                 for c in range(3):
                     eta[c] = 0.0
                     before[c] = lam[c]
@@ -100,7 +104,7 @@ def _entry_points(source, cache):
                         k[c] = dt / 6 * share * lam[c] + reach
                     for c in range(3):
                         back[c] = share * eta[c]
-                    adjoint(stage[s], p, k, back, slopes[row])
+                    _adjoint(stage[s], p, k, back, slopes[row])
                     for c in range(3):
                         before[c] += back[c]
                 for c in range(3):
@@ -185,6 +189,7 @@ class Lorenz(ForwardModel):
         scale: float = 0.2,
     ) -> None:
         self.windows, self.dt = whole(windows, "windows"), positive(dt, "dt")
+        window = positive(window, "window")
         self.scale = positive(scale, "scale")
         self.length = count_steps(window, self.dt)
         spin_up = number(spin_up, "spin_up", 0.0)

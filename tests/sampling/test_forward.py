@@ -219,6 +219,36 @@ def test_simulated_pairs_have_the_prior_and_the_noise():
         problem.log_likelihood(np.zeros((2, 4)), np.zeros(4))
 
 
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ({"outputs": 2}, "Custom has no dim"),
+        ({"dim": 2, "outputs": 0}, "outputs is 0"),
+        ({"dim": 2, "outputs": 2, "evaluate": lambda self, x: x}, "expected a pair"),
+        ({"dim": 2, "outputs": 2, "evaluate": lambda self, x: (x, x)}, "expected a pair"),
+        (
+            {"dim": 2, "outputs": 2, "evaluate": lambda self, x: (x[:, :1], lambda w: w)},
+            r"outputs have shape \(3, 1\): expected \(3, 2\)",
+        ),
+    ],
+)
+def test_a_custom_model_that_breaks_the_contract_is_refused(members, match):
+    model = type("Custom", (ForwardModel,), members)()
+    with pytest.raises(InputError, match=match):
+        model(np.zeros((3, 2)))
+    with pytest.raises(InputError, match=match):
+        forward.InverseProblem(model, lam=1.0, noise=1.0).log_posterior(
+            np.zeros((3, 2)), np.zeros(2)
+        )
+
+
+def test_sources_beyond_the_range_of_doubles_are_refused():
+    with pytest.raises(InputError, match="alpha is 1e\\+305"):
+        Elliptic(alpha=1e305)
+    with pytest.raises(InputError, match="width is 1e-200"):
+        Elliptic(width=1e-200)
+
+
 def test_compiled_code_of_the_lorenz_model_is_read_from_disk():
     Lorenz(windows=1).vjp(np.zeros((1, 3)), np.ones((1, 3)))
     again = compiled(lorenz._entry_points)

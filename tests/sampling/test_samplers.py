@@ -380,8 +380,14 @@ def test_a_gradient_that_ceases_to_be_finite_is_a_blow_up():
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(x < 5, 0.0, np.log(-x))
 
-    with pytest.raises(wflow.BlowUpError, match=r"step [1-9]"):
+    with pytest.raises(wflow.BlowUpError, match=r"grad is \[nan\] in step [1-9]"):
         sampling.ula(np.full((5, 1), 4.0), log_barrier, h=1.0, steps=200)
+
+
+def test_a_gradient_of_a_moderate_token_that_is_no_number_is_named():
+    given = iter([0.0, 0.0, np.nan])
+    with pytest.raises(wflow.BlowUpError, match=r"grad is \[nan nan\] in step 2 .* check grad"):
+        sampling.ula(np.ones((5, 2)), lambda x: x + next(given), h=0.1, steps=9)
 
 
 def test_a_wrong_first_gradient_leaves_no_file(tmp_path):

@@ -709,7 +709,7 @@ def _integrate(
     for step in range(first, problem.steps + 1):
         with np.errstate(over="ignore", invalid="ignore"):
             gradient = problem.gradient(x, step)
-            _check_finite(gradient, x, step, h)
+            _check_gradient(gradient, x, step, h)
             try:
                 moved, diagnostics = method.move(x, gradient)
             except InputError:  # scores beyond the range of floats
@@ -753,10 +753,25 @@ def _record(
 
 
 def _check_finite(values: Array, x: Array, step: int, h: float) -> None:
-    """Raise BlowUpError where the tokens of a path after a step, or gradients, are no numbers."""
+    """Raise BlowUpError where the tokens of a path after a step are no numbers."""
     good = np.isfinite(values).all(axis=(1, 2))
     if not good.all():
         raise _blow_up(x, int(np.argmin(good)), step, h)
+
+
+def _check_gradient(gradient: Array, x: Array, step: int, h: float) -> None:
+    """Raise BlowUpError where the gradient of a path is no number, with the token it is of."""
+    good = np.isfinite(gradient).all(axis=2)
+    if good.all():
+        return
+    path, token = np.argwhere(~good)[0]
+    raise BlowUpError(
+        f"grad is {gradient[path, token][:4]} in step {step} of path {path}, at token {token}, "
+        f"{x[path, token][:4]} ...: expected finite numbers; check grad there, or take a smaller h",
+        time=step * h,
+        path=int(path),
+        score=float(np.abs(x[path]).max()),
+    )
 
 
 def _blow_up(x: Array, path: int, step: int, h: float) -> BlowUpError:

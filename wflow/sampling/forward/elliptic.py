@@ -80,6 +80,9 @@ class Elliptic(ForwardModel):
         self.dim, self.outputs = whole(dim, "dim"), whole(outputs, "outputs")
         self.cells = whole(cells, "cells", 2, most=10**6)
         self.alpha, self.width = positive(alpha, "alpha"), positive(width, "width")
+        for name, value in (("alpha", self.alpha), ("width", self.width)):
+            if not 1e-100 <= value <= 1e100:
+                raise InputError(f"{name} is {value:.3g}: expected a number from 1e-100 to 1e100")
         if self.cells * self.dim > 10**8:
             raise InputError(
                 f"dim is {self.dim} with {self.cells} cells: their product may be 1e8 at most"

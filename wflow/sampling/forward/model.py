@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import reals
+from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
 
 FloatArray = NDArray[np.float64]
@@ -107,12 +107,10 @@ class ForwardModel:
             For parameters of another shape or not finite, and where outputs are not finite; the
             function: for weights of another shape, and where the gradient is not finite.
         """
+        self._sizes()
         given = self._array(x, "x", self.dim)
-        with np.errstate(all="ignore"):  # what is not finite is reported below
-            found, pull = self.evaluate(given)
-            values = self._finite(
-                np.asarray(found, dtype=np.float64), "outputs", self.outputs, given
-            )
+        found, pull = self._evaluated(given)
+        values = self._finite(found, "outputs", self.outputs, given)
 
         def pullback(w: ArrayLike) -> FloatArray:
             weights = self._array(w, "w", self.outputs)
@@ -146,18 +144,46 @@ class ForwardModel:
         """
         return self.linearise(x)[1](w)  # type: ignore[arg-type]
 
+    def _evaluated(self, x: FloatArray) -> tuple[FloatArray, Pullback]:
+        """What `evaluate` returns, its form checked; its values may be no finite numbers."""
+        name = type(self).__name__
+        with np.errstate(all="ignore"):
+            found = self.evaluate(x)
+            if not isinstance(found, tuple) or len(found) != 2 or not callable(found[1]):
+                raise InputError(
+                    f"{name}: evaluate returns {shown(found)}: expected a pair, outputs "
+                    f"({len(x)}, {self.outputs}) and the adjoint of the derivative as a function"
+                )
+            values = np.asarray(found[0], dtype=np.float64)
+        self._shaped(values, "outputs", self.outputs, x)
+        return values, found[1]
+
+    def _sizes(self) -> tuple[int, int]:
+        """The numbers of parameters and outputs, which a custom model may lack."""
+        for name in ("dim", "outputs"):
+            if not hasattr(self, name):
+                raise InputError(
+                    f"{type(self).__name__} has no {name}: a forward model defines the numbers "
+                    "dim and outputs"
+                )
+        return whole(self.dim, "dim"), whole(self.outputs, "outputs")
+
     def _array(self, value: ArrayLike, name: str, columns: int) -> FloatArray:
         array = reals(value, name)
         if array.ndim != 2 or array.shape[1] != columns:
             raise InputError(f"{name} has shape {array.shape}: expected (n, {columns})")
         return array
 
-    def _finite(self, found: FloatArray, what: str, columns: int, x: FloatArray) -> FloatArray:
-        name = type(self).__name__
+    def _shaped(self, found: FloatArray, what: str, columns: int, x: FloatArray) -> None:
         if found.shape != (len(x), columns):
             raise InputError(
-                f"{name}: {what} have shape {found.shape}: expected ({len(x)}, {columns})"
+                f"{type(self).__name__}: {what} have shape {found.shape}: expected "
+                f"({len(x)}, {columns})"
             )
+
+    def _finite(self, found: FloatArray, what: str, columns: int, x: FloatArray) -> FloatArray:
+        name = type(self).__name__
+        self._shaped(found, what, columns, x)
         bad = ~np.isfinite(found).all(axis=1)
         if bad.any():
             first = int(np.argmax(bad))

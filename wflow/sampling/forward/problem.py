@@ -168,6 +168,7 @@ class InverseProblem:
     def __init__(self, model: ForwardModel, *, lam: float, noise: ArrayLike) -> None:
         if not isinstance(model, ForwardModel):
             raise InputError(f"model is {shown(model)}: expected a forward.ForwardModel")
+        model._sizes()
         self.model, self.lam = model, positive(lam, "lam")
         given = reals(noise, "noise")
         if given.shape not in ((), (model.outputs,)) or not np.all(given > 0):
@@ -359,7 +360,7 @@ class InverseProblem:
         if given.shape not in ((m,), (len(at), m)):
             raise InputError(f"y has shape {given.shape}: expected ({m},) or ({len(at)}, {m})")
         with np.errstate(all="ignore"):
-            values, pull = self.model.evaluate(at)
+            values, pull = self.model._evaluated(at)
             residual = (given - values) / self.noise
             likelihood = -0.5 * (residual**2).sum(1)
         known = np.isfinite(likelihood)

@@ -173,3 +173,25 @@ def test_functions_of_the_wrong_shape_are_refused():
         sampling.separable(np.abs, lambda x: np.full_like(x, np.inf)).prox([[1.0]], 0.1)
     with pytest.raises(InputError, match="normaliser is 'gauss'"):
         sampling.separable(np.abs, np.sign, normaliser="gauss")
+
+
+@pytest.mark.filterwarnings("ignore:h .* absorbs", "ignore:h is 0.01, above")
+@pytest.mark.parametrize(
+    ("name", "found", "match"),
+    [
+        ("prox", lambda x, h: x[..., :1], r"Custom.prox has shape .*: expected \(.*5, 2\)"),
+        ("prox", lambda x, h: x * np.nan, "Custom.prox is not finite"),
+        ("prox_derivative", lambda x, h: 1.0, r"prox_derivative has shape \(\): .* or \("),
+    ],
+)
+def test_a_custom_prior_that_breaks_the_contract_is_refused(name, found, match):
+    class Custom(sampling.L1):
+        pass
+
+    setattr(Custom, name, lambda self, x, h: found(x, h))
+    x = np.random.default_rng(0).normal(size=(5, 2))
+    given = {"h": 0.01, "beta": 1.0, "prior": Custom(20.0)}
+    with pytest.raises(InputError, match=match):
+        sampling.layer(x, **given)
+    with pytest.raises(InputError, match=match):
+        sampling.brwp(x, np.copy, steps=2, **given)

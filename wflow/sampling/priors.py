@@ -508,7 +508,45 @@ def as_prior(value: Any) -> Prior:
             f"prior is {shown(value)}: expected a prior, such as sampling.L1(2.0), "
             "sampling.NoPrior(), or a subclass of sampling.Prior"
         )
-    return value
+    return value if type(value).__module__ == __name__ else _Checked(value)
+
+
+class _Checked(Prior):
+    """A custom prior, whose results are checked for their shapes and to be finite."""
+
+    def __init__(self, prior: Prior) -> None:
+        self._prior = prior
+
+    def value(self, x: ArrayLike) -> FloatArray:
+        return self._prior.value(x)
+
+    def prox(self, x: ArrayLike, h: float) -> FloatArray:
+        return self._of("prox", self._prior.prox(x, h), np.shape(x))
+
+    def prox_derivative(self, x: ArrayLike, h: float) -> FloatArray:
+        shape = np.shape(x)
+        found = self._prior.prox_derivative(x, h)
+        return self._of("prox_derivative", found, shape, (*shape, shape[-1]))
+
+    def envelope(self, x: ArrayLike, h: float) -> FloatArray:
+        return self._of("envelope", self._prior.envelope(x, h), np.shape(x)[:-1])
+
+    def log_normaliser(self, y: ArrayLike, *, h: float, beta: float) -> FloatArray:
+        found = self._prior.log_normaliser(y, h=h, beta=beta)
+        return self._of("log_normaliser", found, np.shape(y)[:-1])
+
+    def largest_step(self, beta: float) -> float:
+        return self._prior.largest_step(beta)
+
+    def _of(self, what: str, found: ArrayLike, *shapes: tuple[int, ...]) -> FloatArray:
+        values = np.asarray(found, dtype=np.float64)
+        where = f"{type(self._prior).__name__}.{what}"
+        if values.shape not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise InputError(f"{where} has shape {values.shape}: expected {expected}")
+        if not np.isfinite(values).all():
+            raise InputError(f"{where} is not finite everywhere: expected finite values")
+        return values
 
 
 # Functions of one coordinate

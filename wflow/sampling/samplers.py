@@ -195,17 +195,18 @@ def brwp(
     """
     check_choice("kernel", kernel, get_args(Kernel))
     h, beta = positive(h, "h"), positive(beta, "beta")
-    _warn_step(as_prior(prior), h, beta)
+    checked = as_prior(prior)
+    _warn_step(checked, h, beta)
 
     def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
         y = x - h * gradient
         if not np.isfinite(y).all():
             return y, {}
         attention = attention_mean(y, y, h=h, beta=beta, prior=prior, kernel=kernel)
-        slope = prior.prox_derivative(y, h)
+        slope = checked.prox_derivative(y, h)
         if slope.ndim > y.ndim:
             slope = np.diagonal(slope, axis1=-2, axis2=-1)
-        return y + 0.5 * (prior.prox(y, h) - attention.mean), {
+        return y + 0.5 * (checked.prox(y, h) - attention.mean), {
             "ess": attention.ess.mean(axis=1),
             "ess_min": attention.ess.min(axis=1),
             "absorbed": np.mean(slope == 0, axis=(1, 2)),
@@ -318,12 +319,12 @@ def myula(
     """
     h, beta = positive(h, "h"), positive(beta, "beta")
     gamma = h if smoothing is None else positive(smoothing, "smoothing")
-    as_prior(prior)
+    checked = as_prior(prior)
     if 2 * gamma < h:
         raise InputError(f"smoothing is {gamma:g}: expected at least half the step h = {h:g}")
 
     def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
-        return x - h * gradient - h / gamma * (x - prior.prox(x, gamma)), {}
+        return x - h * gradient - h / gamma * (x - checked.prox(x, gamma)), {}
 
     method = _Method("myula", h, beta, prior, {"smoothing": gamma}, move)
     problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
@@ -712,10 +713,10 @@ def _integrate(
             _check_gradient(gradient, x, step, h)
             try:
                 moved, diagnostics = method.move(x, gradient)
-            except InputError:  # scores beyond the range of floats
+            except InputError as error:  # scores beyond the range of floats
                 if step == 0:
                     raise
-                raise _blow_up(x, int(np.abs(x).max(axis=(1, 2)).argmax()), step, h) from None
+                raise _blow_up(x, int(np.abs(x).max(axis=(1, 2)).argmax()), step, h) from error
             _check_finite(moved, x, step, h)
             _record(problem, store, step, x, moved, diagnostics)
         tick(1)

@@ -97,6 +97,16 @@ def test_the_published_flow_generates_what_it_samples():
     torch.testing.assert_close(found.x.detach(), flow.from_base(z, y))
 
 
+def test_euler_steps_without_an_inverse_are_reported():
+    phi = potential(2, 0)
+    with torch.no_grad():
+        for parameter in phi.parameters():
+            parameter.mul_(20)
+    flow = generative.SparseTransformerFlow(phi, steps=2, drift="euler").double()
+    with pytest.warns(UserWarning, match=r"h Hess phi exceeds 1 .*%"):
+        generative.generate(flow, torch.randn(6, 2).double(), context=torch.randn(9, 2).double())
+
+
 def gaussian_problem() -> forward.InverseProblem:
     """A linear model so precise that the Laplace prior is a constant near the datum."""
 

@@ -12,6 +12,7 @@ from torch.autograd import functional  # noqa: E402
 
 from wflow import InputError, nets, sampling  # noqa: E402
 from wflow.nets import generative, train  # noqa: E402
+from wflow.nets.generative.sparse import identity  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -361,7 +362,9 @@ def test_the_published_convention_is_equations_22_to_24_as_printed():
     for k in range(4):
         x = x + h * phi.derivatives(x, k * h).gradient
         x = torch.stack([p + change(p, x) / 2 for p in x])  # (22)
-    assert (flow.from_base(z) - x).abs().max() < 1e-12
+    with pytest.warns(UserWarning, match="published layers fold"):
+        found = flow.from_base(z)
+    assert (found - x).abs().max() < 1e-12
 
 
 def test_published_layers_that_fold_are_reported():
@@ -377,6 +380,22 @@ def test_published_layers_that_fold_are_reported():
     with warnings.catch_warnings():  # in training once: the share is in the history
         warnings.simplefilter("error")
         assert float(flow(x).folded) > 0
+
+
+@pytest.mark.parametrize("context", ["batch", "masked"])
+def test_samples_of_published_layers_that_fold_are_reported(context):
+    options = {"convention": "published", "kernel": "published", "lam": 2.0, "beta": 4.0}
+    flow = generative.SparseTransformerFlow(potential(), steps=8, context=context, **options)
+    flow = flow.double().eval()
+    z = torch.cat([draw(40, 2) / 3 - 1, draw(40, 2, seed=1) / 3 + 1])
+    with pytest.warns(UserWarning, match=r"published layers fold.*%"):
+        flow.from_base(z)
+    with pytest.warns(UserWarning, match=r"published layers fold.*%"):
+        generative.generate(flow, z)
+    layer = flow._layer(z, z, alone=context == "masked", jacobian=True)
+    dets = torch.linalg.det(identity(layer.attention, layer.slope, 0.5))
+    assert 0 < int((dets <= 0).sum()) < 80
+    assert torch.equal(flow._folds(z), dets <= 0)
 
 
 def test_effective_sizes_are_those_of_the_weights():
@@ -474,6 +493,9 @@ def test_flows_are_saved_with_their_context(tmp_path):
     [
         ({"lam": -1.0}, "lam is -1.0"),
         ({"beta": 0.0}, "beta is 0.0"),
+        ({"lam": 1e30}, "from 1e-12 to 1e[+]12, or 0"),
+        ({"beta": 1e-30}, "from 1e-12 to 1e[+]12"),
+        ({"drift": ""}, "drift is ''"),
         ({"attended": (5,)}, "attended"),
         ({"trainable": ("h",)}, "trainable"),
         ({"convention": "published", "context": "independent"}, "its own batch"),
@@ -489,6 +511,10 @@ def test_a_missing_context_and_points_of_another_dimension_are_refused():
     flow = generative.SparseTransformerFlow(potential(), steps=2).double()
     with pytest.raises(InputError, match="set_context"):
         flow.sample(3)
+    with pytest.raises(InputError, match="not finite"):
+        flow.set_context(draw(4, 2) / 0)
+    with pytest.raises(InputError, match="expected a flow"):
+        generative.Likelihood()(torch.nn.Linear(2, 2), torch.zeros(3, 2))
     with pytest.raises(InputError, match=r"context is of shape \(4, 3\)"):
         flow.to_base(draw(2, 2), context=draw(4, 3))
     with pytest.raises(InputError, match="potential has no condition"):

@@ -25,7 +25,12 @@ from wflow.nets.checks import listed, tensor
 from wflow.nets.generative.flows import OTFlow, log_normal
 from wflow.nets.generative.potential import points
 from wflow.nets.generative.runge_kutta import Stages, integrals
-from wflow.nets.generative.sparse import SparseTransformerFlow, drift_jacobian, log_abs_det
+from wflow.nets.generative.sparse import (
+    SparseTransformerFlow,
+    drift_jacobian,
+    identity,
+    log_abs_det,
+)
 from wflow.nets.training.train import Loss
 from wflow.sampling.forward import InverseProblem
 
@@ -91,11 +96,18 @@ def generate(
     InputError
         For other flows, tensors of other shapes, types or devices, and a context that is missing.
 
+    Warns
+    -----
+    UserWarning
+        Where a layer of `published` folds, or an Euler step has no inverse, with the share of the
+        tokens; in training once.
+
     Notes
     -----
-    `OTFlow` and Runge-Kutta drifts integrate the equation forwards; the density is that of
-    `log_density` up to the error of the scheme. Layers of the convention `inverse`, and Euler
-    steps, solve f(x) = z by Newton's method, without a graph, and one more step
+    `OTFlow`, and a sparse flow with ``drift="rk4"`` between its layers, integrate the equation
+    forwards; the density is that of `log_density` up to the error of the scheme. The layers of the
+    convention `inverse`, and the steps of ``drift="euler"``, are solved as f(x) = z by Newton's
+    method, without a graph, and one more step
 
     .. math:: x = x_* + Df(x_*)^{-1} (z - f_\theta(x_*))
 
@@ -145,10 +157,12 @@ def _by_inverses(
     """Drift and layer of each step; what is defined by its inverse has an implicit derivative."""
     log_density = log_normal(x)
     transport = hjb = x.new_zeros(len(x))
+    lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for k in range(1, flow.steps + 1):
         context = path[k - 1]
         drift = _runge_kutta if flow.drift == "rk4" else _implicit_euler
-        x, change, kinetic, residual = drift(flow, x, y, k)
+        x, change, kinetic, residual, turned = drift(flow, x, y, k)
+        lost = lost | turned
         log_density = log_density + change
         transport, hjb = transport + kinetic, hjb + residual
         if not flow._attends(k):
@@ -159,35 +173,41 @@ def _by_inverses(
         else:
             x = flow._released(x, context)
             log_density = log_density + log_abs_det(flow._attracted(x, context)[1])[0]
+    flow._warn(float(lost.to(x).mean()))
     return Generated(x, log_density, transport, hjb)
 
 
 def _runge_kutta(
     flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Step k of the equation, forwards: points, and what it adds to log density and penalties."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Step k of the equation, forwards: points, and what it adds to log density and penalties.
+
+    Last, where it has no inverse: nowhere, up to the error of the scheme.
+    """
     h = flow._h
     x, slopes, bent = Stages(flow.potential, y).step(x, (k - 1) * h, h, laplacian=True)
     assert bent is not None
     laplacian, energy, residual = integrals(slopes, bent, h)
-    return x, -laplacian, energy, residual
+    nowhere = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    return x, -laplacian, energy, residual, nowhere
 
 
 def _implicit_euler(
     flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The inverse of the Euler step k to the base; returns what `_runge_kutta` does."""
     h = flow._h
     with torch.no_grad():
-        found, _ = flow._drifted(x, y, k)
+        found, failed = flow._drifted(x, y, k)
     value, jacobian = flow._euler(found, y, k)
     # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
-    x = found + torch.linalg.solve(jacobian.detach(), x - value)
+    step, _ = torch.linalg.solve_ex(jacobian.detach(), x - value)
+    x = found + step
     at = flow.potential.derivatives(x, (k - 1) * h, y, hessian=True)
     assert at.hessian is not None
     energy = at.gradient.square().sum(1) / 2
-    change = log_abs_det(drift_jacobian(at.hessian, h))[0]
-    return x, change, h * energy, h * (at.time + energy).abs()
+    change, turned = log_abs_det(drift_jacobian(at.hessian, h))
+    return x, change, h * energy, h * (at.time + energy).abs(), failed | turned
 
 
 def _as_published(flow: SparseTransformerFlow, x: Tensor, y: Tensor | None) -> Generated:
@@ -195,6 +215,7 @@ def _as_published(flow: SparseTransformerFlow, x: Tensor, y: Tensor | None) -> G
     h = flow.t_final / flow.steps
     log_density = log_normal(x)
     transport = hjb = x.new_zeros(len(x))
+    folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for k in range(flow.steps):
         at = flow.potential.derivatives(x, k * h, y)
         assert at.laplacian is not None
@@ -208,6 +229,9 @@ def _as_published(flow: SparseTransformerFlow, x: Tensor, y: Tensor | None) -> G
             x = x + layer.change / 2
             trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
             log_density = log_density - trace / 2
+            with torch.no_grad():
+                folded |= log_abs_det(identity(layer.attention, layer.slope, 0.5))[1]
+    flow._warn(float(folded.to(x).mean()))
     return Generated(x, log_density, transport, hjb)
 
 
@@ -315,6 +339,11 @@ class ReverseKL:
             context = x[: flow.tokens], features[: flow.tokens]
             x, features, y = (given[flow.tokens :] for given in batch)
         found = generate(flow, torch.randn_like(x), features, context=context)
+        if not bool(torch.isfinite(found.x).all()):
+            raise InputError(
+                "samples of the flow are not finite: lower the rate, clip the gradient, or begin "
+                "with the likelihood of joint pairs"
+            )
         log_posterior = _LogPosterior.apply(found.x, tensor(y, "y", "real"), self.problem)
         known = torch.isfinite(log_posterior)
         if not bool(known.any()):

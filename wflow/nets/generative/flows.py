@@ -516,6 +516,11 @@ class Likelihood:
     def __call__(self, model: nn.Module, /, *batch: Tensor) -> Loss:
         """Compute the loss of a flow on data x, or on pairs (x, y)."""
         base: Any = model(*batch)
+        if not isinstance(base, ToBase):
+            raise InputError(
+                f"the network returns {type(base).__name__}: expected a flow, whose forward "
+                "returns a generative.ToBase"
+            )
         nll = -(log_normal(base.z) + base.log_det).mean()
         transport, hjb = base.transport.mean(), base.hjb.mean()
         a, b, c = self.alpha

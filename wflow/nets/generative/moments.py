@@ -34,6 +34,7 @@ KERNELS = ("exact", "laplace", "published")
 PROXES = ("soft", "smooth")
 _MOMENTS = ("mean", "variance", "covariance")
 _PAIRS = 2**20  # scores that are held at a time
+_LARGEST = 1e12  # of lambda and beta
 
 
 class Attended(NamedTuple):
@@ -354,10 +355,21 @@ class _Average(torch.autograd.Function):
         return by_query, by_keys, by_bias, by_values, None
 
 
+def weight(value: Any, name: str, *, zero: bool = False) -> float:
+    """Check lambda or beta: a number whose kernel is in the range of single precision."""
+    found = number(value, name, 0) if zero else positive(value, name)
+    if found > _LARGEST or 0 < found < 1 / _LARGEST:
+        raise InputError(
+            f"{name} is {found:.3g}: expected a number from {1 / _LARGEST:g} to {_LARGEST:g}"
+            + (", or 0" if zero else "")
+        )
+    return found
+
+
 def _parameter(value: Any, name: str, like: Tensor, *, zero: bool = False) -> float | Tensor:
     """Check lambda or beta: a number, or a tensor of one."""
     if not isinstance(value, Tensor):
-        return number(value, name, 0) if zero else positive(value, name)
+        return weight(value, name, zero=zero)
     tensor(value, name, "real", like)
     least = float(value.detach()) if value.numel() == 1 else math.nan
     if value.ndim or not math.isfinite(least) or least < 0 or (least == 0 and not zero):

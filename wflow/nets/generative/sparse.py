@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from wflow._core.checks import check_choice, number, positive, switch, whole
+from wflow._core.checks import check_choice, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed
 from wflow.nets.generative.flows import GradientFlow, ToBase, corrected, log_normal
@@ -49,6 +49,7 @@ from wflow.nets.generative.moments import (
     effective_size,
     interaction,
     proximal,
+    weight,
 )
 from wflow.nets.generative.potential import Potential, points
 from wflow.nets.generative.runge_kutta import integrals
@@ -197,7 +198,8 @@ class SparseTransformerFlow(GradientFlow):
         check_choice("kernel", kernel, KERNELS)
         check_choice("convention", convention, _CONVENTIONS)
         self.kernel, self.convention = kernel, convention
-        self.drift: Drift = drift or ("euler" if convention == "published" else "rk4")
+        usual: Drift = "euler" if convention == "published" else "rk4"
+        self.drift: Drift = usual if drift is None else drift
         check_choice("drift", self.drift, _DRIFTS)
         if convention == "published" and self.drift != "euler":
             raise InputError(
@@ -216,13 +218,14 @@ class SparseTransformerFlow(GradientFlow):
                 "context is 'independent', and the published algorithm attends to its own batch: "
                 "expected 'batch' or 'masked'"
             )
-        self.prox: Prox = prox or ("smooth" if "lam" in self.trainable else "soft")
+        smooth: Prox = "smooth" if "lam" in self.trainable else "soft"
+        self.prox: Prox = smooth if prox is None else prox
         check_choice("prox", self.prox, PROXES)
         self.attended = None if attended is None else tuple(listed(attended, "attended"))
         for k in self.attended or ():
             whole(k, "a step of attended", most=self.steps)
         self.checkpointing = switch(checkpointing, "checkpointing")
-        self._lam, self._beta = number(lam, "lam", 0), positive(beta, "beta")
+        self._lam, self._beta = weight(lam, "lam", zero=True), weight(beta, "beta")
         if "lam" in self.trainable:
             self.log_lam = nn.Parameter(torch.tensor(math.log(positive(lam, "a trained lam"))))
         if "beta" in self.trainable:
@@ -273,6 +276,8 @@ class SparseTransformerFlow(GradientFlow):
         32
         """
         x = points(x, "x", self.dim, self.potential.w)
+        if not bool(torch.isfinite(x).all()):
+            raise InputError("x holds values that are not finite: expected finite tokens")
         y = self.potential.features(y, len(x))
         self.context_x = x.detach().clone()
         none = x.new_zeros(len(x), 0)
@@ -407,7 +412,8 @@ class SparseTransformerFlow(GradientFlow):
         Warns
         -----
         UserWarning
-            Where Newton's method found no point: a drift step is too long for the potential.
+            Where Newton's method found no point: a drift step is too long for the potential. With
+            `published`, where a layer folds, with the share of its tokens.
 
         Examples
         --------
@@ -423,7 +429,9 @@ class SparseTransformerFlow(GradientFlow):
         x = points(z, "z", self.dim, self.potential.w)
         y = self.potential.features(y, len(x))
         if self.convention == "published":
-            return self._published(x, y)
+            x, folded = self._published(x, y)
+            self._warn(float(folded.to(x).mean()))
+            return x
         path = self._path_of(context, own=False)
         assert path is not None
         pieces, lost = [], 0
@@ -757,14 +765,30 @@ class SparseTransformerFlow(GradientFlow):
         left = x - (found - self._layer(found, context).change / 2)
         return found + torch.linalg.solve(jacobian, left[:, :, None])[:, :, 0]
 
-    def _published(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """All steps of (22) from the base to the data."""
+    def _published(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All steps of (22) from the base to the data; and the tokens that a layer folds."""
+        folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for k in range(self.steps):
             at = self.potential.derivatives(x, k * self._h, y, laplacian=False)
             x = x + self._h * at.gradient
             if self._attends(k + 1):
+                folded |= self._folds(x)
                 x = x + self._layer(x, x, alone=self.context == "masked").change / 2
-        return x
+        return x, folded
+
+    @torch.no_grad()
+    def _folds(self, x: Tensor) -> Tensor:
+        """Where I + (DS - DM)/2 has a determinant <= 0, tokens being their own context."""
+        alone, scores = self.context == "masked", self._scores(x, x)
+        variance = attend(scores, x, "variance", alone).covariance
+        assert variance is not None
+        folded = (variance * scores.slope).sum(1) >= 2  # an eigenvalue of DM is 2 or more
+        some = torch.ones_like(folded) if alone else folded.clone()
+        if bool(folded.any()):
+            layer = self._layer(x[some], x, alone=alone, jacobian=True)
+            assert layer.attention is not None
+            folded[some] = log_abs_det(identity(layer.attention, layer.slope, 0.5))[1]
+        return folded
 
     def _kept(self, step: Callable[..., Any], *arguments: Any) -> Any:
         if self.checkpointing and torch.is_grad_enabled():

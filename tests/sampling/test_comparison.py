@@ -28,7 +28,7 @@ def test_w2_of_a_shift_and_of_samples_of_different_sizes():
 def test_sliced_w2_of_a_shift_tends_to_its_length_over_the_root_of_d():
     x = normal(200, 4)
     shift = np.array([1.0, 2.0, 2.0, 0.0])
-    assert comparison.sliced_w2(x, x + shift, projections=20_000) == pytest.approx(1.5, rel=0.01)
+    assert comparison.sliced_w2(x, x + shift, projections=4000) == pytest.approx(1.5, rel=0.02)
     assert comparison.sliced_w2(x, x[::-1]) == 0.0
     assert comparison.sliced_w2(x, x + shift, seed=1) != comparison.sliced_w2(x, x + shift, seed=2)
 

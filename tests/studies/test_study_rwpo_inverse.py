@@ -16,6 +16,7 @@ from wflow.study.networks import Results  # noqa: E402
 NAME = "rwpo_inverse"
 
 
+@pytest.mark.filterwarnings("ignore:the published layers fold")
 def test_the_study_trains_compares_and_continues(tmp_path, monkeypatch, capsys, sketched, cases):
     out = tmp_path / "inverse"
     problems = cases(["lorenz"], ["elliptic", "lorenz", "impedance"])

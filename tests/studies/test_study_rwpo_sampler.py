@@ -13,8 +13,8 @@ from wflow import InputError
 
 def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsys, sketched):
     study = script("rwpo_sampler")
-    setup = study.Setup(targets=("laplace", "lasso"), tokens=30, steps=(0.1,), budgets=(5, 10, 15),
-                        dims=(2,), sweep=(30, 60), scales=(2, 6), decay=400, betas=(1.0,),
+    setup = study.Setup(targets=("laplace", "lasso"), tokens=30, steps=(0.1,), budgets=(4, 8, 12),
+                        dims=(2,), sweep=(30, 60), scales=(2, 6), decay=150, betas=(1.0,),
                         until=0.5)  # fmt: skip
     monkeypatch.setitem(study.PRESETS, "cpu", setup)
     monkeypatch.setattr("sys.argv", ["studies/rwpo_sampler.py", "--out", str(tmp_path)])

@@ -436,9 +436,10 @@ def table(folder: Path) -> dict[str, Case]:
             points=np.full((3, 2), 0.5),
         ),
         "sampling.forward.InverseProblem": Case(
-            lambda x, y, n, seed, **given: sampling.forward.InverseProblem(**given).log_posterior(
-                x, y
-            )[0],
+            lambda x, y, n, seed, **given: (
+                sampling.forward.InverseProblem(**given).log_posterior(x, y)[0],
+                sampling.forward.InverseProblem(**given).simulate(n, seed),
+            ),
             model=sampling.forward.Elliptic(3, 3, cells=8),
             lam=1.0,
             noise=np.full(3, 0.1),
@@ -508,7 +509,9 @@ def table(folder: Path) -> dict[str, Case]:
             sampling.reference.rank_test, truth=x, draws=np.stack([x, y, y, x], 1), bins=2
         ),
         "sampling.reference.r_hat": Case(sampling.reference.r_hat, samples=x.T),
-        "sampling.reference.ess": Case(sampling.reference.ess, samples=x.T),
+        "sampling.reference.ess": Case(  # NaN for a constant quantity
+            lambda samples: np.nan_to_num(sampling.reference.ess(samples)), samples=x.T
+        ),
         "sampling.frechet": Case(sampling.frechet, x=x, y=y + 0.5),
         "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
         "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),

@@ -56,8 +56,15 @@ SMALL = {
     "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
     "--t-final 0.1 --times 1",
     "rwpo_benchmarks": "--preset smoke --seeds 1 --only OT-Flow",
+    "rwpo_digits": "--preset smoke --seeds 1 --only OT-Flow --device cpu",
+    "rwpo_inverse": "--preset smoke --seeds 1 --problem elliptic --device cpu",
+    "rwpo_operator": "--preset smoke --only kernel",
+    "rwpo_sampler": "--preset smoke",
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }
+
+OF_NETWORKS = ("mnist_vit", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
+               "trained_heads")  # fmt: skip
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",
@@ -243,7 +250,7 @@ def outcome(
 def test_a_wrong_flag_of_a_study_is_a_message(
     name, tmp_path, monkeypatch, capsys, cases, hostile, bounded
 ) -> None:
-    if name in ("mnist_vit", "rwpo_benchmarks", "shakespeare_gpt", "trained_heads"):
+    if name in OF_NETWORKS:
         pytest.importorskip("torch")
     module = script(name)
     work = tmp_path / "work"
@@ -290,6 +297,8 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("no network")
 
     monkeypatch.setattr(frame, "pool", pool)
+    for sampler in ("brwp", "myula", "ula"):
+        monkeypatch.setattr(wflow.sampling, sampler, begins)
     if "torch" in sys.modules:
         from wflow.nets import train
         from wflow.nets.data import download
@@ -330,7 +339,7 @@ def test_small_studies_run_to_their_end(name, tmp_path, cases) -> None:
     """The sizes above are right: what is refused is refused for the wrong flag."""
     if not cases(0, 1):
         pytest.skip("with --long")
-    if name in ("mnist_vit", "rwpo_benchmarks", "shakespeare_gpt", "trained_heads"):
+    if name in OF_NETWORKS:
         pytest.importorskip("torch")
     done = shell(name, *SMALL[name].split(), "--out", str(tmp_path / "out"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

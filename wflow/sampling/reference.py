@@ -156,7 +156,7 @@ class Ranks(NamedTuple):
     >>> import numpy as np
     >>> from wflow.sampling import reference
     >>> x = np.random.default_rng(0).standard_normal((100, 64, 1))
-    >>> reference.rank_test(x[:, 0], x[:, 1:]).counts.sum()
+    >>> int(reference.rank_test(x[:, 0], x[:, 1:]).counts.sum())
     100
     """
 

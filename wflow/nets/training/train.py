@@ -992,6 +992,11 @@ def _check_given(model: Any, objective: Any, config: Any, evaluate: Any, label: 
         raise InputError(f"config is {type(config).__name__}: expected a TrainConfig")
     function(objective, "objective")
     if evaluate is not None:
+        if isinstance(evaluate, nn.Module):
+            raise InputError(
+                f"evaluate is a network ({type(evaluate).__name__}): expected a function of the "
+                "network that returns numbers by name"
+            )
         function(evaluate, "evaluate")
     text(label, "label")
 

@@ -195,3 +195,9 @@ def test_a_custom_prior_that_breaks_the_contract_is_refused(name, found, match):
         sampling.layer(x, **given)
     with pytest.raises(InputError, match=match):
         sampling.brwp(x, np.copy, steps=2, **given)
+
+
+def test_a_function_that_is_not_convex_has_no_proximal_map():
+    concave = sampling.separable(lambda z: -20 * z**2, lambda z: -40 * z)
+    with pytest.raises(InputError, match="expected the derivative of a convex function"):
+        sampling.layer(np.ones((3, 2)), h=0.1, beta=1.0, prior=concave)

@@ -388,6 +388,9 @@ class _Separable(Prior):
         # z + h psi'(z) increases, and the slope at S(x) is no larger than the one at x.
         slope = self._of(self._derivative, "derivative", x)
         low, high = np.minimum(x, x - h * slope), np.maximum(x, x - h * slope)
+        ends = [self._of(self._derivative, "derivative", end) for end in (low, high)]
+        if np.any(ends[1] < ends[0] - 1e-9 * (1 + np.abs(ends[0]))):
+            raise InputError("derivative decreases: expected the derivative of a convex function")
         for _ in range(_BISECTIONS):
             middle = low + (high - low) / 2
             above = middle + h * self._of(self._derivative, "derivative", middle) > x
@@ -461,7 +464,7 @@ def separable(
     ------
     InputError
         For arguments that are no functions, kinks that are not finite, another normaliser, and, in
-        use, for functions that do not act entry by entry or are not finite.
+        use, for functions that do not act entry by entry, are not finite, or not convex.
 
     Notes
     -----

@@ -126,6 +126,16 @@ def study_in(folder: Path) -> str:
     return str(study)
 
 
+def posterior_and_prior(x: Any, y: Any, n: Any, seed: Any, **given: Any) -> np.ndarray:
+    problem = sampling.forward.InverseProblem(**given)
+    return np.append(problem.log_posterior(x, y)[0], problem.prior(n, seed))
+
+
+def defined(function: Any) -> Any:
+    """A diagnostic that is NaN, as it says, for what is constant: there with zeros."""
+    return lambda samples: np.nan_to_num(function(samples))
+
+
 def table(folder: Path) -> dict[str, Case]:
     """Valid arguments of every public function; `folder` is for files."""
     x, y, D, run, other = cloud(), cloud(seed=1), matrices(), runs()["run"], runs()["other"]
@@ -440,6 +450,7 @@ def table(folder: Path) -> dict[str, Case]:
                 sampling.forward.InverseProblem(**given).log_posterior(x, y)[0],
                 sampling.forward.InverseProblem(**given).simulate(n, seed),
             ),
+            posterior_and_prior,
             model=sampling.forward.Elliptic(3, 3, cells=8),
             lam=1.0,
             noise=np.full(3, 0.1),
@@ -512,6 +523,8 @@ def table(folder: Path) -> dict[str, Case]:
         "sampling.reference.ess": Case(  # NaN for a constant quantity
             lambda samples: np.nan_to_num(sampling.reference.ess(samples)), samples=x.T
         ),
+        "sampling.reference.r_hat": Case(defined(sampling.reference.r_hat), samples=x.T),
+        "sampling.reference.ess": Case(defined(sampling.reference.ess), samples=x.T),
         "sampling.frechet": Case(sampling.frechet, x=x, y=y + 0.5),
         "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
         "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),

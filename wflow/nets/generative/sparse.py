@@ -879,6 +879,7 @@ def newton(
     value, jacobian = function(x)
     residual = target - value
     size = residual.abs().amax(1)
+    stuck = torch.zeros_like(size, dtype=torch.bool)  # no shorter step is better: at its rounding
     for _ in range(_NEWTON):
         step, _ = torch.linalg.solve_ex(jacobian, residual)
         share = torch.ones_like(size)
@@ -887,11 +888,12 @@ def newton(
             value, slopes = function(tried)
             left = target - value
             length = left.abs().amax(1)
-            worse = ~(length < size) & (size > floor)
+            worse = ~(length < size) & (size > floor) & ~stuck
             if not bool(worse.any()):
                 break
             share = torch.where(worse, share / 2, share)
         better = length < size
+        stuck |= ~better & (size > floor)
         if not bool(better.any()):
             break
         x = torch.where(better[:, None], tried, x)

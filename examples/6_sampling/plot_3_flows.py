@@ -19,10 +19,9 @@ import matplotlib.pyplot as plt
 import torch
 
 from wflow import nets, sampling
-from wflow.nets import generative
 
 STEPS, BATCH, TOKENS = 150, 256, 128
-objective = generative.Likelihood(alpha=(1.0, 0.01, 0.01))
+objective = nets.generative.Likelihood(alpha=(1.0, 0.01, 0.01))
 torch.set_num_threads(1)
 
 
@@ -41,7 +40,7 @@ def train(flow, batch):
 # checkpoints and histories.
 
 torch.manual_seed(0)
-plain = generative.OTFlow(generative.Potential(2, width=16), steps=6)
+plain = nets.generative.OTFlow(nets.generative.Potential(2, width=16), steps=6)
 histories = {"OT-Flow": train(plain, BATCH)}
 
 # %%
@@ -51,14 +50,14 @@ histories = {"OT-Flow": train(plain, BATCH)}
 # next to the data has the layer.
 
 torch.manual_seed(0)
-sparse = generative.SparseTransformerFlow(
-    generative.Potential(2, width=16), steps=6, lam=0.1, beta=20.0, tokens=TOKENS, attended=[6]
+sparse = nets.generative.SparseTransformerFlow(
+    nets.generative.Potential(2, width=16), steps=6, lam=0.1, beta=20.0, tokens=TOKENS, attended=[6]
 )
 histories["sparse"] = train(sparse, BATCH + TOKENS)
 sparse.set_context(nets.data.planar("moons", TOKENS, seed=7, part="validation"))
 
 # %%
-# Held-out points: the exact log likelihood of both, the effective number of tokens that a query
+# Held-out points: the log likelihood of both, the effective number of tokens that a query
 # attends to, and the sliced Wasserstein distance of samples from them.
 
 plain.eval()
@@ -76,11 +75,11 @@ print(f"effective tokens of a query: {float(sparse.ess(held_out)[-1].mean()):.1f
 # Both flows are invertible: samples are the inverse of the map whose determinant the density has,
 # by corrections of each Runge-Kutta step, and by Newton's method for the layers of the other.
 
-for flow in (plain.double(), sparse.double()):
+for name, flow in (("OT-Flow", plain.double()), ("sparse", sparse.double())):
     z = flow.draws(200, seed=3)
     with torch.no_grad():
         error = float((flow.to_base(flow.from_base(z)).z - z).abs().max())
-    print(f"{type(flow).__name__:22} round trip {error:.1e}")
+    print(f"{name:8} round trip {error:.1e}")
     assert error < 1e-8
 
 # %%

@@ -56,9 +56,9 @@ SMALL = {
     "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
     "--t-final 0.1 --times 1",
     "rwpo_benchmarks": "--preset smoke --seeds 1 --only OT-Flow",
-    "rwpo_digits": "--preset smoke --seeds 1 --only OT-Flow --device cpu",
+    "rwpo_digits": "--preset smoke --seeds 1 --device cpu",
     "rwpo_inverse": "--preset smoke --seeds 1 --problem elliptic --device cpu",
-    "rwpo_operator": "--preset smoke --only kernel",
+    "rwpo_operator": "--preset smoke --only kernels",
     "rwpo_sampler": "--preset smoke",
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }

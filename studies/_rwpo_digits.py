@@ -63,7 +63,7 @@ class Setup:
 PRESETS = {
     "paper": Setup(),
     "cpu": Setup(
-        dims=(16, 64), epochs=6, seeds=3, steps=8, width=64, iterations=1000, batch=128, tokens=64,
+        dims=(16, 64), epochs=6, seeds=3, steps=8, width=64, iterations=500, batch=128, tokens=64,
         rates=(2e-2, 1e-4), alpha=(1.0, 1 / 80, 0.1), samples=2000, evaluations=12,
     ),
     "smoke": Setup(

@@ -258,7 +258,7 @@ def test_a_wrong_flag_of_a_study_is_a_message(
     monkeypatch.chdir(work)
     monkeypatch.setenv("COLUMNS", "100")
 
-    stop_at_runs(monkeypatch)
+    stop_at_runs(monkeypatch, module)
     monkeypatch.setattr("wflow.distributed.workers.CONNECT_SECONDS", 0.2)
     refused, wrong, accepted = 0, [], []
     for line in wrong_lines(name, module, hostile, cases(2, 30)):
@@ -283,8 +283,8 @@ def test_a_wrong_flag_of_a_study_is_a_message(
     assert not wrong, "\n\n".join(wrong)
 
 
-def stop_at_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs, training and downloads are as far as a wrong flag may get."""
+def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Runs, parts, training and downloads are as far as a wrong flag may get."""
 
     def begins(*_: Any, **__: Any) -> None:
         raise Accepted
@@ -297,6 +297,8 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("no network")
 
     monkeypatch.setattr(frame, "pool", pool)
+    if hasattr(module, "PARTS"):
+        monkeypatch.setattr(module, "PARTS", dict.fromkeys(module.PARTS, begins))
     for sampler in ("brwp", "myula", "ula"):
         monkeypatch.setattr(wflow.sampling, sampler, begins)
     if "torch" in sys.modules:

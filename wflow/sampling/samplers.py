@@ -50,7 +50,7 @@ from wflow.particles.solver import (
     open_writer,
     raise_if_interrupted,
 )
-from wflow.sampling.priors import Prior, as_prior
+from wflow.sampling.priors import ABSORBED, Prior, as_prior
 from wflow.sampling.proximal import Kernel, attention_mean
 
 if TYPE_CHECKING:
@@ -573,7 +573,7 @@ def _warn_step(prior: Prior, h: float, beta: float) -> None:
     if h > largest:
         warnings.warn(
             f"h is {h:g}, above {largest:.3g}: coordinates that the proximal map sets to zero lose "
-            "their spread (for the L1 norm where beta lambda^2 h > 0.05); take "
+            f"their spread (for the L1 norm where beta lambda^2 h > {ABSORBED}); take "
             f"h <= {largest:.3g}",
             UserWarning,
             stacklevel=3,

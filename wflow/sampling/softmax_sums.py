@@ -5,13 +5,13 @@ For a target i with query q_i and sources j with keys k_j, values v_j and scores
     top_i = max_j s_ij,   S_i = sum_j 2^(s_ij - top_i) v_j,   E_i = sum_j 2^(2 (s_ij - top_i)).
 
 A bias of a source is one more coordinate of its key, with a query of 1; the sum of the weights is
-the value of a constant. Targets stand in the lanes, in groups of two vectors (16 tokens in double
-precision); scores of a block of sources and sums over it are products of register tiles
-(`kernels.blocked.products`), and the maximum is that of the sources so far: where a block raises
-it, the sums of before are scaled. Cost of a pair, in multiply-adds (double precision): the
-coordinates of a key, those of a value (rounded up to 4), 13 for the exponential, and 6. Memory:
-queries, keys and values twice. Every group of targets has its own fixed order of summation, so
-that threads change no bit.
+the value of a constant. A vector register holds one coordinate of several targets, two registers to
+a group (16 tokens in double precision); scores of a block of sources and sums over it are products
+of register tiles (`kernels.blocked.products`), and the maximum is that of the sources so far: where
+a block raises it, the sums of before are scaled. Cost of a pair, in multiply-adds (double
+precision): the coordinates of a key, those of a value (rounded up to 4), 13 for the exponential,
+and 6. Memory: queries, keys and values twice. Every group of targets has its own fixed order of
+summation, so that threads change no bit.
 """
 
 import math

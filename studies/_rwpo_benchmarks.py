@@ -63,7 +63,7 @@ class Setup:
     iterations: int = 6001
     batch: int = 4096
     rates: tuple[float, float] = (1e-2, 1e-6)
-    scale: float = 0.05  # of the potential at the beginning: near the identity
+    start: float = 0.05  # of the potential: near the identity
     alpha: tuple[float, float, float] = (1.0, 0.01, 0.1)  # likelihood, transport, HJB
     points: int = 10_000  # of a test set
     curve: int = 2000  # points of an evaluation in training
@@ -101,10 +101,7 @@ def network(model: Model, setup: Setup, target: str, seed: int) -> Any:
     from wflow.nets import generative
 
     torch.manual_seed(seed)
-    phi = generative.Potential(2, width=setup.width)
-    with torch.no_grad():
-        phi.w.mul_(setup.scale)
-        phi.A.mul_(setup.scale**0.5)
+    phi = generative.Potential(2, width=setup.width, start=setup.start)
     if model.options is None:
         return generative.OTFlow(phi, steps=setup.steps)
     options = dict(model.options)

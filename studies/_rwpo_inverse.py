@@ -139,10 +139,9 @@ def network(name: str, setup: Setup, known: Data, seed: int) -> Any:
 
     torch.manual_seed(seed)
     model = split(name)[1]
-    phi = generative.Potential(known.case.dim, width=known.case.width, condition=known.summary.size)
-    with torch.no_grad():
-        phi.A.mul_(0.1)
-        phi.w.mul_(0.1)
+    phi = generative.Potential(
+        known.case.dim, width=known.case.width, condition=known.summary.size, start=0.1
+    )
     if model in ("ot-flow", "ot-flow-kl", "supervised"):
         return generative.OTFlow(phi, steps=setup.steps)
     if model == "printed-kl":

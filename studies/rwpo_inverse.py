@@ -52,7 +52,7 @@ SMALL = {
 PRESETS = {
     "paper": Setup(),
     "cpu": Setup(
-        seeds=3, steps=8, iterations=400, least=1e-4, tokens=128, pairs=10_000, draws=2000,
+        seeds=3, steps=8, iterations=500, least=1e-4, tokens=128, pairs=10_000, draws=2000,
         ranked=150, alpha=(1.0, 0.05, 0.01), cases=CPU,
     ),
     "smoke": Setup(

@@ -271,7 +271,7 @@ CALLS = {
     ),
     "generative.Potential": lambda: (
         generative.Potential,
-        {"dim": 2, "width": 4, "layers": 2, "rank": 3, "condition": 1},
+        {"dim": 2, "width": 4, "layers": 2, "rank": 3, "condition": 1, "start": 0.5},
     ),
     "generative.Potential.forward": lambda: (
         flow().potential,

@@ -106,6 +106,15 @@ def test_the_potential_is_finite_for_large_arguments():
         assert torch.isfinite(phi(x, 0.0)).all() and torch.isfinite(x.grad).all()
 
 
+def test_a_small_start_is_a_factor_of_the_potential_of_ot_flow():
+    x = draw(5, 2, dtype=torch.float32)
+    values = []
+    for start in (1.0, 0.1):
+        torch.manual_seed(0)
+        values.append(generative.Potential(2, width=4, start=start)(x, 0.5))
+    torch.testing.assert_close(values[1], 0.1 * values[0])
+
+
 # Attention
 # ---------
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from wflow._core.checks import switch, whole
+from wflow._core.checks import positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.pretrained import Pretrained
@@ -92,11 +92,15 @@ class Potential(Pretrained):
         Largest rank of A^T A; min(rank, d + 1) rows are kept.
     condition : int, default 0
         Length of the vector y of features; 0 for a potential of (x, t).
+    start : float, default 1.0
+        Factor > 0 of the initial w and A^T A. With 1 they are those of OT-Flow, under which h times
+        the Hessian of phi may exceed 1; with 0.1 the flow begins near the identity.
 
     Raises
     ------
     InputError
-        For sizes below 1, a negative condition or fewer than two layers.
+        For sizes below 1, a negative condition, fewer than two layers, or a start that is not
+        positive.
 
     References
     ----------
@@ -114,7 +118,14 @@ class Potential(Pretrained):
 
     @in_memory
     def __init__(
-        self, dim: int, *, width: int = 48, layers: int = 2, rank: int = 10, condition: int = 0
+        self,
+        dim: int,
+        *,
+        width: int = 48,
+        layers: int = 2,
+        rank: int = 10,
+        condition: int = 0,
+        start: float = 1.0,
     ) -> None:
         super().__init__()
         self.dim = whole(dim, "dim")
@@ -122,15 +133,16 @@ class Potential(Pretrained):
         self.layers = whole(layers, "layers", 2, "the opening one and one or more residual ones")
         self.rank = whole(rank, "rank")
         self.condition = whole(condition, "condition", 0)
+        self.start = positive(start, "start")
         size = self.dim + 1 + self.condition
         self.opening = nn.Linear(size, self.width)
         inner = (nn.Linear(self.width, self.width) for _ in range(self.layers - 1))
         self.residual = nn.ModuleList(inner)
-        self.w = nn.Parameter(torch.ones(self.width))
+        self.w = nn.Parameter(torch.full((self.width,), self.start))
         self.A = nn.Parameter(torch.empty(min(self.rank, self.dim + 1), size))
         self.b = nn.Parameter(torch.zeros(size))
         self.c = nn.Parameter(torch.zeros(()))
-        nn.init.xavier_uniform_(self.A)
+        nn.init.xavier_uniform_(self.A, gain=self.start**0.5)
 
     def forward(self, x: Tensor, t: Tensor | float, y: Tensor | None = None) -> Tensor:
         """Compute phi(x, t, y).

@@ -26,6 +26,13 @@ precision, with
 "times operations" is the time of the closed form over that of the gradient alone, over the same
 ratio of `Potential.operations`: at most 1 where the trace costs no more than its formula says.
 
+Determinant: log det of the Jacobian of a layer on the way to the base and its gradient, N = 256
+tokens and as many of context, with beta such that tokens interact,
+
+- exact: the covariance under the weights, and its determinant;
+- estimate: Lanczos' method with 8 random vectors. "error" is its root mean square error, "stated"
+  the one that it states itself.
+
 The plain matrices are left out where they have no room, and torch from 10,000 tokens on in more
 than two coordinates, where it takes minutes; there are three rounds from there on. "share" is the
 rate of the products of scores and sums, 2 flops per multiply-add, over that of NumPy's product of
@@ -58,6 +65,9 @@ from threadpoolctl import threadpool_limits
 from wflow import sampling
 from wflow._core.memory import free_memory
 from wflow.nets import generative
+from wflow.nets.generative.determinant import Estimate, log_det_estimate, signs
+from wflow.nets.generative.moments import Scores, attend, effective_size, interaction, proximal
+from wflow.nets.generative.sparse import identity, log_abs_det
 
 H, BETA, LAM = 1 / 48, 1.0, 2.0
 Sizes = tuple[tuple[int, ...], ...]
@@ -69,12 +79,14 @@ FLOWS: tuple[tuple[int, int, int], ...] = (
     (64, 128, 512),
     (128, 128, 512),
 )  # d, width, batch
+DETERMINANTS, CONTEXT = (16, 64, 128, 256), 256
+PROBES = 8
 STEPS, BY_AUTOGRAD = 8, 2  # of RK4; largest d of the Laplacian by backward passes
 MEMORY: tuple[int, ...] = (8192, 32_768, 131_072)
 LARGE = 10_000
 ORDER = 2000  # of the matrices whose product gives the rate
 COMMAND = "python benchmarks/rwpo.py"
-PARTS = ("forward", "forward_and_backward", "ot_flow_iteration", "memory")
+PARTS = ("forward", "forward_and_backward", "determinant", "ot_flow_iteration", "memory")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-2}  # of means and traces, beside wflow in double
 Answer = tuple[Any, ...]
 
@@ -323,6 +335,52 @@ def flow_iteration(d: int, width: int, batch: int, rounds: int, order: int) -> l
     return rows
 
 
+def determinants(d: int, rounds: int) -> list[dict[str, Any]]:
+    """Rows of one dimension: exact and estimated log determinants of a layer, with gradients."""
+    x, context = torch.from_numpy(cloud(2 * CONTEXT, d, "float64")).split(CONTEXT)
+    x = x.clone().requires_grad_()
+    beta = 8 * H / d  # scores of different tokens differ by a few units
+    kappa = beta / (2 * H)
+    vectors = signs(d, PROBES, x, 0)
+
+    def layer() -> tuple[Scores, torch.Tensor]:
+        slope = proximal(x, LAM * H, "soft")[1]
+        return interaction(x, context, H, LAM, beta, "exact", "soft"), slope
+
+    def exact() -> torch.Tensor:
+        scores, slope = layer()
+        at = attend(scores, context, "covariance", False)
+        assert at.covariance is not None
+        return log_abs_det(identity(kappa * at.covariance, slope, -0.5))[0]
+
+    def estimate() -> Estimate:
+        scores, slope = layer()
+        return log_det_estimate(scores, context, 1 - slope / 2, kappa / 2, vectors, False)
+
+    def backwards(log_det: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(log_det.sum(), x)[0]
+
+    calls = {"exact": lambda: backwards(exact()), "estimate": lambda: backwards(estimate().log_det)}
+    ess = float(effective_size(layer()[0], context, False).median())
+    found, right = estimate(), exact()
+    taken = in_turn(calls, rounds, least=0.05, pause=0.05)
+    rows = []
+    for name, values in taken.items():
+        row = {"d": d, "N": CONTEXT, "variant": name, "ess": ess, **spread(values)}
+        row["times_exact"] = float(np.median(values)) / float(np.median(taken["exact"]))
+        if name == "estimate":
+            row["error"] = float((found.log_det - right).detach().square().mean().sqrt())
+            row["stated"] = float(found.error.square().mean().sqrt())
+        rows.append(row)
+        print(
+            f"determinant d {d:4} {name:<9}{row['median_ms']:10.1f} ms ({row['min_ms']:.1f} to "
+            f"{row['max_ms']:.1f}), {row['times_exact']:.2f} times exact, ESS {ess:.1f}, error "
+            f"{row.get('error', 0.0):.2g}, stated {row.get('stated', 0.0):.2g}",
+            flush=True,
+        )
+    return rows
+
+
 def tell(row: dict[str, Any]) -> None:
     extra = f", share {100 * row['share']:.1f} %" if "share" in row else ""
     print(
@@ -381,7 +439,9 @@ def main() -> None:
         if part == "memory":
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 return pool.submit(memories, memory).result()
-        if part == "ot_flow_iteration":
+        if part == "determinant":
+            found = [determinants(d, rounds) for d in DETERMINANTS[: 1 if options.quick else None]]
+        elif part == "ot_flow_iteration":
             found = [flow_iteration(*size, rounds, order) for size in flow_sizes]
         elif part == "forward_and_backward":
             found = [trained(n, d, "float64", rounds) for n, d in small]

@@ -471,7 +471,7 @@ def curves(results: Results) -> Figure:
 
 
 def histograms(results: Results) -> Figure:
-    """Rank histograms of the informed directions together, first seed."""
+    """Rank histograms of the informed directions, first seed; cut bars say their height."""
     from wflow.plots.figure import PAGE, grid, style
 
     names = [name for name, runs in results.records.items() if runs[0]["ranks"] is not None]
@@ -486,6 +486,8 @@ def histograms(results: Results) -> Figure:
                 counts = np.sum(results.records[name][0]["ranks"], axis=0)
                 share = counts / counts.sum() * len(counts)
                 axis.bar(range(len(share)), share, width=0.9, color=COLOURS[split(name)[1]])
+                for place in np.flatnonzero(share > 3):
+                    axis.text(place, 2.95, f"{share[place]:.0f}", ha="center", va="top", fontsize=5)
                 axis.axhline(1.0, color="0.3", linewidth=0.8)
                 axis.set_ylim(0, 3)
                 axis.set_xticks([])

@@ -16,9 +16,10 @@ Operator with L1 Prior", 2025.
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 from _rwpo_inverse import (
     MODELS,
     NUMBERS,
@@ -78,6 +79,10 @@ class RwpoInverse(networks.NetFlags):
     default: of the preset."""
     tokens: int | None = None
     """Number of tokens of a context; default: of the preset."""
+    steps: int | None = None
+    """Steps n_t of the flows; default: of the preset."""
+    lam: tyro.conf.Suppress[float | None] = None
+    data: Annotated[str | None, tyro.conf.Suppress] = None
     out: study.Folder = Path("results/rwpo_inverse")
     """Folder for checkpoints, metrics, references, summary and figures."""
 
@@ -111,7 +116,7 @@ def findings(results: Results) -> list[study.Finding]:
             """Confirmed if the key is smaller for `low` than for `high`."""
             if {low, high} <= have:
                 pair = values(problem, high, key), values(problem, low, key)
-                text, verdict = networks.compared(*pair)
+                text, verdict = networks.paired(*pair)
                 text = f"{low} {pair[1].mean():.3g}, {high} {pair[0].mean():.3g}: {text}"
                 found.append(study.Finding(f"{problem}: {statement}", source, text, verdict))
 
@@ -135,7 +140,7 @@ def findings(results: Results) -> list[study.Finding]:
         if {"supervised", "ot-flow-kl"} <= have:
             ratio = values(problem, "supervised", "variance_ratio")
             without = values(problem, "ot-flow-kl", "variance_ratio")
-            verdict = networks.compared(ratio, 0.95 * without)[1]
+            verdict = networks.paired(ratio, 0.95 * without)[1]
             found.append(study.Finding(
                 f"{problem}: with the supervised term the posterior keeps its variance, within 5 "
                 "per cent", "[RWPO] section 4.2",

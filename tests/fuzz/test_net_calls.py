@@ -309,7 +309,7 @@ CALLS = {
             "potential": generative.Potential(2, width=4), "steps": 2, "t_final": 1.0, "lam": 0.5,
             "beta": 1.0, "trainable": ("beta",), "kernel": "laplace", "convention": "inverse",
             "context": "masked", "tokens": 8, "prox": "smooth", "attended": (2,),
-            "checkpointing": False,
+            "checkpointing": False, "determinant": "estimate", "probes": 2,
         },
     ),
     "generative.SparseTransformerFlow.forward": lambda: (flow(True), {"x": draw(8, 2)}),

@@ -12,6 +12,8 @@ from torch.autograd import functional  # noqa: E402
 
 from wflow import InputError, nets, sampling  # noqa: E402
 from wflow.nets import generative, train  # noqa: E402
+from wflow.nets.generative.determinant import log_det_estimate  # noqa: E402
+from wflow.nets.generative.moments import attend, interaction, proximal  # noqa: E402
 from wflow.nets.generative.sparse import identity  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -284,6 +286,42 @@ def test_the_log_determinant_is_that_of_the_map():
     assert abs(torch.linalg.slogdet(jacobian)[1] - deep.to_base(point).log_det) < 1e-10
 
 
+def test_an_estimate_of_the_log_determinant_with_all_sign_vectors_is_exact():
+    d = 4
+    x, c = draw(5, d).requires_grad_(), draw(30, d, seed=1).requires_grad_()
+    beta = torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
+    scores = interaction(x, c, 0.3, 0.5, beta, "exact", "smooth")
+    diagonal = 1 - proximal(x, 0.15, "smooth")[1] / 2
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=DOUBLE)
+    found = log_det_estimate(scores, c, diagonal, scores.slope / 2, torch.kron(pair, pair), False)
+    at = attend(scores, c, "covariance", False)
+    expected = torch.logdet(torch.diag_embed(diagonal) + scores.slope / 2 * at.covariance)
+    torch.testing.assert_close(found.log_det, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.mean, at.mean, rtol=1e-12, atol=1e-12)
+    where = (x, c, beta)
+    gradients = (torch.autograd.grad(v.sum(), where, retain_graph=True) for v in
+                 (found.log_det, expected))  # fmt: skip
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("beta", [1e-6, 0.3, 20.0])
+def test_estimated_log_determinants_state_their_error(beta):
+    given = {"lam": 0.5, "beta": beta, "steps": 3}
+    exact = sparse(potential(24), **given)
+    estimated = sparse(potential(24), **given, determinant="estimate", probes=50)
+    x = draw(40, 24, seed=5)
+    right, found = exact.to_base(x), estimated.to_base(x)
+    torch.testing.assert_close(found.z, right.z, rtol=1e-12, atol=1e-12)
+    assert not right.log_det_error.any()
+    gap = found.log_det - right.log_det
+    assert (gap.square().mean() <= 4 * found.log_det_error.square().mean() + 1e-20).all()
+    torch.testing.assert_close(estimated.to_base(x[:3]).log_det, found.log_det[:3])
+    estimated.train()
+    other = estimated.to_base(x, context=draw(40, 24, seed=3)).log_det
+    assert beta < 1 or not torch.equal(other, found.log_det)
+
+
 @pytest.mark.parametrize(
     "flow",
     [
@@ -509,6 +547,9 @@ def test_flows_are_saved_with_their_context(tmp_path):
         ({"trainable": ("h",)}, "trainable"),
         ({"convention": "published", "context": "independent"}, "its own batch"),
         ({"lam": 0.0, "trainable": ("lam",)}, "a trained lam"),
+        ({"determinant": "estimate", "convention": "attracting"}, "convention 'attracting'"),
+        ({"determinant": "estimate", "kernel": "published"}, "kernel 'published'"),
+        ({"determinant": "estimate", "probes": 1}, "probes is 1"),
     ],
 )
 def test_wrong_options_are_refused(change, message):

@@ -50,6 +50,8 @@ class ToBase(NamedTuple):
     folded : Tensor, shape ()
         Share of tokens at which a layer of the flow has a determinant <= 0, so that it cannot be
         inverted; 0 for flows whose layers are counted by no such test.
+    log_det_error : Tensor, shape (n,)
+        Standard error of log_det; 0 where no determinant is estimated.
 
     Examples
     --------
@@ -65,6 +67,7 @@ class ToBase(NamedTuple):
     transport: Tensor
     hjb: Tensor
     folded: Tensor
+    log_det_error: Tensor
 
 
 def log_normal(z: Tensor) -> Tensor:
@@ -266,7 +269,7 @@ class OTFlow(GradientFlow):
         x = points(x, "x", self.dim, self.potential.w)
         x, bent, transport, hjb = self.along(x, y, forwards=False)
         log_det = -bent
-        return ToBase(x, log_det, transport, hjb, x.new_zeros(()))
+        return ToBase(x, log_det, transport, hjb, x.new_zeros(()), torch.zeros_like(log_det))
 
     def from_base(self, z: Tensor, y: Tensor | None = None, *, exact: bool = True) -> Tensor:
         r"""Follow points of the base to the data.

@@ -244,7 +244,7 @@ def attend(scores: Scores, context: Tensor, moments: Moments, exclude_self: bool
         values = torch.cat([centred, centred.square()], 1)
     elif moments == "covariance":
         values = torch.cat([centred, centred[:, rows] * centred[:, columns]], 1)
-    mean, log_sum = _Average.apply(scores.query, centred, scores.bias, values, exclude_self)
+    mean, log_sum = averages(scores, centred, values, exclude_self)
     covariance = None
     first = mean[:, :d]
     if moments == "variance":
@@ -258,12 +258,22 @@ def attend(scores: Scores, context: Tensor, moments: Moments, exclude_self: bool
     return Attended(first + origin, covariance, log_sum + scores.query @ origin)
 
 
+def averages(
+    scores: Scores, keys: Tensor, values: Tensor, exclude_self: bool
+) -> tuple[Tensor, Tensor]:
+    """Averages of values under the weights of the scores, (n, k), and the log of their sum."""
+    found: tuple[Tensor, Tensor] = _Average.apply(
+        scores.query, keys, scores.bias, values, exclude_self
+    )
+    return found
+
+
 @torch.no_grad()
 def effective_size(scores: Scores, context: Tensor, exclude_self: bool) -> Tensor:
     """Effective sample size 1 / sum_l w_l^2 of the weights of each query."""
     centred = context - context.mean(0)
     sizes = []
-    for _, weights, total, _ in _parts(scores.query, centred, scores.bias, exclude_self):
+    for _, weights, total, _ in parts(scores.query, centred, scores.bias, exclude_self):
         sizes.append(total.square() / weights.square().sum(1))
     return torch.cat(sizes)
 
@@ -293,7 +303,7 @@ def _log_normaliser(y: Tensor, a: float | Tensor, c: float | Tensor) -> Tensor:
     )
 
 
-def _parts(
+def parts(
     query: Tensor, keys: Tensor, bias: Tensor, exclude_self: bool
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield rows, exp(scores - largest), its sums and the largest, for some queries at a time."""
@@ -328,7 +338,7 @@ class _Average(torch.autograd.Function):
         ctx: Any, query: Tensor, keys: Tensor, bias: Tensor, values: Tensor, exclude_self: bool
     ) -> tuple[Tensor, Tensor]:
         means, sums = [], []
-        for _, weights, total, largest in _parts(query, keys, bias, exclude_self):
+        for _, weights, total, largest in parts(query, keys, bias, exclude_self):
             means.append((weights @ values).div_(total[:, None]))
             sums.append(total.log_().add_(largest))
         mean, log_sum = torch.cat(means), torch.cat(sums)

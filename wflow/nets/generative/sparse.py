@@ -38,6 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from wflow._core.checks import check_choice, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed
+from wflow.nets.generative.determinant import log_det_estimate, signs
 from wflow.nets.generative.flows import GradientFlow, ToBase, corrected, log_normal
 from wflow.nets.generative.moments import (
     KERNELS,
@@ -60,10 +61,12 @@ __all__ = ["SparseTransformerFlow"]
 Convention = Literal["inverse", "attracting", "published"]
 Drift = Literal["rk4", "euler"]
 Context = Literal["independent", "masked", "batch"]
+Determinant = Literal["exact", "estimate"]
 
 _CONVENTIONS = ("inverse", "attracting", "published")
 _DRIFTS = ("rk4", "euler")
 _CONTEXTS = ("independent", "masked", "batch")
+_DETERMINANTS = ("exact", "estimate")
 _TRAINABLE = ("lam", "beta")
 
 
@@ -140,6 +143,13 @@ class SparseTransformerFlow(GradientFlow):
         them by default.
     checkpointing : bool, default False
         Keep only the tokens between steps for the backward pass and compute the rest again.
+    determinant : {"exact", "estimate"}, default "exact"
+        Of a layer's Jacobian: from the covariance of the context, or estimated by Lanczos' method
+        from random vectors, for the convention `inverse` and the kernels `exact` and `laplace`.
+        In training the vectors are drawn anew, and the gradients unbiased; otherwise they are
+        always the same.
+    probes : int, default 8
+        Number of random vectors of an estimate.
 
     Raises
     ------
@@ -151,9 +161,9 @@ class SparseTransformerFlow(GradientFlow):
     With a context that contains the query (`masked`, `batch`) the tokens of a batch are coupled:
     the determinant is that of a token's own map, and its density is none of independent samples.
 
-    Determinants are exact in all dimensions d. The covariances take O(n m d^2) operations a layer
-    for n queries and m tokens, less than an estimate by 4 random vectors and 10 Lanczos steps
-    (O(40 n m d), four times) up to d = 160, and the determinants O(n d^3).
+    An exact determinant takes O(n m d^2 + n d^3) operations a layer for n queries and m tokens, an
+    estimate O(20 n m d) for each random vector. `ToBase.log_det_error` has the standard error of
+    the estimate. ``benchmarks/rwpo.py`` compares their times.
 
     References
     ----------
@@ -192,6 +202,8 @@ class SparseTransformerFlow(GradientFlow):
         prox: Prox | None = None,
         attended: Iterable[int] | None = None,
         checkpointing: bool = False,
+        determinant: Determinant = "exact",
+        probes: int = 8,
     ) -> None:
         super().__init__(potential, steps, t_final)
         self.trainable = tuple(listed(trainable, "trainable"))
@@ -227,6 +239,14 @@ class SparseTransformerFlow(GradientFlow):
         for k in self.attended or ():
             whole(k, "a step of attended", most=self.steps)
         self.checkpointing = switch(checkpointing, "checkpointing")
+        check_choice("determinant", determinant, _DETERMINANTS)
+        if determinant == "estimate" and (convention != "inverse" or kernel == "published"):
+            raise InputError(
+                f"determinant is 'estimate', convention {convention!r} and kernel {kernel!r}: "
+                "expected the convention 'inverse' and the kernel 'exact' or 'laplace', whose "
+                "Jacobians are symmetric"
+            )
+        self.determinant, self.probes = determinant, whole(probes, "probes", 2)
         self._lam, self._beta = weight(lam, "lam", zero=True), weight(beta, "beta")
         if "lam" in self.trainable:
             self.log_lam = nn.Parameter(torch.tensor(math.log(positive(lam, "a trained lam"))))
@@ -373,14 +393,16 @@ class SparseTransformerFlow(GradientFlow):
         path = self._path_of(context)
         log_det = transport = hjb = x.new_zeros(len(x))
         folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        variance = torch.zeros_like(log_det)
         for k in range(self.steps, 0, -1):
             step = self._kept(self._back, k, x, y, None if path is None else path[k - 1])
             x = step.x
+            variance = variance + step.error.square()
             log_det, transport = log_det + step.log_det, transport + step.transport
             hjb, folded = hjb + step.hjb, folded | step.folded
         share = folded.to(x).mean()
         self._warn(float(share))
-        return ToBase(x, log_det, transport, hjb, share)
+        return ToBase(x, log_det, transport, hjb, share, variance.sqrt())
 
     def from_base(
         self,
@@ -631,13 +653,28 @@ class SparseTransformerFlow(GradientFlow):
             steep = steep[:, None]  # of the columns
         return _Layer(shrunk - at.mean, slope, at.covariance * steep)
 
+    def _estimated(
+        self, k: int, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens after the layer of step k to the base, its log determinant, and its error."""
+        keys = x if context is None else context
+        scores = self._scores(x, keys)
+        shrunk, slope = proximal(x, self._weights()[0] * self._h, self.prox)
+        vectors = signs(self.dim, self.probes, x, None if self.training else k)
+        alone = context is None and self.context == "masked"
+        found = log_det_estimate(scores, keys, 1 - slope / 2, scores.slope / 2, vectors, alone)
+        return x - (shrunk - found.mean) / 2, found.log_det, found.error
+
     def _back(self, k: int, x: Tensor, y: Tensor | None, context: Tensor | None) -> "_Step":
         """Step k on the way to the base."""
         published, attracting = (self.convention == name for name in ("published", "attracting"))
         h, sign = self._h, 1.0 if published else -1.0
         log_det = x.new_zeros(len(x))
         folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        if self._attends(k):
+        error = torch.zeros_like(log_det)
+        if self._attends(k) and self.determinant == "estimate":
+            x, log_det, error = self._estimated(k, x, context)
+        elif self._attends(k):
             alone = context is None and self.context == "masked"
             keys = x if context is None else context
             x = self._released(x, keys) if attracting else x
@@ -652,7 +689,7 @@ class SparseTransformerFlow(GradientFlow):
             x, slopes, bent = self._stages(len(x), y).step(x, k * h, -h, laplacian=True)
             assert bent is not None
             laplacian, energy, residual = integrals(slopes, bent, h)
-            return _Step(x, log_det - laplacian, energy, residual, folded)
+            return _Step(x, log_det - laplacian, energy, residual, folded, error)
         t = (k - 0.5 if published else k - 1.0) * h
         at = self.potential.derivatives(x, t, y, hessian=True)
         assert at.hessian is not None and at.laplacian is not None
@@ -669,7 +706,8 @@ class SparseTransformerFlow(GradientFlow):
         else:
             energy = velocity.square().sum(1) / 2
             residual = (at.time + energy).abs()
-        return _Step(x - h * at.gradient, log_det, h * energy, h * residual, folded | turned)
+        folded = folded | turned
+        return _Step(x - h * at.gradient, log_det, h * energy, h * residual, folded, error)
 
     def _moved(self, k: int, c: Tensor, y: Tensor | None) -> Tensor:
         """Step k of a context, which is its own."""
@@ -831,6 +869,7 @@ class _Step(NamedTuple):
     transport: Tensor
     hjb: Tensor
     folded: Tensor
+    error: Tensor  # standard error of log_det
 
 
 # Small matrices

@@ -46,6 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attracting, last two layers, 64 tokens": {**ATTRACTING, **TWO, "tokens": 64},
     "attracting, all layers": ATTRACTING,
     "corrected, all layers": CORRECTED,
+    "corrected, all layers, Euler steps": {**CORRECTED, "drift": "euler"},
+    "corrected, all layers, narrow kernel": {**CORRECTED, "lam": 0.1, "beta": 20.0},
     "corrected, last layer": LAST,
     "corrected, last layer, masked batch": {**LAST, "context": "masked"},
 }  # fmt: skip
@@ -80,6 +82,7 @@ class Model:
 
     options: Mapping[str, Any] | None
     alpha: tuple[float, float, float] | None = None  # None: of the set-up
+    start: float | None = None
 
 
 EQ16 = (1.0, 1.0, 0.1)  # weights of the loss as [RWPO] eq. 16 and Table 1 have them
@@ -89,6 +92,7 @@ MODELS = {
     "corrected": Model(CORRECTED),
     "chosen": Model({}),  # the variant that the trials choose
     "OT-Flow eq.16": Model(None, EQ16),
+    "printed eq.16": Model(PRINTED, EQ16, start=1.0),  # and the initial weights of OT-Flow's code
     "corrected eq.16": Model(CORRECTED, EQ16),
     "chosen eq.16": Model({}, EQ16),
 }
@@ -101,7 +105,7 @@ def network(model: Model, setup: Setup, target: str, seed: int) -> Any:
     from wflow.nets import generative
 
     torch.manual_seed(seed)
-    phi = generative.Potential(2, width=setup.width, start=setup.start)
+    phi = generative.Potential(2, width=setup.width, start=model.start or setup.start)
     if model.options is None:
         return generative.OTFlow(phi, steps=setup.steps)
     options = dict(model.options)

@@ -146,8 +146,7 @@ def network(name: str, setup: Setup, known: Data, seed: int) -> Any:
         return generative.OTFlow(phi, steps=setup.steps)
     if model == "printed-kl":
         return generative.SparseTransformerFlow(
-            phi, steps=setup.steps, lam=LAM, convention="published", kernel="published",
-            trainable=("lam", "beta"),
+            phi, steps=setup.steps, lam=LAM, convention="published", trainable=("lam", "beta"),
         )  # fmt: skip
     flow = generative.SparseTransformerFlow(
         phi, steps=setup.steps, lam=LAM, tokens=setup.tokens, trainable=("lam", "beta"),
@@ -435,7 +434,7 @@ COLOURS = {
     "ot-flow": "#0072B2",
     "sparse": "#D55E00",
     "first": "#CC79A7",
-    "attracting": "#F0E442",
+    "attracting": "#882255",
     "ot-flow-kl": "#56B4E9",
     "sparse-kl": "#E69F00",
     "printed-kl": "0.3",

@@ -197,7 +197,7 @@ def findings(found: Found) -> list[Finding]:
             if model != "printed":
                 statement = f"it gives held-out points a higher likelihood: {text}"
                 verdicts.append(closer(found, model, "OT-Flow", "nll", statement, source))
-    for model in ("corrected", "chosen"):
+    for model in kinds:
         if found.targets(f"{model} eq.16", "OT-Flow eq.16"):
             statement = f"{claim}: {kinds[model]}, with the weights of eq. 16"
             verdicts.append(closer(found, f"{model} eq.16", "OT-Flow eq.16", "sliced_w2",

@@ -219,8 +219,8 @@ def _as_published(flow: SparseTransformerFlow, x: Tensor, y: Tensor | None) -> G
     for k in range(flow.steps):
         at = flow.potential.derivatives(x, k * h, y)
         assert at.laplacian is not None
-        energy = at.gradient.square().sum(1) / 2
-        transport, hjb = transport + h * energy, hjb + h * (at.time + energy).abs()
+        energy, residual = flow._printed_costs(x, at)
+        transport, hjb = transport + h * energy, hjb + h * residual
         x = x + h * at.gradient
         log_density = log_density - h * at.laplacian
         if flow._attends(k + 1):

@@ -52,7 +52,7 @@ from wflow.nets.generative.moments import (
     proximal,
     weight,
 )
-from wflow.nets.generative.potential import Potential, points
+from wflow.nets.generative.potential import Derivatives, Potential, points
 from wflow.nets.generative.runge_kutta import integrals
 from wflow.nets.registry import register
 
@@ -105,8 +105,9 @@ class SparseTransformerFlow(GradientFlow):
     sample moves halfway to the local mean of the context in each layer, and not away from it. The
     gradients are those of the implicit function.
 
-    With ``convention="published"`` it is eqs. 22 to 24 as printed: samples by (22), training by
-    (23), which is no inverse of (22), and traces (24) in place of log determinants.
+    With ``convention="published"`` it is eqs. 22 to 24 as printed, but for the sign of x in S:
+    samples by (22), training by (23), which is no inverse of (22), and traces (24) in place of log
+    determinants.
 
     Parameters
     ----------
@@ -122,8 +123,9 @@ class SparseTransformerFlow(GradientFlow):
         Inverse temperature, at the beginning if it is trained.
     trainable : sequence of {"lam", "beta"}, default ()
         Which of the two are trained, as logarithms.
-    kernel : {"exact", "laplace", "published"}
-        Kernel of the attention, as in `attention`.
+    kernel : {"exact", "laplace", "published"}, optional
+        Kernel of the attention, as in `attention`. The default is `exact`, and `published` for the
+        published convention.
     convention : {"inverse", "attracting", "published"}
         `inverse`, an invertible flow; `attracting`, the same with its layers turned round;
         `published`, the printed algorithm.
@@ -137,7 +139,8 @@ class SparseTransformerFlow(GradientFlow):
         Number of tokens in an independent context.
     prox : {"soft", "smooth"}, optional
         Proximal map: soft thresholding, or x - lambda h tanh(x / (lambda h)), which has unbiased
-        gradients in lambda. The default is `smooth` where lambda is trained and `soft` otherwise.
+        gradients in lambda. The default is `smooth` where lambda is trained, and `soft` otherwise
+        and for the published convention.
     attended : sequence of int, optional
         Steps k, from 1 at the base to M at the data, that have a sparse-transformer layer; all of
         them by default.
@@ -194,7 +197,7 @@ class SparseTransformerFlow(GradientFlow):
         lam: float = 2.0,
         beta: float = 1.0,
         trainable: Iterable[str] = (),
-        kernel: Kernel = "exact",
+        kernel: Kernel | None = None,
         convention: Convention = "inverse",
         drift: Drift | None = None,
         context: Context | None = None,
@@ -209,9 +212,11 @@ class SparseTransformerFlow(GradientFlow):
         self.trainable = tuple(listed(trainable, "trainable"))
         for name in self.trainable:
             check_choice("trainable", name, _TRAINABLE)
-        check_choice("kernel", kernel, KERNELS)
         check_choice("convention", convention, _CONVENTIONS)
-        self.kernel, self.convention = kernel, convention
+        self.convention = convention
+        closest: Kernel = "published" if convention == "published" else "exact"
+        self.kernel: Kernel = closest if kernel is None else kernel
+        check_choice("kernel", self.kernel, KERNELS)
         usual: Drift = "euler" if convention == "published" else "rk4"
         self.drift: Drift = usual if drift is None else drift
         check_choice("drift", self.drift, _DRIFTS)
@@ -232,17 +237,18 @@ class SparseTransformerFlow(GradientFlow):
                 "context is 'independent', and the published algorithm attends to its own batch: "
                 "expected 'batch' or 'masked'"
             )
-        smooth: Prox = "smooth" if "lam" in self.trainable else "soft"
-        self.prox: Prox = smooth if prox is None else prox
+        smooth = "lam" in self.trainable and convention != "published"
+        usual_map: Prox = "smooth" if smooth else "soft"
+        self.prox: Prox = usual_map if prox is None else prox
         check_choice("prox", self.prox, PROXES)
         self.attended = None if attended is None else tuple(listed(attended, "attended"))
         for k in self.attended or ():
             whole(k, "a step of attended", most=self.steps)
         self.checkpointing = switch(checkpointing, "checkpointing")
         check_choice("determinant", determinant, _DETERMINANTS)
-        if determinant == "estimate" and (convention != "inverse" or kernel == "published"):
+        if determinant == "estimate" and (convention != "inverse" or self.kernel == "published"):
             raise InputError(
-                f"determinant is 'estimate', convention {convention!r} and kernel {kernel!r}: "
+                f"determinant is 'estimate', convention {convention!r} and kernel {self.kernel!r}: "
                 "expected the convention 'inverse' and the kernel 'exact' or 'laplace', whose "
                 "Jacobians are symmetric"
             )
@@ -653,6 +659,16 @@ class SparseTransformerFlow(GradientFlow):
             steep = steep[:, None]  # of the columns
         return _Layer(shrunk - at.mean, slope, at.covariance * steep)
 
+    def _printed_costs(self, x: Tensor, at: Derivatives) -> tuple[Tensor, Tensor]:
+        """Terms of (19) and (21) at tokens, with the Huber function of the prior."""
+        assert at.laplacian is not None
+        lam, beta = self._weights()
+        shrunk, slope = proximal(x, lam * self._h, self.prox)
+        velocity = at.gradient - (x - shrunk) / self._h  # minus the gradient of the Huber function
+        drift = at.laplacian - (1 - slope).sum(1) / self._h
+        energy = velocity.square().sum(1) / 2
+        return energy, (at.time + energy + drift / beta).square()
+
     def _estimated(
         self, k: int, x: Tensor, context: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -695,16 +711,10 @@ class SparseTransformerFlow(GradientFlow):
         assert at.hessian is not None and at.laplacian is not None
         value, turned = log_abs_det(drift_jacobian(at.hessian, h))
         log_det = log_det - h * at.laplacian if published else log_det + value
-        velocity, drift = at.gradient, at.laplacian
         if published:
-            lam, beta = self._weights()
-            shrunk, slope = proximal(x, lam * h, self.prox)
-            velocity = velocity - (x - shrunk) / h  # minus the gradient of the Huber function
-            drift = drift - (1 - slope).sum(1) / h
-            energy = velocity.square().sum(1) / 2
-            residual = (at.time + energy + drift / beta).square()
+            energy, residual = self._printed_costs(x, at)
         else:
-            energy = velocity.square().sum(1) / 2
+            energy = at.gradient.square().sum(1) / 2
             residual = (at.time + energy).abs()
         folded = folded | turned
         return _Step(x - h * at.gradient, log_det, h * energy, h * residual, folded, error)

@@ -201,7 +201,7 @@ def prepare(session: Any, setup: Setup, flags: Any) -> Tools:
 
 
 def measure_coder(tools: Tools, d: int, coder: nets.generative.Autoencoder) -> None:
-    """Latent vectors, floors of the Frechet distance, and the attention of a cloud of tokens."""
+    """Latent vectors, floors of the Fréchet distance, and the attention of a cloud of tokens."""
     import torch
 
     setup, train, test = tools.setup, tools.train, tools.test
@@ -399,7 +399,7 @@ def examine(name: str, training: Trained, tools: Tools, out: Path, seed: int) ->
 SCALARS = {
     "nll": ("negative log likelihood of held-out latent vectors", "1"),
     "nll_train": ("negative log likelihood of as many training vectors", "1"),
-    "frechet": ("Frechet distance of generated to held-out digits, squared", "1"),
+    "frechet": ("Fréchet distance of generated to held-out digits, squared", "1"),
     "confidence": ("largest class probability of interpolated digits", "1"),
     "ess": ("median effective sample size of the attention at the data", "1"),
     "ess_least": ("least median over the layers", "1"),
@@ -503,12 +503,19 @@ def report(flags: Any, tools: Tools, results: Results) -> str:
     def column(key: str, style: str) -> list[str]:
         return networks.column(results, key, lambda value: f"{value:{style}}")
 
+    def likelihoods(key: str) -> list[str]:
+        names = results.records
+        return [
+            f"({text})" if name.startswith("printed") else text
+            for name, text in zip(names, column(key, ".2f"), strict=True)
+        ]
+
     table = {
         "flow": list(results.records),
         "parameters": [str(runs[0]["parameters"]) for runs in results.records.values()],
-        "held-out NLL": column("nll", ".2f"),
-        "training NLL": column("nll_train", ".2f"),
-        "Frechet distance": column("frechet", ".1f"),
+        "held-out NLL": likelihoods("nll"),
+        "training NLL": likelihoods("nll_train"),
+        "Fréchet distance": column("frechet", ".1f"),
         "confidence between": column("confidence", ".3f"),
         "lambda": column("lam", ".2f"),
         "beta": column("beta", ".3g"),
@@ -523,9 +530,9 @@ def report(flags: Any, tools: Tools, results: Results) -> str:
     floors = {
         "d": [str(d) for d in setup.dims],
         "mean squared error of a pixel": [f"{tools.errors[d]:.4f}" for d in setup.dims],
-        "Frechet: training digits": cells(tools, "training digits", ".1f"),
-        "Frechet: their reconstructions": cells(tools, "reconstructed", ".1f"),
-        "Frechet: Gaussian": cells(tools, "gaussian", ".1f"),
+        "Fréchet: training digits": cells(tools, "training digits", ".1f"),
+        "Fréchet: their reconstructions": cells(tools, "reconstructed", ".1f"),
+        "Fréchet: Gaussian": cells(tools, "gaussian", ".1f"),
         "NLL: Gaussian": cells(tools, "gaussian nll", ".2f"),
     }
     rows = []
@@ -549,8 +556,9 @@ def report(flags: Any, tools: Tools, results: Results) -> str:
             f"{caption} {setup.iterations} iterations of batch {setup.batch} (and {setup.tokens} "
             f"tokens as context), {setup.steps} steps, "
             f"width {setup.width}, weights {', '.join(f'{a:g}' for a in setup.alpha)} of "
-            "likelihood, transport and HJB penalty. NLL in whitened latent coordinates. Frechet "
-            f"distances of {min(setup.samples, len(tools.test))} pictures to all held-out digits, "
+            "likelihood, transport and HJB penalty. NLL in whitened latent coordinates, in "
+            "brackets what (24) sums in its place. Fréchet distances, squared, "
+            f"of {min(setup.samples, len(tools.test))} pictures to all held-out digits, "
             f"in 64 features of a classifier with accuracy {100 * tools.accuracy:.2f} %; "
             f"autoencoders and classifier took {tools.seconds:.0f} s.",
             study.markdown_table(table),

@@ -2,7 +2,7 @@
 
 An autoencoder maps MNIST to d = 16 and 64 coordinates. There OT-Flow, the sparse-transformer flow
 as printed, its correction and a variant with one late layer are trained, and compared on held-out
-digits: exact likelihood, and Frechet distance in the features of a classifier trained here. How far
+digits: likelihood, and Fréchet distance in the features of a classifier trained here. How far
 the tokens interact at all is measured by the effective sample size of the attention: [RWPO]
 section 4.3, figure 7, and Table 1.
 
@@ -99,7 +99,7 @@ def findings(results: Results, tools: Tools) -> list[study.Finding]:
     for model, words in (SPARSE | {"printed": "the sparse flow as printed"}).items():
         claims.append(
             claim(
-                f"digits of {words} are closer to held-out digits than those of OT-Flow (Frechet "
+                f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
                 "distance)",
                 "[RWPO] section 4.3, figure 7",
                 {d: (values(model, d, "frechet"), values("OT-Flow", d, "frechet")) for d in dims},

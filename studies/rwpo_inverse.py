@@ -184,13 +184,13 @@ def main() -> int:
         }
         for problem in problems_of(results):
             drawn[problem] = fields(setup, flags, results, problem)
-        models = {split(name)[1] for name in names}
-        seeds = setup.seeds >= PRESETS[flags.preset].seeds
-        complete = networks.is_preset(setup, flags, PRESETS) and models == {*MODELS} and seeds
+        enough = setup.seeds >= PRESETS[flags.preset].seeds
+        whole = networks.is_preset(setup, flags, PRESETS) and enough
+        complete = whole and {split(name)[1] for name in names} == {*MODELS}
         session.finish(
             table=networks.dataset(results, NUMBERS, {}, {}),
             text=report(flags, setup, results, complete),
-            findings=findings(results) if flags.preset != "smoke" else [],
+            findings=findings(results) if whole else [],
             figures=drawn,
         )
     return 0

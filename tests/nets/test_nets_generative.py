@@ -279,11 +279,11 @@ def test_the_log_determinant_is_that_of_the_map():
         found = flow.to_base(x).log_det
         for point, value in zip(x, found, strict=True):
             jacobian = functional.jacobian(lambda p, f=flow: f.to_base(p[None]).z[0], point)
-            assert abs(torch.linalg.slogdet(jacobian)[1] - value) < 1e-10
+            assert abs(torch.linalg.slogdet(jacobian)[1] - value) < 1e-12
     deep = sparse(potential(5), lam=0.5, prox="smooth", drift="euler")  # no closed determinant
     point = draw(1, 5)
     jacobian = functional.jacobian(lambda p: deep.to_base(p).z, point)[0, :, 0]
-    assert abs(torch.linalg.slogdet(jacobian)[1] - deep.to_base(point).log_det) < 1e-10
+    assert abs(torch.linalg.slogdet(jacobian)[1] - deep.to_base(point).log_det) < 1e-12
 
 
 def test_an_estimate_of_the_log_determinant_with_all_sign_vectors_is_exact():
@@ -435,7 +435,8 @@ def test_samples_of_published_layers_that_fold_are_reported(context):
     flow = generative.SparseTransformerFlow(potential(), steps=8, context=context, **options)
     flow = flow.double().eval()
     z = torch.cat([draw(40, 2) / 3 - 1, draw(40, 2, seed=1) / 3 + 1])
-    with pytest.warns(UserWarning, match=r"published layers fold.*%"):
+    absorbs = pytest.warns(UserWarning, match="the step absorbs coordinates near zero")
+    with pytest.warns(UserWarning, match=r"published layers fold.*%"), absorbs:
         flow.from_base(z)
     with pytest.warns(UserWarning, match=r"published layers fold.*%"):
         generative.generate(flow, z)
@@ -484,18 +485,27 @@ def settings(steps, batch, **options):
     return train.TrainConfig(steps=steps, batch=batch, schedule=rate, device="cpu", **options)
 
 
-def test_ot_flow_learns_a_gaussian():
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_flow_learns_a_gaussian(layers):
     torch.manual_seed(0)
-    flow = generative.OTFlow(generative.Potential(2, width=4), steps=2).double()
+    phi = generative.Potential(2, width=4)
+    flow: generative.OTFlow | generative.SparseTransformerFlow
+    if layers:
+        given = {"steps": 2, "lam": 0.1, "attended": (2,), "tokens": 128}
+        flow = generative.SparseTransformerFlow(phi, **given).double()
+    else:
+        flow = generative.OTFlow(phi, steps=2).double()
     objective = generative.Likelihood((1.0, 1e-3, 1e-3))
-    train.train(flow, objective, gaussian(256), settings(120, 256))
+    train.train(flow, objective, gaussian(256), settings(180 if layers else 120, 256))
+    if layers:
+        flow.eval().set_context(gaussian(128)(20_000)[0])
     with torch.no_grad():
         nll = -flow.log_density(gaussian(4000)(10_000)[0]).mean()
     assert abs(float(nll) - ENTROPY) < 0.05
 
 
 @pytest.mark.filterwarnings("ignore:h Hess phi exceeds 1")
-@pytest.mark.parametrize("kind", ["ot-flow", "sparse"])
+@pytest.mark.parametrize("kind", ["ot-flow", "sparse", "estimate"])
 def test_a_resumed_training_has_the_bits_of_an_unbroken_one(kind, tmp_path):
     def network():
         torch.manual_seed(0)
@@ -503,6 +513,7 @@ def test_a_resumed_training_has_the_bits_of_an_unbroken_one(kind, tmp_path):
         if kind == "ot-flow":
             return generative.OTFlow(phi, steps=2).double()
         options = {"steps": 2, "lam": 0.5, "tokens": 10, "trainable": ("lam", "beta")}
+        options |= {"determinant": "estimate"} if kind == "estimate" else {}
         return generative.SparseTransformerFlow(phi, **options).double()
 
     class Stop(Exception):

@@ -175,7 +175,7 @@ def test_functions_of_the_wrong_shape_are_refused():
         sampling.separable(np.abs, np.sign, normaliser="gauss")
 
 
-@pytest.mark.filterwarnings("ignore:h .* absorbs", "ignore:h is 0.01, above")
+@pytest.mark.filterwarnings("ignore:h is .* absorbs")
 @pytest.mark.parametrize(
     ("name", "found", "match"),
     [

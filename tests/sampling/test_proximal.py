@@ -288,7 +288,7 @@ def test_inverse_of_single_precision_and_of_many_coordinates():
     np.testing.assert_allclose(found, x, rtol=0, atol=2e-4)
 
 
-@pytest.mark.filterwarnings("ignore:h = .* absorbs")
+@pytest.mark.filterwarnings("ignore:h is .* absorbs")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_layer_reports_the_tokens_it_folds(kernel):
     # Between two far clusters the attention turns so fast that the map runs backwards.
@@ -308,7 +308,7 @@ def test_layer_reports_the_tokens_it_folds(kernel):
 
 def test_layer_warns_of_absorbed_coordinates():
     x = clouds(100, d=2)[0]
-    with pytest.warns(RuntimeWarning, match=r"take h <= 0\.0125"):
+    with pytest.warns(UserWarning, match=r"take h <= 0\.0125"):
         sampling.layer(x, h=0.05, beta=1.0, prior=L1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -99,7 +99,7 @@ def test_a_cloud_within_the_threshold_is_absorbed():
     # All of S is zero, and x -> x - M/2 with M = beta/(2h) Cov x: 1/variance grows by beta/(2h).
     h, beta, steps = 0.5, 1.0, 200
     x0 = 0.05 * np.random.default_rng(0).standard_normal((100, 1))
-    with pytest.warns(UserWarning, match=r"beta lambda\^2 h > 0.05"):
+    with pytest.warns(UserWarning, match=r"beta lambda\^2 h <= 0.05"):
         run = sampling.brwp(
             x0, np.zeros_like, sampling.L1(2.0), h=h, beta=beta, steps=steps, kernel="laplace"
         )

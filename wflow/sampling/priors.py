@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -502,6 +503,26 @@ def step_of(h: Any, beta: Any) -> tuple[float, float]:
         if not 1e-100 <= value <= 1e100:
             raise InputError(f"{name} is {value:.3g}: expected a number from 1e-100 to 1e100")
     return h, beta
+
+
+def too_long(prior: Prior, *, h: float, beta: float) -> bool:
+    """Whether a step is longer than `Prior.largest_step`, but for rounding."""
+    return h > prior.largest_step(beta) * (1 + 1e-9)
+
+
+def warn_of_absorption(
+    prior: Prior, *, h: float, beta: float, share: float | None = None, stacklevel: int = 3
+) -> None:
+    """Warn of a step after which coordinates near zero have lost their spread."""
+    largest = prior.largest_step(beta)
+    many = "coordinates near zero" if share is None else f"{100 * share:.3g} % of the coordinates"
+    warnings.warn(
+        f"h is {h:.3g}, above {largest:.3g}: the step absorbs {many}, since the proximal map takes "
+        f"their spread; take h <= {largest:.3g}, for which beta lambda^2 h <= {ABSORBED} "
+        "with the L1 norm",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
 
 
 def as_prior(value: Any) -> Prior:

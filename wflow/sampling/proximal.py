@@ -41,7 +41,7 @@ from wflow._core.checks import check_choice, positive, reals, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
-from wflow.sampling.priors import ABSORBED, Prior, as_prior, step_of
+from wflow.sampling.priors import Prior, as_prior, step_of, too_long, warn_of_absorption
 from wflow.sampling.softmax_sums import SoftmaxMeans, softmax_means
 
 __all__ = [
@@ -612,8 +612,10 @@ def layer(
     -----
     RuntimeWarning
         Where the map of a token is not orientation preserving (`folded`), with the share of these
-        tokens; and where coordinates are absorbed by the proximal map and h is larger than
-        `Prior.largest_step`.
+        tokens.
+    UserWarning
+        Where coordinates are absorbed by the proximal map and h is larger than
+        `Prior.largest_step`, with their share.
 
     Notes
     -----
@@ -645,32 +647,23 @@ def layer(
         warnings.warn(
             f"the layer folds {100 * share:.3g} % of the tokens: its map has an eigenvalue <= 0 "
             "there, so that it has no inverse and no density; take a smaller beta or a larger h, "
-            "or the backward map, which always has an inverse",
+            "or the backward map, which has an inverse",
             RuntimeWarning,
             stacklevel=2,
         )
-    _warn_of_absorption(points, setting.prior, h=setting.h, beta=setting.beta, stacklevel=3)
+    if too_long(setting.prior, h=setting.h, beta=setting.beta):
+        absorbed = _share_absorbed(points, setting.prior, setting.h)
+        if absorbed > 0:
+            warn_of_absorption(setting.prior, h=setting.h, beta=setting.beta, share=absorbed)
     image = setting.prior.prox(points, setting.h)
     return _as_given(setting, points + 0.5 * (image - found.mean))
 
 
-def _warn_of_absorption(
-    x: FloatArray, prior: Prior, *, h: float, beta: float, stacklevel: int = 2
-) -> None:
-    """Warn where a step is so large that the proximal map takes the spread of coordinates."""
-    largest = prior.largest_step(beta)
-    if h <= largest * (1 + 1e-9):
-        return
+def _share_absorbed(x: FloatArray, prior: Prior, h: float) -> float:
+    """Share of the coordinates, or directions, whose spread the proximal map takes."""
     derivative = prior.prox_derivative(x, h)
     coupled = derivative.ndim > x.ndim
-    share = np.mean((np.linalg.eigvalsh(derivative) if coupled else derivative) < 0.5)
-    if share > 0:
-        warnings.warn(
-            f"h = {h:.3g} absorbs {100 * share:.3g} % of the coordinates: the proximal map takes "
-            f"their spread; take h <= {largest:.3g}, for which beta lambda^2 h <= {ABSORBED}",
-            RuntimeWarning,
-            stacklevel=stacklevel,
-        )
+    return float(np.mean((np.linalg.eigvalsh(derivative) if coupled else derivative) < 0.5))
 
 
 def folded(

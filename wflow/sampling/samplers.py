@@ -50,7 +50,7 @@ from wflow.particles.solver import (
     open_writer,
     raise_if_interrupted,
 )
-from wflow.sampling.priors import ABSORBED, Prior, as_prior
+from wflow.sampling.priors import Prior, as_prior, too_long, warn_of_absorption
 from wflow.sampling.proximal import Kernel, attention_mean
 
 if TYPE_CHECKING:
@@ -169,9 +169,10 @@ def brwp(
     where :math:`S = \operatorname{prox}_{h\psi}` and M is the mean of the attention. It is a step
     of the probability flow
     :math:`\dot x = -\nabla(f + \psi) - \beta^{-1}\nabla\log\rho` with the score of the cloud after
-    a regularised Wasserstein proximal step of :math:`\psi` [1]_, [2]_. The bias is of first order
-    in h, above what n tokens can resolve. In a cloud within :math:`|x_i| \le \lambda h` all of S
-    vanishes and the cloud contracts, its spread proportional to :math:`k^{-1/2}` after k steps:
+    a regularised Wasserstein proximal step of :math:`\psi` [1]_, [2]_. Above what n tokens can
+    resolve, the bias is of first order in h for smooth :math:`\psi`; for the L1 norm that of the
+    moments is, and distances fall more slowly. In a cloud within :math:`|x_i| \le \lambda h` all of
+    S vanishes and the cloud contracts, its spread proportional to :math:`k^{-1/2}` after k steps:
     keep :math:`\beta\lambda^2 h \le 0.05`. A token attends to itself as well: with an ``ess`` of a
     few, for few tokens, many dimensions or a small h, the cloud has too small a variance, and with
     one of 1 it contracts to the mode. Leaving out the own token is no remedy: tokens at the rim,
@@ -196,7 +197,8 @@ def brwp(
     check_choice("kernel", kernel, get_args(Kernel))
     h, beta = positive(h, "h"), positive(beta, "beta")
     checked = as_prior(prior)
-    _warn_step(checked, h, beta)
+    if too_long(checked, h=h, beta=beta):
+        warn_of_absorption(checked, h=h, beta=beta)
 
     def move(x: Array, gradient: Array) -> tuple[Array, Diagnostics]:
         y = x - h * gradient
@@ -565,19 +567,6 @@ def _problem(
     records = np.unique(np.append(np.arange(0, count + 1, every), count))
     key = whole(seed, "seed", 0)
     return _Problem(method, start, grad, count, key, every, records, kept)
-
-
-def _warn_step(prior: Prior, h: float, beta: float) -> None:
-    """Warn of a step with which a cloud is absorbed at zero."""
-    largest = prior.largest_step(beta)
-    if h > largest:
-        warnings.warn(
-            f"h is {h:g}, above {largest:.3g}: coordinates that the proximal map sets to zero lose "
-            f"their spread (for the L1 norm where beta lambda^2 h > {ABSORBED}); take "
-            f"h <= {largest:.3g}",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def _warn_lonely(run: xarray.Dataset) -> None:

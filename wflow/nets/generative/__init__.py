@@ -2,9 +2,10 @@
 
 `potential` has OT-Flow's potential with its derivatives, `runge_kutta` the steps along it, `flows`
 OT-Flow and the objective of training, `moments` the attention under the kernels of the proximal
-operator, `sparse` the flow with sparse-transformer layers, `conditional` flows as posteriors,
-`autoencoder` the space in which a flow of images lives. Of other packages it imports `_core` and
-`sampling`, and of `nets` the registry, training and checks. Start with `flows`.
+operator, `determinant` an estimate of its log determinant, `sparse` the flow with
+sparse-transformer layers, `conditional` flows as posteriors, `autoencoder` the space in which a
+flow of images lives. Of other packages it imports `_core` and `sampling`, and of `nets` the
+registry, training and checks. Start with `flows`.
 """
 
 from wflow.nets.generative.autoencoder import Autoencoder

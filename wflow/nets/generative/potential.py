@@ -17,8 +17,8 @@ and with the Jacobians J_i of u_i with respect to x, carried forwards,
     Hess_x phi = K_0^T diag(sigma''_0 z_0) K_0 + eta sum_i (K_i J_{i-1})^T diag(sigma''_i z_i)
     (K_i J_{i-1}) + A^T A,
 
-whose trace takes O(m^2 d) operations for a point and a layer: [OTF] eqs. 12 to 14. All of it is a
-plain composition of torch's operations, so that a backward pass differentiates it once more.
+whose trace takes O(m^2 d) operations for a point and a layer: [OTF] eqs. 12 to 14. The backward
+pass through these derivatives is written by hand, and can be taken once.
 
 [OTF] Onken, Fung, Li, Ruthotto, "OT-Flow: Fast and Accurate Continuous Normalizing Flows via
 Optimal Transport", AAAI 2021.
@@ -201,7 +201,8 @@ class Potential(Pretrained):
         y : Tensor, shape (condition,) or (n, condition), optional
             Features, of all points or of each.
         laplacian : bool, default True
-            Whether to compute the Laplacian; it costs dim times as much as the gradient.
+            Whether to compute the Laplacian; for wide networks it costs about dim / 2 times as much
+            as the gradient (`operations`).
         hessian : bool, default False
             Whether to compute the Hessian, and the Laplacian as its trace.
 

@@ -55,6 +55,7 @@ from wflow.nets.generative.moments import (
 from wflow.nets.generative.potential import Derivatives, Potential, points
 from wflow.nets.generative.runge_kutta import integrals
 from wflow.nets.registry import register
+from wflow.sampling.priors import L1, too_long, warn_of_absorption
 
 __all__ = ["SparseTransformerFlow"]
 
@@ -149,8 +150,7 @@ class SparseTransformerFlow(GradientFlow):
     determinant : {"exact", "estimate"}, default "exact"
         Of a layer's Jacobian: from the covariance of the context, or estimated by Lanczos' method
         from random vectors, for the convention `inverse` and the kernels `exact` and `laplace`.
-        In training the vectors are drawn anew, and the gradients unbiased; otherwise they are
-        always the same.
+        In training the vectors are drawn for every batch; otherwise they are always the same.
     probes : int, default 8
         Number of random vectors of an estimate.
 
@@ -166,7 +166,9 @@ class SparseTransformerFlow(GradientFlow):
 
     An exact determinant takes O(n m d^2 + n d^3) operations a layer for n queries and m tokens, an
     estimate O(20 n m d) for each random vector. `ToBase.log_det_error` has the standard error of
-    the estimate. ``benchmarks/rwpo.py`` compares their times.
+    the estimate over the vectors, without that of Lanczos' method, which shows where condition
+    numbers reach a thousand. The vectors are the same for all points, so that a mean over points
+    has no smaller error. ``benchmarks/rwpo.py`` compares times.
 
     References
     ----------
@@ -443,7 +445,8 @@ class SparseTransformerFlow(GradientFlow):
         -----
         UserWarning
             Where Newton's method found no point: a drift step is too long for the potential. With
-            `published`, where a layer folds, with the share of its tokens.
+            `published`, where a layer folds, with the share of its tokens, and where its steps
+            absorb coordinates; the other conventions have layers with an inverse.
 
         Examples
         --------
@@ -461,6 +464,9 @@ class SparseTransformerFlow(GradientFlow):
         if self.convention == "published":
             x, folded = self._published(x, y)
             self._warn(float(folded.to(x).mean()))
+            prior = L1(self.lam)
+            if too_long(prior, h=self._h, beta=self.beta):
+                warn_of_absorption(prior, h=self._h, beta=self.beta)
             return x
         path = self._path_of(context, own=False)
         assert path is not None

@@ -33,7 +33,7 @@ MODELS = {
     "ot-flow": "OT-Flow, likelihood of pairs",
     "sparse": "sparse flow, lambda = 2 and beta = 1 at the beginning and trained, likelihood",
     "first": "sparse flow with attention in the step at the base alone, likelihood",
-    "attracting": "layers turned round, in the last two steps, likelihood",
+    "attracting": "reversed layers, in the last two steps, likelihood",
     "ot-flow-kl": "OT-Flow, reverse divergence",
     "sparse-kl": "sparse flow, reverse divergence",
     "printed-kl": "equations 22 to 24 as printed, own batch as context, reverse divergence",

@@ -135,7 +135,7 @@ def findings(results: Results) -> list[study.Finding]:
             "[RWPO] section 4.2", "printed-kl", "ot-flow-kl", "relative_l1")  # fmt: skip
         add("attention in the step at the base alone lowers the held-out NLL", "this study",
             "first", "ot-flow", "validation")  # fmt: skip
-        add("layers turned round in the last two steps lower the held-out NLL", "this study",
+        add("reversed layers in the last two steps lower the held-out NLL", "this study",
             "attracting", "ot-flow", "validation")  # fmt: skip
         if {"supervised", "ot-flow-kl"} <= have:
             ratio = values(problem, "supervised", "variance_ratio")

@@ -310,7 +310,7 @@ def parts(
     for rows in _rows(len(query), len(keys)):
         scores = _scores(query, keys, bias, rows, exclude_self)
         largest = scores.amax(1)
-        scores.sub_(largest[:, None]).exp_()
+        _exponentials(scores, largest)
         yield rows, scores, scores.sum(1), largest
 
 
@@ -325,6 +325,15 @@ def _scores(query: Tensor, keys: Tensor, bias: Tensor, rows: slice, exclude_self
     if exclude_self:
         scores.diagonal(rows.start).fill_(-math.inf)
     return scores
+
+
+def _exponentials(scores: Tensor, largest: Tensor) -> None:
+    """Replace scores by exp(scores - largest), and by 0 what no sum of them can show.
+
+    Subnormal numbers, which come of products with such weights, make arithmetic slow.
+    """
+    scores.sub_(largest[:, None]).exp_()
+    torch.nn.functional.threshold_(scores, torch.finfo(scores.dtype).tiny ** 0.5, 0.0)
 
 
 class _Average(torch.autograd.Function):
@@ -356,7 +365,7 @@ class _Average(torch.autograd.Function):
         by_keys, by_bias, by_values = map(torch.zeros_like, (keys, bias, values))
         for rows in _rows(len(query), len(keys)):
             weights = _scores(query, keys, bias, rows, ctx.exclude_self)
-            weights.sub_(log_sum[rows, None]).exp_()
+            _exponentials(weights, log_sum[rows])
             by_values.addmm_(weights.T, by_mean[rows])
             slopes = torch.addmm(offset[rows, None], by_mean[rows], values.T).mul_(weights)
             torch.mm(slopes, keys, out=by_query[rows])

@@ -19,7 +19,7 @@ With DM = (beta / (2h)) Cov_w(c) it has the log density
 where log det DF_k is minus the integral of the Laplacian for Runge-Kutta steps. Samples invert both
 maps: B and Euler steps by Newton's method, Runge-Kutta steps by corrections.
 
-With the convention `attracting` the layers are turned round: samples move by B, towards the local
+With the convention `attracting` the layers are reversed: samples move by B, towards the local
 mean of the context, and the way to the base inverts it. (23) has that sign.
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
@@ -101,7 +101,7 @@ class SparseTransformerFlow(GradientFlow):
     which falls like h^4. Compare with more steps, or with the determinant of `to_base`, where it
     matters.
 
-    With ``convention="attracting"`` the layers are turned round: the way to the base inverts
+    With ``convention="attracting"`` the layers are reversed: the way to the base inverts
     x - (S(x) - M(x; C_k)) / 2 by Newton's method and subtracts its log determinant, so that a
     sample moves halfway to the local mean of the context in each layer, and not away from it. The
     gradients are those of the implicit function.
@@ -128,7 +128,7 @@ class SparseTransformerFlow(GradientFlow):
         Kernel of the attention, as in `attention`. The default is `exact`, and `published` for the
         published convention.
     convention : {"inverse", "attracting", "published"}
-        `inverse`, an invertible flow; `attracting`, the same with its layers turned round;
+        `inverse`, an invertible flow; `attracting`, the same with reversed layers;
         `published`, the printed algorithm.
     drift : {"rk4", "euler"}, optional
         Scheme of the drift. The default is `rk4`, and `euler` for the published convention.

@@ -328,7 +328,7 @@ def rwpo(document: Document) -> str:
         "forward_and_backward": "Gradients of a loss of mean and trace by all tokens, by "
         "`wflow.nets.generative.attention`, which computes the weights again in chunks, and by "
         "autograd through the plain matrices:",
-        "determinant": "Log determinant of the Jacobian of a layer on the way to the base, with its "
+        "determinant": "Log determinant of the Jacobian of a layer on the way to the base with its "
         "gradient, N tokens and as many of context: exact, from the covariances of the context, "
         "and estimated from 8 random vectors, with its root mean square error and the one that it "
         "states itself:",

@@ -333,7 +333,7 @@ def _exponentials(scores: Tensor, largest: Tensor) -> None:
     Subnormal numbers, which come of products with such weights, make arithmetic slow.
     """
     scores.sub_(largest[:, None]).exp_()
-    torch.nn.functional.threshold_(scores, torch.finfo(scores.dtype).tiny ** 0.5, 0.0)
+    torch.threshold_(scores, torch.finfo(scores.dtype).tiny ** 0.5, 0.0)
 
 
 class _Average(torch.autograd.Function):

@@ -486,7 +486,7 @@ def histograms(results: Results) -> Figure:
                 share = counts / counts.sum() * len(counts)
                 axis.bar(range(len(share)), share, width=0.9, color=COLOURS[split(name)[1]])
                 for place in np.flatnonzero(share > 3):
-                    axis.text(place, 2.95, f"{share[place]:.0f}", ha="center", va="top", fontsize=5)
+                    axis.text(place, 2.95, f"{share[place]:.1f}", ha="center", va="top", fontsize=5)
                 axis.axhline(1.0, color="0.3", linewidth=0.8)
                 axis.set_ylim(0, 3)
                 axis.set_xticks([])
@@ -528,7 +528,7 @@ def fields(setup: Setup, flags: Any, results: Results, problem: str) -> Figure:
                 mean = field_of(known, x).mean(0)
                 error = np.abs(mean - truth).sum() / np.abs(truth).sum()
                 image(axes[0, k], mean, name, **span)
-                image(axes[1, k], np.abs(mean - truth), f"error {100 * error:.2f} %",
+                image(axes[1, k], np.abs(mean - truth), f"error {100 * error:.3g} %",
                       vmin=0, vmax=0.2 * truth.max(), cmap="magma")  # fmt: skip
             return figure
         figure, axes = grid(1, len(shown), PAGE, 2.2)

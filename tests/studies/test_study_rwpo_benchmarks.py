@@ -127,7 +127,8 @@ def test_the_compared_flows_have_the_same_potential_and_the_presets_those_of_tab
     weights = flows["OT-Flow"].potential.state_dict()
     for name, flow in flows.items():
         own = flow.potential.state_dict()
-        assert all(torch.equal(weights[key], own[key]) for key in weights), name
+        if models[name].start is None:
+            assert all(torch.equal(weights[key], own[key]) for key in weights), name
         extra = len(getattr(flow, "trainable", ()))
         counts = [sum(p.numel() for p in f.parameters()) for f in (flow, flows["OT-Flow"])]
         assert counts[0] == counts[1] + extra

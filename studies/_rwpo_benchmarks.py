@@ -540,7 +540,7 @@ def main_table(found: Found, setup: Setup) -> str:
                         "lost", "folded", "lam", "beta")
         }  # fmt: skip
         ess = [np.nanmin(r["ess"]) for r in found.records[target, model] if r["ess"]]
-        printed = model == "printed"
+        printed = model.startswith("printed")
         rows.append({
             "target": title(target),
             "floor": number(floor[target]),

@@ -33,7 +33,7 @@ HALF, CELLS = 4.5, 96  # of the square on which densities are drawn
 
 BOTH = ("lam", "beta")
 CORRECTED = {"lam": 2.0, "beta": 1.0, "trainable": BOTH}
-PRINTED = {**CORRECTED, "convention": "published", "kernel": "published", "prox": "soft"}
+PRINTED = {**CORRECTED, "convention": "published"}
 
 # What might make the layer help: chosen among on validation data. Steps are counted from the base.
 ATTRACTING = {**CORRECTED, "convention": "attracting"}

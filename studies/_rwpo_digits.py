@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any] | None] = {
     "OT-Flow": None,
     "corrected": TRAINED,
     "late layer": {"attended": (-1,), "lam": LATE},
-    "printed": {**TRAINED, "convention": "published", "kernel": "published", "prox": "soft"},
+    "printed": {**TRAINED, "convention": "published"},
 }
 PAPER_BETA, PAPER_H = 1.0, 1 / 48
 BETAS = tuple(float(beta) for beta in np.logspace(-4, 1, 21))

@@ -75,8 +75,8 @@ def log_det_estimate(
     spread = moments[:, d:].view(-1, d, count) - mean[:, :, None] * (mean @ vectors)[:, None]
     image = diagonal[:, :, None] * vectors + factor * spread
     slope = (solved * image).sum(1).mean(1)  # d at any weights, with the gradient of log det
-    error = each.std(1) / count**0.5 if count > 1 else torch.full_like(each[:, 0], torch.nan)
-    return Estimate(mean + origin, each.mean(1) + slope - slope.detach(), error)
+    log_det = each.mean(1) + slope - slope.detach()
+    return Estimate(mean + origin, log_det, each.std(1) / count**0.5)
 
 
 def _quadrature(

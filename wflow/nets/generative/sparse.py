@@ -676,14 +676,12 @@ class SparseTransformerFlow(GradientFlow):
         return energy, (at.time + energy + drift / beta).square()
 
     def _estimated(
-        self, k: int, x: Tensor, context: Tensor | None
+        self, k: int, x: Tensor, keys: Tensor, alone: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens after the layer of step k to the base, its log determinant, and its error."""
-        keys = x if context is None else context
         scores = self._scores(x, keys)
         shrunk, slope = proximal(x, self._weights()[0] * self._h, self.prox)
         vectors = signs(self.dim, self.probes, x, None if self.training else k)
-        alone = context is None and self.context == "masked"
         found = log_det_estimate(scores, keys, 1 - slope / 2, scores.slope / 2, vectors, alone)
         return x - (shrunk - found.mean) / 2, found.log_det, found.error
 
@@ -694,11 +692,11 @@ class SparseTransformerFlow(GradientFlow):
         log_det = x.new_zeros(len(x))
         folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         error = torch.zeros_like(log_det)
+        alone = context is None and self.context == "masked"
+        keys = x if context is None else context
         if self._attends(k) and self.determinant == "estimate":
-            x, log_det, error = self._estimated(k, x, context)
+            x, log_det, error = self._estimated(k, x, keys, alone)
         elif self._attends(k):
-            alone = context is None and self.context == "masked"
-            keys = x if context is None else context
             x = self._released(x, keys) if attracting else x
             layer = self._layer(x, keys, alone=alone, jacobian=True)
             assert layer.attention is not None

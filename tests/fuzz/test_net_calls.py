@@ -295,6 +295,10 @@ CALLS = {
         flow().from_base,
         {"z": draw(3, 2), "y": draw(3, 1), "exact": False},
     ),
+    "generative.OTFlow.generate": lambda: (
+        conditional().generate,
+        {"z": draw(4, 2), "y": draw(4, 3)},
+    ),
     "generative.OTFlow.log_density": lambda: (
         flow().log_density,
         {"x": draw(3, 2), "y": draw(1)},
@@ -323,6 +327,10 @@ CALLS = {
     ),
     "generative.SparseTransformerFlow.from_base": lambda: (
         flow(True).from_base,
+        {"z": draw(3, 2), "y": None, "context": (draw(5, 2), None)},
+    ),
+    "generative.SparseTransformerFlow.generate": lambda: (
+        flow(True).generate,
         {"z": draw(3, 2), "y": None, "context": (draw(5, 2), None)},
     ),
     "generative.SparseTransformerFlow.log_density": lambda: (
@@ -530,10 +538,6 @@ CALLS = {
     "generative.Autoencoder.standardise": lambda: (
         coder().standardise,
         {"images": draw(5, 4), "whiten": True},
-    ),
-    "generative.generate": lambda: (
-        generative.generate,
-        {"flow": conditional(), "z": draw(4, 2), "y": draw(4, 3), "context": None},
     ),
     "generative.ReverseKL": lambda: (
         generative.ReverseKL,

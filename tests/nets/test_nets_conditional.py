@@ -50,7 +50,7 @@ def test_generated_samples_have_the_density_of_the_flow(name):
     flow = FLOWS[name](potential(2, 3))
     z, y = torch.randn(6, 2).double(), torch.randn(6, 3).double()
     given = context_of(flow, 3)
-    found = generative.generate(flow, z, y, **given)
+    found = flow.generate(z, y, **given)
     with torch.no_grad():
         base = flow.to_base(found.x, y, **given)
     exact = name in ("sparse, Euler", "attracting")  # the others: up to the error of the scheme
@@ -71,7 +71,7 @@ def test_generated_samples_have_the_gradients_of_finite_differences(name):
     w = torch.randn(4, 2).double()
 
     def value() -> torch.Tensor:
-        found = generative.generate(flow, z, y, **given)
+        found = flow.generate(z, y, **given)
         return (found.x * w).sum() + found.log_density.sum() + found.transport.sum()
 
     value().backward()
@@ -93,7 +93,7 @@ def test_the_published_flow_generates_what_it_samples():
     flow = generative.SparseTransformerFlow(potential(2, 1), steps=2, convention="published")
     flow = flow.double()
     z, y = torch.randn(6, 2).double(), torch.randn(6, 1).double()
-    found = generative.generate(flow, z, y)
+    found = flow.generate(z, y)
     torch.testing.assert_close(found.x.detach(), flow.from_base(z, y))
 
 
@@ -104,7 +104,7 @@ def test_euler_steps_without_an_inverse_are_reported():
             parameter.mul_(20)
     flow = generative.SparseTransformerFlow(phi, steps=2, drift="euler").double()
     with pytest.warns(UserWarning, match=r"h Hess phi exceeds 1 .*%"):
-        generative.generate(flow, torch.randn(6, 2).double(), context=torch.randn(9, 2).double())
+        flow.generate(torch.randn(6, 2).double(), context=torch.randn(9, 2).double())
 
 
 def gaussian_problem() -> forward.InverseProblem:
@@ -143,7 +143,7 @@ def batches_of(problem, step: int):
 
 def moments(flow, y: float) -> tuple[float, float]:
     with torch.no_grad():  # forwards, as in the training: two steps differ from their inverse
-        x = generative.generate(flow, torch.randn(2000, 1), torch.tensor([y])).x
+        x = flow.generate(torch.randn(2000, 1), torch.tensor([y])).x
     return statistics(x)
 
 
@@ -223,11 +223,9 @@ def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="the first 8 are the context"):
         generative.ReverseKL(problem)(flow, x, x, x)
     with pytest.raises(InputError, match="no context"):
-        generative.generate(flow, x, x)
-    with pytest.raises(InputError, match="no attention"):
-        generative.generate(generative.OTFlow(flow.potential), x, x, context=x)
+        flow.generate(x, x)
     with pytest.raises(InputError, match="expected an OTFlow"):
-        generative.generate(flow.potential, x, x)
+        generative.ReverseKL(problem)(flow.potential, x, x, x)
     with pytest.raises(InputError, match="expected three"):
         generative.ReverseKL(problem, alpha=(1.0, 2.0))
     with pytest.raises(InputError, match=r"forward\.InverseProblem"):

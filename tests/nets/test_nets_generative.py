@@ -439,7 +439,7 @@ def test_samples_of_published_layers_that_fold_are_reported(context):
     with pytest.warns(UserWarning, match=r"published layers fold.*%"), absorbs:
         flow.from_base(z)
     with pytest.warns(UserWarning, match=r"published layers fold.*%"):
-        generative.generate(flow, z)
+        flow.generate(z)
     layer = flow._layer(z, z, alone=context == "masked", jacobian=True)
     dets = torch.linalg.det(identity(layer.attention, layer.slope, 0.5))
     assert 0 < int((dets <= 0).sum()) < 80

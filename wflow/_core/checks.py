@@ -4,7 +4,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -231,6 +231,14 @@ def switch(value: Any, name: str) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name} is {shown(value)}: expected True or False")
     return bool(value)
+
+
+def function(value: Any, name: str, of: str = "") -> Callable[..., Any]:
+    """Check that a value can be called; the error says what it is a function of."""
+    if not callable(value):
+        expected = f"a function of {of}" if of else "a function"
+        raise InputError(f"{name} is {shown(value)}: expected {expected}")
+    return value  # type: ignore[no-any-return]
 
 
 def reals(

@@ -116,13 +116,6 @@ def text(value: Any, name: str) -> str:
     return value
 
 
-def function(value: Any, name: str) -> Callable[..., Any]:
-    """Check that a value is callable."""
-    if not callable(value):
-        raise InputError(f"{name} is {type(value).__name__}: expected a function")
-    return value  # type: ignore[no-any-return]
-
-
 def in_memory(make: Callable[P, R]) -> Callable[P, R]:
     """Decorate a constructor whose sizes are checked: what torch then refuses are sizes."""
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import positive, reals, shown, switch
+from wflow._core.checks import function, positive, reals, shown, switch
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 
@@ -131,6 +131,7 @@ def evolve_density(
     edges, times = _increasing(edges, "edges"), _increasing(times, "times", least=1)
     beta, dt = positive(beta, "beta"), positive(dt, "dt")
     moving = switch(time_dependent, "time_dependent")
+    function(potential, "potential", "positions, or of positions and the time")
     if edges.size - 1 > _CELLS:
         raise InputError(f"edges are those of {edges.size - 1} cells: expected up to {_CELLS}")
     if times[0] < 0:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from wflow._core.checks import check_choice, number, positive, reals, shown
+from wflow._core.checks import check_choice, function, number, positive, reals, shown
 from wflow._core.errors import InputError
 
 __all__ = ["L1", "NoPrior", "Prior", "SmoothL1", "separable"]
@@ -484,11 +484,10 @@ def separable(
     >>> bool(np.allclose(prior.log_normaliser(y, h=0.1, beta=1.0), exact, rtol=0, atol=1e-12))
     True
     """
-    for name, function in (("value", value), ("derivative", derivative)):
-        if not callable(function):
-            raise InputError(f"{name} is {shown(function)}: expected a function of one coordinate")
-    if prox is not None and not callable(prox):
-        raise InputError(f"prox is {shown(prox)}: expected a function (x, h) or None")
+    for name, given in (("value", value), ("derivative", derivative)):
+        function(given, name, "one coordinate")
+    if prox is not None:
+        function(prox, "prox", "(x, h), or None")
     check_choice("normaliser", normaliser, ("quadrature", "laplace"))
     points = np.sort(np.atleast_1d(reals(kinks, "kinks")))
     if points.ndim != 1:

@@ -17,9 +17,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import number, positive, reals, switch, whole
+from wflow._core.checks import function, number, positive, reals, switch, whole
 from wflow._core.compiled import compiled
 from wflow._core.errors import InputError
+from wflow._core.memory import check_memory
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -488,6 +489,7 @@ def bayesian_lasso(
     draws, warmup = whole(draws, "draws", 4), whole(warmup, "warmup", 0)
     chains = whole(chains, "chains")
     m, d = A.shape
+    _check_room(chains, warmup + draws, d)
     samples = np.empty((chains, warmup + draws, d))
     for chain, rng in enumerate(_generators(seed, chains)):
         x, tau = np.zeros(d), rng.exponential(2 / lam**2, d)
@@ -581,16 +583,22 @@ def _values(log_density: LogDensity, x: FloatArray, name: str) -> FloatArray:
 
 
 def _counts(
-    draws: int, warmup: int, thin: int, seed: int, chains: int
+    draws: int, warmup: int, thin: int, seed: int, chains: int, dim: int
 ) -> tuple[int, int, int, list]:
     thin, warmup = whole(thin, "thin"), whole(warmup, "warmup", 0)
-    return whole(draws, "draws", 4), warmup, thin, _generators(seed, chains)
+    draws = whole(draws, "draws", 4)
+    _check_room(chains, draws, dim)
+    return draws, warmup, thin, _generators(seed, chains)
+
+
+def _check_room(chains: int, draws: int, dim: int) -> None:
+    """Refuse chains that do not fit into memory."""
+    what = f"{chains} chains of {draws} draws of {dim} numbers"
+    check_memory(16.0 * chains * draws * dim + 1000.0 * chains, what, "take fewer")
 
 
 def _callable(value: Any, name: str) -> LogDensity:
-    if not callable(value):
-        raise InputError(f"{name} is {type(value).__name__}: expected a function of points (n, d)")
-    return value  # type: ignore[no-any-return]
+    return function(value, name, "points (n, d)")
 
 
 _FIRST = 100  # steps before the first change of a covariance; the next ones after twice as many
@@ -665,7 +673,7 @@ def pcn(
     log_likelihood = _callable(log_likelihood, "log_likelihood")
     mapped = (lambda xi: xi) if transform is None else _callable(transform, "transform")
     dim, chains = whole(dim, "dim"), whole(chains, "chains")
-    draws, warmup, thin, rngs = _counts(draws, warmup, thin, seed, chains)
+    draws, warmup, thin, rngs = _counts(draws, warmup, thin, seed, chains, dim)
     log_step = math.log(positive(step, "step"))
     if log_step > 0:
         raise InputError(f"step is {step}: expected a number in (0, 1]")
@@ -842,7 +850,7 @@ def metropolis(
         raise InputError(f"start has shape {x.shape}: expected (chains, d)")
     gradient = switch(gradient, "gradient")
     chains, d = x.shape
-    draws, warmup, thin, rngs = _counts(draws, warmup, thin, seed, chains)
+    draws, warmup, thin, rngs = _counts(draws, warmup, thin, seed, chains, d)
 
     def evaluate(points: FloatArray) -> tuple[FloatArray, FloatArray]:
         if gradient:

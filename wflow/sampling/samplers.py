@@ -24,10 +24,10 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import (
     check_choice,
     file_name,
+    function,
     number,
     positive,
     reals,
-    shown,
     switch,
     whole,
     wholes,
@@ -557,8 +557,7 @@ def _problem(
         raise InputError(
             f"x0 has shape {start.shape}: expected (n, d), or (paths, n, d), of one token or more"
         )
-    if not callable(grad):
-        raise InputError(f"grad is {shown(grad)}: expected a function of tokens (m, d)")
+    function(grad, "grad", "tokens (m, d)")
     count, every = whole(steps, "steps"), whole(save_every, "save_every")
     kept = np.array([count]) if snapshots is None else np.unique(wholes(snapshots, "snapshots"))
     if kept.size and kept[-1] > count:

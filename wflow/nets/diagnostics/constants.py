@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wflow._core.checks import function as given_function
 from wflow._core.checks import positive, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import evaluating, output_of, wide
-from wflow.nets.checks import function as given_function
 from wflow.nets.checks import module, tensor
 
 # Layers that do not change a difference of two inputs, whatever their parameters.

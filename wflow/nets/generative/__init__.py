@@ -9,8 +9,8 @@ registry, training and checks. Start with `flows`.
 """
 
 from wflow.nets.generative.autoencoder import Autoencoder
-from wflow.nets.generative.conditional import Generated, ReverseKL, generate
-from wflow.nets.generative.flows import Likelihood, OTFlow, ToBase, log_normal
+from wflow.nets.generative.conditional import ReverseKL
+from wflow.nets.generative.flows import Generated, Likelihood, OTFlow, ToBase, log_normal
 from wflow.nets.generative.moments import Attended, attention, log_normaliser
 from wflow.nets.generative.potential import Derivatives, Potential
 from wflow.nets.generative.sparse import SparseTransformerFlow
@@ -27,7 +27,6 @@ __all__ = [
     "SparseTransformerFlow",
     "ToBase",
     "attention",
-    "generate",
     "log_normal",
     "log_normaliser",
 ]

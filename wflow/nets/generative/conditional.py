@@ -6,14 +6,15 @@ A flow whose potential has a condition is amortised: one network gives the poste
     E -log rho(x | y) = E KL(p(. | y) | rho(. | y)) + const
 
 is least at the posterior. `ReverseKL` trains it on y alone, by samples of the flow and the gradient
-of the forward model: [RWPO] section 4.2. `generate` is the differentiable way to the samples.
+of the forward model: [RWPO] section 4.2; the method `generate` of the flows is the differentiable
+way to them.
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior", 2025.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,217 +23,12 @@ from torch.autograd.function import once_differentiable
 from wflow._core.checks import number
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed, tensor
-from wflow.nets.generative.flows import OTFlow, log_normal
-from wflow.nets.generative.potential import points
-from wflow.nets.generative.runge_kutta import Stages, integrals
-from wflow.nets.generative.sparse import (
-    SparseTransformerFlow,
-    drift_jacobian,
-    identity,
-    log_abs_det,
-)
+from wflow.nets.generative.flows import OTFlow
+from wflow.nets.generative.sparse import SparseTransformerFlow, check_rows
 from wflow.nets.training.train import Loss
 from wflow.sampling.forward import InverseProblem
 
-__all__ = ["Generated", "ReverseKL", "generate"]
-
-
-class Generated(NamedTuple):
-    r"""Samples of a flow, with what was summed on the path from the base.
-
-    Parameters
-    ----------
-    x : Tensor, shape (n, dim)
-        Samples.
-    log_density : Tensor, shape (n,)
-        Logarithm of the density of the flow at them.
-    transport : Tensor, shape (n,)
-        Kinetic energy, the integral of ``|grad phi|^2 / 2``.
-    hjb : Tensor, shape (n,)
-        Integral of the residual of the Hamilton-Jacobi-Bellman equation.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wflow.nets import generative
-    >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
-    >>> generative.generate(flow, torch.randn(5, 2)).log_density.shape
-    torch.Size([5])
-    """
-
-    x: Tensor
-    log_density: Tensor
-    transport: Tensor
-    hjb: Tensor
-
-
-def generate(
-    flow: OTFlow | SparseTransformerFlow,
-    z: Tensor,
-    y: Tensor | None = None,
-    *,
-    context: Tensor | tuple[Tensor, Tensor | None] | None = None,
-) -> Generated:
-    r"""Follow points of the base to samples, with their density, for a backward pass.
-
-    Parameters
-    ----------
-    flow : OTFlow or SparseTransformerFlow
-        The flow.
-    z : Tensor, shape (n, dim)
-        Points at the base.
-    y : Tensor, shape (condition,) or (n, condition), optional
-        Features, of all points or of each.
-    context : Tensor, shape (m, dim), or a pair of it and its features, optional
-        As in `SparseTransformerFlow.from_base`.
-
-    Returns
-    -------
-    Generated
-        Samples and log densities; a backward pass goes through both, to the weights of the flow.
-
-    Raises
-    ------
-    InputError
-        For other flows, tensors of other shapes, types or devices, and a context that is missing.
-
-    Warns
-    -----
-    UserWarning
-        Where a layer of `published` folds, or an Euler step has no inverse, with the share of the
-        tokens; in training once.
-
-    Notes
-    -----
-    `OTFlow`, and a sparse flow with ``drift="rk4"`` between its layers, integrate the equation
-    forwards; the density is that of `log_density` up to the error of the scheme. The layers of the
-    convention `inverse`, and the steps of ``drift="euler"``, are solved as f(x) = z by Newton's
-    method, without a graph, and one more step
-
-    .. math:: x = x_* + Df(x_*)^{-1} (z - f_\theta(x_*))
-
-    with the derivative held fixed has the gradient of the implicit function. Layers of the
-    convention `attracting` are maps forwards. With `published` it is
-    (22) with the traces of (24), forwards, as in [1]_, section 4.2: what it sums is no log density.
-
-    References
-    ----------
-    .. [1] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
-       Operator with L1 Prior", 2025, Algorithm 1.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wflow.nets import generative
-    >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
-    >>> found = generative.generate(flow, torch.randn(5, 2), context=torch.randn(32, 2))
-    >>> found.x.requires_grad
-    True
-    """
-    if not isinstance(flow, OTFlow | SparseTransformerFlow):
-        raise InputError(
-            f"flow is {type(flow).__name__}: expected an OTFlow or a SparseTransformerFlow"
-        )
-    x = points(z, "z", flow.dim, flow.potential.w)
-    y = flow.potential.features(y, len(x))
-    if isinstance(flow, OTFlow):
-        if context is not None:
-            raise InputError("context is given, and an OTFlow has no attention: leave it out")
-        return _along_the_equation(flow, x, y)
-    path = flow._path_of(context, own=False)
-    if path is None:
-        return _as_published(flow, x, y)
-    return _by_inverses(flow, x, y, path)
-
-
-def _along_the_equation(flow: OTFlow, x: Tensor, y: Tensor | None) -> Generated:
-    """Runge-Kutta steps forwards."""
-    end, bent, transport, hjb = flow.along(x, y, forwards=True)
-    return Generated(end, log_normal(x) - bent, transport, hjb)
-
-
-def _by_inverses(
-    flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, path: list[Tensor]
-) -> Generated:
-    """Drift and layer of each step; what is defined by its inverse has an implicit derivative."""
-    log_density = log_normal(x)
-    transport = hjb = x.new_zeros(len(x))
-    lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    for k in range(1, flow.steps + 1):
-        context = path[k - 1]
-        drift = _runge_kutta if flow.drift == "rk4" else _implicit_euler
-        x, change, kinetic, residual, turned = drift(flow, x, y, k)
-        lost = lost | turned
-        log_density = log_density + change
-        transport, hjb = transport + kinetic, hjb + residual
-        if not flow._attends(k):
-            continue
-        if flow.convention == "attracting":
-            x, jacobian = flow._attracted(x, context)
-            log_density = log_density - log_abs_det(jacobian)[0]
-        else:
-            x = flow._released(x, context)
-            log_density = log_density + log_abs_det(flow._attracted(x, context)[1])[0]
-    flow._warn(float(lost.to(x).mean()))
-    return Generated(x, log_density, transport, hjb)
-
-
-def _runge_kutta(
-    flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Step k of the equation, forwards: points, and what it adds to log density and penalties.
-
-    Last, where it has no inverse: nowhere, up to the error of the scheme.
-    """
-    h = flow._h
-    x, slopes, bent = Stages(flow.potential, y).step(x, (k - 1) * h, h, laplacian=True)
-    assert bent is not None
-    laplacian, energy, residual = integrals(slopes, bent, h)
-    nowhere = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    return x, -laplacian, energy, residual, nowhere
-
-
-def _implicit_euler(
-    flow: SparseTransformerFlow, x: Tensor, y: Tensor | None, k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The inverse of the Euler step k to the base; returns what `_runge_kutta` does."""
-    h = flow._h
-    with torch.no_grad():
-        found, failed = flow._drifted(x, y, k)
-    value, jacobian = flow._euler(found, y, k)
-    # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
-    step, _ = torch.linalg.solve_ex(jacobian.detach(), x - value)
-    x = found + step
-    at = flow.potential.derivatives(x, (k - 1) * h, y, hessian=True)
-    assert at.hessian is not None
-    energy = at.gradient.square().sum(1) / 2
-    change, turned = log_abs_det(drift_jacobian(at.hessian, h))
-    return x, change, h * energy, h * (at.time + energy).abs(), failed | turned
-
-
-def _as_published(flow: SparseTransformerFlow, x: Tensor, y: Tensor | None) -> Generated:
-    """Steps (22) with the traces of (24) forwards, the tokens being their own context."""
-    h = flow.t_final / flow.steps
-    log_density = log_normal(x)
-    transport = hjb = x.new_zeros(len(x))
-    folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    for k in range(flow.steps):
-        at = flow.potential.derivatives(x, k * h, y)
-        assert at.laplacian is not None
-        energy, residual = flow._printed_costs(x, at)
-        transport, hjb = transport + h * energy, hjb + h * residual
-        x = x + h * at.gradient
-        log_density = log_density - h * at.laplacian
-        if flow._attends(k + 1):
-            layer = flow._layer(x, x, alone=flow.context == "masked", jacobian=True)
-            assert layer.attention is not None
-            x = x + layer.change / 2
-            trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
-            log_density = log_density - trace / 2
-            with torch.no_grad():
-                folded |= log_abs_det(identity(layer.attention, layer.slope, 0.5))[1]
-    flow._warn(float(folded.to(x).mean()))
-    return Generated(x, log_density, transport, hjb)
+__all__ = ["ReverseKL"]
 
 
 class _LogPosterior(torch.autograd.Function):
@@ -327,24 +123,26 @@ class ReverseKL:
         """Compute the loss of a flow on a batch (x, features, y)."""
         if len(batch) != 3:
             raise InputError(f"a batch has {len(batch)} tensors: expected x, features of y, and y")
-        x, features, y = batch
-        flow: Any = model
-        context = None
-        if isinstance(flow, SparseTransformerFlow) and flow.convention != "published":
-            if len(x) <= flow.tokens:
-                raise InputError(
-                    f"the batch has {len(x)} rows, and the first {flow.tokens} are the context: "
-                    "expected more of them, or fewer tokens"
-                )
-            context = x[: flow.tokens], features[: flow.tokens]
-            x, features, y = (given[flow.tokens :] for given in batch)
-        found = generate(flow, torch.randn_like(x), features, context=context)
+        x, features, y = (
+            tensor(given, name, "real")
+            for given, name in zip(batch, ("x", "features of y", "y"), strict=True)
+        )
+        if not isinstance(model, OTFlow | SparseTransformerFlow):
+            raise InputError(
+                f"flow is {type(model).__name__}: expected an OTFlow or a SparseTransformerFlow"
+            )
+        options = {}
+        if isinstance(model, SparseTransformerFlow) and model.convention != "published":
+            check_rows(len(x), model.tokens)
+            options["context"] = x[: model.tokens], features[: model.tokens]
+            x, features, y = (given[model.tokens :] for given in (x, features, y))
+        found = model.generate(torch.randn_like(x), features, **options)
         if not bool(torch.isfinite(found.x).all()):
             raise InputError(
                 "samples of the flow are not finite: lower the rate, clip the gradient, or begin "
                 "with the likelihood of joint pairs"
             )
-        log_posterior = _LogPosterior.apply(found.x, tensor(y, "y", "real"), self.problem)
+        log_posterior = _LogPosterior.apply(found.x, y, self.problem)
         known = torch.isfinite(log_posterior)
         if not bool(known.any()):
             raise InputError(

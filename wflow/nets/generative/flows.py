@@ -31,7 +31,7 @@ from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 from wflow.nets.training.train import Loss
 
-__all__ = ["Likelihood", "OTFlow", "ToBase", "log_normal"]
+__all__ = ["Generated", "Likelihood", "OTFlow", "ToBase", "log_normal"]
 
 
 class ToBase(NamedTuple):
@@ -68,6 +68,35 @@ class ToBase(NamedTuple):
     hjb: Tensor
     folded: Tensor
     log_det_error: Tensor
+
+
+class Generated(NamedTuple):
+    r"""Samples of a flow, with what was summed on the path from the base.
+
+    Parameters
+    ----------
+    x : Tensor, shape (n, dim)
+        Samples.
+    log_density : Tensor, shape (n,)
+        Logarithm of the density of the flow at them.
+    transport : Tensor, shape (n,)
+        Kinetic energy, the integral of ``|grad phi|^2 / 2``.
+    hjb : Tensor, shape (n,)
+        Integral of the residual of the Hamilton-Jacobi-Bellman equation.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow.nets import generative
+    >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+    >>> flow.generate(torch.randn(5, 2)).log_density.shape
+    torch.Size([5])
+    """
+
+    x: Tensor
+    log_density: Tensor
+    transport: Tensor
+    hjb: Tensor
 
 
 def log_normal(z: Tensor) -> Tensor:
@@ -267,7 +296,7 @@ class OTFlow(GradientFlow):
         torch.Size([3, 2])
         """
         x = points(x, "x", self.dim, self.potential.w)
-        x, bent, transport, hjb = self.along(x, y, forwards=False)
+        x, bent, transport, hjb = self._along(x, y, forwards=False)
         log_det = -bent
         return ToBase(x, log_det, transport, hjb, x.new_zeros(()), torch.zeros_like(log_det))
 
@@ -403,38 +432,46 @@ class OTFlow(GradientFlow):
         """
         return self.from_base(self.draws(n, seed), y, exact=exact)
 
-    def along(
-        self, x: Tensor, y: Tensor | None, *, forwards: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Follow points by the scheme, to the data or to the base, with what it integrates.
+    def generate(self, z: Tensor, y: Tensor | None = None) -> Generated:
+        r"""Follow points of the base to samples, with their density, for a backward pass.
 
         Parameters
         ----------
-        x : Tensor, shape (n, dim)
-            Points.
+        z : Tensor, shape (n, dim)
+            Points at the base.
         y : Tensor, shape (condition,) or (n, condition), optional
             Features, of all points or of each.
-        forwards : bool
-            From the base to the data, or back.
 
         Returns
         -------
-        tuple of Tensor
-            Points at the end; the integrals of the Laplacian, of the kinetic energy, and of the
-            residual of the HJB equation over time, from 0 to T in both directions.
+        Generated
+            Samples and log densities; a backward pass goes through both, to the weights of the
+            flow. The scheme runs forwards: the density is `log_density` up to its error.
 
         Raises
         ------
         InputError
-            For features of another shape or type.
+            For tensors of other shapes, types or devices.
 
         Examples
         --------
         >>> import torch
         >>> from wflow.nets import generative
         >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
-        >>> flow.along(torch.zeros(5, 2), None, forwards=True)[1].shape
-        torch.Size([5])
+        >>> flow.generate(torch.randn(5, 2)).x.requires_grad
+        True
+        """
+        z = points(z, "z", self.dim, self.potential.w)
+        x, bent, transport, hjb = self._along(z, y, forwards=True)
+        return Generated(x, log_normal(z) - bent, transport, hjb)
+
+    def _along(
+        self, x: Tensor, y: Tensor | None, *, forwards: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Follow points by the scheme, to the data or to the base.
+
+        Beside them the integrals of the Laplacian, of the kinetic energy, and of the residual of
+        the HJB equation over time, from 0 to T in both directions.
         """
         h = self.t_final / self.steps
         stages = self._stages(len(x), y)

@@ -39,7 +39,13 @@ from wflow._core.checks import check_choice, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed
 from wflow.nets.generative.determinant import log_det_estimate, signs
-from wflow.nets.generative.flows import GradientFlow, ToBase, corrected, log_normal
+from wflow.nets.generative.flows import (
+    Generated,
+    GradientFlow,
+    ToBase,
+    corrected,
+    log_normal,
+)
 from wflow.nets.generative.moments import (
     KERNELS,
     PROXES,
@@ -338,11 +344,7 @@ class SparseTransformerFlow(GradientFlow):
         if self.context != "independent" or not self.training:
             return self.to_base(x, y)
         x = points(x, "x", self.dim, self.potential.w)
-        if len(x) <= self.tokens:
-            raise InputError(
-                f"the batch has {len(x)} rows, and the first {self.tokens} are the context: "
-                "expected more of them, or fewer tokens"
-            )
+        check_rows(len(x), self.tokens)
         y = self.potential.features(y, len(x))
         each = y is not None and y.ndim == 2
         context, others = (
@@ -462,7 +464,7 @@ class SparseTransformerFlow(GradientFlow):
         x = points(z, "z", self.dim, self.potential.w)
         y = self.potential.features(y, len(x))
         if self.convention == "published":
-            x, folded = self._published(x, y)
+            x, folded = self._printed_points(x, y)
             self._warn(float(folded.to(x).mean()))
             prior = L1(self.lam)
             if too_long(prior, h=self._h, beta=self.beta):
@@ -484,6 +486,82 @@ class SparseTransformerFlow(GradientFlow):
                 stacklevel=2,
             )
         return torch.cat(pieces)
+
+    def generate(
+        self,
+        z: Tensor,
+        y: Tensor | None = None,
+        *,
+        context: Tensor | tuple[Tensor, Tensor | None] | None = None,
+    ) -> Generated:
+        r"""Follow points of the base to samples, with their density, for a backward pass.
+
+        Parameters
+        ----------
+        z : Tensor, shape (n, dim)
+            Points at the base.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        context : Tensor, shape (m, dim), or a pair of it and its features, optional
+            As in `from_base`.
+
+        Returns
+        -------
+        Generated
+            Samples and log densities; a backward pass goes through both, to the weights of the
+            flow.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a context that is missing.
+
+        Warns
+        -----
+        UserWarning
+            Where a layer of `published` folds, or an Euler step has no inverse, with the share of
+            the tokens; in training once.
+
+        Notes
+        -----
+        With ``drift="rk4"`` the equation between the layers is integrated forwards; the density is
+        that of `log_density` up to the error of the scheme. The layers of the convention `inverse`,
+        and the steps of ``drift="euler"``, are solved as f(x) = z by Newton's method, without a
+        graph, and one more step
+
+        .. math:: x = x_* + Df(x_*)^{-1} (z - f_\theta(x_*))
+
+        with the derivative held fixed has the gradient of the implicit function. Layers of the
+        convention `attracting` are maps forwards. With `published` it is (22) with the traces of
+        (24), forwards, as in [1]_, section 4.2: what it sums is no log density.
+
+        References
+        ----------
+        .. [1] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein
+           Proximal Operator with L1 Prior", 2025, Algorithm 1.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
+        >>> found = flow.generate(torch.randn(5, 2), context=torch.randn(32, 2))
+        >>> found.x.requires_grad
+        True
+        """
+        x = points(z, "z", self.dim, self.potential.w)
+        y = self.potential.features(y, len(x))
+        path = self._path_of(context, own=False)
+        log_density = log_normal(x)
+        transport = hjb = x.new_zeros(len(x))
+        lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for k in range(1, self.steps + 1):
+            step = self._printed(k, x, y) if path is None else self._onwards(k, x, y, path[k - 1])
+            x, lost = step.x, lost | step.folded
+            log_density = log_density - step.log_det
+            transport, hjb = transport + step.transport, hjb + step.hjb
+        self._warn(float(lost.to(x).mean()))
+        return Generated(x, log_density, transport, hjb)
 
     def log_density(
         self,
@@ -703,8 +781,7 @@ class SparseTransformerFlow(GradientFlow):
             x = x if attracting else x + sign / 2 * layer.change
             matrix = identity(layer.attention, layer.slope, sign / 2)
             value, folded = log_abs_det(matrix)
-            trace = layer.slope.sum(1) - layer.attention.diagonal(dim1=1, dim2=2).sum(1)
-            log_det = trace / 2 if published else -value if attracting else value
+            log_det = layer.trace() / 2 if published else -value if attracting else value
         if self.drift == "rk4":
             x, slopes, bent = self._stages(len(x), y).step(x, k * h, -h, laplacian=True)
             assert bent is not None
@@ -819,13 +896,68 @@ class SparseTransformerFlow(GradientFlow):
         left = x - (found - self._layer(found, context).change / 2)
         return found + torch.linalg.solve(jacobian, left[:, :, None])[:, :, 0]
 
-    def _published(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _onwards(self, k: int, x: Tensor, y: Tensor | None, context: Tensor) -> "_Step":
+        """Step k to the data; what is defined by its inverse has an implicit derivative."""
+        drift = self._drift_along if self.drift == "rk4" else self._drift_solved
+        step = drift(k, x, y)
+        if not self._attends(k):
+            return step
+        if self.convention == "attracting":
+            x, jacobian = self._attracted(step.x, context)
+            return step._replace(x=x, log_det=step.log_det + log_abs_det(jacobian)[0])
+        x = self._released(step.x, context)
+        value, _ = log_abs_det(self._attracted(x, context)[1])
+        return step._replace(x=x, log_det=step.log_det - value)
+
+    def _drift_along(self, k: int, x: Tensor, y: Tensor | None) -> "_Step":
+        """Integrate the equation over step k to the data; nowhere without an inverse."""
+        h = self._h
+        x, slopes, bent = self._stages(len(x), y).step(x, (k - 1) * h, h, laplacian=True)
+        assert bent is not None
+        laplacian, energy, residual = integrals(slopes, bent, h)
+        nowhere = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        return _Step(x, laplacian, energy, residual, nowhere, torch.zeros_like(energy))
+
+    def _drift_solved(self, k: int, x: Tensor, y: Tensor | None) -> "_Step":
+        """Invert the Euler step k to the base, with the gradients of the implicit function."""
+        h = self._h
+        with torch.no_grad():
+            found, failed = self._drifted(x, y, k)
+        value, jacobian = self._euler(found, y, k)
+        # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
+        step, _ = torch.linalg.solve_ex(jacobian.detach(), x - value)
+        x = found + step
+        at = self.potential.derivatives(x, (k - 1) * h, y, hessian=True)
+        assert at.hessian is not None
+        energy = at.gradient.square().sum(1) / 2
+        change, turned = log_abs_det(drift_jacobian(at.hessian, h))
+        residual = (at.time + energy).abs()
+        none = torch.zeros_like(energy)
+        return _Step(x, -change, h * energy, h * residual, failed | turned, none)
+
+    def _printed(self, k: int, x: Tensor, y: Tensor | None) -> "_Step":
+        """Step k of (22) to the data with the traces of (24), tokens being their own context."""
+        h = self._h
+        at = self.potential.derivatives(x, (k - 1) * h, y)
+        assert at.laplacian is not None
+        energy, residual = self._printed_costs(x, at)
+        x, log_det = x + h * at.gradient, h * at.laplacian
+        folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        if self._attends(k):
+            layer = self._layer(x, x, alone=self.context == "masked", jacobian=True)
+            assert layer.attention is not None
+            x, log_det = x + layer.change / 2, log_det + layer.trace() / 2
+            with torch.no_grad():
+                folded = log_abs_det(identity(layer.attention, layer.slope, 0.5))[1]
+        return _Step(x, log_det, h * energy, h * residual, folded, torch.zeros_like(energy))
+
+    def _printed_points(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         """All steps of (22) from the base to the data; and the tokens that a layer folds."""
         folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        for k in range(self.steps):
-            at = self.potential.derivatives(x, k * self._h, y, laplacian=False)
+        for k in range(1, self.steps + 1):
+            at = self.potential.derivatives(x, (k - 1) * self._h, y, laplacian=False)
             x = x + self._h * at.gradient
-            if self._attends(k + 1):
+            if self._attends(k):
                 folded |= self._folds(x)
                 x = x + self._layer(x, x, alone=self.context == "masked").change / 2
         return x, folded
@@ -874,9 +1006,14 @@ class _Layer(NamedTuple):
     slope: Tensor
     attention: Tensor | None
 
+    def trace(self) -> Tensor:
+        """Trace of DS - DM, in (24)."""
+        assert self.attention is not None
+        return self.slope.sum(1) - self.attention.diagonal(dim1=1, dim2=2).sum(1)
+
 
 class _Step(NamedTuple):
-    """Tokens after a step to the base, and its terms."""
+    """Tokens after a step, to the base or to the data, and its terms."""
 
     x: Tensor
     log_det: Tensor
@@ -954,6 +1091,15 @@ def newton(
         jacobian = torch.where(better[:, None, None], slopes, jacobian)
         size = torch.where(better, length, size)
     return x, ~(size <= 1e3 * floor)
+
+
+def check_rows(rows: int, tokens: int) -> None:
+    """Check that a batch whose first rows are the context has others."""
+    if rows <= tokens:
+        raise InputError(
+            f"the batch has {rows} rows, and the first {tokens} are the context: expected more of "
+            "them, or fewer tokens"
+        )
 
 
 def _pair(given: Any) -> tuple[Any, Any]:

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import utils
 
-from wflow._core.checks import check_choice, number, path_of, positive, switch, whole
+from wflow._core.checks import check_choice, function, number, path_of, positive, switch, whole
 from wflow._core.errors import InputError, Interrupted, WflowError
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals
 from wflow.nets.blocks import evaluating, kept_modes
-from wflow.nets.checks import function, listed, module, tensor, text
+from wflow.nets.checks import listed, module, tensor, text
 from wflow.nets.continuous import ContinuousTransformer
 from wflow.nets.training import checkpoint as checkpoints
 from wflow.nets.training.checkpoint import (

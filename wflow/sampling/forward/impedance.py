@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import positive, reals, whole
+from wflow._core.checks import function, positive, reals, whole
 from wflow._core.errors import InputError
 from wflow.sampling.forward.model import ForwardModel, Pullback
 
@@ -228,10 +228,8 @@ def _waves(patterns: int, faces: int) -> FloatArray:
     return np.where(np.arange(patterns) % 2 == 0, np.cos(angle), np.sin(angle))
 
 
-def _table(function: Callable[[FloatArray], FloatArray], at: FloatArray, name: str) -> FloatArray:
-    if not callable(function):
-        raise InputError(f"{name} is {type(function).__name__}: expected a function of points")
-    values = reals(function(at), name)
+def _table(given: Callable[[FloatArray], FloatArray], at: FloatArray, name: str) -> FloatArray:
+    values = reals(function(given, name, "points")(at), name)
     if values.ndim != 2 or len(values) != len(at) or values.shape[1] < 1:
         raise InputError(f"{name} returns shape {values.shape}: expected ({len(at)}, k)")
     return values

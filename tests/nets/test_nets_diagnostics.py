@@ -169,6 +169,7 @@ def test_operator_norm_takes_the_one_linear_layer_of_a_head_and_nothing_else():
         ({"x": torch.ones(3)}, "expected real numbers"),
         ({"x": torch.ones(2, 3, dtype=torch.int64)}, "expected floating point"),
         ({"x": torch.full((2, 3), torch.nan)}, "not finite"),
+        ({"function": nn.Linear(3, 3), "x": torch.ones(2, 3).double()}, "the type of the weights"),
     ],
 )
 def test_bad_arguments_of_lipschitz_are_refused(options, match):

@@ -160,6 +160,7 @@ def test_values_that_are_not_finite_are_reported_and_not_returned():
     [
         (lambda: Elliptic(alpha=0), "alpha is 0"),
         (lambda: Elliptic(cells=1), "cells is 1"),
+        (lambda: forward.InverseProblem(Lorenz(), lam=1.0, noise=1.0).prior(2**40), "of memory"),
         (lambda: Lorenz(window=0.015), "not a whole number of steps"),
         (lambda: Lorenz(window=0.0), "window is 0"),
         (lambda: Lorenz(centre=(10, -1, 2)), "numbers > 0"),

@@ -557,6 +557,7 @@ def movements(**change):
         (lambda: movements(tau=0.0), "tau is 0"),
         (lambda: movements(tau=0.07), "whole number of steps of tau = 0.07"),
         (lambda: movements(dt=0.03), "tau = 0.1 is not a whole number of steps of dt = 0.03"),
+        (lambda: movements(t_final=5e-324), "is not a whole number of steps"),
         (lambda: movements(dt=0.3), "is not a whole number of steps"),
         (lambda: movements(heads=QKV), "general"),
         (lambda: movements(heads=np.triu(D3)), "not symmetric"),

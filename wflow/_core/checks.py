@@ -176,7 +176,7 @@ def _step_that_divides(t_final: float, dt: float) -> float:
     for unit in (decade, decade / 10):
         for digits in (8, 5, 4, 2.5, 2, 1.25, 1):
             step = digits * unit
-            if step <= dt and abs(round(t_final / step) * step - t_final) <= 1e-12 * t_final:
+            if 0 < step <= dt and abs(round(t_final / step) * step - t_final) <= 1e-12 * t_final:
                 return step
     return t_final / max(math.ceil(t_final / dt), 1)
 

@@ -105,7 +105,8 @@ def lipschitz(
     whole(samples, "samples")
     whole(iterations, "iterations", 0)
     called = given_function(function, "function")
-    tensor(x, "x", "real")
+    weights = function.parameters() if isinstance(function, nn.Module) else iter(())
+    tensor(x, "x", "real", next(weights, None))
     if x.ndim < 2 or not x.numel():
         raise InputError(
             f"x is {x.dtype} of shape {tuple(x.shape)}: expected real numbers (batch, ...)"

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import positive, reals, shown, whole
 from wflow._core.errors import InputError
+from wflow._core.memory import check_memory
 from wflow.sampling.forward.model import ForwardModel
 
 FloatArray = NDArray[np.float64]
@@ -198,8 +199,11 @@ class InverseProblem:
         InputError
             For numbers out of range.
         """
-        rng = np.random.default_rng([whole(seed, "seed", 0), 0])
-        return rng.laplace(scale=1 / self.lam, size=(whole(n, "n"), self.model.dim))
+        n, dim = whole(n, "n"), self.model.dim
+        check_memory(16.0 * n * dim, f"{n} draws of {dim} parameters", "take fewer")
+        return np.random.default_rng([whole(seed, "seed", 0), 0]).laplace(
+            scale=1 / self.lam, size=(n, dim)
+        )
 
     def simulate(self, n: int, seed: int = 0) -> Pairs:
         """Draw parameters from the prior, and data of each.

@@ -334,7 +334,7 @@ class OTFlow(GradientFlow):
         --------
         >>> import torch
         >>> from wflow.nets import generative
-        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2).double()
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8)).double()
         >>> z = flow.draws(3, seed=0)
         >>> bool((flow.to_base(flow.from_base(z)).z - z).abs().max() < 1e-12)
         True

@@ -455,7 +455,7 @@ class SparseTransformerFlow(GradientFlow):
         >>> import torch
         >>> from wflow.nets import generative
         >>> phi = generative.Potential(2, width=8)
-        >>> flow = generative.SparseTransformerFlow(phi, steps=2).double()
+        >>> flow = generative.SparseTransformerFlow(phi).double()
         >>> z, context = flow.draws(3, seed=0), torch.randn(32, 2, dtype=torch.float64)
         >>> x = flow.from_base(z, context=context)
         >>> bool((flow.to_base(x, context=context).z - z).abs().max() < 1e-12)

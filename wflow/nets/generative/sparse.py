@@ -39,13 +39,7 @@ from wflow._core.checks import check_choice, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed
 from wflow.nets.generative.determinant import log_det_estimate, signs
-from wflow.nets.generative.flows import (
-    Generated,
-    GradientFlow,
-    ToBase,
-    corrected,
-    log_normal,
-)
+from wflow.nets.generative.flows import Generated, GradientFlow, ToBase, corrected, log_normal
 from wflow.nets.generative.moments import (
     KERNELS,
     PROXES,
@@ -401,18 +395,14 @@ class SparseTransformerFlow(GradientFlow):
         """
         x = points(x, "x", self.dim, self.potential.w)
         path = self._path_of(context)
-        log_det = transport = hjb = x.new_zeros(len(x))
-        folded = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        variance = torch.zeros_like(log_det)
+        total = _rest(x)
         for k in range(self.steps, 0, -1):
-            step = self._kept(self._back, k, x, y, None if path is None else path[k - 1])
-            x = step.x
-            variance = variance + step.error.square()
-            log_det, transport = log_det + step.log_det, transport + step.transport
-            hjb, folded = hjb + step.hjb, folded | step.folded
-        share = folded.to(x).mean()
+            tokens = None if path is None else path[k - 1]
+            total = total.then(self._kept(self._back, k, total.x, y, tokens))
+        share = total.folded.to(x).mean()
         self._warn(float(share))
-        return ToBase(x, log_det, transport, hjb, share, variance.sqrt())
+        sums = total.log_det, total.transport, total.hjb
+        return ToBase(total.x, *sums, share, total.error)
 
     def from_base(
         self,
@@ -552,16 +542,14 @@ class SparseTransformerFlow(GradientFlow):
         x = points(z, "z", self.dim, self.potential.w)
         y = self.potential.features(y, len(x))
         path = self._path_of(context, own=False)
-        log_density = log_normal(x)
-        transport = hjb = x.new_zeros(len(x))
-        lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        total = _rest(x)
         for k in range(1, self.steps + 1):
-            step = self._printed(k, x, y) if path is None else self._onwards(k, x, y, path[k - 1])
-            x, lost = step.x, lost | step.folded
-            log_density = log_density - step.log_det
-            transport, hjb = transport + step.transport, hjb + step.hjb
-        self._warn(float(lost.to(x).mean()))
-        return Generated(x, log_density, transport, hjb)
+            at = total.x
+            total = total.then(
+                self._printed(k, at, y) if path is None else self._onwards(k, at, y, path[k - 1])
+            )
+        self._warn(float(total.folded.to(x).mean()))
+        return Generated(total.x, log_normal(x) - total.log_det, total.transport, total.hjb)
 
     def log_density(
         self,
@@ -892,9 +880,8 @@ class SparseTransformerFlow(GradientFlow):
             return found
         with torch.no_grad():
             jacobian = self._attracted(found, context)[1]
-        # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
-        left = x - (found - self._layer(found, context).change / 2)
-        return found + torch.linalg.solve(jacobian, left[:, :, None])[:, :, 0]
+        value = found - self._layer(found, context).change / 2
+        return implicit(found, jacobian, x - value)
 
     def _onwards(self, k: int, x: Tensor, y: Tensor | None, context: Tensor) -> "_Step":
         """Step k to the data; what is defined by its inverse has an implicit derivative."""
@@ -915,8 +902,7 @@ class SparseTransformerFlow(GradientFlow):
         x, slopes, bent = self._stages(len(x), y).step(x, (k - 1) * h, h, laplacian=True)
         assert bent is not None
         laplacian, energy, residual = integrals(slopes, bent, h)
-        nowhere = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        return _Step(x, laplacian, energy, residual, nowhere, torch.zeros_like(energy))
+        return _rest(x)._replace(log_det=laplacian, transport=energy, hjb=residual)
 
     def _drift_solved(self, k: int, x: Tensor, y: Tensor | None) -> "_Step":
         """Invert the Euler step k to the base, with the gradients of the implicit function."""
@@ -924,9 +910,7 @@ class SparseTransformerFlow(GradientFlow):
         with torch.no_grad():
             found, failed = self._drifted(x, y, k)
         value, jacobian = self._euler(found, y, k)
-        # A step of Newton's method with a fixed Jacobian: its value is zero, its gradient is not.
-        step, _ = torch.linalg.solve_ex(jacobian.detach(), x - value)
-        x = found + step
+        x = implicit(found, jacobian.detach(), x - value)
         at = self.potential.derivatives(x, (k - 1) * h, y, hessian=True)
         assert at.hessian is not None
         energy = at.gradient.square().sum(1) / 2
@@ -1022,6 +1006,23 @@ class _Step(NamedTuple):
     folded: Tensor
     error: Tensor  # standard error of log_det
 
+    def then(self, step: "_Step") -> "_Step":
+        """Both steps, one after the other; their errors are independent."""
+        return _Step(
+            step.x,
+            self.log_det + step.log_det,
+            self.transport + step.transport,
+            self.hjb + step.hjb,
+            self.folded | step.folded,
+            torch.hypot(self.error, step.error),
+        )
+
+
+def _rest(x: Tensor) -> _Step:
+    """A step that leaves the tokens where they are."""
+    zero = x.new_zeros(len(x))
+    return _Step(x, zero, zero, zero, torch.zeros_like(zero, dtype=torch.bool), zero)
+
 
 # Small matrices
 # --------------
@@ -1054,6 +1055,16 @@ def drift_jacobian(hessian: Tensor, h: float) -> Tensor:
 def identity(attention: Tensor, slope: Tensor, share: float) -> Tensor:
     """I + share (DS - DM)."""
     return torch.diag_embed(1 + share * slope) - share * attention
+
+
+def implicit(found: Tensor, jacobian: Tensor, left: Tensor) -> Tensor:
+    """The solution that was found, with the gradient of the implicit function.
+
+    It is one more step of Newton's method with a fixed Jacobian: what is left to solve is zero to
+    rounding, its gradient is not.
+    """
+    step, _ = torch.linalg.solve_ex(jacobian, left)
+    return found + step
 
 
 @torch.no_grad()

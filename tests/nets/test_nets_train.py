@@ -66,7 +66,7 @@ def test_step_decay_changes_at_its_boundaries():
         lambda: config(batch=2.5),
         lambda: config(betas=(0.9, 1.0)),
         lambda: config(clip=0.0),
-        lambda: config(optimizer="sgd"),
+        lambda: config(optimizer="lbfgs"),
         lambda: config(precision="float16"),
         lambda: config(schedule=lambda step: 1e-3),
         lambda: config(evaluate_every=0),

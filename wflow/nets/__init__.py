@@ -7,8 +7,9 @@
 
 `blocks` has the parts of transformers, `continuous` the dynamical systems made of them, `models`
 whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
-`diagnostics` serve them; `generative` has flows between densities, `convex` is a test problem with
-a known solution, `particles` turns trained heads into a head law. Only `study` imports this
+`diagnostics` serve them; `control` reads them as control problems; `generative` has flows between
+densities, `convex` is a test problem with a known solution, `particles` turns trained heads into a
+head law. Only `study` imports this
 package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
@@ -27,6 +28,7 @@ _HOMES = {
     "ViT": "models.vit",
     "GPT": "models.gpt",
     "Pretrained": "pretrained",
+    "ControlledResNet": "models.controlled",
     "TextClassifier": "models.text",
     "SetTransformer": "models.set_transformer",
     "build": "registry",
@@ -35,6 +37,7 @@ _HOMES = {
 }
 _MODULES = {
     "blocks": "blocks",
+    "control": "control",
     "convex": "convex",
     "data": "data",
     "diagnostics": "diagnostics",
@@ -46,9 +49,10 @@ _MODULES = {
 __all__ = [*sorted(_HOMES), *_MODULES]
 
 if TYPE_CHECKING:
-    from wflow.nets import blocks, convex, data, diagnostics, generative, particles
+    from wflow.nets import blocks, control, convex, data, diagnostics, generative, particles
     from wflow.nets.blocks import Flow, Output
     from wflow.nets.continuous import ContinuousTransformer, NodeTransformer, Trajectory
+    from wflow.nets.models.controlled import ControlledResNet
     from wflow.nets.models.gpt import GPT
     from wflow.nets.models.set_transformer import SetTransformer
     from wflow.nets.models.text import TextClassifier

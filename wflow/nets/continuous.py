@@ -207,8 +207,8 @@ class ContinuousTransformer(nn.Module):
         InputError
             For blocks that change the shape.
         """
-        size = self._size(x, valid)
-        x = _unrounded(x)
+        size = self.size(x, valid)
+        x = unrounded(x)
         step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
             step = _recomputed(self._step)
@@ -235,8 +235,8 @@ class ContinuousTransformer(nn.Module):
         Trajectory
             States, times, cost and velocity of each step.
         """
-        size = self._size(x, valid)
-        x = _unrounded(x)
+        size = self.size(x, valid)
+        x = unrounded(x)
         states, norms, velocities = [x], [], []
         for _ in range(self.steps):
             velocities.append(self.velocity_of(x, **context))
@@ -307,7 +307,7 @@ class ContinuousTransformer(nn.Module):
         total = torch.stack([weight * squares for weight, squares in pairs]).sum(0)
         return self.dt / 2 * size.scale * total
 
-    def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
+    def size(self, x: Tensor, valid: Tensor | None) -> "_Size":
         tensor(x, "hidden states", "real")
         if not x.numel():
             raise InputError(f"hidden states are of shape {tuple(x.shape)}: expected some")
@@ -486,7 +486,7 @@ class _Size(NamedTuple):
         return torch.linalg.vector_norm(velocity, dtype=at_least_single(velocity.dtype))
 
 
-def _unrounded(x: Tensor) -> Tensor:
+def unrounded(x: Tensor) -> Tensor:
     """Hidden states in single precision at least under autocast: sums of steps need the digits."""
     if autocast(x):
         x = x.to(at_least_single(x.dtype))

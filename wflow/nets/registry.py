@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from wflow._core.errors import InputError
+from wflow._core.tableaux import Tableau
 from wflow.nets.checks import module
 
 N = TypeVar("N", bound=nn.Module)
@@ -447,6 +448,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON has it; a TypeError names what it has not."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, Tableau):
+        value = value.config()
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int) and abs(value) < 2**63:

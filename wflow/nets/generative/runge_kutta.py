@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from wflow._core.tableaux import TABLEAUX
 from wflow.nets.generative.potential import (
     Gradients,
     Potential,
@@ -24,8 +25,7 @@ from wflow.nets.generative.potential import (
     second_order_backward,
 )
 
-NODES = (0.0, 0.5, 0.5, 1.0)
-WEIGHTS = (1 / 6, 1 / 3, 1 / 3, 1 / 6)
+NODES, WEIGHTS = TABLEAUX["rk4"].nodes, TABLEAUX["rk4"].weights
 
 
 class Stages:

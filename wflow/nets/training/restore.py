@@ -6,6 +6,7 @@ from typing import TypeVar
 from torch import nn
 
 # Whoever restores a network need not have imported its class.
+import wflow.nets.models.controlled
 import wflow.nets.models.gpt
 import wflow.nets.models.set_transformer
 import wflow.nets.models.text

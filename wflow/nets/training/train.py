@@ -118,8 +118,10 @@ class TrainConfig:
         Learning rate as a function of the step. A scheduler of torch is that of an Adam or AdamW
         with the settings of this configuration; it is stepped once for each step here, and left as
         it was. `ReduceLROnPlateau`, which follows measurements, is refused.
-    optimizer : {"adam", "adamw"}
-        `adam` (weight decay added to the gradient) or `adamw` (decoupled).
+    optimizer : {"adam", "adamw", "sgd"} or Method
+        `adam` (weight decay added to the gradient), `adamw` (decoupled), `sgd` (gradient descent
+        with the rate as its step), or a method with steps of another kind, such as
+        `wflow.nets.control.MSA`.
     betas : tuple of float, default (0.9, 0.999)
         Decay of the two running means, in [0, 1).
     weight_decay : float, default 0.0
@@ -159,7 +161,7 @@ class TrainConfig:
     steps: int
     batch: int
     schedule: Schedule | torch.optim.lr_scheduler.LRScheduler = _RATE
-    optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer: "Literal['adam', 'adamw', 'sgd'] | Method" = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     clip: float | None = None
@@ -177,7 +179,8 @@ class TrainConfig:
         keep(self, "seed", whole(self.seed, "seed", 0))
         if self.evaluate_every is not None:
             keep(self, "evaluate_every", whole(self.evaluate_every, "evaluate_every"))
-        check_choice("optimizer", self.optimizer, ("adam", "adamw"))
+        if not isinstance(self.optimizer, Method):
+            check_choice("optimizer", self.optimizer, ("adam", "adamw", "sgd"))
         check_choice("precision", self.precision, ("float32", "bfloat16"))
         keep(self, "compile", switch(self.compile, "compile"))
         betas = listed(self.betas, "betas")
@@ -188,7 +191,12 @@ class TrainConfig:
         if self.clip is not None:
             keep(self, "clip", positive(self.clip, "clip"))
         if isinstance(self.schedule, torch.optim.lr_scheduler.LRScheduler):
-            numbers = (self.steps, self.optimizer, self.betas, self.weight_decay)
+            if self.optimizer not in ("adam", "adamw"):
+                raise InputError(
+                    "schedule is a scheduler of torch, which is made for an Adam or AdamW: "
+                    "expected Constant, Cosine or StepDecay for another optimizer"
+                )
+            numbers = (self.steps, str(self.optimizer), self.betas, self.weight_decay)
             keep(self, "schedule", unrolled(self.schedule, *numbers))
         if not isinstance(self.schedule, Schedule):
             raise InputError(
@@ -196,6 +204,8 @@ class TrainConfig:
                 "scheduler of torch.optim.lr_scheduler"
             )
         text(self.device, "device")
+        if isinstance(self.optimizer, Method):
+            self.optimizer.check(self)
 
     @property
     def rule(self) -> Schedule:
@@ -212,7 +222,29 @@ class TrainConfig:
             Settings by name.
         """
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.optimizer, Method):
+            plain["optimizer"] = self.optimizer.as_dict()
         return plain | {"schedule": schedule_dict(self.rule), "betas": list(self.betas)}
+
+
+class Method:
+    """A way of training whose steps are not those of an optimiser along a gradient.
+
+    `TrainConfig` takes one as its optimizer; checkpoints, history and progress stay as they are.
+    """
+
+    def as_dict(self) -> dict[str, Any]:
+        """Settings for JSON, with the name of the method."""
+        raise NotImplementedError
+
+    def check(self, config: TrainConfig) -> None:
+        """Raise InputError for a configuration that does not fit."""
+
+    def learner(
+        self, model: nn.Module, objective: "Objective", config: TrainConfig, processes: Team
+    ) -> "Learner":
+        """Make what takes the steps; parameters as for `Learner`."""
+        raise NotImplementedError
 
 
 # Objective: where batches come from, and the loss of a network on one
@@ -406,7 +438,7 @@ _MEANS = ("exp_avg", "exp_avg_sq")
 
 
 class Learner:
-    """A network with its optimiser, over all processes.
+    """A network and what takes its steps, over all processes.
 
     Parameters
     ----------
@@ -423,8 +455,6 @@ class Learner:
     ----------
     parameters : object
         Those that are trained.
-    optimizer : object
-        Torch's Adam or AdamW over them.
     parts : object
         Names of the parts of the loss, known after the first step.
 
@@ -439,22 +469,15 @@ class Learner:
     ) -> None:
         self.objective, self.config, self.processes = objective, config, processes
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = _optimizer(self.parameters, config)
+        if not self.parameters:
+            raise InputError("the model has no parameters to train: expected at least one")
         self.parts: tuple[str, ...] | None = None
-        # A graph of all steps of a system would hold its blocks as many times: one serves them all.
-        systems = [part for part in model.modules() if isinstance(part, ContinuousTransformer)]
-        self._systems = systems if config.compile else []
-        self._compiled = [_compiled(system.blocks) for system in self._systems]
-        # Gradients are averaged around the compiled network, which so stays one graph.
-        whole = config.compile and not systems
-        self._module = processes.wrap(_compiled(model) if whole else model)
         self.autocast = partial(
             torch.autocast,
             processes.device.type,
             dtype=torch.bfloat16,
             enabled=config.precision == "bfloat16",
         )
-        self.optimizer.zero_grad(set_to_none=True)  # left by a caller, or by a crash
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
         """Take a step with a global batch.
@@ -482,6 +505,76 @@ class Learner:
         InputError
             For an objective that returns anything but a Loss, or other parts than before.
         """
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the weights."""
+        raise NotImplementedError
+
+    def restore(self, saved: Mapping[str, Any], done: int) -> None:
+        """Take over the state from a checkpoint.
+
+        Parameters
+        ----------
+        saved : mapping
+            `state` of the same network; rates and the like are taken from the configuration.
+        done : int
+            Number of steps that were taken.
+
+        Raises
+        ------
+        AttributeError, KeyError, TypeError, ValueError
+            For a state of another kind; nothing has changed then.
+        """
+        raise NotImplementedError
+
+    def finite(self) -> bool:
+        """Whether all weights are finite."""
+        return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
+
+    def values(self, loss: Loss) -> Tensor:
+        """The numbers of a loss: (1 + parts,), float64, on the device."""
+        if not isinstance(loss, Loss) or loss.total.ndim:
+            raise InputError(
+                "the objective returned no Loss(total, parts) with a total of one number: return "
+                "the mean over the rows"
+            )
+        parts = tuple(loss.parts)
+        if self.parts not in (None, parts):
+            raise InputError(
+                f"the loss has the parts {parts} and had {self.parts}: expected the same each time"
+            )
+        self.parts = parts
+        return torch.stack(
+            [value.detach().double() for value in (loss.total, *loss.parts.values())]
+        )
+
+
+class GradientLearner(Learner):
+    """Steps of an optimiser along the gradient; parameters as for `Learner`.
+
+    Attributes
+    ----------
+    optimizer : object
+        Torch's Adam, AdamW or SGD over the parameters.
+    """
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Team
+    ) -> None:
+        super().__init__(model, objective, config, processes)
+        self.optimizer = _optimizer(self.parameters, config)
+        # A graph of all steps of a system would hold its blocks as many times: one serves them all.
+        systems = [part for part in model.modules() if isinstance(part, ContinuousTransformer)]
+        self._systems = systems if config.compile else []
+        self._compiled = [_compiled(system.blocks) for system in self._systems]
+        # Gradients are averaged around the compiled network, which so stays one graph.
+        whole = config.compile and not systems
+        self._module = processes.wrap(_compiled(model) if whole else model)
+        self.optimizer.zero_grad(set_to_none=True)  # left by a caller, or by a crash
+
+    def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
+        """As for `Learner`."""
         config, processes = self.config, self.processes
         redraw(config.seed, TRAINING, number, processes.rank)
         for group in self.optimizer.param_groups:
@@ -497,7 +590,7 @@ class Learner:
             with processes.quiet(self._module, more=more), self._compiled_blocks():
                 with self.autocast():
                     loss = self.objective(self._module, *piece)
-                values.append(self._values(loss))
+                values.append(self.values(loss))
                 part = loss.total / len(pieces) if equal else loss.total * shares[place - 1]
                 part.backward()
         norm = utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -516,24 +609,13 @@ class Learner:
         return saved | {"idle": [k for k in range(count) if k not in saved["state"]]}
 
     def restore(self, saved: Mapping[str, Any], done: int) -> None:
-        """Take over the running means of the optimiser from a checkpoint.
-
-        Parameters
-        ----------
-        saved : mapping
-            `state` of the same network; rates and the like are taken from the configuration.
-        done : int
-            Number of steps that were taken.
-
-        Raises
-        ------
-        AttributeError, KeyError, TypeError, ValueError
-            For a state that is not of this optimiser; nothing has changed then.
-        """
+        """As for `Learner`: the running means of the optimiser."""
         own = self.optimizer.state_dict()["param_groups"]
         if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in own]:
             raise ValueError("the optimiser had other parameters")
         places, states = self._places(), saved["state"]
+        if states and self.config.optimizer == "sgd":
+            raise ValueError("gradient descent has no state")
         # Files of earlier versions do not say which parameters were idle.
         idle = saved.get("idle", [k for k in range(len(places)) if k not in states])
         if sorted([*states, *idle]) != list(range(len(places))):
@@ -552,10 +634,6 @@ class Learner:
         """Parameters as the optimiser numbers them: by group, not in the order of the network."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def finite(self) -> bool:
-        """Whether all weights are finite."""
-        return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
-
     @contextmanager
     def _compiled_blocks(self) -> Iterator[None]:
         """Compiled blocks in place of the plain ones for a step, forward and backward.
@@ -570,23 +648,6 @@ class Learner:
         finally:
             for system, blocks in zip(self._systems, plain, strict=True):
                 system.blocks = blocks
-
-    def _values(self, loss: Loss) -> Tensor:
-        """The numbers of a loss: (1 + parts,), float64, on the device."""
-        if not isinstance(loss, Loss) or loss.total.ndim:
-            raise InputError(
-                "the objective returned no Loss(total, parts) with a total of one number: return "
-                "the mean over the rows"
-            )
-        parts = tuple(loss.parts)
-        if self.parts not in (None, parts):
-            raise InputError(
-                f"the loss has the parts {parts} and had {self.parts}: expected the same each time"
-            )
-        self.parts = parts
-        return torch.stack(
-            [value.detach().double() for value in (loss.total, *loss.parts.values())]
-        )
 
 
 def _check_state(state: Mapping[str, Tensor], place: int, parameter: Tensor, done: int) -> None:
@@ -620,8 +681,6 @@ def _compiled(module: nn.Module) -> nn.Module:
 
 
 def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    if not parameters:
-        raise InputError("the model has no parameters to train: expected at least one")
     decayed = [p for p in parameters if p.ndim >= 2]
     others = [p for p in parameters if p.ndim < 2]
     groups = [
@@ -629,6 +688,8 @@ def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.opt
         for members, decay in ((decayed, config.weight_decay), (others, 0.0))
         if members
     ]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.rule(0), fused=True)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=config.rule(0), betas=config.betas, fused=True)
 
@@ -784,7 +845,9 @@ def train(
             saved = processes.share(partial(look, resume=resume, overwrite=overwrite))
         stack.enter_context(kept_modes(model))
         stack.enter_context(torch.random.fork_rng([processes.device] if on_gpu else []))
-        learner = Learner(model.to(processes.device), objective, config, processes)
+        method = config.optimizer
+        make = method.learner if isinstance(method, Method) else GradientLearner
+        learner = make(model.to(processes.device), objective, config, processes)
         run = _Run(learner, model, source, evaluate, folder, identity, label)
         stack.callback(source.close)
         if saved is not None:
@@ -894,7 +957,13 @@ class _Run:
         loaded = isinstance(source, Loaded)
         name = "a batch" if loaded else f"batches({self.done})"
         batch = rows_of(source(self.done), name, share, exact=not loaded)
-        return self.learner.step(self.done, batch, local=source.local)
+        try:
+            return self.learner.step(self.done, batch, local=source.local)
+        except NonFiniteLossError as error:  # of a layer, found within the step
+            kept = "" if self.folder is None else f"; what {self.folder} held is kept"
+            error.args = (f"in step {self.done}, {error.args[0]}{kept}",)
+            error.step, error.history = self.done, self.dataset()
+            raise
 
     def _due(self, every: int | None) -> bool:
         ends = self.done in (0, self.config.steps)

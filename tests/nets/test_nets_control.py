@@ -1,0 +1,323 @@
+"""Networks as control problems: gradients by costates, the Hamiltonian, what is refused."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import wflow  # noqa: E402
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import control  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MIDPOINT = wflow.Tableau("midpoint", 2, (0, 1 / 2), ((), (1 / 2,)), (0, 1))  # b_1 = 0
+RALSTON = wflow.Tableau("ralston", 2, (0, 2 / 3), ((), (2 / 3,)), (1 / 4, 3 / 4))
+KUTTA = wflow.Tableau("kutta", 3, (0, 0.5, 1), ((), (0.5,), (-1, 2)), (1 / 6, 2 / 3, 1 / 6))
+SCHEMES = ["euler", "heun", "rk4", "dopri5", MIDPOINT, RALSTON, KUTTA]
+
+
+class Timed(nn.Module):
+    """Dense layer whose velocity depends on the time."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.map = nn.Linear(width, width)
+
+    def forward(self, x, t):
+        return torch.tanh(self.map(x) * (1 + t**2))
+
+
+class Noisy(nn.Module):
+    """Dense layer with dropout."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.map = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.3))
+
+    def forward(self, x):
+        return self.map(x)
+
+
+def dense(width):
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+
+def squares(layer, x, f):
+    """A running cost of the states."""
+    return x.square().mean() + (x * f).mean()
+
+
+def double(network, seed=0):
+    """Weights of order one in double precision, so that no gradient is small by itself."""
+    generator = torch.Generator().manual_seed(seed)
+    network = network.double()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    return network
+
+
+def draw(*shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def by_backpropagation(network, x, loss, weight=1.0):
+    found = network(x)
+    output, cost = found if isinstance(found, tuple) else (found, 0.0)
+    total = loss(output) + weight * cost
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    grads = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads)}
+
+
+def assert_gradients(network, x, loss, tolerance=1e-12, **options):
+    weight = options.get("weight", 1.0)
+    torch.manual_seed(5)
+    expected = by_backpropagation(network, x, loss, weight)
+    state = torch.get_rng_state()
+    torch.manual_seed(5)
+    found = control.gradients(network, x, loss, **options)
+    assert torch.equal(torch.get_rng_state(), state)  # what is drawn next is the same
+    assert list(found) == list(expected)
+    size = max(float(g.abs().max()) for g in expected.values())
+    assert size > 1e-6
+    for name, grad in expected.items():
+        assert float((found[name] - grad).abs().max()) <= tolerance * size, name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scheme=st.sampled_from(SCHEMES),
+    shared=st.booleans(),
+    kind=st.sampled_from(["dense", "timed", "noisy", "block"]),
+    learned=st.booleans(),
+    transport=st.sampled_from([0.0, 0.7]),
+    penalty=st.sampled_from([0.0, 0.3]),
+    running=st.sampled_from([None, squares]),
+    steps=st.integers(1, 5),
+    keep=st.sampled_from([1, 2, 3, "sqrt"]),
+    residual=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_gradients_are_those_of_back_propagation(
+    scheme, shared, kind, learned, transport, penalty, running, steps, keep, residual, seed
+):
+    width = 4
+    make = {
+        "dense": dense,
+        "timed": Timed,
+        "noisy": Noisy,
+        "block": lambda w: nets.blocks.Block(w, heads=2, hidden=8, dropout=0.2),
+    }[kind]
+    body = control.Dynamics(
+        make(width) if shared else [make(width) for _ in range(steps)],
+        1.3,
+        steps,
+        shared=shared,
+        scheme=scheme,
+        velocity="residual" if residual else "block",
+        learn_lengths=learned,
+        timed=kind == "timed",
+        transport=transport,
+        penalty=penalty,
+        running=running,
+    )
+    body = double(body, seed)
+    x = draw(3, 5, width, seed=seed) if kind == "block" else draw(6, width, seed=seed)
+    weights = draw(*x.shape, seed=seed + 1)
+    assert_gradients(body, x, lambda out: (weights * out.sin()).sum(), keep=keep)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_resnet_has_the_gradients_of_back_propagation(scheme, shared):
+    net = nets.ControlledResNet(
+        2, layers=7, scheme=scheme, shared=shared, width=4, transport=0.1, penalty=0.01
+    )
+    x, labels = draw(9, 2), torch.arange(9) % 2
+    for weight in (0.0, 1.0, 2.5):
+        assert_gradients(
+            double(net), x, lambda out: functional.cross_entropy(out, labels), weight=weight
+        )
+
+
+def bodies(gpt):
+    yield gpt.body
+    for scheme in ("euler", "heun", "rk4"):
+        for velocity, cost in (("block", "mean"), ("residual", "sum")):
+            yield nets.ContinuousTransformer(
+                gpt.body, 0.8, 3, scheme=scheme, velocity=velocity, cost=cost
+            )
+    yield nets.NodeTransformer(gpt.body, steps=2, scheme="heun")
+    yield control.Dynamics(gpt.body, 2.0, scheme=MIDPOINT, velocity="residual", transport=0.1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("keep", [1, "sqrt"])
+def test_gpt_has_the_gradients_of_back_propagation_whatever_its_body(dropout, keep):
+    sizes = {"vocabulary": 11, "context": 6, "width": 8, "depth": 2, "heads": 2}
+    tokens = torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(0))
+
+    def loss(out):
+        return functional.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten())
+
+    for count in range(len(list(bodies(nets.GPT(**sizes))))):
+        gpt = nets.GPT(**sizes, dropout=dropout)
+        gpt.body = list(bodies(gpt))[count]
+        assert_gradients(double(gpt), tokens[:, :-1], loss, keep=keep, weight=0.4)
+
+
+def test_padded_texts_keep_their_masks():
+    net = nets.TextClassifier(
+        vocabulary=7, context=6, width=8, depth=2, heads=2, classes=3, pad=0
+    )
+    net.body = nets.ContinuousTransformer(net.body, steps=3, scheme="heun")
+    tokens = torch.tensor([[3, 1, 4, 0, 0, 0], [2, 6, 5, 3, 0, 0]])
+    assert_gradients(
+        double(net), tokens, lambda out: functional.cross_entropy(out, torch.tensor([0, 2]))
+    )
+
+
+def test_gradients_under_autocast_are_those_of_back_propagation():
+    gpt = nets.GPT(vocabulary=11, context=6, width=8, depth=3, heads=2)
+    tokens = torch.arange(12).reshape(2, 6) % 11
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_gradients(gpt, tokens, lambda out: out.float().square().mean(), 0.02)
+
+
+def test_frozen_layers_pass_costates_on():
+    net = double(nets.ControlledResNet(2, layers=4, width=3))
+    for p in net.body.layers[1].parameters():
+        p.requires_grad_(False)
+    assert_gradients(net, draw(5, 2), lambda out: out.square().mean())
+
+
+def test_costates_are_minus_the_gradients_in_the_states():
+    net = double(nets.ControlledResNet(3, layers=4, scheme="rk4", transport=0.2))
+    x = draw(5, 3)
+
+    def loss(out):
+        return out.square().mean()
+
+    found = control.extremal(net, x, loss)
+    lengths, plan = net.body.lengths, net.body.plan(x)
+    torch.testing.assert_close(found.times, torch.linspace(0, 1, 5, dtype=torch.float64))
+    for start in range(5):
+        state = found.states[start].detach().requires_grad_()
+        z, total = state, 0.0
+        for step in range(start, 4):
+            z, cost = plan.advance(step, z, 0.0, float(lengths[step]))
+            total = total + cost
+        total = loss(net.head(z)) + total
+        (grad,) = torch.autograd.grad(total, state)
+        torch.testing.assert_close(found.costates[start], -grad, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(control.states(net, x), found.states, rtol=0, atol=0)
+    torch.testing.assert_close(control.costates(net, x, loss), found.costates, rtol=0, atol=0)
+    assert found.objective == pytest.approx(float(loss(net(x).output) + net(x).cost), rel=1e-14)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("transport", [0.0, 0.3])
+def test_hamiltonian_of_shared_weights_is_constant_to_the_order_of_the_scheme(scheme, transport):
+    def variation(steps):
+        net = nets.ControlledResNet(
+            3, layers=steps, scheme=scheme, shared=True, width=4, t_final=2.0, transport=transport
+        )
+        found = control.hamiltonian(
+            double(net, seed=3), draw(5, 3), lambda out: out.sin().square().sum()
+        )
+        return float((found - found[0]).abs().max() / found.abs().max())
+
+    order = nets.ControlledResNet(3, layers=1, scheme=scheme).body.tableau.order
+    coarse = 4 if order == 5 else 10
+    errors = [variation(coarse * 2**k) for k in range(4)]
+    slopes = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    assert order - 0.35 < slopes[-1] < order + 1.35, (errors, slopes)
+
+
+def test_hamiltonian_of_separate_weights_is_not_constant():
+    net = double(nets.ControlledResNet(3, layers=8, scheme="rk4"))
+    found = control.hamiltonian(net, draw(5, 3), lambda out: out.square().sum())
+    assert float((found - found[0]).abs().max() / found.abs().max()) > 0.1
+
+
+def test_euler_with_steps_of_length_one_is_the_classic_residual_network():
+    net = double(nets.ControlledResNet(3, layers=4, t_final=4.0, activation="relu"))
+    x, state = draw(5, 3), draw(5, 3)
+    for layer in net.body.layers:
+        state = state + torch.relu(layer[0](state))
+    torch.testing.assert_close(net(x).output, net.head(state), rtol=1e-14, atol=1e-14)
+
+
+def test_lengths_are_on_the_simplex():
+    body = control.Dynamics([dense(2) for _ in range(3)], 2.0, learn_lengths=True)
+    torch.nn.init.normal_(body.log_lengths)
+    assert body.lengths.sum().item() == pytest.approx(2.0)
+    assert (body.lengths > 0).all()
+    with pytest.raises(InputError, match="3 layers or trained lengths"):
+        body.steps = 4
+
+
+def test_resnet_is_saved_and_made_again(tmp_path):
+    for scheme in ("heun", MIDPOINT):
+        net = nets.ControlledResNet(2, layers=3, scheme=scheme, learn_lengths=True, penalty=0.1)
+        net.save_pretrained(tmp_path)
+        again = nets.ControlledResNet.from_pretrained(tmp_path)
+        assert again.body.tableau == net.body.tableau
+        x = torch.randn(4, 2)
+        assert torch.equal(again(x).output, net(x).output)
+    gpt = nets.GPT(vocabulary=5, context=4, width=4, depth=2, heads=2)
+    gpt.body = control.Dynamics(gpt.body, 2.0, scheme=MIDPOINT, velocity="residual")
+    assert nets.build(nets.config(gpt)).body.tableau == MIDPOINT
+
+
+class Wider(nn.Module):
+    def forward(self, x):
+        return torch.cat([x, x], dim=-1)
+
+
+def test_layers_that_change_the_shape_are_refused():
+    for body in (control.Dynamics([Wider()]), nets.blocks.Stack([Wider()])):
+        with pytest.raises(InputError, match=r"layer 0 turned states \(3, 2\) into \(3, 4\)"):
+            control.gradients(nn.Sequential(nn.Linear(2, 2), body), torch.ones(3, 2), torch.sum)
+
+
+def test_costates_that_are_not_finite_name_their_layer():
+    class Burst(nn.Module):
+        def forward(self, x):
+            return x.sqrt()  # infinite slope at 0
+
+    net = control.Dynamics([dense(2), Burst(), dense(2)], running=lambda m, x, f: 0 * f.sum())
+    nn.init.zeros_(net.layers[0][0].weight)
+    nn.init.zeros_(net.layers[0][0].bias)
+    with pytest.raises(control.NonFiniteCostateError, match="not finite at layer 1 of 3") as caught:
+        control.gradients(net, torch.zeros(3, 2), torch.sum)
+    assert caught.value.layer == 1 and caught.value.step == -1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda net, x: control.gradients(net, x, lambda out: out), "tensor of one real number"),
+        (lambda net, x: control.gradients(net, x, torch.sum, keep=0), "keep is 0"),
+        (lambda net, x: control.gradients(net, x, torch.sum, weight=-1), "weight is -1"),
+        (lambda net, x: control.gradients(net, x, 3), "loss is int"),
+        (lambda net, x: control.extremal(nn.Linear(2, 2), x, torch.sum), "no body of layers"),
+        (lambda net, x: control.states(nn.ModuleList([net, net]), x), "2 bodies"),
+        (lambda net, x: control.Dynamics([]), "there are no layers"),
+        (lambda net, x: control.Dynamics([dense(2)], scheme="rk5"), "scheme is 'rk5'"),
+        (lambda net, x: nets.ControlledResNet(3, layers=2, width=2), "width is 2"),
+        (lambda net, x: net(x.long()), "x is torch.int64"),
+        (lambda net, x: net(torch.ones(3, 5)), r"expected \(samples, 2\)"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call(nets.ControlledResNet(2, layers=2), torch.ones(3, 2))

@@ -1,0 +1,350 @@
+"""States, costates, Hamiltonian and gradients of a network that is read as a control problem."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wflow._core.checks import number, shown
+from wflow._core.errors import InputError
+from wflow.nets.blocks import Flow, Output, output_of
+from wflow.nets.checks import function, module
+from wflow.nets.control.sweep import Generators, Keep, Record, body_of, swept
+
+Terminal = Callable[[Tensor], Tensor]
+
+
+class Extremal(NamedTuple):
+    """States and costates of a network, and what follows from them.
+
+    Parameters
+    ----------
+    times : Tensor, shape (N + 1,)
+        Times of the states, float64; a discrete stack has T = N.
+    states : Tensor, shape (N + 1, ...)
+        States x_0 .. x_N.
+    costates : Tensor, shape (N + 1, ...)
+        Costates p_0 .. p_N, p_N = -grad Phi(x_N).
+    hamiltonian : Tensor, shape (N + 1,)
+        H(x_l, p_l, u_l), with the control of the last step at the end.
+    gradients : dict
+        Gradient of the objective by the name of each trainable parameter.
+    objective : float
+        J, the loss and the running cost.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ControlledResNet(2, layers=3)
+    >>> found = nets.control.extremal(net, torch.ones(4, 2), lambda out: out.square().mean())
+    >>> found.costates.shape, found.hamiltonian.shape
+    (torch.Size([4, 4, 2]), torch.Size([4]))
+    """
+
+    times: Tensor
+    states: Tensor
+    costates: Tensor
+    hamiltonian: Tensor
+    gradients: dict[str, Tensor]
+    objective: float
+
+
+def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0) -> Extremal:
+    r"""States and costates of a network, with Hamiltonian and gradients [1]_ [2]_.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        A body of layers, or a network with one: `control.Dynamics`, `ContinuousTransformer`,
+        `NodeTransformer` or `blocks.Stack`, such as `ControlledResNet` and `GPT`.
+    x : Tensor
+        What the network is given: a batch.
+    loss : callable
+        ``loss(output)``: one number, the terminal cost of the output of the network.
+    weight : float, default 1.0
+        Weight >= 0 of the running cost that the network returns beside its output.
+
+    Returns
+    -------
+    Extremal
+        States, costates, Hamiltonian and gradients of J = loss + weight * cost.
+
+    Raises
+    ------
+    InputError
+        For a network with no body or with several, layers that change the shape, and a loss that
+        is no number.
+    NonFiniteCostateError
+        Where a costate is infinite or NaN.
+
+    Notes
+    -----
+    .. math:: H(x, p, u) = \langle p, f(x, u) \rangle - L(x, u), \qquad p_N = -\nabla \Phi(x_N),
+
+    .. math:: p_l = p_{l+1} + h \sum_i G_i, \qquad
+       G_i = \nabla_x \bigl( \langle \Lambda_i, f(X_i, u_l) \rangle - b_i L(X_i, u_l) \bigr), \qquad
+       \Lambda_i = b_i p_{l+1} + h \sum_j a_{ji} G_j,
+
+    the symplectic partner of the scheme, in a form that serves :math:`b_i = 0` too; then
+    :math:`dJ/du_l = -h \sum_i \nabla_u (\langle \Lambda_i, f(X_i, u_l) \rangle - b_i L(X_i, u_l))`
+    is the gradient of back-propagation to rounding. A discrete stack is Euler's scheme with
+    :math:`h = 1` and f = block - identity. Dropout is that of one forward pass. In the theory:
+    :ref:`costates <theory-costates>`.
+
+    References
+    ----------
+    .. [1] Benning, Celledoni, Ehrhardt, Owren and Schönlieb, "Deep learning as optimal control
+       problems: models and numerical methods", J. Comput. Dyn. 6 (2019), section 3.
+    .. [2] "GPT Project Part 1 Report", section 4, eqs. 32 to 45, with corrections.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ControlledResNet(2, layers=8, scheme="rk4", shared=True)
+    >>> found = nets.control.extremal(net, torch.ones(4, 2), lambda out: out.square().mean())
+    >>> float(found.hamiltonian.std() / found.hamiltonian.abs().mean()) < 1e-3
+    True
+    """
+    body_of(module(network, "network"))
+    record, total, gradients = recorded(network, x, loss, weight)
+    times = torch.tensor([*record.times, record.times[-1] + record.lengths[-1]])
+    return Extremal(
+        times.double(),
+        torch.stack(record.states),
+        -torch.stack(record.cotangents),
+        _hamiltonian(record),
+        gradients,
+        total,
+    )
+
+
+def states(network: nn.Module, x: Tensor) -> Tensor:
+    """States of a network along its layers.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `extremal`.
+    x : Tensor
+        As for `extremal`.
+
+    Returns
+    -------
+    Tensor, shape (N + 1, ...)
+        States x_0 .. x_N, without a graph.
+
+    Raises
+    ------
+    InputError
+        For a network with no body or with several, and layers that change the shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> gpt = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> nets.control.states(gpt, torch.tensor([[3, 1, 4]])).shape
+    torch.Size([3, 1, 3, 6])
+    """
+    body_of(module(network, "network"))
+    record = Record()
+    with torch.enable_grad(), swept(network, 1, record):
+        network(x)
+    return torch.stack([state.detach() for state in record.states])
+
+
+def costates(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0) -> Tensor:
+    """Costates of a network along its layers.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `extremal`.
+    x : Tensor
+        As for `extremal`.
+    loss : callable
+        As for `extremal`.
+    weight : float, default 1.0
+        As for `extremal`.
+
+    Returns
+    -------
+    Tensor, shape (N + 1, ...)
+        Costates p_0 .. p_N: minus the gradients of the objective in the states.
+
+    Raises
+    ------
+    InputError
+        As for `extremal`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ControlledResNet(2, layers=3)
+    >>> nets.control.costates(net, torch.ones(4, 2), lambda out: out.sum()).shape
+    torch.Size([4, 4, 2])
+    """
+    return extremal(network, x, loss, weight=weight).costates
+
+
+def hamiltonian(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0) -> Tensor:
+    r"""Hamiltonian of a network along its layers.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `extremal`.
+    x : Tensor
+        As for `extremal`.
+    loss : callable
+        As for `extremal`.
+    weight : float, default 1.0
+        As for `extremal`.
+
+    Returns
+    -------
+    Tensor, shape (N + 1,)
+        :math:`H(x_l, p_l, u_l)`, with the control of the last step at the end. With weights shared
+        by all steps it is constant up to the order of the scheme.
+
+    Raises
+    ------
+    InputError
+        As for `extremal`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ControlledResNet(2, layers=3)
+    >>> nets.control.hamiltonian(net, torch.ones(4, 2), lambda out: out.sum()).shape
+    torch.Size([4])
+    """
+    return extremal(network, x, loss, weight=weight).hamiltonian
+
+
+def gradients(
+    network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0, keep: Keep = 1
+) -> dict[str, Tensor]:
+    """Gradients of a network by costates: those of back-propagation, with less memory.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `extremal`; it may have several bodies.
+    x : Tensor
+        As for `extremal`.
+    loss : callable
+        As for `extremal`.
+    weight : float, default 1.0
+        As for `extremal`.
+    keep : int or "sqrt", default 1
+        Keep every `keep`-th state and compute the others again, for memory; "sqrt" is the square
+        root of the number of steps.
+
+    Returns
+    -------
+    dict
+        Gradient of loss + weight * cost by the name of each trainable parameter; zeros where it
+        has no influence.
+
+    Raises
+    ------
+    InputError
+        For layers that change the shape, a loss that is no number, and `keep` < 1.
+    NonFiniteCostateError
+        Where a costate is infinite or NaN.
+
+    Notes
+    -----
+    Kept are the states, at all stages of a scheme, and the internals of one layer at a time:
+    neither the other layers' nor their graphs. The layers are computed once more for it. The
+    formulas are those of `extremal`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> gpt = nets.GPT(vocabulary=11, context=8, width=6, depth=2, heads=2)
+    >>> tokens = torch.tensor([[3, 1, 4]])
+    >>> found = nets.control.gradients(gpt, tokens, lambda out: out.square().mean())
+    >>> found["body.blocks.0.attention.qkv.weight"].shape
+    torch.Size([18, 6])
+    """
+    network = module(network, "network")
+    named = _trainable(network)
+    with torch.enable_grad():
+        with swept(network, keep):
+            total = objective_of(network, x, loss, weight)
+        found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    return _filled(named, found)
+
+
+def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -> Tensor:
+    """J = loss(output) + weight * cost."""
+    function(loss, "loss")
+    weight = number(weight, "weight", 0)
+    result = network(x)
+    total = loss(output_of(result))
+    if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
+        raise InputError(
+            f"loss returned {shown(total)}: expected a tensor of one real number, such as a mean "
+            "over the batch"
+        )
+    if isinstance(result, Flow | Output) and weight:
+        total = total + weight * result.cost
+    if not total.requires_grad:
+        raise InputError(
+            "the loss does not depend on any trainable parameter: expected a function of the "
+            "output, and parameters that require gradients"
+        )
+    return total
+
+
+def recorded(
+    network: nn.Module, x: Tensor, loss: Terminal, weight: float
+) -> tuple[Record, float, dict[str, Tensor]]:
+    """What a sweep saw, the objective, and the gradients."""
+    record, named = Record(), _trainable(network)
+    with torch.enable_grad():
+        with swept(network, 1, record):
+            total = objective_of(network, x, loss, weight)
+        inputs = [*named.values(), record.start]
+        *found, _ = torch.autograd.grad(total, inputs, allow_unused=True)
+    if not record.cotangents:
+        raise InputError("the loss does not depend on the states: expected one of the output")
+    return record, float(total.detach()), _filled(named, tuple(found))
+
+
+def _trainable(network: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in network.named_parameters() if p.requires_grad}
+
+
+def _filled(named: dict[str, nn.Parameter], found: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    pairs = zip(named.items(), found, strict=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+
+
+@torch.no_grad()
+def _hamiltonian(record: Record) -> Tensor:
+    """H(x_l, p_l, u_l) at all states; at the end with the control of the last step."""
+    plan, count = record.plan, len(record.lengths)
+    generators = Generators(record.start.device)
+    values: list[Any] = []
+    with generators.kept():
+        for place, (x, a) in enumerate(zip(record.states, record.cotangents, strict=True)):
+            step = min(place, count - 1)
+            t = record.times[step] + (record.lengths[step] if place == count else 0.0)
+            if (step, 0) in record.before:
+                generators.restore(record.before[step, 0])
+            now = plan.steps[step]
+            f = now.velocity(x, t if plan.timed else None)
+            value = -(a * f).sum()
+            if now.cost is not None:
+                value = value - record.gamma * now.cost(x, f)
+            values.append(value)
+    return torch.stack(values)

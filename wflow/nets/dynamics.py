@@ -60,11 +60,14 @@ class Step(NamedTuple):
         ``velocity(x, t)``: f(x, u_l, t), of the shape of x.
     cost : callable or None
         ``cost(x, f)``: the running cost L(x, u_l), one number, where there is one.
+    image : callable or None
+        ``image(x, t)``: f(x, u_l, t) + x, where that is what the layer returns.
     """
 
     layer: nn.Module
     velocity: Callable[[Tensor, Any], Tensor]
     cost: Callable[[Tensor, Tensor], Tensor] | None
+    image: Callable[[Tensor, Any], Tensor] | None = None
 
     @property
     def control(self) -> list[nn.Parameter]:
@@ -107,6 +110,17 @@ class Plan:
         """The controls of all steps, each once."""
         return list({id(p): p for step in self.steps for p in step.control}.values())
 
+    def direct(self, step: int) -> bool:
+        """Whether a step of Euler's scheme needs the image of its layer alone, no velocity."""
+        now = self.steps[step]
+        plain = now.cost is None and not self.lengths.requires_grad
+        return plain and now.image is not None and self.tableau.stages == 1
+
+    def evaluated(self, step: int) -> Callable[[Tensor, Any], Tensor]:
+        """What a step evaluates: the velocity, or the image where the step is direct."""
+        now = self.steps[step]
+        return now.image if self.direct(step) and now.image is not None else now.velocity
+
     def starts(self, lengths: Tensor) -> Tensor:
         """Times at which the steps begin: (N,)."""
         return lengths.cumsum(0) - lengths
@@ -130,7 +144,7 @@ class Plan:
         t, h : float or Tensor
             Time, and length of the step.
         evaluate : callable, optional
-            ``evaluate(stage, x, t)`` in place of the velocity of the step.
+            ``evaluate(stage, x, t)`` in place of what the step evaluates (`evaluated`).
 
         Returns
         -------
@@ -138,6 +152,17 @@ class Plan:
             The state at its end, and its running cost h sum_i b_i L(X_i, u); None without one.
         """
         now, tableau = self.steps[step], self.tableau
+        if evaluate is None:
+            called = self.evaluated(step)
+
+            def evaluate(stage: int, point: Tensor, when: Any) -> Tensor:
+                return called(point, when)
+
+        if self.direct(step):
+            image = evaluate(0, x, t if self.timed else None)
+            if image.shape != x.shape:
+                raise shape_error(x, image, step)
+            return image if h == 1 else torch.lerp(x, image.to(x.dtype), h), None
         slopes: list[Tensor | None] = []
         total: Tensor | None = None
         for i, (node, row, weight) in enumerate(
@@ -148,7 +173,7 @@ class Plan:
                 continue
             point = combined(x, h, row, slopes)
             when = t + node * h if self.timed else None
-            slope = now.velocity(point, when) if evaluate is None else evaluate(i, point, when)
+            slope = evaluate(i, point, when)
             if slope.shape != point.shape:
                 raise shape_error(point, slope, step)
             slopes.append(slope)
@@ -410,10 +435,12 @@ class Dynamics(nn.Module):
         costly = self.transport or self.penalty or self.running is not None
         steps = []
         for layer in self.layers:
-            of = (layer, self.velocity == "residual", self.timed, context)
+            residual = self.velocity == "residual"
+            of = (layer, residual, self.timed, context)
+            image = partial(velocity_of, layer, False, self.timed, context) if residual else None
             by = (layer, self.transport, self.penalty, self.running, valid)
             cost = partial(_running_cost, *by) if costly else None
-            steps.append(Step(layer, partial(velocity_of, *of), cost))
+            steps.append(Step(layer, partial(velocity_of, *of), cost, image))
         if self.shared:
             steps *= self._steps
         return Plan(steps, self.tableau, self.lengths, self.timed)

@@ -1,6 +1,7 @@
 """States, costates, Hamiltonian and gradients of a network that is read as a control problem."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -109,13 +110,13 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
     True
     """
     body_of(module(network, "network"))
-    record, total, gradients = recorded(network, x, loss, weight)
+    record, total, gradients = recorded(network, partial(objective_of, network, x, loss, weight))
     times = torch.tensor([*record.times, record.times[-1] + record.lengths[-1]])
     return Extremal(
         times.double(),
         torch.stack(record.states),
         -torch.stack(record.cotangents),
-        _hamiltonian(record),
+        hamiltonian_along(record),
         gradients,
         total,
     )
@@ -306,13 +307,13 @@ def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -
 
 
 def recorded(
-    network: nn.Module, x: Tensor, loss: Terminal, weight: float
+    network: nn.Module, objective: Callable[[], Tensor]
 ) -> tuple[Record, float, dict[str, Tensor]]:
-    """What a sweep saw, the objective, and the gradients."""
+    """What a sweep saw, the objective, and the gradients, for a network with one body."""
     record, named = Record(), _trainable(network)
     with torch.enable_grad():
         with swept(network, 1, record):
-            total = objective_of(network, x, loss, weight)
+            total = objective()
         inputs = [*named.values(), record.start]
         *found, _ = torch.autograd.grad(total, inputs, allow_unused=True)
     if not record.cotangents:
@@ -330,7 +331,7 @@ def _filled(named: dict[str, nn.Parameter], found: tuple[Tensor | None, ...]) ->
 
 
 @torch.no_grad()
-def _hamiltonian(record: Record) -> Tensor:
+def hamiltonian_along(record: Record) -> Tensor:
     """H(x_l, p_l, u_l) at all states; at the end with the control of the last step."""
     plan, count = record.plan, len(record.lengths)
     generators = Generators(record.start.device)

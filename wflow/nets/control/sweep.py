@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from wflow._core.checks import whole
 from wflow._core.errors import InputError
@@ -90,7 +91,12 @@ def plan_of(body: nn.Module, x: Tensor, valid: Tensor | None, context: dict[str,
             )
     if isinstance(body, Stack):
         steps = [
-            Step(block, partial(velocity_of, block, True, False, context), None)
+            Step(
+                block,
+                partial(velocity_of, block, True, False, context),
+                None,
+                partial(velocity_of, block, False, False, context),
+            )
             for block in body.blocks
         ]
         return Plan(steps, as_tableau("euler"), torch.ones(len(steps), dtype=torch.float64))
@@ -251,10 +257,13 @@ class _Forward:
     def __init__(
         self, plan: Plan, starts: list[float], lengths: list[float], device: torch.device
     ) -> None:
-        self.plan, self.starts, self.lengths = plan, starts, lengths
+        self.plan, self.starts, self.lengths, self.timed = plan, starts, lengths, plan.timed
         self.generators = Generators(device)
         self.state = self.generators.state()
         self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        # The last evaluation is the first that the way back needs: its graph is kept.
+        self.last = len(plan.steps) - 1, max(i for i, needed in enumerate(plan.needed) if needed)
+        self.tail: tuple[Tensor, Tensor | GradientEdge] | None = None
         self.autocast = partial(
             torch.autocast,
             device.type,
@@ -267,15 +276,23 @@ class _Forward:
         self, step: int, x: Tensor, *, again: bool = False
     ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
         """Take a step: the next state, its cost, and the points of the stages."""
-        velocity = self.plan.steps[step].velocity
+        called = self.plan.evaluated(step)
         points: list[Tensor | None] = [None] * self.plan.tableau.stages
 
         def evaluate(stage: int, point: Tensor, t: Any) -> Tensor:
             points[stage] = point
             if again:
                 self.repeat(step, stage)
-                return velocity(point, t)
-            slope = velocity(point, t)
+                return called(point, t)
+            if (step, stage) == self.last and not self.timed:
+                with torch.enable_grad():
+                    point = point.detach().requires_grad_()
+                    slope = called(point, t)
+                edge = self.plan.direct(step) and slope.requires_grad
+                self.tail = point, get_gradient_edge(slope) if edge else slope
+                slope = slope.detach()
+            else:
+                slope = called(point, t)
             state = self.generators.state()
             if not same_states(self.state, state):  # dropout, or other random numbers
                 self.drawn[step, stage] = self.state
@@ -323,8 +340,9 @@ class _Sweep(torch.autograd.Function):
             record.states.append(x)
             record.plan, record.lengths, record.times = plan, ahead.lengths, ahead.starts
             record.before, record.after = ahead.drawn, ahead.state
-        ctx.ahead, ctx.every, ctx.record, ctx.kept = ahead, every, record, len(kept)
-        ctx.save_for_backward(*kept, *controls)
+        # States are no saved tensors of torch's, which it frees at the end: here one after another.
+        ctx.ahead, ctx.every, ctx.record, ctx.kept = ahead, every, record, kept
+        ctx.save_for_backward(start, *controls)
         # An output that is an input would be a view of it for torch.
         return x if x is not start else x.clone(), total
 
@@ -333,17 +351,27 @@ class _Sweep(torch.autograd.Function):
     def backward(ctx: Any, a: Tensor, gamma: Tensor) -> tuple[Tensor | None, ...]:
         ahead, every, record = ctx.ahead, ctx.every, ctx.record
         plan: Plan = ahead.plan
-        kept, controls = list(ctx.saved_tensors[: ctx.kept]), ctx.saved_tensors[ctx.kept :]
-        back = _Backward(ahead, list(controls), gamma, record)
+        assert ctx.saved_tensors  # torch checks that nobody has changed them
+        kept, ctx.kept = ctx.kept, None
+        if kept is None:
+            raise RuntimeError(
+                "a sweep of costates goes back once, for it frees the states on its way: compute "
+                "the loss again, or go without retain_graph"
+            )
+        back = _Backward(ahead, gamma, record)
         back.costate(a)
         with ahead.generators.kept():
             stages = sum(plan.needed)
             segment: list[list[Tensor | None]] = []
             for step in reversed(range(len(plan.steps))):
                 if every == 1:
-                    rows = iter(kept[step * stages :])
-                    points = [next(rows) if needed else None for needed in plan.needed]
+                    rows = kept[step * stages :][::-1]
                     del kept[step * stages :]
+                    points = [rows.pop() if needed else None for needed in plan.needed]
+                elif (step, 0) == ahead.last and ahead.tail is not None:
+                    points = [ahead.tail[0]]  # nothing is computed again beside this graph
+                    if step % every == 0:
+                        kept.pop()
                 else:
                     if not segment:
                         segment = _points(ahead, step - step % every, step, kept.pop())
@@ -372,9 +400,7 @@ def _points(ahead: _Forward, first: int, last: int, x: Tensor) -> list[list[Tens
 class _Backward:
     """The backward pass of a sweep: vector-Jacobian products of one layer after another."""
 
-    def __init__(
-        self, ahead: _Forward, controls: list[Tensor], gamma: Tensor, record: Record | None
-    ) -> None:
+    def __init__(self, ahead: _Forward, gamma: Tensor, record: Record | None) -> None:
         self.ahead, self.gamma, self.record = ahead, gamma, record
         self.plan = ahead.plan
         self.controls = self.plan.parameters
@@ -384,13 +410,19 @@ class _Backward:
         self.learned = self.plan.lengths.requires_grad
         self.of_lengths = [gamma.new_zeros((), dtype=torch.float64) for _ in ahead.lengths]
         self.of_times = [*self.of_lengths]  # dJ/dt of the beginning of a step
-        self.largest: list[Tensor] = []  # entries of the costates, from the last to the first
+        self.sizes: list[Tensor] = []  # norms of the costates, from the last to the first
 
     def step(self, step: int, points: list[Tensor | None], a: Tensor) -> Tensor:
         """From dJ/dx_{l+1} to dJ/dx_l."""
         tableau, h = self.plan.tableau, self.ahead.lengths[step]
+        if self.plan.direct(step):
+            weights: list[Tensor | None] = [a]
+            image = self.product(step, 0, points[0], a, h)
+            image = torch.zeros_like(a) if image is None else image
+            a = image if h == 1 else torch.add(image, a, alpha=1 - h)
+            return self.noted(points, weights, a)
         g: list[Tensor | None] = [None] * tableau.stages
-        weights: list[Tensor | None] = [None] * tableau.stages
+        weights = [None] * tableau.stages
         for i in reversed(range(tableau.stages)):
             point, weight = points[i], tableau.weights[i]
             if point is None:
@@ -404,42 +436,56 @@ class _Backward:
             g[i] = self.product(step, i, point, mu, h)
         for each in g:
             a = a if each is None else a + each
+        return self.noted(points, weights, a)
+
+    def noted(self, points: list[Tensor | None], weights: list[Tensor | None], a: Tensor) -> Tensor:
+        """dJ/dx_l, noted with the points and weights of the step after it."""
         if self.record is not None:
             self.record.points.append(points)
             self.record.weights.append(weights)
         self.costate(a)
         return a
 
-    def product(self, step: int, stage: int, x: Tensor, mu: Tensor, h: float) -> Tensor | None:
+    def product(self, step: int, stage: int, x: Any, mu: Tensor, h: float) -> Tensor | None:
         """Gradient in x of h <mu, f(x, u)> + h b gamma L(x, u); those in u, h and t are added."""
         now, tableau = self.plan.steps[step], self.plan.tableau
         weight, node = tableau.weights[stage], tableau.nodes[stage]
         t: Any = self.ahead.starts[step] + node * h if self.plan.timed else None
-        x, control = x.detach().requires_grad_(), now.control
+        control, tail = now.control, None
+        if (step, stage) == self.ahead.last:
+            tail, self.ahead.tail = self.ahead.tail, None
+        x = x.detach().requires_grad_() if tail is None else tail[0]
         inputs: list[Tensor] = [x, *control]
         if t is not None and self.learned:
             t = torch.tensor(t, dtype=torch.float64, device=x.device, requires_grad=True)
             inputs.append(t)
-        self.ahead.repeat(step, stage)
+        f: Tensor | GradientEdge | None
         with torch.enable_grad(), self.ahead.autocast():
-            f = now.velocity(x, t)
-            cost = now.cost(x, f) if now.cost is not None and weight else None
-        outputs, vectors = [f], [mu.to(f.dtype)]
-        if cost is not None:
-            outputs.append(cost)
-            vectors.append((weight * self.gamma).to(cost.dtype))
-        if self.learned:
-            for vector, output in zip(vectors, outputs, strict=True):
-                along = (vector * output.detach()).sum().double()
-                self.of_lengths[step] = self.of_lengths[step] + along
-        if h != 1:
-            vectors = [h * vector for vector in vectors]
-        pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o.requires_grad]
-        if not pairs:
+            if tail is None:
+                self.ahead.repeat(step, stage)
+                f = self.plan.evaluated(step)(x, t)
+            else:
+                f = tail[1]
+            cost = None
+            if now.cost is not None and weight:
+                assert isinstance(f, Tensor)
+                cost = now.cost(x, f)
+        outputs: list[GradientEdge] = []
+        vectors: list[Tensor] = []
+        for output, vector in ((f, mu), (cost, weight * self.gamma)):
+            if isinstance(output, Tensor):
+                vector = vector.to(output.dtype)
+                if self.learned:
+                    along = (vector * output.detach()).sum().double()
+                    self.of_lengths[step] = self.of_lengths[step] + along
+            if output is not None and (not isinstance(output, Tensor) or output.requires_grad):
+                edge = get_gradient_edge(output) if isinstance(output, Tensor) else output
+                outputs.append(edge)
+                vectors.append(vector if h == 1 else h * vector)
+        f = output = cost = tail = None  # velocities need not be in memory any more
+        if not outputs:
             return None
-        grads = torch.autograd.grad(
-            [o for o, _ in pairs], inputs, [v for _, v in pairs], allow_unused=True
-        )
+        grads = torch.autograd.grad(outputs, inputs, vectors, allow_unused=True)
         if t is not None and self.learned and grads[-1] is not None:
             self.of_times[step] = self.of_times[step] + grads[-1]
             self.of_lengths[step] = self.of_lengths[step] + node * grads[-1]
@@ -460,7 +506,7 @@ class _Backward:
 
     def costate(self, a: Tensor) -> None:
         """Note a costate."""
-        self.largest.append(torch.linalg.vector_norm(a.detach(), math.inf))
+        self.sizes.append(torch.linalg.vector_norm(a.detach()))
         if self.record is not None:
             self.record.cotangents.append(a.detach())
 
@@ -474,7 +520,7 @@ class _Backward:
 
     def check(self) -> None:
         """Raise NonFiniteCostateError for costates that are not finite."""
-        finite = torch.stack(self.largest).isfinite().tolist()
+        finite = torch.stack(self.sizes).isfinite().tolist()
         if all(finite):
             return
         count = len(self.ahead.lengths)

@@ -528,6 +528,9 @@ class Learner:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Give back what is held, at the end of a training."""
+
     def finite(self) -> bool:
         """Whether all weights are finite."""
         return bool(torch.stack([p.isfinite().all() for p in self.parameters]).all())
@@ -850,6 +853,7 @@ def train(
         learner = make(model.to(processes.device), objective, config, processes)
         run = _Run(learner, model, source, evaluate, folder, identity, label)
         stack.callback(source.close)
+        stack.callback(learner.close)
         if saved is not None:
             run.restore(saved)
             saved = None  # as large as three networks

@@ -1,0 +1,389 @@
+"""Training by costates and by the maximum principle: MSA, its closed form, what it guarantees."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from trainings import assert_same, crash, run  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import control, train  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OBJECTIVE = train.objective(functional.cross_entropy, 1.0)
+
+
+def fit(network, batches, objective=OBJECTIVE, **settings):
+    """The history of a training."""
+    rows = len(batches(0)[0])
+    settings = {"steps": 10, "batch": rows, "device": "cpu"} | settings
+    return train.train(network, objective, batches, train.TrainConfig(**settings))
+
+
+def draw(*shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def donut(seed=0, rows=40):
+    x = draw(rows, 2, seed=seed)
+    return x, (x.square().sum(1) > 1).long()
+
+
+def resnet(seed=0, **options):
+    torch.manual_seed(seed)
+    settings = {"layers": 4, "width": 3} | options
+    return nets.ControlledResNet(2, **settings).double()
+
+
+# The closed form
+# ---------------
+
+
+class Drift(nn.Module):
+    """f(x, u) = A x + B u with the control itself as the weight."""
+
+    def __init__(self, a, b):
+        super().__init__()
+        self.u = nn.Parameter(torch.zeros(b.shape[1], dtype=torch.float64))
+        self.a, self.b = a, b
+
+    def forward(self, x):
+        return x @ self.a.T + self.u @ self.b.T
+
+
+A = torch.tensor([[0.0, 1.0], [-1.0, -0.2]], dtype=torch.float64)
+B = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+Q = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
+R = torch.tensor([[0.8]], dtype=torch.float64)
+S = torch.tensor([[1.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
+X0 = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
+
+
+def quadratic(layer, x, f):
+    return 0.5 * ((x @ Q * x).sum() + layer.u @ R @ layer.u)
+
+
+def riccati(t_final, steps):
+    """Controls, value, by the discrete Riccati equation of Euler's scheme."""
+    h = t_final / steps
+    step, push = torch.eye(2, dtype=torch.float64) + h * A, h * B
+    value, gains = S, []
+    for _ in range(steps):
+        gains.append(torch.linalg.solve(h * R + push.T @ value @ push, push.T @ value @ step))
+        value = h * Q + step.T @ value @ (step - push @ gains[-1])
+    x, controls = X0[0], []
+    for gain in reversed(gains):
+        controls.append(-gain @ x)
+        x = step @ x + push @ controls[-1]
+    return torch.stack(controls), 0.5 * X0[0] @ value @ X0[0]
+
+
+def regulator(t_final, steps):
+    return control.Dynamics([Drift(A, B) for _ in range(steps)], t_final, running=quadratic)
+
+
+def terminal(model, x):
+    state, cost = model(x)
+    return train.Loss(0.5 * (state @ S * state).sum() + cost, {})
+
+
+def controls_of(body):
+    return torch.stack([layer.u.detach() for layer in body.layers])
+
+
+def test_msa_converges_to_the_riccati_solution():
+    body = regulator(0.3, 4)
+    method = control.MSA(rho=0, iterations=6, tolerance=1e-10)
+    history = fit(body, lambda step: (X0,), terminal, steps=16, optimizer=method)
+    expected, value = riccati(0.3, 4)
+    torch.testing.assert_close(controls_of(body), expected, rtol=0, atol=1e-10)
+    assert float(history.loss_after[-1]) == pytest.approx(float(value), abs=1e-10)
+    # There the weights satisfy the maximum principle, and the gradient is zero.
+    found = control.optimality(body, X0, lambda out: 0.5 * (out @ S * out).sum())
+    assert float(found.violations.max()) < 1e-12 and float(found.residuals.max()) < 1e-8
+
+
+def test_msa_diverges_for_long_times_and_says_so_and_rho_makes_it_converge():
+    plain = control.MSA(rho=0, iterations=5)
+    history = fit(regulator(3.0, 6), lambda step: (X0,), terminal, steps=6, optimizer=plain)
+    assert float(history.loss_after[-1]) > 1e2 * float(history.loss[0])
+    assert not history.failed.any()
+    method = control.MSA(rho=0.5, iterations=5, tolerance=1e-3)
+    history = fit(regulator(3.0, 6), lambda step: (X0,), terminal, steps=15, optimizer=method)
+    losses = history.loss_after.values
+    assert (np.diff(losses) <= 0).all()
+    assert losses[-1] == pytest.approx(float(riccati(3.0, 6)[1]), rel=0.01)
+
+
+# What the methods guarantee
+# --------------------------
+
+
+def problem(seed):
+    """A network, a batch and a loss that the seed chooses."""
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(["resnet", "shared", "gpt", "continuous"])
+    torch.manual_seed(seed)
+    if kind in ("resnet", "shared"):
+        net = nets.ControlledResNet(
+            2,
+            layers=int(rng.integers(1, 6)),
+            t_final=float(rng.uniform(0.5, 4)),
+            scheme=str(rng.choice(["euler", "heun", "rk4"])),
+            width=int(rng.integers(2, 5)),
+            activation=str(rng.choice(["tanh", "relu", "softplus"])),
+            shared=kind == "shared",
+            transport=float(rng.choice([0, 0.1])),
+            penalty=float(rng.choice([0, 0.01])),
+        ).double()
+        return net, donut(seed, 24), OBJECTIVE
+    gpt = nets.GPT(vocabulary=7, context=4, width=4, depth=2, heads=2).double()
+    if kind == "continuous":
+        gpt.body = nets.ContinuousTransformer(gpt.body, steps=2)
+    tokens = torch.randint(7, (4, 5))
+    return gpt, (tokens[:, :-1], tokens[:, 1:]), train.objective(train.cross_entropy, 1.0)
+
+
+def test_loss_of_extended_msa_never_rises(cases):
+    failures = 0
+    for seed in range(cases(3, 50)):
+        net, batch, objective = problem(seed)
+        rho = float(np.random.default_rng(seed).choice([0.01, 0.1, 1.0]))
+        method = control.MSA(rho=rho, iterations=5)
+        before = objective(net, *batch).total.item()
+        history = fit(net, lambda step, batch=batch: batch, objective, steps=3, optimizer=method)
+        losses = [before, *history.loss_after.values]
+        assert (np.diff(losses) <= 0).all(), (seed, losses)
+        assert objective(net, *batch).total.item() == pytest.approx(losses[-1], rel=1e-12)
+        assert (history.trials <= 21).all()
+        failures += int(history.failed.sum())
+    assert failures <= cases(0, 5)
+
+
+def test_failures_are_counted_and_leave_the_weights():
+    body = regulator(3.0, 6)  # for which the plain method, of which this is little more, diverges
+    method = control.MSA(rho=1e-9, iterations=5, doublings=1)
+    history = fit(body, lambda step: (X0,), terminal, steps=2, optimizer=method)
+    assert (history.failed == 1).all() and (history.gain == 0).all()
+    assert (history.loss_after == history.loss[0]).all() and (history.trials == 2).all()
+    assert not controls_of(body).any()
+
+
+def test_hamiltonian_of_a_layer_has_the_gradient_of_the_objective():
+    net = resnet(scheme="rk4", transport=0.1, penalty=0.1)
+    x, labels = donut()
+
+    def loss(out):
+        return functional.cross_entropy(out, labels)
+
+    grads = control.gradients(net, x, loss)
+    found = control.optimality(net, x, loss, iterations=1)
+    for number, residual in enumerate(found.residuals):
+        own = [g for name, g in grads.items() if name.startswith(f"body.layers.{number}.")]
+        norm = math.sqrt(sum(float(g.square().sum()) for g in own)) * 4  # h = 1/4
+        assert float(residual) == pytest.approx(norm, rel=1e-10)
+    assert found.costate_norms[-1] > 0
+    torch.testing.assert_close(found.hamiltonian, control.hamiltonian(net, x, loss))
+
+
+class Turn(nn.Module):
+    """f(x, u) = (cos u, sin u): the velocities of all controls are not convex."""
+
+    def __init__(self, u):
+        super().__init__()
+        self.u = nn.Parameter(torch.tensor(u, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.stack([self.u.cos(), self.u.sin()]).expand_as(x)
+
+
+def test_in_discrete_time_a_minimum_need_not_maximise_the_hamiltonian():
+    body = control.Dynamics([Turn(math.pi)])
+    x = torch.zeros(1, 2, dtype=torch.float64)
+
+    def loss(out):  # on the unit circle least at u = pi
+        return 2 * out.square().sum() + 0.1 * out[:, 0].sum()
+
+    found = control.optimality(body, x, loss)
+    assert float(found.residuals[0]) < 1e-14
+    body.layers[0].u.data += 0.1  # the maximisation needs a direction
+    found = control.optimality(body, x, loss)
+    assert float(found.violations[0]) > 7
+
+
+def test_weights_that_layers_share_maximise_the_sum():
+    batch = donut()
+    net = resnet(shared=True)
+    history = fit(net, lambda step: batch, steps=5, optimizer=control.MSA(rho=0.3))
+    assert float(history.loss_after[-1]) < float(history.loss[0]) - 0.02
+    assert (history.unconverged <= 2).all()  # one group of layers, one of the ends
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_ten_steps_by_costates_are_those_by_back_propagation(optimizer, dropout):
+    tokens = torch.randint(7, (8, 6), generator=torch.Generator().manual_seed(0))
+    objective = train.objective(train.cross_entropy, 0.5)
+
+    def trained(objective):
+        torch.manual_seed(0)
+        gpt = nets.GPT(vocabulary=7, context=5, width=8, depth=2, heads=2, dropout=dropout)
+        gpt.body = control.Dynamics(gpt.body, 2.0, velocity="residual", transport=0.1)
+        settings = {"optimizer": optimizer, "accumulate": 2, "clip": 1.0}
+        schedule = train.Constant(0.1 if optimizer == "sgd" else 1e-2)
+        batch = tokens[:, :-1], tokens[:, 1:]
+        gpt = gpt.double()
+        return gpt, fit(gpt, lambda step: batch, objective, schedule=schedule, **settings)
+
+    (one, curve), (other, expected) = trained(control.by_costates(objective)), trained(objective)
+    np.testing.assert_allclose(curve.loss, expected.loss, rtol=0, atol=1e-12)
+    assert float(abs(expected.loss[-1] - expected.loss[0])) > 1e-3
+    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert float((p - q).detach().abs().max()) <= 1e-10, name
+
+
+def test_gradient_descent_is_algorithm_2_of_the_report():
+    net, (x, labels) = resnet(), donut()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    grads = control.gradients(net, x, lambda out: functional.cross_entropy(out, labels))
+    objective = control.by_costates(OBJECTIVE)
+    settings = {"optimizer": "sgd", "schedule": train.Constant(0.3)}
+    fit(net, lambda step: (x, labels), objective, steps=1, **settings)
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] - 0.3 * grads[name])
+
+
+# Resuming, processes
+# -------------------
+
+
+class Donuts:
+    """Batches of a step; calls `fault` at one of them."""
+
+    def __init__(self, fault=None, at=-1):
+        self._fault, self._at = fault, at
+
+    def __call__(self, step):
+        if step == self._at:
+            self._fault()
+        x, labels = donut(step, 8)
+        return x.float(), labels
+
+
+def noisy(seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)]
+    return nn.Sequential(nn.Linear(2, 2), Stated(control.Dynamics(layers)), nn.Linear(2, 2))
+
+
+class Stated(nn.Module):
+    """The state of a body alone."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x).state
+
+
+METHODS = {
+    "msa": (control.MSA(rho=1.0, iterations=3), OBJECTIVE),
+    "sgd": ("sgd", control.by_costates(OBJECTIVE)),
+    "adam": ("adam", control.by_costates(OBJECTIVE, "sqrt")),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_interrupted_training_resumes_to_the_bit(tmp_path, name):
+    optimizer, objective = METHODS[name]
+    settings = {
+        "steps": 6, "optimizer": optimizer, "clip": None, "weight_decay": 0.0,
+        "checkpoint_every": 2, "evaluate_every": 3,
+    }  # fmt: skip
+    options = {"config": settings, "objective": objective, "evaluate": None}
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, noisy(), Donuts(crash, 3), **options)
+    again = run(tmp_path, noisy(7), Donuts(), resume=True, **options)
+    assert_same(again, run(None, noisy(), Donuts(), **options))
+    with pytest.raises(InputError, match="differs in"):
+        changed = options | {"config": settings | {"optimizer": control.MSA(rho=3.0)}}
+        run(tmp_path, noisy(), Donuts(), resume=True, **changed)
+
+
+def test_layers_in_processes_have_the_same_weights(cases):
+    if not cases(0, 1):
+        pytest.skip("starting processes takes seconds: with --long")
+
+    def trained(**options):
+        net = resnet(layers=3)
+        method = control.MSA(rho=0.1, iterations=3, **options)
+        batch = donut()
+        return net, fit(net, lambda step: batch, steps=2, optimizer=method)
+
+    assert_same(trained(workers=2, devices=("cpu", "cpu")), trained())
+
+
+# Bad input
+# ---------
+
+
+def test_plain_msa_without_a_maximum_names_the_cure():
+    for activation, options in (("relu", {}), ("softplus", {"shared": True})):
+        net = resnet(activation=activation, **options)
+        with pytest.raises(InputError, match=r"no maximum.*layers\.0\.0.*penalty > 0.*rho > 0"):
+            fit(net, lambda step: donut(), steps=1, optimizer=control.MSA(rho=0))
+    net = resnet(activation="relu", penalty=0.1)
+    assert fit(net, lambda s: donut(), steps=1, optimizer=control.MSA(rho=0)).sizes["step"] == 1
+
+
+def test_maximisations_that_do_not_converge_are_reported_and_the_training_goes_on():
+    method = control.MSA(rho=0, iterations=2)  # tanh saturates: the supremum is not attained
+    history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)
+    assert (history.unconverged > 0).all() and (history.gain > 0).all()
+
+
+def test_costates_that_are_not_finite_stop_a_training_with_layer_and_step(tmp_path):
+    def batches(step):
+        x, labels = donut()
+        return (x * math.inf if step == 3 else x), labels
+
+    for optimizer in ("adam", control.MSA(iterations=2)):
+        objective = control.by_costates(OBJECTIVE)
+        with pytest.raises(control.NonFiniteCostateError, match=r"step 3.*at layer 4 of 4") as seen:
+            fit(resnet(activation="relu"), batches, objective, steps=5, optimizer=optimizer)
+        assert (seen.value.step, seen.value.layer) == (3, 4)
+        assert seen.value.history.sizes["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: control.MSA(rho=-1), "rho is -1"),
+        (lambda: control.MSA(iterations=0), "iterations is 0"),
+        (lambda: control.MSA(devices=("cpu",)), "one worker for each"),
+        (lambda: train.TrainConfig(steps=1, batch=1, optimizer=control.MSA(), clip=1.0), "clip"),
+        (
+            lambda: train.TrainConfig(steps=1, batch=1, optimizer=control.MSA(), weight_decay=0.1),
+            "penalty",
+        ),
+        (lambda: fit(resnet(learn_lengths=True), Donuts(), optimizer=control.MSA()), "lengths"),
+        (lambda: fit(nn.Linear(2, 2), Donuts(), optimizer=control.MSA()), "no body of layers"),
+        (
+            lambda: fit(nn.Linear(2, 2), Donuts(), control.by_costates(OBJECTIVE)),
+            "no body of layers",
+        ),
+        (lambda: control.by_costates(OBJECTIVE, 0), "keep is 0"),
+        (lambda: control.by_costates(None), "objective is NoneType"),
+        (lambda: fit(resnet().float(), Donuts(), lambda *a: 1, optimizer=control.MSA()), "no Loss"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,147 @@
+"""How far the weights of a network are from the maximum principle."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wflow._core.checks import positive, whole
+from wflow.nets.checks import module
+from wflow.nets.control.maximise import Group, alone, layer_parts, maximise
+from wflow.nets.control.principle import Terminal, hamiltonian_along, objective_of, recorded
+from wflow.nets.control.sweep import body_of
+
+
+class Optimality(NamedTuple):
+    """Diagnostics of the maximum principle along the layers of a network.
+
+    Parameters
+    ----------
+    times : Tensor, shape (N + 1,)
+        Times of the states, float64.
+    hamiltonian : Tensor, shape (N + 1,)
+        H(x_l, p_l, u_l), with the control of the last step at the end.
+    costate_norms : Tensor, shape (N + 1,)
+        Root mean square over the samples of the norms of their costates, times their number m:
+        p_l of the loss of a single sample.
+    residuals : Tensor, shape (N,)
+        Norm of the gradient of the Hamiltonian in u_l: 0 at a minimum of the objective, where no
+        weights are shared.
+    violations : Tensor, shape (N,)
+        max_w H(w) - H(u_l) of each layer by itself, the best that L-BFGS found: a lower bound.
+        Infinite where H grows without bound.
+    converged : Tensor, shape (N,)
+        Whether the maximisation converged, bool.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ControlledResNet(2, layers=3, penalty=0.1)
+    >>> found = nets.control.optimality(net, torch.ones(4, 2), lambda out: out.square().mean())
+    >>> found.violations.shape, bool((found.violations >= 0).all())
+    (torch.Size([3]), True)
+    """
+
+    times: Tensor
+    hamiltonian: Tensor
+    costate_norms: Tensor
+    residuals: Tensor
+    violations: Tensor
+    converged: Tensor
+
+
+def optimality(
+    network: nn.Module,
+    x: Tensor,
+    loss: Terminal,
+    *,
+    weight: float = 1.0,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+) -> Optimality:
+    r"""Hamiltonian along a network, and by how much its layers fail to maximise it [1]_.
+
+    The network stays as it is.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        As for `extremal`.
+    x : Tensor
+        As for `extremal`.
+    loss : callable
+        As for `extremal`.
+    weight : float, default 1.0
+        As for `extremal`.
+    iterations : int, default 50
+        L-BFGS steps of the maximisation over the weights of a layer.
+    tolerance : float, default 1e-3
+        Share of the first gradient at which a maximisation has converged.
+
+    Returns
+    -------
+    Optimality
+        Hamiltonian, norms of costates, residuals and violations.
+
+    Raises
+    ------
+    InputError
+        As for `extremal`, and for numbers out of range.
+    NonFiniteCostateError
+        Where a costate is infinite or NaN.
+
+    Notes
+    -----
+    The Hamiltonian of a step is that of the discrete problem,
+
+    .. math:: H_l(w) = \sum_i \langle \Lambda_i, f(X_i, w) \rangle - b_i L(X_i, w),
+
+    of which :math:`-h \nabla H_l(u_l)` is the gradient of the objective; for Euler it is
+    :math:`H(x_l, p_{l+1}, w)`. That a minimum maximises it, and not only makes its gradient zero,
+    holds in continuous time, and in discrete time where the velocities of all weights are convex.
+    With weights that layers share it is the sum that counts.
+
+    References
+    ----------
+    .. [1] Li, Chen, Tai and E, "Maximum principle based algorithms for deep learning", J. Mach.
+       Learn. Res. 18 (2018), theorem 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> net = nets.ControlledResNet(2, layers=3, penalty=0.1)
+    >>> found = nets.control.optimality(net, torch.ones(4, 2), lambda out: out.square().mean())
+    >>> found.residuals.shape
+    torch.Size([3])
+    """
+    iterations, tolerance = whole(iterations, "iterations"), positive(tolerance, "tolerance")
+    body_of(module(network, "network"))
+    record, _, _ = recorded(network, partial(objective_of, network, x, loss, weight))
+    names = {id(p): name for name, p in network.named_parameters()}
+    rows = []
+    for number, step in enumerate(record.plan.steps):
+        control = step.control
+        if not control:
+            rows.append((0.0, 0.0, True))
+            continue
+        labels = tuple(names.get(id(p), "?") for p in control)
+        group = alone(Group(labels, control, [layer_parts(record, number)]))
+        found = maximise(group, 0.0, iterations, tolerance)
+        gain = float("inf") if found.unbounded else found.gain
+        rows.append((found.residual, gain, found.converged))
+    residuals, violations, converged = zip(*rows, strict=True)
+    costates = torch.stack(record.cotangents)
+    samples = costates.shape[1]
+    norms = torch.linalg.vector_norm(costates.flatten(1).double(), dim=1) * samples**0.5
+    times = [*record.times, record.times[-1] + record.lengths[-1]]
+    return Optimality(
+        torch.tensor(times, dtype=torch.float64),
+        hamiltonian_along(record),
+        norms,
+        torch.tensor(residuals, dtype=torch.float64),
+        torch.tensor(violations, dtype=torch.float64),
+        torch.tensor(converged),
+    )

@@ -208,4 +208,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "OT-Flow iteration, trace over gradient, over the ratio of their operations", 1.0, False
         ),
     ),
+    "control": (
+        Place("time of costates over back-propagation, all networks", 1.5, False, "times"),
+        Place("time of costates over checkpointing of each layer", 1.0, False, "times"),
+        Place("memory of costates over back-propagation, ResNet", 0.55, False, "%"),
+        Place("memory of costates over back-propagation, GPT L", 0.35, False, "%"),
+        Place("the same with every sqrt(L)-th state, ResNet", 0.25, False, "%"),
+    ),
 }

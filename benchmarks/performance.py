@@ -43,6 +43,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("On a GPU", "gpu_particles", sections.gpu_particles),
     ("Continuous-time networks", "continuous_networks", sections.anything),
     ("Attention of the proximal operator, and OT-Flow", "rwpo", sections.rwpo),
+    ("Gradients by costates", "control", sections.anything),
 )
 OPTIONAL = {"matrix_rate"}  # not by `make bench`: exact_sums has its figures too
 HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->

@@ -26,7 +26,7 @@ from wflow import (  # noqa: E402
     WflowError,
     nets,
 )
-from wflow.nets import blocks, convex, data, diagnostics, generative, particles, train  # noqa: E402
+from wflow.nets import blocks, control, convex, data, diagnostics, generative, particles, train  # noqa: E402
 from wflow.nets.data import download  # noqa: E402
 from wflow.sampling import forward  # noqa: E402
 
@@ -81,6 +81,15 @@ def conditional():
 
 def inverse_problem():
     return forward.InverseProblem(forward.Elliptic(2, 3, cells=8), lam=2.0, noise=0.1)
+
+
+def resnet():
+    torch.manual_seed(0)
+    return nets.ControlledResNet(2, layers=2, penalty=0.1)
+
+
+def controlled():
+    return {"network": resnet(), "x": draw(4, 2), "loss": torch.mean, "weight": 0.5}
 
 
 def problem():
@@ -235,6 +244,48 @@ CALLS = {
         blocks.TokenEmbedding(7, 5, 8),
         {"tokens": ids(2, 5)},
     ),
+    "ControlledResNet": lambda: (
+        nets.ControlledResNet,
+        {
+            "dim": 2, "layers": 2, "t_final": 1.0, "scheme": "heun", "classes": 2, "width": 3,
+            "activation": "tanh", "shared": False, "learn_lengths": True, "transport": 0.1,
+            "penalty": 0.1,
+        },
+    ),
+    "ControlledResNet.forward": lambda: (resnet(), {"x": draw(4, 2)}),
+    "control.Dynamics": lambda: (
+        control.Dynamics,
+        {
+            "layers": [nn.Linear(2, 2)], "t_final": 1.0, "steps": 1, "shared": True,
+            "scheme": "rk4", "velocity": "residual", "learn_lengths": False, "timed": False,
+            "transport": 0.1, "penalty": 0.1, "running": None,
+        },
+    ),
+    "control.Dynamics.forward": lambda: (
+        control.Dynamics([blocks.Block(**BLOCK)], transport=0.1),
+        {"x": draw(2, 4, 8), "valid": torch.ones(2, 4, dtype=torch.bool), "mask": None},
+    ),
+    "control.Dynamics.plan": lambda: (
+        control.Dynamics([blocks.Block(**BLOCK)], transport=0.1).plan,
+        {"x": draw(2, 4, 8), "valid": None},
+    ),
+    "control.MSA": lambda: (
+        control.MSA,
+        {
+            "rho": 0.1, "iterations": 2, "tolerance": 1e-3, "doublings": 2, "workers": 1,
+            "devices": (),
+        },
+    ),
+    "control.by_costates": lambda: (control.by_costates, {"objective": OBJECTIVE, "keep": 2}),
+    "control.costates": lambda: (control.costates, controlled()),
+    "control.extremal": lambda: (control.extremal, controlled()),
+    "control.gradients": lambda: (control.gradients, controlled() | {"keep": "sqrt"}),
+    "control.hamiltonian": lambda: (control.hamiltonian, controlled()),
+    "control.optimality": lambda: (
+        control.optimality,
+        controlled() | {"iterations": 2, "tolerance": 0.1},
+    ),
+    "control.states": lambda: (control.states, {"network": resnet(), "x": draw(4, 2)}),
     "convex.ConvexProblem": lambda: (
         convex.ConvexProblem,
         {"output": draw(2, 3), "loss": "squared", "t_final": 1.0, "steps": 2, "lam": 1.0},
@@ -561,6 +612,7 @@ CALLS = {
 # Records that functions return, protocols, names of files, and the union of the schedules.
 PLAIN = {
     "Flow", "Output", "Trajectory", "data.Images", "data.Text", "data.Tokenizer",
+    "control.Extremal", "control.NonFiniteCostateError", "control.Optimality",
     "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability", "diagnostics.Transport",
     "generative.Attended", "generative.Derivatives", "generative.Generated", "generative.ToBase",
     "particles.Clouds", "particles.Dropped", "particles.Motion", "particles.Tied",
@@ -626,7 +678,7 @@ def called(function, given):
 def public():
     """Names that users import."""
     names = {name for name in nets.__all__ if not inspect.ismodule(getattr(nets, name))}
-    for module in (data, diagnostics, generative, particles, train):
+    for module in (control, data, diagnostics, generative, particles, train):
         names |= {f"{module.__name__.rpartition('.')[2]}.{name}" for name in module.__all__}
     for module in (convex, blocks):
         own = inspect.getmembers(module, inspect.isclass)

@@ -207,7 +207,7 @@ class ContinuousTransformer(nn.Module):
         InputError
             For blocks that change the shape.
         """
-        size = self.size(x, valid)
+        size = self._size(x, valid)
         x = unrounded(x)
         step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
@@ -235,7 +235,7 @@ class ContinuousTransformer(nn.Module):
         Trajectory
             States, times, cost and velocity of each step.
         """
-        size = self.size(x, valid)
+        size = self._size(x, valid)
         x = unrounded(x)
         states, norms, velocities = [x], [], []
         for _ in range(self.steps):
@@ -307,7 +307,7 @@ class ContinuousTransformer(nn.Module):
         total = torch.stack([weight * squares for weight, squares in pairs]).sum(0)
         return self.dt / 2 * size.scale * total
 
-    def size(self, x: Tensor, valid: Tensor | None) -> "_Size":
+    def _size(self, x: Tensor, valid: Tensor | None) -> "_Size":
         tensor(x, "hidden states", "real")
         if not x.numel():
             raise InputError(f"hidden states are of shape {tuple(x.shape)}: expected some")

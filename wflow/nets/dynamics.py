@@ -5,7 +5,8 @@ and at which running cost. `Dynamics` is a body that makes one of any modules. T
 (`wflow.nets.control`) reads plans, too, those of `Dynamics` and those that it makes of other
 bodies.
 
-[GPTOC] "Training GPT as optimal control", section 4; formulas in docs/theory/control.md.
+[GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", section 4;
+formulas in docs/theory/control.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping

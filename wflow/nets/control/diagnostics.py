@@ -29,8 +29,8 @@ class Optimality(NamedTuple):
         Norm of the gradient of the Hamiltonian in u_l: 0 at a minimum of the objective, where no
         weights are shared.
     violations : Tensor, shape (N,)
-        max_w H(w) - H(u_l) of each layer by itself, the best that L-BFGS found: a lower bound.
-        Infinite where H grows without bound.
+        The violation max_w H(w) - H(u_l) of each layer by itself, the best that L-BFGS found: a
+        lower bound. Infinite where H grows without bound.
     converged : Tensor, shape (N,)
         Whether the maximisation converged, bool.
 

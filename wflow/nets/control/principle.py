@@ -11,7 +11,7 @@ from wflow._core.checks import number, shown
 from wflow._core.errors import InputError
 from wflow.nets.blocks import Flow, Output, output_of
 from wflow.nets.checks import function, module
-from wflow.nets.control.sweep import Generators, Keep, Record, body_of, swept
+from wflow.nets.control.sweep import Generators, Keep, Record, bodies_of, body_of, swept
 
 Terminal = Callable[[Tensor], Tensor]
 
@@ -53,7 +53,7 @@ class Extremal(NamedTuple):
 
 
 def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0) -> Extremal:
-    r"""States and costates of a network, with Hamiltonian and gradients [1]_ [2]_.
+    r"""Compute states and costates of a network, with Hamiltonian and gradients [1]_ [2]_.
 
     Parameters
     ----------
@@ -98,7 +98,8 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
     ----------
     .. [1] Benning, Celledoni, Ehrhardt, Owren and Schönlieb, "Deep learning as optimal control
        problems: models and numerical methods", J. Comput. Dyn. 6 (2019), section 3.
-    .. [2] "GPT Project Part 1 Report", section 4, eqs. 32 to 45, with corrections.
+    .. [2] Croizet et al., "GPT Project Part 1 Report" (2025), section 4, eqs. 32 to 45, with
+       corrections.
 
     Examples
     --------
@@ -123,7 +124,7 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
 
 
 def states(network: nn.Module, x: Tensor) -> Tensor:
-    """States of a network along its layers.
+    """Compute the states of a network along its layers.
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ def states(network: nn.Module, x: Tensor) -> Tensor:
 
 
 def costates(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0) -> Tensor:
-    """Costates of a network along its layers.
+    """Compute the costates of a network along its layers.
 
     Parameters
     ----------
@@ -193,7 +194,7 @@ def costates(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
 
 
 def hamiltonian(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0) -> Tensor:
-    r"""Hamiltonian of a network along its layers.
+    r"""Compute the Hamiltonian of a network along its layers.
 
     Parameters
     ----------
@@ -231,7 +232,7 @@ def hamiltonian(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float 
 def gradients(
     network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1.0, keep: Keep = 1
 ) -> dict[str, Tensor]:
-    """Gradients of a network by costates: those of back-propagation, with less memory.
+    """Compute gradients by costates: those of back-propagation, with less memory.
 
     Parameters
     ----------
@@ -276,8 +277,9 @@ def gradients(
     >>> found["body.blocks.0.attention.qkv.weight"].shape
     torch.Size([18, 6])
     """
-    network = module(network, "network")
-    named = _trainable(network)
+    named = _trainable(module(network, "network"))
+    if not bodies_of(network):
+        body_of(network)  # raises
     with torch.enable_grad():
         with swept(network, keep):
             total = objective_of(network, x, loss, weight)
@@ -290,7 +292,16 @@ def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -
     function(loss, "loss")
     weight = number(weight, "weight", 0)
     result = network(x)
-    total = loss(output_of(result))
+    output = output_of(result)
+    try:
+        total = loss(output)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"loss failed on the output {tuple(output.shape)} of the network "
+            f"({type(error).__name__}: {error}): expected a function of it that returns one number"
+        ) from error
     if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
         raise InputError(
             f"loss returned {shown(total)}: expected a tensor of one real number, such as a mean "

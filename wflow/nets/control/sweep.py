@@ -107,7 +107,7 @@ def plan_of(body: nn.Module, x: Tensor, valid: Tensor | None, context: dict[str,
     steps, lengths = [], []
     for system in systems:
         assert isinstance(system, ContinuousTransformer)
-        norm = partial(_squared, system.size(x, valid))
+        norm = partial(_squared, system._size(x, valid))
         step = Step(system.blocks, partial(_autonomous, system, context), norm)
         steps += [step] * system.steps
         lengths += [system.dt] * system.steps
@@ -556,6 +556,13 @@ def _swept(
     return state if isinstance(body, Stack) else Flow(state, cost)
 
 
+def check_keep(keep: Any) -> Keep:
+    """Check which states are kept: a number from 1, or "sqrt"."""
+    if isinstance(keep, str) and keep == "sqrt":
+        return "sqrt"
+    return whole(keep, "keep", why="or 'sqrt'")
+
+
 @contextmanager
 def replaced(body: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Another forward pass of a body for a while."""
@@ -582,8 +589,7 @@ def swept(network: nn.Module, keep: Keep = 1, record: Record | None = None) -> I
     record : Record, optional
         Where to note what the sweep sees, for a network with one body.
     """
-    if keep != "sqrt":
-        keep = whole(keep, "keep", why="or 'sqrt'")
+    keep = check_keep(keep)
     with ExitStack() as stack:
         for body in bodies_of(network):
             stack.enter_context(replaced(body, partial(_swept, body, keep, record)))

@@ -17,7 +17,7 @@ from wflow._core.errors import InputError
 from wflow.nets.checks import function, listed, text
 from wflow.nets.control.maximise import EndsPart, Maximised, Workers, groups_of
 from wflow.nets.control.principle import recorded
-from wflow.nets.control.sweep import Generators, Keep, bodies_of, body_of, swept
+from wflow.nets.control.sweep import Generators, Keep, bodies_of, body_of, check_keep, swept
 from wflow.nets.dynamics import Dynamics
 from wflow.nets.training.loaders import redraw
 from wflow.nets.training.parallel import Team, device
@@ -76,7 +76,8 @@ def by_costates(objective: Objective, keep: Keep = 1) -> Objective:
 
     References
     ----------
-    .. [1] "GPT Project Part 1 Report", algorithm 2, with the sign of its costates corrected.
+    .. [1] Croizet et al., "GPT Project Part 1 Report" (2025), algorithm 2, with the sign of its
+       costates corrected.
 
     Examples
     --------
@@ -90,9 +91,7 @@ def by_costates(objective: Objective, keep: Keep = 1) -> Objective:
     >>> nets.train.train(net, objective, lambda step: (x, labels), config).sizes["step"]
     3
     """
-    if keep != "sqrt":
-        keep = whole(keep, "keep", why="or 'sqrt'")
-    return CostateObjective(function(objective, "objective"), keep)
+    return CostateObjective(function(objective, "objective"), check_keep(keep))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ class ControlledResNet(Pretrained):
 
     References
     ----------
-    .. [1] "Training GPT as optimal control", section 4.3, eqs. 13 to 17.
+    .. [1] Croizet et al., "GPT Project Part 1 Report" (2025), section 4.3, eqs. 13 to 17.
     .. [2] Benning, Celledoni, Ehrhardt, Owren and Schönlieb, "Deep learning as optimal control
        problems: models and numerical methods", J. Comput. Dyn. 6 (2019), eq. 1.
 

@@ -351,7 +351,7 @@ class _Sweep(torch.autograd.Function):
     def backward(ctx: Any, a: Tensor, gamma: Tensor) -> tuple[Tensor | None, ...]:
         ahead, every, record = ctx.ahead, ctx.every, ctx.record
         plan: Plan = ahead.plan
-        assert ctx.saved_tensors  # torch checks that nobody has changed them
+        _ = ctx.saved_tensors  # torch checks that nobody has changed them
         kept, ctx.kept = ctx.kept, None
         if kept is None:
             raise RuntimeError(

@@ -109,7 +109,7 @@ def test_gradients_are_those_of_back_propagation(cases):
         residual=st.booleans(),
         seed=st.integers(0, 99),
     )
-    settings(max_examples=cases(25, 1000), deadline=None)(drawn(assert_gradients_of))()
+    settings(max_examples=cases(15, 1000), deadline=None)(drawn(assert_gradients_of))()
 
 
 def assert_gradients_of(

@@ -146,7 +146,7 @@ CALLS = {
         nets.GPT,
         GPT | {"norm": True, "bias": False, "skip": True, "gelu": "none", "dropout": 0.0},
     ),
-    "GPT.forward": lambda: (nets.GPT(**GPT), {"tokens": ids(2, 5)}),
+    "GPT.forward": lambda: (nets.GPT(**GPT), {"tokens": ids(2, 5), "targets": ids(2, 5)}),
     "GPT.count": lambda: (nets.GPT(**GPT).count, {"positions": True}),
     "GPT.generate": lambda: (
         nets.GPT(**GPT).generate,

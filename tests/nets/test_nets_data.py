@@ -493,6 +493,26 @@ def test_byte_pairs_join_in_the_order_of_the_list():
         tokenizer.decode([262])
 
 
+def test_a_compact_text_has_the_vocabulary_of_the_tokens_that_occur():
+    files = byte_pair_files()
+    tokenizer = data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+    train, test = "the them abab", "the the bat"
+    text = data.Text(tokenizer.encode(train), tokenizer.encode(test), tokenizer, "a text")
+    found = text.compact()
+    assert found.vocabulary == len({*text.train.tolist(), *text.test.tolist()}) == 8
+    assert {*found.train.tolist(), *found.test.tolist()} == set(range(8))
+    assert (found.decode(found.train), found.decode(found.test)) == (train, test)
+    assert torch.equal(found.encode(test), found.test) and found.test.dtype == torch.int64
+    assert found.source == "a text, of which 8 occur"
+    assert torch.equal(found.compact().train, found.train)
+    for missing in ("them z", "<", "\U0001f600"):
+        with refused("tokens that the vocabulary lacks"):
+            found.encode(missing)
+    with refused("expected 0 to 7"):
+        found.decode([8])
+    assert found.encode("").tolist() == [] and found.decode([]) == ""
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -601,3 +621,5 @@ def test_the_text_has_the_known_number_of_tokens():
     assert (len(pairs.train), len(pairs.test), pairs.vocabulary) == (301_966, 36_059, 50_257)
     assert pairs.encode("Hello world").tolist() == [15496, 995]
     assert pairs.decode(pairs.test) == text.decode(text.test)
+    few = pairs.compact()
+    assert few.vocabulary == 11_706 and few.decode(few.test) == text.decode(text.test)

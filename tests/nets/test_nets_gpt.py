@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 
 from wflow import InputError  # noqa: E402
 from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
+from wflow.nets.models import gpt  # noqa: E402
 from wflow.nets.models.gpt import GPT  # noqa: E402
 
 TEXTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0]])
@@ -257,3 +258,51 @@ def test_weights_that_do_not_fit_gpt_2_are_refused_by_name(changes, message):
     state = {name: value for name, value in state.items() if value is not None}
     with pytest.raises(InputError, match=message):
         GPT.from_gpt2(state, heads=2)
+
+
+# Losses in parts
+# ---------------
+
+
+@pytest.mark.parametrize("kept", [1, 33, 1 << 24])
+def test_losses_in_parts_are_those_of_all_logits(kept, monkeypatch):
+    monkeypatch.setattr(gpt, "_LOGITS", kept)
+    net, targets = small(), TEXTS.roll(-1, 1)
+    weights = torch.rand(2, 5, dtype=torch.float64)
+    logits = net(TEXTS).output
+    want = nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    gradients = torch.autograd.grad((weights * want).sum(), list(net.parameters()))
+    found, cost = net(TEXTS, targets)
+    assert found.shape == (2, 5) and torch.allclose(found, want, rtol=1e-13) and not cost
+    same = torch.autograd.grad((weights * found).sum(), list(net.parameters()))
+    for a, b in zip(gradients, same, strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_losses_in_parts_never_have_the_logits_of_all_tokens(monkeypatch):
+    monkeypatch.setattr(gpt, "_LOGITS", 3 * 11)
+    net, seen = small(), []
+    net.head.register_forward_hook(lambda head, given, logits: seen.append(logits.shape))
+    net(TEXTS, TEXTS).output.mean().backward()
+    # Ten tokens, three at a time, forward and once more backward.
+    assert sorted(seen) == sorted(2 * [(3, 11), (3, 11), (3, 11), (1, 11)])
+
+
+def test_losses_of_a_continuous_body_come_with_its_cost():
+    net = small()
+    net.body = ContinuousTransformer(net.body, steps=2)
+    assert torch.equal(net(TEXTS, TEXTS).cost, net(TEXTS).cost) and net(TEXTS).cost > 0
+
+
+@pytest.mark.parametrize(
+    ("targets", "match"),
+    [
+        (TEXTS[:, 1:], r"targets are of shape \(2, 4\) and tokens \(2, 5\)"),
+        (TEXTS + 5, "token id 14 is beyond the vocabulary"),
+        (TEXTS.double(), "targets are torch.float64"),
+        ([[1]], "targets are list"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(targets, match):
+    with pytest.raises(InputError, match=match):
+        small()(TEXTS, targets)

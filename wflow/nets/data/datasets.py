@@ -26,7 +26,7 @@ from wflow._core.errors import InputError
 from wflow.nets.data.batches import SPLIT, CropBatches, ImageBatches, permutation, unit, windows
 from wflow.nets.data.download import DataFile, obtain, parse_idx, read_idx
 from wflow.nets.data.perturb import drop_points, gaussian_noise, replace_tokens, uniform_noise
-from wflow.nets.data.tokenize import BytePairs, Characters, Tokenizer
+from wflow.nets.data.tokenize import BytePairs, Characters, Occurring, Tokenizer
 from wflow.sphere.embeddings import optional_module
 
 __all__ = [
@@ -206,6 +206,25 @@ class Text:
             The text.
         """
         return self.tokenizer.decode(tokens)
+
+    def compact(self) -> "Text":
+        """Make the vocabulary that of the tokens which occur in the two parts.
+
+        The tokens are numbered anew, in their order. A network with fewer classes is smaller and
+        faster; texts with other tokens cannot be encoded then.
+
+        Returns
+        -------
+        Text
+            The same text with a smaller vocabulary.
+        """
+        tokenizer = Occurring(self.tokenizer, torch.cat([self.train, self.test]))
+        return Text(
+            tokenizer.renumber(self.train),
+            tokenizer.renumber(self.test),
+            tokenizer,
+            f"{self.source}, of which {tokenizer.vocabulary:,} occur",
+        )
 
 
 def mnist(*, folder: Folder = None, digits: int | None = None) -> Images:

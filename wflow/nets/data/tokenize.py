@@ -238,6 +238,48 @@ class BytePairs:
         return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
 
 
+class Occurring:
+    """Tokens of another tokenizer that occur in a text, numbered anew in their order.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Where the tokens come from.
+    tokens : Tensor, shape (n,)
+        Token numbers of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Tensor) -> None:
+        self.tokenizer = tokenizer
+        self.kept = tokens.unique()  # (vocabulary,), sorted
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are."""
+        return len(self.kept)
+
+    def renumber(self, tokens: Tensor) -> Tensor:
+        """Map numbers of the other tokenizer to those of this one."""
+        numbers = torch.searchsorted(self.kept, tokens)
+        missing = self.kept[numbers.clamp(max=self.vocabulary - 1)] != tokens
+        if missing.any():
+            found = self.tokenizer.decode(tokens[missing][:10])
+            raise InputError(
+                f"the text has tokens that the vocabulary lacks, such as {found!r}; leave them "
+                "out, or train on a text that has them"
+            )
+        return numbers
+
+    def encode(self, text: str) -> Tensor:
+        """Map a text to token numbers."""
+        return self.renumber(self.tokenizer.encode(text))
+
+    def decode(self, tokens: Tensor | Iterable[int]) -> str:
+        """Map token numbers to a text."""
+        numbers = torch.from_numpy(_numbers(tokens, self.vocabulary))
+        return self.tokenizer.decode(self.kept[numbers])
+
+
 def _published(
     encoder: bytes, merges: bytes, letters: Iterable[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:

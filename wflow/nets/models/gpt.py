@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
@@ -115,27 +116,36 @@ class GPT(Pretrained):
         self.head.weight = self.embed.token.weight
         self._begin(0.02, 0.02 / (2 * depth) ** 0.5)
 
-    def forward(self, tokens: Tensor) -> Output:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Output:
         """Predict each next token.
 
         Parameters
         ----------
         tokens : Tensor, shape (batch, tokens)
             Token ids, at most `context` per text.
+        targets : Tensor, shape (batch, tokens), optional
+            Ids of the next tokens. With them losses are returned in place of logits, and memory
+            does not grow with tokens x vocabulary: logits are computed for some tokens at a time,
+            and again in the backward pass.
 
         Returns
         -------
         Output
             Logits (batch, tokens, vocabulary), and the transport cost; the logits at token j are
-            those of token j + 1, and depend on tokens up to j only.
+            those of token j + 1, and depend on tokens up to j only. With targets y the output is
+            -log softmax(logits)_y of each token, (batch, tokens).
 
         Raises
         ------
         InputError
             For ids beyond the vocabulary, texts longer than the context, other shapes or types.
         """
+        if targets is not None:
+            _check_targets(targets, tokens, self.vocabulary)
         state, cost = as_flow(self.body(self.embed(tokens)))
-        return Output(self.head(state), cost)
+        if targets is None:
+            return Output(self.head(state), cost)
+        return Output(_losses(self.head, self.vocabulary, state, targets), cost)
 
     def count(self, positions: bool = False) -> int:
         """Count the parameters.
@@ -406,6 +416,42 @@ class TokenHead(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden states to logits."""
         return super().forward(self.norm(hidden))
+
+
+_LOGITS = 1 << 24  # that are in memory at a time, where losses are asked for
+
+
+def _losses(head: nn.Module, vocabulary: int, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropies (batch, tokens) of what the head makes of hidden states, part by part."""
+
+    def part(states: Tensor, classes: Tensor) -> Tensor:
+        logits = head(states)  # (tokens of the part, vocabulary)
+        if logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()  # a sum of many terms needs the digits
+        return nn.functional.cross_entropy(logits, classes, reduction="none")
+
+    states, classes = hidden.flatten(0, 1), targets.flatten().long()
+    size = max(1, _LOGITS // vocabulary)
+    if size >= len(states):
+        return part(states, classes).view(targets.shape)
+    found = [
+        checkpoint(part, *pair, use_reentrant=False, preserve_rng_state=False)
+        for pair in zip(states.split(size), classes.split(size), strict=True)
+    ]
+    return torch.cat(found).view(targets.shape)
+
+
+def _check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
+    """Check ids of next tokens, in eager mode; ids themselves on the CPU only."""
+    if torch.compiler.is_compiling():
+        return
+    tensor(targets, "targets", "whole", tokens if isinstance(tokens, Tensor) else None)
+    check_tokens(targets, vocabulary)
+    if isinstance(tokens, Tensor) and targets.shape != tokens.shape:
+        raise InputError(
+            f"targets are of shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
+            "expected the same"
+        )
 
 
 def _draw(

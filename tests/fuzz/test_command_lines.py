@@ -47,6 +47,7 @@ SMALL = {
     "metric": "--n 4 --heads 1 --paths 2 --times 0 --deltas 0.02 0.01 --t-final 0.02 --dt 0.01 "
     "--pairs 2 --segments 1",
     "mnist_vit": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
+    "nanogpt_sizes": "--preset smoke --seeds 1 --device cpu",
     "noisy_tokens": "--n 20 --paths 1 --ratios 2 --t-final 1 --ledger-paths 2 --ledger-heads 1",
     "oscillating_heads": "--n 4 --heads 1 2 --fit-from 1 --t-final 0.1 --dt 0.01",
     "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
@@ -63,8 +64,8 @@ SMALL = {
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }
 
-OF_NETWORKS = ("mnist_vit", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
-               "trained_heads")  # fmt: skip
+OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse",
+               "shakespeare_gpt", "trained_heads")  # fmt: skip
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.adaptive import scheme_from_config
-from wflow._core.checks import check_choice, number, positive, shown, switch, whole
+from wflow._core.checks import check_choice, function, number, positive, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.tableaux import TABLEAUX, Tableau
 from wflow.nets.blocks import Flow, Stack, at_least_single, hidden_states
-from wflow.nets.checks import function, modules, tensor
+from wflow.nets.checks import modules, tensor
 from wflow.nets.registry import register
 
 __all__ = ["Dynamics", "Plan", "Running", "Step", "as_tableau", "shape_error"]

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wflow._core.checks import number, shown
+from wflow._core.checks import function, number, shown
 from wflow._core.errors import InputError
 from wflow.nets.blocks import Flow, Output, output_of
-from wflow.nets.checks import function, module
+from wflow.nets.checks import module
 from wflow.nets.control.sweep import Generators, Keep, Record, bodies_of, body_of, swept
 
 Terminal = Callable[[Tensor], Tensor]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wflow._core.checks import number, positive, whole
+from wflow._core.checks import function, number, positive, whole
 from wflow._core.errors import InputError
-from wflow.nets.checks import function, listed, text
+from wflow.nets.checks import listed, text
 from wflow.nets.control.maximise import EndsPart, Maximised, Workers, groups_of
 from wflow.nets.control.principle import recorded
 from wflow.nets.control.sweep import Generators, Keep, bodies_of, body_of, check_keep, swept

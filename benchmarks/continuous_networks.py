@@ -21,9 +21,7 @@ wrapper.
 """
 
 import argparse
-import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +32,11 @@ import torch
 from report import goal, spread, write
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
 from wflow._core.checks import positive, whole
 from wflow.cli import guarded
 from wflow.nets import GPT, ContinuousTransformer, ViT, train
+from wflow.study.networks import memory
 
 VARIANTS = ("discrete", "loop", "wrapped", "checkpointed")
 STEPS, PAPER_STEPS = 20, 10  # of ours, and of the published GPT
@@ -135,24 +133,6 @@ def timed(call: Callable[[], None], least: float) -> float:
         call()
         count += 1
     return (time.perf_counter() - start) / count
-
-
-def memory(call: Callable[[], None], device: torch.device) -> float:
-    """Peak of the tensors (MB) that one iteration holds beyond what stays between two."""
-    call()
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        return (torch.cuda.max_memory_allocated(device) - before) / 1e6
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        call()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
-    return float(np.cumsum([size for _, size in changes]).max()) / 1e6
 
 
 class Result(NamedTuple):

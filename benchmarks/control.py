@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from continuous_networks import memory
 from report import goal, spread, write
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +36,7 @@ from wflow.cli import guarded
 from wflow.nets import GPT, control, train
 from wflow.nets.blocks import Stack
 from wflow.nets.control.sweep import swept
+from wflow.study.networks import memory
 
 COMMAND = "python benchmarks/control.py"
 VARIANTS = ("back-propagation", "checkpoint", "costates", "costates, sqrt")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from _small_gpts import EVALUATION, SIZES, Size, gpt, loss_on, windows
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EARLY = 500  # iterations: [GPTOC] section 5.1
-EVALUATION = 16  # windows at a time
 SHIFTS = 5  # passages of the text itself that are scored in place of generated ones
 SHOWN = 3  # passages of each network in samples.txt
 # [GPTOC] Table 1, of one size that the report does not name: BLEU in per cent, seconds.
@@ -35,25 +35,6 @@ METHODS = {
     "bleu": "continuation",
     "bleu_any": "any passage",
     "bleu_next": "next tokens",
-}
-
-
-class Size(NamedTuple):
-    """Sizes of a network, and of its batches."""
-
-    width: int
-    context: int
-    batch: int
-    depth: int
-    heads: int
-    evaluate_every: int  # divides `EARLY`
-
-
-# [GPTOC] section 3.2.4; its feed-forward layers are four times as wide, those of GPT too.
-SIZES = {
-    "S": Size(16, 64, 16, 1, 2, 250),
-    "M": Size(32, 128, 32, 2, 4, 100),
-    "L": Size(64, 256, 64, 4, 8, 50),
 }
 
 
@@ -169,18 +150,8 @@ def frequency_loss(text: nets.data.Text) -> float:
 
 
 def network(size: Size, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
-    """A network with weights drawn from its seed: no biases, as the default of nanoGPT."""
-    import torch
-
-    torch.manual_seed(seed)
-    return nets.GPT(
-        vocabulary=vocabulary,
-        context=size.context,
-        width=size.width,
-        depth=size.depth,
-        heads=size.heads,
-        dropout=setup.dropout,
-    )
+    """A network with weights drawn from its seed."""
+    return gpt(size, setup.dropout, vocabulary, seed)
 
 
 @dataclass(frozen=True)
@@ -199,11 +170,6 @@ def iterations(size: Size, setup: Setup, text: nets.data.Text) -> int:
 
 def plan(size: Size, setup: Setup, text: nets.data.Text, flags: Any, seed: int) -> Run:
     """The training of one network with one seed: Adam at a constant rate."""
-    from torch.utils.data import TensorDataset
-
-    ((inputs, targets), *_) = nets.data.windows(
-        text.train, context=size.context, batch=len(text.train), vocabulary=text.vocabulary
-    )  # all whole windows; what is left over comes behind them
     steps = iterations(size, setup, text)
     config = nets.train.TrainConfig(
         steps=steps,
@@ -221,19 +187,8 @@ def plan(size: Size, setup: Setup, text: nets.data.Text, flags: Any, seed: int) 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         return {"test_loss": loss_on(net, text.test, size.context, device)}
 
-    data: Any = TensorDataset(inputs, targets)
-    return Run(network(size, setup, text.vocabulary, seed), NextToken(), data, config, evaluate)
-
-
-def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.device) -> float:
-    """Mean loss per token over all of a text, in windows that do not overlap."""
-    import torch
-
-    total = 0.0
-    with nets.blocks.evaluating(net), torch.no_grad():
-        for inputs, targets in nets.data.windows(tokens, context=context, batch=EVALUATION):
-            total += float(net(inputs.to(device), targets.to(device)).output.double().sum())
-    return total / (len(tokens) - 1)
+    net, data = network(size, setup, text.vocabulary, seed), windows(text, size.context)
+    return Run(net, NextToken(), data, config, evaluate)
 
 
 # Measurements

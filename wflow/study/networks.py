@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -316,6 +317,29 @@ def outputs(
             with torch.no_grad():
                 output = model(inputs.to(device)).output
             yield output, targets.to(device)
+
+
+def memory(call: Callable[[], None], device: "torch.device") -> float:
+    """Peak of the tensors (MB) that a call holds beyond what stays between two calls."""
+    import torch
+
+    call()
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        return float(torch.cuda.max_memory_allocated(device) - before) / 1e6
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        call()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = os.path.join(folder, "trace.json")
+        found.export_chrome_trace(trace)
+        with open(trace, encoding="utf-8") as source:
+            events = json.load(source)["traceEvents"]
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    return float(np.cumsum([size for _, size in changes]).max()) / 1e6
 
 
 def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, Verdict]:

@@ -1,0 +1,71 @@
+"""What the studies of small GPTs share: published sizes, training windows and the test loss.
+
+Torch is loaded when something is trained: the flags and their `--help` work without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wflow import nets
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+EVALUATION = 16  # windows at a time
+
+
+class Size(NamedTuple):
+    """Sizes of a network, and of its batches."""
+
+    width: int
+    context: int
+    batch: int
+    depth: int
+    heads: int
+    evaluate_every: int  # divides `EARLY` of the study of sizes
+
+
+# [GPTOC] section 3.2.4; its feed-forward layers are four times as wide, those of GPT too.
+SIZES = {
+    "S": Size(16, 64, 16, 1, 2, 250),
+    "M": Size(32, 128, 32, 2, 4, 100),
+    "L": Size(64, 256, 64, 4, 8, 50),
+}
+
+
+def gpt(size: Size, dropout: float, vocabulary: int, seed: int) -> nets.GPT:
+    """A network with weights drawn from its seed: no biases, as the default of nanoGPT."""
+    import torch
+
+    torch.manual_seed(seed)
+    return nets.GPT(
+        vocabulary=vocabulary,
+        context=size.context,
+        width=size.width,
+        depth=size.depth,
+        heads=size.heads,
+        dropout=dropout,
+    )
+
+
+def windows(text: nets.data.Text, context: int) -> Any:
+    """Windows of the training part that do not overlap, with the next tokens: a data set."""
+    from torch.utils.data import TensorDataset
+
+    ((inputs, targets), *_) = nets.data.windows(
+        text.train, context=context, batch=len(text.train), vocabulary=text.vocabulary
+    )  # all whole windows; what is left over comes behind them
+    return TensorDataset(inputs, targets)
+
+
+def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.device) -> float:
+    """Mean loss per token over all of a text, in windows that do not overlap."""
+    import torch
+
+    total = 0.0
+    with nets.blocks.evaluating(net), torch.no_grad():
+        for inputs, targets in nets.data.windows(tokens, context=context, batch=EVALUATION):
+            total += float(net(inputs.to(device), targets.to(device)).output.double().sum())
+    return total / (len(tokens) - 1)

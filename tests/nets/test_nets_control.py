@@ -202,6 +202,14 @@ def test_frozen_layers_pass_costates_on():
     assert_gradients(net, draw(5, 2), lambda out: out.square().mean())
 
 
+def test_an_extremal_has_no_graph():
+    gpt = nets.GPT(vocabulary=7, context=4, width=4, depth=1, heads=1)
+    tokens = torch.tensor([[1, 2, 3]])
+    found = control.extremal(gpt, tokens, lambda out: out.square().mean())
+    tensors = [found.times, found.states, found.costates, found.hamiltonian]
+    assert not any(tensor.requires_grad for tensor in [*tensors, *found.gradients.values()])
+
+
 def test_costates_are_minus_the_gradients_in_the_states():
     net = double(nets.ControlledResNet(3, layers=4, scheme="rk4", transport=0.2))
     x = draw(5, 3)

@@ -115,7 +115,7 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
     times = torch.tensor([*record.times, record.times[-1] + record.lengths[-1]])
     return Extremal(
         times.double(),
-        torch.stack(record.states),
+        torch.stack(record.states).detach(),
         -torch.stack(record.cotangents),
         hamiltonian_along(record),
         gradients,

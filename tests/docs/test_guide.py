@@ -31,9 +31,10 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-def test_the_code_about_sparse_transformers_runs(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["guide/control", "guide/sparse_transformers"])
+def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
-    test_the_code_of_a_page_runs("guide/sparse_transformers", tmp_path, monkeypatch, capsys)
+    test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
 
 
 def test_every_page_of_the_guide_is_listed_and_has_code():

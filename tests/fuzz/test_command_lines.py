@@ -51,6 +51,7 @@ SMALL = {
     "noisy_tokens": "--n 20 --paths 1 --ratios 2 --t-final 1 --ledger-paths 2 --ledger-heads 1",
     "oscillating_heads": "--n 4 --heads 1 2 --fit-from 1 --t-final 0.1 --dt 0.01",
     "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
+    "pontryagin_gpt": "--preset smoke --seeds 1 --device cpu",
     "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
     "stability_tokens": "--n 4 --heads 1 --sizes 0.1 0.2 --eps 0.01 --paths 2 --t-final 0.1 "
     "--times 2",
@@ -64,8 +65,8 @@ SMALL = {
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }
 
-OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse",
-               "shakespeare_gpt", "trained_heads")  # fmt: skip
+OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "rwpo_benchmarks", "rwpo_digits",
+               "rwpo_inverse", "shakespeare_gpt", "trained_heads")  # fmt: skip
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",

@@ -331,6 +331,7 @@ def memory(call: Callable[[], None], device: "torch.device") -> float:
         return float(torch.cuda.max_memory_allocated(device) - before) / 1e6
     from torch.profiler import ProfilerActivity, profile
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its profiler says otherwise when it starts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         call()
     with tempfile.TemporaryDirectory() as folder:

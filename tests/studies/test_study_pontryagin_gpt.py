@@ -1,0 +1,251 @@
+"""The study of GPTs trained by Pontryagin's principle: networks, measurements, findings, resume."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+torch = pytest.importorskip("torch")
+
+from scripts import VERDICTS, call, script  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.study.networks import Results  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+parts, study = script("_pontryagin_gpt"), script("pontryagin_gpt")
+SMOKE = study.PRESETS["smoke"]
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch, tmp_path):
+    """No study of the smoke preset looks for data."""
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def text():
+    return parts.load(SMOKE, None)
+
+
+def logits(model, setup, text, tokens, **options):
+    return parts.network(model, setup, text.vocabulary, 0, **options).eval()(tokens).output
+
+
+def test_one_step_of_the_velocity_is_size_s_and_deep_is_the_gpt_of_its_blocks(text):
+    tokens = text.test[:30].view(2, 15)
+    setup = replace(SMOKE, steps=1)
+    plain = logits(parts.Model("S", "MSA"), setup, text, tokens)
+    for model, options in (
+        (parts.Model("continuous", "MSA"), {}),
+        (parts.Model("S", "MSA"), {"checkpointing": True}),
+    ):
+        torch.testing.assert_close(logits(model, setup, text, tokens, **options), plain)
+    torch.manual_seed(0)
+    size = SMOKE.size
+    gpt = nets.GPT(vocabulary=text.vocabulary, context=size.context, width=size.width,
+                   depth=SMOKE.blocks, heads=size.heads).eval()  # fmt: skip
+    deep = logits(parts.Model("deep", "MSA"), SMOKE, text, tokens)
+    torch.testing.assert_close(deep, gpt(tokens).output)
+
+
+def test_plans_train_as_the_models_say(text):
+    flags = study.PontryaginGpt(preset="smoke", device="cpu")
+    runs = {name: parts.plan(model, SMOKE, text, flags, 0) for name, model in parts.MODELS.items()}
+    for name, model in parts.MODELS.items():
+        run = runs[name]
+        of_msa = model.method == "MSA"
+        assert isinstance(run.config.optimizer, nets.control.MSA) == of_msa
+        assert run.config.steps == (SMOKE.maximised if of_msa else SMOKE.iterations)
+        rate = nets.config(run.model)["arguments"].get("dropout", 0.0)
+        assert rate == (0.0 if model.fixed else SMOKE.dropout)
+    fixed = runs["S MSA fixed"].batches
+    assert fixed(0)[0] is fixed(7)[0] and len(fixed.inputs) == SMOKE.rows
+    assert torch.equal(fixed.inputs[:, 1:], fixed.targets[:, :-1])
+    with_cost = runs["continuous cost"]
+    batch = tuple(tensor[:2] for tensor in with_cost.batches.tensors)
+    with_cost.model.eval()
+    loss = with_cost.objective(with_cost.model, *batch)
+    data, cost = loss.parts["data"].item(), with_cost.model(batch[0]).cost.item()
+    assert loss.total.item() == pytest.approx(data + SMOKE.lam * cost, rel=1e-6)
+    assert cost > 0
+
+
+def test_gradients_agree_and_a_wrong_one_shows(text, monkeypatch):
+    net = parts.network(parts.MODELS["continuous cost"], SMOKE, text.vocabulary, 0)
+    assert parts.difference(net, SMOKE, text, 0) < 1e-12
+    gradients = nets.control.gradients
+
+    def wrong(*arguments, **options):
+        found = gradients(*arguments, **options)
+        return {name: 1.001 * g for name, g in found.items()}
+
+    monkeypatch.setattr(nets.control, "gradients", wrong)
+    assert parts.difference(net, SMOKE, text, 0) == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_the_range_of_the_hamiltonian_falls_at_the_order_of_the_scheme(text):
+    model = parts.MODELS["continuous cost"]
+    net = parts.network(model, SMOKE, text.vocabulary, 0)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(5)  # states that move
+    found = parts.along(net, model, SMOKE, text)
+    assert len(found.values) == SMOKE.steps + 1
+    inputs, targets = parts.probe(SMOKE, text)
+    net.double().eval()
+    state = net.embed(inputs).detach().requires_grad_()
+    end = net.body(state)
+    loss = nets.train.cross_entropy(net.head(end.state), targets) + SMOKE.lam * end.cost
+    p = -torch.autograd.grad(loss, state)[0]
+    f = net.body.velocity_of(state)
+    first = (p * f).sum() - SMOKE.lam * f.square().mean() / 2
+    assert found.values[0] == pytest.approx(first.item(), rel=1e-10)
+    assert found.range == max(found.values) - min(found.values)
+    assert 0.8 < parts.order(net, model, SMOKE, text) < 1.3
+
+
+def test_memory_counts_what_a_call_holds():
+    device = torch.device("cpu")
+    call = lambda: [torch.zeros(500, 500) for _ in range(4)]  # noqa: E731
+    assert parts.networks.memory(call, device) == pytest.approx(4.0, rel=0.01)
+
+
+def test_steps_of_msa_are_counted():
+    history = xr.Dataset(
+        {
+            "loss": ("step", [3.0, 2.0, 2.5, 1.0]),
+            "loss_after": ("step", [2.5, 2.1, 2.5, 0.5]),
+            "failed": ("step", [0.0, 0.0, 1.0, 0.0]),
+            "trials": ("step", [1.0, 3.0, 21.0, 1.0]),
+            "unconverged": ("step", [2.0, 1.0, 0.0, 1.0]),
+            "test_loss": ("evaluation", [3.0, 3.5, 1.0]),
+        }
+    )
+    assert parts.steps_of(history) == {
+        "failed": 1, "doubled": 0.5, "unconverged": 0.5, "rose": 1, "loss_rises": 1 / 3,
+        "test_rises": 0.5,
+    }  # fmt: skip
+
+
+def curve(tests, seconds, every=10):
+    places = every * np.arange(len(tests))
+    return xr.Dataset(
+        {"test_loss": ("evaluation", tests), "seconds": ("step", np.full(places[-1], seconds))},
+        {"evaluation": places},
+    )
+
+
+def test_adam_is_asked_after_as_many_batches_and_after_as_much_time():
+    histories = {
+        "S MSA": [curve([4.0, 3.0, 2.0], 1.0)],
+        "S costates": [curve([4.0, 3.5, 3.2, 2.5, 2.2, 2.1], 0.5)],
+    }
+    found = parts.adam_beside(Results({}, histories), "S MSA")
+    assert found["batches"].tolist() == [3.2] and found["time"].tolist() == [2.2]
+    assert parts.beside("continuous MSA cost") == "continuous cost"
+
+
+def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
+    out = tmp_path / "gpt"
+    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
+    monkeypatch.setattr(parts, "figures", lambda *_: {})
+    assert call("pontryagin_gpt", monkeypatch, *flags, "--only", "continuous costates") == 0
+    first = (out / "continuous-costates-0" / "checkpoint.pt").stat().st_mtime_ns
+    capsys.readouterr()
+    monkeypatch.undo()
+    monkeypatch.setattr(parts, "measured", forbidden := Measured(parts.measured))
+    more = ["--only", "continuous MSA", "S MSA fixed", "--resume"]
+    assert call("pontryagin_gpt", monkeypatch, *flags, *more) == 0
+    said = capsys.readouterr().out
+    assert (out / "continuous-costates-0" / "checkpoint.pt").stat().st_mtime_ns == first
+    assert forbidden.asked == [parts.MODELS["S MSA fixed"], parts.MODELS["continuous MSA"]]
+    assert "sonnets" in said and "Extended MSA" in said
+    assert {"losses.png", "hamiltonian.png", "steps.pdf"} <= {file.name for file in out.iterdir()}
+    assert json.loads((out / "summary.json").read_text())["findings"] == []
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        table = table.sel(seed=0)
+        assert np.isfinite(table["test"]).all() and (table["gradients"] < 1e-12).all()
+        assert np.isfinite(table["hamiltonian"].sel(model="continuous MSA")).all()
+        of_costates = table.sel(model="continuous costates")
+        assert of_costates["memory_costates"] < of_costates["memory_back_propagation"]
+        assert of_costates["apart"] < 1e-12
+        assert table["rose"].sel(model="S MSA fixed") == 0
+        assert np.isnan(table["order"].sel(model="S MSA fixed"))
+
+
+class Measured:
+    """Notes what is measured."""
+
+    def __init__(self, called):
+        self.called, self.asked = called, []
+
+    def __call__(self, model, *rest):
+        self.asked.append(model)
+        return self.called(model, *rest)
+
+
+GOOD = {
+    "test": 2.0, "gradients": 1e-15, "apart": 1e-14, "nudged": 1e-14, "memory_costates": 1.0,
+    "memory_back_propagation": 2.0, "memory_checkpoint": 1.5, "rose": 0.0, "failed": 0.0,
+    "test_rises": 0.0, "straightness": 1.2, "speed": 0.3, "variation": 0.5, "order": 1.0,
+    "variation_before": 1.0, "iterations": 20,
+}  # fmt: skip
+BAD = {
+    "test": 4.0, "gradients": 1e-3, "apart": 1e-3, "memory_costates": 3.0, "rose": 1.0,
+    "failed": 1.0, "test_rises": 0.5, "straightness": 1.0, "speed": 0.1, "variation": 0.1,
+    "order": 2.0,
+}  # fmt: skip
+
+
+def records(of=lambda name: {}):
+    """Records of three seeds that show what is claimed, apart from the changes of a model."""
+    found = {}
+    for name, model in parts.MODELS.items():
+        good = GOOD | ({"straightness": 1.1, "speed": 0.2, "variation": 0.3} if model.cost else {})
+        shift = {"test": 0.01, "straightness": 0.001, "speed": 0.001, "variation": 0.001}
+        found[name] = [
+            {key: value + seed * shift.get(key, 0) for key, value in (good | of(name)).items()}
+            for seed in range(3)
+        ]
+    histories = {
+        name: [curve([5.0, 3.5, 3.0 + 0.1 * seed], 0.1) for seed in range(3)]
+        for name in parts.MODELS
+    }
+    return Results(found, histories)
+
+
+def test_findings_are_decided_by_the_numbers():
+    good = study.findings(records())
+    assert len(good) == 14 and all(f.verdict == "confirmed" for f in good)
+    every = study.findings(
+        records(lambda name: BAD | ({} if parts.MODELS[name].cost else {"variation_before": 0.01}))
+    )
+    assert not any(f.verdict == "confirmed" for f in every if f.prediction != good[11].prediction)
+    assert {f.verdict for f in every} <= set(VERDICTS)
+    near = study.findings(records(lambda name: {"test": 3.05} if "MSA" in name else {}))
+    texts = [f for f in near if "as many batches" in f.prediction]
+    assert [f.verdict for f in texts] == ["inconclusive"]
+    assert math.isfinite(float(texts[0].found.split()[2]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "XL"], "--only XL: expected some of S, S costates"),
+        (["--iterations", "0"], "--iterations is 0"),
+        (["--maximised", "0"], "--maximised is 0"),
+        (["--rate", "0"], "--rate is 0"),
+        (["--rho", "0"], "--rho is 0"),
+        (["--seeds", "0"], "--seeds is 0"),
+    ],
+)
+def test_bad_flags_are_refused_and_nothing_is_written(flags, message, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=message):
+        call("pontryagin_gpt", monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
+    assert not out.exists()

@@ -322,7 +322,7 @@ def other():
         (lambda net, x: control.gradients(net, x, lambda out: out), "tensor of one real number"),
         (lambda net, x: control.gradients(net, x, torch.sum, keep=0), "keep is 0"),
         (lambda net, x: control.gradients(net, x, torch.sum, weight=-1), "weight is -1"),
-        (lambda net, x: control.gradients(net, x, 3), "loss is int"),
+        (lambda net, x: control.gradients(net, x, 3), "loss is 3: expected a function"),
         (lambda net, x: control.extremal(nn.Linear(2, 2), x, torch.sum), "no body of layers"),
         (lambda net, x: control.states(nn.ModuleList([net.body, other().body]), x), "2 bodies"),
         (lambda net, x: control.Dynamics([]), "there are no layers"),

@@ -166,6 +166,22 @@ def test_loss_of_extended_msa_never_rises(cases):
     assert failures <= cases(0, 5)
 
 
+@pytest.mark.parametrize(("rho", "scheme", "stages"), [(0.5, "euler", 1), (0.0, "heun", 2)])
+def test_evaluations_and_products_of_layers_are_counted(rho, scheme, stages):
+    net, calls = resnet(scheme=scheme), []
+    for layer in net.body.layers:
+        layer.register_forward_hook(lambda *_: calls.append(1))
+    x, y = donut()
+    method = control.MSA(rho=rho, iterations=3, tolerance=1e-3 if rho else 0.9)
+    found = fit(net, lambda step: (x, y), steps=1, optimizer=method)
+    forward, trials = float(found.forward[0]), float(found.trials[0])
+    # The sweep keeps the graph of its last evaluation, which it has once.
+    assert len(calls) == 4 * stages * forward - 1
+    inner = forward - 2 - trials  # without the sweep and the losses after it
+    products = 3 * inner - 2 * trials if rho else inner  # the iterate has one, others have three
+    assert float(found.backward[0]) == 1 + products > 4
+
+
 def test_failures_are_counted_and_leave_the_weights():
     body = regulator(3.0, 6)  # for which the plain method, of which this is little more, diverges
     method = control.MSA(rho=1e-9, iterations=5, doublings=1)
@@ -380,7 +396,7 @@ def test_costates_that_are_not_finite_stop_a_training_with_layer_and_step(tmp_pa
             "no body of layers",
         ),
         (lambda: control.by_costates(OBJECTIVE, 0), "keep is 0"),
-        (lambda: control.by_costates(None), "objective is NoneType"),
+        (lambda: control.by_costates(None), "objective is None: expected a function"),
         (lambda: fit(resnet().float(), Donuts(), lambda *a: 1, optimizer=control.MSA()), "no Loss"),
     ],
 )

@@ -77,15 +77,19 @@ class LayerPart:
         Point X_i, Lambda_i, b_i gamma, time, and the states of the random numbers or None.
     samples : int
         Number of samples m.
+    calls : int
+        How often the stages were evaluated.
     """
 
     number: int
     step: Step
     stages: list[tuple[Tensor, Tensor, float, float | None, tuple[Tensor, ...] | None]]
     samples: int
+    calls: int = 0
 
     def terms(self) -> list[Term]:
         """As for `Part`."""
+        self.calls += 1
         found = []
         for x, vector, weight, t, random in self.stages:
             x = x.detach().requires_grad_()
@@ -220,15 +224,18 @@ class Maximised(NamedTuple):
         Whether the gradient fell to the tolerance.
     unbounded : str
         Name of a weight along which the Hamiltonian grows without bound, else empty.
-    evaluations : int
-        Of the augmented Hamiltonian.
+    forward : int
+        Evaluations of layers, each at all of its stages.
+    backward : int
+        Vector-Jacobian products of layers; the derivative of one counts as two.
     """
 
     gain: float
     residual: float
     converged: bool
     unbounded: str
-    evaluations: int
+    forward: int
+    backward: int
 
 
 class _Enough(Exception):
@@ -254,19 +261,22 @@ def maximise(group: Group, rho: float, iterations: int, tolerance: float) -> Max
     controls = group.controls
     start = [p.detach().clone() for p in controls]
     best = [value.clone() for value in start]
+    layers = [part for part in group.parts if isinstance(part, LayerPart)]
+    calls = sum(part.calls for part in layers)
     first, reached = -math.inf, -math.inf  # values
-    size0, size, evaluations = 0.0, math.inf, 0
+    size0, size, products = 0.0, math.inf, 0
     residual = 0.0
 
     def evaluate() -> Tensor:
-        nonlocal first, reached, size0, size, evaluations, residual
-        note = not evaluations
+        nonlocal first, reached, size0, size, products, residual
+        note = not products
         with torch.enable_grad():
             if note and rho:
                 group.value(note=True)
+                products += 1
             value = group.value(rho)
             found = torch.autograd.grad(-value, controls, allow_unused=True)
-        evaluations += 1
+        products += 3 if rho else 1
         now = float(value.detach())
         grads = [
             torch.zeros_like(p) if g is None else g for p, g in zip(controls, found, strict=True)
@@ -314,8 +324,11 @@ def maximise(group: Group, rho: float, iterations: int, tolerance: float) -> Max
         if not converged and not rho:
             _put(controls, start)
             unbounded = _unbounded(group)
+            products += 1
         _put(controls, best)
-    return Maximised(reached - first, residual, converged, unbounded, evaluations)
+    forward = sum(part.calls for part in layers) - calls
+    backward = products * len(layers)
+    return Maximised(reached - first, residual, converged, unbounded, forward, backward)
 
 
 @torch.no_grad()

@@ -136,7 +136,11 @@ class MSA(Method):
 
     with :math:`\dot x_l, \dot p_l` of the iterate, summed over the stages of a scheme. The history
     has, beside the loss before the step, `loss_after` it, `rho` at which it was taken, `trials`,
-    `failed` (1 for a failure), `unconverged` layers, and their `gain`.
+    `failed` (1 for a failure), `unconverged` layers, and their `gain`. What the step cost is in
+    `forward`, evaluations of a layer (at all stages, on the whole batch), and `backward`,
+    vector-Jacobian products of one, both as means over the layers, with sweep, L-BFGS and all
+    trials; the derivative of a product, which the augmentation needs, counts as two. A step of
+    gradient descent has forward 1 and backward 1 by back-propagation, forward 2 by costates.
 
     References
     ----------
@@ -246,7 +250,9 @@ class MSA(Method):
         return MaximumPrinciple(self, model, objective, config, processes)
 
 
-_NUMBERS = ("loss_after", "rho", "trials", "failed", "unconverged", "gain")
+_NUMBERS = (
+    "loss_after", "rho", "trials", "failed", "unconverged", "gain", "forward", "backward",
+)  # fmt: skip
 
 
 class MaximumPrinciple(Learner):
@@ -311,9 +317,13 @@ class MaximumPrinciple(Learner):
         ends = EndsPart(self.body, objective, record, random)
         groups = groups_of(self.model, record, ends)
         rho, after, trials = self.rho, before, 0
+        layers = len(record.plan.steps)
+        forward, backward = 2.0, 1.0  # the sweep
         while trials <= method.doublings:
             trials += 1
             found = self.workers.maximise(groups, rho, method.iterations, method.tolerance)
+            forward += 1 + sum(one.forward for one in found) / layers
+            backward += sum(one.backward for one in found) / layers
             self._check_bounded(groups, found, number)
             after = repeated()
             if not method.rho or after < before:
@@ -336,6 +346,8 @@ class MaximumPrinciple(Learner):
             "failed": failed and any(one.residual > 0 for one in found),
             "unconverged": sum(not one.converged for one in found),
             "gain": 0.0 if failed else math.fsum(one.gain for one in found),
+            "forward": forward,
+            "backward": backward,
         }
         parts = {name: norm.new_tensor(float(values[name])) for name in _NUMBERS}
         row = self.values(Loss(loss.total, loss.parts | parts))

@@ -359,6 +359,16 @@ def test_plain_msa_without_a_maximum_names_the_cure():
     assert fit(net, lambda s: donut(), steps=1, optimizer=control.MSA(rho=0)).sizes["step"] == 1
 
 
+@pytest.mark.parametrize(("seed", "scale"), [(2, 300), (3, 3000), (2, 30000)])
+def test_saturated_layers_have_a_bounded_hamiltonian_however_small_its_slope(seed, scale):
+    net, (x, labels) = resnet(seed), donut(seed)
+    with torch.no_grad():
+        for layer in net.body.layers:
+            layer[0].weight.mul_(scale)
+    method = control.MSA(rho=0, iterations=3)
+    assert fit(net, lambda step: (x, labels), steps=1, optimizer=method).sizes["step"] == 1
+
+
 def test_maximisations_that_do_not_converge_are_reported_and_the_training_goes_on():
     method = control.MSA(rho=0, iterations=2)  # tanh saturates: the supremum is not attained
     history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)

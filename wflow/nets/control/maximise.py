@@ -346,13 +346,17 @@ def _unbounded(group: Group) -> str:
         if grad is None or slope == 0:
             continue
         start, size = p.detach().clone(), 1 + float(torch.linalg.vector_norm(p.detach()))
+        # Not from here: where the dynamics are saturated the slope here is as small as one likes.
+        distances = [far * size for far in (1e3, 1e6, 1e9)]
         values = []
-        for far in (1e3 * size, 1e6 * size):
+        for far in distances:
             _put([p], [start + far / slope * grad])
             values.append(float(group.value().detach()))
         _put([p], [start])
-        growth = (values[1] - values[0]) / ((1e6 - 1e3) * size)
-        if growth > 1e-3 * slope or values[1] == math.inf:
+        near, far = (
+            (values[k + 1] - values[k]) / (distances[k + 1] - distances[k]) for k in range(2)
+        )
+        if math.inf in values or (near > 1e-3 * slope and far > near / 2):
             return name
     return ""
 

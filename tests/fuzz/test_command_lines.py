@@ -57,6 +57,8 @@ SMALL = {
     "--times 2",
     "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
     "--t-final 0.1 --times 1",
+    "pontryagin_resnet": "--preset smoke --datasets linear --iterations 2 --maximisations 1 "
+    "--device cpu",
     "rwpo_benchmarks": "--preset smoke --seeds 1 --only OT-Flow",
     "rwpo_digits": "--preset smoke --seeds 1 --device cpu",
     "rwpo_inverse": "--preset smoke --seeds 1 --problem elliptic --device cpu",
@@ -65,8 +67,9 @@ SMALL = {
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }
 
-OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "rwpo_benchmarks", "rwpo_digits",
-               "rwpo_inverse", "shakespeare_gpt", "trained_heads")  # fmt: skip
+OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
+               "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
+               "trained_heads")  # fmt: skip
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",

@@ -81,11 +81,11 @@ def split(name: str) -> tuple[str, str, str]:
 # ----
 # Red points are the second class. The report has pictures and no numbers: the halves of a square by
 # a line, a ring in a square, a cross in a square. Squares and spiral are those of Benning et al.
-# Rings, crosses and squares hold half of the points. (`nets.data.planar` has densities, no classes.)
+# Rings, crosses and squares hold half of the points. Densities of `nets.data` have no classes.
 
 
 def _linear(x: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, NDArray[Any]]:
-    return x, x @ (1.0, 0.5) > 0.1
+    return x, x[:, 0] + x[:, 1] / 2 > 0.1
 
 
 def _donut(x: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, NDArray[Any]]:
@@ -465,7 +465,7 @@ def curves(results: Results, names: Sequence[str]) -> Figure:
 def _curve(row: Sequence[Axes], results: Results, name: str) -> None:
     """Geometric mean and range of the losses, mean and range of the accuracy, over the seeds."""
     method = split(name)[2]
-    look = {
+    look: dict[str, Any] = {
         "color": LOOKS[method],
         "label": METHODS.get(method, "classic ResNet"),
         "linewidth": 1.0,

@@ -18,12 +18,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import tyro
 from _pontryagin_resnet import (
     CLASSIC,
-    DATA,
     PRESETS,
     STAGES,
     DataName,
@@ -54,7 +54,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 class PontryaginResnet(networks.NetFlags):
     """Flags of this study."""
 
-    datasets: tuple[DataName, ...] = tuple(DATA)
+    datasets: tuple[DataName, ...] = get_args(DataName)
     """Data sets."""
     layers: int | None = None
     """Layers, steps of length 1; default: of the preset."""

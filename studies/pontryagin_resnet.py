@@ -64,6 +64,10 @@ class PontryaginResnet(networks.NetFlags):
     """Iterations of gradient descent and Adam; default: of the preset."""
     maximisations: int | None = None
     """Iterations of the methods of successive approximations; default: of the preset."""
+    rate: float | None = None
+    """Rate of gradient descent; default: of the preset."""
+    adam: float | None = None
+    """Rate of Adam; default: of the preset."""
     rho: float | None = None
     """Weight of the augmentation of extended MSA; default: of the preset."""
     steps: tyro.conf.Suppress[int | None] = None
@@ -79,8 +83,9 @@ class PontryaginResnet(networks.NetFlags):
         for name, least in (("layers", 1), ("width", 2), ("iterations", 1), ("maximisations", 1)):
             if getattr(self, name) is not None:
                 study.whole(getattr(self, name), f"--{name}", least)
-        if self.rho is not None:
-            study.positive(self.rho, "--rho")
+        for name in ("rate", "adam", "rho"):
+            if getattr(self, name) is not None:
+                study.positive(getattr(self, name), f"--{name}")
 
 
 def findings(results: Results, maximisations: int) -> list[Finding]:

@@ -222,6 +222,7 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sket
         (["--layers", "0"], "--layers is 0"),
         (["--maximisations", "0"], "--maximisations is 0"),
         (["--rho", "0"], "--rho is 0"),
+        (["--adam", "-1"], "--adam is -1"),
         (["--seeds", "0"], "--seeds is 0"),
     ],
 )

@@ -48,7 +48,7 @@ class Setup:
     iterations: int = 4000  # of gradient descent and Adam
     maximisations: int = 200  # iterations of the two methods of successive approximations
     rate: float = 0.5  # of gradient descent
-    adam: float = 0.02  # rate of Adam
+    adam: float = 0.01  # rate of Adam
     rho: float = 0.1
     inner: int = 10  # L-BFGS steps of a maximisation
 

@@ -94,7 +94,7 @@ def _donut(x: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, N
 
 
 def _cross(x: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, NDArray[Any]]:
-    return x, (np.abs(x) < 1 - math.sqrt(0.5)).any(axis=1)
+    return x, np.abs(x).min(axis=1) < 1 - math.sqrt(0.5)
 
 
 def _squares(x: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, NDArray[Any]]:

@@ -210,6 +210,49 @@ def test_an_extremal_has_no_graph():
     assert not any(tensor.requires_grad for tensor in [*tensors, *found.gradients.values()])
 
 
+class Weighed(nn.Module):
+    """A running cost with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+    def forward(self, layer, x, f):
+        return self.weight * f.square().mean()
+
+
+def test_weights_of_the_running_cost_are_controls_and_those_of_nobody_are_refused():
+    def body(running):
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3)]
+        return control.Dynamics(layers, scheme="heun", running=running).double()
+
+    x = draw(5, 2)
+    assert_gradients(body(Weighed()), x, lambda out: out.square().sum())
+    loose = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+    net = body(lambda layer, x, f: loose * f.square().mean())
+    with pytest.raises(InputError, match=r"weights \(\) that are no parameters of it"):
+        control.gradients(net, x, lambda out: out.square().sum())
+
+
+def test_a_body_that_runs_twice_has_gradients_and_no_states():
+    layers = [nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(3)]
+    body = control.Dynamics(layers).double()
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = body
+
+        def forward(self, x):
+            return self.body(self.body(x).state).state
+
+    net, x = Twice(), draw(5, 2)
+    assert_gradients(net, x, lambda out: out.square().sum())
+    with pytest.raises(InputError, match="runs more than once"):
+        control.states(net, x)
+
+
 def test_costates_are_minus_the_gradients_in_the_states():
     net = double(nets.ControlledResNet(3, layers=4, scheme="rk4", transport=0.2))
     x = draw(5, 3)

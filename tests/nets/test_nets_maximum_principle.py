@@ -1,6 +1,8 @@
 """Training by costates and by the maximum principle: MSA, its closed form, what it guarantees."""
 
+import json
 import math
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from trainings import assert_same, crash, run  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.nets import control, train  # noqa: E402
+from wflow.nets.control.maximise import EndsPart, Workers, _pickled, groups_of  # noqa: E402
+from wflow.nets.control.principle import recorded  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -233,6 +237,48 @@ def test_in_discrete_time_a_minimum_need_not_maximise_the_hamiltonian():
     assert float(found.violations[0]) > 7
 
 
+def test_weights_that_the_last_layer_shares_with_the_classifier_count_both():
+    net = resnet()
+    net.head.weight = None
+    net.head.weight = net.body.layers[0][0].weight  # (3, 3): three classes
+    net.head.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    x, labels = donut()
+    found = control.extremal(net, x, lambda out: functional.cross_entropy(out, labels))
+    record, _, gradients = recorded(net, lambda: OBJECTIVE(net, x, labels).total)
+    torch.testing.assert_close(gradients, found.gradients)
+    ends = EndsPart(net.body, lambda: OBJECTIVE(net, x, labels).total, record, record.after)
+    groups = groups_of(net, record, ends)
+    assert [group.label for group in groups] == [
+        "layer 1", "layer 2", "layer 3", "layer 0 with opening and closing"
+    ]  # fmt: skip
+    both = groups[-1]
+    (slope,) = torch.autograd.grad(both.value(), [net.head.weight])
+    h = net.body.lengths[0]
+    layer, ends = both.parts
+    (of_layer,) = torch.autograd.grad(sum(t.value for t in layer.terms()), [net.head.weight])
+    (of_ends,) = torch.autograd.grad(sum(t.value for t in ends.terms()), [net.head.weight])
+    torch.testing.assert_close(slope, of_layer + of_ends)
+    torch.testing.assert_close(-h * of_layer - of_ends, found.gradients["body.layers.0.0.weight"])
+
+
+def test_shared_weights_violate_the_principle_by_the_sum():
+    net, (x, labels) = resnet(shared=True, penalty=0.1), donut()
+
+    def loss(out):
+        return functional.cross_entropy(out, labels)
+
+    found = control.optimality(net, x, loss)
+    (group,) = found.groups
+    grads = control.gradients(net, x, loss)
+    own = [g for name, g in grads.items() if name.startswith("body.")]
+    norm = math.sqrt(sum(float(g.square().sum()) for g in own)) * 4  # h = 1/4
+    assert group.residual == pytest.approx(norm, rel=1e-10)
+    assert group.label == "layers 0, ..., 3"
+    assert 0 < group.violation <= float(found.violations.sum()) * (1 + 1e-9)
+    apart = control.optimality(resnet(penalty=0.1), x, loss)
+    assert [one.violation for one in apart.groups] == apart.violations.tolist()
+
+
 def test_weights_that_layers_share_maximise_the_sum():
     batch = donut()
     net = resnet(shared=True)
@@ -373,6 +419,68 @@ def test_maximisations_that_do_not_converge_are_reported_and_the_training_goes_o
     method = control.MSA(rho=0, iterations=2)  # tanh saturates: the supremum is not attained
     history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)
     assert (history.unconverged > 0).all() and (history.gain > 0).all()
+
+
+def test_layers_that_did_not_converge_are_named(tmp_path):
+    method = control.MSA(rho=0.1, iterations=1)
+    history = fit(resnet(), lambda step: donut(), steps=2, optimizer=method)
+    by_layer = json.loads(history.attrs["unconverged"])
+    assert sum(by_layer.values()) == history.unconverged.sum()
+    assert "layer 0" in by_layer
+
+
+def test_a_refused_step_leaves_the_network_as_it_was():
+    net = resnet(activation="relu")
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(InputError, match="no maximum"):
+        fit(net, lambda step: donut(), steps=1, optimizer=control.MSA(rho=0))
+    for p, value in zip(net.parameters(), before, strict=True):
+        assert torch.equal(p, value)
+
+
+def test_the_cure_of_a_plain_step_is_one_that_cures():
+    class Opened(nn.Module):
+        def __init__(self, **options):
+            super().__init__()
+            self.embed = nn.Linear(2, 3).double()
+            self.net = resnet(**options)
+
+        def forward(self, x):
+            flow = self.net.body(self.embed(x))
+            return nets.Output(self.net.head(flow.state), flow.cost)
+
+    method = control.MSA(rho=0)
+    with pytest.raises(InputError, match=r"of opening and closing .*far out: give rho > 0"):
+        fit(Opened(transport=1.0, penalty=1.0), lambda step: donut(), steps=1, optimizer=method)
+    without = train.objective(functional.cross_entropy, 0.0)
+    with pytest.raises(InputError, match="a weight > 0 in the objective, where it is 0"):
+        net = resnet(activation="relu", penalty=1.0)
+        fit(net, lambda step: donut(), without, steps=1, optimizer=method)
+
+
+def test_batches_that_change_are_counted_where_the_next_one_has_a_higher_loss():
+    method = control.MSA(rho=1.0, iterations=3)
+    history = fit(resnet(), lambda step: donut(step, 8), steps=12, optimizer=method)
+    assert (history.loss_after <= history.loss).all()
+    risen = history.loss.values[1:] > history.loss_after.values[:-1]
+    assert risen.sum() > 0  # each batch alone falls, the loss over all of them need not
+
+
+def test_random_numbers_of_another_kind_of_device_are_refused():
+    net, batch = noisy(), Donuts()(0)
+    record, _, _ = recorded(net, lambda: OBJECTIVE(net, *batch).total)
+    groups = groups_of(net, record)
+    with pytest.raises(InputError, match=r"layer 0 draws random numbers .* on cpu, and meta"):
+        Workers(2, ("meta",)).maximise(groups, 1.0, 1, 1e-3)
+
+
+def test_masks_move_with_the_layers_that_are_given_to_another_device():
+    net = nets.TextClassifier(vocabulary=9, context=6, width=4, heads=2, depth=2, classes=2)
+    tokens = torch.randint(1, 9, (3, 6)).masked_fill(torch.arange(6) > 3, 0)  # padded by 0
+    record, _, _ = recorded(net, lambda: net(tokens).output.square().sum())
+    moved = torch.load(BytesIO(_pickled(groups_of(net, record)[0])), "meta", weights_only=False)
+    (term,) = moved.parts[0].terms()
+    assert term.velocity.device.type == "meta" and moved.controls[0].device.type == "meta"
 
 
 def test_costates_that_are_not_finite_stop_a_training_with_layer_and_step(tmp_path):

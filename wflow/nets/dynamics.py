@@ -39,7 +39,7 @@ def as_tableau(scheme: Any) -> Tableau:
     InputError
         For anything else.
     """
-    if isinstance(scheme, Mapping) and "nodes" in scheme:
+    if isinstance(scheme, Mapping) and {"nodes", "matrix", "weights"} <= scheme.keys():
         scheme = scheme_from_config(scheme)
     if isinstance(scheme, Tableau):
         return scheme
@@ -63,17 +63,25 @@ class Step(NamedTuple):
         ``cost(x, f)``: the running cost L(x, u_l), one number, where there is one.
     image : callable or None
         ``image(x, t)``: f(x, u_l, t) + x, where that is what the layer returns.
+    weighs : torch.nn.Module or None
+        Module of the running cost, whose parameters belong to the control.
     """
 
     layer: nn.Module
     velocity: Callable[[Tensor, Any], Tensor]
     cost: Callable[[Tensor, Tensor], Tensor] | None
     image: Callable[[Tensor, Any], Tensor] | None = None
+    weighs: nn.Module | None = None
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """What has the weights of the step."""
+        return [self.layer] if self.weighs is None else [self.layer, self.weighs]
 
     @property
     def control(self) -> list[nn.Parameter]:
         """The control u_l."""
-        return [p for p in self.layer.parameters() if p.requires_grad]
+        return [p for each in self.modules for p in each.parameters() if p.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,8 @@ class Plan:
                 raise shape_error(point, slope, step)
             slopes.append(slope)
             if now.cost is not None and weight:
-                part = h * weight * now.cost(point, slope)
+                cost = now.cost(point, slope)
+                part = (h * weight * cost).to(cost.dtype)
                 total = part if total is None else total + part
         return combined(x, h, tableau.weights, slopes), total
 
@@ -265,8 +274,8 @@ class Dynamics(nn.Module):
     penalty : float, default 0.0
         Weight mu >= 0 of the squares of the weights.
     running : callable, optional
-        Further running cost, ``running(layer, x, f)``: one number, a mean over samples. Networks
-        with one have no configuration.
+        Further running cost, ``running(layer, x, f)``: one number, a mean over samples. Weights of
+        its own that are trained are those of a module. Networks with one have no configuration.
 
     Raises
     ------
@@ -289,9 +298,9 @@ class Dynamics(nn.Module):
     References
     ----------
     .. [1] Benning, Celledoni, Ehrhardt, Owren and Schönlieb, "Deep learning as optimal control
-       problems: models and numerical methods", J. Comput. Dyn. 6 (2019), section 2.
+       problems: models and numerical methods", J. Comput. Dyn. 6 (2019).
     .. [2] Li, Chen, Tai and E, "Maximum principle based algorithms for deep learning", J. Mach.
-       Learn. Res. 18 (2018), eqs. 1 to 3.
+       Learn. Res. 18 (2018).
 
     Examples
     --------
@@ -434,6 +443,7 @@ class Dynamics(nn.Module):
                 )
             valid = valid.reshape(*valid.shape, *[1] * (x.ndim - valid.ndim))
         costly = self.transport or self.penalty or self.running is not None
+        weighs = self.running if isinstance(self.running, nn.Module) else None
         steps = []
         for layer in self.layers:
             residual = self.velocity == "residual"
@@ -441,7 +451,7 @@ class Dynamics(nn.Module):
             image = partial(velocity_of, layer, False, self.timed, context) if residual else None
             by = (layer, self.transport, self.penalty, self.running, valid)
             cost = partial(_running_cost, *by) if costly else None
-            steps.append(Step(layer, partial(velocity_of, *of), cost, image))
+            steps.append(Step(layer, partial(velocity_of, *of), cost, image, weighs))
         if self.shared:
             steps *= self._steps
         return Plan(steps, self.tableau, self.lengths, self.timed)

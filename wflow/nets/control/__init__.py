@@ -10,7 +10,7 @@ users ask of them, `maximise` the Hamiltonians of layers, `training` the methods
 it. Start with `principle`.
 """
 
-from wflow.nets.control.diagnostics import Optimality, optimality
+from wflow.nets.control.diagnostics import Optimality, Violation, optimality
 from wflow.nets.control.principle import (
     Extremal,
     costates,
@@ -29,6 +29,7 @@ __all__ = [
     "Extremal",
     "NonFiniteCostateError",
     "Optimality",
+    "Violation",
     "by_costates",
     "costates",
     "extremal",

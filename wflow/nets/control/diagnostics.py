@@ -1,5 +1,6 @@
 """How far the weights of a network are from the maximum principle."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -8,9 +9,36 @@ from torch import Tensor, nn
 
 from wflow._core.checks import positive, whole
 from wflow.nets.checks import module
-from wflow.nets.control.maximise import Group, alone, layer_parts, maximise
+from wflow.nets.control.maximise import Group, alone, groups_of, maximise, of_layer
 from wflow.nets.control.principle import Terminal, hamiltonian_along, objective_of, recorded
 from wflow.nets.control.sweep import body_of
+
+
+class Violation(NamedTuple):
+    """Violation of the maximum principle by weights that have to be chosen together.
+
+    Parameters
+    ----------
+    label : str
+        Which layers.
+    residual : float
+        Norm of the gradient of the sum of their Hamiltonians.
+    violation : float
+        By how much the sum can grow; infinite where it grows without bound.
+    converged : bool
+        Whether the maximisation converged.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.control.Violation("layers 0, 1", 0.5, 0.25, True).violation
+    0.25
+    """
+
+    label: str
+    residual: float
+    violation: float
+    converged: bool
 
 
 class Optimality(NamedTuple):
@@ -26,13 +54,16 @@ class Optimality(NamedTuple):
         Root mean square over the samples of the norms of their costates, times their number m:
         p_l of the loss of a single sample.
     residuals : Tensor, shape (N,)
-        Norm of the gradient of the Hamiltonian in u_l: 0 at a minimum of the objective, where no
-        weights are shared.
+        Norm of the gradient of the Hamiltonian of each layer by itself in u_l.
     violations : Tensor, shape (N,)
         The violation max_w H(w) - H(u_l) of each layer by itself, the best that L-BFGS found: a
         lower bound. Infinite where H grows without bound.
     converged : Tensor, shape (N,)
         Whether the maximisation converged, bool.
+    groups : list of Violation
+        The same of all weights that have to be chosen together: layers that share weights are one
+        group, and maximise the sum of their Hamiltonians. These are 0 at a minimum of the
+        objective. Without shared weights they repeat the layers.
 
     Examples
     --------
@@ -50,6 +81,7 @@ class Optimality(NamedTuple):
     residuals: Tensor
     violations: Tensor
     converged: Tensor
+    groups: list[Violation]
 
 
 def optimality(
@@ -101,7 +133,7 @@ def optimality(
     of which :math:`-h \nabla H_l(u_l)` is the gradient of the objective; for Euler it is
     :math:`H(x_l, p_{l+1}, w)`. That a minimum maximises it, and not only makes its gradient zero,
     holds in continuous time, and in discrete time where the velocities of all weights are convex.
-    With weights that layers share it is the sum that counts.
+    With weights that layers share it is the sum that counts (`groups`).
 
     References
     ----------
@@ -120,19 +152,18 @@ def optimality(
     iterations, tolerance = whole(iterations, "iterations"), positive(tolerance, "tolerance")
     body_of(module(network, "network"))
     record, _, _ = recorded(network, partial(objective_of, network, x, loss, weight))
-    names = {id(p): name for name, p in network.named_parameters()}
-    rows = []
-    for number, step in enumerate(record.plan.steps):
-        control = step.control
-        if not control:
-            rows.append((0.0, 0.0, True))
-            continue
-        labels = tuple(names.get(id(p), "?") for p in control)
-        group = alone(Group(labels, control, [layer_parts(record, number)]))
-        found = maximise(group, 0.0, iterations, tolerance)
-        gain = float("inf") if found.unbounded else found.gain
-        rows.append((found.residual, gain, found.converged))
-    residuals, violations, converged = zip(*rows, strict=True)
+
+    def violated(group: Group) -> Violation:
+        if not group.controls:
+            return Violation(group.label, 0.0, 0.0, True)
+        found = maximise(alone(group), 0.0, iterations, tolerance)
+        gain = math.inf if found.unbounded else found.gain
+        return Violation(group.label, found.residual, gain, found.converged)
+
+    count = len(record.plan.steps)
+    layers = [violated(of_layer(network, record, number)) for number in range(count)]
+    by_label = {layer.label: layer for layer in layers}
+    groups = [by_label.get(group.label) or violated(group) for group in groups_of(network, record)]
     costates = torch.stack(record.cotangents)
     samples = costates.shape[1]
     norms = torch.linalg.vector_norm(costates.flatten(1).double(), dim=1) * samples**0.5
@@ -141,7 +172,8 @@ def optimality(
         torch.tensor(times, dtype=torch.float64),
         hamiltonian_along(record),
         norms,
-        torch.tensor(residuals, dtype=torch.float64),
-        torch.tensor(violations, dtype=torch.float64),
-        torch.tensor(converged),
+        torch.tensor([layer.residual for layer in layers], dtype=torch.float64),
+        torch.tensor([layer.violation for layer in layers], dtype=torch.float64),
+        torch.tensor([layer.converged for layer in layers]),
+        groups,
     )

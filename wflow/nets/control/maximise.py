@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import BytesIO
 from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
@@ -102,12 +103,6 @@ class LayerPart:
             found.append(Term(value, f, x, float(self.samples * len(self.stages))))
         return found
 
-    def to(self, device: str) -> "LayerPart":
-        """The same on another device."""
-        self.step.layer.to(device)
-        stages = [(x.to(device), v.to(device), *rest) for x, v, *rest in self.stages]
-        return LayerPart(self.number, self.step, stages, self.samples)  # type: ignore[arg-type]
-
 
 @dataclass
 class EndsPart:
@@ -164,6 +159,8 @@ class Group:
         The weights.
     parts : list of Part
         Layers, and the ends of the network.
+    reference : list of tuple
+        Velocities and gradients in the states of the iterate, by term.
     """
 
     names: tuple[str, ...]
@@ -174,9 +171,16 @@ class Group:
     @property
     def label(self) -> str:
         """Which layers, for messages."""
-        numbers = [str(p.number) if isinstance(p, LayerPart) else "ends" for p in self.parts]
+        numbers = [str(part.number) for part in self.parts if isinstance(part, LayerPart)]
         few = numbers if len(numbers) < 4 else [numbers[0], "...", numbers[-1]]
-        return f"layer{'s' if len(numbers) > 1 else ''} {', '.join(few)}"
+        layers = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(few)}" if numbers else ""
+        ends = "opening and closing" if len(numbers) < len(self.parts) else ""
+        return " with ".join(filter(None, (layers, ends)))
+
+    @property
+    def inside(self) -> bool:
+        """Whether all parts are layers."""
+        return all(isinstance(part, LayerPart) for part in self.parts)
 
     def value(self, rho: float = 0.0, *, note: bool = False) -> Tensor:
         """The (augmented) Hamiltonian; with `note` its iterate is where the weights are now."""
@@ -204,11 +208,6 @@ class Group:
             total = part if total is None else total + part
         assert total is not None
         return total
-
-    def to(self, device: str) -> "Group":
-        """The same on another device; layers only."""
-        parts = [part.to(device) for part in self.parts]
-        return Group(self.names, self.controls, parts)
 
 
 class Maximised(NamedTuple):
@@ -379,28 +378,42 @@ def layer_parts(record: Record, step: int) -> LayerPart:
     return LayerPart(step, plan.steps[step], stages, len(record.states[0]))
 
 
-def groups_of(network: nn.Module, record: Record, ends: EndsPart) -> list[Group]:
-    """Weights of a network in groups that can be maximised independently, the ends last."""
+def groups_of(network: nn.Module, record: Record, ends: EndsPart | None = None) -> list[Group]:
+    """Weights in groups that can be maximised independently, the ends last, where they count."""
     names = {id(p): name for name, p in network.named_parameters()}
     steps = record.plan.steps
-    layers = {id(p) for step in steps for p in step.control}
-    outside = [p for p in network.parameters() if p.requires_grad and id(p) not in layers]
+    inside = {id(each) for step in steps for part in step.modules for each in part.modules()}
+    outside = [
+        p
+        for each in network.modules()
+        if ends is not None and id(each) not in inside
+        for p in each.parameters(recurse=False)
+        if p.requires_grad
+    ]
+    of_parts: list[tuple[list[nn.Parameter], Any]] = [
+        (step.control, layer_parts(record, number)) for number, step in enumerate(steps)
+    ]
     found: list[tuple[dict[int, nn.Parameter], list[Any]]] = []
-    for number, step in enumerate(steps):
-        control = {id(p): p for p in step.control}
-        if not control:
+    for weights, part in [*of_parts, (outside, ends)]:
+        if not weights:
             continue
-        parts: list[Any] = [layer_parts(record, number)]
+        control, parts = {id(p): p for p in weights}, [part]
         for other in [one for one in found if one[0].keys() & control.keys()]:
             found.remove(other)
             control, parts = other[0] | control, other[1] + parts
         found.append((control, parts))
-    if outside:
-        found.append(({id(p): p for p in outside}, [ends]))
     return [
         Group(tuple(names.get(key, "?") for key in control), list(control.values()), parts)
         for control, parts in found
     ]
+
+
+def of_layer(network: nn.Module, record: Record, number: int) -> Group:
+    """The weights of one layer by itself, whoever else has them."""
+    names = {id(p): name for name, p in network.named_parameters()}
+    control = record.plan.steps[number].control
+    labels = tuple(names.get(id(p), "?") for p in control)
+    return Group(labels, control, [layer_parts(record, number)])
 
 
 def alone(group: Group) -> Group:
@@ -416,9 +429,8 @@ def _remote(
     pickled: bytes, device: str | None, rho: float, iterations: int, tolerance: float
 ) -> tuple[Maximised, list[Tensor]]:
     """Maximise a group in another process; the weights come back."""
-    group: Group = pickle.loads(pickled)
-    if device is not None:
-        group = group.to(device)
+    # Of this program itself. All tensors move, those of masks and other contexts too.
+    group: Group = torch.load(BytesIO(pickled), map_location=device, weights_only=False)
     found = maximise(group, rho, iterations, tolerance)
     return found, [p.detach().cpu() for p in group.controls]
 
@@ -442,7 +454,7 @@ class Workers:
         self, groups: list[Group], rho: float, iterations: int, tolerance: float
     ) -> list[Maximised]:
         """Maximise each group; the weights of the network change."""
-        layers = [all(isinstance(part, LayerPart) for part in group.parts) for group in groups]
+        layers = [group.inside for group in groups]
         if self.count == 1 or sum(layers) < 2:
             return [maximise(group, rho, iterations, tolerance) for group in groups]
         if self.pool is None:
@@ -458,6 +470,7 @@ class Workers:
                 waiting.append(None)
                 continue
             device = self.devices[place % len(self.devices)] if self.devices else None
+            _check_random(group, device)
             job = (_pickled(group), device, rho, iterations, tolerance)
             waiting.append(self.pool.submit(_remote, *job))
         found = []
@@ -478,9 +491,22 @@ class Workers:
             self.pool = None
 
 
+def _check_random(group: Group, device: str | None) -> None:
+    """Raise InputError for random numbers that another kind of device does not draw."""
+    here = group.controls[0].device.type
+    drawn = any(random is not None for part in group.parts for *_, random in part.stages)
+    if drawn and device is not None and torch.device(device).type != here:
+        raise InputError(
+            f"{group.label} draws random numbers (dropout) on {here}, and {device} draws others: "
+            f"expected devices of the kind {here}, or a network without dropout"
+        )
+
+
 def _pickled(group: Group) -> bytes:
+    stream = BytesIO()
     try:
-        return pickle.dumps(Group(group.names, group.controls, group.parts))
+        torch.save(Group(group.names, group.controls, group.parts), stream)
+        return stream.getvalue()
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise InputError(
             f"{group.label} cannot be sent to another process ({error}): define its class and its "

@@ -97,7 +97,7 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
     References
     ----------
     .. [1] Benning, Celledoni, Ehrhardt, Owren and Schönlieb, "Deep learning as optimal control
-       problems: models and numerical methods", J. Comput. Dyn. 6 (2019), section 3.
+       problems: models and numerical methods", J. Comput. Dyn. 6 (2019).
     .. [2] Croizet et al., "GPT Project Part 1 Report" (2025), section 4, eqs. 32 to 45, with
        corrections.
 
@@ -264,8 +264,9 @@ def gradients(
     Notes
     -----
     Kept are the states, at all stages of a scheme, and the internals of one layer at a time:
-    neither the other layers' nor their graphs. The layers are computed once more for it. The
-    formulas are those of `extremal`.
+    neither the other layers' nor their graphs. The layers are computed once more for it, so that
+    those with a state of their own, such as batch normalisation, take it on twice. The formulas
+    are those of `extremal`.
 
     Examples
     --------
@@ -291,6 +292,11 @@ def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -
     """J = loss(output) + weight * cost."""
     function(loss, "loss")
     weight = number(weight, "weight", 0)
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "torch.inference_mode() is on, in which no gradients exist: expected the call outside "
+            "of it"
+        )
     result = network(x)
     output = output_of(result)
     try:

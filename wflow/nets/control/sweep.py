@@ -181,9 +181,9 @@ class Generators:
 
     def restore(self, state: tuple[Tensor, ...]) -> None:
         """Put the states back."""
-        torch.set_rng_state(state[0])
+        torch.set_rng_state(state[0].cpu())  # states have moved with what a worker was given
         if self.device is not None:
-            torch.cuda.set_rng_state(state[1], self.device)
+            torch.cuda.set_rng_state(state[1].cpu(), self.device)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -411,6 +411,7 @@ class _Backward:
         self.of_lengths = [gamma.new_zeros((), dtype=torch.float64) for _ in ahead.lengths]
         self.of_times = [*self.of_lengths]  # dJ/dt of the beginning of a step
         self.sizes: list[Tensor] = []  # norms of the costates, from the last to the first
+        self.looked = False  # whether weights that no layer has were looked for
 
     def step(self, step: int, points: list[Tensor | None], a: Tensor) -> Tensor:
         """From dJ/dx_{l+1} to dJ/dx_l."""
@@ -482,6 +483,9 @@ class _Backward:
                 edge = get_gradient_edge(output) if isinstance(output, Tensor) else output
                 outputs.append(edge)
                 vectors.append(vector if h == 1 else h * vector)
+        if not self.looked:
+            self.looked = True
+            _check_leaves(outputs, inputs)
         f = output = cost = tail = None  # velocities need not be in memory any more
         if not outputs:
             return None
@@ -533,6 +537,25 @@ class _Backward:
         )
 
 
+def _check_leaves(outputs: list[GradientEdge], inputs: list[Tensor]) -> None:
+    """Raise InputError for weights that no layer has, whose gradients would be missing."""
+    known, seen = {id(each) for each in inputs}, set()
+    nodes = [edge.node for edge in outputs]
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise InputError(
+                f"a layer or its running cost uses trained weights {tuple(leaf.shape)} that are no "
+                "parameters of it, whose gradients a sweep of costates would miss: make them "
+                "parameters of the layer, or of a module that is the running cost"
+            )
+        nodes += [further for further, _ in node.next_functions if further is not None]
+
+
 def _swept(
     body: nn.Module,
     keep: Keep,
@@ -549,6 +572,11 @@ def _swept(
     if isinstance(body, ContinuousTransformer | NodeTransformer):
         x = unrounded(x)
     if record is not None:
+        if record.states:
+            raise InputError(
+                f"{type(body).__name__} runs more than once in a pass: expected a network, and an "
+                "objective, that runs its layers once, for they have one state and one costate"
+            )
         record.start = x = x if x.requires_grad else x.detach().requires_grad_()
     plan = plan_of(body, x, valid, context)
     every = math.isqrt(len(plan.steps) - 1) + 1 if keep == "sqrt" else keep

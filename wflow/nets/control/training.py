@@ -4,7 +4,10 @@
 Res. 18 (2018).
 """
 
+import json
 import math
+import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from wflow._core.checks import function, number, positive, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import listed, text
-from wflow.nets.control.maximise import EndsPart, Maximised, Workers, groups_of
+from wflow.nets.control.maximise import EndsPart, Group, Maximised, Workers, groups_of
 from wflow.nets.control.principle import recorded
 from wflow.nets.control.sweep import Generators, Keep, bodies_of, body_of, check_keep, swept
 from wflow.nets.dynamics import Dynamics
@@ -113,10 +116,10 @@ class MSA(Method):
         Share of the first gradient at which a layer has converged.
     doublings : int, default 20
         How often rho doubles within a step until the objective falls. Where it never does, the
-        weights stay as they were and the step counts as a failure. After a step that needed none,
-        rho is halved, down to the value given.
+        weights stay as they were, the step counts as a failure, and rho returns to the value
+        given. After a step that needed none, rho is halved, down to that value.
     workers : int, default 1
-        Processes that maximise layers; the result is the same.
+        Processes that maximise layers; the result is the same on one kind of device.
     devices : tuple of str, optional
         Devices on which the processes work, in turn, such as ("cuda:0", "cuda:1").
 
@@ -125,18 +128,22 @@ class MSA(Method):
     InputError
         For numbers out of range; in a training for a configuration with parts of a batch, several
         processes, clipping, weight decay, compilation or bfloat16, a network with trained lengths
-        of steps or without a body of layers, and for a plain method (rho = 0) whose Hamiltonian has
-        no maximum.
+        of steps or without a body of layers, for dropout with devices of another kind, and for a
+        plain method (rho = 0) whose Hamiltonian has no maximum, as that of the weights before the
+        layers, such as the embedding of a GPT, never has.
 
     Notes
     -----
     .. math:: u_l \leftarrow \arg\max_w \; H(x_l, p_{l+1}, w)
-       - \frac{\rho}{2} |f(x_l, w) - \dot x_l|^2
-       - \frac{\rho}{2} |\nabla_x H(x_l, p_{l+1}, w) + \dot p_l|^2,
+       - \frac{\rho}{2 s m} |f(x_l, w) - \dot x_l|^2
+       - \frac{\rho s m}{2} |\nabla_x H(x_l, p_{l+1}, w) + \dot p_l|^2,
 
-    with :math:`\dot x_l, \dot p_l` of the iterate, summed over the stages of a scheme. The history
+    with :math:`\dot x_l, \dot p_l` of the iterate, summed over the s stages of a scheme and the m
+    samples of the batch, over which the loss is taken to be a mean: so rho means the same for all
+    sizes of a batch. The history
     has, beside the loss before the step, `loss_after` it, `rho` at which it was taken, `trials`,
-    `failed` (1 for a failure), `unconverged` layers, and their `gain`. What the step cost is in
+    `failed` (1 for a failure), the number of `unconverged` layers, and their `gain`; its attribute
+    `unconverged` has the number of such steps by layer. What the step cost is in
     `forward`, evaluations of a layer (at all stages, on the whole batch), and `backward`,
     vector-Jacobian products of one, both as means over the layers, with sweep, L-BFGS and all
     trials; the derivative of a product, which the augmentation needs, counts as two. A step of
@@ -285,6 +292,7 @@ class MaximumPrinciple(Learner):
         self.method, self.model = method, model
         self.workers = Workers(method.workers, method.devices)
         self.rho = method.rho
+        self.unconverged: Counter[str] = Counter()  # steps by group
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
         """As for `Learner`."""
@@ -324,13 +332,14 @@ class MaximumPrinciple(Learner):
             found = self.workers.maximise(groups, rho, method.iterations, method.tolerance)
             forward += 1 + sum(one.forward for one in found) / layers
             backward += sum(one.backward for one in found) / layers
-            self._check_bounded(groups, found, number)
-            after = repeated()
-            if not method.rho or after < before:
+            bounded = not any(one.unbounded for one in found)
+            after = repeated() if bounded else before
+            if bounded and (not method.rho or after < before):
                 break
             with torch.no_grad():
                 for p, value in zip(self.parameters, start, strict=True):
                     p.copy_(value)
+            self._check_bounded(groups, found, number, record.gamma)
             if all(one.residual == 0 for one in found):
                 break  # a stationary point, which no step leaves
             rho = 2 * rho if trials <= method.doublings else rho
@@ -339,12 +348,22 @@ class MaximumPrinciple(Learner):
         if failed:
             after = before
         self.rho = method.rho if failed else max(method.rho, rho / 2 if trials == 1 else rho)
+        missed = [
+            group.label for group, one in zip(groups, found, strict=True) if not one.converged
+        ]
+        self.unconverged.update(missed)
+        if not method.rho and not after <= before:
+            warnings.warn(
+                "a step of the plain method of successive approximations raised the loss, which "
+                "need not converge: see loss_after of the history, or give rho > 0",
+                stacklevel=2,
+            )
         values = {
             "loss_after": after,
             "rho": rho,
             "trials": trials,
             "failed": failed and any(one.residual > 0 for one in found),
-            "unconverged": sum(not one.converged for one in found),
+            "unconverged": len(missed),
             "gain": 0.0 if failed else math.fsum(one.gain for one in found),
             "forward": forward,
             "backward": backward,
@@ -353,27 +372,46 @@ class MaximumPrinciple(Learner):
         row = self.values(Loss(loss.total, loss.parts | parts))
         return torch.cat([row, norm.detach().to(row).reshape(1)])
 
-    def _check_bounded(self, groups: list[Any], found: list[Maximised], number: int) -> None:
+    def _check_bounded(
+        self, groups: list[Group], found: list[Maximised], number: int, gamma: float
+    ) -> None:
         """Raise InputError for a Hamiltonian without a maximum."""
         for group, one in zip(groups, found, strict=True):
-            if one.unbounded:
-                raise InputError(
-                    f"the Hamiltonian of {group.label} has no maximum in step {number}: it grows "
-                    f"without bound along {one.unbounded}, in which the dynamics are linear far "
-                    "out, and nothing bounds it. Give a running cost (transport > 0 or penalty > 0 "
-                    "of control.Dynamics or ControlledResNet), or rho > 0, the extended method"
+            if not one.unbounded:
+                continue
+            cure = "give rho > 0, the extended method"
+            if not group.inside:
+                cure += ", for no running cost is on the weights outside of the layers"
+            elif isinstance(self.body, Dynamics) and not gamma:
+                cure = (
+                    f"give the running cost a weight > 0 in the objective, where it is 0, or {cure}"
                 )
+            else:
+                cure = (
+                    "give a running cost (transport > 0 or penalty > 0 of control.Dynamics or "
+                    f"ControlledResNet), or {cure}"
+                )
+            raise InputError(
+                f"the Hamiltonian of {group.label} has no maximum in step {number}: it grows "
+                f"without bound along {one.unbounded}, in which it is linear far out: {cure}"
+            )
 
     def state(self) -> dict[str, Any]:
         """As for `Learner`."""
-        return {"idle": [], "rho": self.rho}
+        return {"idle": [], "rho": self.rho, "unconverged": dict(self.unconverged)}
 
     def restore(self, saved: Mapping[str, Any], done: int) -> None:
         """As for `Learner`."""
-        rho = saved["rho"]
+        rho, unconverged = saved["rho"], saved["unconverged"]
         if type(rho) is not float or not (math.isfinite(rho) and rho >= self.method.rho):
             raise ValueError(f"rho is {rho!r}")
-        self.rho = rho
+        if not all(type(k) is str and type(v) is int for k, v in unconverged.items()):
+            raise ValueError(f"unconverged is {unconverged!r}")
+        self.rho, self.unconverged = rho, Counter(unconverged)
+
+    def notes(self) -> dict[str, str]:
+        """As for `Learner`."""
+        return {"unconverged": json.dumps(self.unconverged)}
 
     def close(self) -> None:
         """End the processes."""

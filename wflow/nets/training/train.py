@@ -528,6 +528,10 @@ class Learner:
         """
         raise NotImplementedError
 
+    def notes(self) -> dict[str, str]:
+        """Further attributes of the history."""
+        return {}
+
     def close(self) -> None:
         """Give back what is held, at the end of a training."""
 
@@ -952,7 +956,7 @@ class _Run:
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "complete": int(self.done == self.config.steps),
         }
-        return self.history.dataset(attrs)
+        return self.history.dataset(attrs | self.learner.notes())
 
     def _step(self) -> Tensor:
         """Take a step with the next batch."""

@@ -31,6 +31,7 @@ SHOWN = 3  # passages of each network in samples.txt
 # [GPTOC] Table 1, of one size that the report does not name: BLEU in per cent, seconds.
 PUBLISHED = {"Python": (12.0, 116.2), "Julia": (2.9, 542.5)}
 PUBLISHED_LINES = 167_205  # [GPTOC] section 2.1.1
+PUBLISHED_CHARACTERS = 70  # [GPTOC] section 2.1.2
 METHODS = {
     "bleu": "continuation",
     "bleu_any": "any passage",

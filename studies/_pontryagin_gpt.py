@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from _small_gpts import EVALUATION, SIZES, Size, gpt, loss_on, windows
+from numpy.typing import NDArray
 
 from wflow import nets, study
 from wflow.study import networks
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+FloatArray = NDArray[np.float64]
 NUDGE = 1e-15  # relative change of the weights of the training to compare with
 FINER = (4, 8, 16)  # times the steps, for the order of the Hamiltonian's variation
 VARIANTS = {
@@ -418,20 +420,29 @@ def steps_of(history: Any) -> Record:
 
 
 def adam_beside(results: Results, name: str) -> dict[str, np.ndarray]:
-    """Test losses of Adam after as many batches as MSA took, and after as much time.
+    """Test losses of Adam after as many batches as MSA took, and of both after as much time.
 
-    Adam is that of the same body and cost. Where it was done sooner, the last one counts.
+    Adam is that of the same body and cost. Of two trainings the shorter one says how much time;
+    `own` is the test loss of MSA then.
     """
-    other = beside(name)
-    found: dict[str, list[float]] = {"batches": [], "time": []}
-    for mine, adam in zip(results.histories[name], results.histories[other], strict=True):
-        places, tests = adam["evaluation"].values, adam["test_loss"].values
-        spent = np.concatenate([[0.0], adam["seconds"].values.cumsum()])[places]
-        limits = {"batches": (places, mine.sizes["step"]),
-                  "time": (spent, float(mine["seconds"].sum()))}  # fmt: skip
-        for key, (at, limit) in limits.items():
-            found[key].append(float(tests[np.flatnonzero(at <= limit)[-1]]))
+    found: dict[str, list[float]] = {"batches": [], "time": [], "own": []}
+    for mine, adam in zip(results.histories[name], results.histories[beside(name)], strict=True):
+        time = min(float(one["seconds"].sum()) for one in (mine, adam))
+        found["batches"].append(last_test(adam, adam["evaluation"].values, mine.sizes["step"]))
+        found["time"].append(last_test(adam, spent(adam), time))
+        found["own"].append(last_test(mine, spent(mine), time))
     return {key: np.array(values) for key, values in found.items()}
+
+
+def spent(history: Any) -> FloatArray:
+    """Seconds of training before each evaluation."""
+    passed: FloatArray = np.concatenate([[0.0], history["seconds"].values.cumsum()])
+    return passed[history["evaluation"].values]
+
+
+def last_test(history: Any, at: FloatArray, limit: float) -> float:
+    """The last test loss at or before a limit."""
+    return float(history["test_loss"].values[np.flatnonzero(at <= limit)[-1]])
 
 
 def beside(name: str) -> str:
@@ -515,7 +526,9 @@ def report(flags: Any, setup: Setup, text: nets.data.Text, results: Results) -> 
         }
         adam = {name: adam_beside(results, name) for name in maximised
                 if not MODELS[name].fixed and beside(name) in names}  # fmt: skip
-        for key, title in (("batches", "Adam, as many batches"), ("time", "Adam, as much time")):
+        titles = {"batches": "Adam, as many batches", "own": "own, at equal time",
+                  "time": "Adam, at equal time"}  # fmt: skip
+        for key, title in titles.items():
             table[title] = [
                 networks.mean_and_spread(list(adam[name][key]), "{:.3f}".format)
                 if name in adam else "–" for name in maximised

@@ -28,6 +28,7 @@ from _nanogpt_sizes import (
     METHODS,
     PRESETS,
     PUBLISHED,
+    PUBLISHED_CHARACTERS,
     PUBLISHED_LINES,
     Corpus,
     Setup,
@@ -50,6 +51,7 @@ from wflow.study.networks import Results
 
 NEGLIGIBLE = 0.02  # rise of a test loss that is no overfitting
 SETTLED = 0.05  # of the whole fall, in the last quarter
+AROUND = 0.1  # relative difference from a number said to be about another
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -150,6 +152,25 @@ def findings(
             f"{(lines := next(iter(corpora.values())).lines):,} lines", lines == PUBLISHED_LINES,
         ),
     ]  # fmt: skip
+    if len(setup.tokens) > 1:
+        section = "[GPTOC] section 2.1.2"
+        found = corpora["characters"].text.vocabulary
+        both = {size: size for size in setup.sizes}
+
+        def against_pairs(key: str, *, more: str) -> Callable[[str], Pair]:
+            less = next(kind for kind in setup.tokens if kind != more)
+            return lambda size: (values(f"{size} {more}", key), values(f"{size} {less}", key))
+
+        verdicts += [
+            Finding.decided(f"the text has around {PUBLISHED_CHARACTERS} different characters",
+                            section, f"{found}", abs(found / PUBLISHED_CHARACTERS - 1) <= AROUND),
+            claim("characters give worse results than pieces of words: more bits per character",
+                  section, against_pairs("bits", more="characters"), both),
+            claim("more tokens can increase the training time: all epochs with byte pairs take "
+                  "longer (s)", section, against_pairs("seconds", more="byte pairs"), both),
+            claim("an iteration with byte pairs takes longer (ms)", section,
+                  against_pairs("milliseconds", more="byte pairs"), both),
+        ]  # fmt: skip
     if metric() is None:
         return verdicts
     score = PUBLISHED["Python"][0]
@@ -160,15 +181,12 @@ def findings(
         for key, method in METHODS.items()
     ]  # fmt: skip
 
-    def quality(name: str) -> Pair:
-        found = values(name, "bleu")
-        return np.array(real["bleu"][: found.size]), found
-
     verdicts += [
         claim("BLEU reflects the quality of the text: it is higher for a larger network", table,
               lambda name: (values(name, "bleu"), values(smaller(name), "bleu")), nexts),
         claim("BLEU reflects the quality of the text: another passage of Shakespeare scores "
-              "higher than the network", table, quality),
+              "higher than the network", table,
+              lambda name: (np.array(real["bleu"]), values(name, "bleu"))),
     ]  # fmt: skip
     return verdicts
 

@@ -210,6 +210,28 @@ def test_findings_are_decided_by_the_numbers(metric, monkeypatch, corpus):
         assert text[0].verdict == "confirmed in part" and "spread" in text[0].found
 
 
+def test_characters_and_byte_pairs_are_compared_by_size(monkeypatch, corpus):
+    setup = replace(SMOKE, seeds=2, tokens=("characters", "byte pairs"))
+    monkeypatch.setattr(study, "metric", lambda: None)
+    found = records(setup)
+    for name, runs in found.records.items():
+        for seed, record in enumerate(runs):
+            pairs = name.endswith("byte pairs")
+            record["bits"] = (2.0 if pairs else 3.0) + 0.1 * seed
+            record["seconds"] = 10.0 + seed
+            record["milliseconds"] = (7.0 if pairs else 5.0) + 0.1 * seed
+    verdicts = {
+        one.prediction.split(":")[0].split(" take")[0]: one.verdict
+        for one in study.findings(setup, found, dict.fromkeys(setup.tokens, corpus), {})[-4:]
+    }
+    assert verdicts == {
+        "the text has around 70 different characters": "not confirmed",  # the sonnets have 59
+        "characters give worse results than pieces of words": "confirmed",
+        "more tokens can increase the training time": "inconclusive",
+        "an iteration with byte pairs": "confirmed",
+    }
+
+
 def test_a_short_training_says_nothing_of_its_first_iterations(monkeypatch, corpus):
     setup = replace(SMOKE, seeds=2)
     monkeypatch.setattr(study, "metric", lambda: None)

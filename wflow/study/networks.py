@@ -347,7 +347,8 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
     """Whether the first numbers lie above the second, for a finding: (text, verdict).
 
     Confirmed if the gap of the means is larger than the standard deviations over seeds together,
-    and inconclusive if it is positive and smaller, or from one seed, whose spread is unknown.
+    not confirmed if it is as large in the other direction; inconclusive between, and for one seed,
+    whose spread is unknown.
 
     Parameters
     ----------
@@ -361,11 +362,11 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
     if not np.isfinite(gap):
         return f"{text}: a model diverged", "not confirmed"
     if high.size == 1:
-        return f"{text}, one seed, spread unknown", "inconclusive" if gap > 0 else "not confirmed"
+        return f"{text}, one seed, spread unknown", "inconclusive"
     noise = scale * float(np.hypot(high.std(ddof=1), low.std(ddof=1)))
-    verdict: Verdict = "not confirmed"
-    if gap > 0:
-        verdict = "confirmed" if gap > noise else "inconclusive"
+    verdict: Verdict = "inconclusive"
+    if abs(gap) > noise:
+        verdict = "confirmed" if gap > 0 else "not confirmed"
     return f"{text}, spread over seeds {noise:.2g}", verdict
 
 

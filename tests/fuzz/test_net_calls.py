@@ -612,7 +612,7 @@ CALLS = {
 # Records that functions return, protocols, names of files, and the union of the schedules.
 PLAIN = {
     "Flow", "Output", "Trajectory", "data.Images", "data.Text", "data.Tokenizer",
-    "control.Extremal", "control.NonFiniteCostateError", "control.Optimality",
+    "control.Extremal", "control.NonFiniteCostateError", "control.Optimality", "control.Violation",
     "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability", "diagnostics.Transport",
     "generative.Attended", "generative.Derivatives", "generative.Generated", "generative.ToBase",
     "particles.Clouds", "particles.Dropped", "particles.Motion", "particles.Tied",

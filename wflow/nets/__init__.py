@@ -9,8 +9,7 @@
 whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
 `diagnostics` serve them; `control` reads them as control problems; `generative` has flows between
 densities, `convex` is a test problem with a known solution, `particles` turns trained heads into a
-head law. Only `study` imports this
-package. Start with `continuous`.
+head law. Only `study` imports this package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 

@@ -19,7 +19,6 @@ import torch
 from torch.nn import functional
 
 from wflow import nets
-from wflow.nets import control, train
 
 # %%
 # Points in a disc, and in the rest of a square.
@@ -47,19 +46,19 @@ def trained(optimizer, steps):
         before.append(count)
         return points, labels
 
-    objective = control.by_costates(train.objective(functional.cross_entropy, 1.0))
-    schedule = train.Constant(0.5)
-    config = train.TrainConfig(
+    objective = nets.control.by_costates(nets.train.objective(functional.cross_entropy, 1.0))
+    schedule = nets.train.Constant(0.5)
+    config = nets.train.TrainConfig(
         steps=steps, batch=150, optimizer=optimizer, schedule=schedule, device="cpu"
     )
     hook = net.body.layers[0].register_forward_hook(counted)
-    history = train.train(net, objective, batches, config)
+    history = nets.train.train(net, objective, batches, config)
     hook.remove()
     return net, history, before
 
 
 runs = {
-    "extended MSA": trained(control.MSA(rho=0.1), 15),
+    "extended MSA": trained(nets.control.MSA(rho=0.1), 15),
     "gradient descent": trained("sgd", 200),
 }
 for name, (net, history, before) in runs.items():
@@ -79,7 +78,7 @@ assert float(msa.loss[-1]) < 0.6 * float(msa.loss[0])
 
 
 def hamiltonian(net):
-    found = control.extremal(net, points, lambda out: functional.cross_entropy(out, labels))
+    found = nets.control.extremal(net, points, lambda out: functional.cross_entropy(out, labels))
     return found.times, found.hamiltonian
 
 

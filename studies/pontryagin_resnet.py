@@ -15,6 +15,7 @@ approximations and by the extended one: [GPTOC] section 5.2.
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ from wflow.study.networks import Results
 
 ROUNDING = 1e-12
 SIMILAR = 0.01  # of the test accuracy
+PLAIN = "a step of the plain method"  # the warning of plain MSA
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -208,7 +210,8 @@ def main() -> int:
     setup = networks.with_flags(PRESETS[flags.preset], flags)
     every = models(flags.datasets)
     names = networks.chosen(every, setup.seeds, flags)
-    with study.session("pontryagin_resnet", flags) as session:
+    with study.session("pontryagin_resnet", flags) as session, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", PLAIN)  # the tables have a column of it
         results = networks.train_all(
             session,
             flags,

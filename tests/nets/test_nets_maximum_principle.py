@@ -115,7 +115,9 @@ def test_msa_converges_to_the_riccati_solution():
 
 def test_msa_diverges_for_long_times_and_says_so_and_rho_makes_it_converge():
     plain = control.MSA(rho=0, iterations=5)
-    history = fit(regulator(3.0, 6), lambda step: (X0,), terminal, steps=6, optimizer=plain)
+    with pytest.warns(UserWarning, match="need not converge") as seen:
+        history = fit(regulator(3.0, 6), lambda step: (X0,), terminal, steps=6, optimizer=plain)
+    assert len(seen) == 1 and (history.loss_after > history.loss).sum() > 1
     assert float(history.loss_after[-1]) > 1e2 * float(history.loss[0])
     assert not history.failed.any()
     method = control.MSA(rho=0.5, iterations=5, tolerance=1e-3)

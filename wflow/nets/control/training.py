@@ -293,6 +293,7 @@ class MaximumPrinciple(Learner):
         self.workers = Workers(method.workers, method.devices)
         self.rho = method.rho
         self.unconverged: Counter[str] = Counter()  # steps by group
+        self.risen = False  # whether a plain step raised the loss
 
     def step(self, number: int, batch: tuple[Tensor, ...], *, local: bool = False) -> Tensor:
         """As for `Learner`."""
@@ -352,7 +353,8 @@ class MaximumPrinciple(Learner):
             group.label for group, one in zip(groups, found, strict=True) if not one.converged
         ]
         self.unconverged.update(missed)
-        if not method.rho and not after <= before:
+        if not method.rho and not after <= before and not self.risen:
+            self.risen = True
             warnings.warn(
                 "a step of the plain method of successive approximations raised the loss, which "
                 "need not converge: see loss_after of the history, or give rho > 0",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import h5netcdf
 import h5py
 import numpy as np
 import pytest
@@ -186,6 +187,20 @@ def test_a_signal_waits_until_the_file_is_open(tmp_path, monkeypatch):
         open_run(path)
     assert opened
     opened[0].close()
+
+
+def test_a_signal_waits_until_the_file_is_laid_out(tmp_path, monkeypatch):
+    class Interrupting(h5netcdf.File):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(disk.h5netcdf, "File", Interrupting)
+    file = tmp_path / "run.h5"
+    with pytest.raises(Interrupted, match="SIGTERM"), signals_as_errors("ended the test"):
+        disk.lay_out(file, a_layout(), attrs())
+    with h5py.File(file, "r") as laid_out:
+        assert laid_out.attrs["complete"] == 0
 
 
 def test_run_without_a_record_opens_empty(tmp_path):

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from wflow._core.errors import RunFileError
 from wflow._core.files import remove_drafts, take_lock
+from wflow._core.signals import signals_held
 from wflow.io import digests
 from wflow.io.digests import Places
 from wflow.io.reading import (
@@ -261,7 +262,8 @@ def lay_out(path: Path, layout: Layout, attrs: Mapping[str, Any]) -> None:
     sizes = tuple((dim, size) for dim, size in layout.sizes.items() if dim in used)
     variables = tuple((name, layout.dims(name)) for name in layout.names)
     times = tuple((name, values.tobytes()) for name, values in coordinates.items())
-    with _empty(sizes, times, variables).copy() as overlay:
+    # h5netcdf does not clean up after half an opening
+    with signals_held(), _empty(sizes, times, variables).copy() as overlay:
         with h5netcdf.File(overlay, "r+") as file:
             for name, value in {**attrs, "complete": 0}.items():
                 if name != "history":
@@ -333,7 +335,7 @@ def set_complete(path: Path, value: int, history: str | None = None) -> None:
     OSError
         Where the disk fails.
     """
-    with Overlay(path) as overlay:
+    with signals_held(), Overlay(path) as overlay:
         with h5py.File(overlay, "r+") as file:
             file.attrs.modify("complete", np.array([value], dtype="i8"))
             if history is not None and _has_room(file):

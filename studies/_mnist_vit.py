@@ -5,11 +5,12 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from _ott import MOTION, classified, motion, percent
 
 from wflow import nets, study
 from wflow.study import networks
@@ -86,7 +87,7 @@ def plan(name: str, setup: Setup, images: nets.data.Images, flags: Any, seed: in
     """The training run of one model with one seed."""
     import torch
 
-    batches = nets.data.ImageBatches(
+    source = nets.data.ImageBatches(
         images.train_images,
         images.train_labels,
         batch=setup.batch,
@@ -94,7 +95,7 @@ def plan(name: str, setup: Setup, images: nets.data.Images, flags: Any, seed: in
         mean=images.mean,
         std=images.std,
     )
-    epoch = batches.per_epoch
+    epoch = source.per_epoch
     boundaries = tuple(epoch * round(setup.epochs * k / 45) for k in (35, 41))
     config = nets.train.TrainConfig(
         steps=setup.epochs * epoch,
@@ -111,12 +112,12 @@ def plan(name: str, setup: Setup, images: nets.data.Images, flags: Any, seed: in
     device = nets.train.device(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return accuracy_and_loss(model, normalised(images), images.test_labels, device)
+        return classified(model, batches(normalised(images), images.test_labels), device)
 
     return Run(
         network(name, setup, images, flags.cost, seed),
         nets.train.objective(torch.nn.functional.cross_entropy, lam),
-        batches,
+        source,
         config,
         evaluate,
     )
@@ -128,27 +129,18 @@ def normalised(images: nets.data.Images, pixels: torch.Tensor | None = None) -> 
     return ((values - images.mean) / images.std).unsqueeze(1)
 
 
-def accuracy_and_loss(
-    model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor, device: torch.device
-) -> dict[str, float]:
-    """Share of right answers and mean cross-entropy."""
-    import torch
-
-    batches = zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
-    right, loss = 0, 0.0
-    for logits, targets in networks.outputs(model, batches, device):
-        right += int((logits.argmax(1) == targets).sum())
-        loss += float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum"))
-    return {"accuracy": right / len(labels), "test_loss": loss / len(labels)}
+def batches(
+    inputs: torch.Tensor, labels: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pieces of the test data."""
+    return zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
 
 
 def examine(training: Trained, flags: Any, images: nets.data.Images, seed: int) -> Record:
     """All quantities of a trained network, in single precision."""
-    import torch
-
     model, device = training.model, training.device
     record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)
-    record |= dict.fromkeys(("straightness", "speed_variation", "transport"), np.nan)
+    record |= dict.fromkeys(MOTION, np.nan)
     record |= {key: [np.nan] * len(LEVELS) for key in ("gaussian", "uniform")}
     record |= {
         "steps": [np.nan] * len(INFERENCE),
@@ -159,7 +151,7 @@ def examine(training: Trained, flags: Any, images: nets.data.Images, seed: int) 
     clean = normalised(images)
 
     def accuracy(inputs: torch.Tensor) -> float:
-        return accuracy_and_loss(model, inputs, images.test_labels, device)["accuracy"]
+        return classified(model, batches(inputs, images.test_labels), device)["accuracy"]
 
     final = accuracy(clean)  # also without noise, and with the steps of the training
 
@@ -184,17 +176,9 @@ def examine(training: Trained, flags: Any, images: nets.data.Images, seed: int) 
             body.steps = steps
             record["steps"][place] = final if steps == trained_with else accuracy(clean)
         body.steps = trained_with
-        with torch.no_grad():
-            hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]
-            trajectory = body.trajectory(hidden)
-        record["straightness"] = float(nets.diagnostics.straightness(trajectory).mean())
-        record["speed_variation"] = float(nets.diagnostics.speed_variation(trajectory).mean())
-        record["transport"] = float(trajectory.costs.sum())
+        hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]
+        record |= motion(body, hidden)
     return record
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.2f}"
 
 
 def load(setup: Setup, flags: Any) -> nets.data.Images:

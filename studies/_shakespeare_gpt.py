@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from _ott import MOTION, motion
 
 from wflow import nets, study
 from wflow.study import networks
@@ -161,10 +162,9 @@ def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.de
 
 def examine(training: Trained, setup: Setup, text: nets.data.Text, seed: int) -> Record:
     """All quantities of a trained network, in single precision."""
-    import torch
 
     net, device = training.model, training.device
-    record: Record = dict.fromkeys(("final", "best", "straightness", "transport"), math.nan)
+    record: Record = dict.fromkeys(("final", "best", *MOTION), math.nan)
     record |= {
         "training": float(training.history["data"].values[-50:].mean()),
         "replaced": [math.nan] * len(REPLACED),
@@ -186,10 +186,7 @@ def examine(training: Trained, setup: Setup, text: nets.data.Text, seed: int) ->
     record["sample"] = sample(net, text, device, seed)
     if isinstance(net.body, nets.ContinuousTransformer | nets.NodeTransformer):
         inputs, _ = next(iter(nets.data.windows(text.test, context=setup.context, batch=WINDOWS)))
-        with torch.no_grad():
-            trajectory = net.body.trajectory(net.embed(inputs.to(device)))
-        record["straightness"] = float(nets.diagnostics.straightness(trajectory).mean())
-        record["transport"] = float(trajectory.costs.sum())
+        record |= motion(net.body, net.embed(inputs.to(device)))
     return record
 
 

@@ -309,13 +309,13 @@ def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
 def outputs(
     model: "nn.Module", batches: "Iterable[tuple[Tensor, ...]]", device: "torch.device"
 ) -> "Iterator[tuple[Tensor, Tensor]]":
-    """(output, targets) of every batch, in evaluation mode."""
+    """(output, targets) of every batch (inputs..., targets), in evaluation mode."""
     import torch
 
     with nets.blocks.evaluating(model):
-        for inputs, targets in batches:
+        for *inputs, targets in batches:
             with torch.no_grad():
-                output = model(inputs.to(device)).output
+                output = model(*(each.to(device) for each in inputs)).output
             yield output, targets.to(device)
 
 

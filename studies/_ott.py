@@ -1,0 +1,53 @@
+"""What the studies of [OTT] share: accuracies, and how hidden states move.
+
+Torch is loaded when something is trained: the flags and their `--help` work without it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from wflow import nets
+from wflow.study import networks
+from wflow.study.networks import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+MOTION = ("straightness", "speed_variation", "transport")
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def classified(
+    model: torch.nn.Module, batches: Iterable[tuple[torch.Tensor, ...]], device: torch.device
+) -> dict[str, float]:
+    """Share of right answers and mean cross-entropy over batches (inputs..., labels)."""
+    import torch
+
+    rows, right, loss = 0, 0, 0.0
+    for logits, labels in networks.outputs(model, batches, device):
+        rows += len(labels)
+        right += int((logits.argmax(1) == labels).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+    return {"accuracy": right / rows, "test_loss": loss / rows}
+
+
+def motion(body: torch.nn.Module, hidden: torch.Tensor, **context: Any) -> Record:
+    """How straight hidden states move through a body, and at which cost; NaN for discrete ones."""
+    import torch
+
+    if not isinstance(body, nets.ContinuousTransformer | nets.NodeTransformer):
+        return dict.fromkeys(MOTION, math.nan)
+    with torch.no_grad():
+        path = body.trajectory(hidden.detach(), **context)
+    return {
+        "straightness": float(nets.diagnostics.straightness(path).mean()),
+        "speed_variation": float(nets.diagnostics.speed_variation(path).mean()),
+        "transport": float(path.costs.sum()),
+    }

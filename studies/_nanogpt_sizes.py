@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from _small_gpts import EVALUATION, SIZES, Size, gpt, loss_on, windows
+from _small_gpts import SIZES, Size, gpt, windows
+from _texts import EVALUATION, NextToken, loss_on
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install
@@ -153,15 +154,6 @@ def frequency_loss(text: nets.data.Text) -> float:
 def network(size: Size, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
     """A network with weights drawn from its seed."""
     return gpt(size, setup.dropout, vocabulary, seed)
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """Mean cross-entropy of the next tokens, without the logits of all of them at a time."""
-
-    def __call__(self, model: torch.nn.Module, /, *batch: Tensor) -> nets.train.Loss:
-        data = model(*batch).output.mean()
-        return nets.train.Loss(data, {"data": data})
 
 
 def iterations(size: Size, setup: Setup, text: nets.data.Text) -> int:

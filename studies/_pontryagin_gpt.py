@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from _small_gpts import EVALUATION, SIZES, Size, gpt, loss_on, windows
+from _small_gpts import SIZES, Size, gpt, windows
+from _texts import EVALUATION, loss_on
 from numpy.typing import NDArray
 
 from wflow import nets, study

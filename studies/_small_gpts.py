@@ -1,19 +1,13 @@
-"""What the studies of small GPTs share: published sizes, training windows and the test loss.
+"""What the studies of small GPTs share: published sizes and training windows.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wflow import nets
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-EVALUATION = 16  # windows at a time
 
 
 class Size(NamedTuple):
@@ -58,14 +52,3 @@ def windows(text: nets.data.Text, context: int) -> Any:
         text.train, context=context, batch=len(text.train), vocabulary=text.vocabulary
     )  # all whole windows; what is left over comes behind them
     return TensorDataset(inputs, targets)
-
-
-def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.device) -> float:
-    """Mean loss per token over all of a text, in windows that do not overlap."""
-    import torch
-
-    total = 0.0
-    with nets.blocks.evaluating(net), torch.no_grad():
-        for inputs, targets in nets.data.windows(tokens, context=context, batch=EVALUATION):
-            total += float(net(inputs.to(device), targets.to(device)).output.double().sum())
-    return total / (len(tokens) - 1)

@@ -9,7 +9,7 @@
 whole networks, `registry` their configurations, `pretrained` their folders; `training`, `data` and
 `diagnostics` serve them; `control` reads them as control problems; `generative` has flows between
 densities, `convex` is a test problem with a known solution, `particles` turns trained heads into a
-head law. Only `study` imports this package. Start with `continuous`.
+head law; `metrics` scores texts. Only `study` imports this package. Start with `continuous`.
 Names are loaded when they are first used, as those of `wflow` are; they need torch.
 """
 
@@ -41,6 +41,7 @@ _MODULES = {
     "data": "data",
     "diagnostics": "diagnostics",
     "generative": "generative",
+    "metrics": "metrics",
     "particles": "particles",
     "train": "training.train",
 }
@@ -48,7 +49,16 @@ _MODULES = {
 __all__ = [*sorted(_HOMES), *_MODULES]
 
 if TYPE_CHECKING:
-    from wflow.nets import blocks, control, convex, data, diagnostics, generative, particles
+    from wflow.nets import (
+        blocks,
+        control,
+        convex,
+        data,
+        diagnostics,
+        generative,
+        metrics,
+        particles,
+    )
     from wflow.nets.blocks import Flow, Output
     from wflow.nets.continuous import ContinuousTransformer, NodeTransformer, Trajectory
     from wflow.nets.models.controlled import ControlledResNet

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from _ott import MOTION, motion
+from _texts import (
+    WINDOWS,
+    NextToken,
+    Size,
+    absent,
+    loss_on,
+    measured,
+    scored,
+    training,
+)
 
 from wflow import nets, study
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 REPLACED = (0.0, 0.005, 0.01, 0.05, 0.1)
 LAMS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 STEPS = (1, 5, 10, 15, 20)
-EVALUATION = 64  # windows at a time
-SAMPLE = 500  # characters
-WINDOWS = 8  # of the test text, whose hidden states are followed
 # [OTT] Tables 10, 5 and 3: test loss and perplexity.
 PUBLISHED = {"baseline": "2.68 ± 0.006", "continuous": "1.44 ± 0.005"}
 PUBLISHED |= dict(
@@ -37,18 +39,15 @@ PUBLISHED |= dict(
 )
 PUBLISHED_BEST = {"baseline": "1.47 ± 0.005", "continuous": "1.44 ± 0.004"}
 PUBLISHED_PERPLEXITY = {"baseline": "17.26", "continuous": "4.40"}
+PUBLISHED_SCORES = {
+    "baseline": {"bert_precision": 74.4, "bert_recall": 81.1, "bertscore": 77.6},
+    "continuous": {"bert_precision": 74.8, "bert_recall": 81.2, "bertscore": 77.9},
+}
+PUBLISHED_STEPS = 5  # of the README of the published code; 10 in the paper
 PUBLISHED_REPLACED = {
     "baseline": (2.68, 2.78, 2.88, 3.65, 4.60),
     "continuous": (1.44, 1.49, 1.55, 1.95, 2.42),
 }
-
-
-class Size(NamedTuple):
-    """Blocks, heads and width of a network."""
-
-    depth: int
-    heads: int
-    width: int
 
 
 PAPER_BASELINE, PAPER_CONTINUOUS = Size(6, 6, 384), Size(5, 5, 320)
@@ -72,6 +71,49 @@ class Setup:
     rate: float = 1e-3
     evaluate_every: int = 250
     share: float = 1.0
+    passages: int = 64
+    beginning: int = 128  # characters
+    continuation: int = 128
+    sample: int = 500
+    published: bool = False  # habits of the published code
+
+
+PRESETS = {
+    "paper": Setup(),
+    # 5,019 characters, few enough to overfit, as the whole text is in the published run; a
+    # network four times narrower learns with four times the rate.
+    "cpu": Setup(
+        seeds=2,
+        iterations=1000,
+        batch=16,
+        accumulate=1,
+        context=64,
+        baseline=Size(4, 4, 96),
+        continuous=Size(3, 4, 80),
+        steps=5,
+        rate=4e-3,
+        evaluate_every=125,
+        share=0.005,
+        beginning=32,
+        continuation=32,
+    ),
+    "smoke": Setup(
+        text="embedded",
+        seeds=1,
+        iterations=6,
+        batch=4,
+        accumulate=2,
+        context=16,
+        baseline=Size(2, 2, 16),
+        continuous=Size(1, 2, 12),
+        steps=2,
+        evaluate_every=3,
+        passages=4,
+        beginning=8,
+        continuation=8,
+        sample=60,
+    ),
+}
 
 
 class Model(NamedTuple):
@@ -108,95 +150,44 @@ def network(model: Model, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
 
 def plan(model: Model, setup: Setup, text: nets.data.Text, flags: Any, seed: int) -> Run:
     """The training run of one model with one seed."""
-    rows = setup.batch * setup.accumulate
-    config = nets.train.TrainConfig(
-        steps=setup.iterations,
-        batch=rows,
-        accumulate=setup.accumulate,
-        schedule=nets.train.Cosine(
-            rate=setup.rate,
-            least=setup.rate / 10,
-            warm_up=min(100, setup.iterations // 2),
-            steps=setup.iterations,
-        ),
-        optimizer="adamw",
-        betas=(0.9, 0.99),
-        weight_decay=0.1,
-        clip=1.0,
-        evaluate_every=setup.evaluate_every,
-        checkpoint_every=setup.evaluate_every,
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
+    objective = NextToken(
+        2 * model.lam,  # the published cost has no 1/2
+        scale=setup.accumulate if setup.published else 1.0,
     )
-    part = text.train[: max(setup.context + 1, int(setup.share * len(text.train)))]
-    batches = nets.data.CropBatches(
-        part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
-    )
-    device = nets.train.device(flags.device)
-
-    def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        return {"test_loss": loss_on(net, text.test, setup.context, device)}
-
-    return Run(
+    return training(
         network(model, setup, text.vocabulary, seed),
-        nets.train.objective(
-            nets.train.cross_entropy, 2 * model.lam
-        ),  # the published cost has no 1/2
-        batches,
-        config,
-        evaluate,
+        objective,
+        text,
+        setup,
+        flags,
+        seed,
+        warm_up=min(100, setup.iterations // 2),
+        betas=(0.9, 0.99),
     )
 
 
-def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.device) -> float:
-    """Mean loss per token over all of a text, in windows that do not overlap."""
-    total, count = 0.0, 0
-    windows = nets.data.windows(tokens, context=context, batch=EVALUATION)
-    for logits, targets in networks.outputs(net, windows, device):
-        total += float(nets.train.cross_entropy(logits.float(), targets)) * targets.numel()
-        count += targets.numel()
-    return total / count
+def examine(
+    name: str, trained: Trained, setup: Setup, text: nets.data.Text, flags: Any, seed: int
+) -> Record:
+    """All quantities of a trained network, from the file in its folder where it has them."""
 
-
-def examine(training: Trained, setup: Setup, text: nets.data.Text, seed: int) -> Record:
-    """All quantities of a trained network, in single precision."""
-
-    net, device = training.model, training.device
-    record: Record = dict.fromkeys(("final", "best", *MOTION), math.nan)
-    record |= {
-        "training": float(training.history["data"].values[-50:].mean()),
-        "replaced": [math.nan] * len(REPLACED),
-        "milliseconds": 1e3 * float(np.median(training.history["seconds"].values)),
-        "seconds": float(training.history["seconds"].sum()),
-        "sample": "",
-    }
-    if training.diverged:
+    def examined() -> Record:
+        record = measured(trained, text, setup, seed, flags.encoder)
+        record["replaced"] = [math.nan] * len(REPLACED)
+        if not trained.diverged:
+            record["replaced"] = [loss_with(rate) for rate in REPLACED]
         return record
-    assert isinstance(net, nets.GPT)
 
     def loss_with(rate: float) -> float:
         tokens = nets.data.replace_tokens(text.test, rate, text.vocabulary, seed)
-        return loss_on(net, tokens, setup.context, device)
+        return loss_on(trained.model, tokens, setup.context, trained.device)
 
-    losses = [loss_with(rate) for rate in REPLACED]
-    best = float(np.nanmin(training.history["test_loss"].values))
-    record |= {"final": losses[0], "best": min(best, losses[0]), "replaced": losses}
-    record["sample"] = sample(net, text, device, seed)
-    if isinstance(net.body, nets.ContinuousTransformer | nets.NodeTransformer):
-        inputs, _ = next(iter(nets.data.windows(text.test, context=setup.context, batch=WINDOWS)))
-        record |= motion(net.body, net.embed(inputs.to(device)))
-    return record
-
-
-def sample(net: nets.GPT, text: nets.data.Text, device: torch.device, seed: int) -> str:
-    """Text that the network generates after a line break."""
-    import torch
-
-    generator = torch.Generator(device=device).manual_seed(seed)
-    start = text.encode("\n")[None].to(device)
-    return text.decode(net.generate(start, SAMPLE, generator=generator)[0])
+    return networks.kept(
+        networks.folder_of(flags.out, name, seed),
+        [text.source, asdict(replace(setup, seeds=0)), flags.encoder, absent()],
+        trained,
+        examined,
+    )
 
 
 def report(
@@ -215,9 +206,6 @@ def report(
 
     sizes = [network(listed[name], setup, text.vocabulary, 0).count() for name in names]
     published = {name: float(value.split()[0]) for name, value in PUBLISHED.items()}
-    final = {
-        name: np.array([record["final"] for record in results.records[name]]) for name in names
-    }
     main_table = {
         "model": names,
         "parameters": [f"{size / 1e6:.3g}M" for size in sizes],
@@ -226,10 +214,8 @@ def report(
         "difference": networks.differences(results, "final", published, "+.2f"),
         "best": column("best", ".3f"),
         "published best": [PUBLISHED_BEST.get(name, "–") for name in names],
-        "perplexity": [
-            networks.mean_and_spread(np.exp(final[name]).tolist(), lambda value: f"{value:.2f}")
-            for name in names
-        ],
+        "perplexity": column("perplexity", ".2f"),
+        "mean over windows": column("perplexity_windows", ".2f"),
         "published perplexity": [PUBLISHED_PERPLEXITY.get(name, "–") for name in names],
         "training loss": column("training", ".3f"),
         "arc over chord": column("straightness", ".3f"),
@@ -254,18 +240,21 @@ def report(
     lead = (
         f"{networks.caption(flags, setup.seeds, results, text.source + used)} "
         f"{setup.iterations} iterations of {setup.batch} x {setup.accumulate} crops of "
-        f"{setup.context} characters; blocks x heads x width: baseline {shown(setup.baseline)}, "
-        f"continuous models {shown(setup.continuous)} without layer norms, T = 1, {setup.steps} "
+        f"{setup.context} characters; blocks x heads x width: baseline {setup.baseline}, "
+        f"continuous models {setup.continuous} without layer norms, T = 1, {setup.steps} "
         f"Euler steps, lam = {setup.lam:g} (of the cost without the 1/2; the column has it), "
-        f"dropout {setup.dropout:g}, learning rate {setup.rate:g} to a tenth of it. Hidden states "
-        f"are those of {WINDOWS} windows of the test text."
+        f"dropout {setup.dropout:g}, learning rate {setup.rate:g} to a tenth of it"
+        f"{', gradients summed over the parts of a batch' if setup.published else ''}. Perplexity "
+        f"is the exponential of the final test loss; the mean over windows of {setup.context} "
+        "characters is that of the published code. Hidden states are those of "
+        f"{WINDOWS} windows of the test text."
     )
     if beside:
         lead += (
             " Published: 6 x 6 x 384 and 5 x 5 x 320, 10 steps, 5,000 iterations of 64 x 4 crops "
             "of 256, learning rate 0.001, 3 seeds; an iteration of the continuous model took 2.7 "
-            "times that of the baseline (A100). Table 11 of [OTT] has perplexities 14.59 and 4.22, "
-            "the exponentials of its losses."
+            "times that of the baseline (A100). Its perplexities are means over windows; Table 11 "
+            "of [OTT] has 14.59 and 4.22, the exponentials of its losses."
         )
     else:
         main_table = networks.unpublished(main_table)
@@ -280,12 +269,9 @@ def report(
             study.markdown_table(main_table),
             "Test loss with characters of the test text replaced at random, inputs and targets:",
             study.markdown_table(by_rate),
+            scored(results, setup, flags.encoder, PUBLISHED_SCORES if beside else {}),
         )
     )
-
-
-def shown(size: Size) -> str:
-    return f"{size.depth} x {size.heads} x {size.width}"
 
 
 def overfits(results: Results) -> bool:

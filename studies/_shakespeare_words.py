@@ -5,13 +5,24 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from _texts import NextToken, Size, training, with_final_norm
+from _texts import (
+    WINDOWS,
+    NextToken,
+    Size,
+    absent,
+    measured,
+    scored,
+    training,
+    with_final_norm,
+)
 
-from wflow import nets
-from wflow.study.networks import Run
+from wflow import nets, study
+from wflow.study import networks
+from wflow.study.networks import Record, Results, Run, Trained
 
 PAPER_SIZE = Size(12, 12, 768)
 # [OTT] Table 12: test losses.
@@ -42,6 +53,7 @@ class Setup:
     passages: int = 64
     beginning: int = 128  # tokens
     continuation: int = 128
+    sample: int = 150
     published: bool = False  # habits of the published code
 
 
@@ -74,6 +86,7 @@ PRESETS = {
         passages=4,
         beginning=8,
         continuation=8,
+        sample=60,
     ),
 }
 
@@ -136,4 +149,76 @@ def plan(model: Model, setup: Setup, text: nets.data.Text, flags: Any, seed: int
         seed,
         warm_up=setup.iterations if setup.published else setup.iterations // 10,
         betas=(0.9, 0.95),
+    )
+
+
+def examine(
+    name: str, trained: Trained, setup: Setup, text: nets.data.Text, flags: Any, seed: int
+) -> Record:
+    """All quantities of a trained network, from the file in its folder where it has them."""
+    return networks.kept(
+        networks.folder_of(flags.out, name, seed),
+        [text.source, asdict(replace(setup, seeds=0)), flags.encoder, absent()],
+        trained,
+        lambda: measured(trained, text, setup, seed, flags.encoder),
+    )
+
+
+def report(
+    flags: Any,
+    setup: Setup,
+    text: nets.data.Text,
+    listed: Mapping[str, Model],
+    results: Results,
+) -> str:
+    """The tables, beside the published ones."""
+    names = list(results.records)
+
+    def column(key: str, style: str) -> list[str]:
+        return networks.column(results, key, lambda value: f"{value:{style}}")
+
+    sizes = [network(listed[name], setup, text.vocabulary, 0).count() for name in names]
+    published = {name: float(value.split()[0]) for name, value in PUBLISHED.items()}
+    table = {
+        "model": names,
+        "parameters": [f"{size / 1e6:.4g}M" for size in sizes],
+        "best test loss": column("best", ".3f"),
+        "published best": [PUBLISHED_BEST.get(name, "–") for name in names],
+        "final test loss": column("final", ".3f"),
+        "published final": [PUBLISHED.get(name, "–") for name in names],
+        "difference": networks.differences(results, "final", published, "+.2f"),
+        "perplexity": column("perplexity", ".1f"),
+        "mean over windows": column("perplexity_windows", ".1f"),
+        "training loss": column("training", ".3f"),
+        "arc over chord": column("straightness", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "ms per iteration": column("milliseconds", ".0f"),
+    }
+    used = "" if setup.share == 1 else f", the first {100 * setup.share:g} % of the training part"
+    habits = (
+        ", habits of the published code: the rate only rises, gradients are summed over the parts "
+        "of a batch"
+        if setup.published
+        else ""
+    )
+    lead = (
+        f"{networks.caption(flags, setup.seeds, results, text.source + used)} "
+        f"{setup.iterations:,} iterations of {setup.batch} x {setup.accumulate} crops of "
+        f"{setup.context} tokens{habits}; blocks x heads x width: {setup.size}, with biases and "
+        f"layer norms, the final one within the velocity; T = 1, {setup.steps} Euler steps, lam = "
+        f"{setup.lam:g} (of the cost without the 1/2; the column has it), dropout "
+        f"{setup.dropout:g}, learning rate {setup.rate:g} to a tenth of it. Parameters without "
+        f"those of the positions. Perplexity is the exponential of the final test loss; the mean "
+        f"over windows of {setup.context} tokens is that of the published code. Hidden states are "
+        f"those of {WINDOWS} windows of the test text."
+    )
+    if setup.text == "embedded":
+        table = networks.unpublished(table)
+    else:
+        lead += (
+            f" Published: 12 x 12 x 768, {PUBLISHED_PARAMETERS} parameters each, 10 steps, 500 "
+            "iterations of 30 x 4 crops of 1024, learning rate 0.0006, 3 seeds."
+        )
+    return "\n\n".join(
+        (lead, study.markdown_table(table), scored(results, setup, flags.encoder, {}))
     )

@@ -1,21 +1,41 @@
-"""What the studies of GPTs share: objective, test loss, and the final norm as part of the velocity.
+"""What the studies of GPTs share: flags, objective, training, test loss, scores of texts.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from wflow import nets
-from wflow.study.networks import Run
+import numpy as np
+from _ott import motion
+
+from wflow import InputError, nets, study
+from wflow._core.extras import install, missing
+from wflow.study import networks
+from wflow.study.networks import Record, Results, Run, Trained
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 EVALUATION = 16  # windows at a time
+WINDOWS = 8  # of the test text, whose hidden states are followed
+SAMPLING = {"temperature": 0.8, "top_k": 200}  # as sample.py of nanoGPT has them
+KINDS = {"forced": "next tokens", "generated": "generated"}
+SCORES = {
+    "bleu": "BLEU",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "bert_precision": "BERT-P",
+    "bert_recall": "BERT-R",
+    "bertscore": "BERT-F1",
+}
+Published = Mapping[str, Mapping[str, float]]  # model -> score by name
 
 
 class Size(NamedTuple):
@@ -123,3 +143,167 @@ def training(
         return {"test_loss": loss_on(model, text.test, setup.context, device)}
 
     return Run(net, objective, batches, config, evaluate)
+
+
+# What was learnt, and what is written
+# ------------------------------------
+
+SCALARS = {
+    "final": ("test loss after the last iteration", "1"),
+    "best": ("least test loss of any evaluation", "1"),
+    "training": ("training loss, mean of the last 50 iterations", "1"),
+    "perplexity": ("exponential of the test loss", "1"),
+    "perplexity_windows": ("mean over windows of the exponential of their test loss", "1"),
+    "straightness": ("arc length over chord of hidden states, first windows", "1"),
+    "speed_variation": ("variation of the speed of hidden states, likewise", "1"),
+    "transport": ("transport cost with the factor 1/2, likewise", "1"),
+    "milliseconds": ("median time of an iteration", "ms"),
+    "seconds": ("time of all iterations", "s"),
+} | {
+    f"{kind}_{name}": (f"{title}, {words}", "%")
+    for kind, words in KINDS.items()
+    for name, title in SCORES.items()
+}
+
+
+def measured(
+    trained: Trained, text: nets.data.Text, setup: Any, seed: int, encoder: str | None
+) -> Record:
+    """Losses, perplexities, motion, times, and scores of predicted texts, in single precision."""
+    import torch
+
+    net, device, history = trained.model, trained.device, trained.history
+    record: Record = dict.fromkeys(SCALARS, math.nan)
+    record |= {
+        "training": float(history["data"].values[-50:].mean()),
+        "milliseconds": 1e3 * float(np.median(history["seconds"].values)),
+        "seconds": float(history["seconds"].sum()),
+        "skipped": 0,
+        "sample": "",
+    }
+    if trained.diverged:
+        return record
+    assert isinstance(net, nets.GPT)
+
+    def windows(batch: int) -> Any:
+        return nets.data.windows(text.test, context=setup.context, batch=batch)
+
+    losses = nets.metrics.losses(net, windows(EVALUATION))
+    found = nets.metrics.perplexities(losses)
+    final = float(torch.cat(losses).mean())
+    best = float(np.nanmin(history["test_loss"].values))
+    record |= {
+        "final": final,
+        "best": min(best, final),
+        "perplexity": found.of_mean,
+        "perplexity_windows": found.mean_of_sequences,
+    }
+    inputs, _ = next(iter(windows(WINDOWS)))
+    record |= motion(net.body, net.embed(inputs.to(device)))
+    record["sample"] = sample(net, text, setup.sample, device, seed)
+    if absent():
+        return record
+    begun, rest = nets.metrics.passages(
+        text.test, beginning=setup.beginning, continuation=setup.continuation, most=setup.passages
+    )
+    pairs = {
+        "forced": nets.metrics.forced(net, windows(EVALUATION)),
+        "generated": nets.metrics.continued(net, begun, rest, **SAMPLING, seed=seed),
+    }
+    for kind, (predictions, targets) in pairs.items():
+        scores = nets.metrics.scores(
+            map(text.decode, predictions), map(text.decode, targets), encoder=encoder
+        )
+        record |= {f"{kind}_{name}": getattr(scores, name) for name in SCORES}
+        record["skipped"] += scores.skipped
+    return record
+
+
+def sample(net: nets.GPT, text: nets.data.Text, new: int, device: torch.device, seed: int) -> str:
+    """Text that the network generates after a line break."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+    start = text.encode("\n")[None].to(device)
+    return text.decode(net.generate(start, new, generator=generator)[0])
+
+
+def absent() -> list[str]:
+    """Packages of the metrics that are not installed, each with the command that installs it."""
+    packages = ("sacrebleu", "sacremoses", "rouge_score")
+    return missing(dict.fromkeys(packages, "metrics"))
+
+
+def scored(results: Results, setup: Any, encoder: str | None, published: Published) -> str:
+    """Table of the scores of texts, with how they are measured; published ones as rows."""
+    if absent():
+        return (
+            "No scores of texts: the packages of the extra metrics are not installed "
+            f"({install('metrics')}; then give the same command with --resume)."
+        )
+    titles = {n: title for n, title in SCORES.items() if encoder or not n.startswith("bert")}
+    table: dict[str, list[str]] = {"model": [], "text": []} | {t: [] for t in titles.values()}
+
+    def add(model: str, kind: str, cells: Iterable[str]) -> None:
+        for column, cell in zip(table.values(), (model, kind, *cells), strict=True):
+            column.append(cell)
+
+    for kind, words in KINDS.items():
+        columns = [
+            networks.column(results, f"{kind}_{name}", lambda value: f"{value:.2f}")
+            for name in titles
+        ]
+        for place, model in enumerate(results.records):
+            add(model, words, [column[place] for column in columns])
+    for model, values in published.items():
+        if encoder or set(values) & set(titles):
+            add(
+                f"published, {model}",
+                KINDS["forced"],
+                [f"{values[name]:g}" if name in values else "–" for name in titles],
+            )
+    skipped = sum(record["skipped"] for runs in results.records.values() for record in runs)
+    lead = (
+        f"Scores of texts in per cent. Next tokens: the likeliest token after each true one, in "
+        f"windows of {setup.context} tokens of the whole test part, which [OTT] scores (of random "
+        f"windows). Generated: continuations of {setup.continuation} tokens of "
+        f"{setup.passages} held-out beginnings of {setup.beginning}, at temperature "
+        f"{SAMPLING['temperature']:g} among the {SAMPLING['top_k']} likeliest. BLEU: "
+        f"{nets.metrics.signature()}; ROUGE: F-measures with stemming; "
+    )
+    lead += (
+        f"BERTScore: {encoder}."
+        if encoder
+        else "BERTScore: not measured, it needs an encoder (--encoder roberta-large)."
+    )
+    lead += f" Pairs with an empty text, skipped: {skipped}."
+    return f"{lead}\n\n{study.markdown_table(table)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFlags(networks.NetFlags):
+    """Flags of the studies that score texts."""
+
+    needs: ClassVar[dict[str, str]] = networks.NEEDS | dict.fromkeys(
+        ("sacrebleu", "sacremoses", "rouge_score"), "metrics"
+    )
+    iterations: int | None = None
+    """Optimiser steps; default: of the preset."""
+    rate: float | None = None
+    """Learning rate after the warm-up; it falls to a tenth. Default: of the preset."""
+    share: float | None = None
+    """Share of the training text that is used, from its beginning; default: of the preset."""
+    published: study.Switch = False
+    """Follow the habits of the published code, where they differ from the paper."""
+    encoder: str | None = None
+    """Encoder of BERTScore: its folder, or its name in the cache of Hugging Face; default: no
+    BERTScore."""
+
+    def check(self) -> None:
+        super().check()
+        if self.iterations is not None:
+            study.whole(self.iterations, "--iterations")
+        if self.rate is not None:
+            study.positive(self.rate, "--rate")
+        if self.share is not None and not 0 < study.number(self.share, "--share") <= 1:
+            raise InputError(f"--share is {self.share}: expected a number in (0, 1]")

@@ -23,81 +23,37 @@ from typing import Any, Literal
 import numpy as np
 from _shakespeare_gpt import (
     LAMS,
+    PRESETS,
+    PUBLISHED_STEPS,
     REPLACED,
     STEPS,
     Model,
     Setup,
-    Size,
     examine,
     overfits,
     plan,
     report,
 )
+from _texts import SCALARS, TextFlags
 
-from wflow import InputError, nets, study
+from wflow import nets, study
 from wflow.cli import guarded
-from wflow.study import networks, number, positive, whole
+from wflow.study import networks
 from wflow.study.networks import Results
 
 DEFAULT_OUT = Path("results/shakespeare_gpt")
-
-
-PRESETS = {
-    "paper": Setup(),
-    # 5,019 characters, few enough to overfit, as the whole text is in the published run; a
-    # network four times narrower learns with four times the rate.
-    "cpu": Setup(
-        seeds=2,
-        iterations=1000,
-        batch=16,
-        accumulate=1,
-        context=64,
-        baseline=Size(4, 4, 96),
-        continuous=Size(3, 4, 80),
-        steps=5,
-        rate=4e-3,
-        evaluate_every=125,
-        share=0.005,
-    ),
-    "smoke": Setup(
-        text="embedded",
-        seeds=1,
-        iterations=6,
-        batch=4,
-        accumulate=2,
-        context=16,
-        baseline=Size(2, 2, 16),
-        continuous=Size(1, 2, 12),
-        steps=2,
-        evaluate_every=3,
-    ),
-}
+LITTLE = 0.1  # of a gain
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShakespeareGpt(networks.NetFlags):
+class ShakespeareGpt(TextFlags):
     """Flags of this study."""
 
     ablation: Literal["none", "lam", "steps"] = "none"
     """Compare weights lam of the transport cost, or numbers of steps, in place of the models; by
     default in a separate folder, results/shakespeare_gpt_lam or _steps."""
-    iterations: int | None = None
-    """Optimiser steps; default: of the preset."""
-    rate: float | None = None
-    """Learning rate after the warm-up; it falls to a tenth. Default: of the preset."""
-    share: float | None = None
-    """Share of the training text that is used, from its beginning; default: of the preset."""
     out: study.Folder = DEFAULT_OUT
     """Folder for checkpoints, metrics, summary, samples and figures."""
-
-    def check(self) -> None:
-        super().check()
-        if self.iterations is not None:
-            whole(self.iterations, "--iterations")
-        if self.rate is not None:
-            positive(self.rate, "--rate")
-        if self.share is not None and not 0 < number(self.share, "--share") <= 1:
-            raise InputError(f"--share is {self.share}: expected a number in (0, 1]")
 
 
 def models(setup: Setup, ablation: str) -> dict[str, Model]:
@@ -111,9 +67,9 @@ def models(setup: Setup, ablation: str) -> dict[str, Model]:
         Model("continuous", "continuous", lam, steps),
     ]
     if ablation == "lam":
-        chosen = [Model(f"lam={value:g}", "continuous", value, steps) for value in LAMS]
+        chosen[1:] = [Model(f"lam={value:g}", "continuous", value, steps) for value in LAMS]
     elif ablation == "steps":
-        chosen = [Model(f"steps={value}", "continuous", lam, value) for value in STEPS]
+        chosen[1:] = [Model(f"steps={value}", "continuous", lam, value) for value in STEPS]
     return {model.name: model for model in chosen}
 
 
@@ -121,18 +77,48 @@ def tabulated(results: Results) -> Any:
     """All numbers as a Dataset."""
     return networks.dataset(
         results,
-        {
-            "final": ("test loss after the last iteration", "1"),
-            "best": ("least test loss of any evaluation", "1"),
-            "training": ("training loss, mean of the last 50 iterations", "1"),
-            "straightness": ("arc length over chord of hidden states, first windows", "1"),
-            "transport": ("transport cost with the factor 1/2, likewise", "1"),
-            "milliseconds": ("median time of an iteration", "ms"),
-            "seconds": ("time of all iterations", "s"),
-        },
+        SCALARS,
         {"replaced": ("loss_replaced", "rate", "test loss with characters replaced at random")},
         {"rate": (REPLACED, "share of characters replaced")},
     )
+
+
+def ablated(results: Results, ablation: str) -> list[study.Finding]:
+    """Claims of [OTT] Appendix C and Table 5, with their verdicts."""
+    final = {
+        name: np.array([record["final"] for record in runs])
+        for name, runs in results.records.items()
+    }
+    baseline = final.pop("baseline")
+    means = {name: float(values.mean()) for name, values in final.items()}
+    found = {name: networks.compared(baseline, values) for name, values in final.items()}
+    what = "weight of the cost" if ablation == "lam" else "number of steps"
+    verdicts = [
+        study.Finding(
+            f"with every {what} the continuous model ends with a lower test loss than the baseline",
+            "[OTT] Table 5", "; ".join(f"{name}: {text}" for name, (text, _) in found.items()),
+            networks.joint([verdict for _, verdict in found.values()]),
+        )
+    ]  # fmt: skip
+    if ablation == "lam":
+        best = "lam=1"
+        pairs = {
+            name: networks.compared(values, final[best])
+            for name, values in final.items()
+            if name != best
+        }
+        return [*verdicts, study.Finding(
+            "the test loss is least at lam = 1", "[OTT] Table 5",
+            "; ".join(f"{name}: {text}" for name, (text, _) in pairs.items()),
+            networks.joint([verdict for _, verdict in pairs.values()]),
+        )]  # fmt: skip
+    change = max(means.values()) - min(means.values())
+    gain = float(baseline.mean()) - float(np.mean(list(means.values())))
+    return [*verdicts, study.Finding.decided(
+        f"the number of steps matters little: the test loss changes by less than {100 * LITTLE:g} "
+        "% of what the continuous model gains", "[OTT] Appendix C",
+        f"{change:.3f} of {gain:.3f}", change < LITTLE * gain,
+    )]  # fmt: skip
 
 
 def findings(results: Results) -> list[study.Finding]:
@@ -177,8 +163,8 @@ def findings(results: Results) -> list[study.Finding]:
     return verdicts
 
 
-def figures(results: Results) -> dict[str, Any]:
-    """Learning curves, and the loss with characters replaced."""
+def figures(results: Results, ablation: str) -> dict[str, Any]:
+    """Learning curves, the loss with characters replaced, and the losses of an ablation."""
     from wflow.plots.networks import Line, learning_curves, lines
 
     drawn = [
@@ -186,17 +172,31 @@ def figures(results: Results) -> dict[str, Any]:
         for name, runs in results.records.items()
     ]
     curves = {"data": "training loss", "test_loss": "test loss"}
-    return {
+    made = {
         "learning_curves": learning_curves(results.histories, curves),
         "robustness": lines({"Characters replaced": ("Share replaced", drawn)}, "Test loss"),
     }
+    settings = [name for name in results.records if "=" in name]
+    if len(settings) > 1:
+        x = [float(name.partition("=")[2]) for name in settings]
+        of = {"final": "last", "best": "least"}
+        panel = [
+            Line(label, x, np.transpose([[r[key] for r in results.records[n]] for n in settings]))
+            for key, label in of.items()
+        ]
+        axis = "weight lam" if ablation == "lam" else "steps"
+        made["ablation"] = lines({"Continuous model": (axis, panel)}, "Test loss")
+    return made
 
 
 def main() -> int:
     flags = study.command_line(ShakespeareGpt, __doc__)
     if flags.ablation != "none" and flags.out == DEFAULT_OUT:
         flags = replace(flags, out=DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}_{flags.ablation}"))
-    setup = networks.with_flags(PRESETS[flags.preset], flags)
+    asked = PRESETS[flags.preset]
+    if flags.published and flags.preset == "paper":
+        asked = replace(asked, steps=PUBLISHED_STEPS)
+    setup = networks.with_flags(asked, flags)
     listed = models(setup, flags.ablation)
     names = networks.chosen(listed, setup.seeds, flags)
     with study.session("shakespeare_gpt", flags) as session:
@@ -211,15 +211,18 @@ def main() -> int:
             names,
             setup.seeds,
             lambda name, seed: plan(listed[name], setup, text, flags, seed),
-            lambda name, seed, training: examine(training, setup, text, seed),
+            lambda name, seed, trained: examine(name, trained, setup, text, flags, seed),
         )
         pieces = [f"## {name}\n{runs[0]['sample']}\n" for name, runs in results.records.items()]
-        as_published = networks.is_preset(setup, flags, PRESETS) and flags.ablation == "none"
+        found = []
+        if networks.is_preset(setup, flags, PRESETS) and len(names) == len(listed):
+            none = flags.ablation == "none"
+            found = findings(results) if none else ablated(results, flags.ablation)
         session.finish(
             table=tabulated(results),
             text=report(flags, setup, text, listed, results),
-            findings=findings(results) if as_published and len(names) == len(listed) else [],
-            figures=figures(results),
+            findings=found,
+            figures=figures(results, flags.ablation),
             texts={"samples.txt": "\n".join(pieces)},
         )
     return 0

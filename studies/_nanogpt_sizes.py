@@ -17,7 +17,7 @@ from _small_gpts import SIZES, Size, gpt, windows
 from _texts import EVALUATION, NextToken, loss_on
 
 from wflow import InputError, nets, study
-from wflow._core.extras import install
+from wflow._core.extras import install, missing
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -248,7 +248,7 @@ def measured(training: Trained, size: Size, setup: Setup, corpus: Corpus, seed: 
         record |= {
             "bleu": bleu(written, [others]),
             "bleu_any": bleu(written, without_own(others)),
-            "bleu_next": bleu(*likeliest(net, text, size.context, device)),
+            "bleu_next": bleu(*likeliest(net, text, size.context)),
         }
     return record
 
@@ -282,14 +282,13 @@ def continued(
 
 
 def likeliest(
-    net: nets.GPT, text: nets.data.Text, context: int, device: torch.device
+    net: nets.GPT, text: nets.data.Text, context: int
 ) -> tuple[list[str], list[list[str]]]:
     """The likeliest token after each token of the test part, and the tokens that came, as text."""
-    found, came = [], []
-    batches = nets.data.windows(text.test, context=context, batch=EVALUATION)
-    for logits, targets in networks.outputs(net, batches, device):
-        found += [plain(text.decode(row)) for row in logits.argmax(-1).cpu()]
-        came += [plain(text.decode(row)) for row in targets.cpu()]
+    windows = nets.data.windows(text.test, context=context, batch=EVALUATION)
+    found, came = (
+        [plain(text.decode(row)) for row in rows] for rows in nets.metrics.forced(net, windows)
+    )
     return found, [came]
 
 
@@ -304,13 +303,9 @@ def plain(text: str, most: int | None = None) -> str:
 
 def metric() -> str | None:
     """What sacrebleu measures, and its version; None where it is not installed."""
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError:
+    if missing({"sacrebleu": "metrics"}):
         return None
-    measure = BLEU()
-    measure.corpus_score(["a"], [["a"]])  # before that it has no signature
-    return str(measure.get_signature()).partition("|")[2]  # without the number of references
+    return nets.metrics.signature("13a")
 
 
 def bleu(written: list[str], references: list[list[str]]) -> float:
@@ -319,9 +314,7 @@ def bleu(written: list[str], references: list[list[str]]) -> float:
     Tokens are those of `13a`, case counts, and orders without a match are smoothed: the defaults of
     sacrebleu (Post 2018).
     """
-    from sacrebleu.metrics import BLEU
-
-    return float(BLEU().corpus_score(written, references).score)
+    return nets.metrics.bleu(written, *references, words="13a")
 
 
 def without_own(texts: list[str]) -> list[list[str]]:

@@ -53,6 +53,7 @@ SMALL = {
     "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
     "pontryagin_gpt": "--preset smoke --seeds 1 --device cpu",
     "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
+    "shakespeare_words": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
     "stability_tokens": "--n 4 --heads 1 --sizes 0.1 0.2 --eps 0.01 --paths 2 --t-final 0.1 "
     "--times 2",
     "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
@@ -69,7 +70,7 @@ SMALL = {
 
 OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
                "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
-               "trained_heads")  # fmt: skip
+               "shakespeare_words", "trained_heads")  # fmt: skip
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",

@@ -129,7 +129,7 @@ def test_the_likeliest_tokens_of_a_network_that_knows_the_text_are_the_text(corp
             logits = torch.nn.functional.one_hot(after, text.vocabulary).float()
             return nets.Output(logits, torch.zeros(()))
 
-    found, (came,) = parts.likeliest(Oracle(), text, 50, torch.device("cpu"))
+    found, (came,) = parts.likeliest(Oracle(), text, 50)
     assert found == came and len(found) == math.ceil((len(text.test) - 1) / 50)
     assert "".join(came).replace(" ", "") == "".join(text.decode(text.test[1:]).split())
 

@@ -96,8 +96,8 @@ def test_text_study_writes_its_tables_and_samples(tmp_path, monkeypatch, capsys,
 @pytest.mark.parametrize("ablation", ["lam", "steps"])
 def test_ablations_train_the_published_settings(ablation, monkeypatch):
     study = script("shakespeare_gpt")
-    models = study.models(study.PRESETS["paper"], ablation).values()
-    assert {model.kind for model in models} == {"continuous"}
+    baseline, *models = study.models(study.PRESETS["paper"], ablation).values()
+    assert baseline.kind == "baseline" and {model.kind for model in models} == {"continuous"}
     expected = study.LAMS if ablation == "lam" else study.STEPS
     assert tuple(getattr(model, ablation) for model in models) == expected
 

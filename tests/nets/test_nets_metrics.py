@@ -1,0 +1,256 @@
+"""Metrics of texts: the libraries' documented examples, definitions, and what is refused."""
+
+import math
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import metrics  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def library():
+    """The packages of the extra."""
+    for package in ("sacrebleu", "sacremoses", "rouge_score"):
+        pytest.importorskip(package)
+
+
+# Scores
+
+
+def test_rouge_is_that_of_the_documented_example(library):
+    # README of rouge-score, with its stemmer: precision 6/8, recall 6/9 of single words.
+    found = metrics.scores(
+        ["The quick brown dog jumps on the log."], ["The quick brown fox jumps over the lazy dog"]
+    )
+    assert found.rouge1 == pytest.approx(100 * 0.7058823529411765)
+    assert found.rougeL == pytest.approx(100 * 0.5882352941176471)  # subsequence of 5 words
+    assert (found.texts, found.skipped) == (1, 0) and math.isnan(found.bertscore)
+
+
+def test_bleu_is_that_of_the_documented_example(library):
+    # README of sacrebleu: BLEU = 48.53 82.4/50.0/45.5/37.5, hyp_len = 17, ref_len = 18.
+    written = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
+    first = ["The dog bit the man.", "It was not unexpected.", "The man bit him first."]
+    second = ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."]
+    found = metrics.bleu(written, first, second, words="13a")
+    want = 100 * math.exp(1 - 18 / 17) * (14 / 17 * 7 / 14 * 5 / 11 * 3 / 8) ** 0.25
+    assert found == pytest.approx(want) and f"{found:.2f}" == "48.53"
+    assert "tok:13a" in metrics.signature("13a")
+
+
+def test_bleu_splits_words_as_moses_does(library):
+    # README of sacremoses: "ain't" are the words ain &apos;t. Matches of 7 words: all but one.
+    pair = ["It isn't so bad at all"], ["It ain't so bad at all"]
+    want = 100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** 0.25
+    assert metrics.bleu(*pair) == pytest.approx(want)
+    one = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25  # in one piece: all but one of 6
+    assert metrics.bleu(*pair, words="13a") == pytest.approx(one)
+    # Matches of orders 1 to 4: 6 of 7, 5 of 6, 4 of 5, 3 of 4; the lengths are equal.
+    written, held_out = "the cat sat on the mat today", "the cat sat on the mat yesterday"
+    want = 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25
+    assert metrics.bleu([written], [held_out]) == pytest.approx(want)
+    assert metrics.scores([written], [held_out]).bleu == pytest.approx(want)
+    shorter = "the cat sat on"
+    assert metrics.bleu([shorter], [held_out]) == pytest.approx(100 * math.exp(1 - 7 / 4))
+    assert "tok:moses-" in metrics.signature() and "tok:none" not in metrics.signature()
+
+
+def test_pairs_with_an_empty_text_are_skipped_and_counted(library):
+    written = ["to be or not to be", "", "  \n", "that is"]
+    found = metrics.scores(written, ["to be or not to be", "a", "b", " "])
+    assert (found.texts, found.skipped) == (1, 3)
+    assert found[:4] == pytest.approx((100, 100, 100, 100))
+    none = metrics.scores(iter([""]), iter(["a"]))
+    assert (none.texts, none.skipped) == (0, 1) and all(map(math.isnan, none[:7]))
+
+
+@pytest.fixture
+def encoder(cases, tmp_path_factory):
+    """A tiny encoder, in a folder whose name has what some libraries read as another model."""
+    if not cases(0, 1):
+        pytest.skip("transformers is imported in seconds: with --long")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("bert_score")
+    folder = tmp_path_factory.mktemp("t5")
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat on mat dog ##s a"
+    (folder / "vocab.txt").write_text(words.replace(" ", "\n"))
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=13, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=40,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_bertscore_is_that_of_its_definition(library, encoder):
+    from transformers import AutoModel
+
+    ids = [[2, 5, 6, 7, 3], [2, 5, 6, 11, 7, 8, 5, 9, 3]]  # "the cat sat", its reference
+    model = AutoModel.from_pretrained(encoder).eval()
+    with torch.no_grad():
+        states = [model(torch.tensor([row])).last_hidden_state[0] for row in ids]
+    predicted, given = (torch.nn.functional.normalize(state, dim=1) for state in states)
+    near = predicted @ given.T  # (5, 9); first and last token are matched, and weigh nothing
+    precision = near.max(1).values[1:-1].mean().item()
+    recall = near.max(0).values[1:-1].mean().item()
+    found = metrics.scores(["the cat sat", ""], ["the cats sat on the mat", "a"], encoder=encoder)
+    assert found.bert_precision == pytest.approx(100 * precision, rel=1e-5)
+    assert found.bert_recall == pytest.approx(100 * recall, rel=1e-5)
+    both = 2 * precision * recall / (precision + recall)
+    assert found.bertscore == pytest.approx(100 * both, rel=1e-5)
+    assert (found.texts, found.skipped) == (1, 1)
+    long = " ".join(["the cat sat"] * 30)  # more tokens than the encoder has positions
+    assert metrics.scores([long], [long], encoder=str(encoder)).bertscore == pytest.approx(100)
+
+
+def test_bertscore_is_that_of_its_own_scorer(library, encoder, tmp_path):
+    from bert_score import BERTScorer
+
+    safe = tmp_path / "encoder"
+    safe.symlink_to(encoder)
+    if "t5" in str(safe):
+        pytest.skip("the library would take the folder for that of another model")
+    scorer = BERTScorer(model_type=str(safe), num_layers=3, device="cpu")
+    scorer._tokenizer.model_max_length = 38
+    pair = ["the cat sat", "a dog"], ["the cats sat on the mat", "a dog"]
+    want = [100 * values.mean().item() for values in scorer.score(*pair)]
+    found = metrics.scores(*pair, encoder=encoder)
+    assert [found.bert_precision, found.bert_recall, found.bertscore] == pytest.approx(want)
+
+
+def test_an_encoder_that_is_not_there_is_named(library, encoder, tmp_path):
+    with pytest.raises(InputError, match=r"nothing-there cannot be loaded .*config\.json"):
+        metrics.scores(["a"], ["a"], encoder=tmp_path / "nothing-there")
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    with pytest.raises(InputError, match=r"package sacrebleu.*pip install .*\[metrics\]"):
+        metrics.bleu(["a"], ["a"])
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(InputError, match=r"package rouge_score.*pip install .*\[metrics\]"):
+        metrics.scores(["a"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        (["a"], ["a", "b"], "1 predictions and 2 references"),
+        ([], [], "predictions are empty"),
+        ("text", ["a"], "predictions are one text"),
+        (["a"], [1], "references hold int"),
+        (3, ["a"], "predictions is int"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(predictions, references, message):
+    with pytest.raises(InputError, match=message):
+        metrics.scores(predictions, references)
+
+
+# Perplexities
+
+
+def test_perplexities_are_those_of_their_formulas():
+    losses = torch.tensor([[2.0, 4.0], [8.0, 16.0]]).log()
+    found = metrics.perplexities(losses)
+    assert found.of_mean == pytest.approx(1024 ** (1 / 4))
+    assert found.mean_of_sequences == pytest.approx((8**0.5 + 128**0.5) / 2)
+    ragged = metrics.perplexities([losses, torch.tensor([32.0]).log()])
+    assert ragged.of_mean == pytest.approx(32768 ** (1 / 5))
+    assert ragged.mean_of_sequences == pytest.approx((8**0.5 + 128**0.5 + 32) / 3)
+
+
+def test_the_mean_over_sequences_exceeds_the_usual_perplexity():
+    losses = 3 + torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+    found = metrics.perplexities(losses)
+    assert found.mean_of_sequences > found.of_mean
+    same = metrics.perplexities(torch.full((4, 5), 2.0))
+    assert same.of_mean == pytest.approx(same.mean_of_sequences) == pytest.approx(math.exp(2))
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (torch.ones(2, 2, dtype=torch.int64), "losses are torch.int64"),
+        (torch.ones(2, 2, 2), "expected \\(sequences, tokens\\)"),
+        (torch.ones(0, 2), "expected \\(sequences, tokens\\)"),
+        ([], "no losses"),
+        ([1.0], "losses are float"),
+    ],
+)
+def test_what_is_no_loss_of_tokens_is_refused(losses, message):
+    with pytest.raises(InputError, match=message):
+        metrics.perplexities(losses)
+
+
+# What a model writes
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nets.GPT(vocabulary=7, context=6, width=8, depth=1, heads=2, dropout=0.5)
+
+
+TOKENS = torch.randint(0, 7, (40,), generator=torch.Generator().manual_seed(1))
+
+
+def test_losses_and_predictions_are_those_of_the_logits(net):
+    found = metrics.losses(net, nets.data.windows(TOKENS, context=6, batch=4))
+    predicted, targets = metrics.forced(net, nets.data.windows(TOKENS, context=6, batch=4))
+    assert net.training  # and dropout was off
+    assert torch.equal(torch.cat(targets), TOKENS[1:])
+    assert [len(row) for row in predicted] == [len(row) for row in found] == [6] * 6 + [3]
+    net.eval()
+    with torch.no_grad():
+        logits = net(TOKENS[None, :6]).output[0]
+    assert torch.equal(predicted[0], logits.argmax(-1))
+    want = torch.nn.functional.cross_entropy(logits, TOKENS[1:7], reduction="none")
+    assert torch.allclose(found[0].float(), want, atol=1e-6) and found[0].dtype == torch.float64
+
+
+def test_continuations_are_generated_from_beginnings_alone(net):
+    begun, rest = metrics.passages(TOKENS, beginning=5, continuation=3, most=4)
+    assert begun.shape == (4, 5) and rest.shape == (4, 3)
+    assert torch.equal(begun[0], TOKENS[:5]) and torch.equal(rest[-1], TOKENS[37:])
+    predicted, targets = metrics.continued(net, begun, rest, seed=3, batch=3)
+    assert torch.equal(torch.stack(targets), rest) and len(predicted) == 4
+    generator = torch.Generator().manual_seed(3)
+    first = net.generate(begun[:3], 3, generator=generator)
+    assert torch.equal(torch.stack(predicted[:3]), first[:, 5:])
+    likeliest, _ = metrics.continued(net, begun, torch.zeros_like(rest), temperature=0)
+    assert torch.equal(torch.stack(likeliest), net.generate(begun, 3, temperature=0)[:, 5:])
+
+
+class Sum(torch.nn.Module):
+    """A network that returns one number in place of a loss of each token."""
+
+    def forward(self, inputs, targets):
+        return (inputs + targets).sum()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda net: metrics.forced(None, []), "model"),
+        (lambda net: metrics.forced(net, None), "windows are NoneType"),
+        (lambda net: metrics.forced(net, [TOKENS]), "a window is Tensor"),
+        (lambda net: metrics.losses(net, [(TOKENS, TOKENS)]), "expected \\(batch, tokens\\) both"),
+        (lambda net: metrics.losses(Sum(), [(TOKENS[None],) * 2]), "a loss of each"),
+        (lambda net: metrics.forced(torch.nn.Flatten(0), [(TOKENS[None],) * 2]), "expected logits"),
+        (lambda net: metrics.passages(TOKENS, beginning=30, continuation=20), "at least 50"),
+        (lambda net: metrics.continued(torch.nn.Identity(), TOKENS, TOKENS), "that generates"),
+        (lambda net: metrics.continued(net, TOKENS, TOKENS), "expected \\(texts, tokens\\)"),
+        (lambda net: metrics.continued(net, TOKENS[None], TOKENS[None], batch=0), "batch is 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(net, call, message):
+    with pytest.raises(InputError, match=message):
+        call(net)

@@ -1,0 +1,193 @@
+"""The studies of Shakespeare with scores of texts: published sizes, habits, verdicts, a resume."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+torch = pytest.importorskip("torch")
+
+from scripts import VERDICTS, call, script  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.study.networks import Results  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+texts, parts, study = script("_texts"), script("_shakespeare_words"), script("shakespeare_words")
+characters = script("shakespeare_gpt")
+SMOKE = parts.PRESETS["smoke"]
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch, tmp_path):
+    """No study of the smoke preset looks for data."""
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
+
+
+def test_the_published_networks_have_their_parameters():
+    paper = parts.PRESETS["paper"]
+    with torch.device("meta"):
+        counts = {
+            name: parts.network(model, paper, 50_257, 0).count()
+            for name, model in parts.models(paper).items()
+        }
+    # Embedding, shared with the output; blocks of 12 d^2 + 13 d with biases; the final norm. As in
+    # nanoGPT, which prints millions, the position embedding does not count.
+    d = 768
+    want = 50_257 * d + 12 * (12 * d**2 + 13 * d) + 2 * d
+    assert set(counts.values()) == {want} and f"{want / 1e6:.1f}M" == parts.PUBLISHED_PARAMETERS
+
+
+def test_the_final_norm_is_part_of_the_velocity():
+    setup = replace(SMOKE, steps=3)
+    net = parts.network(parts.models(setup)["continuous"], setup, 11, 0)
+    plain = parts.network(parts.models(setup)["baseline"], setup, 11, 0)
+    with torch.no_grad():  # the same weights; a norm that is not the one of the start
+        plain.head.norm.weight += torch.linspace(0, 1, 16)
+        for new, old in zip(net.parameters(), plain.parameters(), strict=True):
+            assert new.shape == old.shape or new.ndim == 1
+        net.body.blocks.blocks[-1].load_state_dict(plain.head.norm.state_dict())
+        tokens = torch.tensor([[3, 1, 4, 1, 5]])
+        state = net.embed(tokens)
+        for _ in range(3):
+            state = state + plain.head.norm(plain.body(state)) / 3
+        want = torch.nn.functional.linear(state, plain.embed.token.weight)
+        assert torch.allclose(net(tokens).output, want, atol=1e-6)
+
+
+def test_the_loss_has_the_published_weight_and_scale():
+    model = parts.models(SMOKE)["continuous"]
+    text = nets.data.embedded_text()
+    flags = study.ShakespeareWords(preset="smoke", device="cpu")
+    run, published = (
+        parts.plan(model, replace(SMOKE, published=habit), text, flags, 0)
+        for habit in (False, True)
+    )
+    inputs, targets = run.batches(0)
+    loss = run.objective(run.model, inputs, targets)
+    output, cost = run.model(inputs)
+    data = nets.train.cross_entropy(output, targets)
+    assert loss.total.item() == pytest.approx(data.item() + 2 * SMOKE.lam * cost.item())
+    assert loss.parts["data"].item() == pytest.approx(data.item())
+    summed = published.objective(run.model, inputs, targets).total.item()
+    assert summed == pytest.approx(SMOKE.accumulate * loss.total.item())
+    rates = [published.config.rule(step) for step in range(SMOKE.iterations)]
+    assert rates == sorted(rates) and rates[-1] < SMOKE.rate  # it only rises
+    assert run.config.rule(SMOKE.iterations) == pytest.approx(SMOKE.rate / 10)
+    plain = parts.plan(parts.models(SMOKE)["baseline"], SMOKE, text, flags, 0)
+    assert plain.objective(plain.model, inputs, targets).parts["transport"] == 0
+
+
+def test_published_habits_are_those_of_the_paper_preset(monkeypatch):
+    asked = []
+    monkeypatch.setattr(study.networks, "chosen", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(study, "models", lambda setup: asked.append(setup))
+    for flags in ([], ["--published"], ["--published", "--iterations", "7"]):
+        monkeypatch.setattr(study.study, "session", pytest.fail)
+        with pytest.raises(pytest.fail.Exception):
+            monkeypatch.setattr(
+                "sys.argv", ["study", "--preset", "paper", "--device", "cpu", *flags]
+            )
+            study.main()
+    setups = [setup for setup in asked if isinstance(setup, parts.Setup)]
+    assert [setup.iterations for setup in setups] == [500, 2000, 7]
+    assert [setup.published for setup in setups] == [False, True, True]
+
+
+def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
+    out = tmp_path / "words"
+    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
+    monkeypatch.setattr(texts, "absent", lambda: ["not installed"])
+    monkeypatch.setattr("_texts.absent", lambda: ["not installed"])
+    assert call("shakespeare_words", monkeypatch, *flags, "--only", "continuous") == 0
+    first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
+    capsys.readouterr()
+    assert call("shakespeare_words", monkeypatch, *flags, "--resume") == 0
+    said = capsys.readouterr().out
+    assert (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns == first
+    assert "sonnets" in said and "published best" not in said
+    assert "pip install 'wflow-transformers[metrics]'" in said
+    assert (out / "samples.txt").read_text().count("## ") == 3
+    assert json.loads((out / "summary.json").read_text())["findings"] == []
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        assert table["model"].values.tolist() == ["baseline", "unregularised", "continuous"]
+        assert np.allclose(table["perplexity"], np.exp(table["final"]))
+        assert (table["perplexity_windows"] >= 0.99 * table["perplexity"]).all()
+        assert np.isnan(table["forced_bleu"]).all()
+        assert np.isfinite(table["straightness"].sel(model="continuous")).all()
+        assert np.isnan(table["straightness"].sel(model="baseline")).all()
+
+
+def test_texts_are_scored_where_the_packages_are(tmp_path, monkeypatch, sketched):
+    for package in ("sacrebleu", "sacremoses", "rouge_score"):
+        pytest.importorskip(package)
+    out = tmp_path / "words"
+    flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu", "--only", "baseline"]
+    assert call("shakespeare_words", monkeypatch, *flags) == 0
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        for key in ("forced_bleu", "forced_rouge1", "generated_bleu", "generated_rougeL"):
+            assert 0 <= table[key].item() <= 100
+    summary = (out / "summary.md").read_text()
+    assert "tok:moses-" in summary and "skipped: " in summary
+
+
+def results(**changes):
+    """Records of networks that do what the paper says, apart from the changes."""
+    found = {}
+    for place, name in enumerate(("continuous", "unregularised", "baseline")):
+        good = dict.fromkeys(texts.SCALARS, 1.0)
+        good |= {"best": 4.0 + place, "final": 4.1 + 1.5 * place, "straightness": 1 + 0.1 * place}
+        good |= {"forced_rougeL": 30.0 - place, "generated_rougeL": 20.0 - place, "diverged": False}
+        good |= changes.get(name, {})
+        found[name] = [{key: value + 0.001 * seed for key, value in good.items()}
+                       for seed in range(2)]  # fmt: skip
+    return Results(found, {name: [] for name in found})
+
+
+def test_findings_are_decided_by_the_numbers():
+    good = study.findings(results())
+    assert len(good) == 7 and all(finding.verdict == "confirmed" for finding in good)
+    bad = study.findings(results(continuous={"final": 10.0, "best": 8.0, "straightness": 2.0}))
+    assert [f.verdict for f in bad[:5]] == ["not confirmed"] * 5
+    unscored = study.findings(results(continuous={"forced_rougeL": np.nan}))
+    assert len(unscored) == 6 and {f.verdict for f in unscored} <= set(VERDICTS)
+
+
+def ablation(names, finals, baseline=3.0):
+    """Records of an ablation."""
+    pairs = {"baseline": baseline} | dict(zip(names, finals, strict=True))
+    records = {name: [{"final": value + 0.001 * seed} for seed in range(2)]
+               for name, value in pairs.items()}  # fmt: skip
+    return Results(records, {})
+
+
+def test_ablations_are_decided_by_the_numbers():
+    lams = [f"lam={value:g}" for value in characters.LAMS]
+    steps = [f"steps={value}" for value in characters.STEPS]
+    good = characters.ablated(ablation(lams, [2.9, 2.6, 2.4, 2.1, 2.0, 2.2]), "lam")
+    assert [f.verdict for f in good] == ["confirmed"] * 2
+    bad = characters.ablated(ablation(lams, [3.2, 2.6, 2.4, 1.9, 2.0, 2.2]), "lam")
+    assert [f.verdict for f in bad] == ["confirmed in part"] * 2
+    good = characters.ablated(ablation(steps, [2.02, 2.0, 2.01, 2.03, 2.05]), "steps")
+    assert [f.verdict for f in good] == ["confirmed"] * 2
+    bad = characters.ablated(ablation(steps, [2.5, 2.0, 2.01, 2.03, 3.5]), "steps")
+    assert [f.verdict for f in bad] == ["confirmed in part", "not confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "node"], "--only node: expected some of baseline"),
+        (["--iterations", "0"], "--iterations is 0"),
+        (["--share", "2"], "--share is 2"),
+        (["--rate", "0"], "--rate is 0"),
+    ],
+)
+def test_bad_flags_are_refused_and_nothing_is_written(flags, message, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=message):
+        call("shakespeare_words", monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
+    assert not out.exists()

@@ -1,7 +1,8 @@
 """Data for the network studies: images, texts, batches, perturbations.
 
 `datasets` loads them, `download` finds or fetches their files, `tokenize` turns text to numbers,
-`batches` are pure functions of (seed, step), `densities` draws from those in the plane, `perturb`
+`batches` are pure functions of (seed, step), `reviews` are labelled texts of any length,
+`trained_pairs` byte pairs learnt from texts, `densities` draws from those in the plane, `perturb`
 disturbs inputs. Start with `datasets`.
 """
 
@@ -26,6 +27,8 @@ from wflow.nets.data.datasets import (
     windows,
 )
 from wflow.nets.data.densities import PlanarBatches, planar
+from wflow.nets.data.reviews import Reviews, TextBatches, imdb
+from wflow.nets.data.trained_pairs import TrainedBytePairs
 
 __all__ = [
     "BytePairs",
@@ -34,12 +37,16 @@ __all__ = [
     "ImageBatches",
     "Images",
     "PlanarBatches",
+    "Reviews",
     "Text",
+    "TextBatches",
     "Tokenizer",
+    "TrainedBytePairs",
     "digits",
     "drop_points",
     "embedded_text",
     "gaussian_noise",
+    "imdb",
     "mnist",
     "planar",
     "read_idx",

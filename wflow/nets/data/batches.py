@@ -14,6 +14,7 @@ from wflow.nets.checks import tensor
 
 # Purposes of random numbers: equal seeds give independent numbers for different purposes.
 ORDER, CROPS, SPLIT, GAUSS, UNIFORM, REPLACE, DROP, TRAIN, VALIDATION, TEST = range(10)
+BUCKETS = 32
 
 
 def bits(seed: int, purpose: int, place: int = 0) -> np.random.Philox:

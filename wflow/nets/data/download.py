@@ -176,12 +176,16 @@ class DataFile:
         Where it can be downloaded, compressed by gzip or not; the first choice first.
     others : tuple of str
         Other paths under which mirrors and libraries keep the same file.
+    packed : bool
+        Whether it is an archive, which is read in a stream: the checksum is then that of the file
+        as it is.
     """
 
     path: str
     sha256: str
     addresses: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    packed: bool = False
 
     @property
     def name(self) -> str:
@@ -234,7 +238,7 @@ def obtain(
         For a folder that does not exist or lacks the files, a checksum that differs (both are
         named, the file is left as it is), a download that fails, or a missing pooch.
     """
-    for place in _places(folder):
+    for place in places(folder):
         paths = [path for file in files if (path := _find(place, file)) is not None]
         if len(paths) == len(files):
             return _read(files, paths)
@@ -249,8 +253,45 @@ def obtain(
     raise InputError(f"{what} is in no local folder and cannot be downloaded; {_by_hand(files)}")
 
 
-def _places(folder: str | os.PathLike[str] | None) -> list[Path]:
-    """Folders that may hold data, in the order of the search."""
+def archive(what: str, file: DataFile, folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where an archive is that is read in a stream; downloaded into the cache if it is nowhere.
+
+    Searched for as by `obtain`. Its checksum is compared after a download only: who reads the
+    archive checks what is in it, which may have been packed otherwise.
+
+    Parameters
+    ----------
+    what : str
+        Name of the data set, for messages.
+    file : DataFile
+        The archive, with `packed`.
+    folder : str or path-like, optional
+        Folder that holds it.
+
+    Returns
+    -------
+    Path
+        The archive.
+
+    Raises
+    ------
+    InputError
+        For a folder that does not exist or lacks the archive, a download that fails, or a missing
+        pooch.
+    """
+    for place in places(folder):
+        for name in (file.path, file.name, *file.others):
+            if (place / name).is_file():
+                return place / name
+    if folder is not None:
+        raise InputError(
+            f"{folder} does not hold {what}; expected {' or '.join((file.path, *file.others))}"
+        )
+    return download(file)
+
+
+def places(folder: str | os.PathLike[str] | None) -> list[Path]:
+    """Folders that may hold data, in the order of the search: `folder` alone where it is given."""
     if folder is not None:
         place = path_of(folder, "folder")
         if not os.path.isdir(place):
@@ -345,10 +386,11 @@ def download(file: DataFile, among: Sequence[DataFile] = ()) -> Path:
         return found
     faults = []
     for address in file.addresses:
-        target = cache / (file.path + ".gz" if address.endswith(".gz") else file.path)
+        compressed = address.endswith(".gz") and not file.packed
+        target = cache / (file.path + ".gz" if compressed else file.path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(target, partial(_fetch, pooch, address, file.sha256))
+            replace_file(target, partial(_fetch, pooch, address, file))
         except (OSError, ValueError) as error:  # an InputError is a ValueError
             faults.append(f"{address} ({type(error).__name__}: {error})")
         else:
@@ -356,13 +398,15 @@ def download(file: DataFile, among: Sequence[DataFile] = ()) -> Path:
     raise InputError(f"cannot download {file.name} from {'; '.join(faults)}; {by_hand}")
 
 
-def _fetch(pooch: Any, address: str, sha256: str, draft: Path) -> None:
+def _fetch(pooch: Any, address: str, file: DataFile, draft: Path) -> None:
     """Download to a draft, which is moved into place after its contents were verified."""
     pooch.get_logger().info("Downloading data from %s", address)
     pooch.HTTPDownloader()(address, str(draft), None)
-    digest = hashlib.sha256(_contents(draft)).hexdigest()
-    if digest != sha256:
-        raise InputError(f"the SHA-256 of its contents is {digest}, expected {sha256}")
+    digest = (
+        pooch.file_hash(str(draft)) if file.packed else hashlib.sha256(_contents(draft)).hexdigest()
+    )
+    if digest != file.sha256:
+        raise InputError(f"the SHA-256 of its contents is {digest}, expected {file.sha256}")
 
 
 def _pooch(file: DataFile, by_hand: str) -> Any:

@@ -143,7 +143,7 @@ class Characters:
         InputError
             For a number outside the vocabulary.
         """
-        codes = self._codes[_numbers(tokens, self.vocabulary)]
+        codes = self._codes[numbers_of(tokens, self.vocabulary)]
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
@@ -184,7 +184,7 @@ class BytePairs:
         for name, given in (("encoder", encoder), ("merges", merges)):
             if not isinstance(given, bytes):
                 raise InputError(f"{name} is {type(given).__name__}: expected the bytes of a file")
-        library = _tokenizers()
+        library = tokenizers_library()
         letters = library.pre_tokenizers.ByteLevel.alphabet()  # one for each of the 256 bytes
         numbers, pairs = _published(encoder, merges, letters)
         model = library.models.BPE(vocab=numbers, merges=pairs)
@@ -234,7 +234,7 @@ class BytePairs:
         InputError
             For a number outside the vocabulary.
         """
-        numbers = _numbers(tokens, self.vocabulary).tolist()
+        numbers = numbers_of(tokens, self.vocabulary).tolist()
         return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
 
 
@@ -276,7 +276,7 @@ class Occurring:
 
     def decode(self, tokens: Tensor | Iterable[int]) -> str:
         """Map token numbers to a text."""
-        numbers = torch.from_numpy(_numbers(tokens, self.vocabulary))
+        numbers = torch.from_numpy(numbers_of(tokens, self.vocabulary))
         return self.tokenizer.decode(self.kept[numbers])
 
 
@@ -310,7 +310,7 @@ def _published(
     return numbers, pairs
 
 
-def _tokenizers() -> Any:
+def tokenizers_library() -> Any:
     try:
         return import_module("tokenizers")
     except ImportError as error:
@@ -324,7 +324,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
 
 
-def _numbers(tokens: Tensor | Iterable[int], vocabulary: int) -> NDArray[np.int64]:
+def numbers_of(tokens: Tensor | Iterable[int], vocabulary: int) -> NDArray[np.int64]:
     """Token numbers as an array (n,), each of them in the vocabulary."""
     if isinstance(tokens, Tensor):
         array = tensor(tokens, "tokens", "number").detach().cpu().numpy()

@@ -1,0 +1,236 @@
+"""Sentiment of film reviews with a text classifier: discrete, continuous in time, with its cost.
+
+An encoder with layer norms behind its layers reads a review and says whether it is positive. The
+baseline applies its blocks once; the continuous models let half as many blocks be the velocity of
+the hidden states: all of them one system, or one system per block (`node`, the N-ODE transformer),
+with three weights lam of the transport cost. Best and final test accuracy, and whether training
+without the cost blows up: [OTT] section 5.3, Appendix I and Table 9.
+
+    python studies/sentiment.py --preset cpu
+    python studies/sentiment.py --preset paper --published
+
+[OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from _sentiment import Data, Setup, examine, load, models, plan, report
+
+from wflow import study
+from wflow.cli import guarded
+from wflow.study import networks, positive, whole
+from wflow.study.frame import Verdict
+from wflow.study.networks import Results
+
+TASK = 0.82  # test accuracy from which on a baseline has learnt the task
+
+
+PRESETS = {
+    "paper": Setup(),
+    # Narrower, shorter and faster: an embedding that starts ten times smaller learns at once.
+    "cpu": Setup(
+        seeds=3,
+        epochs=5,
+        context=192,
+        keep="end",
+        vocabulary=8000,
+        width=32,
+        heads=2,
+        depth_baseline=4,
+        depth=2,
+        steps=4,
+        rate=2e-3,
+        embedding_std=0.1,
+    ),
+    "smoke": Setup(
+        dataset="invented",
+        seeds=1,
+        epochs=2,
+        batch=20,
+        context=24,
+        vocabulary=300,
+        width=8,
+        heads=2,
+        depth_baseline=2,
+        depth=2,
+        steps=2,
+        rate=1e-2,
+        embedding_std=0.1,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentiment(networks.NetFlags):
+    """Flags of this study."""
+
+    published: study.Switch = False
+    """The habits of the published code: both halves of the data joined and split at random, with
+    the reviews that are there twice; maximum over padding, too; softmax twice; all batches filled
+    up to the context."""
+    norms: Literal["all", "baseline"] | None = None
+    """Which models have layer norms: all, or the baseline alone. [OTT] does not say; without them
+    nothing bounds the velocity. Default: all."""
+    epochs: int | None = None
+    """Epochs; the learning rate falls to a tenth after 12/15 of them. Default: of the preset."""
+    context: int | None = None
+    """Tokens of a review that are read; default: of the preset."""
+    rate: float | None = None
+    """Learning rate; default: of the preset."""
+    out: study.Folder = Path("results/sentiment")
+    """Folder for checkpoints, metrics, summary and figures."""
+
+    def check(self) -> None:
+        super().check()
+        for name in ("epochs", "context"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), f"--{name}")
+        if self.rate is not None:
+            positive(self.rate, "--rate")
+
+
+def tabulated(results: Results) -> Any:
+    """All numbers as a Dataset."""
+    return networks.dataset(
+        results,
+        {
+            "best": ("best test accuracy of any epoch", "1"),
+            "final": ("test accuracy after the last epoch", "1"),
+            "training": ("training loss of the last epoch", "1"),
+            "test_loss": ("test loss after the last epoch", "1"),
+            "largest": ("largest norm of the gradient in any step", "1"),
+            "taken": ("optimiser steps taken", "1"),
+            "straightness": ("arc length over chord of hidden states", "1"),
+            "speed_variation": ("variation of their speed", "1"),
+            "transport": ("transport cost with the factor 1/2", "1"),
+            "seconds": ("time of all steps", "s"),
+        },
+        {},
+        {},
+    )
+
+
+def findings(setup: Setup, results: Results) -> list[study.Finding]:
+    """Claims of the paper, with their verdicts."""
+    small, lam = "lam=0.001", f"lam={setup.lam:g}"
+
+    def values(name: str, key: str = "best") -> np.ndarray:
+        return np.array([record[key] for record in results.records[name]], dtype=float)
+
+    def gain(kind: str) -> np.ndarray:
+        return values(f"{kind} {lam}") - values(f"{kind} {small}")
+
+    reached = values("baseline").mean()
+    task: Verdict = "confirmed" if reached >= TASK else "not confirmed"
+    verdicts = [
+        study.Finding(
+            f"the baseline learns the task: at least {100 * TASK:.0f} % in its best epoch",
+            "set-up", f"{100 * reached:.2f} %", task,
+        )
+    ]  # fmt: skip
+    claims = [
+        ("the continuous model with transport cost is more accurate than the baseline, with half "
+         "as many blocks", values(f"continuous {lam}"), values("baseline")),
+        ("and than the N-ODE transformer with transport cost", values(f"continuous {lam}"),
+         values(f"node {lam}")),
+        (f"lam = {setup.lam:g} makes the continuous model more accurate than lam = 0.001",
+         gain("continuous"), np.zeros(setup.seeds)),
+        ("by more than the N-ODE transformer", gain("continuous"), gain("node")),
+    ]  # fmt: skip
+    for statement, better, worse in claims:
+        text, verdict = networks.compared(better, worse, unit="points")
+        verdicts.append(study.Finding(statement, "[OTT] Table 9", text, verdict))
+    strong, weak = f"continuous {lam}", f"continuous {small}"
+    parts = [
+        networks.compared(values(strong, "training"), values(weak, "training")),
+        networks.compared(values(weak, "test_loss"), values(strong, "test_loss")),
+    ]
+    overfits = study.Finding(
+        "the transport cost raises the training loss and lowers the test loss", "[OTT] Figure 5",
+        f"training {parts[0][0]}; test, lower by {parts[1][0]}",
+        networks.joint([verdict for _, verdict in parts]),
+    )  # fmt: skip
+    text, verdict = networks.compared(values(weak, "straightness"), values(strong, "straightness"))
+    straight = study.Finding(
+        "the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
+        f"arc over chord, difference {text}", verdict,
+    )  # fmt: skip
+    return [*verdicts, overfits, straight, *stability(results)]
+
+
+def stability(results: Results) -> list[study.Finding]:
+    """Whether training without transport cost blows up, and with it does not."""
+    without = {name: runs for name, runs in results.records.items() if name.endswith("lam=0")}
+    others = {name: runs for name, runs in results.records.items() if name not in without}
+    with_cost = {name: runs for name, runs in others.items() if name != "baseline"}
+
+    def count(records: dict[str, list[networks.Record]]) -> tuple[int, int, float]:
+        runs = [record for found in records.values() for record in found]
+        gone = sum(bool(record["diverged"]) for record in runs)
+        return gone, len(runs), max(record["largest"] for record in runs)
+
+    gone, of, steepest = count(without)
+    none = count(with_cost)
+    blown: Verdict = "confirmed" if gone == of else "confirmed in part" if gone else "not confirmed"
+    whole_runs: Verdict = "not confirmed" if none[0] else "confirmed"
+    if not (gone or none[0]):
+        whole_runs = "inconclusive"  # where nothing blows up nothing is prevented
+    return [
+        study.Finding(
+            "without transport cost the continuous models blow up in every trial",
+            "[OTT] Appendix I, Table 9",
+            f"{gone} of {of} trainings ended in a loss that is not finite; largest gradient "
+            f"{steepest:.3g}",
+            blown,
+        ),
+        study.Finding(
+            "with transport cost none does, already for lam = 0.001", "[OTT] Appendix I",
+            f"{none[0]} of {none[1]} trainings; largest gradient {none[2]:.3g}", whole_runs,
+        ),
+    ]  # fmt: skip
+
+
+def figures(results: Results) -> dict[str, Any]:
+    """Learning curves: accuracy, and both losses."""
+    from wflow.plots.networks import learning_curves
+
+    curves = {"data": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
+    return {"learning_curves": learning_curves(results.histories, curves)}
+
+
+def main() -> int:
+    flags = study.command_line(Sentiment, __doc__)
+    setup = networks.with_flags(PRESETS[flags.preset], flags)
+    listed = models(setup)
+    names = networks.chosen(listed, setup.seeds, flags)
+    with study.session("sentiment", flags) as session:
+        data = lru_cache(maxsize=1)(partial(load, setup, flags))
+
+        def of(seed: int) -> Data:  # the published split is another one for each seed
+            return data(seed if flags.published else 0)
+
+        results = networks.train_all(
+            session,
+            flags,
+            names,
+            setup.seeds,
+            lambda name, seed: plan(listed[name], setup, of(seed), flags, seed),
+            lambda name, seed, training: examine(training, setup, of(seed), flags, seed),
+        )
+        whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(listed)
+        session.finish(
+            table=tabulated(results),
+            text=report(flags, setup, of(0), listed, results),
+            findings=findings(setup, results) if whole_preset else [],
+            figures=figures(results),
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

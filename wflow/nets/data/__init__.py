@@ -3,6 +3,8 @@
 `datasets` loads them, `download` finds or fetches their files, `tokenize` turns text to numbers,
 `batches` are pure functions of (seed, step), `reviews` are labelled texts of any length,
 `trained_pairs` byte pairs learnt from texts, `densities` draws from those in the plane, `perturb`
+`datasets` and `pictures` load them, `download` finds or fetches their files, `tokenize` turns text to numbers,
+`batches` are pure functions of (seed, step), `densities` draws from those in the plane, `perturb`
 disturbs inputs. Start with `datasets`.
 """
 
@@ -29,6 +31,7 @@ from wflow.nets.data.datasets import (
 from wflow.nets.data.densities import PlanarBatches, planar
 from wflow.nets.data.reviews import Reviews, TextBatches, imdb
 from wflow.nets.data.trained_pairs import TrainedBytePairs
+from wflow.nets.data.pictures import RandomCrops, cats_and_dogs
 
 __all__ = [
     "BytePairs",
@@ -38,10 +41,12 @@ __all__ = [
     "Images",
     "PlanarBatches",
     "Reviews",
+    "RandomCrops",
     "Text",
     "TextBatches",
     "Tokenizer",
     "TrainedBytePairs",
+    "cats_and_dogs",
     "digits",
     "drop_points",
     "embedded_text",

@@ -1,13 +1,13 @@
 """Batches as a pure function of (seed, step), so that a resumed or parallel run sees the same."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import number, positive, whole
+from wflow._core.checks import function, number, positive, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import beyond
 from wflow.nets.checks import tensor
@@ -15,6 +15,7 @@ from wflow.nets.checks import tensor
 # Purposes of random numbers: equal seeds give independent numbers for different purposes.
 ORDER, CROPS, SPLIT, GAUSS, UNIFORM, REPLACE, DROP, TRAIN, VALIDATION, TEST = range(10)
 BUCKETS = 32
+AUGMENT = 20
 
 
 def bits(seed: int, purpose: int, place: int = 0) -> np.random.Philox:
@@ -85,6 +86,9 @@ class ImageBatches:
         Integer >= 0.
     mean, std : float
         Numbers of which (pixel - mean) / std is what a network sees, pixels in [0, 1]; std > 0.
+    augment : callable, optional
+        Function (images, step) -> images of the same shape, applied to the batches of a training,
+        pixels in [0, 1], and not in `evaluation`: a pure function, such as `RandomCrops`.
 
     Raises
     ------
@@ -112,6 +116,7 @@ class ImageBatches:
         seed: int = 0,
         mean: float = 0.0,
         std: float = 1.0,
+        augment: Callable[[Tensor, int], Tensor] | None = None,
     ) -> None:
         tensor(images, "images", "number")
         tensor(labels, "labels", "number")
@@ -131,6 +136,7 @@ class ImageBatches:
             raise InputError(f"batch is {batch}: expected at most {len(images)}, all images")
         self.seed = whole(seed, "seed", 0)
         self.mean, self.std = number(mean, "mean"), positive(std, "std")
+        self.augment = None if augment is None else function(augment, "augment")
         self._order: tuple[int, NDArray[np.int64]] | None = None  # of the last epoch used
 
     @property
@@ -177,7 +183,7 @@ class ImageBatches:
             Images (batch, channels, H, W), normalised, float32 if they were bytes; labels (batch,),
             int64.
         """
-        return self._take(torch.from_numpy(self.rows(step)))
+        return self._take(torch.from_numpy(self.rows(step)), step)
 
     def evaluation(self, batch: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """All images once, in their own order.
@@ -200,10 +206,12 @@ class ImageBatches:
         size = self.batch if batch is None else whole(batch, "batch", 1)
         return (self._take(slice(k, k + size)) for k in range(0, len(self.images), size))
 
-    def _take(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def _take(self, rows: Tensor | slice, step: int | None = None) -> tuple[Tensor, Tensor]:
         images = unit(self.images[rows])
         if images.dim() == 3:
             images = images.unsqueeze(1)  # (batch, 1, H, W)
+        if self.augment is not None and step is not None:
+            images = self.augment(images, step)
         return (images - self.mean) / self.std, self.labels[rows].to(torch.int64)
 
 

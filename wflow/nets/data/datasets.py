@@ -113,11 +113,11 @@ class Images:
 
     Parameters
     ----------
-    train_images : Tensor, shape (n, H, W)
-        Grey values 0 to 255 of the training images, uint8.
+    train_images : Tensor, shape (n, H, W) or (n, 3, H, W)
+        Values 0 to 255 of the training images, grey or red, green and blue, uint8.
     train_labels : Tensor, shape (n,)
         Labels 0 to ``classes - 1``, uint8.
-    test_images : Tensor, shape (m, H, W)
+    test_images : Tensor, shape (m, H, W) or (m, 3, H, W)
         Test images likewise.
     test_labels : Tensor, shape (m,)
         Their labels.

@@ -1,11 +1,11 @@
 """Pictures of cats and dogs, read from their archive, and random crops and flips of pictures.
 
-    images = cats_and_dogs()
-    crops = RandomCrops(seed=1, scale=(0.3, 1.0))
-    batches = ImageBatches(
-        images.train_images, images.train_labels, batch=64, seed=1, mean=images.mean,
-        std=images.std, augment=crops,
-    )
+images = cats_and_dogs()
+crops = RandomCrops(seed=1, scale=(0.3, 1.0))
+batches = ImageBatches(
+    images.train_images, images.train_labels, batch=64, seed=1, mean=images.mean,
+    std=images.std, augment=crops,
+)
 """
 
 import hashlib
@@ -144,9 +144,7 @@ def _loaded(source: Path, found: Found, pixels: int) -> Images:
     # repetition is closed up in the end, in place.
     slots = np.where(held_back, held_back.cumsum(), (~held_back).cumsum()) - 1
     shape = (3, pixels, pixels)
-    halves = [
-        np.empty((int(np.sum(part)), *shape), np.uint8) for part in (~held_back, held_back)
-    ]
+    halves = [np.empty((int(np.sum(part)), *shape), np.uint8) for part in (~held_back, held_back)]
     digests: list[bytes | None] = [None] * (2 * _EACH)
     broken: list[str] = []
     for (label, place), name, read in found:

@@ -161,7 +161,7 @@ def plan(model: Model, setup: Setup, images: nets.data.Images, flags: Any, seed:
 def tested(
     setup: Setup, images: nets.data.Images, *, cropped: int | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Test pictures and labels, whole or, by a seed, with the random crops and flips of training."""
+    """Test pictures and labels: whole, or cropped and flipped at random by a seed."""
     batches = nets.data.ImageBatches(
         images.test_images, images.test_labels, batch=1, mean=images.mean, std=images.std
     )
@@ -178,9 +178,8 @@ def examine(
 ) -> Record:
     """All quantities of a trained network, in single precision."""
     net, device, history = training.model, training.device, training.history
-    record: Record = dict.fromkeys(
-        ("final", "best", "whole", "cropped", "training", *MOTION), np.nan
-    )
+    keys = ("final", "best", "whole", "cropped", "training", *MOTION)
+    record: Record = dict.fromkeys(keys, np.nan)
     record["seconds"] = float(history["seconds"].sum())
     if training.diverged:
         return record
@@ -302,7 +301,7 @@ def report(
     sizes = f"width {setup.width}, {setup.heads} heads of {setup.head_width}, hidden {setup.hidden}"
     rates = f"learning rate {setup.rate:g}"
     if setup.warm_up is not None:
-        rates += f" after {setup.warm_up} epochs of rise, down to zero by a cosine"
+        rates += f" after {setup.warm_up} epoch{'s' * (setup.warm_up != 1)} of rise, down to zero by a cosine"
     lead = (
         f"{networks.caption(flags, setup.seeds, results, images.source)} {setup.epochs} epochs of "
         f"batches of {setup.batch}, Adam, {rates}; patches of {setup.patch} x {setup.patch}, "
@@ -335,4 +334,4 @@ def parameters(net: nets.ViT) -> int:
 
 
 def millions(count: int) -> str:
-    return f"{count / 1e6:.2f}M"
+    return f"{count / 1e6:.2f}M" if count >= 5e4 else f"{count:,}"

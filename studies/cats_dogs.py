@@ -1,9 +1,9 @@
 """Cats and dogs with a vision transformer: discrete, N-ODE, and continuous in time.
 
-Six blocks one after another are the baseline. Five blocks are the velocity of the hidden states in
-the continuous model, or one dynamical system each in the N-ODE transformer; the loss adds lam times
-the transport cost. Best and final test accuracy beside [OTT] Table 8, how straight the hidden states
-move, and what the published habit of testing on random crops of the test pictures changes.
+Six blocks one after another are the baseline. In the continuous model five blocks are the velocity
+of the hidden states, in the N-ODE transformer each of them is a dynamical system; the loss adds lam
+times the transport cost. Best and final test accuracy beside [OTT] Table 8, how straight the hidden
+states move, and what the published habit changes, tests on random crops of the test pictures.
 
     python studies/cats_dogs.py --preset cpu
 

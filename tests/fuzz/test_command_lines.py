@@ -34,6 +34,7 @@ LINES = 30  # of an error that tyro puts into a box; those of wflow have one
 
 # Sizes at which a study is done in seconds.
 SMALL = {
+    "cats_dogs": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "clustering": "--betas 1 --dims 2 --n 4 --paths 2 --t-final 1 --series-betas 1 --series-n 4 "
     "--series-paths 1 --series-t 1",
     "edi_defect": "--n 6 --t-final 0.4 --dt 0.05 --halvings 1 --heads 2 --noisy-heads 1 2 "
@@ -68,7 +69,7 @@ SMALL = {
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
 }
 
-OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
+OF_NETWORKS = ("cats_dogs", "mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
                "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
                "shakespeare_words", "trained_heads")  # fmt: skip
 

@@ -417,7 +417,7 @@ CALLS = {
     "data.CropBatches.call": lambda: (data.CropBatches(**crops()), {"step": 3}),
     "data.ImageBatches": lambda: (
         data.ImageBatches,
-        images() | {"seed": 0, "mean": 0.0, "std": 1.0},
+        images() | {"seed": 0, "mean": 0.0, "std": 1.0, "augment": None},
     ),
     "data.ImageBatches.call": lambda: (data.ImageBatches(**images()), {"step": 3}),
     "data.ImageBatches.rows": lambda: (data.ImageBatches(**images()).rows, {"step": 3}),
@@ -425,6 +425,19 @@ CALLS = {
         data.ImageBatches(**images()).evaluation,
         {"batch": 2},
     ),
+    "data.RandomCrops": lambda: (
+        data.RandomCrops,
+        {"seed": 0, "scale": (0.1, 0.9), "ratio": (0.5, 2.0), "flip": 0.5},
+    ),
+    "data.RandomCrops.call": lambda: (
+        data.RandomCrops(seed=1),
+        {"images": draw(2, 3, 4, 4), "step": 3},
+    ),
+    "data.RandomCrops.boxes": lambda: (
+        data.RandomCrops(seed=1).boxes,
+        {"n": 3, "step": 2, "size": (4, 6)},
+    ),
+    "data.cats_and_dogs": lambda: (data.cats_and_dogs, {"folder": "tests", "pixels": 8}),
     "data.digits": lambda: (data.digits, {}),
     "data.drop_points": lambda: (
         data.drop_points,
@@ -695,7 +708,13 @@ def test_every_public_name_is_called():
 
 
 def test_every_call_works_as_it_stands():
-    refused = {"data.BytePairs", "data.mnist", "data.shakespeare", "data.read_idx"}
+    refused = {
+        "data.BytePairs",
+        "data.cats_and_dogs",
+        "data.mnist",
+        "data.shakespeare",
+        "data.read_idx",
+    }
     refused.add("GPT.from_pretrained")  # no such folder
     refused |= {f"train.{name}" for name in ("load_model", "save_model", "restore")}  # foreign
     for name, make in CALLS.items():

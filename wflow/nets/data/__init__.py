@@ -6,6 +6,9 @@
 `datasets` and `pictures` load them, `download` finds or fetches their files, `tokenize` turns text to numbers,
 `batches` are pure functions of (seed, step), `densities` draws from those in the plane, `perturb`
 disturbs inputs. Start with `datasets`.
+`datasets` and `pictures` load them, `download` finds or fetches their files, `tokenize` turns text
+to numbers, `batches` are pure functions of (seed, step), `densities` draws from those in the plane,
+`perturb` disturbs inputs. Start with `datasets`.
 """
 
 from wflow.nets.data.datasets import (

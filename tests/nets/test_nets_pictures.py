@@ -1,0 +1,388 @@
+"""Pictures of cats and dogs from their archives, their two halves, and random crops."""
+
+import hashlib
+import io
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from PIL import Image  # noqa: E402
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import data  # noqa: E402
+from wflow.nets.data import download, pictures  # noqa: E402
+
+EACH = 10  # pictures of each animal in these tests
+DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
+
+
+def refused(match: str):
+    return pytest.raises(InputError, match=match)
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_hand(monkeypatch, tmp_path):
+    """No data folder, no cache, and few pictures of each animal."""
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    monkeypatch.setattr(download, "cache_folder", lambda: tmp_path / "cache")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(pictures, "_EACH", EACH)
+
+
+def colour(label: int, number: int) -> tuple[int, int, int]:
+    return (10 * number, 200 * label, 7)
+
+
+def encoded(colours, size=(6, 4), kind="PNG") -> bytes:
+    """A picture of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", size, colours).save(file, kind)
+    return file.getvalue()
+
+
+def files(name="{animal}.{number}.png") -> dict[str, bytes]:
+    """All pictures by their names, each of its own colour, the dogs first."""
+    return {
+        name.format(animal=animal, number=number): encoded(colour(label, number))
+        for label, animal in ((1, "dog"), (0, "cat"))
+        for number in reversed(range(EACH))
+    }
+
+
+def zipped(contents: dict[str, bytes], kind=zipfile.ZIP_STORED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def fill(folder: Path, contents: dict[str, bytes]) -> Path:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def expected() -> dict[bool, list[tuple[int, int]]]:
+    """Labels and numbers of the pictures of both halves, by whether they are for tests."""
+    held = pictures._held_back()
+    keys = [(label, number) for label in range(2) for number in range(EACH)]
+    return {half: [k for k, test in zip(keys, held, strict=True) if test == half]
+            for half in (False, True)}  # fmt: skip
+
+
+def check(images) -> None:
+    """That every picture is in its half, in order, with its label and its colour."""
+    for half, (values, labels) in {
+        False: (images.train_images, images.train_labels),
+        True: (images.test_images, images.test_labels),
+    }.items():
+        keys = expected()[half]
+        assert labels.tolist() == [label for label, _ in keys]
+        assert values.dtype == torch.uint8 and values.shape == (len(keys), 3, 8, 8)
+        assert torch.equal(values[:, :, 3, 3], torch.tensor([colour(*k) for k in keys]).byte())
+        assert torch.equal(values, values[:, :, :1, :1].expand_as(values))
+
+
+LAYOUTS = {
+    "competition": lambda: {
+        "dogs-vs-cats.zip": zipped(
+            {"test1.zip": b"", "train.zip": zipped(files("train/{animal}.{number}.png"), 8)}, 8
+        )
+    },
+    "train.zip": lambda: {"train.zip": zipped({"train/": b""} | files("train/{animal}.{number}.png"))},
+    "folder": lambda: files("train/{animal}.{number}.png") | {"train/notes.txt": b""},
+    "below": lambda: files("dogs-vs-cats/train/{animal}.{number}.png"),
+    "PetImages": lambda: files("PetImages/{animal}/{number}.png") | {"PetImages/cat/Thumbs.db": b""},
+    "download": lambda: {
+        "kagglecatsanddogs_5340.zip": zipped(
+            files("PetImages/{animal}/{number}.png")
+            | {"__MACOSX/cat.1.png": b"", "readme[1].txt": b""}
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pictures_are_read_from_every_published_layout(few, tmp_path, layout, monkeypatch):
+    fill(tmp_path, LAYOUTS[layout]())
+    images = data.cats_and_dogs(folder=tmp_path, pixels=8)
+    check(images)
+    assert images.classes == 2 and "16 training pictures, 4 test pictures" in images.source
+    pixels = images.train_images.double() / 255
+    assert images.mean == pytest.approx(float(pixels.mean()), abs=1e-4)
+    assert images.std == pytest.approx(float(pixels.std(correction=0)), abs=1e-4)
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path))
+    assert torch.equal(data.cats_and_dogs(pixels=8).test_images, images.test_images)
+
+
+def test_the_prepared_archive_is_checked_by_its_checksum(few, tmp_path, monkeypatch):
+    content = zipped(files("train/{animal}.{number}.png"))
+    fill(tmp_path, {"dogs-vs-cats-96.zip": content})
+    with refused("its SHA-256 is .* expected 050d3a7a.* left as it was"):
+        data.cats_and_dogs(folder=tmp_path, pixels=8)
+    monkeypatch.setattr(pictures, "_SHA256", hashlib.sha256(content).hexdigest())
+    check(data.cats_and_dogs(folder=tmp_path, pixels=8))
+
+
+def test_the_split_is_the_published_one():
+    held = pictures._held_back()
+    assert held.reshape(2, -1).sum(1).tolist() == [2500, 2500]
+    numbers = np.flatnonzero(held).astype("<i8").tobytes()
+    assert hashlib.sha256(numbers).hexdigest() == SPLIT
+
+
+SPLIT = "d8bd45f1d92bd0dfd60be071571a25f830460b9fe4f1f573321d6e1e6da16891"
+
+
+def test_no_picture_is_in_both_halves(few, tmp_path):
+    half = expected()
+    copies = {  # a test picture among those of training, one of training twice, and of both labels
+        half[False][2]: half[True][0],
+        half[False][5]: half[False][3],
+        half[True][3]: half[False][3],
+    }
+    contents = files()
+    names = {
+        key: f"{('cat', 'dog')[key[0]]}.{key[1]}.png" for keys in half.values() for key in keys
+    }
+    for copy, original in copies.items():
+        contents[names[copy]] = contents[names[original]]
+    fill(tmp_path / "train", contents)
+    images = data.cats_and_dogs(folder=tmp_path, pixels=8)
+    parts = [images.train_images, images.test_images]
+    found = [{image.numpy().tobytes() for image in part} for part in parts]
+    assert [len(part) for part in parts] == [len(digests) for digests in found]
+    assert not found[0] & found[1] and sum(map(len, found)) == 2 * EACH - len(copies)
+    assert images.source.endswith("3 repeated ones left out")
+    # The first one, cats before dogs and by number, is the one that stays.
+    firsts = {min(pair) for pair in copies.items()}
+    everywhere = {colour(*key) for key in [*half[False], *half[True]]} - {
+        colour(*key) for key in copies
+    } | {colour(*copies.get(key, key)) for key in firsts}
+    colours = {tuple(image[:, 0, 0].tolist()) for part in parts for image in part}
+    assert colours == everywhere
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "JPEG"])
+def test_pictures_are_resized_without_regard_to_their_proportions(few, tmp_path, kind):
+    contents = files("train/{animal}.{number}.png")
+    wide = Image.new("L", (40, 10), 255)
+    wide.paste(0, (0, 0, 20, 10))  # the left half is black
+    file = io.BytesIO()
+    wide.save(file, kind, quality=100)
+    label, number = expected()[True][0]
+    name = f"train/{('cat', 'dog')[label]}.{number}.png"  # Pillow looks at the contents
+    fill(tmp_path, contents | {name: file.getvalue()})
+    picture = data.cats_and_dogs(folder=tmp_path, pixels=8).test_images[0]
+    assert picture[:, :, :3].max() < 30 and picture[:, :, 5:].min() > 225
+
+
+def bomb() -> bytes:
+    """The header of a picture of 100,000 x 100,000."""
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    return (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    )
+
+
+BROKEN = {
+    "empty": b"",
+    "foreign": b"GIF89a" + bytes(30),
+    "cut": encoded((1, 2, 3), (64, 64), "JPEG")[:-200],
+    "bomb": bomb(),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_pictures_that_cannot_be_read_are_named_counted_and_refused(
+    few, tmp_path, monkeypatch, fault
+):
+    contents = files("train/{animal}.{number}.png") | {"train/cat.3.png": BROKEN[fault]}
+    del contents["train/dog.8.png"]
+    fill(tmp_path, {"train.zip": zipped(contents)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with refused(r"of 20 pictures 1 are missing; 1 cannot be read: train/cat.3.png \(.*1 %"):
+            data.cats_and_dogs(folder=tmp_path, pixels=8)
+        monkeypatch.setattr(pictures, "_LOST", 0.1)
+        with pytest.warns(UserWarning, match=r"cat\.3\.png .* left out") as caught:
+            images = data.cats_and_dogs(folder=tmp_path, pixels=8)
+    assert caught[0].filename == __file__
+    assert len(images.train_images) + len(images.test_images) == 18
+    keys = [key for half in expected().values() for key in half if key not in ((0, 3), (1, 8))]
+    parts = [images.train_images, images.test_images]
+    colours = [tuple(image[:, 0, 0].tolist()) for part in parts for image in part]
+    assert colours == [colour(*key) for key in keys]
+
+
+def test_a_member_that_is_too_large_is_not_taken_into_memory(few, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "_BYTES", 1000)
+    contents = files("train/{animal}.{number}.png") | {"train/cat.3.png": bytes(2000)}
+    fill(tmp_path / "zip", {"train.zip": zipped(contents, zipfile.ZIP_DEFLATED)})
+    fill(tmp_path / "folder", contents)
+    for place in ("zip", "folder"):
+        with refused(r"cat\.3\.png .*000 bytes"):
+            data.cats_and_dogs(folder=tmp_path / place, pixels=8)
+
+
+def flipped(content: bytes) -> bytes:
+    """The archive with a byte of its first picture changed: its CRC no longer fits."""
+    place = content.index(b"IDAT") + 6
+    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda content: content[: len(content) // 2], "no whole zip archive .*get it again"),
+        (lambda content: b"", "no whole zip archive"),
+        (lambda content: b"Rar!" + content[:100], "no whole zip archive"),
+        (flipped, r"1 cannot be read: train/dog\.9\.png \(Bad CRC-32"),
+        (lambda content: zipped({"readme.txt": b""}), "holds no pictures of the names"),
+        (lambda content: zipped({"cat.10.png": b""}), r"holds cat\.10\.png; expected .*0 \.\. 9"),
+        (lambda content: zipped({"cat.1.png": b"", "a/Cat/1.jpg": b""}), "one picture of each"),
+        (lambda content: zipped({"train.zip": content[:-30]}), "no whole zip archive"),
+    ],
+    ids=["cut", "empty", "foreign", "CRC", "others", "number", "twice", "inner"],
+)  # fmt: skip
+def test_damaged_archives_are_refused_by_name(few, tmp_path, change, match):
+    fill(tmp_path, {"train.zip": change(zipped(files("train/{animal}.{number}.png")))})
+    with refused(match) as caught:
+        data.cats_and_dogs(folder=tmp_path, pixels=8)
+    assert str(tmp_path / "train.zip") in str(caught.value)
+
+
+def test_a_missing_archive_is_said_with_where_to_get_it(tmp_path):
+    fill(tmp_path / "train", {"other.txt": b""})  # a folder of that name with other things
+    for folder in (tmp_path, None):
+        with refused(r"no local folder .*kaggle\.com/c/dogs-vs-cats.*WFLOW_DATA"):
+            data.cats_and_dogs(folder=folder)
+    with refused("no such folder"):
+        data.cats_and_dogs(folder=tmp_path / "nothing")
+    with refused("pixels is 4096: expected at most 1024"):
+        data.cats_and_dogs(folder=tmp_path, pixels=4096)
+
+
+@pytest.mark.skipif(not (DATA / "dogs-vs-cats-96.zip").is_file(), reason="no data folder")
+def test_the_archive_at_hand_has_its_counts_and_no_picture_in_both_halves(cases):
+    if cases(False, True) is False:
+        pytest.skip("reads 25,000 pictures: with --long")
+    images = data.cats_and_dogs(folder=DATA)
+    assert images.source == (
+        "cats and dogs (dogs-vs-cats-96.zip, 96 x 96): 19,994 training pictures, 5,000 test "
+        "pictures, 6 repeated ones left out"
+    )
+    assert (images.mean, images.std) == (0.4537, 0.2551)
+    found = [
+        {hashlib.sha256(image.numpy().tobytes()).digest() for image in part}
+        for part in (images.train_images, images.test_images)
+    ]
+    assert (len(found[0]), len(found[1])) == (19_994, 5_000) and not found[0] & found[1]
+
+
+# Random crops
+
+
+def test_crops_are_a_function_of_seed_and_step():
+    images = torch.rand(6, 3, 10, 12, generator=torch.Generator().manual_seed(0))
+    one, two = data.RandomCrops(seed=3), data.RandomCrops(seed=3)
+    forwards = [one(images, step) for step in (0, 5, 1)]
+    backwards = [two(images, step) for step in (1, 5, 0)]
+    assert all(torch.equal(a, b) for a, b in zip(forwards, backwards[::-1], strict=True))
+    assert not torch.equal(forwards[0], forwards[1])
+    assert not torch.equal(data.RandomCrops(seed=4)(images, 0), forwards[0])
+    # The first pictures of a batch have the same crops in a larger one.
+    assert np.array_equal(one.boxes(3, 2, (10, 12)), one.boxes(9, 2, (10, 12))[:3])
+
+
+@pytest.mark.parametrize("size", [(96, 96), (60, 120), (30, 300)])
+def test_crops_have_the_requested_areas_and_ratios(size):
+    crops = data.RandomCrops(seed=1, scale=(0.2, 0.9), ratio=(0.5, 2.0), flip=0.25)
+    left, top, right, bottom = crops.boxes(20_000, 0, size).T
+    mirrored = left > right
+    assert np.mean(mirrored) == pytest.approx(0.25, abs=0.012)
+    left, right = np.minimum(left, right), np.maximum(left, right)
+    assert min(left.min(), top.min()) >= 0 and max(right.max(), bottom.max()) <= 1 + 1e-12
+    area, ratio = (right - left) * (bottom - top), (right - left) / (bottom - top)
+    ratio *= size[1] / size[0]
+    assert ratio.min() >= 0.5 - 1e-9 and ratio.max() <= 2 + 1e-9
+    if size == (30, 300):  # the largest area of an allowed crop is a fifth
+        assert area.max() <= 0.9 and np.any((area == area.max()) & (area < 0.2 + 1e-9))
+        return
+    assert area.min() >= 0.2 - 1e-9 and area.max() <= 0.9 + 1e-9
+    places = left[right - left < 0.999] / (1 - (right - left))[right - left < 0.999]
+    assert np.quantile(places, [0.25, 0.5, 0.75]) == pytest.approx([0.25, 0.5, 0.75], abs=0.02)
+
+
+def test_a_crop_of_everything_is_the_picture_and_a_flip_its_mirror_image():
+    images = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    everything = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    same = data.RandomCrops(**everything, flip=0.0)(images, 0)
+    assert torch.allclose(same, images, atol=1e-6)
+    mirror = data.RandomCrops(**everything, flip=1.0)(images, 0)
+    assert torch.allclose(mirror, images.flip(-1), atol=1e-6)
+
+
+def test_crops_are_resized_as_pillow_does():
+    images = torch.rand(20, 1, 16, 24, generator=torch.Generator().manual_seed(0))
+    crops = data.RandomCrops(seed=2, scale=(0.1, 0.6), flip=0.5)
+    found = crops(images, 7)
+    for image, box, crop in zip(images, crops.boxes(20, 7, (16, 24)), found, strict=True):
+        left, top, right, bottom = box * [24, 16, 24, 16]
+        ends = min(left, right), top, max(left, right), bottom
+        pillow = Image.fromarray(image[0].numpy()).resize((24, 16), Image.BILINEAR, box=ends)
+        resized = torch.from_numpy(np.array(pillow))
+        assert torch.allclose(crop[0], resized.flip(-1) if left > right else resized, atol=1e-3)
+
+
+def test_batches_are_augmented_in_training_alone():
+    images = torch.randint(0, 256, (10, 3, 8, 8), dtype=torch.uint8)
+    labels = torch.arange(10)
+    settings = {"batch": 4, "seed": 5, "mean": 0.4, "std": 0.2}
+    plain = data.ImageBatches(images, labels, **settings)
+    crops = data.RandomCrops(seed=6)
+    augmented = data.ImageBatches(images, labels, **settings, augment=crops)
+    pixels, found = augmented(3)
+    rows = torch.from_numpy(plain.rows(3))
+    assert torch.equal(found, labels[rows])
+    assert torch.allclose(pixels, (crops(data.unit(images[rows]), 3) - 0.4) / 0.2)
+    again = data.ImageBatches(images, labels, **settings, augment=crops)
+    assert torch.equal(again(3)[0], pixels)  # as a resumed training sees it
+    for a, b in zip(plain.evaluation(), augmented.evaluation(), strict=True):
+        assert torch.equal(a[0], b[0])
+    with refused("augment is 3: expected a function"):
+        data.ImageBatches(images, labels, batch=4, augment=3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"scale": (0.0, 1.0)}, "two shares, the smaller one first, above 0 and at most 1"),
+        ({"scale": (0.5, 1.2)}, "two shares"),
+        ({"scale": 0.5}, "scale is float"),
+        ({"ratio": (2.0, 1.0)}, "two ratios, the smaller one first, above 0"),
+        ({"flip": 1.5}, "flip is 1.5: expected a probability"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_impossible_crops_are_refused(changed, match):
+    with refused(match):
+        data.RandomCrops(**changed)
+    with refused("images have shape"):
+        data.RandomCrops()(torch.rand(3, 4, 4), 0)
+    with refused("images are torch.uint8"):
+        data.RandomCrops()(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 0)

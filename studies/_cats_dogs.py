@@ -301,7 +301,10 @@ def report(
     sizes = f"width {setup.width}, {setup.heads} heads of {setup.head_width}, hidden {setup.hidden}"
     rates = f"learning rate {setup.rate:g}"
     if setup.warm_up is not None:
-        rates += f" after {setup.warm_up} epoch{'s' * (setup.warm_up != 1)} of rise, down to zero by a cosine"
+        rates += (
+            f", which rises for {setup.warm_up} epoch{'s' * (setup.warm_up != 1)} and falls to "
+        )
+        rates += "zero by a cosine"
     lead = (
         f"{networks.caption(flags, setup.seeds, results, images.source)} {setup.epochs} epochs of "
         f"batches of {setup.batch}, Adam, {rates}; patches of {setup.patch} x {setup.patch}, "

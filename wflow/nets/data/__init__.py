@@ -8,9 +8,22 @@
 disturbs inputs. Start with `datasets`.
 `datasets` and `pictures` load them, `download` finds or fetches their files, `tokenize` turns text
 to numbers, `batches` are pure functions of (seed, step), `densities` draws from those in the plane,
+`datasets` and `clouds` load them, `download` finds or fetches their files, `tokenize` turns text to
+numbers, `batches` are pure functions of (seed, step), `densities` draws from those in the plane,
 `perturb` disturbs inputs. Start with `datasets`.
 """
 
+from wflow.nets.data.clouds import (
+    CloudBatches,
+    Mesh,
+    PointClouds,
+    mnist_clouds,
+    modelnet40,
+    read_off,
+    sample_surface,
+    solids,
+    standardised,
+)
 from wflow.nets.data.datasets import (
     BytePairs,
     Characters,
@@ -35,16 +48,20 @@ from wflow.nets.data.densities import PlanarBatches, planar
 from wflow.nets.data.reviews import Reviews, TextBatches, imdb
 from wflow.nets.data.trained_pairs import TrainedBytePairs
 from wflow.nets.data.pictures import RandomCrops, cats_and_dogs
+from wflow.nets.data.perturb import rotate_points
 
 __all__ = [
     "BytePairs",
     "Characters",
+    "CloudBatches",
     "CropBatches",
     "ImageBatches",
     "Images",
+    "Mesh",
     "PlanarBatches",
     "Reviews",
     "RandomCrops",
+    "PointClouds",
     "Text",
     "TextBatches",
     "Tokenizer",
@@ -56,10 +73,17 @@ __all__ = [
     "gaussian_noise",
     "imdb",
     "mnist",
+    "mnist_clouds",
+    "modelnet40",
     "planar",
     "read_idx",
+    "read_off",
     "replace_tokens",
+    "rotate_points",
+    "sample_surface",
     "shakespeare",
+    "solids",
+    "standardised",
     "uniform_noise",
     "unit",
     "windows",

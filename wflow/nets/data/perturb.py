@@ -8,15 +8,20 @@ that a curve over levels compares like with like.
 arXiv 2505.13499.
 """
 
+import math
+from typing import Literal, overload
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import number, whole
+from wflow._core.checks import check_choice, number, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import tensor
 from wflow.nets.data.batches import DROP, GAUSS, REPLACE, UNIFORM, bits
+
+ROTATE = 45  # purpose of random numbers, beyond those of `batches`
 
 
 def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
@@ -156,10 +161,20 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
     return torch.from_numpy(new).to(tokens.device, tokens.dtype)
 
 
-def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
+@overload
+def drop_points(clouds: Tensor, rate: float, seed: int = ..., *, mask: None = ...) -> Tensor: ...
+@overload
+def drop_points(
+    clouds: Tensor, rate: float, seed: int = ..., *, mask: Tensor
+) -> tuple[Tensor, Tensor]: ...
+
+
+def drop_points(
+    clouds: Tensor, rate: float, seed: int = 0, *, mask: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
     """Remove a fraction of the points of each cloud at random [1]_; the others keep their order.
 
-    Of n points n - round(rate n) stay, at least one, the same number in every cloud.
+    Of n points n - round(rate n) stay, at least one. Without a mask n is the same in every cloud.
 
     Parameters
     ----------
@@ -169,16 +184,19 @@ def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
         Fraction, 0 to 1.
     seed : int, default 0
         Integer >= 0.
+    mask : Tensor, shape (clouds, points), optional
+        True where a point is there, at least one of a cloud.
 
     Returns
     -------
     Tensor, shape (clouds, points that stay, features)
-        Clouds of the same type and device.
+        Clouds of the same type and device; with a mask they are padded behind to the largest of
+        them, and the mask of the points that stay is returned, too.
 
     Raises
     ------
     InputError
-        For another shape, a rate or a seed out of range.
+        For another shape, an empty cloud, a rate or a seed out of range.
 
     References
     ----------
@@ -192,17 +210,98 @@ def drop_points(clouds: Tensor, rate: float, seed: int = 0) -> Tensor:
     >>> nets.data.drop_points(torch.rand(2, 10, 3), 0.3).shape
     torch.Size([2, 7, 3])
     """
+    count, points, features = _cloud_shape(clouds)
+    rate = _rate(rate)
+    there = np.ones((count, points), dtype=bool) if mask is None else _present(mask, clouds)
+    sizes = there.sum(1)
+    stay = np.maximum(1, sizes - np.rint(rate * sizes).astype(np.int64))
+    keys = bits(seed, DROP).random_raw(count * points).reshape(count, points)
+    drawn = np.lexsort((keys, ~there), axis=1)  # by the keys, absent ones last
+    kept = np.zeros((count, points), dtype=bool)
+    np.put_along_axis(kept, drawn, np.arange(points) < stay[:, None], 1)
+    front = np.argsort(~kept, axis=1, kind="stable")[:, : stay.max(initial=1)]
+    rows = torch.from_numpy(front).to(clouds.device)
+    left = clouds.gather(1, rows[:, :, None].expand(-1, -1, features))
+    if mask is None:
+        return left
+    return left, torch.from_numpy(np.take_along_axis(kept, front, 1)).to(clouds.device)
+
+
+def rotate_points(
+    clouds: Tensor, angle: float, seed: int = 0, *, about: Literal["random", "third"] = "random"
+) -> Tensor:
+    """Rotate each cloud by an angle about an axis through the origin.
+
+    Parameters
+    ----------
+    clouds : Tensor, shape (clouds, points, 3)
+        Point clouds, floating point.
+    angle : float
+        Angle in radians.
+    seed : int, default 0
+        Integer >= 0.
+    about : {"random", "third"}
+        An axis for each cloud, uniform on the sphere; or the third one, to the left or to the right
+        at random: it turns points of the plane with another feature.
+
+    Returns
+    -------
+    Tensor, shape (clouds, points, 3)
+        Clouds of the same type and device. One seed at two angles has the same axes.
+
+    Raises
+    ------
+    InputError
+        For another shape or type, an angle that is not finite, or a seed out of range.
+
+    Examples
+    --------
+    >>> import math, torch
+    >>> from wflow import nets
+    >>> turned = nets.data.rotate_points(torch.eye(3)[None], math.pi, about="third")
+    >>> turned[0].round().diagonal().tolist()
+    [-1.0, -1.0, 1.0]
+    """
+    check_choice("about", about, ("random", "third"))
+    tensor(clouds, "clouds", "real")
+    count, _, features = _cloud_shape(clouds)
+    if features != 3:
+        raise InputError(f"clouds have {features} features; expected 3 coordinates")
+    angle = number(angle, "angle")
+    draw = np.random.Generator(bits(seed, ROTATE))
+    if about == "third":
+        axes = np.zeros((count, 3))
+        axes[:, 2] = np.where(draw.random(count) < 0.5, -1.0, 1.0)
+    else:
+        axes = draw.standard_normal((count, 3))
+        axes /= np.linalg.norm(axes, axis=1, keepdims=True)
+    x, y, z = (torch.from_numpy(axes[:, k, None]).to(clouds.device, clouds.dtype) for k in range(3))
+    axis = torch.stack([x, y, z], 2)  # (clouds, 1, 3)
+    cross = torch.linalg.cross(axis.expand_as(clouds), clouds, dim=2)
+    along = (axis * clouds).sum(2, keepdim=True) * axis
+    return along + math.cos(angle) * (clouds - along) + math.sin(angle) * cross
+
+
+def _cloud_shape(clouds: Tensor) -> tuple[int, int, int]:
     tensor(clouds, "clouds", "number")
     if clouds.dim() != 3 or clouds.shape[1] == 0:
         raise InputError(
             f"clouds have shape {tuple(clouds.shape)}; expected (clouds, points, features)"
         )
     count, points, features = clouds.shape
-    stay = max(1, points - round(_rate(rate) * points))
-    keys = bits(seed, DROP).random_raw(count * points).reshape(count, points)
-    kept = np.sort(np.argsort(keys, axis=1, kind="stable")[:, :stay], axis=1)
-    rows = torch.from_numpy(kept).to(clouds.device)
-    return clouds.gather(1, rows[:, :, None].expand(count, stay, features))
+    return count, points, features
+
+
+def _present(mask: Tensor, clouds: Tensor) -> NDArray[np.bool_]:
+    tensor(mask, "mask", "bool")
+    if mask.shape != clouds.shape[:2]:
+        raise InputError(
+            f"the mask has shape {tuple(mask.shape)}; expected {tuple(clouds.shape[:2])}"
+        )
+    there: NDArray[np.bool_] = mask.cpu().numpy()
+    if not there.any(1).all():
+        raise InputError("a cloud has no point that the mask says is there; leave it out")
+    return there
 
 
 def _check_images(images: Tensor) -> tuple[int, ...]:

@@ -18,11 +18,10 @@ from torch.nn import functional
 from wflow._core.checks import check_choice, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import Stack, check_hidden, layer_norm, rate, share
-from wflow.nets.checks import in_memory, tensor
+from wflow.nets.checks import in_memory
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
-
 
 Form = Literal["equations", "code"]
 Embedding = Literal["linear", "block"]

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import number, path_of, reals, switch, whole, wholes
+from wflow._core.checks import number, path_of, reals, switch, whole
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.files import check_stored, open_hdf5, opened, replace_file
 from wflow._core.progress import progress
@@ -605,14 +605,18 @@ def sample_surface(vertices: Any, faces: Any, points: int, *, seed: int = 0) -> 
     >>> nets.data.sample_surface(square, [[0, 1, 2], [0, 2, 3]], 5).shape
     (5, 3)
     """
-    vertices, faces = reals(vertices, "vertices"), wholes(faces, "faces")
+    vertices, faces = reals(vertices, "vertices"), np.asarray(faces)
+    if faces.dtype.kind not in "iu":
+        raise InputError(f"faces are {faces.dtype}: expected integers, numbers of the vertices")
     if vertices.ndim != 2 or faces.ndim != 2 or vertices.shape[1] != 3 or faces.shape[1] != 3:
         raise InputError(
             f"vertices and faces have shapes {vertices.shape} and {faces.shape}; expected (n, 3) "
             "and (m, 3)"
         )
-    if faces.size and faces.max() >= len(vertices):
-        raise InputError(f"faces have vertex {faces.max()}; expected 0 to {len(vertices) - 1}")
+    if faces.size and not 0 <= faces.min() <= faces.max() < len(vertices):
+        raise InputError(
+            f"faces have vertices {faces.min()} to {faces.max()}; expected 0 to {len(vertices) - 1}"
+        )
     u = np.random.Generator(bits(seed, SURFACE)).random((whole(points, "points", 1), 3))
     return _on_surface(Mesh(vertices, faces), u)
 

@@ -1,0 +1,470 @@
+"""Clouds of points: meshes, surfaces, ModelNet40 in its two formats, sets of pixels, batches."""
+
+import io
+import math
+import zipfile
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+h5py = pytest.importorskip("h5py")
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import data  # noqa: E402
+from wflow.nets.data import clouds, download  # noqa: E402
+
+SQUARE = [[0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0]]
+OFF = "OFF\n4 2 0\n0 0 0\n2 0 0\n2 2 0\n0 2 0\n3 0 1 2\n3 0 2 3\n"
+GLUED = OFF.replace("OFF\n4", "OFF4")
+
+
+@pytest.fixture(autouse=True)
+def no_other_data(tmp_path, monkeypatch):
+    monkeypatch.delenv(download.VARIABLE, raising=False)
+    for module in (download, clouds):
+        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+
+
+# OFF files.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OFF,
+        GLUED,  # of ModelNet40: OFF490 518 0
+        "OFF 4 2 0\n" + OFF.split("\n", 2)[2],
+        OFF.replace("\n", "\r\n"),
+        "OFF\n# a comment\n4 1 0\n\n0 0 0\n2 0 0 # a corner\n2 2 0\n0 2 0\n4 0 1 2 3 255 0 0\n",
+        OFF.replace("3 0 1 2", "3 0 1 2 0.5 0.5 0.5"),
+    ],
+)
+def test_off_files_in_all_their_forms_are_one_square(tmp_path, text):
+    path = tmp_path / "square.off"
+    path.write_text(text, newline="")
+    mesh = data.read_off(path)
+    assert mesh.vertices.tolist() == SQUARE
+    assert mesh.faces.tolist() == [[0, 1, 2], [0, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "begins with ''; expected an OFF file"),
+        ("PLY\n4 2 0", "expected an OFF file"),
+        ("OFF\nfour 2 0\n", "does not name the numbers"),
+        ("OFF\n-4 2 0\n", "does not name the numbers"),
+        ("OFF", "does not name the numbers"),
+        (OFF[:-10], "names 4 vertices and 2 faces, and 5 lines follow; the file is cut off"),
+        (OFF.replace("2 2 0\n", "2 two 0\n"), "a vertex or a face cannot be read"),
+        (OFF.replace("2 2 0\n", "2 2\n"), "a vertex or a face cannot be read"),
+        (OFF.replace("2 2 0\n", "2 nan 0\n"), "vertices that are not finite"),
+        (OFF.replace("3 0 2 3", "3 0 2 4"), "vertices 0 to 4; expected 0 to 3"),
+        (OFF.replace("3 0 2 3", "3 -1 2 3"), "vertices -1 to 3"),
+        (OFF.replace("3 0 2 3", "5 0 2 3"), "a vertex or a face cannot be read"),
+        ("OFF\n999999999999 1 0\n0 0 0\n", "names 999999999999 vertices"),
+    ],
+)
+def test_off_files_that_are_damaged_are_refused(tmp_path, text, message):
+    path = tmp_path / "square.off"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        data.read_off(path)
+    with pytest.raises(InputError, match="does not exist"):
+        data.read_off(tmp_path / "none.off")
+
+
+# Surfaces.
+
+
+def test_points_on_a_surface_are_uniform_with_respect_to_area():
+    # A triangle of area 1/2 in the plane z = 0, one of area 3/2 in z = 1, one without area.
+    corners = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [0, 3, 1]]
+    faces = [[0, 1, 2], [0, 0, 1], [3, 4, 5]]
+    n = 40_000
+    points = data.sample_surface(corners, faces, n, seed=3)
+    low = points[points[:, 2] == 0]
+    assert abs(len(low) / n - 0.25) < 4 * np.sqrt(0.25 * 0.75 / n)
+    assert set(points[:, 2].round(12)) == {0.0, 1.0}
+    # Mean and covariance of the uniform law on the triangle (0, 0), (1, 0), (0, 1).
+    assert np.abs(low[:, :2].mean(0) - 1 / 3).max() < 4 * np.sqrt(1 / 18 / len(low))
+    assert np.allclose(np.cov(low[:, :2].T), [[1 / 18, -1 / 36], [-1 / 36, 1 / 18]], atol=2e-3)
+    assert (low[:, :2].sum(1) <= 1 + 1e-12).all() and (low >= 0).all()
+    assert np.array_equal(points[:7], data.sample_surface(corners, faces, 7, seed=3))
+    assert not np.array_equal(points[:7], data.sample_surface(corners, faces, 7, seed=4))
+
+
+@pytest.mark.parametrize(
+    ("faces", "message"),
+    [
+        ([[0, 0, 1], [1, 1, 1]], "the 2 triangles have no area"),
+        (np.empty((0, 3), int), "the 0 triangles have no area"),
+        ([[0, 1, 4]], "faces have vertices 0 to 4; expected 0 to 3"),
+        ([[0, 1]], r"expected \(n, 3\) and \(m, 3\)"),
+        ([[0, 1, -1]], "faces have vertices -1 to 1"),
+        ([[0.0, 1.0, 2.0]], "faces are float64: expected integers"),
+    ],
+)
+def test_surfaces_without_area_are_refused(faces, message):
+    with pytest.raises(InputError, match=message):
+        data.sample_surface(SQUARE, faces, 5)
+
+
+# ModelNet40, from files made in its formats.
+
+
+def off_files(broken=0):
+    """A mesh of each kind in both halves, at a height of its own; some without area."""
+    files = {}
+    for label, kind in enumerate(("chair", "airplane")):
+        for half, count in (("train", 3), ("test", 2)):
+            for k in range(count):
+                text = (GLUED if k else OFF).replace(" 0\n", f" {10 * label + k}\n")
+                text = text.replace(f"2 {10 * label + k}\n", "2 0\n", 1)  # the header
+                files[f"ModelNet40/{kind}/{half}/{kind}_{k + 1:04}.off"] = text
+    for name in list(files)[:broken]:
+        files[name] = "OFF\n3 1 0\n0 0 0\n0 0 0\n0 0 0\n3 0 1 2\n"
+    return files | {"ModelNet40/.DS_Store": "x", "__MACOSX/chair/train/._chair_0001.off": "x"}
+
+
+def placed(folder, files, zipped):
+    folder.mkdir(exist_ok=True)
+    if zipped:
+        with zipfile.ZipFile(folder / "ModelNet40.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    else:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_meshes_become_clouds_of_the_two_halves_once(tmp_path, zipped, monkeypatch):
+    folder = placed(tmp_path / "data", off_files(), zipped)
+    found = data.modelnet40(folder=folder, points=9, partial=True)
+    assert found.names == ("airplane", "chair")
+    assert found.train_points.shape == (6, 9, 3) and found.test_points.shape == (4, 9, 3)
+    assert found.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    heights = found.train_points[:, :, 2]
+    assert (heights == heights[:, :1]).all()
+    assert heights[:, 0].tolist() == [10, 11, 12, 0, 1, 2]
+    assert found.train_counts.tolist() == [9] * 6 and "6 training and 4 test" in found.source
+    kept = list((tmp_path / "cache" / "modelnet40").iterdir())
+    assert len(kept) == 1 and kept[0].suffix == ".h5"
+    monkeypatch.setattr(clouds, "parse_off", None)  # the second time nothing is read
+    again = data.modelnet40(folder=folder, points=9, partial=True)
+    assert torch.equal(again.train_points, found.train_points)
+    monkeypatch.undo()
+    for module in (download, clouds):
+        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    kept[0].write_bytes(kept[0].read_bytes()[:100])  # a damaged cache is drawn again
+    again = data.modelnet40(folder=folder, points=9, partial=True)
+    assert torch.equal(again.test_points, found.test_points)
+    other = data.modelnet40(folder=folder, points=9, seed=1, partial=True)
+    assert not torch.equal(other.train_points, found.train_points)
+    assert len(list((tmp_path / "cache" / "modelnet40").iterdir())) == 2
+
+
+def test_the_official_numbers_are_demanded(tmp_path):
+    folder = placed(tmp_path / "data", off_files(), True)
+    with pytest.raises(InputError, match="2 classes with 6 models .* expected 40, 9843 and 2468"):
+        data.modelnet40(folder=folder)
+    with pytest.raises(InputError, match=r"there is no ModelNet40 in .*get ModelNet40\.zip"):
+        data.modelnet40(folder=tmp_path)
+    with pytest.raises(InputError, match="there is no ModelNet40 in a local folder"):
+        data.modelnet40()
+
+
+def test_meshes_without_area_are_named_and_left_out_or_refused(tmp_path, monkeypatch):
+    folder = placed(tmp_path / "data", off_files(broken=1), True)
+    with pytest.raises(InputError, match=r"1 of 10 meshes.*chair_0001\.off .*no area.*at most 1 %"):
+        data.modelnet40(folder=folder, points=9, partial=True)
+    monkeypatch.setattr(clouds, "_LOST", 0.1)
+    with pytest.warns(UserWarning, match=r"chair/train/chair_0001\.off .*left out"):
+        found = data.modelnet40(folder=folder, points=9, partial=True)
+    assert found.train_labels.tolist() == [0, 0, 0, 1, 1]
+    assert found.train_points.isfinite().all()
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "empty", "checksum"])
+def test_archives_that_are_damaged_are_refused(tmp_path, damage):
+    folder = placed(tmp_path / "data", off_files(), True)
+    path = folder / "ModelNet40.zip"
+    raw = bytearray(path.read_bytes())
+    message = "is no whole zip archive"
+    if damage == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    elif damage == "foreign":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("photographs/cat.jpg", "x")
+        message = "expected files CLASS/train/NAME.off"
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        raw[raw.index(b".off") + 6] ^= 0xFF  # in the first compressed mesh
+        path.write_bytes(raw)
+        message = "1 of 10 meshes cannot be used: .* is damaged"
+    with pytest.raises(InputError, match=message):
+        data.modelnet40(folder=folder, points=9, partial=True)
+
+
+def hdf5(points, labels):
+    file = io.BytesIO()
+    with h5py.File(file, "w") as out:
+        out["data"], out["label"] = points, labels
+    return file.getvalue()
+
+
+def pointnet_files():
+    draw = np.random.default_rng(0)
+    parts = [draw.standard_normal((n, 20, 3)).astype("f4") for n in (3, 2, 2)]
+    labels = [np.array(v, "u1")[:, None] for v in ([1, 0, 1], [0, 0], [1, 0])]
+    base = "modelnet40_ply_hdf5_2048/"
+    names = ["ply_data_train0.h5", "ply_data_train1.h5", "ply_data_test0.h5"]
+    files = {base + n: hdf5(p, v) for n, p, v in zip(names, parts, labels, strict=True)}
+    listed = [f"data/{base}{name}\n" for name in names]
+    files[base + "train_files.txt"] = "".join(listed[:2]).encode()
+    files[base + "test_files.txt"] = listed[2].encode()
+    files[base + "shape_names.txt"] = b"airplane\nchair\n"
+    return files, parts
+
+
+def archived(folder, files):
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "modelnet40_ply_hdf5_2048.zip", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return folder
+
+
+def test_points_of_pointnet_are_read_in_place(tmp_path):
+    files, parts = pointnet_files()
+    folder = archived(tmp_path / "data", files)
+    found = data.modelnet40(folder=folder, points=5, partial=True)
+    assert found.names == ("airplane", "chair")
+    assert found.train_labels.tolist() == [0, 0, 0, 1, 1]
+    rows = np.concatenate(parts[:2])[[1, 3, 4, 0, 2], :5]
+    assert np.array_equal(found.train_points, rows)
+    assert np.array_equal(found.test_points, parts[2][[1, 0], :5])
+    with pytest.raises(InputError, match="expected 40, 9840 and 2468"):
+        data.modelnet40(folder=folder, points=5)
+    with pytest.raises(InputError, match="points is 21: expected at most 20"):
+        data.modelnet40(folder=folder, points=21, partial=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("shape_names.txt", None, "holds no shape_names.txt"),
+        ("ply_data_test0.h5", None, "holds no ply_data_test0.h5, which test_files.txt names"),
+        ("test_files.txt", b"", "test_files.txt names no file"),
+        ("ply_data_train0.h5", b"not HDF5", "ply_data_train0.h5: is no whole HDF5 file"),
+        ("ply_data_train0.h5", hdf5(np.ones((2, 20)), [0, 0]), r"points \(2, 20\)"),
+        ("ply_data_train0.h5", hdf5(np.ones((2, 20, 3)), [0]), "n labels"),
+        ("ply_data_train0.h5", hdf5(np.ones((1, 20, 3)), [2]), "labels reach from 2 to 2"),
+        ("ply_data_train0.h5", hdf5(np.full((1, 20, 3), np.nan), [1]), "not finite"),
+    ],
+)
+def test_files_of_points_that_are_damaged_are_refused(tmp_path, name, content, message):
+    files, _ = pointnet_files()
+    key = f"modelnet40_ply_hdf5_2048/{name}"
+    files.pop(key) if content is None else files.update({key: content})
+    with pytest.raises(InputError, match=message):
+        data.modelnet40(folder=archived(tmp_path / "data", files), points=5, partial=True)
+
+
+# Sets of pixels, solids.
+
+
+def test_pixels_of_an_image_are_points_with_their_place_and_grey_value():
+    images = torch.zeros(2, 28, 28, dtype=torch.uint8)
+    images[0, 0, 0], images[0, 13, 27], images[1, 27, 5] = 255, 51, 102
+    points, counts = clouds.pixel_sets(images)
+    assert counts.tolist() == [2, 1] and points.shape == (2, 2, 3)
+    want = [[-13.5 / 7, 13.5 / 7, 1], [13.5 / 7, 0.5 / 7, 0.2]]
+    assert torch.allclose(points[0], torch.tensor(want))
+    assert torch.allclose(points[1, 0], torch.tensor([-8.5 / 7, -13.5 / 7, 0.4]))
+    assert not points[1, 1].any()
+    images[1] = 0
+    with pytest.raises(InputError, match="image 1 is empty"):
+        clouds.pixel_sets(images)
+
+
+def test_solids_are_closed_surfaces_of_their_own_area():
+    meshes = clouds.solid_meshes()
+    area = {}
+    for name, mesh in meshes.items():
+        _, place = np.unique(mesh.vertices.round(9), axis=0, return_inverse=True)
+        faces = place.reshape(-1)[mesh.faces]
+        faces = faces[(faces != np.roll(faces, 1, axis=1)).all(1)]  # not those on the axis
+        pairs = np.sort(np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]), 1)
+        _, times = np.unique(pairs, axis=0, return_counts=True)
+        assert (times == 2).all(), name  # each edge is that of two triangles: there are no holes
+        area[name] = np.linalg.norm(np.cross(*edges_of(mesh)), axis=1).sum() / 2
+    assert len(area) == 12
+    assert area["box"] == pytest.approx(6 * 1.6**2)
+    assert area["tetrahedron"] == pytest.approx(3**0.5 * 8)
+    assert area["ball"] == pytest.approx(4 * np.pi, rel=0.02)
+    assert area["torus"] == pytest.approx(4 * np.pi**2 * 0.4, rel=0.02)
+    assert area["capsule"] == pytest.approx(4 * np.pi * 0.7**2 + 2 * np.pi * 0.7 * 1.2, rel=0.02)
+
+
+def edges_of(mesh):
+    a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
+    return b - a, c - a
+
+
+def test_solids_are_the_same_however_many_there_are():
+    few, many = (data.solids(train=n, test=12, points=8) for n in (12, 30))
+    assert torch.equal(few.train_points, many.train_points[:12])
+    assert torch.equal(few.test_points, many.test_points)
+    assert not torch.equal(few.train_points, few.test_points)
+    assert many.train_labels.tolist() == [k % 12 for k in range(30)]
+    plain = data.solids(train=12, test=12, points=400, noise=0.0)
+    radius = plain.train_points[0].norm(dim=1)  # a ball with axes from exp(-0.35) to exp(0.35)
+    assert math.exp(-0.36) < radius.min() and radius.max() < math.exp(0.36)
+    with pytest.raises(InputError, match="train is 11"):
+        data.solids(train=11)
+
+
+def test_standardised_clouds_have_mean_zero_and_size_one():
+    points = torch.randn(3, 50, 3, dtype=torch.float64) * 5 + torch.tensor([10.0, 0, -3])
+    for by_entry in (False, True):
+        moved = data.standardised(points, by_entry=by_entry)
+        assert torch.allclose(moved.square().mean((1, 2)), torch.ones(3, dtype=torch.float64))
+        assert abs(float(moved.mean((1, 2)).abs().max())) < 1e-12
+        assert (float(moved.mean(1).abs().max()) < 1e-12) is not by_entry
+    assert not data.standardised(torch.ones(1, 4, 3)).any()
+    with pytest.raises(InputError, match="not finite"):
+        data.standardised(torch.full((1, 2, 3), torch.inf))
+
+
+# Batches.
+
+COUNTS = torch.tensor([5, 2, 6, 1, 4])
+STORED = torch.where(
+    (torch.arange(6) < COUNTS[:, None])[:, :, None],
+    10.0 * torch.arange(5)[:, None, None] + torch.arange(6)[:, None] + torch.zeros(3),
+    torch.tensor(0.0),
+)
+
+
+def batches(**options):
+    given = {"batch": 2, "seed": 3} | options
+    return data.CloudBatches(STORED, COUNTS, torch.arange(5), **given)
+
+
+@pytest.mark.parametrize("points", [None, 3])
+def test_batches_hold_points_of_their_clouds_and_masks(points):
+    source = batches(points=points)
+    assert source.per_epoch == 2 and source.padded
+    seen = []
+    for step in range(6):
+        values, mask, labels = source(step)
+        assert values.shape == (2, points or 6, 3) and labels.dtype == torch.int64
+        for cloud, there, label in zip(values, mask, labels, strict=True):
+            own = cloud[there, 0]
+            assert len(own) == min(int(COUNTS[label]), points or 6)
+            assert (own // 10 == label).all() and len(set(own.tolist())) == len(own)
+            assert (own.diff() > 0).all() and not cloud[~there].any()
+        seen.append(labels.tolist())
+    assert len({k for pair in seen[:2] for k in pair}) == 4
+    again = batches(points=points)
+    for k in (5, 1):
+        assert all(torch.equal(a, b) for a, b in zip(again(k), source(k), strict=True))
+
+
+def test_subsets_change_with_the_step_unless_they_are_fixed():
+    points = torch.arange(40.0).repeat(4, 1)[:, :, None].expand(-1, -1, 3)
+    counts, labels = torch.full((4,), 40), torch.zeros(4, dtype=torch.int64)
+    free = data.CloudBatches(points, counts, labels, batch=2, points=10)
+    fixed = data.CloudBatches(points, counts, labels, batch=2, points=10, fixed=True)
+    assert not free.padded and len(free(0)) == 2
+    assert not torch.equal(free(0)[0], free(1)[0]) and not torch.equal(*free(0)[0])
+    assert torch.equal(fixed(0)[0], fixed(7)[0]) and torch.equal(*fixed(0)[0])
+    whole, pairs = (torch.cat([part for part, _ in free.evaluation(n)]) for n in (4, 3))
+    assert torch.equal(whole, pairs)
+
+
+def test_varied_clouds_are_turned_and_stretched_within_their_bounds():
+    points = torch.eye(3).repeat(50, 1, 1)
+    source = data.CloudBatches(
+        points, torch.full((50,), 3), torch.zeros(50, dtype=torch.int64), batch=50, vary=True
+    )
+    values, _ = source(0)
+    assert not torch.equal(values, source(1)[0])
+    assert ((values[:, 2, 2] >= 0.8) & (values[:, 2, 2] <= 1.25)).all()
+    assert not values[:, 2, :2].any() and not values[:, :2, 2].any()
+    tangent = values[:, 0, 1].abs() / values[:, 0, 0]
+    assert (tangent <= math.tan(0.1 * math.pi) * 1.25 / 0.8).all() and tangent.max() > 0.1
+    assert torch.equal(next(source.evaluation())[0], points)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"counts": torch.tensor([5, 0, 6, 1, 4])}, "counts reach from 0 to 6; expected 1 to 6"),
+        ({"counts": torch.tensor([5, 7, 6, 1, 4])}, "counts reach from 1 to 7"),
+        ({"counts": COUNTS[:4]}, r"counts have shape \(4,\); expected \(5,\)"),
+        ({"labels": torch.zeros(5)}, "labels are torch.float32"),
+        ({"clouds": STORED[0]}, "expected .n, points, features"),
+        ({"clouds": STORED[:0]}, "expected .n, points, features"),
+        ({"batch": 6}, "batch is 6: expected at most 5"),
+        ({"points": 0}, "points is 0"),
+        ({"clouds": STORED[:, :, :2], "vary": True}, "2 features; expected 3 with vary"),
+    ],
+)
+def test_batches_of_bad_clouds_are_refused(options, message):
+    given = {"clouds": STORED, "counts": COUNTS, "labels": torch.arange(5), "batch": 2} | options
+    with pytest.raises(InputError, match=message):
+        data.CloudBatches(**given)
+
+
+# Perturbations.
+
+
+def test_points_are_dropped_from_padded_clouds_by_their_own_numbers():
+    mask = torch.arange(6) < COUNTS[:, None]
+    left, there = data.drop_points(STORED, 0.5, 1, mask=mask)
+    assert there.sum(1).tolist() == [3, 1, 3, 1, 2] and left.shape == (5, 3, 3)
+    for k in range(5):
+        own = left[k][there[k]][:, 0]
+        assert (own // 10 == k).all() and (own.diff() > 0).all()
+    fewer, still = data.drop_points(STORED, 0.8, 1, mask=mask)
+    assert set(fewer[0][still[0]][:, 0].tolist()) <= set(left[0][there[0]][:, 0].tolist())
+    same, all_there = data.drop_points(STORED, 0.0, 1, mask=mask)
+    assert torch.equal(same, STORED) and torch.equal(all_there, mask)
+    full = torch.ones(5, 6, dtype=torch.bool)
+    assert torch.equal(
+        data.drop_points(STORED, 0.5, 1, mask=full)[0], data.drop_points(STORED, 0.5, 1)
+    )
+    with pytest.raises(InputError, match="a cloud has no point"):
+        data.drop_points(STORED, 0.5, mask=~full)
+    with pytest.raises(InputError, match="the mask has shape"):
+        data.drop_points(STORED, 0.5, mask=full[:2])
+
+
+@pytest.mark.parametrize("about", ["random", "third"])
+def test_rotations_keep_distances_and_orientation(about):
+    points = torch.randn(6, 5, 3, dtype=torch.float64)
+    turned = data.rotate_points(points, 0.7, 2, about=about)
+    assert torch.allclose(torch.cdist(turned, turned), torch.cdist(points, points))
+    frame = torch.eye(3, dtype=torch.float64).repeat(6, 1, 1)
+    matrices = data.rotate_points(frame, 0.7, 2, about=about)
+    assert torch.allclose(torch.linalg.det(matrices), torch.ones(6, dtype=torch.float64))
+    traces = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    assert torch.allclose(traces, torch.full((6,), 1 + 2 * math.cos(0.7), dtype=torch.float64))
+    assert torch.allclose(points @ matrices, turned)
+    back = data.rotate_points(turned, -0.7, 2, about=about)
+    assert torch.allclose(back, points)
+    if about == "third":
+        assert torch.equal(turned[:, :, 2], points[:, :, 2])
+        assert len({round(float(m[0, 1]), 9) for m in matrices}) == 2  # to both sides
+    with pytest.raises(InputError, match="2 features; expected 3"):
+        data.rotate_points(points[:, :, :2], 0.7)
+    with pytest.raises(InputError, match="about is 'x'"):
+        data.rotate_points(points, 0.7, about="x")

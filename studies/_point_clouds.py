@@ -6,7 +6,7 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,14 +86,11 @@ def load(setup: Setup, flags: Any) -> nets.data.PointClouds:
         return data.mnist_clouds(folder=flags.data, digits=setup.train)
     if setup.dataset == "solids":
         return data.solids(train=setup.train or 2400, test=setup.test or 600, points=setup.stored)
-    from dataclasses import replace
-
     clouds = data.modelnet40(folder=flags.data, points=setup.stored)
-    scaled = (
+    train, test = (
         data.standardised(points, by_entry=flags.published)
         for points in (clouds.train_points, clouds.test_points)
     )
-    train, test = scaled
     return replace(clouds, train_points=train, test_points=test)
 
 
@@ -268,28 +265,20 @@ def examine(training: Trained, setup: Setup, test: TestSet, seed: int) -> Record
             for angle in ROTATED
         ],
     }
-    points, *rest, _ = next(test.batches())
-    with _no_grad():
-        hidden = model.embed(points.to(device), **_context(rest, device, model.embed))
-        record |= motion(model.body, hidden, **_context(rest, device, model.body))
-    return record
+    return record | moving(model, test, device)
 
 
-def _no_grad() -> Any:
+def moving(model: Any, test: TestSet, device: torch.device) -> Record:
+    """How straight the points of the first test clouds move; the mask goes to the blocks."""
     import torch
 
-    return torch.no_grad()
-
-
-def _context(rest: list[Any], device: Any, part: Any) -> dict[str, Any]:
-    """Mask for a part of a network, which a linear map does not take."""
-    import torch
-
-    if not rest or isinstance(part, torch.nn.Linear):
-        return {}
-    mask = rest[0].to(device)
-    moving = isinstance(part, nets.ContinuousTransformer | nets.NodeTransformer)
-    return {"valid": mask, "mask": mask} if moving else {"mask": mask}
+    points, *masks, _ = (each.to(device) for each in next(test.batches()))
+    mask = {"mask": masks[0]} if masks else {}
+    valid = {"valid": masks[0]} if masks else {}
+    linear = isinstance(model.embed, torch.nn.Linear)
+    with torch.no_grad():
+        hidden = model.embed(points) if linear else model.embed(points, **mask)
+    return motion(model.body, hidden, **valid, **mask)
 
 
 def report(flags: Any, setup: Setup, clouds: nets.data.PointClouds, results: Results) -> str:

@@ -52,6 +52,7 @@ SMALL = {
     "noisy_tokens": "--n 20 --paths 1 --ratios 2 --t-final 1 --ledger-paths 2 --ledger-heads 1",
     "oscillating_heads": "--n 4 --heads 1 2 --fit-from 1 --t-final 0.1 --dt 0.01",
     "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
+    "point_clouds": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "pontryagin_gpt": "--preset smoke --seeds 1 --device cpu",
     "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
     "shakespeare_words": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
@@ -70,6 +71,7 @@ SMALL = {
 }
 
 OF_NETWORKS = ("cats_dogs", "mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
+OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt", "pontryagin_resnet",
                "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
                "shakespeare_words", "trained_heads")  # fmt: skip
 

@@ -114,6 +114,11 @@ def images():
     return {"images": torch.rand(6, 4, 4), "labels": ids(6, below=3), "batch": 2}
 
 
+def clouds():
+    return {"clouds": draw(6, 4, 3), "counts": ids(6, below=4) + 1, "labels": ids(6, below=3),
+            "batch": 2}  # fmt: skip
+
+
 def crops():
     return {"tokens": ids(30), "context": 4, "batch": 2, "vocabulary": 7}
 
@@ -175,9 +180,14 @@ CALLS = {
     "TextClassifier.forward": lambda: (nets.TextClassifier(**TEXT), {"tokens": ids(2, 5)}),
     "SetTransformer": lambda: (
         nets.SetTransformer,
-        SETS | {"blocks": 1, "seeds": 1, "norm": True, "skip": True, "dropout": 0.0},
+        SETS
+        | {"blocks": 2, "seeds": 1, "norm": True, "skip": True, "dropout": 0.0}
+        | {"form": "code", "embedding": "block"},
     ),
-    "SetTransformer.forward": lambda: (nets.SetTransformer(**SETS), {"points": draw(2, 4, 3)}),
+    "SetTransformer.forward": lambda: (
+        nets.SetTransformer(**SETS),
+        {"points": draw(2, 4, 3), "mask": torch.ones(2, 4, dtype=torch.bool)},
+    ),
     "ContinuousTransformer": lambda: (
         nets.ContinuousTransformer,
         {
@@ -441,7 +451,44 @@ CALLS = {
     "data.digits": lambda: (data.digits, {}),
     "data.drop_points": lambda: (
         data.drop_points,
-        {"clouds": draw(2, 5, 3), "rate": 0.5, "seed": 0},
+        {
+            "clouds": draw(2, 5, 3), "rate": 0.5, "seed": 0,
+            "mask": torch.ones(2, 5, dtype=torch.bool),
+        },
+    ),
+    "data.CloudBatches": lambda: (
+        data.CloudBatches,
+        clouds() | {"points": 3, "seed": 0, "fixed": False, "vary": True},
+    ),
+    "data.CloudBatches.call": lambda: (data.CloudBatches(**clouds()), {"step": 3}),
+    "data.CloudBatches.rows": lambda: (data.CloudBatches(**clouds()).rows, {"step": 3}),
+    "data.CloudBatches.evaluation": lambda: (
+        data.CloudBatches(**clouds()).evaluation,
+        {"batch": 2},
+    ),
+    "data.Mesh": lambda: (data.Mesh, {"vertices": draw(3, 3), "faces": [[0, 1, 2]]}),
+    "data.mnist_clouds": lambda: (data.mnist_clouds, {"folder": "tests", "digits": 10}),
+    "data.modelnet40": lambda: (
+        data.modelnet40,
+        {"folder": "tests", "points": 5, "seed": 0, "partial": True},
+    ),
+    "data.read_off": lambda: (data.read_off, {"path": "tests/fuzz/test_net_calls.py"}),
+    "data.rotate_points": lambda: (
+        data.rotate_points,
+        {"clouds": draw(2, 5, 3), "angle": 0.5, "seed": 0, "about": "third"},
+    ),
+    "data.sample_surface": lambda: (
+        data.sample_surface,
+        {"vertices": [[0, 0, 0], [1, 0, 0], [0, 1, 0]], "faces": [[0, 1, 2]], "points": 4,
+         "seed": 0},
+    ),
+    "data.solids": lambda: (
+        data.solids,
+        {"train": 12, "test": 12, "points": 4, "noise": 0.1, "seed": 0},
+    ),
+    "data.standardised": lambda: (
+        data.standardised,
+        {"clouds": draw(2, 5, 3), "by_entry": True},
     ),
     "data.embedded_text": lambda: (data.embedded_text, {}),
     "data.gaussian_noise": lambda: (
@@ -626,6 +673,9 @@ CALLS = {
 PLAIN = {
     "Flow", "Output", "Trajectory", "data.Images", "data.Text", "data.Tokenizer",
     "control.Extremal", "control.NonFiniteCostateError", "control.Optimality", "control.Violation",
+    "Flow", "Output", "Trajectory", "data.Images", "data.PointClouds", "data.Text",
+    "data.Tokenizer",
+    "control.Extremal", "control.NonFiniteCostateError", "control.Optimality",
     "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability", "diagnostics.Transport",
     "generative.Attended", "generative.Derivatives", "generative.Generated", "generative.ToBase",
     "particles.Clouds", "particles.Dropped", "particles.Motion", "particles.Tied",
@@ -715,6 +765,8 @@ def test_every_call_works_as_it_stands():
         "data.shakespeare",
         "data.read_idx",
     }
+    refused = {"data.BytePairs", "data.mnist", "data.shakespeare", "data.read_idx"}
+    refused |= {"data.mnist_clouds", "data.modelnet40", "data.read_off"}
     refused.add("GPT.from_pretrained")  # no such folder
     refused |= {f"train.{name}" for name in ("load_model", "save_model", "restore")}  # foreign
     for name, make in CALLS.items():

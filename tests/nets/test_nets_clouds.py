@@ -171,7 +171,7 @@ def test_meshes_become_clouds_of_the_two_halves_once(tmp_path, zipped, monkeypat
 
 def test_the_official_numbers_are_demanded(tmp_path):
     folder = placed(tmp_path / "data", off_files(), True)
-    with pytest.raises(InputError, match="2 classes with 6 models .* expected 40, 9843 and 2468"):
+    with pytest.raises(InputError, match=r"2 classes with 6 models .* expected 40, 9843 and 2468"):
         data.modelnet40(folder=folder)
     with pytest.raises(InputError, match=r"there is no ModelNet40 in .*get ModelNet40\.zip"):
         data.modelnet40(folder=tmp_path)

@@ -345,7 +345,7 @@ def standardised(clouds: Tensor, *, by_entry: bool = False) -> Tensor:
 
 
 def mnist_clouds(*, folder: Folder = None, digits: int | None = None) -> PointClouds:
-    """Digits of MNIST as sets of points: the pixels that are not zero.
+    """Load the digits of MNIST as sets of points: the pixels that are not zero.
 
     Parameters
     ----------
@@ -670,7 +670,7 @@ def modelnet40(
 
         The first of these that is there is taken. By default the folder that the environment
         variable WFLOW_DATA names, then the cache. Nothing is downloaded.
-    points : int, default 10,000
+    points : int, default 10000
         Number of points of each cloud; of the HDF5 files the first ones, at most 2,048.
     seed : int, default 0
         Integer >= 0, of the points that are drawn.
@@ -971,8 +971,8 @@ def _hdf5_part(
 
 
 def _clouds(arrays: Sequence[NDArray[Any]], names: tuple[str, ...], source: str) -> PointClouds:
-    first = [torch.from_numpy(array) for array in arrays]
-    return PointClouds(*first, names, source)  # type: ignore[arg-type]
+    a, b, c, d, e, f = (torch.from_numpy(array) for array in arrays)
+    return PointClouds(a, b, c, d, e, f, names, source)
 
 
 # Solids
@@ -982,7 +982,7 @@ def _clouds(arrays: Sequence[NDArray[Any]], names: tuple[str, ...], source: str)
 def solids(
     *, train: int = 2400, test: int = 600, points: int = 256, noise: float = 0.03, seed: int = 0
 ) -> PointClouds:
-    """Points on the surfaces of twelve solids of random sizes and poses: a task without a download.
+    """Draw points on twelve solids of random sizes and poses: a task without a download.
 
     Ball, box, cylinder, cone, torus, tetrahedron, octahedron, pyramid, prism, tube, double cone and
     capsule, each a class. A solid is stretched along each of its axes by a factor exp(0.35 a), a

@@ -1,0 +1,131 @@
+"""The study of point clouds, end to end and small, and its verdicts."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+
+torch = pytest.importorskip("torch")
+
+from scripts import call, script  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.study.networks import Results  # noqa: E402
+
+NAMES = ("baseline", "node", "unregularised", "slight", "continuous")
+
+
+def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, request):
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
+    request.getfixturevalue("sketched")
+    out = tmp_path / "clouds"
+    flags = ["--preset", "smoke", "--epochs", "1", "--seeds", "1", "--out", str(out)]
+    assert call("point_clouds", monkeypatch, *flags, "--only", "continuous") == 0
+    first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
+    assert call("point_clouds", monkeypatch, *flags, "--resume") == 0
+    assert (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns == first
+    said = capsys.readouterr().out
+    assert "solids: 48 training" in said and "published" not in said.lower()
+    assert json.loads((out / "summary.json").read_text())["findings"] == []
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        assert table["accuracy_dropped"].sizes == {"model": 5, "seed": 1, "share": 6}
+        for name, coord in (("accuracy_dropped", "share"), ("accuracy_rotated", "angle")):
+            assert np.array_equal(table[name].sel({coord: 0}), table["final"])
+        assert (table["straightness"].sel(model=list(NAMES[1:])) >= 1).all()
+        assert not table["diverged"].any()
+
+
+def test_sets_of_pixels_go_through_every_measurement(monkeypatch):
+    # The padded path, with digits that are made here.
+    parts = script("_point_clouds")
+    images = (torch.rand(30, 28, 28) < 0.1).to(torch.uint8) * 200
+    images[:, 14, 14] = 255
+    points, counts = nets.data.clouds.pixel_sets(images)
+    labels = torch.arange(30) % 10
+    clouds = nets.data.PointClouds(
+        *(points, counts, labels), *(points, counts, labels), tuple("0123456789"), "random"
+    )
+    study = script("point_clouds")
+    flags = study.PointClouds(preset="smoke", device="cpu")
+    most = int(counts.max())
+    setup = parts.Setup(
+        dataset="mnist", points=most, epochs=1, batch=10, width=8, heads=2, inducing=3, steps=2
+    )
+    test = parts.test_set(setup, clouds, flags)
+    assert test.mask is not None and torch.equal(test.mask.sum(1), counts)
+    for name in ("continuous", "baseline"):
+        run = parts.plan(name, setup, clouds, test, flags, 0)
+        history = nets.train.train(run.model, run.objective, run.batches, run.config)
+        history["accuracy"] = ("evaluation", [0.1])
+        trained = parts.Trained(run.model.eval(), history, torch.device("cpu"), False)
+        record = parts.examine(trained, setup, test, 0)
+        assert np.isfinite(record["dropped"] + record["rotated"]).all()
+        assert np.isfinite(record["transport"]) == (name == "continuous")
+        assert record["training"] > 0
+
+
+def test_the_paper_preset_is_the_published_one():
+    study, parts = script("point_clouds"), script("_point_clouds")
+    flags = study.PointClouds(preset="paper", device="cpu")
+    setup = study.preset(flags)
+    assert (setup.points, setup.batch, setup.epochs, setup.seeds) == (5_000, 64, 200, 5)
+    assert (setup.steps, setup.lam, setup.lam_node, setup.rate) == (8, 1.0, 0.1, 1e-3)
+    clouds = nets.data.PointClouds(
+        *[torch.zeros(1, 1, 3), torch.ones(1).long(), torch.zeros(1).long()] * 2,
+        tuple(map(str, range(40))),
+        "none",
+    )
+    for name, printed in parts.PUBLISHED_SIZE.items():
+        _, weights = parts.size_of_blocks(parts.network(name, setup, clouds, flags, 0))
+        assert f"{weights / 1e6:.2f}M" == printed, name
+    other = study.preset(study.PointClouds(preset="paper", dataset="solids", device="cpu"))
+    assert other.dataset == "solids" and other.width == 200
+
+
+def results(diverged):
+    """Records of two seeds: the models in `diverged` have no numbers."""
+    records = {}
+    for k, name in enumerate(NAMES):
+        gone = name in diverged
+        value = np.nan if gone else 0.5 + 0.1 * k
+        records[name] = [
+            {"final": value + s / 1e3, "training": 1 - value, "straightness": 2 - value}
+            | {"dropped": [value, value - 0.3 + 0.1 * k], "diverged": gone, "gradient": 3.0}
+            for s in range(2)
+        ]
+    return Results(records, {})
+
+
+@pytest.mark.parametrize(
+    ("diverged", "verdicts"),
+    [
+        ((), ["not confirmed", "not confirmed", "inconclusive"]),
+        (("unregularised",), ["confirmed", "not confirmed", "confirmed"]),
+        (("unregularised", "slight"), ["confirmed", "confirmed", "confirmed"]),
+        (("unregularised", "slight", "node"), ["confirmed", "confirmed", "not confirmed"]),
+    ],
+)
+def test_explosions_decide_the_verdicts(diverged, verdicts):
+    found = script("point_clouds").findings(results(diverged))
+    assert [finding.verdict for finding in found[-3:]] == verdicts
+    assert found[0].verdict == "confirmed"
+    straight = found[5]
+    assert (straight.verdict == "inconclusive") is ("unregularised" in diverged)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "best"], "--only best: expected some of baseline"),
+        (["--points", "0"], "--points is 0"),
+        (["--rate", "-1"], "--rate"),
+        (["--preset", "paper"], "there is no ModelNet40"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, message):
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    monkeypatch.setattr(nets.data.download, "cache_folder", lambda: None)
+    given = ["--preset", "smoke", *flags, "--out", str(tmp_path / "out"), "--device", "cpu"]
+    with pytest.raises(InputError, match=message):
+        call("point_clouds", monkeypatch, *given)

@@ -42,6 +42,9 @@ RunOrFolder = Annotated[Path, _path("FILE|DIR", "the name of a run file or of a 
 Page = Annotated[Path, _path("FILE.html", "the name of a page, such as report.html")]
 """Type of a flag that names a page to write; an empty name is refused."""
 
+Texts = Annotated[Path, _path("FOLDER", "the name of a folder or a file with texts")]
+"""Type of an argument that names a corpus; an empty name is refused."""
+
 
 def shown_as(metavar: str, default: str) -> Any:
     """Tell `tyro` how `--help` shows a flag whose default is no value that it can print."""

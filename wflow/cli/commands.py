@@ -1,4 +1,4 @@
-"""The command `wflow`: inspect, plot, verify and report runs, and run studies."""
+"""The command `wflow`: inspect, plot, verify and report runs, run studies, prepare data."""
 
 import codecs
 import contextlib
@@ -8,12 +8,14 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, shown_as
+from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, shown_as
 from wflow._core.errors import InputError, Interrupted, WflowError
+from wflow._core.extras import install
 from wflow._core.hints import did_you_mean
 from wflow._core.signals import signals_as_errors
 from wflow._version import __version__
@@ -106,14 +108,81 @@ class Study:
         return studies.run(self.name)
 
 
+@dataclass(frozen=True)
+class Data:
+    """Prepare a text for training: `wflow data prepare openwebtext FOLDER`."""
+
+    action: tyro.conf.Positional[Literal["prepare"]]
+    """What to do: prepare."""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """What tables call the text, such as openwebtext."""
+    source: tyro.conf.Positional[Texts]
+    """A file or folder of .jsonl, .parquet, .arrow or .txt, or one that `datasets` saved."""
+    out: Annotated[Folder | None, shown_as("DIR", "FOLDER-tokens, beside it")] = None
+    """Folder for the token files."""
+    column: str = "text"
+    """Field or column with the text."""
+    begins: Annotated[str | None, shown_as("REGEX", "none")] = None
+    """Lines of plain text that begin a document; otherwise <|endoftext|> lies between documents."""
+    validation: float = 0.0005
+    """Share of the documents that is held back, by a digest of their text."""
+    seed: int = 2357
+    """Which documents are held back."""
+    tokenizer: Annotated[Folder | None, shown_as("DIR", "those of GPT-2")] = None
+    """Folder with other byte pairs, encoder.json and vocab.bpe."""
+    workers: Annotated[int | None, shown_as("INT", "one for each core")] = None
+    """Processes that make tokens."""
+    resume: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")] = (
+        False
+    )
+    """Continue what an earlier call left in --out."""
+    overwrite: Annotated[
+        tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="")
+    ] = False
+    """Replace the token files in --out."""
+
+    def __call__(self) -> int:
+        try:
+            from wflow.nets.data.preparing import prepare_text
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise InputError(f"token files need torch: {install('nets')}") from None
+
+        source = Path(os.path.abspath(self.source))
+        out = source.with_name(f"{source.stem}-tokens") if self.out is None else self.out
+        text = prepare_text(
+            source,
+            out,
+            name=self.name,
+            column=self.column,
+            begins=self.begins,
+            validation=self.validation,
+            seed=self.seed,
+            tokenizer=self.tokenizer,
+            workers=self.workers,
+            resume=self.resume,
+            overwrite=self.overwrite,
+            show=True,
+        )
+        print(f"{out}\n  {text.source}")
+        for half, kept in text.description["files"].items():
+            print(f"  {half:<10}  {kept['documents']:,} documents, SHA-256 {kept['sha256']}")
+        for key, what in (("empty", "empty, left out"), ("repaired", "no valid Unicode, repaired")):
+            if text.description[key]:
+                print(f"  {text.description[key]:,} documents were {what}")
+        return 0
+
+
 Command = (
     Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Study, tyro.conf.subcommand("study")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
 )
-_NAMES = ("info", "plot", "verify", "report", "study")
+_NAMES = ("info", "plot", "verify", "report", "study", "data")
 
 
 @dataclass(frozen=True)

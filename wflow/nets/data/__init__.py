@@ -11,6 +11,9 @@ to numbers, `batches` are pure functions of (seed, step), `densities` draws from
 `datasets` and `clouds` load them, `download` finds or fetches their files, `tokenize` turns text to
 numbers, `batches` are pure functions of (seed, step), `densities` draws from those in the plane,
 `perturb` disturbs inputs. Start with `datasets`.
+`preparing` turns the `documents` of a large text into `token_files`, `batches` are pure functions
+of (seed, step), `densities` draws from those in the plane, `perturb` disturbs inputs. Start with
+`datasets`.
 """
 
 from wflow.nets.data.clouds import (
@@ -49,6 +52,8 @@ from wflow.nets.data.reviews import Reviews, TextBatches, imdb
 from wflow.nets.data.trained_pairs import TrainedBytePairs
 from wflow.nets.data.pictures import RandomCrops, cats_and_dogs
 from wflow.nets.data.perturb import rotate_points
+from wflow.nets.data.preparing import prepare_text
+from wflow.nets.data.token_files import TokenFile, TokenFiles
 
 __all__ = [
     "BytePairs",
@@ -64,6 +69,8 @@ __all__ = [
     "PointClouds",
     "Text",
     "TextBatches",
+    "TokenFile",
+    "TokenFiles",
     "Tokenizer",
     "TrainedBytePairs",
     "cats_and_dogs",
@@ -76,6 +83,7 @@ __all__ = [
     "mnist_clouds",
     "modelnet40",
     "planar",
+    "prepare_text",
     "read_idx",
     "read_off",
     "replace_tokens",

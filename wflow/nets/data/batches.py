@@ -1,6 +1,8 @@
 """Batches as a pure function of (seed, step), so that a resumed or parallel run sees the same."""
 
 from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from wflow._core.checks import function, number, positive, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import beyond
 from wflow.nets.checks import tensor
+from wflow.nets.data.token_files import TokenFile
 
 # Purposes of random numbers: equal seeds give independent numbers for different purposes.
 ORDER, CROPS, SPLIT, GAUSS, UNIFORM, REPLACE, DROP, TRAIN, VALIDATION, TEST = range(10)
@@ -220,8 +223,9 @@ class CropBatches:
 
     Parameters
     ----------
-    tokens : Tensor, shape (n,)
-        The text, integers, n > context.
+    tokens : Tensor, shape (n,), or TokenFile
+        The text, integers, n > context; of a file only the crops are read, and the disk fetches
+        those of the next step meanwhile.
     context : int
         Tokens in a crop, >= 1.
     batch : int
@@ -250,7 +254,7 @@ class CropBatches:
 
     def __init__(
         self,
-        tokens: Tensor,
+        tokens: Tensor | TokenFile,
         *,
         context: int,
         batch: int,
@@ -274,15 +278,23 @@ class CropBatches:
             Inputs (batch, context), targets (batch, context), int64; targets[:, i] is the token
             that follows inputs[:, i] in the text.
         """
-        places = len(self.tokens) - self.context  # where a crop and one more token still fit
-        raw = bits(self.seed, CROPS, whole(step, "step", 0)).random_raw(self.batch)
-        begin = torch.from_numpy((raw % np.uint64(places)).astype(np.int64))
-        crops = self.tokens[begin[:, None] + torch.arange(self.context + 1)].to(torch.int64)
+        begin, length = self._begin(whole(step, "step", 0)), self.context + 1
+        if isinstance(self.tokens, TokenFile):
+            crops = self.tokens.crops(begin, length)
+            self.tokens.expect(self._begin(step + 1), length)
+        else:
+            crops = self.tokens[begin[:, None] + torch.arange(length)].to(torch.int64)
         return crops[:, :-1], crops[:, 1:]
+
+    def _begin(self, step: int) -> Tensor:
+        """Where the crops of a step begin: (batch,)."""
+        places = len(self.tokens) - self.context  # where a crop and one more token still fit
+        raw = bits(self.seed, CROPS, step).random_raw(self.batch)
+        return torch.from_numpy((raw % np.uint64(places)).astype(np.int64))
 
 
 def windows(
-    tokens: Tensor, *, context: int, batch: int = 1, vocabulary: int | None = None
+    tokens: Tensor | TokenFile, *, context: int, batch: int = 1, vocabulary: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Cover a text by windows that do not overlap, in order: the evaluation of a language model.
 
@@ -291,8 +303,8 @@ def windows(
 
     Parameters
     ----------
-    tokens : Tensor, shape (n,)
-        The text, integers, n >= 2.
+    tokens : Tensor, shape (n,), or TokenFile
+        The text, integers, n >= 2; a file is read as the windows are asked for.
     context : int
         Tokens in a window, >= 1; a shorter text is one shorter window.
     batch : int, default 1
@@ -324,7 +336,9 @@ def windows(
     return _windows(tokens, context, whole(batch, "batch", 1))
 
 
-def _windows(tokens: Tensor, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _windows(
+    tokens: Tensor | TokenFile, context: int, batch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     full = (len(tokens) - 1) // context  # whole windows
     for first in range(0, full, batch):
         last = min(first + batch, full)
@@ -335,17 +349,29 @@ def _windows(tokens: Tensor, context: int, batch: int) -> Iterator[tuple[Tensor,
         yield rest[None, :-1], rest[None, 1:]
 
 
-def _text(tokens: Tensor, context: int, vocabulary: int | None) -> tuple[Tensor, int]:
+AnyTokens = TypeVar("AnyTokens", Tensor, TokenFile)
+
+
+def _text(tokens: AnyTokens, context: int, vocabulary: int | None) -> tuple[AnyTokens, int]:
     context = whole(context, "context", 1)
-    tensor(tokens, "tokens", "number")
-    if tokens.dim() != 1 or not _whole_numbers(tokens):
-        raise InputError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}; expected integers (n,)")
+    if not isinstance(tokens, TokenFile):
+        tensor(tokens, "tokens", "number")
+        if tokens.dim() != 1 or not _whole_numbers(tokens):
+            raise InputError(
+                f"tokens are {tokens.dtype} {tuple(tokens.shape)}; expected integers (n,)"
+            )
     if len(tokens) <= context:
         raise InputError(
             f"the text has {len(tokens)} tokens; expected more than the context, {context}: take a "
             "longer text or a smaller context"
         )
-    if vocabulary is not None:
+    if vocabulary is not None and isinstance(tokens, TokenFile):
+        if whole(vocabulary, "vocabulary") != tokens.vocabulary:
+            raise InputError(
+                f"the file holds tokens of a vocabulary of {tokens.vocabulary:,}: expected "
+                f"{vocabulary:,}; was it prepared for another network?"
+            )
+    elif vocabulary is not None:
         wrong = beyond(tokens, whole(vocabulary, "vocabulary"))
         if wrong is not None:
             raise InputError(

@@ -417,8 +417,13 @@ def shakespeare(
     text = obtain("tiny Shakespeare", [_SHAKESPEARE], folder).contents[0].decode("utf-8")
     if tokens == "characters":
         return _text(text, Characters(text), "tiny Shakespeare", "characters")
+    return _text(text, BytePairs(*gpt2_pairs(folder)), "tiny Shakespeare", "GPT-2 byte pairs")
+
+
+def gpt2_pairs(folder: Folder = None) -> tuple[bytes, bytes]:
+    """Contents of encoder.json and vocab.bpe of GPT-2; `folder` as for `shakespeare`."""
     encoder, merges = obtain("the GPT-2 vocabulary", _GPT2, folder).contents
-    return _text(text, BytePairs(encoder, merges), "tiny Shakespeare", "GPT-2 byte pairs")
+    return encoder, merges
 
 
 def embedded_text() -> Text:

@@ -1,0 +1,357 @@
+"""Token files: texts as numbers of two bytes on disk, which training reads in constant memory.
+
+A folder holds `train.bin` and `val.bin`, unsigned numbers of 16 bits, the lowest byte first, and
+nothing else: `numpy.memmap(file, "<u2", mode="r")` opens one, as nanoGPT does. `encoder.json` and
+`vocab.bpe` are the byte pairs that made them, and `tokens.json`, which is written last, says how
+many tokens there are, of which vocabulary, made of what, with the SHA-256 of every file.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wflow._core.checks import path_of, whole
+from wflow._core.errors import InputError
+from wflow._core.files import opened
+from wflow._core.progress import progress
+from wflow.nets.data.tokenize import BytePairs
+
+SCHEMA = "wflow-tokens/1"
+INDEX = "tokens.json"
+JOURNAL = "preparing.json"  # in place of the index while the files are written
+HALVES = {"train": "train.bin", "validation": "val.bin"}
+PAIRS = ("encoder.json", "vocab.bpe")
+MOST = 1 << 16  # tokens of a vocabulary that two bytes can tell apart
+WIDTH = 2  # bytes of a token
+_BLOCK = 1 << 22  # bytes read at a time
+
+
+class TokenFile:
+    """Tokens of one file, read where they are asked for.
+
+    It stands for the tensor of its tokens in `CropBatches` and `windows`: both read what they
+    return and nothing else, so memory does not grow with the file, and any number of processes
+    share its pages in the cache of the system.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+    tokens : int
+        How many it holds.
+    vocabulary : int
+        How many different tokens there are, 1 to 65,536.
+    sha256 : str
+        Its checksum, by which a training knows that it is resumed with the same text.
+
+    Raises
+    ------
+    InputError
+        For a file that is missing or of another length.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from wflow import nets
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "text.bin")
+    ...     _ = path.write_bytes(np.arange(5, dtype="<u2").tobytes())
+    ...     nets.data.TokenFile(path, tokens=5, vocabulary=7, sha256="")[1:4].tolist()
+    [1, 2, 3]
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, tokens: int, vocabulary: int, sha256: str
+    ) -> None:
+        self._path = path_of(path, "path")
+        self.tokens = whole(tokens, "tokens", 0)
+        self.vocabulary = whole(vocabulary, "vocabulary", 1, most=MOST)
+        if not isinstance(sha256, str):
+            raise InputError(f"sha256 is {type(sha256).__name__}: expected hexadecimal digits")
+        self.sha256 = sha256
+        with opened(self._path, "a file of tokens") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != WIDTH * self.tokens:
+                raise InputError(
+                    f"{path} has {size:,} bytes: expected {WIDTH * self.tokens:,}, {tokens:,} "
+                    "tokens; it is cut off or another file: copy it again, or prepare it again"
+                )
+            self._number = os.dup(file.fileno())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            os.close(self._number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_number"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        given = {name: state[name] for name in ("tokens", "vocabulary", "sha256")}
+        self.__init__(state["_path"], **given)  # type: ignore[misc]  # a process opens it anew
+
+    def __len__(self) -> int:
+        return self.tokens
+
+    def __getitem__(self, part: slice) -> Tensor:
+        """Read neighbouring tokens.
+
+        Parameters
+        ----------
+        part : slice
+            Which ones; its step is 1.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Token numbers, int64.
+        """
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise InputError(f"part is {part!r:.80}: expected a slice, such as tokens[10:20]")
+        first, last, _ = part.indices(self.tokens)
+        return torch.from_numpy(self._read(first, max(0, last - first)).astype(np.int64))
+
+    def crops(self, begin: Tensor, length: int) -> Tensor:
+        """Read several stretches of the same length.
+
+        Parameters
+        ----------
+        begin : Tensor, shape (n,)
+            Where they begin, integers from 0 to tokens - length.
+        length : int
+            Tokens in each.
+
+        Returns
+        -------
+        Tensor, shape (n, length)
+            Token numbers, int64.
+
+        Raises
+        ------
+        InputError
+            For places outside the file, a file that was cut off meanwhile, and tokens beyond the
+            vocabulary, of a file that was changed.
+        """
+        length, places = whole(length, "length"), begin.tolist()
+        if places and not 0 <= min(places) <= max(places) <= self.tokens - length:
+            raise InputError(
+                f"begin reaches from {min(places)} to {max(places)}: expected 0 to "
+                f"{self.tokens - length}"
+            )
+        found = np.empty((len(places), length), dtype=np.int64)
+        for row, place in zip(found, places, strict=True):
+            row[:] = self._read(place, length)
+        return torch.from_numpy(found)
+
+    def expect(self, begin: Tensor, length: int) -> None:
+        """Tell the system which stretches are read next, so that the disk fetches them meanwhile.
+
+        Parameters
+        ----------
+        begin : Tensor, shape (n,)
+            Where they begin.
+        length : int
+            Tokens in each.
+        """
+        if hasattr(os, "posix_fadvise"):
+            for place in begin.tolist():
+                os.posix_fadvise(
+                    self._number, WIDTH * place, WIDTH * length, os.POSIX_FADV_WILLNEED
+                )
+
+    def _read(self, first: int, count: int) -> np.ndarray:
+        data = os.pread(self._number, WIDTH * count, WIDTH * first)
+        found = np.frombuffer(data, "<u2") if len(data) % WIDTH == 0 else np.empty(0, "<u2")
+        if len(found) != count:
+            raise InputError(
+                f"{self._path} ends before token {first + count:,}: it was cut off while it was "
+                "read; copy it again, and resume"
+            )
+        if count and found.max() >= self.vocabulary:
+            raise InputError(
+                f"{self._path} holds token {found.max()} between {first:,} and {first + count:,}: "
+                f"expected 0 .. {self.vocabulary - 1}; the file is damaged: copy it again"
+            )
+        return found
+
+    def verify(self, *, show: bool = False) -> None:
+        """Compare the file with its checksum, which reads all of it.
+
+        Parameters
+        ----------
+        show : bool, default False
+            Show progress.
+
+        Raises
+        ------
+        InputError
+            Where they differ.
+        """
+        digest, place = hashlib.sha256(), 0
+        with progress(WIDTH * self.tokens, f"checking {self._path.name}", enabled=show) as advance:
+            while part := os.pread(self._number, _BLOCK, place):
+                digest.update(part)
+                place += len(part)
+                advance(len(part))
+        if digest.hexdigest() != self.sha256:
+            raise InputError(
+                f"{self._path}: its SHA-256 is {digest.hexdigest()}, expected {self.sha256}; the "
+                "file is damaged or another one: copy it again, or prepare it again"
+            )
+
+
+class TokenFiles:
+    """A text as token files: training and validation part, and the byte pairs that made them.
+
+    Parameters
+    ----------
+    folder : str or path-like
+        What `prepare_text` or `wflow data prepare` wrote.
+    vocabulary : int, optional
+        Vocabulary of the network that reads them; files of another one are refused.
+
+    Attributes
+    ----------
+    train, validation : TokenFile
+        The two parts.
+    vocabulary, end_of_text : int
+        Number of different tokens, and the token behind every document.
+    description : dict
+        All that tokens.json says.
+
+    Raises
+    ------
+    InputError
+        For a folder without finished token files, an index that was changed, files of another
+        length or vocabulary.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> text = nets.data.TokenFiles("openwebtext-tokens", vocabulary=50257)  # doctest: +SKIP
+    >>> batches = nets.data.CropBatches(text.train, context=1024, batch=480)  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, vocabulary: int | None = None) -> None:
+        place = path_of(folder, "folder")
+        self._folder, self.description = place, read_index(place)
+        try:
+            self.vocabulary = whole(self.description["vocabulary"], "vocabulary", 1, most=MOST)
+            self.end_of_text = whole(self.description["end_of_text"], "end_of_text", 0, most=MOST)
+            files = {half: self.description["files"][half] for half in HALVES}
+            parts = [{key: files[half][key] for key in ("tokens", "sha256")} for half in HALVES]
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{place / INDEX} does not say what token files are ({error!r}); prepare them again"
+            ) from None
+        if vocabulary is not None and whole(vocabulary, "vocabulary") != self.vocabulary:
+            raise InputError(
+                f"{folder} holds tokens of a vocabulary of {self.vocabulary:,}, and the network's "
+                f"is {vocabulary:,}: prepare the text with the tokenizer of the network, or change "
+                "the network"
+            )
+        self.train, self.validation = (
+            TokenFile(place / name, vocabulary=self.vocabulary, **kept)
+            for name, kept in zip(HALVES.values(), parts, strict=True)
+        )
+
+    @property
+    def source(self) -> str:
+        """Which text, and how many tokens: for tables and figures."""
+        found = self.description
+        return (
+            f"{found['name']}: {len(self.train):,} training and {len(self.validation):,} "
+            f"validation tokens of {found['documents']:,} documents (vocabulary "
+            f"{self.vocabulary:,})"
+        )
+
+    def tokenizer(self) -> BytePairs:
+        """Make the tokenizer that made the files, of their folder.
+
+        Returns
+        -------
+        BytePairs
+            It maps between text and the tokens of the files.
+
+        Raises
+        ------
+        InputError
+            For a tokenizer that was changed, or without the package tokenizers.
+        """
+        contents = []
+        for name in PAIRS:
+            with opened(self._folder / name, "the tokenizer of the token files") as file:
+                contents.append(file.read())
+            if hashlib.sha256(contents[-1]).hexdigest() != self.description["tokenizer"][name]:
+                raise InputError(
+                    f"{self._folder / name} is not the file that made the tokens: copy the folder "
+                    "again"
+                )
+        return BytePairs(*contents)
+
+    def verify(self, *, show: bool = False) -> None:
+        """Compare both parts with their checksums, which reads all of them.
+
+        Parameters
+        ----------
+        show : bool, default False
+            Show progress.
+
+        Raises
+        ------
+        InputError
+            Where they differ.
+        """
+        self.train.verify(show=show)
+        self.validation.verify(show=show)
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a description without its own digest."""
+    rest = {key: value for key, value in document.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_document(path: Path, what: str) -> dict[str, Any]:
+    """A description in JSON with its digest, as `tokens.json` is.
+
+    Raises
+    ------
+    InputError
+        For a file that is missing, not of this kind, or was changed.
+    """
+    with opened(path, what) as file:
+        try:
+            found = json.load(file)
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise InputError(f"{path} was not written by wflow: expected {what}")
+    if found.get("sha256") != digest_of(found):
+        raise InputError(f"{path} is damaged, or was edited: expected {what}; prepare it again")
+    return found
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What tokens.json says of a folder of finished token files.
+
+    Raises
+    ------
+    InputError
+        Where they are missing or unfinished.
+    """
+    what = f"token files: give the folder in which wflow data prepare wrote {INDEX}"
+    if folder.is_dir() and not (folder / INDEX).exists() and (folder / JOURNAL).exists():
+        raise InputError(
+            f"{folder} holds token files that are not finished: give the command that made them "
+            "with --resume"
+        )
+    return read_document(folder / INDEX, what)

@@ -8,9 +8,9 @@ A corpus is a file, or a folder with files of one kind, in the order of their na
 - `.txt`: documents between marks `<|endoftext|>`, or from one line that begins a document to the
   next; without either a file is a document.
 
-`blocks` looks at what is there without reading all of it (of plain text it looks for the marks), and
-`documents` reads one block. Their order, and nothing else, is that of the corpus, whatever the size
-of the blocks.
+`blocks` cuts a corpus without reading all of it (plain text is searched for the marks), and
+`documents` reads one block. Together the blocks hold each document once, in the order of the
+corpus, whatever their size.
 """
 
 import io
@@ -282,9 +282,8 @@ def _texts(corpus: Corpus, block: Block) -> Iterator[str]:
     if len(data) < block.last - block.first:
         raise InputError(f"{block.path} became shorter while it was read; restore it")
     begin, total = 0, len(data)
-    for end, following in chain(
-        _bounds(io.BytesIO(data), block.path, corpus.begins), [(total,) * 2]
-    ):
+    bounds = _bounds(io.BytesIO(data), block.path, corpus.begins)
+    for end, following in chain(bounds, [(total, total)]):
         if begin == end == total:  # nothing is behind the last mark
             return
         place = block.first + begin
@@ -353,13 +352,10 @@ def _row_groups(corpus: Corpus, file: Path, size: int) -> Iterator[Block]:
 
 def _rows(corpus: Corpus, block: Block) -> Iterator[str | None]:
     parquet = _arrow("pyarrow.parquet")
-    with _faults(block.path), opened(block.path, "a Parquet file") as raw:
-        with parquet.ParquetFile(raw) as table:
-            groups = [*range(block.first, block.last)]
-            yield from _values(
-                table.iter_batches(_ROWS, groups, [corpus.column], use_threads=False),
-                corpus.column,
-            )
+    path, groups = block.path, [*range(block.first, block.last)]
+    with _faults(path), opened(path, "Parquet") as raw, parquet.ParquetFile(raw) as table:
+        rows = table.iter_batches(_ROWS, groups, [corpus.column], use_threads=False)
+        yield from _values(rows, corpus.column)
 
 
 def _values(batches: Any, column: str) -> Iterator[str | None]:

@@ -7,10 +7,10 @@ the size of the blocks. Every few seconds what is written is put on the disk, an
 with the files, drops what is behind, and continues with the next block. The index `tokens.json`
 comes last: without it no file is taken for whole.
 
-As in nanoGPT's preparation of OpenWebText every document ends with the end-of-text token, and 0.0005
-of the documents are held back for validation. Which ones is decided by a digest of their text in
-place of a shuffle: it needs no second pass, the order of the documents does not matter, and the
-same text, of which the web holds copies, is never in both parts.
+As in nanoGPT's preparation of OpenWebText every document ends with the end-of-text token, and a
+share of 0.0005 of the documents is held back for validation. Which ones is decided by a digest of
+their text in place of a shuffle: it needs no second pass, the order of the documents does not
+matter, and the same text, of which the web holds copies, is never in both parts.
 """
 
 import hashlib
@@ -200,7 +200,8 @@ class _Half:
         self.hash = hashlib.sha256()
         if not self.path.exists() and self.final.exists():  # a kill came between the last two steps
             os.replace(self.final, self.path)
-        self.file = open(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+        number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        self.file = os.fdopen(number, "r+b")
         place, end = 0, 2 * self.tokens
         while place < end and (part := self.file.read(min(_BLOCK, end - place))):
             self.hash.update(part)

@@ -354,6 +354,8 @@ class Session:
             f"wflow {source['versions']['wflow']}\n\n{found}\n"
         )
         texts = dict(texts or {}) | {"summary.md": page}
+        if not _first_process():
+            return
         former = earlier_results(self.flags.out)
         print(found)
         write_results(self.flags.out, table, document, figures, texts, stale=former)
@@ -405,6 +407,9 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
     >>> files["one"].name
     'one.h5'
     """
+    if not _first_process():
+        yield Session(name, flags)
+        return
     with ExitStack() as stack:
         stack.enter_context(signals_as_errors(lambda: _after_signal(flags)))
         stack.enter_context(log_on_stderr(flags.verbose))
@@ -417,6 +422,11 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         if isinstance(flags, Flags):
             check_workers(flags.workers, flags.scheduler)
         yield Session(name, flags)
+
+
+def _first_process() -> bool:
+    """Whether this is the process that has the folder: of several of torchrun, number 0."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _after_signal(flags: OutputFlags) -> str:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 AnySetup = TypeVar("AnySetup")
+Result = TypeVar("Result")
 Record = dict[str, Any]
 NEEDS = {"torch": "nets"}
 RECORD = "record.json"  # what was measured of a training, in its folder
@@ -46,6 +48,8 @@ class NetFlags(OutputFlags):
     """Flags of every study of networks."""
 
     needs: ClassVar[dict[str, str]] = NEEDS
+    torchrun: ClassVar[bool] = False
+    """Whether several processes of torchrun may train each of the networks together."""
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
     the published set-up, for a GPU."""
@@ -76,7 +80,7 @@ class NetFlags(OutputFlags):
             number(self.lam, "--lam", least=0.0)
         if len(set(self.only)) < len(self.only):
             raise InputError(f"--only is {' '.join(self.only)}: name every model once")
-        if os.environ.get("WORLD_SIZE", "1") != "1":
+        if os.environ.get("WORLD_SIZE", "1") != "1" and not self.torchrun:
             raise InputError(
                 "a study is one process, and torchrun started several: give each GPU some of the "
                 "models instead, by --only MODEL, --device cuda:1 and a separate --out"
@@ -226,10 +230,16 @@ def train_all(
     for seed in range(seeds):
         for name in names:
             found = _trained(session, flags, name, seed, plan(name, seed))
-            record = examine(name, seed, found) | {"diverged": found.diverged}
+            record = in_first(flags, partial(examine, name, seed, found))
+            record |= {"diverged": found.diverged}
             results.records[name].append(record)
             results.histories[name].append(found.history)
     return results
+
+
+def in_first(flags: NetFlags, task: Callable[[], Result]) -> Result:
+    """Do something in the first process of torchrun alone, whose result all of them get."""
+    return nets.train.team(flags.device).share(task)
 
 
 def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) -> Trained:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from wflow._core.errors import InputError, WflowError
 
 Result = TypeVar("Result")
 
+_PATIENCE = timedelta(hours=2)
 _GLOO_SECONDS = 0.2  # until its threads have certainly run once more
 
 
@@ -216,7 +218,8 @@ def team(name: str) -> Team:
                 "by torchrun (torchrun --nproc-per-node 2 ...), or unset WORLD_SIZE"
             )
         # Once for all trainings of this program: torchrun's store allows one rendezvous.
-        dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+        # The others wait while process 0 evaluates and saves.
+        dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=_PATIENCE)
         atexit.register(_leave)
     return Team(own, dist.get_rank(), dist.get_world_size())
 

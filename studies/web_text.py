@@ -1,9 +1,9 @@
 """Web text with a GPT-2: discrete, and continuous in time with its transport cost.
 
 A causal transformer of 123.7 million parameters learns the next byte pair of OpenWebText, 9 billion
-tokens that are read from the disk as they are needed. In the continuous models blocks and final norm
-together are the velocity of the hidden states, as in the published code. Losses, both perplexities,
-and BLEU, ROUGE and BERTScore of predicted texts: [OTT] section 5.4, Table 13.
+of them, which are read from the disk as they are needed. In the continuous models blocks and final
+norm together are the velocity of the hidden states, as in the published code. Losses, both
+perplexities, and BLEU, ROUGE and BERTScore of predicted texts: [OTT] section 5.4, Table 13.
 
 The preset paper reads token files that `wflow data prepare openwebtext FOLDER` has made; cpu makes
 them of 122 articles of wikitext-2, with the first 3,839 byte pairs of GPT-2.

@@ -1,0 +1,165 @@
+"""Token files stand for tensors of tokens: the same batches, in constant memory, to the bit."""
+
+import hashlib
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import train  # noqa: E402
+
+VOCABULARY = 300
+
+
+def written(path, tokens=5000, vocabulary=VOCABULARY, seed=0):
+    """A file of random tokens, and the tensor of them."""
+    found = np.random.default_rng(seed).integers(0, vocabulary, tokens).astype("<u2")
+    path.write_bytes(found.tobytes())
+    digest = hashlib.sha256(found.tobytes()).hexdigest()
+    file = nets.data.TokenFile(path, tokens=tokens, vocabulary=vocabulary, sha256=digest)
+    return file, torch.from_numpy(found.astype(np.int64))
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return written(tmp_path / "text.bin")
+
+
+def test_crops_of_a_file_are_those_of_its_tensor(pair):
+    options = {"context": 16, "batch": 8, "seed": 3, "vocabulary": VOCABULARY}
+    one, other = (nets.data.CropBatches(tokens, **options) for tokens in pair)
+    for step in (0, 7, 1, 10**9):
+        for a, b in zip(one(step), other(step), strict=True):
+            assert a.dtype == b.dtype == torch.int64 and torch.equal(a, b)
+
+
+def test_windows_of_a_file_are_those_of_its_tensor(pair):
+    found, expected = (
+        list(nets.data.windows(tokens, context=64, batch=3, vocabulary=VOCABULARY))
+        for tokens in pair
+    )
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_slices_are_those_of_the_tensor(pair):
+    file, tensor = pair
+    for part in (slice(None), slice(3, 9), slice(-5, None), slice(9, 3), slice(4990, 9000)):
+        assert torch.equal(file[part], tensor[part])
+    with pytest.raises(InputError, match="expected a slice"):
+        file[3]
+    assert torch.equal(pickle.loads(pickle.dumps(file))[10:20], tensor[10:20])
+
+
+def test_a_file_of_another_vocabulary_is_refused(pair):
+    file, _ = pair
+    for vocabulary in (VOCABULARY - 1, VOCABULARY + 1):
+        with pytest.raises(InputError, match=r"vocabulary of 300.*another network"):
+            nets.data.CropBatches(file, context=4, batch=2, vocabulary=vocabulary)
+        with pytest.raises(InputError, match="vocabulary of 300"):
+            nets.data.windows(file, context=4, vocabulary=vocabulary)
+    nets.data.CropBatches(file, context=4, batch=2, vocabulary=VOCABULARY)
+
+
+def test_a_text_shorter_than_the_context_is_refused(tmp_path):
+    file, _ = written(tmp_path / "short.bin", tokens=8)
+    with pytest.raises(InputError, match="expected more than the context, 8"):
+        nets.data.CropBatches(file, context=8, batch=1)
+
+
+def test_truncated_damaged_and_missing_files_are_refused(tmp_path, pair):
+    file, _ = pair
+    path = tmp_path / "text.bin"
+    data = path.read_bytes()
+    file.verify()
+    batches = nets.data.CropBatches(file, context=16, batch=8, vocabulary=VOCABULARY)
+    path.write_bytes(data[:100] + b"\xff\xff" + data[102:])
+    with pytest.raises(InputError, match="SHA-256"):
+        file.verify()
+    with pytest.raises(InputError, match=r"holds token 65535 .* damaged"):
+        file[40:60]
+    with open(path, "r+b") as raw:
+        raw.truncate(1000)
+    with pytest.raises(InputError, match="cut off while it was read"):
+        batches(0)
+    again = {"tokens": 5000, "vocabulary": VOCABULARY, "sha256": file.sha256}
+    with pytest.raises(InputError, match=r"has 1,000 bytes: expected 10,000"):
+        nets.data.TokenFile(path, **again)
+    with pytest.raises(InputError, match="does not exist"):
+        nets.data.TokenFile(tmp_path / "none.bin", **again)
+
+
+class Losses(torch.nn.Module):
+    """A table of logits for each token."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(VOCABULARY, VOCABULARY)
+
+    def forward(self, tokens):
+        return self.table(tokens)
+
+
+def trained(tokens, out=None, steps=6, resume=False):
+    model = Losses()
+    batches = nets.data.CropBatches(tokens, context=8, batch=4, seed=1, vocabulary=VOCABULARY)
+    config = train.TrainConfig(steps=steps, batch=4, checkpoint_every=2, device="cpu")
+    history = train.train(
+        model, train.objective(train.cross_entropy), batches, config, out=out, resume=resume
+    )
+    return model.table.weight.detach(), history["loss"].values
+
+
+def test_a_training_from_a_file_has_the_bits_of_one_from_memory_also_resumed(
+    tmp_path, pair, monkeypatch
+):
+    file, tensor = pair
+    weights, losses = trained(tensor)
+    real = nets.data.CropBatches.__call__
+
+    def until_4(self, step):
+        if step == 4:
+            raise RuntimeError("power cut")
+        return real(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nets.data.CropBatches, "__call__", until_4)
+        with pytest.raises(RuntimeError):
+            trained(file, out=tmp_path / "run")
+    moved = tmp_path / "moved.bin"
+    (tmp_path / "text.bin").rename(moved)  # the same text in another place
+    again = nets.data.TokenFile(moved, tokens=5000, vocabulary=VOCABULARY, sha256=file.sha256)
+    found = trained(again, out=tmp_path / "run", resume=True)
+    assert torch.equal(found[0], weights) and np.array_equal(found[1], losses)
+
+
+def test_a_training_is_not_resumed_with_another_text(tmp_path, pair):
+    file, _ = pair
+    trained(file, out=tmp_path / "run")
+    other, _ = written(tmp_path / "other.bin", seed=1)
+    with pytest.raises(InputError, match="tokens"):
+        trained(other, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is not known here")
+def test_memory_does_not_grow_with_what_was_read(tmp_path):
+    def resident():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) * 1024
+
+    file, _ = written(tmp_path / "large.bin", tokens=1 << 23)
+    batches = nets.data.CropBatches(file, context=4096, batch=64, vocabulary=VOCABULARY)
+    for step in range(3):
+        batches(step)
+    before = resident()
+    for step in range(3, 60):  # all of the file, of 16 MiB, and more
+        batches(step)
+    assert resident() - before < 8 << 20

@@ -513,6 +513,19 @@ CALLS = {
         data.replace_tokens,
         {"tokens": ids(4, 5), "rate": 0.5, "vocabulary": 7, "seed": 0},
     ),
+    "data.prepare_text": lambda: (
+        data.prepare_text,
+        {
+            "source": "no-such-text.txt", "out": "no-such-folder", "name": "trial",
+            "column": "text", "begins": None, "validation": 0.1, "seed": 0, "tokenizer": None,
+            "workers": 1, "block": 100, "resume": False, "overwrite": False, "show": False,
+        },
+    ),
+    "data.TokenFile": lambda: (
+        data.TokenFile,
+        {"path": "tests", "tokens": 5, "vocabulary": 7, "sha256": ""},
+    ),
+    "data.TokenFiles": lambda: (data.TokenFiles, {"folder": "tests", "vocabulary": 7}),
     "data.shakespeare": lambda: (data.shakespeare, {"tokens": "characters", "folder": "tests"}),
     "data.uniform_noise": lambda: (
         data.uniform_noise,
@@ -768,6 +781,7 @@ def test_every_call_works_as_it_stands():
     refused = {"data.BytePairs", "data.mnist", "data.shakespeare", "data.read_idx"}
     refused |= {"data.mnist_clouds", "data.modelnet40", "data.read_off"}
     refused.add("GPT.from_pretrained")  # no such folder
+    refused |= {f"data.{name}" for name in ("prepare_text", "TokenFile", "TokenFiles")}  # likewise
     refused |= {f"train.{name}" for name in ("load_model", "save_model", "restore")}  # foreign
     for name, make in CALLS.items():
         error = called(*make())

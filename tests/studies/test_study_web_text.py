@@ -1,0 +1,132 @@
+"""The study of web text: from token files, resumed, and by two processes as by one."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts import STUDIES, call, script  # noqa: E402
+from trainings import torchrun  # noqa: E402
+
+from wflow import InputError, nets  # noqa: E402
+
+SMOKE = ["--preset", "smoke", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch, tmp_path):
+    """No study of the smoke preset looks for data."""
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
+
+
+def test_it_trains_from_token_files_and_resumes(tmp_path, monkeypatch, capsys, sketched):
+    out = tmp_path / "web"
+    flags = [*SMOKE, "--out", str(out)]
+    assert call("web_text", monkeypatch, *flags, "--only", "baseline") == 0
+    first = nets.data.TokenFiles(out / "tokens")
+    before = (out / "tokens" / "train.bin").stat().st_mtime_ns
+    assert call("web_text", monkeypatch, *flags, "--resume") == 0
+    said = capsys.readouterr().out
+    assert first.source in said and "published" not in said.lower().replace("published code", "")
+    assert (out / "tokens" / "train.bin").stat().st_mtime_ns == before
+    assert json.loads((out / "summary.json").read_text())["findings"] == []
+    with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
+        assert table.sizes["model"] == 3
+        assert np.allclose(table["perplexity"], np.exp(table["final"]))
+        straight = table["straightness"].sel(model=["unregularised", "continuous"])
+        assert (straight >= 1).all()
+    with xr.open_dataset(out / "baseline-0" / "metrics.h5", engine="h5netcdf") as history:
+        assert first.train.sha256 in history.attrs["config"]
+
+
+def test_token_files_of_another_vocabulary_or_text_are_refused(tmp_path, monkeypatch):
+    source = tmp_path / "texts.txt"
+    source.write_text("<|endoftext|>".join(f"an owl {k} " * 9 for k in range(40)))
+    pairs = script("_web_text").byte_pairs()
+    text = nets.data.prepare_text(source, tmp_path / "tokens", tokenizer=pairs, validation=0.3,
+                                  workers=1)  # fmt: skip
+    flags = ["--tokens", str(tmp_path / "tokens"), "--out", str(tmp_path / "out"), "--device",
+             "cpu"]  # fmt: skip
+    with pytest.raises(InputError, match=r"vocabulary of 257, and the network's is 4,096"):
+        call("web_text", monkeypatch, *flags, "--preset", "cpu")
+    data = bytearray((tmp_path / "tokens" / "train.bin").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "tokens" / "train.bin").write_bytes(data)
+    with pytest.raises(InputError, match="SHA-256"):
+        call("web_text", monkeypatch, *flags, "--preset", "smoke")
+    assert text.vocabulary == 257
+
+
+def test_text_that_is_missing_names_the_way_to_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=r"wflow data prepare openwebtext.*--tokens"):
+        call("web_text", monkeypatch, "--preset", "paper", "--device", "cpu", "--out",
+             str(tmp_path / "out"))  # fmt: skip
+    with pytest.raises(InputError, match="wikitext-2"):
+        call("web_text", monkeypatch, "--preset", "cpu", "--device", "cpu", "--out",
+             str(tmp_path / "out"))  # fmt: skip
+
+
+def test_the_published_networks_have_their_size():
+    """All parameters but those of the positions, with biases and a vocabulary of 50,257."""
+    web, words = script("_web_text"), script("_shakespeare_words")
+    setup = web.PRESETS["paper"]
+    with torch.device("meta"):
+        counts = {
+            name: words.network(model, setup, setup.vocabulary, 0).count()
+            for name, model in words.models(setup).items()
+        }
+    assert {f"{count / 1e6:.1f}M" for count in counts.values()} == {web.PUBLISHED_PARAMETERS}
+
+
+def test_parts_leave_the_batch_as_it_is(monkeypatch):
+    web = script("_web_text")
+    for parts in (1, 5, 8, 240):
+        setup = web.replace(web.PRESETS["paper"], parts=parts)
+        assert setup.batch * setup.accumulate == 240
+
+
+def test_byte_pairs_are_the_first_of_a_longer_list():
+    web = script("_web_text")
+    encoder, _ = web.byte_pairs()
+    numbers = json.loads(encoder)
+    del numbers[web.END]
+    more = [("a", "n"), ("o", "w"), ("ow", "l")]
+    numbers |= {"".join(pair): 256 + k for k, pair in enumerate(more)} | {web.END: 259}
+    lines = "\n".join(["#version: 0.2", *map(" ".join, more)])
+    few = web.fewer_pairs(json.dumps(numbers).encode(), lines.encode(), 259)
+    tokenizer = nets.data.BytePairs(*few)
+    assert tokenizer.vocabulary == 259
+    found = tokenizer.encode("an owl")
+    assert found[0] == 256 and found[-1] == numbers["l"] and found[-2] == 257
+    assert json.loads(few[0])[web.END] == 258
+
+
+def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
+    if not cases(0, 1):
+        pytest.skip("with --long: processes are slow to start")
+    flags = [*SMOKE, "--only", "continuous"]
+    assert call("web_text", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
+    torchrun(STUDIES / "web_text.py", *flags, "--out", tmp_path / "two")
+    losses = []
+    for name in ("one", "two"):
+        with xr.open_dataset(tmp_path / name / "continuous-0" / "metrics.h5") as history:
+            losses.append(history["loss"].values)
+    assert np.allclose(*losses, rtol=1e-5, atol=0)
+    page = (tmp_path / "two" / "summary.md").read_text()
+    assert re.search("2 x CPU", page)
+
+
+def test_other_studies_say_that_they_are_one_process(monkeypatch, tmp_path):
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="a study is one process"):
+        call("shakespeare_gpt", monkeypatch, *SMOKE, "--out", str(tmp_path / "out"))

@@ -18,11 +18,9 @@ from wflow.study import heads
 
 ROOT = Path(wflow.__file__).parents[1]
 NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
-OF_NETWORKS = {"cats_dogs", "mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
-OF_NETWORKS = {"mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt", "pontryagin_resnet",
-               "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
-               "shakespeare_words", "trained_heads"}  # fmt: skip
-               "trained_heads", "web_text"}  # fmt: skip
+OF_NETWORKS = {"cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
+               "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
+               "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text"}  # fmt: skip
 SMALL = ["--heads", "2", "--n", "12", "--paths", "2", "--t-final", "0.1", "--threads", "1"]
 
 

@@ -71,11 +71,9 @@ SMALL = {
     "web_text": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
 }
 
-OF_NETWORKS = ("cats_dogs", "mnist_vit", "nanogpt_sizes", "pontryagin_gpt", "pontryagin_resnet",
-OF_NETWORKS = ("mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt", "pontryagin_resnet",
-               "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "shakespeare_gpt",
-               "shakespeare_words", "trained_heads")  # fmt: skip
-               "trained_heads", "web_text")  # fmt: skip
+OF_NETWORKS = ("cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
+               "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
+               "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text")  # fmt: skip
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",

@@ -686,10 +686,8 @@ CALLS = {
 PLAIN = {
     "Flow", "Output", "Trajectory", "data.Images", "data.Text", "data.Tokenizer",
     "control.Extremal", "control.NonFiniteCostateError", "control.Optimality", "control.Violation",
-    "Flow", "Output", "Trajectory", "data.Images", "data.PointClouds", "data.Text",
-    "data.Tokenizer",
-    "control.Extremal", "control.NonFiniteCostateError", "control.Optimality",
-    "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability", "diagnostics.Transport",
+    "data.PointClouds", "diagnostics.Bound", "diagnostics.Lipschitz", "diagnostics.Stability",
+    "diagnostics.Transport",
     "generative.Attended", "generative.Derivatives", "generative.Generated", "generative.ToBase",
     "particles.Clouds", "particles.Dropped", "particles.Motion", "particles.Tied",
     "train.Batches", "train.CHECKPOINT", "train.Loss", "train.METRICS", "train.METRICS_JSON",

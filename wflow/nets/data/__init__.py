@@ -1,19 +1,9 @@
 """Data for the network studies: images, texts, batches, perturbations.
 
-`datasets` loads them, `download` finds or fetches their files, `tokenize` turns text to numbers,
-`batches` are pure functions of (seed, step), `reviews` are labelled texts of any length,
-`trained_pairs` byte pairs learnt from texts, `densities` draws from those in the plane, `perturb`
-`datasets` and `pictures` load them, `download` finds or fetches their files, `tokenize` turns text to numbers,
-`batches` are pure functions of (seed, step), `densities` draws from those in the plane, `perturb`
-disturbs inputs. Start with `datasets`.
-`datasets` and `pictures` load them, `download` finds or fetches their files, `tokenize` turns text
-to numbers, `batches` are pure functions of (seed, step), `densities` draws from those in the plane,
-`datasets` and `clouds` load them, `download` finds or fetches their files, `tokenize` turns text to
-numbers, `batches` are pure functions of (seed, step), `densities` draws from those in the plane,
-`perturb` disturbs inputs. Start with `datasets`.
-`preparing` turns the `documents` of a large text into `token_files`, `batches` are pure functions
-of (seed, step), `densities` draws from those in the plane, `perturb` disturbs inputs. Start with
-`datasets`.
+`datasets`, `pictures`, `clouds` and `reviews` load them, `download` finds or fetches their files,
+`tokenize` turns text to numbers and `trained_pairs` learns how from texts, `preparing` turns the
+`documents` of a large text into `token_files`, `batches` are pure functions of (seed, step),
+`densities` draws from those in the plane, `perturb` disturbs inputs. Start with `datasets`.
 """
 
 from wflow.nets.data.clouds import (
@@ -48,12 +38,12 @@ from wflow.nets.data.datasets import (
     windows,
 )
 from wflow.nets.data.densities import PlanarBatches, planar
-from wflow.nets.data.reviews import Reviews, TextBatches, imdb
-from wflow.nets.data.trained_pairs import TrainedBytePairs
-from wflow.nets.data.pictures import RandomCrops, cats_and_dogs
 from wflow.nets.data.perturb import rotate_points
+from wflow.nets.data.pictures import RandomCrops, cats_and_dogs
 from wflow.nets.data.preparing import prepare_text
+from wflow.nets.data.reviews import Reviews, TextBatches, imdb
 from wflow.nets.data.token_files import TokenFile, TokenFiles
+from wflow.nets.data.trained_pairs import TrainedBytePairs
 
 __all__ = [
     "BytePairs",
@@ -64,9 +54,9 @@ __all__ = [
     "Images",
     "Mesh",
     "PlanarBatches",
-    "Reviews",
-    "RandomCrops",
     "PointClouds",
+    "RandomCrops",
+    "Reviews",
     "Text",
     "TextBatches",
     "TokenFile",

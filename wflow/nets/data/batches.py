@@ -1,7 +1,6 @@
 """Batches as a pure function of (seed, step), so that a resumed or parallel run sees the same."""
 
 from collections.abc import Callable, Iterator
-from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np

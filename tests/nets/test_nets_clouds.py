@@ -468,3 +468,35 @@ def test_rotations_keep_distances_and_orientation(about):
         data.rotate_points(points[:, :, :2], 0.7)
     with pytest.raises(InputError, match="about is 'x'"):
         data.rotate_points(points, 0.7, about="x")
+
+
+def test_a_training_on_padded_clouds_resumes_to_the_bit(tmp_path):
+    from wflow import nets
+
+    def trained(out, stop=None):
+        torch.manual_seed(0)
+        net = nets.SetTransformer(features=3, classes=5, width=8, heads=2, inducing=3)
+        net.body = nets.ContinuousTransformer(net.body, steps=2)
+        objective = nets.train.objective(nets.train.cross_entropy, 1.0)
+        rate = nets.train.StepDecay((1e-2, 1e-3), (3,))
+        config = nets.train.TrainConfig(
+            steps=5, batch=2, schedule=rate, evaluate_every=2, checkpoint_every=2, device="cpu"
+        )
+        calls = []
+
+        def evaluate(model):
+            calls.append(model)
+            if stop is not None and len(calls) == stop:
+                raise RuntimeError("a crash")
+            return {"zero": 0.0}
+
+        source = batches(points=4)
+        nets.train.train(net, objective, source, config, out=out, evaluate=evaluate, resume=True)
+        return net
+
+    straight = trained(tmp_path / "straight")
+    with pytest.raises(RuntimeError, match="a crash"):
+        trained(tmp_path / "again", stop=3)  # after step 4
+    again = trained(tmp_path / "again")
+    for a, b in zip(straight.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)

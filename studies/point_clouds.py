@@ -87,14 +87,10 @@ def preset(flags: PointClouds) -> Setup:
     dataset = flags.dataset or default
     found = PRESETS.get((flags.preset, dataset))
     if found is None:  # the sizes of the preset with the clouds of another one
-        base, source = PRESETS[flags.preset, default], _clouds_of(dataset)
+        source = next(setup for (_, name), setup in PRESETS.items() if name == dataset)
         sizes = {key: getattr(source, key) for key in ("dataset", "train", "test", "stored")}
-        found = replace(base, **sizes)
+        found = replace(PRESETS[flags.preset, default], **sizes)
     return found
-
-
-def _clouds_of(dataset: str) -> Setup:
-    return next(setup for (_, name), setup in PRESETS.items() if name == dataset)
 
 
 def tabulated(results: Results) -> Any:

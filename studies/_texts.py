@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EVALUATION = 16  # windows at a time
 WINDOWS = 8  # of the test text, whose hidden states are followed
-SAMPLING = {"temperature": 0.8, "top_k": 200}  # as sample.py of nanoGPT has them
+TEMPERATURE, TOP_K = 0.8, 200  # as sample.py of nanoGPT has them
 KINDS = {"forced": "next tokens", "generated": "generated"}
 SCORES = {
     "bleu": "BLEU",
@@ -208,7 +208,9 @@ def measured(
     )
     pairs = {
         "forced": nets.metrics.forced(net, windows(EVALUATION)),
-        "generated": nets.metrics.continued(net, begun, rest, **SAMPLING, seed=seed),
+        "generated": nets.metrics.continued(
+            net, begun, rest, temperature=TEMPERATURE, top_k=TOP_K, seed=seed
+        ),
     }
     for kind, (predictions, targets) in pairs.items():
         scores = nets.metrics.scores(
@@ -242,7 +244,7 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
             f"({install('metrics')}; then give the same command with --resume)."
         )
     titles = {n: title for n, title in SCORES.items() if encoder or not n.startswith("bert")}
-    table: dict[str, list[str]] = {"model": [], "text": []} | {t: [] for t in titles.values()}
+    table: dict[str, list[str]] = {title: [] for title in ("model", "text", *titles.values())}
 
     def add(model: str, kind: str, cells: Iterable[str]) -> None:
         for column, cell in zip(table.values(), (model, kind, *cells), strict=True):
@@ -268,7 +270,7 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
         f"windows of {setup.context} tokens of the whole test part, which [OTT] scores (of random "
         f"windows). Generated: continuations of {setup.continuation} tokens of "
         f"{setup.passages} held-out beginnings of {setup.beginning}, at temperature "
-        f"{SAMPLING['temperature']:g} among the {SAMPLING['top_k']} likeliest. BLEU: "
+        f"{TEMPERATURE:g} among the {TOP_K} likeliest. BLEU: "
         f"{nets.metrics.signature()}; ROUGE: F-measures with stemming; "
     )
     lead += (

@@ -181,7 +181,11 @@ def figures(results: Results, ablation: str) -> dict[str, Any]:
         x = [float(name.partition("=")[2]) for name in settings]
         of = {"final": "last", "best": "least"}
         panel = [
-            Line(label, x, np.transpose([[r[key] for r in results.records[n]] for n in settings]))
+            Line(
+                label,
+                x,
+                np.transpose([[r[key] for r in results.records[n]] for n in settings]).tolist(),
+            )
             for key, label in of.items()
         ]
         axis = "weight lam" if ablation == "lam" else "steps"

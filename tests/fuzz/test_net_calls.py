@@ -26,7 +26,18 @@ from wflow import (  # noqa: E402
     WflowError,
     nets,
 )
-from wflow.nets import blocks, control, convex, data, diagnostics, generative, particles, train  # noqa: E402
+from wflow._core.extras import missing  # noqa: E402
+from wflow.nets import (  # noqa: E402
+    blocks,
+    control,
+    convex,
+    data,
+    diagnostics,
+    generative,
+    metrics,
+    particles,
+    train,
+)
 from wflow.nets.data import download  # noqa: E402
 from wflow.sampling import forward  # noqa: E402
 
@@ -579,6 +590,39 @@ CALLS = {
             "perturbed_outputs": draw(4, 2, seed=1), "p": 2.0, "ground": "chordal",
         },
     ),
+    "metrics.Perplexities": lambda: (
+        metrics.Perplexities,
+        {"of_mean": 1.0, "mean_of_sequences": 1.0},
+    ),
+    "metrics.bleu": lambda: (
+        lambda predictions, reference, words: metrics.bleu(predictions, reference, words=words),
+        {"predictions": ["to be or not"], "reference": ["to be or not"], "words": "moses"},
+    ),
+    "metrics.continued": lambda: (
+        metrics.continued,
+        {
+            "model": nets.GPT(**GPT), "beginnings": ids(2, 3), "targets": ids(2, 2),
+            "temperature": 0.8, "top_k": 3, "seed": 0, "batch": 2,
+        },
+    ),
+    "metrics.forced": lambda: (
+        metrics.forced,
+        {"model": nets.GPT(**GPT), "windows": [(ids(2, 5), ids(2, 5))]},
+    ),
+    "metrics.losses": lambda: (
+        metrics.losses,
+        {"model": nets.GPT(**GPT), "windows": [(ids(2, 5), ids(2, 5))]},
+    ),
+    "metrics.passages": lambda: (
+        metrics.passages,
+        {"tokens": ids(30), "beginning": 4, "continuation": 2, "most": 3},
+    ),
+    "metrics.perplexities": lambda: (metrics.perplexities, {"losses": draw(3, 4)}),
+    "metrics.scores": lambda: (
+        metrics.scores,
+        {"predictions": ["a b", ""], "references": ["a c", "d"], "encoder": None},
+    ),
+    "metrics.signature": lambda: (metrics.signature, {"words": "moses"}),
     "particles.TrainedHeads": lambda: (
         particles.TrainedHeads,
         {
@@ -781,6 +825,10 @@ def test_every_call_works_as_it_stands():
     refused.add("GPT.from_pretrained")  # no such folder
     refused |= {f"data.{name}" for name in ("prepare_text", "TokenFile", "TokenFiles")}  # likewise
     refused |= {f"train.{name}" for name in ("load_model", "save_model", "restore")}  # foreign
+    if missing({name: "metrics" for name in ("sacrebleu", "sacremoses")}):
+        refused |= {"metrics.bleu", "metrics.signature"}
+    if missing({name: "metrics" for name in ("sacrebleu", "sacremoses", "rouge_score")}):
+        refused.add("metrics.scores")
     for name, make in CALLS.items():
         error = called(*make())
         assert (error is not None) == (name in refused), f"{name}: {error}"

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wflow._core.checks import check_choice, number, whole
+from wflow._core.checks import check_choice, number, path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow.nets.blocks import evaluating, output_of
@@ -97,7 +97,7 @@ def scores(
     *,
     encoder: str | os.PathLike[str] | None = None,
 ) -> Scores:
-    r"""Score texts by BLEU [1]_, ROUGE [2]_ and BERTScore [3]_, as [OTT] does [4]_.
+    r"""Score texts by BLEU [1]_, ROUGE [2]_ and BERTScore [3]_, the scores of [4]_.
 
     A pair of which one text is empty, or white space alone, is skipped and counted: BERTScore and
     ROUGE are not defined there.
@@ -159,9 +159,10 @@ def scores(
     kept = [pair for pair in zip(predicted, given, strict=True) if all(map(str.strip, pair))]
     skipped = len(predicted) - len(kept)
     rouge = _library("rouge_score.rouge_scorer")
-    read = None if encoder is None else _encoder(os.fspath(encoder))
+    read = None if encoder is None else _encoder(str(path_of(encoder, "encoder")))
     if not kept:
-        return Scores(*[math.nan] * 7, texts=0, skipped=skipped)
+        nan = math.nan
+        return Scores(nan, nan, nan, nan, nan, nan, nan, texts=0, skipped=skipped)
     predicted, given = (list(texts) for texts in zip(*kept, strict=True))
     names = ("rouge1", "rouge2", "rougeL")
     scorer = rouge.RougeScorer(names, use_stemmer=True)
@@ -435,7 +436,7 @@ def perplexities(losses: Tensor | Iterable[Tensor]) -> Perplexities:
 
 
 def losses(model: nn.Module, windows: Windows) -> list[Tensor]:
-    """Losses -log p of each next token of each window.
+    """Compute the losses -log p of each next token of each window.
 
     Parameters
     ----------

@@ -309,3 +309,5 @@ class TextFlags(networks.NetFlags):
             study.positive(self.rate, "--rate")
         if self.share is not None and not 0 < study.number(self.share, "--share") <= 1:
             raise InputError(f"--share is {self.share}: expected a number in (0, 1]")
+        if self.encoder is not None:  # refused now, not after hours of training
+            nets.metrics.scores(["a"], ["a"], encoder=self.encoder)

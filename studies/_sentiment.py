@@ -135,7 +135,9 @@ def load(setup: Setup, flags: Any, seed: int) -> Data:
         reviews = nets.data.imdb(folder=flags.data, split="joined", seed=seed, repeated=True)
     else:
         reviews = nets.data.imdb(folder=flags.data)
-    pairs = nets.data.TrainedBytePairs(reviews.train_texts, setup.vocabulary)
+    pairs = nets.data.TrainedBytePairs(
+        reviews.train_texts, setup.vocabulary, cached=setup.dataset == "imdb"
+    )
     encoded = [pairs.encode_all(texts) for texts in (reviews.train_texts, reviews.test_texts)]
     return Data(reviews, pairs.vocabulary, *encoded)
 

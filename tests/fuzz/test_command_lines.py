@@ -54,6 +54,7 @@ SMALL = {
     "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
     "point_clouds": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "pontryagin_gpt": "--preset smoke --seeds 1 --device cpu",
+    "sentiment": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
     "shakespeare_words": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
     "stability_tokens": "--n 4 --heads 1 --sizes 0.1 0.2 --eps 0.01 --paths 2 --t-final 0.1 "

@@ -110,11 +110,19 @@ def test_rows_without_any_token_are_finite_and_so_are_their_gradients(causal, dt
     assert all(p.grad.isfinite().all() for p in attention.parameters())
 
 
-@CAUSAL
-def test_tokens_that_see_no_other_see_themselves(causal):
-    attention, x = Attention(8, 2, causal=causal).to(DOUBLE), states()
+def test_tokens_that_see_none_before_them_see_themselves():
+    attention, x = Attention(8, 2, causal=True).to(DOUBLE), states()
     alone = attention.out(attention.qkv(x)[..., 16:])  # their own values
     assert torch.allclose(attention(x, mask=lengths_mask(0, 0, 0)), alone, atol=1e-13)
+
+
+def test_padding_sees_the_tokens_that_are_there_and_in_empty_texts_all():
+    attention, x = Attention(8, 2).to(DOUBLE), states()
+    got = attention(x, mask=lengths_mask(3, 0, 5))
+    other = x.clone()
+    other[0, 4] = 7.0  # padding does not see other padding
+    assert torch.equal(attention(other, mask=lengths_mask(3, 0, 5))[0, 3], got[0, 3])
+    assert torch.allclose(got[1], attention(x)[1], atol=1e-13)
 
 
 def test_dropout_acts_in_training_only():

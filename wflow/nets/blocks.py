@@ -732,11 +732,14 @@ def beyond(tokens: Tensor, vocabulary: int) -> int | None:
 
 
 def _visible(mask: Tensor, causal: bool) -> Tensor:
-    """Tokens (last dimension) that each token attends to: bool (batch, 1, tokens, tokens)."""
+    """Tokens (last dimension) that each token attends to: bool (batch, 1, 1 or tokens, tokens).
+
+    A softmax over nothing would be NaN, and its gradient would reach every weight: in a text
+    without tokens each sees all, and of those before it each token sees itself at least.
+    """
+    if not causal:
+        return (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
     tokens = mask.shape[1]
-    seen = mask[:, None, None, :]  # (batch, 1, 1, tokens)
-    if causal:
-        seen = seen & torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
-    # Each token sees itself. Those that are there do anyway; for the others a softmax over
-    # nothing would be NaN, and its gradient would reach every weight.
-    return seen | torch.eye(tokens, dtype=torch.bool, device=mask.device)
+    before = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
+    itself = torch.eye(tokens, dtype=torch.bool, device=mask.device)
+    return mask[:, None, None, :] & before | itself

@@ -92,6 +92,8 @@ class TrainedBytePairs:
                     replace_file(file, lambda draft: draft.write_text(content, encoding="utf-8"))
                 except OSError:  # a cache that cannot be written to is none
                     pass
+        # A text that holds the word for padding is encoded letter by letter.
+        self._tokenizer.encode_special_tokens = True
 
     @property
     def vocabulary(self) -> int:
@@ -174,8 +176,6 @@ def _learnt(library: Any, texts: list[str], vocabulary: int, lowercase: bool) ->
             show_progress=False,
         ),
     )
-    # A text that holds the word for padding is encoded letter by letter.
-    tokenizer.encode_special_tokens = True
     return tokenizer
 
 

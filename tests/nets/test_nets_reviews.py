@@ -1,0 +1,294 @@
+"""Film reviews: archives in the official form, damaged and foreign ones; batches; byte pairs."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from wflow import InputError  # noqa: E402
+from wflow.nets import data  # noqa: E402
+from wflow.nets.data import download, reviews, trained_pairs  # noqa: E402
+
+DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
+REVIEWS = {
+    "aclImdb/train/pos/0_9.txt": b"A  superb film.<br /><br />See it!",
+    "aclImdb/train/neg/1_2.txt": b"Dull.",
+    "aclImdb/train/pos/2_8.txt": "Très bien".encode(),
+    "aclImdb/test/neg/0_1.txt": b"A waste of time",
+    "aclImdb/test/neg/1_1.txt": b"Dull.",
+    "aclImdb/test/pos/2_10.txt": b"Great",
+}
+OTHERS = {
+    "aclImdb/README": b"read me",
+    "aclImdb/train/unsup/0_0.txt": b"",
+    "aclImdb/imdb.vocab": b"a",
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_hand(monkeypatch, tmp_path):
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    for module in (download, trained_pairs):
+        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+
+
+def packed(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A data set of six reviews, packed as the official one is."""
+    monkeypatch.setattr(reviews, "_DIGEST", reviews.digest_of(REVIEWS))
+    monkeypatch.setattr(reviews, "_JOINED", 4)
+    packed(tmp_path / "data" / "aclImdb_v1.tar.gz", REVIEWS | OTHERS)
+    return tmp_path / "data"
+
+
+def refused(match: str):
+    return pytest.raises(InputError, match=match)
+
+
+# Loader
+
+
+def test_a_review_that_stands_in_both_halves_is_left_out_of_training(folder):
+    found = data.imdb(folder=folder)
+    assert found.repeated == 0 and not set(found.train_texts) & set(found.test_texts)
+    assert found.train_texts == ("A superb film. See it!", "Très bien")
+    assert found.train_labels.tolist() == [1, 1] and found.train_labels.dtype == torch.int64
+    assert found.test_texts == ("A waste of time", "Dull.", "Great")
+    assert found.test_labels.tolist() == [0, 0, 1]
+    assert "2 training and 3 test reviews; 1 more for training" in found.source
+    every = data.imdb(folder=folder, repeated=True)
+    assert every.repeated == 1 and len(every.train_texts) == 3
+    assert "the text of 1 for training is in the test part, too" in every.source
+
+
+def test_the_joined_split_is_random_and_that_of_its_seed(folder):
+    splits = [data.imdb(folder=folder, split="joined", seed=k, repeated=True) for k in range(8)]
+    for found in splits:
+        assert (len(found.train_texts), len(found.test_texts)) == (4, 2)
+        texts = sorted(found.train_texts + found.test_texts)
+        assert texts.count("Dull.") == 2 and len(texts) == 6
+        kinds = found.train_labels.tolist() + found.test_labels.tolist()
+        labels = dict(zip(found.train_texts + found.test_texts, kinds, strict=True))
+        assert labels["Great"] == 1 and labels["Dull."] == 0
+    assert len({found.test_texts for found in splits}) > 3
+    again = data.imdb(folder=folder, split="joined", seed=3, repeated=True)
+    assert again.test_texts == splits[3].test_texts
+    clean = [data.imdb(folder=folder, split="joined", seed=k) for k in range(8)]
+    assert all(found.repeated == 0 for found in clean)
+    assert {len(found.train_texts) for found in clean} == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("aclImdb_labelled.tar.xz", "w:xz"), ("aclImdb_v1.tar", "w")]
+)
+def test_the_checksum_is_that_of_the_reviews_however_they_are_packed(folder, name, mode):
+    want = data.imdb(folder=folder)
+    (folder / "aclImdb_v1.tar.gz").unlink()
+    backwards = dict(reversed({f"./{key}": value for key, value in REVIEWS.items()}.items()))
+    packed(folder / name, backwards, mode)
+    found = data.imdb(folder=folder)
+    assert found.train_texts == want.train_texts and found.test_texts == want.test_texts
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"aclImdb/test/pos/2_10.txt": b""}, r"aclImdb/test/pos/2_10.txt is empty"),
+        ({"aclImdb/test/pos/2_10.txt": b" <br/>\n"}, r"aclImdb/test/pos/2_10.txt is empty"),
+        ({"aclImdb/test/pos/2_10.txt": b"\xff\xfe"}, r"aclImdb/test/pos/2_10.txt is not UTF-8"),
+        ({"aclImdb/test/pos/2_10.txt": b"Good"}, "holds 6 reviews with the SHA-256"),
+        ({"aclImdb/test/pos/3_10.txt": b"Good"}, "holds 7 reviews with the SHA-256"),
+        ({"./aclImdb/test/pos/2_10.txt": b"Great"}, "2_10.txt is there twice"),
+        ({"aclImdb/test/pos/3_9.txt": b"x" * (1 << 18)}, "3_9.txt has 262,144 bytes"),
+    ],
+)  # fmt: skip
+def test_other_reviews_are_refused_by_name(folder, change, said):
+    packed(folder / "aclImdb_v1.tar.gz", REVIEWS | change)
+    with refused(said):
+        data.imdb(folder=folder)
+
+
+def test_foreign_and_truncated_archives_are_refused(folder):
+    path = folder / "aclImdb_v1.tar.gz"
+    draw = np.random.default_rng(0)
+    noise = {f"aclImdb/train/pos/{k}_7.txt": draw.bytes(3000).hex().encode() for k in range(3, 99)}
+    content = packed(path, REVIEWS | noise).read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"no archive at all" * 100):
+        path.write_bytes(damaged)
+        with refused("cannot be read as a tar archive|holds no review"):
+            data.imdb(folder=folder)
+    packed(path, {"photos/cat.jpg": b"miaow"})
+    with refused("holds no review; expected members such as aclImdb/train/pos"):
+        data.imdb(folder=folder)
+    path.unlink()
+    with refused("does not hold IMDb.*expected aclImdb_v1.tar.gz or aclImdb_labelled.tar.xz"):
+        data.imdb(folder=folder)
+    with refused("split is 'half': expected one of official, joined"):
+        data.imdb(folder=folder, split="half")
+
+
+def test_a_download_is_checked_as_the_file_that_it_is(folder, tmp_path, monkeypatch):
+    pooch = pytest.importorskip("pooch")
+    content = (folder / "aclImdb_v1.tar.gz").read_bytes()
+    address = "https://nowhere.invalid/aclImdb_v1.tar.gz"
+    monkeypatch.setattr(
+        pooch, "HTTPDownloader", lambda: lambda url, target, _: Path(target).write_bytes(content)
+    )
+    wrong = download.DataFile("set.tar.gz", "0" * 64, (address,), packed=True)
+    with refused("cannot download set.tar.gz from https://nowhere.invalid.*the SHA-256"):
+        download.archive("a set", wrong)
+    assert not (tmp_path / "cache" / "set.tar.gz").exists()
+    digest = pooch.file_hash(str(folder / "aclImdb_v1.tar.gz"))
+    right = download.DataFile("set.tar.gz", digest, (address,), packed=True)
+    path = download.archive("a set", right)
+    assert path == tmp_path / "cache" / "set.tar.gz" and path.read_bytes() == content
+    monkeypatch.setattr(pooch, "HTTPDownloader", None)  # it is there now
+    assert download.archive("a set", right) == path
+
+
+@pytest.mark.skipif(not (DATA / "aclImdb_labelled.tar.xz").exists(), reason="no data folder")
+def test_the_published_reviews_have_the_known_counts():
+    found = data.imdb(folder=DATA, repeated=True)
+    assert (len(found.train_texts), len(found.test_texts)) == (25_000, 25_000)
+    assert int(found.train_labels.sum()) == int(found.test_labels.sum()) == 12_500
+    assert found.repeated == 123
+    assert (len(set(found.train_texts)), len(set(found.test_texts))) == (24_904, 24_801)
+
+
+# Batches
+
+
+def texts(count: int = 23):
+    """Texts of 1 to 9 tokens: text k consists of the token k + 1."""
+    lengths = np.random.default_rng(1).integers(1, 10, count)
+    return [torch.full((int(n),), k + 1) for k, n in enumerate(lengths)], torch.arange(count)
+
+
+@pytest.mark.parametrize("pool", [1, 2, 100])
+def test_an_epoch_has_every_text_once_and_whole(pool):
+    tokens, labels = texts()
+    batches = data.TextBatches(tokens, labels, batch=4, context=9, pool=pool, seed=5)
+    assert batches.per_epoch == 5
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for step in range(5 * epoch, 5 * epoch + 5):
+            rows, kinds = batches(step)
+            assert rows.dtype == torch.int64 and len(rows) == 4
+            assert rows.shape[1] == max(len(tokens[k]) for k in kinds)
+            for row, k in zip(rows, kinds.tolist(), strict=True):
+                assert torch.equal(row[row > 0], tokens[k])
+                assert not row[len(tokens[k]) :].any()
+            seen += kinds.tolist()
+        assert len(set(seen)) == 20
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    other = data.TextBatches(tokens, labels, batch=4, context=9, pool=pool, seed=5)
+    assert torch.equal(other(7)[0], batches(7)[0])  # a function of the step alone
+    assert torch.equal(batches(1)[1], other(1)[1])
+
+
+def test_batches_of_one_length_have_less_padding():
+    tokens, labels = texts(200)
+
+    def padding(pool):
+        batches = data.TextBatches(tokens, labels, batch=10, context=9, pool=pool)
+        return sum(int((batches(step)[0] == 0).sum()) for step in range(20))
+
+    assert padding(20) < 0.3 * padding(1)
+
+
+def test_long_texts_are_cut_at_the_end_or_at_the_beginning():
+    tokens, labels = [torch.arange(1, 8), torch.tensor([9])], torch.tensor([1, 0])
+    for keep, want in (("beginning", [1, 2, 3]), ("end", [5, 6, 7])):
+        batches = data.TextBatches(tokens, labels, batch=2, context=3, keep=keep)
+        rows, kinds = next(batches.evaluation())
+        assert rows.tolist() == [[9, 0, 0], want] and kinds.tolist() == [0, 1]
+    batches = data.TextBatches(tokens, labels, batch=1, context=12, whole_context=True)
+    assert [rows.shape for rows, _ in batches.evaluation()] == [(1, 12), (1, 12)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]}, "text 1 has token"),
+        ({"tokens": [torch.tensor([1]), torch.tensor([2, 0])]}, "text 1 has the token id 0"),
+        ({"tokens": [torch.tensor([1.0]), torch.tensor([2])]}, "text 0"),
+        ({"labels": torch.tensor([1])}, r"expected \(2,\), one for each text"),
+        ({"batch": 3}, "batch is 3: expected at most 2"),
+        ({"keep": "middle"}, "keep is 'middle'"),
+        ({"pool": 0}, "pool is 0"),
+    ],
+)
+def test_texts_that_cannot_be_batches_are_refused(change, said):
+    good = {"tokens": [torch.tensor([1]), torch.tensor([2, 3])], "labels": torch.tensor([0, 1])}
+    with refused(said):
+        data.TextBatches(**{**good, "batch": 2, "context": 4, **change})
+
+
+# Byte pairs
+
+
+@pytest.fixture
+def learnt():
+    pytest.importorskip("tokenizers")
+    words = np.random.default_rng(0).choice(["low", "lower", "newest", "widest", "Héros"], 400)
+    return [" ".join(words[k : k + 20]) for k in range(0, 400, 20)]
+
+
+def test_byte_pairs_are_the_same_every_time_and_encode_everything(learnt):
+    pairs = data.TrainedBytePairs(learnt, 276, cached=False)
+    other = data.TrainedBytePairs(learnt, 276, cached=False)
+    assert pairs.vocabulary == 276
+    for text in ("low newest", "zebra & <pad> Σ 🎬", *learnt[:3]):
+        tokens = pairs.encode(text)
+        assert torch.equal(tokens, other.encode(text)) and int(tokens.min()) > 0
+        assert pairs.decode(tokens) == " " + text.lower()
+    assert len(pairs.encode("newest")) == 1 < len(pairs.encode("tsewen"))
+    assert [row.tolist() for row in pairs.encode_all(["low", "low low"])] == [
+        pairs.encode("low").tolist(), 2 * pairs.encode("low").tolist(),
+    ]  # fmt: skip
+    large = data.TrainedBytePairs(learnt, 276, lowercase=False, cached=False)
+    assert large.decode(large.encode("Low")) == " Low"
+
+
+def test_learnt_byte_pairs_are_kept_under_the_checksum_of_the_texts(learnt, tmp_path, monkeypatch):
+    first = data.TrainedBytePairs(learnt, 270)
+    (file,) = (tmp_path / "cache" / "byte-pairs").iterdir()
+    data.TrainedBytePairs(learnt[:-1], 270)
+    data.TrainedBytePairs(learnt, 271)
+    assert len(list(file.parent.iterdir())) == 3
+    stamp = file.read_bytes()
+    learn = trained_pairs._learnt
+    monkeypatch.setattr(trained_pairs, "_learnt", None)  # nothing is learnt again
+    again = data.TrainedBytePairs(learnt, 270)
+    text = "the widest <pad> film"
+    assert torch.equal(again.encode(text), first.encode(text))
+    file.write_bytes(stamp[:100])  # damaged
+    monkeypatch.setattr(trained_pairs, "_learnt", learn)
+    data.TrainedBytePairs(learnt, 270)
+    assert file.read_bytes() == stamp
+
+
+def test_byte_pairs_that_cannot_be_learnt_are_refused(learnt):
+    with refused("the texts are empty"):
+        data.TrainedBytePairs(["", ""], 300)
+    with refused("vocabulary is 256"):
+        data.TrainedBytePairs(learnt, 256)
+    with refused("outside|reach from"):
+        data.TrainedBytePairs(learnt, 270, cached=False).decode([270])

@@ -34,7 +34,7 @@ def test_the_study_writes_its_table_and_resumes(tmp_path, monkeypatch, capsys, r
     assert (out / "continuous-lam=0-0" / "checkpoint.pt").stat().st_mtime_ns == first
     said = capsys.readouterr().out
     assert "invented reviews" in said and "published" not in said.lower()
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache" / "wflow").exists()
     assert json.loads((out / "summary.json").read_text())["findings"] == []
     with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
         assert table.sizes == {"model": 2, "seed": 1}

@@ -209,10 +209,7 @@ def findings(results: Results) -> list[study.Finding]:
         statement: str, source: str, *pairs: tuple[np.ndarray, np.ndarray], unit: str = "points"
     ) -> study.Finding:
         texts, verdicts = zip(*(networks.compared(*pair, unit=unit) for pair in pairs), strict=True)
-        verdict: study.Verdict = verdicts[0]
-        if len(set(verdicts)) > 1:
-            verdict = "confirmed in part" if "confirmed" in verdicts else "inconclusive"
-        return study.Finding(statement, source, "; ".join(texts), verdict)
+        return study.Finding(statement, source, "; ".join(texts), networks.joint(verdicts))
 
     baseline, plain, ours = values("baseline"), values("unregularised"), values("continuous")
     node, node_cost = values("node"), values("node with cost")

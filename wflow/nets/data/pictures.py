@@ -17,12 +17,12 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,9 +68,9 @@ Key = tuple[int, int]  # 0 for a cat, 1 for a dog; number of the picture
 
 
 def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int = 96) -> Images:
-    """Cats and dogs of the competition of Kaggle [1]_: 25,000 labelled pictures, 20 % for tests.
+    """Load the cats and dogs of Kaggle's competition [1]_: 25,000 labelled pictures.
 
-    Pictures are read from their archive in place, one after another, and kept as bytes: 0.7 GB at
+    A fifth is for tests. Pictures are read from their archive in place, one after another, and kept as bytes: 0.7 GB at
     96 x 96, 3.8 GB at 224 x 224. The label of a cat is 0, that of a dog 1.
 
     Parameters
@@ -135,10 +135,15 @@ def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int =
         return _loaded(source, found, pixels)
 
 
-Found = Iterable[tuple[Key, str, Callable[[], bytes]]]  # in the order of the archive
+class Found(NamedTuple):
+    """A picture of an archive."""
+
+    key: Key
+    name: str
+    read: Callable[[], bytes]
 
 
-def _loaded(source: Path, found: Found, pixels: int) -> Images:
+def _loaded(source: Path, found: list[Found], pixels: int) -> Images:
     held_back = _held_back()
     # Slots of all pictures in the order of their keys: rows of the two halves. What is empty or a
     # repetition is closed up in the end, in place.
@@ -162,19 +167,21 @@ def _loaded(source: Path, found: Found, pixels: int) -> Images:
     kept &= [first[digest] == k for k, digest in enumerate(digests)]
     repeated = 2 * _EACH - digests.count(None) - int(kept.sum())
     labels = (np.arange(2 * _EACH) >= _EACH).astype(np.uint8)
-    parts: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     for half, part in zip(halves, (~held_back, held_back), strict=True):
         rows = np.flatnonzero(kept[part])
         for new, old in enumerate(rows):
             if new < old:
                 half[new] = half[old]
-        parts += map(torch.from_numpy, (half[: len(rows)], labels[part][rows]))
-    mean, std = _moments(parts[0].numpy())
+        parts.append((torch.from_numpy(half[: len(rows)]), torch.from_numpy(labels[part][rows])))
+    train, test = parts
+    mean, std = _moments(train[0].numpy())
     again = f", {repeated} repeated ones left out" if repeated else ""
     return Images(
-        *parts,
-        source=f"cats and dogs ({source.name}, {pixels} x {pixels}): {len(parts[0]):,} training "
-        f"pictures, {len(parts[2]):,} test pictures{again}",
+        *train,
+        *test,
+        source=f"cats and dogs ({source.name}, {pixels} x {pixels}): {len(train[1]):,} training "
+        f"pictures, {len(test[1]):,} test pictures{again}",
         mean=mean,
         std=std,
         classes=2,
@@ -231,25 +238,29 @@ def _check_lost(source: Path, broken: list[str], missing: int) -> None:
 
 
 @contextmanager
-def _pictures(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Found]]:
-    """Where the pictures are, and each with its key, its name and what reads it."""
+def _pictures(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, list[Found]]]:
+    """Where the pictures are, and all of them, in the order in which they lie there."""
     searched = places(folder)
     for place in searched:
         for path in (place / name for name in _CANDIDATES):
-            if path.is_dir() and (files := _keys(path, _below(path))):
-                yield path, ((key, str(file), partial(_contents, file)) for key, file in files)
-                return
-            if path.is_file():
+            if path.is_dir():
+                found = _found(path, {str(file): partial(_contents, file) for file in _below(path)})
+                if found:  # else a folder of that name with other things
+                    yield path, found
+                    return
+            elif path.is_file():
                 with ExitStack() as stack:
                     archive = _archive(path, stack)
-                    members = {info.filename: info for info in archive.infolist()}
-                    yield (
-                        path,
-                        (
-                            (key, name, partial(_member, archive, members[name]))
-                            for key, name in _keys(path, members, must=True)
-                        ),
-                    )
+                    members = {
+                        info.filename: partial(_member, archive, info)
+                        for info in archive.infolist()
+                    }
+                    found = _found(path, members)
+                    if not found:
+                        raise InputError(
+                            f"{path}: holds no pictures of the names cat.N.jpg and dog.N.jpg"
+                        )
+                    yield path, found
                 return
     raise InputError(
         f"cats and dogs are in no local folder ({', '.join(map(str, searched)) or 'none given'}); "
@@ -266,7 +277,7 @@ def _below(folder: Path) -> list[Path]:
 def _archive(path: Path, stack: ExitStack) -> zipfile.ZipFile:
     """Open a zip archive, or the one of the training pictures inside it."""
     expected = "a zip archive of pictures"
-    file: BinaryIO = stack.enter_context(opened(path, expected))  # type: ignore[assignment]
+    file = stack.enter_context(opened(path, expected))
     if path.name == _PREPARED:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != _SHA256:
@@ -287,24 +298,22 @@ def _archive(path: Path, stack: ExitStack) -> zipfile.ZipFile:
     return archive
 
 
-def _keys(path: Path, names: Iterable, *, must: bool = False) -> list[tuple[Key, str]]:
-    """The files that are pictures of cats and dogs, with their keys, in their order."""
-    found: dict[Key, str] = {}
-    for name in names:
-        match = _NAME.search(str(name))
-        if match is None or "__MACOSX" in str(name):
+def _found(path: Path, files: Mapping[str, Callable[[], bytes]]) -> list[Found]:
+    """Those of the files of an archive that are pictures of cats and dogs, in their order."""
+    found: dict[Key, Found] = {}
+    for name, read in files.items():
+        match = _NAME.search(name)
+        if match is None or "__MACOSX" in name:
             continue
         key = int(match[1].lower() == "dog"), int(match[2])
         if key[1] >= _EACH:
             raise InputError(f"{path}: holds {name}; expected the numbers 0 .. {_EACH - 1}")
         if key in found:
             raise InputError(
-                f"{path}: holds {found[key]} and {name}; expected one picture of each number"
+                f"{path}: holds {found[key].name} and {name}; expected one picture of each number"
             )
-        found[key] = name
-    if must and not found:
-        raise InputError(f"{path}: holds no pictures of the names cat.N.jpg and dog.N.jpg")
-    return list(found.items())
+        found[key] = Found(key, name, read)
+    return list(found.values())
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -411,6 +420,11 @@ class RandomCrops:
         ndarray, shape (n, 4)
             Left, top, right and bottom of each, as shares of width and height; left exceeds right
             where the crop is mirrored.
+
+        Raises
+        ------
+        InputError
+            For numbers out of range.
         """
         generator = np.random.Generator(bits(self.seed, AUGMENT, whole(step, "step", 0)))
         u = generator.random((whole(n, "n", 0), 2 * _TRIES + 3))

@@ -70,8 +70,8 @@ Key = tuple[int, int]  # 0 for a cat, 1 for a dog; number of the picture
 def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int = 96) -> Images:
     """Load the cats and dogs of Kaggle's competition [1]_: 25,000 labelled pictures.
 
-    A fifth is for tests. Pictures are read from their archive in place, one after another, and kept as bytes: 0.7 GB at
-    96 x 96, 3.8 GB at 224 x 224. The label of a cat is 0, that of a dog 1.
+    A fifth of them is for tests. They are read from their archive in place, one after another, and
+    kept as bytes: 0.7 GB at 96 x 96, 3.8 GB at 224 x 224. The label of a cat is 0, that of a dog 1.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int =
     >>> from wflow import nets
     >>> images = nets.data.cats_and_dogs()  # doctest: +SKIP
     >>> images.train_images.shape, images.classes  # doctest: +SKIP
-    (torch.Size([19995, 3, 96, 96]), 2)
+    (torch.Size([19994, 3, 96, 96]), 2)
     """
     pixels = whole(pixels, "pixels", 1)
     if pixels > 1024:
@@ -148,8 +148,9 @@ def _loaded(source: Path, found: list[Found], pixels: int) -> Images:
     # Slots of all pictures in the order of their keys: rows of the two halves. What is empty or a
     # repetition is closed up in the end, in place.
     slots = np.where(held_back, held_back.cumsum(), (~held_back).cumsum()) - 1
-    shape = (3, pixels, pixels)
-    halves = [np.empty((int(np.sum(part)), *shape), np.uint8) for part in (~held_back, held_back)]
+    halves = [
+        np.empty((int(part.sum()), 3, pixels, pixels), np.uint8) for part in (~held_back, held_back)
+    ]
     digests: list[bytes | None] = [None] * (2 * _EACH)
     broken: list[str] = []
     for (label, place), name, read in found:

@@ -133,7 +133,9 @@ def training(
         precision=flags.precision,
         compile=flags.compile,
     )
-    part = text.train[: max(setup.context + 1, int(setup.share * len(text.train)))]
+    part = text.train
+    if setup.share < 1:  # of a token file, which stays on the disk otherwise
+        part = part[: max(setup.context + 1, int(setup.share * len(part)))]
     batches = nets.data.CropBatches(
         part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
     )

@@ -105,7 +105,7 @@ def figures(results: Results) -> dict[str, Any]:
 
 def main() -> int:
     flags = study.command_line(WebTextFlags, __doc__)
-    setup = with_parts(networks.with_flags(PRESETS[flags.preset], flags), flags)
+    setup: Any = with_parts(networks.with_flags(PRESETS[flags.preset], flags), flags)
     listed = models(setup)
     names = networks.chosen(listed, setup.seeds, flags)
     with study.session("web_text", flags) as session:

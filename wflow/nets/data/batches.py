@@ -1,7 +1,6 @@
 """Batches as a pure function of (seed, step), so that a resumed or parallel run sees the same."""
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -348,10 +347,9 @@ def _windows(
         yield rest[None, :-1], rest[None, 1:]
 
 
-AnyTokens = TypeVar("AnyTokens", Tensor, TokenFile)
-
-
-def _text(tokens: AnyTokens, context: int, vocabulary: int | None) -> tuple[AnyTokens, int]:
+def _text(
+    tokens: Tensor | TokenFile, context: int, vocabulary: int | None
+) -> tuple[Tensor | TokenFile, int]:
     context = whole(context, "context", 1)
     if not isinstance(tokens, TokenFile):
         tensor(tokens, "tokens", "number")

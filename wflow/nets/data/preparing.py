@@ -31,11 +31,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wflow._core.checks import number, path_of, whole
+from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.files import claim_folder, opened, remove_drafts, replace_file
 from wflow._core.progress import progress
 from wflow._version import __version__
+from wflow.nets.checks import text as given_text
 from wflow.nets.data.datasets import Folder, gpt2_pairs
 from wflow.nets.data.documents import MARK, Block, Corpus, blocks, documents, find
 from wflow.nets.data.token_files import (
@@ -318,6 +319,11 @@ def prepare_text(
     >>> len(text.train)  # doctest: +SKIP
     9035582198
     """
+    for label, word in (("name", name), ("column", column), ("begins", begins)):
+        if begins is not None or label != "begins":
+            given_text(word, label)
+    resume, overwrite = switch(resume, "resume"), switch(overwrite, "overwrite")
+    show = switch(show, "show")
     if resume and overwrite:
         raise InputError("resume keeps what overwrite would delete: give one of the two")
     share = number(validation, "validation", 0)

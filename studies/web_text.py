@@ -109,7 +109,7 @@ def main() -> int:
     listed = models(setup)
     names = networks.chosen(listed, setup.seeds, flags)
     with study.session("web_text", flags) as session:
-        text = networks.in_first(flags, lambda: load(setup, flags))
+        text: Any = networks.in_first(flags, lambda: load(setup, flags))
         results = networks.train_all(
             session,
             flags,

@@ -368,7 +368,7 @@ def _text(
                 f"the file holds tokens of a vocabulary of {tokens.vocabulary:,}: expected "
                 f"{vocabulary:,}; was it prepared for another network?"
             )
-    elif vocabulary is not None:
+    elif vocabulary is not None and isinstance(tokens, Tensor):
         wrong = beyond(tokens, whole(vocabulary, "vocabulary"))
         if wrong is not None:
             raise InputError(

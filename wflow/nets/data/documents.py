@@ -144,7 +144,7 @@ def _saved(folder: Path) -> tuple[Path, ...]:
     names = [entry.get("filename") for entry in listed or () if isinstance(entry, dict)]
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{folder / 'state.json'} names no files; save the data set again")
-    files = tuple(folder / Path(name).name for name in names)
+    files = tuple(folder / Path(str(name)).name for name in names)
     for file in files:
         if not file.is_file():
             raise InputError(f"{file} is missing, and {folder / 'state.json'} names it")

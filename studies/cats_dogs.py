@@ -6,6 +6,7 @@ times the transport cost. Best and final test accuracy beside [OTT] Table 8, how
 states move, and what the published habit changes, tests on random crops of the test pictures.
 
     python studies/cats_dogs.py --preset cpu
+    torchrun --nproc-per-node 8 studies/cats_dogs.py --preset paper
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
@@ -13,7 +14,7 @@ states move, and what the published habit changes, tests on random crops of the 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from _cats_dogs import Setup, examine, findings, load, models, plan, report
 
@@ -60,6 +61,7 @@ PRESETS = {
 class CatsDogs(networks.NetFlags):
     """Flags of this study."""
 
+    torchrun: ClassVar[bool] = True
     epochs: int | None = None
     """Epochs; default: of the preset."""
     rate: float | None = None

@@ -167,7 +167,7 @@ def test_the_published_reviews_have_the_known_counts():
     assert (len(found.train_texts), len(found.test_texts)) == (25_000, 25_000)
     assert int(found.train_labels.sum()) == int(found.test_labels.sum()) == 12_500
     assert found.repeated == 123
-    assert (len(set(found.train_texts)), len(set(found.test_texts))) == (24_904, 24_801)
+    assert (len(set(found.train_texts)), len(set(found.test_texts))) == (24_902, 24_799)
 
 
 # Batches

@@ -46,8 +46,9 @@ def motion(body: torch.nn.Module, hidden: torch.Tensor, **context: Any) -> Recor
         return dict.fromkeys(MOTION, math.nan)
     with torch.no_grad():
         path = body.trajectory(hidden.detach(), **context)
+    valid = context.get("valid")
     return {
-        "straightness": float(nets.diagnostics.straightness(path).mean()),
-        "speed_variation": float(nets.diagnostics.speed_variation(path).mean()),
+        "straightness": float(nets.diagnostics.straightness(path, valid=valid).mean()),
+        "speed_variation": float(nets.diagnostics.speed_variation(path, valid=valid).mean()),
         "transport": float(path.costs.sum()),
     }

@@ -354,7 +354,7 @@ class Session:
             f"wflow {source['versions']['wflow']}\n\n{found}\n"
         )
         texts = dict(texts or {}) | {"summary.md": page}
-        if not _first_process():
+        if not _first_process(self.flags):
             return
         former = earlier_results(self.flags.out)
         print(found)
@@ -407,7 +407,7 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
     >>> files["one"].name
     'one.h5'
     """
-    if not _first_process():
+    if not _first_process(flags):
         yield Session(name, flags)
         return
     with ExitStack() as stack:
@@ -424,9 +424,13 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         yield Session(name, flags)
 
 
-def _first_process() -> bool:
-    """Whether this is the process that has the folder: of several of torchrun, number 0."""
-    return os.environ.get("RANK", "0") == "0"
+def _first_process(flags: OutputFlags) -> bool:
+    """Whether this process has the folder: of several that torchrun started for a study, number 0.
+
+    Other launchers set RANK too, and a study that torchrun cannot distribute is one process.
+    """
+    shared = getattr(flags, "torchrun", False) and os.environ.get("WORLD_SIZE", "1") != "1"
+    return not shared or os.environ.get("RANK", "0") == "0"
 
 
 def _after_signal(flags: OutputFlags) -> str:

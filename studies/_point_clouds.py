@@ -88,7 +88,7 @@ def load(setup: Setup, flags: Any) -> nets.data.PointClouds:
         return data.solids(train=setup.train or 2400, test=setup.test or 600, points=setup.stored)
     clouds = data.modelnet40(folder=flags.data, points=setup.stored)
     train, test = (
-        data.standardised(points, by_entry=flags.published)
+        data.standardised(points, centre="scalar" if flags.published else "centroid")
         for points in (clouds.train_points, clouds.test_points)
     )
     return replace(clouds, train_points=train, test_points=test)
@@ -111,7 +111,7 @@ def network(
         inducing=setup.inducing,
         dropout=setup.dropout,
         skip=kind != "node",
-        form="code",
+        form="published",
         embedding="block" if baseline else "linear",
     )
     if not baseline:
@@ -170,7 +170,7 @@ def test_set(setup: Setup, clouds: nets.data.PointClouds, flags: Any) -> TestSet
         clouds.test_labels[:count],
         batch=min(setup.batch, count),
         points=setup.points,
-        fixed=flags.published,
+        fixed_subset=flags.published,
     )
     parts = [torch.cat(each) for each in zip(*source.evaluation(), strict=True)]
     return TestSet(parts[0], parts[1] if source.padded else None, parts[-1], 4 * setup.batch)
@@ -194,8 +194,8 @@ def plan(
         batch=setup.batch,
         points=setup.points,
         seed=seed,
-        fixed=flags.published,
-        vary=setup.dataset == MODELNET,
+        fixed_subset=flags.published,
+        augment=nets.data.RandomPoses(seed=seed) if setup.dataset == MODELNET else None,
     )
     epoch = source.per_epoch
     config = nets.train.TrainConfig(

@@ -102,7 +102,7 @@ def network(model: Model, setup: Setup, vocabulary: int, published: bool, seed: 
         norm=baseline or setup.norms == "all",
         skip=model.kind != "node",  # [OTT] after eq. 13
         dropout=setup.dropout,
-        form="post-norm",
+        form="published",
         embedding_std=setup.embedding_std,
     )
     if model.kind == "continuous":
@@ -132,7 +132,7 @@ def load(setup: Setup, flags: Any, seed: int) -> Data:
     if setup.dataset == "invented":
         reviews = invented()
     elif flags.published:
-        reviews = nets.data.imdb(folder=flags.data, split="joined", seed=seed, repeated=True)
+        reviews = nets.data.imdb(folder=flags.data, split="joined", seed=seed, keep_duplicates=True)
     else:
         reviews = nets.data.imdb(folder=flags.data)
     pairs = nets.data.TrainedBytePairs(
@@ -169,9 +169,9 @@ def batches(setup: Setup, data: Data, published: bool, seed: int, *, test: bool 
         data.reviews.test_labels if test else data.reviews.train_labels,
         batch=EVALUATION if test and len(data.test) > EVALUATION else setup.batch,
         context=setup.context,
-        keep=setup.keep,
-        pool=1 if published else 32,
-        whole_context=published,
+        truncate="end" if setup.keep == "beginning" else "beginning",
+        bucket=1 if published else 32,
+        pad_to_context=published,
         seed=seed,
     )
 

@@ -196,14 +196,14 @@ CALLS = {
         nets.TextClassifier,
         TEXT
         | {"hidden": 8, "pad": 0, "pooling": "max", "norm": True, "skip": True, "dropout": 0.0}
-        | {"form": "post-norm", "embedding_std": 0.5},
+        | {"form": "published", "embedding_std": 0.5},
     ),
     "TextClassifier.forward": lambda: (nets.TextClassifier(**TEXT), {"tokens": ids(2, 5)}),
     "SetTransformer": lambda: (
         nets.SetTransformer,
         SETS
         | {"blocks": 2, "seeds": 1, "norm": True, "skip": True, "dropout": 0.0}
-        | {"form": "code", "embedding": "block"},
+        | {"form": "published", "embedding": "block"},
     ),
     "SetTransformer.forward": lambda: (
         nets.SetTransformer(**SETS),
@@ -468,6 +468,14 @@ CALLS = {
         data.RandomCrops(seed=1).boxes,
         {"n": 3, "step": 2, "size": (4, 6)},
     ),
+    "data.RandomPoses": lambda: (
+        data.RandomPoses,
+        {"seed": 0, "turn": 0.2, "stretch": (0.5, 2.0)},
+    ),
+    "data.RandomPoses.call": lambda: (
+        data.RandomPoses(seed=1),
+        {"points": draw(2, 5, 3), "step": 3},
+    ),
     "data.cats_and_dogs": lambda: (data.cats_and_dogs, {"folder": "tests", "pixels": 8}),
     "data.Reviews": lambda: (
         data.Reviews,
@@ -478,7 +486,7 @@ CALLS = {
     ),
     "data.TextBatches": lambda: (
         data.TextBatches,
-        rows() | {"keep": "end", "pool": 2, "pad": 0, "whole_context": True, "seed": 0},
+        rows() | {"truncate": "end", "bucket": 2, "pad": 0, "pad_to_context": True, "seed": 0},
     ),
     "data.TextBatches.call": lambda: (data.TextBatches(**rows()), {"step": 3}),
     "data.TextBatches.rows": lambda: (data.TextBatches(**rows()).rows, {"step": 3}),
@@ -492,7 +500,7 @@ CALLS = {
     "data.TrainedBytePairs.decode": lambda: (learnt().decode, {"tokens": [3, 4]}),
     "data.imdb": lambda: (
         data.imdb,
-        {"folder": "tests", "split": "joined", "seed": 0, "repeated": True},
+        {"folder": "tests", "split": "joined", "seed": 0, "keep_duplicates": True},
     ),
     "data.digits": lambda: (data.digits, {}),
     "data.drop_points": lambda: (
@@ -504,7 +512,7 @@ CALLS = {
     ),
     "data.CloudBatches": lambda: (
         data.CloudBatches,
-        clouds() | {"points": 3, "seed": 0, "fixed": False, "vary": True},
+        clouds() | {"points": 3, "seed": 0, "fixed_subset": False, "augment": None},
     ),
     "data.CloudBatches.call": lambda: (data.CloudBatches(**clouds()), {"step": 3}),
     "data.CloudBatches.rows": lambda: (data.CloudBatches(**clouds()).rows, {"step": 3}),
@@ -534,7 +542,7 @@ CALLS = {
     ),
     "data.standardised": lambda: (
         data.standardised,
-        {"clouds": draw(2, 5, 3), "by_entry": True},
+        {"clouds": draw(2, 5, 3), "centre": "scalar"},
     ),
     "data.embedded_text": lambda: (data.embedded_text, {}),
     "data.gaussian_noise": lambda: (

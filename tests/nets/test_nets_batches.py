@@ -7,12 +7,30 @@ torch = pytest.importorskip("torch")
 
 from wflow import InputError  # noqa: E402
 from wflow.nets import data  # noqa: E402
+from wflow.nets.data import batches as batching  # noqa: E402
 
 RNG = np.random.default_rng(3)
 
 
 def refused(match: str):
     return pytest.raises(InputError, match=match)
+
+
+# Random numbers
+
+
+def test_purposes_differ_and_keep_their_numbers():
+    known = {
+        "ORDER": 0, "CROPS": 1, "SPLIT": 2, "GAUSS": 3, "UNIFORM": 4, "REPLACE": 5, "DROP": 6,
+        "TRAIN": 7, "VALIDATION": 8, "TEST": 9, "AUGMENT": 20, "BUCKETS": 32, "SURFACE": 40,
+        "SUBSET": 41, "POSES": 42, "SOLIDS": 43, "TEST_SOLIDS": 44, "ROTATE": 45,
+        "TEST_SUBSET": 46,
+    }  # fmt: skip
+    # Aliases are listed, too: a resumed training draws what it drew before.
+    assert {name: int(one) for name, one in batching.Purpose.__members__.items()} == known
+    assert len(set(known.values())) == len(known)
+    drawn = [tuple(batching.bits(1, one, 2).random_raw(2)) for one in batching.Purpose]
+    assert len(set(drawn)) == len(known)
 
 
 # Batches

@@ -333,11 +333,11 @@ def test_solids_are_the_same_however_many_there_are():
 
 def test_standardised_clouds_have_mean_zero_and_size_one():
     points = torch.randn(3, 50, 3, dtype=torch.float64) * 5 + torch.tensor([10.0, 0, -3])
-    for by_entry in (False, True):
-        moved = data.standardised(points, by_entry=by_entry)
+    for centre in ("centroid", "scalar"):
+        moved = data.standardised(points, centre=centre)
         assert torch.allclose(moved.square().mean((1, 2)), torch.ones(3, dtype=torch.float64))
         assert abs(float(moved.mean((1, 2)).abs().max())) < 1e-12
-        assert (float(moved.mean(1).abs().max()) < 1e-12) is not by_entry
+        assert (float(moved.mean(1).abs().max()) < 1e-12) is (centre == "centroid")
     assert not data.standardised(torch.ones(1, 4, 3)).any()
     with pytest.raises(InputError, match="not finite"):
         data.standardised(torch.full((1, 2, 3), torch.inf))
@@ -382,19 +382,30 @@ def test_subsets_change_with_the_step_unless_they_are_fixed():
     points = torch.arange(40.0).repeat(4, 1)[:, :, None].expand(-1, -1, 3)
     counts, labels = torch.full((4,), 40), torch.zeros(4, dtype=torch.int64)
     free = data.CloudBatches(points, counts, labels, batch=2, points=10)
-    fixed = data.CloudBatches(points, counts, labels, batch=2, points=10, fixed=True)
+    fixed = data.CloudBatches(points, counts, labels, batch=2, points=10, fixed_subset=True)
     assert not free.padded and len(free(0)) == 2
     assert not torch.equal(free(0)[0], free(1)[0]) and not torch.equal(*free(0)[0])
     assert torch.equal(fixed(0)[0], fixed(7)[0]) and torch.equal(*fixed(0)[0])
     whole, pairs = (torch.cat([part for part, _ in free.evaluation(n)]) for n in (4, 3))
     assert torch.equal(whole, pairs)
+    assert torch.equal(next(fixed.evaluation())[0], fixed(0)[0])
 
 
-def test_varied_clouds_are_turned_and_stretched_within_their_bounds():
+def test_an_evaluation_takes_other_points_than_the_training_of_the_same_seed():
+    points = torch.arange(40.0).repeat(3, 1)[:, :, None].expand(-1, -1, 3)
+    counts, labels = torch.full((3,), 40), torch.zeros(3, dtype=torch.int64)
+    source = data.CloudBatches(points, counts, labels, batch=1, points=10, seed=2)
+    seen = torch.cat([source(step)[0] for step in range(3)])  # steps that are numbers of clouds
+    taken = torch.cat([part for part, _ in source.evaluation()])
+    assert not any(torch.equal(one, other) for one in seen for other in taken)
+
+
+def test_posed_clouds_are_turned_and_stretched_within_their_bounds():
     points = torch.eye(3).repeat(50, 1, 1)
     source = data.CloudBatches(
-        points, torch.full((50,), 3), torch.zeros(50, dtype=torch.int64), batch=50, vary=True
-    )
+        points, torch.full((50,), 3), torch.zeros(50, dtype=torch.int64), batch=50,
+        augment=data.RandomPoses(),
+    )  # fmt: skip
     values, _ = source(0)
     assert not torch.equal(values, source(1)[0])
     assert ((values[:, 2, 2] >= 0.8) & (values[:, 2, 2] <= 1.25)).all()
@@ -415,13 +426,29 @@ def test_varied_clouds_are_turned_and_stretched_within_their_bounds():
         ({"clouds": STORED[:0]}, "expected .n, points, features"),
         ({"batch": 6}, "batch is 6: expected at most 5"),
         ({"points": 0}, "points is 0"),
-        ({"clouds": STORED[:, :, :2], "vary": True}, "2 features; expected 3 with vary"),
+        ({"augment": 0.1}, "augment is 0.1: expected a function"),
     ],
 )
 def test_batches_of_bad_clouds_are_refused(options, message):
     given = {"clouds": STORED, "counts": COUNTS, "labels": torch.arange(5), "batch": 2} | options
     with pytest.raises(InputError, match=message):
         data.CloudBatches(**given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "seed is -1"),
+        ({"turn": 1.5}, "turn is 1.5: expected an angle"),
+        ({"stretch": (2.0, 1.0)}, "stretch is .2.0, 1.0.: expected two factors, the smaller one"),
+        ({"stretch": (0.0, 1.0)}, "above 0"),
+    ],
+)
+def test_poses_out_of_range_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        data.RandomPoses(**options)
+    with pytest.raises(InputError, match=r"shape \(4, 5, 2\); expected \(n, points, 3\)"):
+        data.RandomPoses()(torch.rand(4, 5, 2), 0)
 
 
 # Perturbations.

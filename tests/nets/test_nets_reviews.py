@@ -71,13 +71,14 @@ def test_a_review_that_stands_in_both_halves_is_left_out_of_training(folder):
     assert found.test_texts == ("A waste of time", "Dull.", "Great")
     assert found.test_labels.tolist() == [0, 0, 1]
     assert "2 training and 3 test reviews; 1 more for training" in found.source
-    every = data.imdb(folder=folder, repeated=True)
+    every = data.imdb(folder=folder, keep_duplicates=True)
     assert every.repeated == 1 and len(every.train_texts) == 3
     assert "the text of 1 for training is in the test part, too" in every.source
 
 
 def test_the_joined_split_is_random_and_that_of_its_seed(folder):
-    splits = [data.imdb(folder=folder, split="joined", seed=k, repeated=True) for k in range(8)]
+    options = {"folder": folder, "split": "joined", "keep_duplicates": True}
+    splits = [data.imdb(seed=k, **options) for k in range(8)]
     for found in splits:
         assert (len(found.train_texts), len(found.test_texts)) == (4, 2)
         texts = sorted(found.train_texts + found.test_texts)
@@ -86,7 +87,7 @@ def test_the_joined_split_is_random_and_that_of_its_seed(folder):
         labels = dict(zip(found.train_texts + found.test_texts, kinds, strict=True))
         assert labels["Great"] == 1 and labels["Dull."] == 0
     assert len({found.test_texts for found in splits}) > 3
-    again = data.imdb(folder=folder, split="joined", seed=3, repeated=True)
+    again = data.imdb(seed=3, **options)
     assert again.test_texts == splits[3].test_texts
     clean = [data.imdb(folder=folder, split="joined", seed=k) for k in range(8)]
     assert all(found.repeated == 0 for found in clean)
@@ -163,7 +164,7 @@ def test_a_download_is_checked_as_the_file_that_it_is(folder, tmp_path, monkeypa
 
 @pytest.mark.skipif(not (DATA / "aclImdb_labelled.tar.xz").exists(), reason="no data folder")
 def test_the_published_reviews_have_the_known_counts():
-    found = data.imdb(folder=DATA, repeated=True)
+    found = data.imdb(folder=DATA, keep_duplicates=True)
     assert (len(found.train_texts), len(found.test_texts)) == (25_000, 25_000)
     assert int(found.train_labels.sum()) == int(found.test_labels.sum()) == 12_500
     assert found.repeated == 123
@@ -179,10 +180,10 @@ def texts(count: int = 23):
     return [torch.full((int(n),), k + 1) for k, n in enumerate(lengths)], torch.arange(count)
 
 
-@pytest.mark.parametrize("pool", [1, 2, 100])
-def test_an_epoch_has_every_text_once_and_whole(pool):
+@pytest.mark.parametrize("bucket", [1, 2, 100])
+def test_an_epoch_has_every_text_once_and_whole(bucket):
     tokens, labels = texts()
-    batches = data.TextBatches(tokens, labels, batch=4, context=9, pool=pool, seed=5)
+    batches = data.TextBatches(tokens, labels, batch=4, context=9, bucket=bucket, seed=5)
     assert batches.per_epoch == 5
     orders = []
     for epoch in range(2):
@@ -198,7 +199,7 @@ def test_an_epoch_has_every_text_once_and_whole(pool):
         assert len(set(seen)) == 20
         orders.append(seen)
     assert orders[0] != orders[1]
-    other = data.TextBatches(tokens, labels, batch=4, context=9, pool=pool, seed=5)
+    other = data.TextBatches(tokens, labels, batch=4, context=9, bucket=bucket, seed=5)
     assert torch.equal(other(7)[0], batches(7)[0])  # a function of the step alone
     assert torch.equal(batches(1)[1], other(1)[1])
 
@@ -206,8 +207,8 @@ def test_an_epoch_has_every_text_once_and_whole(pool):
 def test_batches_of_one_length_have_less_padding():
     tokens, labels = texts(200)
 
-    def padding(pool):
-        batches = data.TextBatches(tokens, labels, batch=10, context=9, pool=pool)
+    def padding(bucket):
+        batches = data.TextBatches(tokens, labels, batch=10, context=9, bucket=bucket)
         return sum(int((batches(step)[0] == 0).sum()) for step in range(20))
 
     assert padding(20) < 0.3 * padding(1)
@@ -215,11 +216,11 @@ def test_batches_of_one_length_have_less_padding():
 
 def test_long_texts_are_cut_at_the_end_or_at_the_beginning():
     tokens, labels = [torch.arange(1, 8), torch.tensor([9])], torch.tensor([1, 0])
-    for keep, want in (("beginning", [1, 2, 3]), ("end", [5, 6, 7])):
-        batches = data.TextBatches(tokens, labels, batch=2, context=3, keep=keep)
+    for truncate, want in (("end", [1, 2, 3]), ("beginning", [5, 6, 7])):
+        batches = data.TextBatches(tokens, labels, batch=2, context=3, truncate=truncate)
         rows, kinds = next(batches.evaluation())
         assert rows.tolist() == [[9, 0, 0], want] and kinds.tolist() == [0, 1]
-    batches = data.TextBatches(tokens, labels, batch=1, context=12, whole_context=True)
+    batches = data.TextBatches(tokens, labels, batch=1, context=12, pad_to_context=True)
     assert [rows.shape for rows, _ in batches.evaluation()] == [(1, 12), (1, 12)]
 
 
@@ -231,8 +232,8 @@ def test_long_texts_are_cut_at_the_end_or_at_the_beginning():
         ({"tokens": [torch.tensor([1.0]), torch.tensor([2])]}, "text 0"),
         ({"labels": torch.tensor([1])}, r"expected \(2,\), one for each text"),
         ({"batch": 3}, "batch is 3: expected at most 2"),
-        ({"keep": "middle"}, "keep is 'middle'"),
-        ({"pool": 0}, "pool is 0"),
+        ({"truncate": "middle"}, "truncate is 'middle'"),
+        ({"bucket": 0}, "bucket is 0"),
     ],
 )
 def test_texts_that_cannot_be_batches_are_refused(change, said):

@@ -13,7 +13,7 @@ from wflow.nets.models.set_transformer import InducedBlock, SetTransformer  # no
 
 DOUBLE = torch.float64
 SMALL = {"features": 3, "classes": 4, "width": 8, "heads": 2, "inducing": 3}
-FORMS = [("equations", "linear"), ("code", "linear"), ("code", "block")]
+FORMS = [("equations", "linear"), ("published", "linear"), ("published", "block")]
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def seeded():
     torch.manual_seed(0)
 
 
-def network(form="code", embedding="linear", **options):
+def network(form="published", embedding="linear", **options):
     net = SetTransformer(**SMALL | {"form": form, "embedding": embedding} | options)
     return net.to(DOUBLE).eval()
 
@@ -51,10 +51,11 @@ def twin_attention(p, x, y, heads, form):
         seen = np.empty(width)
         for head in range(heads):
             own = slice(head * k, (head + 1) * k)
-            scores = pairs[:, :width][:, own] @ query[own] / np.sqrt(width if form == "code" else k)
+            root = np.sqrt(width if form == "published" else k)
+            scores = pairs[:, :width][:, own] @ query[own] / root
             chances = np.exp(scores - scores.max())
             seen[own] = chances / chances.sum() @ pairs[:, width:][:, own]
-        h = (query if form == "code" else token) + seen
+        h = (query if form == "published" else token) + seen
         rows.append(h + np.maximum(p["feed_forward.weight"] @ h + p["feed_forward.bias"], 0))
     return np.array(rows)
 
@@ -158,7 +159,7 @@ def test_blocks_have_the_published_numbers_of_weights(width, embedding, weights,
             width=width,
             heads=4,
             inducing=16,
-            form="code",
+            form="published",
             embedding=embedding,
         )
     blocks = [net.body, *([net.embed] if embedding == "block" else [])]
@@ -177,7 +178,7 @@ def test_blocks_have_the_published_numbers_of_weights(width, embedding, weights,
     [
         ({"form": "lee"}, "form is 'lee'"),
         ({"embedding": "none"}, "embedding is 'none'"),
-        ({"embedding": "block", "form": "equations"}, "expected the form 'code'"),
+        ({"embedding": "block", "form": "equations"}, "expected the form 'published'"),
         ({"embedding": "block", "blocks": 1}, "at least 2 blocks"),
     ],
 )

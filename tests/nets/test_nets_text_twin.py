@@ -28,7 +28,7 @@ def double():
 def network(**options):
     net = nets.TextClassifier(
         vocabulary=11, context=CONTEXT, classes=3, width=WIDTH, depth=2, heads=HEADS,
-        form="post-norm", **{"pooling": "max", **options},
+        form="published", **{"pooling": "max", **options},
     )  # fmt: skip
     for parameter in net.parameters():  # layer norms with weights, too
         torch.nn.init.normal_(parameter, std=0.5)
@@ -139,7 +139,7 @@ def test_the_published_form_has_the_published_size(depth, printed):
     with torch.device("meta"):
         net = nets.TextClassifier(
             vocabulary=16_000, context=512, classes=2, width=256, depth=depth, heads=8,
-            pooling="max", dropout=0.1, form="post-norm",
+            pooling="max", dropout=0.1, form="published",
         )  # fmt: skip
     count = sum(p.numel() for p in net.body.parameters())
     layers = 4 * (256 * 256 + 256) + (256 * 1024 + 1024) + (1024 * 256 + 256) + 2 * 2 * 256
@@ -165,7 +165,7 @@ def test_positions_start_at_one_and_are_zero_for_padding(double):
 
 def test_the_two_forms_start_from_different_embeddings():
     sizes = {"vocabulary": 500, "context": 3, "classes": 2, "width": 8, "depth": 1, "heads": 2}
-    for form, std in (("pre-norm", 0.02), ("post-norm", 1.0)):
+    for form, std in (("pre-norm", 0.02), ("published", 1.0)):
         net = nets.TextClassifier(**sizes, form=form)
         assert abs(net.embed.token.weight.detach().std() / std - 1) < 0.05
     net = nets.TextClassifier(**sizes, form="pre-norm", embedding_std=0.5)
@@ -184,7 +184,7 @@ def test_the_two_forms_start_from_different_embeddings():
 def test_what_the_published_form_refuses(options, said):
     sizes = {"vocabulary": 5, "context": 3, "classes": 2, "width": 8, "depth": 1, "heads": 2}
     with pytest.raises(InputError, match=said):
-        nets.TextClassifier(**{**sizes, "form": "post-norm", **options})
+        nets.TextClassifier(**{**sizes, "form": "published", **options})
 
 
 def test_a_network_of_the_published_form_is_built_from_its_configuration(tmp_path):

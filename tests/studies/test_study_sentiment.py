@@ -67,7 +67,7 @@ def test_the_rate_falls_after_four_fifths_of_the_epochs(monkeypatch):
     run = parts.plan(parts.models(setup)["baseline"], setup, data, flags, 0)
     assert run.config.steps == 15 * run.batches.per_epoch
     assert run.config.schedule.boundaries == (12 * run.batches.per_epoch,)
-    assert run.batches.pool > 1 and not run.batches.whole_context
+    assert run.batches.bucket > 1 and not run.batches.pad_to_context
 
 
 def test_the_published_habits_are_those_of_its_code(monkeypatch):
@@ -90,7 +90,7 @@ def test_the_published_habits_are_those_of_its_code(monkeypatch):
     )
     small = dataclasses.replace(setup, dataset="imdb")
     parts.load(small, flags, 3)
-    assert asked == {"folder": None, "split": "joined", "seed": 3, "repeated": True}
+    assert asked == {"folder": None, "split": "joined", "seed": 3, "keep_duplicates": True}
 
 
 def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):

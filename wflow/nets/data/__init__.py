@@ -3,11 +3,13 @@
 `datasets`, `pictures`, `clouds` and `reviews` load them, `download` finds or fetches their files,
 `tokenize` turns text to numbers and `trained_pairs` learns how from texts, `preparing` turns the
 `documents` of a large text into `token_files`, `batches` are pure functions of (seed, step),
-`densities` draws from those in the plane, `perturb` disturbs inputs. Start with `datasets`.
+`augment` changes the inputs of a training at random, `perturb` disturbs those of a test, and
+`densities` draws from those in the plane. Start with `datasets`.
 """
 
+from wflow.nets.data.augment import RandomCrops, RandomPoses
+from wflow.nets.data.batches import CloudBatches, TextBatches
 from wflow.nets.data.clouds import (
-    CloudBatches,
     Mesh,
     PointClouds,
     mnist_clouds,
@@ -39,9 +41,9 @@ from wflow.nets.data.datasets import (
 )
 from wflow.nets.data.densities import PlanarBatches, planar
 from wflow.nets.data.perturb import rotate_points
-from wflow.nets.data.pictures import RandomCrops, cats_and_dogs
+from wflow.nets.data.pictures import cats_and_dogs
 from wflow.nets.data.preparing import prepare_text
-from wflow.nets.data.reviews import Reviews, TextBatches, imdb
+from wflow.nets.data.reviews import Reviews, imdb
 from wflow.nets.data.token_files import TokenFile, TokenFiles
 from wflow.nets.data.trained_pairs import TrainedBytePairs
 
@@ -56,6 +58,7 @@ __all__ = [
     "PlanarBatches",
     "PointClouds",
     "RandomCrops",
+    "RandomPoses",
     "Reviews",
     "Text",
     "TextBatches",

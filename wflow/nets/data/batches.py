@@ -1,30 +1,58 @@
 """Batches as a pure function of (seed, step), so that a resumed or parallel run sees the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum, unique
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import function, number, positive, whole
+from wflow._core.checks import check_choice, function, number, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import beyond
-from wflow.nets.checks import tensor
+from wflow.nets.checks import listed, tensor
 from wflow.nets.data.token_files import TokenFile
 
-# Purposes of random numbers: equal seeds give independent numbers for different purposes.
-ORDER, CROPS, SPLIT, GAUSS, UNIFORM, REPLACE, DROP, TRAIN, VALIDATION, TEST = range(10)
-BUCKETS = 32
-AUGMENT = 20
+# Random numbers
+# --------------
 
 
-def bits(seed: int, purpose: int, place: int = 0) -> np.random.Philox:
+@unique
+class Purpose(IntEnum):
+    """What random numbers are for: equal seeds give independent numbers for different purposes.
+
+    The numbers are part of every draw: a new purpose gets a new one, and none is changed.
+    """
+
+    ORDER = 0  # of the rows of an epoch
+    CROPS = 1  # places in a text
+    SPLIT = 2  # into training and test part
+    GAUSS = 3  # noise
+    UNIFORM = 4
+    REPLACE = 5  # tokens
+    DROP = 6  # points
+    TRAIN = 7  # draws from a density
+    VALIDATION = 8
+    TEST = 9
+    AUGMENT = 20  # crops and flips of pictures
+    BUCKETS = 32  # order of batches of about one length
+    SURFACE = 40  # points on a surface
+    SUBSET = 41  # points of a cloud in a training
+    POSES = 42  # turns and stretches of clouds
+    SOLIDS = 43
+    TEST_SOLIDS = 44
+    ROTATE = 45  # axes
+    TEST_SUBSET = 46  # points of a cloud in an evaluation
+
+
+def bits(seed: int, purpose: Purpose, place: int = 0) -> np.random.Philox:
     """Random bits keyed by (seed, purpose, place): Philox, the same with every NumPy."""
-    return np.random.Philox(np.random.SeedSequence([whole(seed, "seed", 0), purpose, place]))
+    return np.random.Philox(np.random.SeedSequence([whole(seed, "seed", 0), int(purpose), place]))
 
 
-def permutation(n: int, seed: int, purpose: int, place: int = 0) -> NDArray[np.int64]:
+def permutation(n: int, seed: int, purpose: Purpose, place: int = 0) -> NDArray[np.int64]:
     """A random order of 0 .. n - 1, keyed by (seed, purpose, place).
 
     It sorts random bits: unlike NumPy's own shuffling these are the same with every version.
@@ -68,12 +96,126 @@ def unit(images: Tensor) -> Tensor:
     return images
 
 
-class ImageBatches:
+# Rows in epochs
+# --------------
+
+Batch = TypeVar("Batch", bound=tuple[Tensor, ...])
+
+
+class EpochBatches(Generic[Batch]):
+    """Batches of the rows of a data set in a new random order in each epoch.
+
+    Epoch e visits the rows in an order drawn from (seed, e), `per_epoch` batches long. The few
+    that are left over at its end, fewer than a batch, are dropped: every step then has the same
+    number of rows, none of them twice, and another order drops others.
+
+    Parameters
+    ----------
+    count : int
+        Number of rows.
+    name : str
+        What messages call them.
+    batch : int
+        Rows per step, 1 to `count`.
+    seed : int
+        Integer >= 0.
+    """
+
+    def __init__(self, count: int, name: str, batch: int, seed: int) -> None:
+        self.batch = whole(batch, "batch", 1)
+        if self.batch > count:
+            raise InputError(f"batch is {batch}: expected at most {count}, all {name}")
+        self.seed = whole(seed, "seed", 0)
+        self._count = count
+        self._order: tuple[int, NDArray[np.int64]] | None = None  # of the last epoch used
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps in an epoch: whole batches in the data."""
+        return self._count // self.batch
+
+    def rows(self, step: int) -> NDArray[np.int64]:
+        """Draw the numbers of the rows of a step.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step, from 0; ``step // per_epoch`` is the epoch.
+
+        Returns
+        -------
+        ndarray, shape (batch,)
+            Numbers of the rows: of images, clouds or texts.
+
+        Raises
+        ------
+        InputError
+            For a step below 0.
+        """
+        epoch, place = divmod(whole(step, "step", 0), self.per_epoch)
+        kept = self._order
+        if kept is None or kept[0] != epoch:
+            kept = self._order = epoch, self._epoch(epoch)
+        return kept[1][place]
+
+    def __call__(self, step: int) -> Batch:
+        """Make the batch of a step.
+
+        Parameters
+        ----------
+        step : int
+            Integer >= 0.
+
+        Returns
+        -------
+        tuple of Tensor
+            What the class says of a batch, the labels last.
+        """
+        return self._take(torch.from_numpy(self.rows(step)), step)
+
+    def evaluation(self, batch: int | None = None) -> Iterator[Batch]:
+        """Visit all rows once.
+
+        Parameters
+        ----------
+        batch : int, optional
+            Rows at a time, >= 1; None takes that of training.
+
+        Returns
+        -------
+        iterator of tuple of Tensor
+            Batches as from a step, without augmentation: images and clouds in their own order, the
+            shortest texts first. The last one may be smaller.
+
+        Raises
+        ------
+        InputError
+            For a batch below 1.
+        """
+        size = self.batch if batch is None else whole(batch, "batch", 1)
+        return (self._take(rows, None) for rows in self._every().split(size))
+
+    def _epoch(self, epoch: int) -> NDArray[np.int64]:
+        """Numbers of the rows of an epoch: (per_epoch, batch)."""
+        order = permutation(self._count, self.seed, Purpose.ORDER, epoch)
+        return order[: self.per_epoch * self.batch].reshape(-1, self.batch)
+
+    def _every(self) -> Tensor:
+        """Numbers of all rows in the order of the evaluation."""
+        return torch.arange(self._count)
+
+    def _take(self, rows: Tensor, step: int | None) -> Batch:
+        """Tensors of rows; step None is the evaluation."""
+        raise NotImplementedError
+
+
+class ImageBatches(EpochBatches[tuple[Tensor, Tensor]]):
     """Batches of images in a new random order in each epoch; called with a step, it gives one.
 
     Epoch e visits the images in an order drawn from (seed, e), `per_epoch` batches long. The few
     that are left over at its end, fewer than a batch, are dropped: every step then has the same
-    number of images, none of them twice, and another order drops others.
+    number of images, none of them twice, and another order drops others. A batch is images
+    (batch, channels, H, W), normalised, float32 if they were bytes, and labels (batch,), int64.
 
     Parameters
     ----------
@@ -132,88 +274,266 @@ class ImageBatches:
                 f"({len(images)},), one for each image"
             )
         self.images, self.labels = images, labels
-        self.batch = whole(batch, "batch", 1)
-        if self.batch > len(images):
-            raise InputError(f"batch is {batch}: expected at most {len(images)}, all images")
-        self.seed = whole(seed, "seed", 0)
+        super().__init__(len(images), "images", batch, seed)
         self.mean, self.std = number(mean, "mean"), positive(std, "std")
         self.augment = None if augment is None else function(augment, "augment")
-        self._order: tuple[int, NDArray[np.int64]] | None = None  # of the last epoch used
 
-    @property
-    def per_epoch(self) -> int:
-        """Steps in an epoch: whole batches in the data."""
-        return len(self.images) // self.batch
-
-    def rows(self, step: int) -> NDArray[np.int64]:
-        """Draw the numbers of the images of a step.
-
-        Parameters
-        ----------
-        step : int
-            Number of the step, from 0.
-
-        Returns
-        -------
-        ndarray, shape (batch,)
-            Numbers of the images.
-
-        Raises
-        ------
-        InputError
-            For a step below 0.
-        """
-        epoch, place = divmod(whole(step, "step", 0), self.per_epoch)
-        kept = self._order
-        if kept is None or kept[0] != epoch:
-            kept = epoch, permutation(len(self.images), self.seed, ORDER, epoch)
-            self._order = kept
-        return kept[1][place * self.batch : (place + 1) * self.batch]
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Images and labels of a step.
-
-        Parameters
-        ----------
-        step : int
-            Integer >= 0; step // per_epoch is the epoch.
-
-        Returns
-        -------
-        tuple of Tensor
-            Images (batch, channels, H, W), normalised, float32 if they were bytes; labels (batch,),
-            int64.
-        """
-        return self._take(torch.from_numpy(self.rows(step)), step)
-
-    def evaluation(self, batch: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images once, in their own order.
-
-        Parameters
-        ----------
-        batch : int, optional
-            Images at a time, >= 1; None takes that of training.
-
-        Returns
-        -------
-        iterator of tuple of Tensor
-            Images and labels as from a step; the last ones may be fewer.
-
-        Raises
-        ------
-        InputError
-            For a batch below 1.
-        """
-        size = self.batch if batch is None else whole(batch, "batch", 1)
-        return (self._take(slice(k, k + size)) for k in range(0, len(self.images), size))
-
-    def _take(self, rows: Tensor | slice, step: int | None = None) -> tuple[Tensor, Tensor]:
+    def _take(self, rows: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
         images = unit(self.images[rows])
         if images.dim() == 3:
             images = images.unsqueeze(1)  # (batch, 1, H, W)
         if self.augment is not None and step is not None:
             images = self.augment(images, step)
         return (images - self.mean) / self.std, self.labels[rows].to(torch.int64)
+
+
+class CloudBatches(EpochBatches[tuple[Tensor, ...]]):
+    """Batches of clouds in a new random order in each epoch; called with a step, it gives one.
+
+    Epochs are those of `ImageBatches`. Of a cloud with more than `points` points a random subset
+    is taken, another one at each step; one with fewer is padded with zeros. A batch is points
+    (batch, points, features); where clouds are `padded`, a mask (batch, points), True where a point
+    is there; labels (batch,), int64. Which points an evaluation takes depends on the seed and the
+    cloud, not on the size of its batches.
+
+    Parameters
+    ----------
+    clouds : Tensor, shape (n, most, features)
+        Points, floating point.
+    counts : Tensor, shape (n,)
+        Number of points of each cloud, 1 to most, integers.
+    labels : Tensor, shape (n,)
+        Labels, integers.
+    batch : int
+        Clouds per step, 1 to n.
+    points : int, optional
+        Number of points that are taken of a cloud; None takes all of them.
+    seed : int, default 0
+        Integer >= 0.
+    fixed_subset : bool, default False
+        Take the same places in all clouds, at every step and in evaluations. The code does so on
+        which the experiment of [1]_ builds.
+    augment : callable, optional
+        Function (points, step) -> points of the same shape, applied to the batches of a training
+        and not in `evaluation`: a pure function, such as `RandomPoses`.
+
+    Raises
+    ------
+    InputError
+        For shapes or types that do not fit, a cloud without points, and numbers out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, section 5.1.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> clouds = nets.data.solids(train=24, test=12, points=32)
+    >>> batches = nets.data.CloudBatches(
+    ...     clouds.train_points, clouds.train_counts, clouds.train_labels, batch=8, points=20
+    ... )
+    >>> points, labels = batches(0)
+    >>> points.shape, batches.per_epoch
+    (torch.Size([8, 20, 3]), 3)
+    """
+
+    def __init__(
+        self,
+        clouds: Tensor,
+        counts: Tensor,
+        labels: Tensor,
+        *,
+        batch: int,
+        points: int | None = None,
+        seed: int = 0,
+        fixed_subset: bool = False,
+        augment: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> None:
+        tensor(clouds, "clouds", "real")
+        if clouds.dim() != 3 or not clouds.numel():
+            raise InputError(
+                f"clouds have shape {tuple(clouds.shape)}; expected (n, points, features)"
+            )
+        most = clouds.shape[1]
+        for name, values in (("counts", counts), ("labels", labels)):
+            tensor(values, name, "whole")
+            if values.shape != clouds.shape[:1]:
+                raise InputError(
+                    f"{name} have shape {tuple(values.shape)}; expected ({len(clouds)},), one for "
+                    "each cloud"
+                )
+        least, largest = (int(end) for end in counts.aminmax())
+        if least < 1 or largest > most:
+            raise InputError(
+                f"counts reach from {least} to {largest}; expected 1 to {most}, the points that "
+                "are stored: leave empty clouds out"
+            )
+        self.clouds, self.counts, self.labels = clouds, counts, labels
+        super().__init__(len(clouds), "clouds", batch, seed)
+        self.points = most if points is None else min(whole(points, "points", 1), most)
+        self.fixed_subset = switch(fixed_subset, "fixed_subset")
+        self.augment = None if augment is None else function(augment, "augment")
+
+    @property
+    def padded(self) -> bool:
+        """Whether some cloud has too few points, so that batches have masks."""
+        return bool((self.counts < self.points).any())
+
+    def _take(self, rows: Tensor, step: int | None) -> tuple[Tensor, ...]:
+        points, counts = self.clouds[rows], self.counts[rows]
+        if self.points < points.shape[1]:
+            places = self._places(rows, counts, step)[:, :, None]
+            points = points.gather(1, places.expand(-1, -1, points.shape[2]))
+        if self.augment is not None and step is not None:
+            points = self.augment(points, step)
+        labels = self.labels[rows].to(torch.int64)
+        if not self.padded:
+            return points, labels
+        return points, torch.arange(self.points) < counts[:, None], labels
+
+    def _places(self, rows: Tensor, counts: Tensor, step: int | None) -> Tensor:
+        """Places of the points that are taken of clouds: (rows, points), ascending."""
+        most = self.clouds.shape[1]
+        if self.fixed_subset:
+            keys = np.tile(self._keys(Purpose.SUBSET, 0, most), (len(rows), 1))
+        elif step is None:
+            own = [self._keys(Purpose.TEST_SUBSET, int(row), most) for row in rows]
+            keys = np.stack(own)
+        else:
+            keys = self._keys(Purpose.SUBSET, step, len(rows) * most).reshape(-1, most)
+        keys[np.arange(most) >= counts.numpy()[:, None]] = np.iinfo(np.uint64).max
+        # Partitions may differ between versions of NumPy, what lies left of them does not.
+        kept = np.argpartition(keys, self.points - 1, axis=1)[:, : self.points]
+        return torch.from_numpy(np.sort(kept, axis=1))
+
+    def _keys(self, purpose: Purpose, place: int, count: int) -> NDArray[np.uint64]:
+        """Random numbers below the largest one, which absent points have."""
+        return bits(self.seed, purpose, place).random_raw(count) >> np.uint64(1)
+
+
+class TextBatches(EpochBatches[tuple[Tensor, Tensor]]):
+    """Batches of texts of any length, filled up to the longest of a batch; called with a step.
+
+    Epochs are those of `ImageBatches`. Of the order of an epoch `bucket` batches at a time are
+    sorted by length and cut into batches again, so that a batch has texts of about one length and
+    little padding; the batches of an epoch come in a random order. A batch is token ids
+    (batch, longest) and labels (batch,), int64, a function of the seed and the step alone.
+
+    Parameters
+    ----------
+    tokens : sequence of Tensor, shapes (n_i,)
+        Token ids of each text, integers, none of which is `pad`.
+    labels : Tensor, shape (n,)
+        Labels, integers.
+    batch : int
+        Texts per step, 1 to n.
+    context : int
+        Most tokens of a text.
+    truncate : {"end", "beginning"}
+        Where a longer text is cut off.
+    bucket : int, default 1
+        Batches that are sorted by length together; 1 sorts nothing.
+    pad : int, default 0
+        Token id that fills short texts.
+    pad_to_context : bool, default False
+        Fill every batch up to `context`, as the published code of [1]_ does.
+    seed : int, default 0
+        Integer >= 0.
+
+    Raises
+    ------
+    InputError
+        For a text without tokens (its number is named) or with the id `pad`, shapes or types that
+        do not fit, and numbers out of range.
+
+    References
+    ----------
+    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
+       Architectures", arXiv:2505.13499, Appendix I.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wflow import nets
+    >>> texts = [torch.tensor([3, 1, 4]), torch.tensor([1]), torch.tensor([5, 9, 2, 6])]
+    >>> batches = nets.data.TextBatches(texts, torch.tensor([1, 0, 1]), batch=3, context=3)
+    >>> tokens, labels = next(batches.evaluation())
+    >>> tokens.tolist()
+    [[1, 0, 0], [3, 1, 4], [5, 9, 2]]
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[Tensor],
+        labels: Tensor,
+        *,
+        batch: int,
+        context: int,
+        truncate: Literal["end", "beginning"] = "end",
+        bucket: int = 1,
+        pad: int = 0,
+        pad_to_context: bool = False,
+        seed: int = 0,
+    ) -> None:
+        check_choice("truncate", truncate, ("end", "beginning"))
+        self.context, self.pad = whole(context, "context"), whole(pad, "pad", 0)
+        rows = [_row(one, k, self.pad) for k, one in enumerate(listed(tokens, "tokens"))]
+        tensor(labels, "labels", "whole")
+        if not rows or labels.shape != (len(rows),):
+            raise InputError(
+                f"labels are of shape {tuple(labels.shape)}: expected ({len(rows)},), one for each "
+                "text, and at least one text"
+            )
+        kept = slice(self.context) if truncate == "end" else slice(-self.context, None)
+        rows = [one[kept] for one in rows]
+        self.labels = labels.to(torch.int64)
+        self.lengths = torch.tensor([len(one) for one in rows])
+        self.starts = self.lengths.cumsum(0) - self.lengths
+        self.tokens = torch.cat(rows).to(torch.int32)
+        super().__init__(len(rows), "texts", batch, seed)
+        self.bucket = whole(bucket, "bucket")
+        self.pad_to_context = switch(pad_to_context, "pad_to_context")
+
+    def _epoch(self, epoch: int) -> NDArray[np.int64]:
+        order = super()._epoch(epoch)
+        if self.bucket == 1:
+            return order
+        lengths, flat, size = self.lengths.numpy(), order.ravel(), self.bucket * self.batch
+        parts = [flat[k : k + size] for k in range(0, len(flat), size)]
+        sorted_ = [part[np.argsort(lengths[part], kind="stable")] for part in parts]
+        batches = np.concatenate(sorted_).reshape(order.shape)
+        return batches[permutation(len(batches), self.seed, Purpose.BUCKETS, epoch)]
+
+    def _every(self) -> Tensor:
+        return self.lengths.argsort(stable=True)
+
+    def _take(self, rows: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
+        lengths = self.lengths[rows]
+        longest = self.context if self.pad_to_context else int(lengths.max())
+        place = torch.arange(longest)
+        there = place < lengths[:, None]  # (batch, longest)
+        index = (self.starts[rows][:, None] + place).clamp(max=len(self.tokens) - 1)
+        tokens = self.tokens[index].to(torch.int64).masked_fill(~there, self.pad)
+        return tokens, self.labels[rows]
+
+
+def _row(tokens: Tensor, number: int, pad: int) -> Tensor:
+    """Token ids of one text, checked."""
+    tensor(tokens, f"text {number}", "whole")
+    if tokens.ndim != 1 or not len(tokens):
+        raise InputError(
+            f"text {number} has token ids of shape {tuple(tokens.shape)}: expected (n,), with at "
+            "least one token; leave empty texts out"
+        )
+    if (tokens == pad).any():
+        raise InputError(f"text {number} has the token id {pad}, which fills short texts")
+    return tokens
+
+
+# Texts
+# -----
 
 
 class CropBatches:
@@ -279,7 +599,7 @@ class CropBatches:
         begin, length = self._begin(whole(step, "step", 0)), self.context + 1
         if isinstance(self.tokens, TokenFile):
             crops = self.tokens.crops(begin, length)
-            self.tokens.expect(self._begin(step + 1), length)
+            self.tokens.prefetch(self._begin(step + 1), length)
         else:
             crops = self.tokens[begin[:, None] + torch.arange(length)].to(torch.int64)
         return crops[:, :-1], crops[:, 1:]
@@ -287,7 +607,7 @@ class CropBatches:
     def _begin(self, step: int) -> Tensor:
         """Where the crops of a step begin: (batch,)."""
         places = len(self.tokens) - self.context  # where a crop and one more token still fit
-        raw = bits(self.seed, CROPS, step).random_raw(self.batch)
+        raw = bits(self.seed, Purpose.CROPS, step).random_raw(self.batch)
         return torch.from_numpy((raw % np.uint64(places)).astype(np.int64))
 
 

@@ -1,4 +1,4 @@
-"""Clouds of points with labels: ModelNet40, MNIST as sets of pixels, solids; their batches.
+"""Clouds of points with labels: ModelNet40, MNIST as sets of pixels, solids.
 
 Meshes become clouds by points drawn on their surfaces with respect to area. Clouds of different
 sizes are padded to one, and batches carry a mask that says which points are there.
@@ -22,27 +22,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wflow._core.checks import number, path_of, reals, switch, whole
+from wflow._core.checks import check_choice, number, path_of, reals, switch, whole
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.files import check_stored, open_hdf5, opened, replace_file
 from wflow._core.progress import progress
 from wflow.nets.checks import tensor
-from wflow.nets.data.batches import ORDER, bits, permutation
+from wflow.nets.data.batches import Purpose, bits
 from wflow.nets.data.datasets import Folder, mnist
 from wflow.nets.data.download import VARIABLE, cache_folder, places
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-# Purposes of random numbers, beyond those of `batches`.
-SURFACE, SUBSET, VARIATION, SOLIDS, TEST_SOLIDS = range(40, 45)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,233 +79,22 @@ class PointClouds:
     source: str
 
 
-# Batches
-# -------
-
-
-class CloudBatches:
-    """Batches of clouds in a new random order in each epoch; called with a step, it gives one.
-
-    Epochs are those of `ImageBatches`. Of a cloud with more than `points` points a random subset
-    is taken, another one at each step; one with fewer is padded with zeros.
-
-    Parameters
-    ----------
-    clouds : Tensor, shape (n, most, features)
-        Points, floating point.
-    counts : Tensor, shape (n,)
-        Number of points of each cloud, 1 to most, integers.
-    labels : Tensor, shape (n,)
-        Labels, integers.
-    batch : int
-        Clouds per step, 1 to n.
-    points : int, optional
-        Number of points that are taken of a cloud; None takes all of them.
-    seed : int, default 0
-        Integer >= 0.
-    fixed : bool, default False
-        Take the same subset at every step: the places in all clouds that are drawn first. The code
-        does so on which the experiment of [1]_ builds.
-    vary : bool, default False
-        Turn each cloud about the third axis by an angle of at most 0.1 pi, and stretch it along
-        each axis by a factor from 0.8 to 1.25, both uniform and drawn at each step: the
-        augmentation of that code, for three features.
-
-    Raises
-    ------
-    InputError
-        For shapes or types that do not fit, a cloud without points, and numbers out of range.
-
-    References
-    ----------
-    .. [1] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, "Optimal Control for Transformer
-       Architectures", arXiv:2505.13499, section 5.1.
-
-    Examples
-    --------
-    >>> from wflow import nets
-    >>> clouds = nets.data.solids(train=24, test=12, points=32)
-    >>> batches = nets.data.CloudBatches(
-    ...     clouds.train_points, clouds.train_counts, clouds.train_labels, batch=8, points=20
-    ... )
-    >>> points, labels = batches(0)
-    >>> points.shape, batches.per_epoch
-    (torch.Size([8, 20, 3]), 3)
-    """
-
-    def __init__(
-        self,
-        clouds: Tensor,
-        counts: Tensor,
-        labels: Tensor,
-        *,
-        batch: int,
-        points: int | None = None,
-        seed: int = 0,
-        fixed: bool = False,
-        vary: bool = False,
-    ) -> None:
-        tensor(clouds, "clouds", "real")
-        if clouds.dim() != 3 or not clouds.numel():
-            raise InputError(
-                f"clouds have shape {tuple(clouds.shape)}; expected (n, points, features)"
-            )
-        most = clouds.shape[1]
-        for name, values in (("counts", counts), ("labels", labels)):
-            tensor(values, name, "whole")
-            if values.shape != clouds.shape[:1]:
-                raise InputError(
-                    f"{name} have shape {tuple(values.shape)}; expected ({len(clouds)},), one for "
-                    "each cloud"
-                )
-        least, largest = (int(end) for end in counts.aminmax())
-        if least < 1 or largest > most:
-            raise InputError(
-                f"counts reach from {least} to {largest}; expected 1 to {most}, the points that "
-                "are stored: leave empty clouds out"
-            )
-        self.clouds, self.counts, self.labels = clouds, counts, labels
-        self.batch = whole(batch, "batch", 1)
-        if self.batch > len(clouds):
-            raise InputError(f"batch is {batch}: expected at most {len(clouds)}, all clouds")
-        self.points = most if points is None else min(whole(points, "points", 1), most)
-        self.seed = whole(seed, "seed", 0)
-        self.fixed, self.vary = switch(fixed, "fixed"), switch(vary, "vary")
-        if self.vary and clouds.shape[2] != 3:
-            raise InputError(f"clouds have {clouds.shape[2]} features; expected 3 with vary=True")
-        self._order: tuple[int, IntArray] | None = None  # of the last epoch used
-
-    @property
-    def per_epoch(self) -> int:
-        """Steps in an epoch: whole batches in the data."""
-        return len(self.clouds) // self.batch
-
-    @property
-    def padded(self) -> bool:
-        """Whether some cloud has too few points, so that batches have masks."""
-        return bool((self.counts < self.points).any())
-
-    def rows(self, step: int) -> IntArray:
-        """Draw the numbers of the clouds of a step.
-
-        Parameters
-        ----------
-        step : int
-            Number of the step, from 0.
-
-        Returns
-        -------
-        ndarray, shape (batch,)
-            Numbers of the clouds.
-
-        Raises
-        ------
-        InputError
-            For a step below 0.
-        """
-        epoch, place = divmod(whole(step, "step", 0), self.per_epoch)
-        kept = self._order
-        if kept is None or kept[0] != epoch:
-            kept = epoch, permutation(len(self.clouds), self.seed, ORDER, epoch)
-            self._order = kept
-        return kept[1][place * self.batch : (place + 1) * self.batch]
-
-    def __call__(self, step: int) -> tuple[Tensor, ...]:
-        """Clouds and labels of a step.
-
-        Parameters
-        ----------
-        step : int
-            Integer >= 0; step // per_epoch is the epoch.
-
-        Returns
-        -------
-        tuple of Tensor
-            Points (batch, points, features); where clouds are `padded`, a mask (batch, points),
-            True where a point is there; labels (batch,), int64.
-        """
-        points, *rest = self._take(torch.from_numpy(self.rows(step)), step)
-        return (self._varied(points, step) if self.vary else points, *rest)
-
-    def evaluation(self, batch: int | None = None) -> Iterator[tuple[Tensor, ...]]:
-        """All clouds once, in their own order, as they are: `vary` does not apply.
-
-        Parameters
-        ----------
-        batch : int, optional
-            Clouds at a time, >= 1; None takes that of training.
-
-        Returns
-        -------
-        iterator of tuple of Tensor
-            Tensors as from a step; the last ones may be fewer. Which points are taken depends on
-            the seed, not on `batch`.
-
-        Raises
-        ------
-        InputError
-            For a batch below 1.
-        """
-        size = self.batch if batch is None else whole(batch, "batch", 1)
-        every = torch.arange(len(self.clouds)).split(size)
-        return (self._take(rows, None) for rows in every)
-
-    def _take(self, rows: Tensor, step: int | None) -> tuple[Tensor, ...]:
-        """Points, mask and labels of rows; step None is the evaluation, keyed by the rows."""
-        points, counts = self.clouds[rows], self.counts[rows]
-        labels = self.labels[rows].to(torch.int64)
-        most = points.shape[1]
-        if self.points < most:
-            if self.fixed:
-                keys = np.broadcast_to(self._keys(0, most), (len(rows), most)).copy()
-            elif step is None:
-                keys = np.stack([self._keys(int(row), most) for row in rows])
-            else:
-                keys = self._keys(step, len(rows) * most).reshape(-1, most)
-            absent = np.arange(most) >= counts.numpy()[:, None]
-            keys[absent] = np.iinfo(np.uint64).max
-            # Partitions may differ between versions of NumPy, what lies left of them does not.
-            kept = np.sort(np.argpartition(keys, self.points - 1, axis=1)[:, : self.points], axis=1)
-            places = torch.from_numpy(kept)[:, :, None].expand(-1, -1, points.shape[2])
-            points = points.gather(1, places)
-        if not self.padded:
-            return points, labels
-        return points, torch.arange(self.points) < counts[:, None], labels
-
-    def _keys(self, place: int, count: int) -> NDArray[np.uint64]:
-        """Random numbers below the largest one, which absent points have."""
-        return bits(self.seed, SUBSET, place).random_raw(count) >> np.uint64(1)
-
-    def _varied(self, points: Tensor, step: int) -> Tensor:
-        u = np.random.Generator(bits(self.seed, VARIATION, step)).random((len(points), 4))
-        turned = points @ _turns(0.1 * np.pi * (2 * u[:, 0] - 1)).to(points.dtype)
-        return turned * torch.from_numpy(0.8 + 0.45 * u[:, None, 1:]).to(points.dtype)
-
-
-def _turns(angles: FloatArray) -> Tensor:
-    """Rotations (n, 3, 3) about the third axis, for rows from the left."""
-    zero, one = np.zeros_like(angles), np.ones_like(angles)
-    c, s = np.cos(angles), np.sin(angles)
-    return torch.from_numpy(
-        np.stack([c, s, zero, -s, c, zero, zero, zero, one], 1).reshape(-1, 3, 3)
-    )
-
-
-def standardised(clouds: Tensor, *, by_entry: bool = False) -> Tensor:
+def standardised(clouds: Tensor, *, centre: Literal["centroid", "scalar"] = "centroid") -> Tensor:
     r"""Move and scale each cloud to mean zero and standard deviation one.
 
     Parameters
     ----------
     clouds : Tensor, shape (n, points, features)
         Clouds of which all points are there.
-    by_entry : bool, default False
-        Subtract one number, the mean of all coordinates, in place of the centre of the points. The
-        code does so on which the experiment of [1]_ builds; a cloud then keeps a part of its place.
+    centre : {"centroid", "scalar"}
+        What is subtracted: the mean of the points; or one number, the mean of all coordinates. The
+        code on which the experiment of [1]_ builds does the latter, which leaves a part of the
+        place of a cloud.
 
     Returns
     -------
     Tensor, shape (n, points, features)
-        :math:`(x - m) / s` with the centre :math:`m` and the root :math:`s` of the mean square of
+        :math:`(x - m) / s` with the centre :math:`m`, and the root :math:`s` of the mean square of
         all coordinates of :math:`x - m`. A cloud of one place becomes zeros.
 
     Raises
@@ -330,12 +116,13 @@ def standardised(clouds: Tensor, *, by_entry: bool = False) -> Tensor:
             [ 0.0000,  0.0000],
             [ 1.7321,  0.0000]])
     """
+    check_choice("centre", centre, ("centroid", "scalar"))
     tensor(clouds, "clouds", "real")
     if clouds.dim() != 3 or not clouds.numel():
         raise InputError(f"clouds have shape {tuple(clouds.shape)}; expected (n, points, features)")
     if not clouds.isfinite().all():
         raise InputError("clouds hold coordinates that are not finite; leave such clouds out")
-    moved = clouds - clouds.mean((1, 2) if by_entry else 1, keepdim=True)
+    moved = clouds - clouds.mean(1 if centre == "centroid" else (1, 2), keepdim=True)
     scale = moved.square().mean((1, 2), keepdim=True).sqrt()
     return torch.where(scale > 0, moved / scale, torch.zeros_like(moved))
 
@@ -617,7 +404,7 @@ def sample_surface(vertices: Any, faces: Any, points: int, *, seed: int = 0) -> 
         raise InputError(
             f"faces have vertices {faces.min()} to {faces.max()}; expected 0 to {len(vertices) - 1}"
         )
-    u = np.random.Generator(bits(seed, SURFACE)).random((whole(points, "points", 1), 3))
+    u = np.random.Generator(bits(seed, Purpose.SURFACE)).random((whole(points, "points", 1), 3))
     return _on_surface(Mesh(vertices, faces), u)
 
 
@@ -886,7 +673,7 @@ def _drawn(
             clouds = np.full((len(half), points, 3), np.nan, np.float32)
             for k, (name, _) in enumerate(half):
                 own = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
-                u = np.random.Generator(bits(seed, SURFACE, own)).random((points, 3))
+                u = np.random.Generator(bits(seed, Purpose.SURFACE, own)).random((points, 3))
                 try:
                     clouds[k] = _on_surface(parse_off(files.read[name](_OFF_BYTES), name), u)
                 except InputError as error:
@@ -1019,7 +806,10 @@ def solids(
     points, noise = whole(points, "points", 1), number(noise, "noise", 0)
     meshes = solid_meshes()
     arrays: list[NDArray[Any]] = []
-    for name, count, purpose in (("train", train, SOLIDS), ("test", test, TEST_SOLIDS)):
+    for name, count, purpose in (
+        ("train", train, Purpose.SOLIDS),
+        ("test", test, Purpose.TEST_SOLIDS),
+    ):
         count = whole(count, name, len(meshes))
         labels = np.arange(count) % len(meshes)
         clouds = np.empty((count, points, 3), np.float32)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from wflow._core.checks import check_choice, whole
 from wflow._core.errors import InputError
-from wflow.nets.data.batches import SPLIT, CropBatches, ImageBatches, permutation, unit, windows
+from wflow.nets.data.batches import CropBatches, ImageBatches, Purpose, permutation, unit, windows
 from wflow.nets.data.download import DataFile, obtain, parse_idx, read_idx
 from wflow.nets.data.perturb import drop_points, gaussian_noise, replace_tokens, uniform_noise
 from wflow.nets.data.tokenize import BytePairs, Characters, Occurring, Tokenizer
@@ -355,7 +355,7 @@ def digits() -> Images:
     'scikit-learn digits, 8 x 8: 1,437 training digits, 360 test digits'
     """
     data = optional_module("sklearn.datasets", "the handwritten digits").load_digits()
-    order = permutation(len(data.images), 0, SPLIT)
+    order = permutation(len(data.images), 0, Purpose.SPLIT)
     by_label = order[np.argsort(data.target[order], kind="stable")]
     held_back = np.isin(order, by_label[::5])
     order = np.concatenate([order[~held_back], order[held_back]])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wflow._core import memory
 from wflow._core.checks import check_choice, whole
-from wflow.nets.data.batches import TEST, TRAIN, VALIDATION, bits
+from wflow.nets.data.batches import Purpose, bits
 
 FloatArray = NDArray[np.float64]
 Density = Callable[[FloatArray, FloatArray], FloatArray]
@@ -87,7 +87,7 @@ PLANAR: dict[str, Density] = {
     "pinwheel": _pinwheel,
     "cross": _cross,
 }
-_PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+_PARTS = {"train": Purpose.TRAIN, "validation": Purpose.VALIDATION, "test": Purpose.TEST}
 _LARGEST = 10**9  # points of a draw
 
 
@@ -155,7 +155,7 @@ def planar(name: str, n: int, seed: int = 0, part: str = "test") -> Tensor:
     return _points(name, whole(n, "n", most=_LARGEST), seed, _PARTS[part], 0)
 
 
-def _points(name: str, n: int, seed: int, purpose: int, place: int) -> Tensor:
+def _points(name: str, n: int, seed: int, purpose: Purpose, place: int) -> Tensor:
     memory.check_memory(150 * n, f"a draw of {n} points", "draw fewer")
     uniform, normal = (
         np.random.Generator(bits(seed, purpose, 2 * place + stream)) for stream in (0, 1)
@@ -212,4 +212,4 @@ class PlanarBatches:
             Points (batch, 2), float32.
         """
         place = whole(step, "step", 0, most=2**60) + 1  # 0 is the fixed set of the seed
-        return (_points(self.name, self.batch, self.seed, TRAIN, place),)
+        return (_points(self.name, self.batch, self.seed, Purpose.TRAIN, place),)

@@ -19,9 +19,7 @@ from torch import Tensor
 from wflow._core.checks import check_choice, number, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import tensor
-from wflow.nets.data.batches import DROP, GAUSS, REPLACE, UNIFORM, bits
-
-ROTATE = 45  # purpose of random numbers, beyond those of `batches`
+from wflow.nets.data.batches import Purpose, bits
 
 
 def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
@@ -65,7 +63,7 @@ def gaussian_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
     torch.Size([1, 2, 2])
     """
     shape = _check_images(images)
-    z = np.random.Generator(bits(seed, GAUSS)).standard_normal(shape)
+    z = np.random.Generator(bits(seed, Purpose.GAUSS)).standard_normal(shape)
     return images + number(level, "level", 0) * _like(z, images)
 
 
@@ -102,7 +100,7 @@ def uniform_noise(images: Tensor, level: float, seed: int = 0) -> Tensor:
     torch.Size([1, 2, 2])
     """
     shape = _check_images(images)
-    u = 2 * np.random.Generator(bits(seed, UNIFORM)).random(shape) - 1
+    u = 2 * np.random.Generator(bits(seed, Purpose.UNIFORM)).random(shape) - 1
     return images + number(level, "level", 0) * _like(u, images)
 
 
@@ -154,7 +152,7 @@ def replace_tokens(tokens: Tensor, rate: float, vocabulary: int, seed: int = 0) 
             f"tokens reach from {old.min()} to {old.max()}; expected 0 to {vocabulary - 1}: give "
             "the vocabulary that the text was encoded with"
         )
-    generator = np.random.Generator(bits(seed, REPLACE))
+    generator = np.random.Generator(bits(seed, Purpose.REPLACE))
     hit = generator.random(old.shape) < rate
     shift = generator.integers(1, vocabulary, old.shape)
     new = np.where(hit, (old + shift) % vocabulary, old)
@@ -215,7 +213,7 @@ def drop_points(
     there = np.ones((count, points), dtype=bool) if mask is None else _present(mask, clouds)
     sizes = there.sum(1)
     stay = np.maximum(1, sizes - np.rint(rate * sizes).astype(np.int64))
-    keys = bits(seed, DROP).random_raw(count * points).reshape(count, points)
+    keys = bits(seed, Purpose.DROP).random_raw(count * points).reshape(count, points)
     drawn = np.lexsort((keys, ~there), axis=1)  # by the keys, absent ones last
     kept = np.zeros((count, points), dtype=bool)
     np.put_along_axis(kept, drawn, np.arange(points) < stay[:, None], 1)
@@ -268,7 +266,7 @@ def rotate_points(
     if features != 3:
         raise InputError(f"clouds have {features} features; expected 3 coordinates")
     angle = number(angle, "angle")
-    draw = np.random.Generator(bits(seed, ROTATE))
+    draw = np.random.Generator(bits(seed, Purpose.ROTATE))
     if about == "third":
         axes = np.zeros((count, 3))
         axes[:, 2] = np.where(draw.random(count) < 0.5, -1.0, 1.0)

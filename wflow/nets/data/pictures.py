@@ -1,4 +1,4 @@
-"""Pictures of cats and dogs, read from their archive, and random crops and flips of pictures.
+"""Pictures of cats and dogs, read from their archive.
 
 images = cats_and_dogs()
 crops = RandomCrops(seed=1, scale=(0.3, 1.0))
@@ -19,7 +19,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,13 +28,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
-from wflow._core.checks import number, whole
+from wflow._core.checks import whole
 from wflow._core.errors import InputError
 from wflow._core.files import opened
-from wflow.nets.checks import listed, tensor
-from wflow.nets.data.batches import AUGMENT, SPLIT, bits, permutation
+from wflow.nets.data.batches import Purpose, permutation
 from wflow.nets.data.datasets import Images
 from wflow.nets.data.download import VARIABLE, places
 
@@ -193,7 +190,7 @@ def _held_back() -> NDArray[np.bool_]:
     """Which pictures are for tests, cats before dogs: a fifth of each, (2 * _EACH,)."""
     held = np.zeros((2, _EACH), bool)
     for label in range(2):
-        held[label, permutation(_EACH, 0, SPLIT, label)[: _EACH // 5]] = True
+        held[label, permutation(_EACH, 0, Purpose.SPLIT, label)[: _EACH // 5]] = True
     return held.ravel()
 
 
@@ -330,155 +327,3 @@ def _contents(path: Path) -> bytes:
     if len(data) > _BYTES:
         raise ValueError(f"more than {_BYTES} bytes")
     return data
-
-
-# Augmentation
-# ------------
-
-_TRIES = 10  # as in torchvision
-
-
-@dataclass(frozen=True)
-class RandomCrops:
-    r"""Random parts of pictures, resized to the whole, and mirrored at random [1]_.
-
-    A function of (seed, step) alone: the same step has the same crops in a resumed training.
-
-    Parameters
-    ----------
-    seed : int, default 0
-        Integer >= 0.
-    scale : tuple of float, default (0.08, 1.0)
-        Least and largest area of a crop, as shares of the picture.
-    ratio : tuple of float, default (0.75, 4 / 3)
-        Least and largest ratio of its width to its height.
-    flip : float, default 0.5
-        Probability with which a crop is mirrored, left to right; below 1.
-
-    Raises
-    ------
-    InputError
-        For shares, ratios and numbers out of range.
-
-    Notes
-    -----
-    With :math:`a` uniform on `scale` and :math:`\log r` uniform on the logarithms of `ratio`, a
-    crop of a picture of width :math:`W` and height :math:`H` has
-
-    .. math:: w = \sqrt{a r W H}, \qquad h = \sqrt{a W H / r}.
-
-    The first of ten draws that fits is taken, at a place uniform over those where it fits; if none
-    does, the largest crop in the middle whose ratio is allowed. The crop is resized by bilinear
-    interpolation. All this is as in torchvision, whose crops begin and end at whole pixels; these
-    do not.
-
-    References
-    ----------
-    .. [1] Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from wflow import nets
-    >>> crops = nets.data.RandomCrops(seed=1)
-    >>> crops(torch.rand(4, 3, 8, 8), 0).shape
-    torch.Size([4, 3, 8, 8])
-    """
-
-    seed: int = 0
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", whole(self.seed, "seed", 0))
-        for name, most in (("scale", 1.0), ("ratio", math.inf)):
-            ends = tuple(number(value, name) for value in listed(getattr(self, name), name))
-            if len(ends) != 2 or not 0 < ends[0] <= ends[1] <= most:
-                expected = "two shares" if name == "scale" else "two ratios"
-                raise InputError(
-                    f"{name} is {getattr(self, name)}: expected {expected}, the smaller one first, "
-                    f"above 0{' and at most 1' if name == 'scale' else ''}"
-                )
-            object.__setattr__(self, name, ends)
-        if not 0 <= number(self.flip, "flip") <= 1:
-            raise InputError(f"flip is {self.flip}: expected a probability, 0 to 1")
-
-    def boxes(self, n: int, step: int, size: tuple[int, int]) -> NDArray[np.float64]:
-        """Draw the crops of a step.
-
-        Parameters
-        ----------
-        n : int
-            Number of pictures.
-        step : int
-            Number of the step, from 0.
-        size : tuple of int
-            Rows and columns of the pictures.
-
-        Returns
-        -------
-        ndarray, shape (n, 4)
-            Left, top, right and bottom of each, as shares of width and height; left exceeds right
-            where the crop is mirrored.
-
-        Raises
-        ------
-        InputError
-            For numbers out of range.
-        """
-        generator = np.random.Generator(bits(self.seed, AUGMENT, whole(step, "step", 0)))
-        u = generator.random((whole(n, "n", 0), 2 * _TRIES + 3))
-        low, high = self.scale
-        area = low + (high - low) * u[:, :_TRIES]
-        least, most = np.log(self.ratio)
-        shape = np.exp(least + (most - least) * u[:, _TRIES : 2 * _TRIES])  # (n, tries)
-        whole_ratio = whole(size[1], "columns") / whole(size[0], "rows")
-        width = np.sqrt(area * shape / whole_ratio)  # shares of the width
-        height = np.sqrt(area / shape * whole_ratio)
-        fits = (width <= 1) & (height <= 1)
-        first = np.arange(len(u)), fits.argmax(1)
-        allowed = float(np.clip(whole_ratio, *self.ratio))
-        none = ~fits.any(1)
-        w = np.where(none, min(1.0, allowed / whole_ratio), width[first])
-        h = np.where(none, min(1.0, whole_ratio / allowed), height[first])
-        left, top = (1 - w) * np.where(none, 0.5, u[:, -3]), (1 - h) * np.where(none, 0.5, u[:, -2])
-        mirrored = u[:, -1] < self.flip
-        ends = np.where(mirrored, left + w, left), np.where(mirrored, left, left + w)
-        return np.stack([ends[0], top, ends[1], top + h], axis=1)
-
-    def __call__(self, images: Tensor, step: int) -> Tensor:
-        """Crop and mirror pictures.
-
-        Parameters
-        ----------
-        images : Tensor, shape (n, channels, rows, columns)
-            Pictures, floating point.
-        step : int
-            Number of the step, from 0.
-
-        Returns
-        -------
-        Tensor, shape (n, channels, rows, columns)
-            A crop of each, resized to its picture.
-
-        Raises
-        ------
-        InputError
-            For another shape, integers, or a step below 0.
-        """
-        tensor(images, "images", "real")
-        if images.dim() != 4:
-            raise InputError(
-                f"images have shape {tuple(images.shape)}; expected (n, channels, rows, columns)"
-            )
-        rows, columns = images.shape[2:]
-        left, top, right, bottom = self.boxes(len(images), step, (rows, columns)).T
-        # x of a pixel at s in [-1, 1] of the crop is (right - left) s + (left + right - 1).
-        zero = np.zeros_like(left)
-        maps = np.stack(
-            [right - left, zero, left + right - 1, zero, bottom - top, top + bottom - 1], axis=1
-        ).reshape(-1, 2, 3)
-        matrices = torch.from_numpy(maps).to(images.device, images.dtype)
-        grid = functional.affine_grid(matrices, list(images.shape), align_corners=False)
-        return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)

@@ -96,7 +96,7 @@ class TokenFile:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         given = {name: state[name] for name in ("tokens", "vocabulary", "sha256")}
-        self.__init__(state["_path"], **given)  # type: ignore[misc]  # a process opens it anew
+        self.__init__(state["_path"], **given)  # type: ignore[misc]  # a process opens it again
 
     def __len__(self) -> int:
         return self.tokens
@@ -151,7 +151,7 @@ class TokenFile:
             row[:] = self._read(place, length)
         return torch.from_numpy(found)
 
-    def expect(self, begin: Tensor, length: int) -> None:
+    def prefetch(self, begin: Tensor, length: int) -> None:
         """Tell the system which stretches are read next, so that the disk fetches them meanwhile.
 
         Parameters

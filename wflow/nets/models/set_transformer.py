@@ -23,7 +23,7 @@ from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
-Form = Literal["equations", "code"]
+Form = Literal["equations", "published"]
 Embedding = Literal["linear", "block"]
 
 
@@ -56,12 +56,12 @@ class SetTransformer(Pretrained):
         False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
     dropout : float, default 0.0
         Rate of dropout before and after the pooling, in training only.
-    form : {"equations", "code"}
+    form : {"equations", "published"}
         Blocks of the equations of [1]_, or those of its published code, on which [2]_ builds (see
         the notes).
     embedding : {"linear", "block"}
         What makes hidden states of points: a linear map, or the first induced block itself, from
-        `features` to `width`, which the form "code" allows. The first is for continuous-time
+        `features` to `width`, which the form "published" allows. The first is for continuous-time
         models, the second the published baseline.
 
     Raises
@@ -82,10 +82,10 @@ class SetTransformer(Pretrained):
     and the root is that of the width :math:`d`, not of the width :math:`k` of a head. The layer in
     front of the pooling ([1]_ eq. 11) is not in the code.
 
-    With two blocks, 4 heads and 16 inducing points in the form "code", the baseline of width 256
-    has 862,464 weights in its blocks and the continuous-time model of width 200 has 646,400: the
-    0.86 and 0.65 million of [2]_ Table 6, if biases are not counted. With them these are 866,560
-    and 649,600.
+    With two blocks, 4 heads and 16 inducing points in the form "published", the baseline of width
+    256 has 862,464 weights in its blocks and the continuous-time model of width 200 has 646,400:
+    the 0.86 and 0.65 million of [2]_ Table 6, if biases are not counted. With them these are
+    866,560 and 649,600.
 
     References
     ----------
@@ -121,14 +121,14 @@ class SetTransformer(Pretrained):
         embedding: Embedding = "linear",
     ) -> None:
         super().__init__()
-        check_choice("form", form, ("equations", "code"))
+        check_choice("form", form, ("equations", "published"))
         check_choice("embedding", embedding, ("linear", "block"))
         self.features, width = whole(features, "features"), whole(width, "width")
         blocks = whole(blocks, "blocks")
         self.embed: nn.Module
         if embedding == "linear":
             self.embed = nn.Linear(self.features, width)
-        elif form == "code" and blocks > 1:
+        elif form == "published" and blocks > 1:
             self.embed = InducedBlock(
                 width, heads, inducing, norm=norm, skip=skip, form=form, features=self.features
             )
@@ -136,7 +136,7 @@ class SetTransformer(Pretrained):
         else:
             raise InputError(
                 f"embedding is 'block' with form {form!r} and {blocks} blocks: expected the form "
-                "'code', whose blocks change the width, and at least 2 blocks; or use 'linear'"
+                "'published', whose blocks change the width, and at least 2 blocks; or use 'linear'"
             )
         self.body: nn.Module = Stack(
             InducedBlock(width, heads, inducing, norm=norm, skip=skip, form=form)
@@ -207,14 +207,14 @@ class CrossBlock(nn.Module):
 
     Lee et al. eqs. 6 and 7: queries from X, keys and values from Y. As in the published networks
     the row-wise layer is one linear map with a relu, and it takes the place of the output matrix
-    of attention: four matrices in all. In the form "code" H begins with the queries, not with X.
+    of attention: four matrices in all. In the form "published" H begins with the queries, not X.
 
     Parameters
     ----------
-    width, heads, norm, skip, form : int or bool or {"equations", "code"}
+    width, heads, norm, skip, form : int or bool or {"equations", "published"}
         As for `SetTransformer`.
     queries, keys : int, optional
-        Width of X, in the form "code", and of Y; None is `width`.
+        Width of X, in the form "published", and of Y; None is `width`.
     """
 
     def __init__(
@@ -250,11 +250,11 @@ class CrossBlock(nn.Module):
         key, value = pair.permute(2, 0, 3, 1, 4).unbind(0)  # (batch, heads, m, k)
         if mask is not None:
             mask = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]  # (batch, 1, 1, m)
-        code = self.form == "code"
+        published = self.form == "published"
         seen = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=self.width**-0.5 if code else None
+            query, key, value, attn_mask=mask, scale=self.width**-0.5 if published else None
         )  # (batch, heads, n, k)
-        before = asked if code else x
+        before = asked if published else x
         x = self.norm_attention(before + seen.transpose(1, 2).flatten(2))  # (batch, n, width)
         change = functional.relu(self.feed_forward(x))
         return self.norm_feed_forward(x + change if self.skip else change)
@@ -270,10 +270,10 @@ class InducedBlock(nn.Module):
 
     Parameters
     ----------
-    width, heads, inducing, norm, skip, form : int or bool or {"equations", "code"}
+    width, heads, inducing, norm, skip, form : int or bool or {"equations", "published"}
         As for `SetTransformer`.
     features : int, optional
-        Width of what it is given, in the form "code"; None is `width`.
+        Width of what it is given, in the form "published"; None is `width`.
     """
 
     def __init__(
@@ -309,12 +309,13 @@ class InducedBlock(nn.Module):
 class PoolingHead(nn.Module):
     """Pooling by attention PMA(Z) = MAB(S, relu(W Z + b)), S = k learned seeds; then linear.
 
-    Lee et al. eq. 11: (batch, points, width) to logits (batch, classes). In the form "code" it is
-    MAB(S, Z).
+    Lee et al. eq. 11: (batch, points, width) to logits (batch, classes). In the form "published" it
+    is MAB(S, Z).
 
     Parameters
     ----------
-    width, heads, classes, seeds, norm, dropout, form : int, bool, float or {"equations", "code"}
+    width, heads, classes, seeds : int
+    norm, dropout, form : bool, float, {"equations", "published"}
         As for `SetTransformer`.
     """
 

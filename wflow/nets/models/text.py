@@ -32,7 +32,7 @@ from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
 
-Form = Literal["pre-norm", "post-norm"]
+Form = Literal["pre-norm", "published"]
 Pooling = Literal["mean", "first", "max", "max with padding"]
 POOLINGS = ("mean", "first", "max", "max with padding")
 
@@ -70,14 +70,14 @@ class TextClassifier(Pretrained):
         False leaves the skip connection of the feed-forward layers out, for N-ODE blocks.
     dropout : float, default 0.0
         Rate of dropout: in embedding, attention weights and layers (`pre-norm`), or of what the
-        layers return alone (`post-norm`, as published).
-    form : {"pre-norm", "post-norm"}
+        layers return alone (`published`).
+    form : {"pre-norm", "published"}
         `pre-norm`, layer norms before the layers and at the end, GELU, learned positions;
-        `post-norm`, layer norms behind the layers and none at the end, ReLU, sinusoidal positions:
+        `published`, layer norms behind the layers and none at the end, ReLU, sinusoidal positions:
         [1]_, and the published network of [2]_.
     embedding_std : float, optional
-        Standard deviation of the token embedding at the start; None is 0.02 (`pre-norm`), or 1 as
-        published (`post-norm`). Sinusoidal positions are multiplied by it, too.
+        Standard deviation of the token embedding at the start; None is 0.02 (`pre-norm`), or 1
+        (`published`). Sinusoidal positions are multiplied by it, too.
 
     Raises
     ------
@@ -121,7 +121,7 @@ class TextClassifier(Pretrained):
         embedding_std: float | None = None,
     ) -> None:
         super().__init__()
-        check_choice("form", form, ("pre-norm", "post-norm"))
+        check_choice("form", form, ("pre-norm", "published"))
         self.pad = whole(pad, "pad", 0)
         if self.pad >= whole(vocabulary, "vocabulary"):
             raise InputError(f"pad is {pad}: expected a token id in 0 .. {vocabulary - 1}")

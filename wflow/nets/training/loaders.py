@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from wflow._core.errors import InputError
-from wflow.nets.data.batches import ORDER, permutation
+from wflow.nets.data.batches import Purpose, permutation
 from wflow.nets.training.checkpoint import named
 from wflow.nets.training.parallel import Team
 
@@ -117,7 +117,7 @@ class Rows(Stepwise):
     def __call__(self, step: int) -> Any:
         epoch, place = divmod(step, len(self._batches) // self._batch)
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, permutation(len(self._batches), self._seed, ORDER, epoch)
+            self._order = epoch, permutation(len(self._batches), self._seed, Purpose.ORDER, epoch)
         rows = self._order[1][place * self._batch : (place + 1) * self._batch]
         redraw(self._seed, BATCH, step)
         return default_collate([self._batches[int(row)] for row in rows])

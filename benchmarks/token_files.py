@@ -46,7 +46,7 @@ ALONE = 4 << 20  # bytes of text for the library alone
 STEPS = 12
 VOCABULARY = 4096  # of the network of which the steps are timed
 EVERY = 0.1  # seconds between looks at the memory
-GOAL_WAITING, GOAL_MEMORY = 0.02, 1.1
+GOAL_WAITING, GOAL_MEMORY, GOAL_SPEED = 0.02, 1.1, 0.5
 
 
 def words(seed: int = 0) -> np.ndarray:
@@ -214,10 +214,13 @@ def main() -> int:
             f"from memory, {1e3 * np.median(batch['disk']):.1f} ms from the disk"
         )
     grown = max(run["second_half_over_first"] for run in runs)
+    speed = min(run["tokens_per_second_and_core"] for run in runs) / library
     command = f"python benchmarks/token_files.py --megabytes {flags.megabytes}"
     goals = [
         goal("a training step that waits for data", command, share, GOAL_WAITING, least=False,
              unit="%"),
+        goal("tokens per second and core over those of tokenizers alone", command, speed,
+             GOAL_SPEED),
         goal("memory of the second half over that of the first", command, grown, GOAL_MEMORY,
              least=False),
     ]  # fmt: skip

@@ -135,7 +135,8 @@ def training(
     )
     part = text.train
     if setup.share < 1:  # of a token file, which stays on the disk otherwise
-        part = part[: max(setup.context + 1, int(setup.share * len(part)))]
+        count = max(setup.context + 1, int(setup.share * len(part)))
+        part = part.first(count) if isinstance(part, nets.data.TokenFile) else part[:count]
     batches = nets.data.CropBatches(
         part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
     )

@@ -4,12 +4,14 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import random
 import resource
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +149,55 @@ def test_lines_begin_documents_of_plain_text(tmp_path):
     decode = text.tokenizer().decode
     decoded = "".join(decode(part[:]) for part in (text.train, text.validation))
     assert decoded.count("= A =\nowl\n== a ==\n" + END) == 3
+
+
+ENDS = ["", "\n", "\r\n"]
+
+
+@pytest.mark.parametrize("size", [1, 5, 13, 40, 10**6])
+@pytest.mark.parametrize("end", ENDS)
+def test_documents_between_marks_are_the_same_for_every_size_of_blocks(tmp_path, size, end):
+    texts = ["", "owl", f"cat{end}dog<|endof", "<", "é" * 20, f"{end}two{end}", "last"]
+    file = tmp_path / "marks.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + (END + end).join(texts).encode())
+    corpus = documents.find(file)
+    cut = documents.blocks(corpus, size)
+    assert cut[0].pieces[0].first == 0
+    assert sum(block.size for block in cut) == file.stat().st_size
+    found = [text for block in cut for text in documents.documents(corpus, block)]
+    assert found == [text.replace("\r\n", "\n") for text in texts]
+
+
+@pytest.mark.parametrize("size", [1, 5, 13, 40, 10**6])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_documents_of_lines_are_the_same_for_every_size_of_blocks(tmp_path, size, end):
+    lines = ["before", "= A =", "owl", "== a ==", "= B =", "= C =", "dog", "", "= D ="]
+    (tmp_path / "wiki.txt").write_bytes(end.join(lines).encode())
+    corpus = documents.find(tmp_path / "wiki.txt", begins=r"^= .* =$")
+    cut = documents.blocks(corpus, size)
+    found = [text for block in cut for text in documents.documents(corpus, block)]
+    assert found == ["before\n", "= A =\nowl\n== a ==\n", "= B =\n", "= C =\ndog\n\n", "= D ="]
+
+
+def test_small_files_share_a_block(tmp_path):
+    for k in range(30):
+        (tmp_path / f"{k:02}.txt").write_text(f"document {k}")
+    corpus = documents.find(tmp_path)
+    (block,) = documents.blocks(corpus, 10**6)
+    assert list(documents.documents(corpus, block)) == [f"document {k}" for k in range(30)]
+    assert len(documents.blocks(corpus, 110)) == 3
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"), [([""], "hold no document"), (["", " \n"], "not empty .1 are empty")]
+)
+def test_a_corpus_without_text_is_named_so(tmp_path, contents, said):
+    source = tmp_path / "texts"
+    source.mkdir()
+    for k, content in enumerate(contents):
+        (source / f"{k}.txt").write_text(content)
+    with pytest.raises(InputError, match=said):
+        prepare(source, tmp_path / "out")
 
 
 def test_a_long_document_has_the_tokens_of_the_whole(tmp_path, monkeypatch):
@@ -377,6 +428,45 @@ def test_processes_that_make_tokens_end_with_the_one_that_started_them(tmp_path,
         time.sleep(0.05)
 
 
+def test_what_a_process_is_given_fits_into_its_pipe(tmp_path, monkeypatch):
+    """Else the first process waits for ever for one that dies while it starts."""
+    given = []
+
+    def executor(count, context, begin, values):
+        given.append(pickle.dumps((begin, values)))
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(preparing, "ProcessPoolExecutor", executor)
+    source = tmp_path / "texts"
+    for k in range(300):
+        write(source, "text", ["an owl"], name=f"a long name of a file {k}")
+    with pytest.raises(BrokenProcessPool):
+        prepare(source, tmp_path / "out", workers=2, block=10)
+    assert len(given[0]) < 2000
+
+
+def test_a_process_that_dies_while_it_starts_is_an_error_and_no_end_of_waiting(tmp_path, cases):
+    """It imports the script of the first one before it reads what it is to do."""
+    if not cases(0, 1):
+        pytest.skip("with --long: processes are slow to start")
+    source = write(tmp_path / "texts")
+    encoder = json.loads(PAIRS[0])
+    encoder |= {f"word {k}": len(encoder) + k for k in range(8000)}  # more than a pipe holds
+    (source / "encoder.json").write_text(json.dumps(encoder))
+    (source / "vocab.bpe").write_bytes(PAIRS[1])
+    program = tmp_path / "dies.py"
+    dies = 'import os\nif __name__ != "__main__":\n    os._exit(1)\n'
+    program.write_text(dies + PROGRAM)
+    run = subprocess.run(
+        [sys.executable, str(program), str(source), str(tmp_path / "out"), "2", ""],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1 and "was killed" in run.stderr and "__main__" in run.stderr
+    with pytest.raises(InputError, match="not finished"):
+        nets.data.TokenFiles(tmp_path / "out")
+
+
 def test_of_two_preparations_at_once_one_is_refused(tmp_path, monkeypatch):
     source, out = write(tmp_path / "texts"), tmp_path / "out"
     real, said = preparing._Encoder.__call__, []
@@ -488,7 +578,7 @@ def test_a_part_without_documents_is_an_error_that_says_what_to_do(tmp_path):
 def test_a_document_without_end_is_refused_with_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_LONGEST", 100)
     (tmp_path / "long.txt").write_text("an owl\n" * 100)
-    with pytest.raises(InputError, match=r"700 bytes.*begins"):
+    with pytest.raises(InputError, match=r"at byte 0 has more than 64 MiB.*begins"):
         prepare(tmp_path / "long.txt", tmp_path / "out")
 
 

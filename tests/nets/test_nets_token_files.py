@@ -58,6 +58,28 @@ def test_slices_are_those_of_the_tensor(pair):
     assert torch.equal(pickle.loads(pickle.dumps(file))[10:20], tensor[10:20])
 
 
+def test_the_beginning_of_a_file_is_a_file_that_reads_no_more(pair, monkeypatch):
+    file, tensor = pair
+    monkeypatch.setattr(nets.data.TokenFile, "_read", None)  # nothing is read for it
+    part = pickle.loads(pickle.dumps(file.first(1000)))
+    monkeypatch.undo()
+    assert len(part) == 1000 and torch.equal(part[:], tensor[:1000])
+    assert part.sha256 == file.sha256 and len(file) == 5000
+    options = {"context": 16, "batch": 8, "seed": 3}
+    one, other = (nets.data.CropBatches(t, **options) for t in (part, tensor[:1000]))
+    assert torch.equal(one(3)[0], other(3)[0])
+    part.verify()  # of the whole file
+    with pytest.raises(InputError, match="tokens is 5001"):
+        file.first(5001)
+
+
+def test_long_stretches_are_read_in_pieces(pair, monkeypatch):
+    """A system gives at most 2 GiB at a time."""
+    file, tensor = pair
+    monkeypatch.setattr("wflow.nets.data.token_files._MOST", 64)
+    assert torch.equal(file[7:4999], tensor[7:4999])
+
+
 def test_a_file_of_another_vocabulary_is_refused(pair):
     file, _ = pair
     for vocabulary in (VOCABULARY - 1, VOCABULARY + 1):

@@ -210,7 +210,7 @@ class Text:
     def compact(self) -> "Text":
         """Make the vocabulary that of the tokens which occur in the two parts.
 
-        The tokens are numbered anew, in their order. A network with fewer classes is smaller and
+        The tokens get new numbers, in their order. A network with fewer classes is smaller and
         faster; texts with other tokens cannot be encoded then.
 
         Returns

@@ -8,12 +8,11 @@ A corpus is a file, or a folder with files of one kind, in the order of their na
 - `.txt`: documents between marks `<|endoftext|>`, or from one line that begins a document to the
   next; without either a file is a document.
 
-`blocks` cuts a corpus without reading all of it (plain text is searched for the marks), and
-`documents` reads one block. Together the blocks hold each document once, in the order of the
-corpus, whatever their size.
+`blocks` cuts a corpus without reading it, and `documents` reads one block: those documents that
+begin in it, to their ends. Together the blocks hold each document once, in the order of the corpus,
+whatever their size.
 """
 
-import io
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -44,13 +43,20 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream of Arrow
 _FILE = b"ARROW1"  # how a file of Arrow begins, and a stream does not
 
 
-class Block(NamedTuple):
+class Piece(NamedTuple):
     """A part of one file: bytes `first` to `last`, or record batches or row groups so numbered."""
 
     path: Path
     first: int
     last: int
     size: int  # bytes, for the progress; of tables roughly
+
+
+class Block(NamedTuple):
+    """Neighbouring pieces of a corpus, of one file or of several small ones."""
+
+    pieces: tuple[Piece, ...]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -163,16 +169,28 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def blocks(corpus: Corpus, size: int) -> list[Block]:
-    """Cut a corpus into blocks of about `size` bytes of text, in its order.
+    """Cut a corpus into blocks of about `size` bytes, in its order.
 
     Raises
     ------
     InputError
-        For a file that cannot be read, is damaged or cut off, lacks the column, or holds a document
-        of more than 64 MiB.
+        For a table that cannot be read, is damaged or cut off, or lacks the column.
     """
-    cut = {"jsonl": _ranges, "text": _stretches, "parquet": _row_groups, "arrow": _batches}
-    return [block for file in corpus.files for block in cut[corpus.kind](corpus, file, size)]
+    cut = {"jsonl": _ranges, "text": _ranges, "parquet": _row_groups, "arrow": _batches}
+    found: list[Block] = []
+    pieces: list[Piece] = []
+    total = 0
+    for piece in (one for file in corpus.files for one in cut[corpus.kind](corpus, file, size)):
+        if pieces and pieces[-1].path == piece.path:
+            both = pieces[-1].size + piece.size
+            pieces[-1] = pieces[-1]._replace(last=piece.last, size=both)
+        else:
+            pieces.append(piece)
+        total += piece.size
+        if total >= size:
+            found.append(Block(tuple(pieces), total))
+            pieces, total = [], 0
+    return [*found, Block(tuple(pieces), total)] if pieces else found
 
 
 def documents(corpus: Corpus, block: Block) -> Iterator[str | None]:
@@ -181,33 +199,38 @@ def documents(corpus: Corpus, block: Block) -> Iterator[str | None]:
     Raises
     ------
     InputError
-        That names the file and the place of what cannot be read.
+        That names the file and the place of what cannot be read, or is longer than 64 MiB.
     """
     read = {"jsonl": _lines, "text": _texts, "parquet": _rows, "arrow": _rows_of_batches}
-    return read[corpus.kind](corpus, block)
+    for piece in block.pieces:
+        yield from read[corpus.kind](corpus, piece)
 
 
-# JSON lines
-# ----------
+# Ranges of bytes
+# ---------------
 
 
-def _ranges(corpus: Corpus, file: Path, size: int) -> Iterator[Block]:
+def _ranges(corpus: Corpus, file: Path, size: int) -> Iterator[Piece]:
     total = os.path.getsize(file)
     for first in range(0, total, size):
         last = min(total, first + size)
-        yield Block(file, first, last, last - first)
+        yield Piece(file, first, last, last - first)
 
 
-def _lines(corpus: Corpus, block: Block) -> Iterator[str | None]:
-    """Texts of the lines that begin in a range of bytes."""
-    with opened(block.path, "JSON lines") as file:
-        if block.first:
-            file.seek(block.first - 1)
-            _line(file, block.path, block.first)
-        while (place := file.tell()) < block.last:
-            line = _line(file, block.path, place)
-            if line.strip():
-                yield _field(line, corpus.column, f"{block.path}, the line at byte {place:,}")
+@contextmanager
+def _range(piece: Piece, what: str) -> Iterator[BinaryIO]:
+    """The file of a range of bytes."""
+    with opened(piece.path, what) as file:
+        if os.fstat(file.fileno()).st_size < piece.last:
+            raise InputError(f"{piece.path} became shorter while it was read; restore it")
+        yield file
+
+
+def _to_line(file: BinaryIO, piece: Piece) -> None:
+    """Go to the first line that begins in a range."""
+    if piece.first:
+        file.seek(piece.first - 1)
+        _line(file, piece.path, piece.first)
 
 
 def _line(file: BinaryIO, path: Path, place: int) -> bytes:
@@ -217,6 +240,20 @@ def _line(file: BinaryIO, path: Path, place: int) -> bytes:
             f"{path}: the line at byte {place:,} is longer than 64 MiB; expected shorter ones"
         )
     return line
+
+
+# JSON lines
+# ----------
+
+
+def _lines(corpus: Corpus, piece: Piece) -> Iterator[str | None]:
+    """Texts of the lines that begin in a range of bytes."""
+    with _range(piece, "JSON lines") as file:
+        _to_line(file, piece)
+        while (place := file.tell()) < piece.last:
+            line = _line(file, piece.path, place)
+            if line.strip():
+                yield _field(line, corpus.column, f"{piece.path}, the line at byte {place:,}")
 
 
 def _field(line: bytes, column: str, where: str) -> str | None:
@@ -238,65 +275,89 @@ def _field(line: bytes, column: str, where: str) -> str | None:
 # ----------
 
 
-def _bounds(file: BinaryIO, path: Path, begins: str | None) -> Iterator[tuple[int, int]]:
-    """Where a document ends and where the next one begins."""
-    if begins is not None:
-        pattern, place = re.compile(begins.encode()), 0
-        while line := _line(file, path, place):
-            if place and pattern.search(line):
-                yield place, place
-            place += len(line)
-        return
-    base, rest = 0, b""
-    while part := file.read(_READ):
-        data, at = rest + part, 0
-        while (found := data.find(MARK, at)) >= 0:
-            at = found + len(MARK)
-            yield base + found, base + at
-        kept = max(at, len(data) - len(MARK) + 1)
-        base, rest = base + kept, data[kept:]
-
-
-def _stretches(corpus: Corpus, file: Path, size: int) -> Iterator[Block]:
-    """Whole documents, together `size` bytes or a little more."""
-    with opened(file, "a text") as source:
-        total = os.fstat(source.fileno()).st_size
-        first = begin = 0
-        for end, following in chain(_bounds(source, file, corpus.begins), [(total, total)]):
-            if end - begin > _LONGEST:
+def _texts(corpus: Corpus, piece: Piece) -> Iterator[str]:
+    """Documents that begin in a range of bytes; lines end with a line feed alone."""
+    with _range(piece, "a text") as file:
+        found = (
+            _marked(file, piece)
+            if corpus.begins is None
+            else _begun(file, piece, re.compile(corpus.begins.encode()))
+        )
+        for place, data in found:
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError as error:
                 raise InputError(
-                    f"{file}: the document at byte {begin:,} has {end - begin:,} bytes, more than "
-                    "64 MiB; say which lines begin a document (begins), or put <|endoftext|> "
-                    "between documents"
-                )
-            begin = following
-            if begin - first >= size or end == total > first:
-                yield Block(file, first, begin, begin - first)
-                first = begin
+                    f"{piece.path}: byte {place + error.start:,} is no UTF-8 ({error.reason}); "
+                    "convert the file"
+                ) from None
+            text = text.replace("\r\n", "\n")
+            if place == 0:
+                text = text.removeprefix("\ufeff")  # a byte order mark
+            elif corpus.begins is None:
+                text = text.removeprefix("\n")  # the end of the line of the mark
+            yield text
 
 
-def _texts(corpus: Corpus, block: Block) -> Iterator[str]:
-    with opened(block.path, "a text") as file:
-        file.seek(block.first)
-        data = file.read(block.last - block.first)
-    if len(data) < block.last - block.first:
-        raise InputError(f"{block.path} became shorter while it was read; restore it")
-    begin, total = 0, len(data)
-    bounds = _bounds(io.BytesIO(data), block.path, corpus.begins)
-    for end, following in chain(bounds, [(total, total)]):
-        if begin == end == total:  # nothing is behind the last mark
+def _marked(file: BinaryIO, piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """Places and bytes of documents that begin behind a mark, or with the file."""
+    base = max(0, piece.first - len(MARK))  # of the data in the file
+    begin = None if piece.first else 0
+    data, at = bytearray(), 0
+    file.seek(base)
+    while True:
+        found = data.find(MARK, at)
+        if begin is not None:
+            _check_length(piece.path, begin, base + (len(data) if found < 0 else found))
+        if found >= 0:
+            if begin is not None:
+                yield begin, bytes(data[begin - base : found])
+            begin = base + found + len(MARK)
+            if begin >= piece.last:
+                return
+            del data[: begin - base]
+            base, at = begin, 0
+            continue
+        at = max(0, len(data) - len(MARK) + 1)  # a mark may begin here
+        if begin is None:
+            if base + at >= piece.last:
+                return
+            del data[:at]
+            base, at = base + at, 0
+        part = file.read(_READ)
+        if not part:
+            break
+        data += part
+    if begin is not None and data:
+        yield begin, bytes(data[begin - base :])
+
+
+def _begun(file: BinaryIO, piece: Piece, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Places and bytes of documents that begin with a line of the pattern, or with the file."""
+    _to_line(file, piece)
+    place, begin = file.tell(), None if piece.first else 0
+    lines: list[bytes] = []
+    while line := _line(file, piece.path, place):
+        if place and pattern.search(line.replace(b"\r\n", b"\n")):
+            if begin is not None:
+                yield begin, b"".join(lines)
+            begin, lines = place, []
+        if place >= piece.last and (begin is None or begin >= piece.last):
             return
-        place = block.first + begin
-        try:
-            text = data[begin:end].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{block.path}: byte {place + error.start:,} is no UTF-8 ({error.reason}); "
-                "convert the file"
-            ) from None
-        # What follows a mark on its line is the end of that line.
-        yield text.removeprefix("\n") if place and corpus.begins is None else text
-        begin = following
+        place += len(line)
+        if begin is not None:
+            lines.append(line)
+            _check_length(piece.path, begin, place)
+    if begin is not None and lines:
+        yield begin, b"".join(lines)
+
+
+def _check_length(path: Path, begin: int, end: int) -> None:
+    if end - begin > _LONGEST:
+        raise InputError(
+            f"{path}: the document at byte {begin:,} has more than 64 MiB; say which lines begin a "
+            "document (begins), or put <|endoftext|> between documents"
+        )
 
 
 # Tables
@@ -341,18 +402,18 @@ def _check_column(schema: Any, corpus: Corpus, file: Path) -> None:
         raise InputError(f"{file}: the column {corpus.column!r} is {kind}; expected texts")
 
 
-def _row_groups(corpus: Corpus, file: Path, size: int) -> Iterator[Block]:
+def _row_groups(corpus: Corpus, file: Path, size: int) -> Iterator[Piece]:
     parquet = _arrow("pyarrow.parquet")
     with _faults(file), opened(file, "a Parquet file") as raw, parquet.ParquetFile(raw) as table:
         _check_column(table.schema_arrow, corpus, file)
         groups = table.metadata.num_row_groups
         sizes = [table.metadata.row_group(k).total_byte_size for k in range(groups)]
-    yield from _gathered(file, sizes, size)
+    yield from (Piece(file, k, k + 1, bytes_) for k, bytes_ in enumerate(sizes))
 
 
-def _rows(corpus: Corpus, block: Block) -> Iterator[str | None]:
+def _rows(corpus: Corpus, piece: Piece) -> Iterator[str | None]:
     parquet = _arrow("pyarrow.parquet")
-    path, groups = block.path, [*range(block.first, block.last)]
+    path, groups = piece.path, [*range(piece.first, piece.last)]
     with _faults(path), opened(path, "Parquet") as raw, parquet.ParquetFile(raw) as table:
         rows = table.iter_batches(_ROWS, groups, [corpus.column], use_threads=False)
         yield from _values(rows, corpus.column)
@@ -385,23 +446,13 @@ def _record_batches(file: Path) -> Iterator[tuple[Any, Any]]:
                 yield reader.schema, reader
 
 
-def _batches(corpus: Corpus, file: Path, size: int) -> Iterator[Block]:
+def _batches(corpus: Corpus, file: Path, size: int) -> Iterator[Piece]:
     with _record_batches(file) as (schema, batches):
         _check_column(schema, corpus, file)
         sizes = [batch.nbytes for batch in batches]
-    yield from _gathered(file, sizes, size)
+    yield from (Piece(file, k, k + 1, bytes_) for k, bytes_ in enumerate(sizes))
 
 
-def _rows_of_batches(corpus: Corpus, block: Block) -> Iterator[str | None]:
-    with _record_batches(block.path) as (_, batches):
-        yield from _values(islice(batches, block.first, block.last), corpus.column)
-
-
-def _gathered(file: Path, sizes: list[int], size: int) -> Iterator[Block]:
-    """Neighbours of together `size` bytes or a little more."""
-    first = total = 0
-    for k, bytes_ in enumerate(sizes, 1):
-        total += bytes_
-        if total >= size or k == len(sizes):
-            yield Block(file, first, k, total)
-            first, total = k, 0
+def _rows_of_batches(corpus: Corpus, piece: Piece) -> Iterator[str | None]:
+    with _record_batches(piece.path) as (_, batches):
+        yield from _values(islice(batches, piece.first, piece.last), corpus.column)

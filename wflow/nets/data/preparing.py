@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,11 +64,9 @@ _CUT = re.compile(r"\S\n(?=\S)")
 
 
 class _Rule(NamedTuple):
-    """How documents become tokens."""
+    """How documents become tokens, by given byte pairs."""
 
     corpus: Corpus
-    encoder: bytes
-    merges: bytes
     share: float
     seed: int
 
@@ -88,11 +87,10 @@ class _Counts(NamedTuple):
 class _Encoder:
     """Turns blocks into tokens, in any process."""
 
-    def __init__(self, rule: _Rule) -> None:
+    def __init__(self, rule: _Rule, pairs: tuple[bytes, bytes]) -> None:
         self.rule = rule
-        self.pairs = BytePairs(rule.encoder, rule.merges)
-        end = end_of_text(rule.encoder)
-        self.end = np.array([end], "<u2")
+        self.pairs = BytePairs(*pairs)
+        self.end = np.array([end_of_text(pairs[0])], "<u2")
         self.bound, self.key = int(rule.share * 2**64), rule.seed.to_bytes(8, "little")
 
     def __call__(self, block: Block) -> _Counts:
@@ -144,13 +142,17 @@ def end_of_text(encoder: bytes) -> int:
 _encoder: _Encoder  # of a process
 
 
-def _begin(rule: _Rule) -> None:
-    """Make a process ready; it ends when the one that started it does, in whatever way."""
+def _begin(rule: _Rule, folder: Path) -> None:
+    """Make a process ready; it ends when the one that started it does, in whatever way.
+
+    It reads the byte pairs from the folder. Sent through the pipe of a process that starts, which
+    holds 64 KiB, they would let the first process wait for ever where this one dies before.
+    """
     global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = _Encoder(rule)
+    _encoder = _Encoder(rule, _pairs(folder))
 
 
 def _end_with_parent() -> None:
@@ -164,13 +166,14 @@ def _encoded(block: Block) -> _Counts:
     return _encoder(block)
 
 
-def _all(rule: _Rule, todo: Sequence[Block], workers: int) -> Iterator[_Counts]:
+def _all(rule: _Rule, folder: Path, todo: Sequence[Block], workers: int) -> Iterator[_Counts]:
     """What the blocks come to, in their order; a few are in memory at a time."""
     if workers == 1 or not todo:
-        yield from map(_Encoder(rule), todo)
+        yield from map(_Encoder(rule, _pairs(folder)), todo)
         return
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(todo)), spawn, _begin, (rule,))
+    rule = rule._replace(corpus=replace(rule.corpus, files=()))  # blocks name their files
+    pool = ProcessPoolExecutor(min(workers, len(todo)), spawn, _begin, (rule, folder))
     waiting: deque[Future[_Counts]] = deque()
     try:
         for block in todo:
@@ -181,8 +184,9 @@ def _all(rule: _Rule, todo: Sequence[Block], workers: int) -> Iterator[_Counts]:
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise InputError(
-            "a process that made tokens was killed, perhaps for want of memory: give the same "
-            "command with --resume, and fewer --workers"
+            "a process that made tokens was killed, perhaps for want of memory, or could not "
+            "start: a script needs if __name__ == '__main__' around the call. Repeat it with "
+            "resume (--resume), and fewer workers (--workers)"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -277,7 +281,8 @@ def prepare_text(
         Field or column with the text; plain text has none.
     begins : str, optional
         Regular expression of the lines of plain text that begin a document. By default documents
-        lie between marks ``<|endoftext|>``, and a file without one is a document.
+        lie between marks ``<|endoftext|>``, and a file without one is a document. Line ends
+        ``\\r\\n`` of plain text become ``\\n``, and a byte order mark is left out.
     validation : float, default 0.0005
         Share of the documents, between 0 and 1.
     seed : int, default 2357
@@ -286,7 +291,8 @@ def prepare_text(
         Folder with encoder.json and vocab.bpe, or the contents of the two; at most 65,536 tokens,
         one of them ``<|endoftext|>``. By default those of GPT-2.
     workers : int, optional
-        Number of processes; by default one for each core. With 1 none is started.
+        Number of processes; by default one for each core. With 1 none is started. They import the
+        script that calls this: there the call stands below ``if __name__ == "__main__":``.
     block : int, default 4194304
         Bytes of text that a process takes at a time.
     resume : bool, default False
@@ -332,20 +338,20 @@ def prepare_text(
     seed, block = whole(seed, "seed", 0), whole(block, "block")
     workers = whole(_cores() if workers is None else workers, "workers")
     folder, corpus = path_of(out, "out"), find(path_of(source, "source"), column, begins)
-    encoder, merges = tokenizer if isinstance(tokenizer, tuple) else _pairs(tokenizer)
-    pairs, end = BytePairs(encoder, merges), end_of_text(encoder)
-    if pairs.vocabulary > MOST:
+    given = tokenizer if isinstance(tokenizer, tuple) else _pairs(tokenizer)
+    vocabulary, end = BytePairs(*given).vocabulary, end_of_text(given[0])
+    if vocabulary > MOST:
         raise InputError(
-            f"the tokenizer has {pairs.vocabulary:,} tokens, and a token file has two bytes for "
+            f"the tokenizer has {vocabulary:,} tokens, and a token file has two bytes for "
             f"each: expected at most {MOST:,}"
         )
-    rule = _Rule(corpus, encoder, merges, share, seed)
-    setting = _setting(rule, name, block) | {"vocabulary": pairs.vocabulary, "end_of_text": end}
+    rule = _Rule(corpus, share, seed)
+    setting = _setting(rule, given, name, block) | {"vocabulary": vocabulary, "end_of_text": end}
     with ExitStack() as stack:
         stack.enter_context(_claimed(folder))
         stack.enter_context(_disk(folder))
         if not _whole(folder, setting, resume=resume, overwrite=overwrite):
-            _prepare(folder, rule, setting, block, workers, show)
+            _prepare(folder, rule, given, setting, block, workers, show)
     return TokenFiles(folder)
 
 
@@ -365,7 +371,7 @@ def _cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _setting(rule: _Rule, name: str, block: int) -> dict[str, Any]:
+def _setting(rule: _Rule, pairs: tuple[bytes, bytes], name: str, block: int) -> dict[str, Any]:
     """All that the files and the journal depend on."""
     files = [(file, os.stat(file)) for file in rule.corpus.files]
     # The time of change is for the journal: copies of a text give the same files.
@@ -381,7 +387,7 @@ def _setting(rule: _Rule, name: str, block: int) -> dict[str, Any]:
         "source_bytes": sum(found.st_size for _, found in files),
         "tokenizer": {
             file: hashlib.sha256(content).hexdigest()
-            for file, content in zip(PAIRS, (rule.encoder, rule.merges), strict=True)
+            for file, content in zip(PAIRS, pairs, strict=True)
         },
         "listing": hashlib.sha256(json.dumps(listing).encode()).hexdigest(),
         "block": block,
@@ -502,7 +508,13 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _prepare(
-    folder: Path, rule: _Rule, setting: dict[str, Any], size: int, workers: int, show: bool
+    folder: Path,
+    rule: _Rule,
+    pairs: tuple[bytes, bytes],
+    setting: dict[str, Any],
+    size: int,
+    workers: int,
+    show: bool,
 ) -> None:
     """Write what is missing."""
     journal = folder / JOURNAL
@@ -511,7 +523,7 @@ def _prepare(
         kept: dict[str, Any] = {"blocks": 0, "empty": 0, "repaired": 0}
         kept |= {half: _NOTHING for half in HALVES}
         _write(journal, _document(setting=setting, **kept))
-    for file, content in zip(PAIRS, (rule.encoder, rule.merges), strict=True):
+    for file, content in zip(PAIRS, pairs, strict=True):
         _write(folder / file, content)
     kept = read_document(journal, "the journal of a preparation")
     done, empty, repaired = (kept[key] for key in ("blocks", "empty", "repaired"))
@@ -531,7 +543,7 @@ def _prepare(
         )
         if done:
             advance(sum(one.size for one in todo[:done]))
-        results = _all(rule, todo[done:], workers)
+        results = _all(rule, folder, todo[done:], workers)
         stack.callback(results.close)  # type: ignore[attr-defined]
         last = time.monotonic()
         for one, counts in zip(todo[done:], results, strict=True):
@@ -545,6 +557,12 @@ def _prepare(
                 last = time.monotonic()
             advance(one.size)
         found = commit()
+    if not any(part.documents for part in halves.values()):
+        raise InputError(
+            f"the {len(rule.corpus.files)} file(s) of the text hold no document that is not empty"
+            + (f" ({empty:,} are empty)" if empty else "")
+            + ": give another source, with --overwrite"
+        )
     for half, part in halves.items():
         if not part.tokens:
             raise InputError(

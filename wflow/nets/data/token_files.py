@@ -31,6 +31,7 @@ PAIRS = ("encoder.json", "vocab.bpe")
 MOST = 1 << 16  # tokens of a vocabulary that two bytes can tell apart
 WIDTH = 2  # bytes of a token
 _BLOCK = 1 << 22  # bytes read at a time
+_MOST = 1 << 30  # bytes of one call: systems give at most 2 GiB
 
 
 class TokenFile:
@@ -73,7 +74,7 @@ class TokenFile:
         self, path: str | os.PathLike[str], *, tokens: int, vocabulary: int, sha256: str
     ) -> None:
         self._path = path_of(path, "path")
-        self.tokens = whole(tokens, "tokens", 0)
+        self.tokens = self._length = whole(tokens, "tokens", 0)
         self.vocabulary = whole(vocabulary, "vocabulary", 1, most=MOST)
         if not isinstance(sha256, str):
             raise InputError(f"sha256 is {type(sha256).__name__}: expected hexadecimal digits")
@@ -95,8 +96,10 @@ class TokenFile:
         return {name: value for name, value in vars(self).items() if name != "_number"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        given = {name: state[name] for name in ("tokens", "vocabulary", "sha256")}
-        self.__init__(state["_path"], **given)  # type: ignore[misc]  # a process opens it again
+        given = {name: state[name] for name in ("vocabulary", "sha256")}
+        # A process opens it again.
+        self.__init__(state["_path"], tokens=state["_length"], **given)  # type: ignore[misc]
+        self.tokens = state["tokens"]
 
     def __len__(self) -> int:
         return self.tokens
@@ -118,6 +121,29 @@ class TokenFile:
             raise InputError(f"part is {part!r:.80}: expected a slice, such as tokens[10:20]")
         first, last, _ = part.indices(self.tokens)
         return torch.from_numpy(self._read(first, max(0, last - first)).astype(np.int64))
+
+    def first(self, tokens: int) -> "TokenFile":
+        """Take the beginning of the text alone, without reading it.
+
+        Parameters
+        ----------
+        tokens : int
+            How many tokens, 0 to all.
+
+        Returns
+        -------
+        TokenFile
+            The same file with its checksum, which ends there.
+
+        Raises
+        ------
+        InputError
+            For more tokens than there are.
+        """
+        count = whole(tokens, "tokens", 0, most=self.tokens)
+        found = TokenFile.__new__(TokenFile)
+        found.__setstate__(vars(self) | {"tokens": count})
+        return found
 
     def crops(self, begin: Tensor, length: int) -> Tensor:
         """Read several stretches of the same length.
@@ -168,7 +194,11 @@ class TokenFile:
                 )
 
     def _read(self, first: int, count: int) -> np.ndarray:
-        data = os.pread(self._number, WIDTH * count, WIDTH * first)
+        parts, place, end = [], WIDTH * first, WIDTH * (first + count)
+        while place < end and (part := os.pread(self._number, min(end - place, _MOST), place)):
+            parts.append(part)
+            place += len(part)
+        data = b"".join(parts)
         found = np.frombuffer(data, "<u2") if len(data) % WIDTH == 0 else np.empty(0, "<u2")
         if len(found) != count:
             raise InputError(
@@ -196,7 +226,7 @@ class TokenFile:
             Where they differ.
         """
         digest, place = hashlib.sha256(), 0
-        with progress(WIDTH * self.tokens, f"checking {self._path.name}", enabled=show) as advance:
+        with progress(WIDTH * self._length, f"checking {self._path.name}", enabled=show) as advance:
             while part := os.pread(self._number, _BLOCK, place):
                 digest.update(part)
                 place += len(part)

@@ -241,7 +241,7 @@ class BytePairs:
 
 
 class Occurring:
-    """Tokens of another tokenizer that occur in a text, numbered anew in their order.
+    """Tokens of another tokenizer that occur in a text, with new numbers in their order.
 
     Parameters
     ----------

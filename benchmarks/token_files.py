@@ -46,7 +46,7 @@ ALONE = 4 << 20  # bytes of text for the library alone
 STEPS = 12
 VOCABULARY = 4096  # of the network of which the steps are timed
 EVERY = 0.1  # seconds between looks at the memory
-GOAL_WAITING, GOAL_MEMORY, GOAL_SPEED = 0.02, 1.1, 0.5
+GOAL_WAITING, GOAL_MEMORY, GOAL_SPEED = 0.02, 1.1, 0.7
 
 
 def words(seed: int = 0) -> np.ndarray:

@@ -86,7 +86,7 @@ def load(setup: Setup, flags: Any) -> nets.data.PointClouds:
         return data.mnist_clouds(folder=flags.data, digits=setup.train)
     if setup.dataset == "solids":
         return data.solids(train=setup.train or 2400, test=setup.test or 600, points=setup.stored)
-    clouds = data.modelnet40(folder=flags.data, points=setup.stored)
+    clouds = data.modelnet40(folder=flags.data)
     train, test = (
         data.standardised(points, centre="scalar" if flags.published else "centroid")
         for points in (clouds.train_points, clouds.test_points)

@@ -18,7 +18,8 @@ from PIL import Image  # noqa: E402
 
 from wflow import InputError  # noqa: E402
 from wflow.nets import data  # noqa: E402
-from wflow.nets.data import download, pictures  # noqa: E402
+from wflow.nets.data import archives, download, pictures  # noqa: E402
+from wflow.nets.data.batches import Purpose, permutation  # noqa: E402
 
 EACH = 10  # pictures of each animal in these tests
 DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
@@ -38,6 +39,12 @@ def nothing_at_hand(monkeypatch, tmp_path):
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(pictures, "_EACH", EACH)
+    monkeypatch.setattr(pictures, "held_back_numbers", lambda: by_rule(EACH))
+
+
+def by_rule(count: int) -> list[np.ndarray]:
+    """Numbers of the test pictures of cats and of dogs."""
+    return [np.sort(permutation(count, 0, Purpose.SPLIT, k)[: count // 5]) for k in range(2)]
 
 
 def colour(label: int, number: int) -> tuple[int, int, int]:
@@ -144,6 +151,10 @@ def test_the_split_is_the_published_one():
     assert held.reshape(2, -1).sum(1).tolist() == [2500, 2500]
     numbers = np.flatnonzero(held).astype("<i8").tobytes()
     assert hashlib.sha256(numbers).hexdigest() == SPLIT
+    stored = pictures.held_back_numbers()
+    assert all(map(np.array_equal, stored, by_rule(12_500)))
+    file = Path(pictures.__file__).with_name("cats_and_dogs_test.npz")
+    assert file.stat().st_size < 10_000
 
 
 SPLIT = "d8bd45f1d92bd0dfd60be071571a25f830460b9fe4f1f573321d6e1e6da16891"
@@ -218,9 +229,11 @@ def test_pictures_that_cannot_be_read_are_named_counted_and_refused(
     fill(tmp_path, {"train.zip": zipped(contents)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with refused(r"of 20 pictures 1 are missing; 1 cannot be read: train/cat.3.png \(.*1 %"):
+        match = r"of 20 pictures 1 are missing; 1 cannot be used: train/cat.3.png \(.*1 %"
+        with refused(match) as refusal:
             data.cats_and_dogs(folder=tmp_path, pixels=8)
-        monkeypatch.setattr(pictures, "_LOST", 0.1)
+        assert " object at " not in str(refusal.value)
+        monkeypatch.setattr(archives, "LOST", 0.1)
         with pytest.warns(UserWarning, match=r"cat\.3\.png .* left out") as caught:
             images = data.cats_and_dogs(folder=tmp_path, pixels=8)
     assert caught[0].filename == __file__
@@ -253,7 +266,7 @@ def flipped(content: bytes) -> bytes:
         (lambda content: content[: len(content) // 2], "no whole zip archive .*get it again"),
         (lambda content: b"", "no whole zip archive"),
         (lambda content: b"Rar!" + content[:100], "no whole zip archive"),
-        (flipped, r"1 cannot be read: train/dog\.9\.png \(Bad CRC-32"),
+        (flipped, r"1 cannot be used: train/dog\.9\.png \(Bad CRC-32"),
         (lambda content: zipped({"readme.txt": b""}), "holds no pictures of the names"),
         (lambda content: zipped({"cat.10.png": b""}), r"holds cat\.10\.png; expected .*0 \.\. 9"),
         (lambda content: zipped({"cat.1.png": b"", "a/Cat/1.jpg": b""}), "one picture of each"),

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from wflow import InputError  # noqa: E402
 from wflow.nets import data  # noqa: E402
-from wflow.nets.data import download, reviews, trained_pairs  # noqa: E402
+from wflow.nets.data import archives, download, reviews, tokenize  # noqa: E402
 
 DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
 REVIEWS = {
@@ -33,7 +33,7 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def nothing_at_hand(monkeypatch, tmp_path):
     monkeypatch.delenv("WFLOW_DATA", raising=False)
-    for module in (download, trained_pairs):
+    for module in (download, tokenize):
         monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
 
 
@@ -137,7 +137,9 @@ def test_foreign_and_truncated_archives_are_refused(folder):
     with refused("holds no review; expected members such as aclImdb/train/pos"):
         data.imdb(folder=folder)
     path.unlink()
-    with refused("does not hold IMDb.*expected aclImdb_v1.tar.gz or aclImdb_labelled.tar.xz"):
+    with refused(
+        "IMDb .*is in no local folder.*expected aclImdb_v1.tar.gz or aclImdb_labelled.tar.xz"
+    ):
         data.imdb(folder=folder)
     with refused("split is 'half': expected one of official, joined"):
         data.imdb(folder=folder, split="half")
@@ -152,14 +154,14 @@ def test_a_download_is_checked_as_the_file_that_it_is(folder, tmp_path, monkeypa
     )
     wrong = download.DataFile("set.tar.gz", "0" * 64, (address,), packed=True)
     with refused("cannot download set.tar.gz from https://nowhere.invalid.*the SHA-256"):
-        download.archive("a set", wrong)
+        archives.archive("a set", wrong)
     assert not (tmp_path / "cache" / "set.tar.gz").exists()
     digest = pooch.file_hash(str(folder / "aclImdb_v1.tar.gz"))
     right = download.DataFile("set.tar.gz", digest, (address,), packed=True)
-    path = download.archive("a set", right)
+    path = archives.archive("a set", right)
     assert path == tmp_path / "cache" / "set.tar.gz" and path.read_bytes() == content
     monkeypatch.setattr(pooch, "HTTPDownloader", None)  # it is there now
-    assert download.archive("a set", right) == path
+    assert archives.archive("a set", right) == path
 
 
 @pytest.mark.skipif(not (DATA / "aclImdb_labelled.tar.xz").exists(), reason="no data folder")
@@ -275,13 +277,13 @@ def test_learnt_byte_pairs_are_kept_under_the_checksum_of_the_texts(learnt, tmp_
     data.TrainedBytePairs(learnt, 271)
     assert len(list(file.parent.iterdir())) == 3
     stamp = file.read_bytes()
-    learn = trained_pairs._learnt
-    monkeypatch.setattr(trained_pairs, "_learnt", None)  # nothing is learnt again
+    learn = tokenize._learnt
+    monkeypatch.setattr(tokenize, "_learnt", None)  # nothing is learnt again
     again = data.TrainedBytePairs(learnt, 270)
     text = "the widest <pad> film"
     assert torch.equal(again.encode(text), first.encode(text))
     file.write_bytes(stamp[:100])  # damaged
-    monkeypatch.setattr(trained_pairs, "_learnt", learn)
+    monkeypatch.setattr(tokenize, "_learnt", learn)
     data.TrainedBytePairs(learnt, 270)
     assert file.read_bytes() == stamp
 

@@ -1,7 +1,8 @@
 """Data for the network studies: images, texts, batches, perturbations.
 
-`datasets`, `pictures`, `clouds` and `reviews` load them, `download` finds or fetches their files,
-`tokenize` turns text to numbers and `trained_pairs` learns how from texts, `preparing` turns the
+`datasets`, `pictures`, `clouds`, `modelnet`, `shapes` (on the surfaces of `meshes`) and `reviews`
+load them, `download` finds or fetches their files,
+`archives` reads them in place, `tokenize` turns text to numbers, `preparing` turns the
 `documents` of a large text into `token_files`, `batches` are pure functions of (seed, step),
 `augment` changes the inputs of a training at random, `perturb` disturbs those of a test, and
 `densities` draws from those in the plane. Start with `datasets`.
@@ -9,16 +10,7 @@
 
 from wflow.nets.data.augment import RandomCrops, RandomPoses
 from wflow.nets.data.batches import CloudBatches, TextBatches
-from wflow.nets.data.clouds import (
-    Mesh,
-    PointClouds,
-    mnist_clouds,
-    modelnet40,
-    read_off,
-    sample_surface,
-    solids,
-    standardised,
-)
+from wflow.nets.data.clouds import PointClouds, mnist_clouds, standardised
 from wflow.nets.data.datasets import (
     BytePairs,
     Characters,
@@ -40,12 +32,15 @@ from wflow.nets.data.datasets import (
     windows,
 )
 from wflow.nets.data.densities import PlanarBatches, planar
+from wflow.nets.data.meshes import Mesh, read_off, sample_surface
+from wflow.nets.data.modelnet import modelnet40
 from wflow.nets.data.perturb import rotate_points
 from wflow.nets.data.pictures import cats_and_dogs
 from wflow.nets.data.preparing import prepare_text
 from wflow.nets.data.reviews import Reviews, imdb
+from wflow.nets.data.shapes import solids
 from wflow.nets.data.token_files import TokenFile, TokenFiles
-from wflow.nets.data.trained_pairs import TrainedBytePairs
+from wflow.nets.data.tokenize import TrainedBytePairs
 
 __all__ = [
     "BytePairs",

@@ -253,43 +253,6 @@ def obtain(
     raise InputError(f"{what} is in no local folder and cannot be downloaded; {_by_hand(files)}")
 
 
-def archive(what: str, file: DataFile, folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where an archive is that is read in a stream; downloaded into the cache if it is nowhere.
-
-    Searched for as by `obtain`. Its checksum is compared after a download only: who reads the
-    archive checks what is in it, which may have been packed otherwise.
-
-    Parameters
-    ----------
-    what : str
-        Name of the data set, for messages.
-    file : DataFile
-        The archive, with `packed`.
-    folder : str or path-like, optional
-        Folder that holds it.
-
-    Returns
-    -------
-    Path
-        The archive.
-
-    Raises
-    ------
-    InputError
-        For a folder that does not exist or lacks the archive, a download that fails, or a missing
-        pooch.
-    """
-    for place in places(folder):
-        for name in (file.path, file.name, *file.others):
-            if (place / name).is_file():
-                return place / name
-    if folder is not None:
-        raise InputError(
-            f"{folder} does not hold {what}; expected {' or '.join((file.path, *file.others))}"
-        )
-    return download(file)
-
-
 def places(folder: str | os.PathLike[str] | None) -> list[Path]:
     """Folders that may hold data, in the order of the search: `folder` alone where it is given."""
     if folder is not None:

@@ -13,28 +13,29 @@ import io
 import math
 import os
 import re
-import struct
-import warnings
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from wflow._core.checks import whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened
-from wflow.nets.data.batches import Purpose, permutation
+from wflow.nets.data.archives import (
+    BROKEN,
+    ArchiveFile,
+    check_lost,
+    files_of,
+    found,
+    missing,
+)
 from wflow.nets.data.datasets import Images
-from wflow.nets.data.download import VARIABLE, places
 
 # Where the pictures are
 # ----------------------
@@ -55,12 +56,8 @@ _CANDIDATES = (
 _INNER = "train.zip"  # in the archive of the competition
 _NAME = re.compile(r"(?:^|[/\\])(cat|dog)[./\\](\d{1,6})\.(?:jpe?g|png|webp)$", re.IGNORECASE)
 _EACH = 12_500  # pictures of each animal, numbered from 0
-_LOST = 0.01  # largest share of them that may be missing or broken
 _BYTES, _PIXELS = 1 << 26, 1 << 26  # bounds of one picture; the largest published one has 0.8 MB
-_BROKEN = (
-    *(OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
-    *(struct.error, zlib.error, zipfile.BadZipFile, Image.DecompressionBombError),
-)  # what Pillow and zipfile raise of a damaged picture
+_DAMAGED = (*BROKEN, SyntaxError, Image.DecompressionBombError)  # what Pillow raises, too
 Key = tuple[int, int]  # 0 for a cat, 1 for a dog; number of the picture
 
 
@@ -105,9 +102,10 @@ def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int =
 
     Notes
     -----
-    The test half of [2]_ is a random fifth of the pictures with known labels. Here it is drawn once
-    for all: the numbers 0 .. 12,499 of each animal are sorted by random bits of Philox, keyed by
-    (0, animal), and the first 2,500 are held back. A picture whose pixels are those of an earlier
+    The test half of [2]_ is a random fifth of the pictures with known labels. Here it was drawn
+    once for all, and its numbers are a file of the package, `cats_and_dogs_test.npz`: the numbers
+    0 .. 12,499 of each animal were sorted by random bits of Philox, keyed by (0, animal), and the
+    first 2,500 are held back. A picture whose pixels are those of an earlier
     one (cats before dogs, by number) is left out, so that none is in both halves; `source` counts
     them.
 
@@ -128,8 +126,8 @@ def cats_and_dogs(*, folder: str | os.PathLike[str] | None = None, pixels: int =
     pixels = whole(pixels, "pixels", 1)
     if pixels > 1024:
         raise InputError(f"pixels is {pixels}: expected at most 1024, for all pictures are kept")
-    with _pictures(folder) as (source, found):
-        return _loaded(source, found, pixels)
+    with _pictures(folder) as (source, pictures):
+        return _loaded(source, pictures, pixels)
 
 
 class Found(NamedTuple):
@@ -137,10 +135,10 @@ class Found(NamedTuple):
 
     key: Key
     name: str
-    read: Callable[[], bytes]
+    read: Callable[[int], bytes]
 
 
-def _loaded(source: Path, found: list[Found], pixels: int) -> Images:
+def _loaded(source: Path, pictures: list[Found], pixels: int) -> Images:
     held_back = _held_back()
     # Slots of all pictures in the order of their keys: rows of the two halves. What is empty or a
     # repetition is closed up in the end, in place.
@@ -150,16 +148,17 @@ def _loaded(source: Path, found: list[Found], pixels: int) -> Images:
     ]
     digests: list[bytes | None] = [None] * (2 * _EACH)
     broken: list[str] = []
-    for (label, place), name, read in found:
+    for (label, place), name, read in pictures:
         k = label * _EACH + place
         try:
-            picture = _decoded(read(), pixels)
-        except _BROKEN as error:
+            picture = _decoded(read(_BYTES), pixels)
+        except _DAMAGED as error:
             broken.append(f"{name} ({error or type(error).__name__})")
             continue
         halves[int(held_back[k])][slots[k]] = picture
         digests[k] = hashlib.blake2b(picture.tobytes(), digest_size=16).digest()
-    _check_lost(source, broken, missing=digests.count(None) - len(broken))
+    absent = digests.count(None) - len(broken)
+    check_lost(source, "pictures", 2 * _EACH, broken, absent, stacklevel=3)
     kept = np.array([digest is not None for digest in digests])
     first = {digest: k for k, digest in reversed(list(enumerate(digests)))}
     kept &= [first[digest] == k for k, digest in enumerate(digests)]
@@ -189,14 +188,25 @@ def _loaded(source: Path, found: list[Found], pixels: int) -> Images:
 def _held_back() -> NDArray[np.bool_]:
     """Which pictures are for tests, cats before dogs: a fifth of each, (2 * _EACH,)."""
     held = np.zeros((2, _EACH), bool)
-    for label in range(2):
-        held[label, permutation(_EACH, 0, Purpose.SPLIT, label)[: _EACH // 5]] = True
+    for label, numbers in enumerate(held_back_numbers()):
+        held[label, numbers] = True
     return held.ravel()
+
+
+def held_back_numbers() -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Numbers of the pictures that are for tests, ascending, of cats and of dogs."""
+    content = files("wflow.nets.data").joinpath("cats_and_dogs_test.npz").read_bytes()
+    with np.load(io.BytesIO(content)) as stored:
+        return stored["cats"], stored["dogs"]
 
 
 def _decoded(data: bytes, pixels: int) -> NDArray[np.uint8]:
     """A picture of any format that Pillow knows: (3, pixels, pixels)."""
-    with Image.open(io.BytesIO(data)) as image:
+    try:
+        image = Image.open(io.BytesIO(data))
+    except UnidentifiedImageError:
+        raise ValueError("of no known format") from None
+    with image:
         if image.width * image.height > _PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels")
         colours = image.convert("RGB")
@@ -216,114 +226,39 @@ def _moments(images: NDArray[np.uint8]) -> tuple[float, float]:
     return round(mean, 4), max(round(std, 4), 1e-4)
 
 
-def _check_lost(source: Path, broken: list[str], missing: int) -> None:
-    """Refuse pictures of which too many are missing or broken, and warn of a few."""
-    if not broken and not missing:
-        return
-    every = 2 * _EACH
-    problems = [f"{missing:,} are missing"] * (missing > 0)
-    if broken:
-        more = f" and {len(broken) - 5:,} more" if len(broken) > 5 else ""
-        problems.append(f"{len(broken):,} cannot be read: {', '.join(broken[:5])}{more}")
-    text = f"{source}: of {every:,} pictures {'; '.join(problems)}"
-    if len(broken) + missing > _LOST * every:
-        raise InputError(f"{text}; expected at most {100 * _LOST:g} % of them: get it again")
-    warnings.warn(f"{text}; they are left out", stacklevel=4)
-
-
-# Archives
-# --------
+# Which files they are
+# --------------------
 
 
 @contextmanager
 def _pictures(folder: str | os.PathLike[str] | None) -> Iterator[tuple[Path, list[Found]]]:
     """Where the pictures are, and all of them, in the order in which they lie there."""
-    searched = places(folder)
-    for place in searched:
-        for path in (place / name for name in _CANDIDATES):
-            if path.is_dir():
-                found = _found(path, {str(file): partial(_contents, file) for file in _below(path)})
-                if found:  # else a folder of that name with other things
-                    yield path, found
-                    return
-            elif path.is_file():
-                with ExitStack() as stack:
-                    archive = _archive(path, stack)
-                    members = {
-                        info.filename: partial(_member, archive, info)
-                        for info in archive.infolist()
-                    }
-                    found = _found(path, members)
-                    if not found:
-                        raise InputError(
-                            f"{path}: holds no pictures of the names cat.N.jpg and dog.N.jpg"
-                        )
-                    yield path, found
+    for path in found(_CANDIDATES, folder):
+        checksum = _SHA256 if path.name == _PREPARED else None
+        with files_of(path, inner=_INNER, sha256=checksum) as given:
+            pictures = _chosen(path, given)
+            if pictures:
+                yield path, pictures
                 return
-    raise InputError(
-        f"cats and dogs are in no local folder ({', '.join(map(str, searched)) or 'none given'}); "
-        f"get train.zip of https://www.kaggle.com/c/dogs-vs-cats, put it into a folder and set "
-        f"{VARIABLE} to that folder; expected one of {', '.join(_CANDIDATES)}"
-    )
+        if not path.is_dir():  # a folder of that name may hold other things
+            raise InputError(f"{path}: holds no pictures of the names cat.N.jpg and dog.N.jpg")
+    advice = "get train.zip of https://www.kaggle.com/c/dogs-vs-cats"
+    raise missing("cats and dogs", _CANDIDATES, folder, advice)
 
 
-def _below(folder: Path) -> list[Path]:
-    """Files of a folder and of the folders in it, in the order of their names."""
-    return [path for path in sorted((*folder.glob("*"), *folder.glob("*/*"))) if path.is_file()]
-
-
-def _archive(path: Path, stack: ExitStack) -> zipfile.ZipFile:
-    """Open a zip archive, or the one of the training pictures inside it."""
-    expected = "a zip archive of pictures"
-    file = stack.enter_context(opened(path, expected))
-    if path.name == _PREPARED:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != _SHA256:
-            raise InputError(
-                f"{path}: its SHA-256 is {digest}, expected {_SHA256}; the file is damaged or "
-                "another one, and was left as it is: move it away and get it again"
-            )
-        file.seek(0)
-    try:
-        archive = stack.enter_context(zipfile.ZipFile(file))
-        if _INNER in archive.namelist():
-            inner = stack.enter_context(archive.open(_INNER))
-            archive = stack.enter_context(zipfile.ZipFile(inner))
-    except _BROKEN as error:
-        raise InputError(
-            f"{path}: is no whole zip archive ({error}); expected {expected}: get it again"
-        ) from None
-    return archive
-
-
-def _found(path: Path, files: Mapping[str, Callable[[], bytes]]) -> list[Found]:
-    """Those of the files of an archive that are pictures of cats and dogs, in their order."""
-    found: dict[Key, Found] = {}
-    for name, read in files.items():
+def _chosen(path: Path, given: Sequence[ArchiveFile]) -> list[Found]:
+    """Those of the files that are pictures of cats and dogs, in their order."""
+    chosen: dict[Key, Found] = {}
+    for name, _, read in given:
         match = _NAME.search(name)
-        if match is None or "__MACOSX" in name:
+        if match is None:
             continue
         key = int(match[1].lower() == "dog"), int(match[2])
         if key[1] >= _EACH:
             raise InputError(f"{path}: holds {name}; expected the numbers 0 .. {_EACH - 1}")
-        if key in found:
+        if key in chosen:
             raise InputError(
-                f"{path}: holds {found[key].name} and {name}; expected one picture of each number"
+                f"{path}: holds {chosen[key].name} and {name}; expected one picture of each number"
             )
-        found[key] = Found(key, name, read)
-    return list(found.values())
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """A file of an archive; its length and checksum are those of the directory."""
-    if info.file_size > _BYTES:
-        raise ValueError(f"{info.file_size} bytes")
-    return archive.read(info)
-
-
-def _contents(path: Path) -> bytes:
-    with opened(path, "a picture") as file:
-        data = file.read(_BYTES + 1)
-    if len(data) > _BYTES:
-        raise ValueError(f"more than {_BYTES} bytes")
-    return data
+        chosen[key] = Found(key, name, read)
+    return list(chosen.values())

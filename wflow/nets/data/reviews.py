@@ -9,11 +9,8 @@ arXiv 2505.13499.
 """
 
 import hashlib
-import lzma
 import os
 import re
-import tarfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +23,9 @@ from torch import Tensor
 
 from wflow._core.checks import check_choice, switch, whole
 from wflow._core.errors import InputError
+from wflow.nets.data.archives import archive, tar_files
 from wflow.nets.data.batches import Purpose, permutation
-from wflow.nets.data.download import DataFile, archive
+from wflow.nets.data.download import DataFile
 
 Split = Literal["official", "joined"]
 
@@ -42,7 +40,7 @@ _HALF = 25_000  # reviews of the official training part, and of the test part
 _JOINED = 40_000  # reviews for training in the split of [OTT]
 # Of all labelled reviews in the order of their names: name, a zero byte, SHA-256 of the contents.
 _DIGEST = "7bf14c2d84905806f8d6e3029790c1018f3bcc7aa5a9f336c90232848c194f59"
-_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/(\d+)_(\d+)\.txt")
+_MEMBER = re.compile(r"aclImdb/(train|test)/(neg|pos)/(\d+)_(\d+)\.txt")
 _LONGEST = 1 << 17  # bytes of a review; the longest of the data set has 13,704 characters
 _BREAK = re.compile(r"<br\s*/?>")
 
@@ -170,26 +168,13 @@ def read_reviews(path: Path) -> dict[str, bytes]:
         not UTF-8, and an archive without any.
     """
     found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, "r|*") as members:
-            for member in members:
-                name = member.name.removeprefix("./")
-                if not (member.isfile() and _MEMBER.fullmatch(name)):
-                    continue
-                if name in found or member.size > _LONGEST:
-                    what = "is there twice" if name in found else f"has {member.size:,} bytes"
-                    raise InputError(
-                        f"{path}: the review {name} {what}; expected each once, of at most "
-                        f"{_LONGEST:,} bytes: get the archive again"
-                    )
-                stream = members.extractfile(member)
-                assert stream is not None  # a regular file
-                found[name] = _checked(stream.read(), f"{path}: the review {name}")
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        raise InputError(
-            f"{path}: cannot be read as a tar archive ({error}); it is cut off, damaged or another "
-            "file: get it again"
-        ) from None
+    for name, data in tar_files(path, _MEMBER, _LONGEST):
+        if name in found:
+            raise InputError(
+                f"{path}: the review {name} is there twice; expected each once: get the archive "
+                "again"
+            )
+        found[name] = _checked(data, f"{path}: the review {name}")
     if not found:
         raise InputError(
             f"{path}: holds no review; expected members such as aclImdb/train/pos/0_9.txt"

@@ -1,0 +1,327 @@
+"""ModelNet40: clouds of points on the surfaces of meshes, or those of PointNet in HDF5 files."""
+
+import functools
+import hashlib
+import io
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import switch, whole
+from wflow._core.errors import InputError, RunFileError
+from wflow._core.files import check_stored, open_hdf5, replace_file
+from wflow._core.progress import progress
+from wflow.nets.data.archives import (
+    BROKEN,
+    ArchiveFile,
+    check_lost,
+    files_of,
+    found,
+    missing,
+)
+from wflow.nets.data.batches import Purpose, bits
+from wflow.nets.data.clouds import PointClouds, of_arrays
+from wflow.nets.data.datasets import Folder
+from wflow.nets.data.download import cache_folder
+from wflow.nets.data.meshes import OFF_BYTES, IntArray, on_surface, parse_off
+
+_MESHES = ("ModelNet40.zip", "ModelNet40")
+_POINTS = ("modelnet40_ply_hdf5_2048.zip", "modelnet40_ply_hdf5_2048")
+_CLASSES = 40
+_OFFICIAL = (9843, 2468)  # meshes for training and tests
+_IN_HDF5 = (9840, 2468)  # three fewer in the files of points
+_TEXT_BYTES = 1 << 20  # bound of a list of files
+_HDF5_BYTES = 1 << 30  # bound of one file of points; the published ones have some 60 MB
+_DRAWN = 10_000  # points of a mesh, by default
+
+
+def modelnet40(
+    *, folder: Folder = None, points: int | None = None, seed: int = 0, partial: bool = False
+) -> PointClouds:
+    """ModelNet40 [1]_: clouds of points on the surfaces of 12,311 models of 40 kinds of objects.
+
+    Parameters
+    ----------
+    folder : str or path-like, optional
+        Folder that holds one of
+
+        - `ModelNet40.zip` or the folder `ModelNet40`, files ``CLASS/train/NAME.off`` and
+          ``CLASS/test/NAME.off``: 9,843 and 2,468 meshes, of which points are drawn;
+        - `modelnet40_ply_hdf5_2048.zip` or the folder of that name, HDF5 files of 2,048 points of
+          each of 9,840 and 2,468 models.
+
+        The first of these that is there is taken. By default the folder that the environment
+        variable WFLOW_DATA names, then the cache. Nothing is downloaded.
+    points : int, optional
+        Number of points of each cloud; of the HDF5 files the first ones, at most 2,048. By default
+        10,000 are drawn of meshes, and all 2,048 are taken of the HDF5 files.
+    seed : int, default 0
+        Integer >= 0, of the points that are drawn.
+    partial : bool, default False
+        Take the classes and models that are there. By default the numbers above are demanded.
+
+    Returns
+    -------
+    PointClouds
+        The official halves, each in the order of the classes, then of the names. Coordinates are
+        those of the files: `standardised` brings them to one scale.
+
+    Raises
+    ------
+    InputError
+        Where there is no such file, for an archive that is truncated or holds other files, for
+        numbers other than the official ones, and where more than 1 % of the meshes are broken or
+        have no area.
+
+    Warns
+    -----
+    UserWarning
+        Names the meshes that are left out because they are broken or have no area, up to 1 %.
+
+    Notes
+    -----
+    Archives are read in place. Points drawn of meshes are kept in the cache, where there is one,
+    under a digest of the names, sizes and checksums (of a folder: times) of the files, of `points`
+    and of `seed`.
+
+    References
+    ----------
+    .. [1] Wu, Song, Khosla, Yu, Zhang, Tang, Xiao, "3D ShapeNets: a deep representation for
+       volumetric shapes", CVPR 2015; the HDF5 files are of Qi, Su, Mo, Guibas, "PointNet", CVPR
+       2017.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> clouds = nets.data.modelnet40(points=2048)  # doctest: +SKIP
+    >>> clouds.train_points.shape, clouds.names[0]  # doctest: +SKIP
+    (torch.Size([9843, 2048, 3]), 'airplane')
+    """
+    points = None if points is None else whole(points, "points", 1)
+    seed, partial = whole(seed, "seed", 0), switch(partial, "partial")
+    names = (*_MESHES, *_POINTS)
+    source = next(found(names, folder), None)
+    if source is None:
+        advice = (
+            "get ModelNet40.zip of https://modelnet.cs.princeton.edu, or "
+            "modelnet40_ply_hdf5_2048.zip"
+        )
+        raise missing("ModelNet40", names, folder, advice)
+    if source.name in _POINTS:
+        return _of_points(source, points, partial)
+    return _of_meshes(source, _DRAWN if points is None else points, seed, partial)
+
+
+def _ending(files: list[ArchiveFile], *ends: str) -> list[ArchiveFile]:
+    """The files with these endings, in the order of their names."""
+    return sorted((file for file in files if file.name.endswith(ends)), key=lambda one: one.name)
+
+
+# Meshes
+# ------
+
+
+def _halves(
+    source: Path, names: Sequence[str]
+) -> tuple[tuple[str, ...], list[list[tuple[str, int]]]]:
+    """Names of the classes, and (file, label) of the two halves."""
+    halves: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for name in names:
+        parts = name.split("/")
+        if len(parts) >= 3 and parts[-2] in halves:
+            halves[parts[-2]].append((name, parts[-3]))
+    classes = tuple(sorted({kind for half in halves.values() for _, kind in half}))
+    if not all(halves.values()):
+        raise InputError(
+            f"{source}: holds {len(halves['train'])} meshes for training and {len(halves['test'])} "
+            "for tests; expected files CLASS/train/NAME.off and CLASS/test/NAME.off"
+        )
+    label = {kind: k for k, kind in enumerate(classes)}
+    return classes, [[(name, label[kind]) for name, kind in half] for half in halves.values()]
+
+
+def _check_counts(
+    source: Path, classes: int, counts: Sequence[int], expected: Sequence[int], partial: bool
+) -> None:
+    if not partial and (classes, *counts) != (_CLASSES, *expected):
+        raise InputError(
+            f"{source}: holds {classes} classes with {counts[0]} models for training and "
+            f"{counts[1]} for tests; expected {_CLASSES}, {expected[0]} and {expected[1]}: get it "
+            "again, or use partial=True for what is there"
+        )
+
+
+def _of_meshes(source: Path, points: int, seed: int, partial: bool) -> PointClouds:
+    with files_of(source) as every:
+        files = {file.name: file for file in _ending(every, ".off")}
+        classes, halves = _halves(source, list(files))
+        counts = [len(half) for half in halves]
+        _check_counts(source, len(classes), counts, _OFFICIAL, partial)
+        drawn = _cached(files, halves, points, seed)
+    check_lost(source, "meshes", sum(counts), drawn.faults, stacklevel=3)
+    arrays, kept = [], []
+    for half, clouds in zip(halves, drawn.clouds, strict=True):
+        there = np.isfinite(clouds[:, 0, 0])
+        kept.append(int(there.sum()))
+        clouds = clouds if there.all() else clouds[there]
+        labels = np.array([label for _, label in half])[there]
+        arrays += [clouds, np.full(len(clouds), points), labels]
+    text = f"{kept[0]:,} training and {kept[1]:,} test clouds of {points:,} points"
+    return of_arrays(arrays, classes, f"ModelNet40, {text} drawn of meshes by area (seed {seed})")
+
+
+class _Drawn(NamedTuple):
+    """Points of the meshes of the two halves, NaN for those that cannot be used; their names."""
+
+    clouds: list[NDArray[np.float32]]
+    faults: list[str]
+
+
+def _cached(
+    files: dict[str, ArchiveFile], halves: list[list[tuple[str, int]]], points: int, seed: int
+) -> _Drawn:
+    """Points from the cache, or drawn."""
+    marks = json.dumps([(file.name, *file.mark) for file in files.values()])
+    digest = hashlib.sha256(marks.encode()).hexdigest()[:32]
+    cache = cache_folder()
+    path = None if cache is None else cache / "modelnet40" / f"{digest}-{points}-{seed}.h5"
+    if path is not None and path.is_file():
+        try:
+            kept = _kept(path)
+            if [one.shape for one in kept.clouds] == [(len(half), points, 3) for half in halves]:
+                return kept
+        except (RunFileError, *BROKEN):
+            pass  # it is drawn again
+    drawn = _drawn(files, halves, points, seed)
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, functools.partial(_keep, drawn))
+        except OSError as error:
+            warnings.warn(
+                f"the points cannot be kept in {path} ({error}); they are drawn again next time",
+                stacklevel=4,
+            )
+    return drawn
+
+
+def _kept(path: Path) -> _Drawn:
+    with open_hdf5(path) as file:
+        for name in ("train", "test", "faults"):
+            check_stored(file, name, path)
+        faults = json.loads(bytes(file["faults"][:]))
+        return _Drawn([file["train"][:], file["test"][:]], [str(fault) for fault in faults])
+
+
+def _keep(drawn: _Drawn, draft: Path) -> None:
+    import h5py
+
+    with h5py.File(draft, "w") as file:
+        file["train"], file["test"] = drawn.clouds
+        file["faults"] = np.frombuffer(json.dumps(drawn.faults).encode(), np.uint8)
+
+
+def _drawn(
+    files: dict[str, ArchiveFile], halves: list[list[tuple[str, int]]], points: int, seed: int
+) -> _Drawn:
+    drawn = _Drawn([], [])
+    with progress(sum(map(len, halves)), "points of ModelNet40") as advance:
+        for half in halves:
+            clouds = np.full((len(half), points, 3), np.nan, np.float32)
+            for k, (name, _) in enumerate(half):
+                own = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+                u = np.random.Generator(bits(seed, Purpose.SURFACE, own)).random((points, 3))
+                try:
+                    clouds[k] = on_surface(parse_off(files[name].read(OFF_BYTES), name), u)
+                except BROKEN as error:
+                    drawn.faults.append(f"{name} ({str(error).removeprefix(f'{name}: ')})")
+                advance(1)
+            drawn.clouds.append(clouds)
+    return drawn
+
+
+# Points
+# ------
+
+
+def _of_points(source: Path, points: int | None, partial: bool) -> PointClouds:
+    """Points of the HDF5 files, which text files name."""
+    with files_of(source) as every:
+        files = {file.name.rsplit("/", 1)[-1]: file for file in _ending(every, ".h5", ".txt")}
+
+        def content(name: str, most: int, named_by: str = "") -> bytes:
+            if name not in files:
+                which = f", which {named_by} names" if named_by else ""
+                raise InputError(
+                    f"{source}: holds no {name}{which}; expected the files of PointNet"
+                )
+            try:
+                return files[name].read(most)
+            except BROKEN as error:
+                raise InputError(f"{source}: {name} is damaged ({error}); get it again") from None
+
+        def lines(name: str) -> list[str]:
+            text = content(name, _TEXT_BYTES).decode("utf-8", "replace")
+            return [line.strip() for line in text.splitlines() if line.strip()]
+
+        classes = tuple(lines("shape_names.txt"))
+        arrays: list[NDArray[Any]] = []
+        for half in ("train", "test"):
+            parts = []
+            for line in lines(f"{half}_files.txt"):
+                name = line.rsplit("/", 1)[-1]
+                data = content(name, _HDF5_BYTES, f"{half}_files.txt")
+                clouds, labels = _hdf5_part(data, name, points, len(classes))
+                points = clouds.shape[1]
+                parts.append((clouds, labels))
+            if not parts:
+                raise InputError(f"{source}: {half}_files.txt names no file")
+            clouds, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+            order = np.argsort(labels, kind="stable")
+            arrays += [clouds[order], np.full(len(clouds), points), labels[order]]
+    counts = [len(arrays[0]), len(arrays[3])]
+    _check_counts(source, len(classes), counts, _IN_HDF5, partial)
+    return of_arrays(
+        arrays,
+        classes,
+        f"ModelNet40, {counts[0]:,} training and {counts[1]:,} test clouds, the first {points:,} "
+        "of the 2,048 points of PointNet",
+    )
+
+
+def _hdf5_part(
+    data: bytes, name: str, points: int | None, classes: int
+) -> tuple[NDArray[np.float32], IntArray]:
+    import h5py
+
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            for key in ("data", "label"):
+                check_stored(file, key, Path(name))
+            clouds, labels = file["data"][:], file["label"][:].astype(np.int64).reshape(-1)
+    except (RunFileError, *BROKEN) as error:
+        raise InputError(
+            f"{name}: is no whole HDF5 file of points ({error}); get it again"
+        ) from None
+    if clouds.ndim != 3 or clouds.shape[2] != 3 or len(labels) != len(clouds) or not len(clouds):
+        raise InputError(
+            f"{name}: holds points {clouds.shape} and labels {labels.shape}; expected (n, points, "
+            "3) and n labels"
+        )
+    if not 0 <= labels.min() <= labels.max() < classes:
+        raise InputError(
+            f"{name}: labels reach from {labels.min()} to {labels.max()}; expected 0 to "
+            f"{classes - 1}"
+        )
+    points = clouds.shape[1] if points is None else points
+    if clouds.shape[1] < points:
+        raise InputError(f"points is {points}: expected at most {clouds.shape[1]}, those of {name}")
+    clouds = clouds[:, :points].astype(np.float32)
+    if not np.isfinite(clouds).all():
+        raise InputError(f"{name}: holds coordinates that are not finite; get it again")
+    return clouds, labels

@@ -133,7 +133,7 @@ def training(
         precision=flags.precision,
         compile=flags.compile,
     )
-    part = text.train
+    part: torch.Tensor | nets.data.TokenFile = text.train
     if setup.share < 1:  # of a token file, which stays on the disk otherwise
         count = max(setup.context + 1, int(setup.share * len(part)))
         part = part.first(count) if isinstance(part, nets.data.TokenFile) else part[:count]

@@ -30,8 +30,13 @@ from trainings import (  # noqa: E402
     terminate,
 )
 
-from wflow import InputError, Interrupted  # noqa: E402
+from wflow import (  # noqa: E402
+    InputError,
+    Interrupted,
+    nets,
+)
 from wflow.nets import train  # noqa: E402
+from wflow.nets.data.batches import EpochBatches  # noqa: E402
 from wflow.nets.training import checkpoint as checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,6 +48,58 @@ def test_a_crashed_training_resumes_to_the_same_curve_to_the_bit(tmp_path, at):
         run(tmp_path, batches=Points(fault=crash, at=at))
     assert (tmp_path / train.CHECKPOINT).exists() == (at >= 4)
     assert_same(run(tmp_path, model=network(9 if at >= 4 else 0), resume=True), run())
+
+
+def sources():
+    """Batches whose rows, order or pixels are drawn, each with a network for them."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(14) % 3
+    texts = [torch.full((1 + 5 * k % 7,), 1 + k % 9) for k in range(14)]
+    pixels = torch.rand(14, 3, 8, 8, generator=draw)
+    points, counts = torch.randn(14, 9, 3, generator=draw), torch.arange(14) % 5 + 5
+    sizes = {"classes": 3, "width": 8, "heads": 2}
+    return {
+        "texts": (
+            lambda: nets.data.TextBatches(texts, labels, batch=4, context=6, bucket=2, seed=1),
+            lambda: nets.TextClassifier(vocabulary=11, context=6, depth=1, dropout=0.1, **sizes),
+        ),
+        "crops": (
+            lambda: nets.data.ImageBatches(
+                pixels, labels, batch=4, seed=1, augment=nets.data.RandomCrops(seed=1)
+            ),
+            lambda: nets.ViT(image=(3, 8, 8), patch=4, depth=1, **sizes),
+        ),
+        "clouds": (
+            lambda: nets.data.CloudBatches(
+                points, counts, labels, batch=4, points=6, seed=1,
+                augment=nets.data.RandomPoses(seed=1),
+            ),
+            lambda: nets.SetTransformer(features=3, inducing=2, **sizes),
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["texts", "crops", "clouds"])
+def test_a_training_on_drawn_batches_resumes_in_the_middle_of_an_epoch(tmp_path, name, monkeypatch):
+    batches, made = sources()[name]
+
+    def trained(**options):
+        torch.manual_seed(0)
+        config = train.TrainConfig(steps=8, batch=4, checkpoint_every=2, device="cpu")
+        model = made()
+        objective = train.objective(train.cross_entropy)
+        return model, train.train(model, objective, batches(), config, **options)
+
+    whole = trained()
+    real, at = EpochBatches.__call__, 5  # epochs have three steps
+
+    def until(self, step):
+        return real(self, step) if step < at else crash()
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(EpochBatches, "__call__", until)
+        trained(out=tmp_path)
+    assert_same(trained(out=tmp_path, resume=True), whole)
 
 
 def test_a_crash_between_the_parts_of_a_batch_leaves_nothing_behind(tmp_path):

@@ -1,5 +1,6 @@
 """Film reviews: archives in the official form, damaged and foreign ones; batches; byte pairs."""
 
+import functools
 import io
 import os
 import tarfile
@@ -165,11 +166,16 @@ def test_a_download_is_checked_as_the_file_that_it_is(folder, tmp_path, monkeypa
 
 
 @pytest.mark.skipif(not (DATA / "aclImdb_labelled.tar.xz").exists(), reason="no data folder")
-def test_the_published_reviews_have_the_known_counts():
+def test_the_published_reviews_have_the_known_counts(monkeypatch):
+    monkeypatch.setattr(reviews, "read_reviews", functools.cache(reviews.read_reviews))
     found = data.imdb(folder=DATA, keep_duplicates=True)
     assert (len(found.train_texts), len(found.test_texts)) == (25_000, 25_000)
     assert int(found.train_labels.sum()) == int(found.test_labels.sum()) == 12_500
     assert found.repeated == 123
+    clean = data.imdb(folder=DATA)
+    assert (len(clean.train_texts), len(clean.test_texts), clean.repeated) == (24_877, 25_000, 0)
+    assert clean.test_texts == found.test_texts and len(clean.train_labels) == 24_877
+    assert "24,877 training and 25,000 test reviews; 123 more" in clean.source
     assert (len(set(found.train_texts)), len(set(found.test_texts))) == (24_902, 24_799)
 
 

@@ -313,10 +313,11 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         monkeypatch.setattr(wflow.sampling, sampler, begins)
     if "torch" in sys.modules:
         from wflow.nets import train
-        from wflow.nets.data import download
+        from wflow.nets.data import archives, download
 
         monkeypatch.setattr(train, "train", begins)
-        monkeypatch.setattr(download, "download", offline)
+        for part in (archives, download):
+            monkeypatch.setattr(part, "download", offline)
 
 
 def test_wrong_words_of_the_command_wflow_are_a_message(

@@ -38,7 +38,7 @@ from wflow.nets import (  # noqa: E402
     particles,
     train,
 )
-from wflow.nets.data import download  # noqa: E402
+from wflow.nets.data import archives, download  # noqa: E402
 from wflow.sampling import forward  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -877,7 +877,8 @@ def offline(*given):
 def test_calls_with_wrong_arguments_work_or_raise_a_wflow_error(cases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for those that name a file
     monkeypatch.delenv("WFLOW_DATA", raising=False)
-    monkeypatch.setattr(download, "download", offline)
+    for module in (download, archives):
+        monkeypatch.setattr(module, "download", offline)
     rng = random.Random(2024)
     names = list(CALLS)
     rng.shuffle(names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ class Setup:
 
     dataset: Literal["pictures", "digits"] = "pictures"
     seeds: int = 3
+    seeds_node: int = 3  # of the N-ODE transformers, at most `seeds`
     epochs: int = 250
     batch: int = 64
     patch: int = 16
@@ -79,6 +80,14 @@ def models(setup: Setup) -> dict[str, Model]:
         "node with cost": Model("node", setup.lam_node),
         "unregularised": Model("continuous", 0.0),
         "continuous": Model("continuous", setup.lam),
+    }
+
+
+def seeds(setup: Setup) -> dict[str, int]:
+    """Training runs of every model."""
+    return {
+        name: min(setup.seeds, setup.seeds_node) if model.kind == "node" else setup.seeds
+        for name, model in models(setup).items()
     }
 
 
@@ -174,6 +183,18 @@ def tested(
 
 
 def examine(
+    name: str, trained: Trained, setup: Setup, images: nets.data.Images, flags: Any, seed: int
+) -> Record:
+    """All quantities of a trained network, from the file in its folder where it has them."""
+    return networks.kept(
+        networks.folder_of(flags.out, name, seed),
+        [images.source, asdict(replace(setup, seeds=0, seeds_node=0)), flags.published],
+        trained,
+        lambda: measured(trained, setup, images, flags, seed),
+    )
+
+
+def measured(
     training: Trained, setup: Setup, images: nets.data.Images, flags: Any, seed: int
 ) -> Record:
     """All quantities of a trained network, in single precision."""

@@ -6,7 +6,7 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,7 +136,19 @@ def batches(
     return zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
 
 
-def examine(training: Trained, flags: Any, images: nets.data.Images, seed: int) -> Record:
+def examine(
+    name: str, trained: Trained, setup: Setup, flags: Any, images: nets.data.Images, seed: int
+) -> Record:
+    """All quantities of a trained network, from the file in its folder where it has them."""
+    return networks.kept(
+        networks.folder_of(flags.out, name, seed),
+        [images.source, asdict(replace(setup, seeds=0)), flags.cost, flags.noise_on],
+        trained,
+        lambda: measured(trained, flags, images, seed),
+    )
+
+
+def measured(training: Trained, flags: Any, images: nets.data.Images, seed: int) -> Record:
     """All quantities of a trained network, in single precision."""
     model, device = training.model, training.device
     record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wflow import nets
 from wflow.study import networks
 from wflow.study.networks import Record
@@ -36,6 +38,13 @@ def classified(
         right += int((logits.argmax(1) == labels).sum())
         loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
     return {"accuracy": right / rows, "test_loss": loss / rows}
+
+
+def steepest(history: Any) -> float:
+    """Largest norm of a gradient in a training that is finite; NaN where none is."""
+    norms = history["gradient_norm"].values
+    finite = norms[np.isfinite(norms)]
+    return float(finite.max()) if finite.size else math.nan
 
 
 def motion(body: torch.nn.Module, hidden: torch.Tensor, **context: Any) -> Record:

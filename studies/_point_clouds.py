@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _ott import MOTION, classified, motion, percent
+from _ott import MOTION, classified, motion, percent, steepest
 
 from wflow import nets, study
 from wflow.study import networks
@@ -228,12 +228,11 @@ def plan(
 def examine(training: Trained, setup: Setup, test: TestSet, seed: int) -> Record:
     """All quantities of a trained network, in single precision."""
     history = training.history
-    norms = history["gradient_norm"].values
     record: Record = dict.fromkeys(("final", "best", "training", *MOTION), np.nan)
     record |= {
         "dropped": [np.nan] * len(DROPPED),
         "rotated": [np.nan] * len(ROTATED),
-        "gradient": float(np.nanmax(norms)) if np.isfinite(norms).any() else np.nan,
+        "gradient": steepest(history),
         "seconds": float(history["seconds"].sum()),
     }
     if training.diverged:
@@ -253,7 +252,7 @@ def examine(training: Trained, setup: Setup, test: TestSet, seed: int) -> Record
     record |= {
         "final": final,
         "best": float(history["accuracy"].max()),
-        "training": float(history["data"].values[-max(1, len(norms) // setup.epochs) :].mean()),
+        "training": float(history["data"].values[-(history["loss"].size // setup.epochs) :].mean()),
         "dropped": [final if rate == 0 else dropped(rate) for rate in DROPPED],
         "rotated": [
             final

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from _ott import MOTION, classified, motion, percent
+from _ott import MOTION, classified, motion, percent, steepest
 
 from wflow import nets, study
 from wflow.study import networks
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 LAMS = (0.0, 0.001)  # beside that of the set-up
+FREE = "without norms"  # what the names of models end with that have no layer norms
 # [OTT] Table 9: best and final test accuracy in per cent; those of lam = 0 are NaN there.
 PUBLISHED = {
     "baseline": ("83.9 ± 0.26", "83.7 ± 0.21"),
@@ -44,6 +45,7 @@ class Setup:
 
     dataset: str = "imdb"
     seeds: int = 5
+    seeds_free: int = 5  # of the models without layer norms, at most `seeds`
     epochs: int = 15
     batch: int = 64
     context: int = 512
@@ -58,7 +60,6 @@ class Setup:
     rate: float = 1e-4
     embedding_std: float = 1.0
     dropout: float = 0.1
-    norms: str = "all"
 
 
 class Model(NamedTuple):
@@ -66,6 +67,7 @@ class Model(NamedTuple):
 
     kind: Literal["baseline", "node", "continuous"]
     lam: float
+    norms: bool = True
 
 
 class Data(NamedTuple):
@@ -79,10 +81,23 @@ class Data(NamedTuple):
 
 def models(setup: Setup) -> dict[str, Model]:
     """The models by name."""
-    weights = dict.fromkeys((*LAMS, setup.lam))
-    pairs = [(kind, lam) for kind in ("node", "continuous") for lam in weights]
-    chosen = {f"{kind} lam={lam:g}": Model(kind, lam) for kind, lam in pairs}  # type: ignore[arg-type]
-    return {"baseline": Model("baseline", 0.0)} | chosen
+    kinds: tuple[Literal["node", "continuous"], ...] = ("node", "continuous")
+    chosen = {"baseline": Model("baseline", 0.0)}
+    for norms, weights in ((True, (*LAMS, setup.lam)), (False, (0.0, setup.lam))):
+        chosen |= {
+            f"{kind} lam={lam:g}{'' if norms else f' {FREE}'}": Model(kind, lam, norms)
+            for kind in kinds
+            for lam in dict.fromkeys(weights)
+        }
+    return chosen
+
+
+def seeds(setup: Setup) -> dict[str, int]:
+    """Training runs of every model."""
+    return {
+        name: setup.seeds if model.norms else min(setup.seeds, setup.seeds_free)
+        for name, model in models(setup).items()
+    }
 
 
 def network(model: Model, setup: Setup, vocabulary: int, published: bool, seed: int) -> Any:
@@ -99,7 +114,7 @@ def network(model: Model, setup: Setup, vocabulary: int, published: bool, seed: 
         depth=setup.depth_baseline if baseline else setup.depth,
         heads=setup.heads,
         pooling="max with padding" if published else "max",
-        norm=baseline or setup.norms == "all",
+        norm=model.norms,
         skip=model.kind != "node",  # [OTT] after eq. 13
         dropout=setup.dropout,
         form="published",
@@ -212,13 +227,23 @@ def plan(model: Model, setup: Setup, data: Data, flags: Any, seed: int) -> Run:
     )
 
 
-def examine(training: Trained, setup: Setup, data: Data, flags: Any, seed: int) -> Record:
+def examine(name: str, trained: Trained, setup: Setup, data: Data, flags: Any, seed: int) -> Record:
+    """All quantities of a trained network, from the file in its folder where it has them."""
+    return networks.kept(
+        networks.folder_of(flags.out, name, seed),
+        [data.reviews.source, asdict(replace(setup, seeds=0, seeds_free=0)), flags.published],
+        trained,
+        lambda: measured(trained, setup, data, flags, seed),
+    )
+
+
+def measured(training: Trained, setup: Setup, data: Data, flags: Any, seed: int) -> Record:
     """All quantities of a trained network; accuracies are those of the evaluations on the way."""
     history = training.history
     record: Record = dict.fromkeys(("final", "best", "test_loss", "training", *MOTION), math.nan)
     record |= {
         "seconds": float(history["seconds"].sum()),
-        "largest": float(np.max(history["gradient_norm"].values, initial=0.0)),
+        "largest": steepest(history),
         "taken": int(history["loss"].size),
     }
     if training.diverged:
@@ -290,8 +315,10 @@ def report(
         f"largest gradient is that of all steps and seeds. Hidden states are those of the "
         f"{FOLLOWED} longest test reviews."
     )
-    if setup.norms != "all":
-        lead += " The continuous models have no layer norms."
+    if any(name.endswith(FREE) for name in names):
+        lead += (
+            f" Models {FREE} have no layer norms in their blocks: nothing bounds their velocity."
+        )
     if flags.published:
         lead += (
             " As in the published code: both halves joined and split at random for each seed, "

@@ -40,8 +40,8 @@ class Setup:
     compact: bool = False  # the vocabulary is that of the tokens that occur
     seeds: int = 3
     iterations: int = 500
-    batch: int = 30
-    accumulate: int = 4
+    crops: int = 120
+    parts: int = 4
     context: int = 1024
     size: Size = PAPER_SIZE
     steps: int = 10
@@ -54,31 +54,46 @@ class Setup:
     beginning: int = 128  # tokens
     continuation: int = 128
     sample: int = 150
+    checkpointing: bool = True  # a step of the continuous model in memory at a time
     published: bool = False  # habits of the published code
+
+    @property
+    def batch(self) -> int:
+        """Crops in a part of a batch."""
+        return self.crops // self.parts
+
+    @property
+    def accumulate(self) -> int:
+        """Parts of a batch."""
+        return self.parts
 
 
 PRESETS = {
     "paper": Setup(),
+    # A quarter of the text, 20 times: few enough tokens to overfit, as in the published run, which
+    # takes the whole text 200 times.
     "cpu": Setup(
         compact=True,
         seeds=2,
-        iterations=2000,
-        batch=16,
-        accumulate=1,
+        iterations=1500,
+        crops=16,
+        parts=1,
         context=64,
         size=Size(4, 4, 128),
         steps=5,
         rate=3e-3,
         evaluate_every=100,
+        share=0.25,
         beginning=32,
         continuation=32,
+        checkpointing=False,
     ),
     "smoke": Setup(
         text="embedded",
         seeds=1,
         iterations=6,
-        batch=4,
-        accumulate=2,
+        crops=8,
+        parts=2,
         context=16,
         size=Size(2, 2, 16),
         steps=2,
@@ -87,6 +102,7 @@ PRESETS = {
         beginning=8,
         continuation=8,
         sample=60,
+        checkpointing=False,
     ),
 }
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from _cats_dogs import Setup, examine, findings, load, models, plan, report
+from _cats_dogs import Setup, examine, findings, load, models, plan, report, seeds
 
 from wflow import study
 from wflow.cli import guarded
@@ -26,10 +26,12 @@ from wflow.study.networks import Results
 PRESETS = {
     "paper": Setup(),
     "cpu": Setup(
-        epochs=24,
+        seeds=2,
+        seeds_node=1,
+        epochs=30,
         width=64,
         heads=4,
-        head_width=32,
+        head_width=16,
         hidden=64,
         steps=4,
         rate=1e-3,
@@ -116,16 +118,16 @@ def main() -> int:
     flags = study.command_line(CatsDogs, __doc__)
     setup = networks.with_flags(PRESETS[flags.preset], flags)
     listed = models(setup)
-    names = networks.chosen(listed, setup.seeds, flags)
+    names = networks.chosen(listed, seeds(setup), flags)
     with study.session("cats_dogs", flags) as session:
         images = load(setup, flags)
         results = networks.train_all(
             session,
             flags,
             names,
-            setup.seeds,
+            seeds(setup),
             lambda name, seed: plan(listed[name], setup, images, flags, seed),
-            lambda name, seed, training: examine(training, setup, images, flags, seed),
+            lambda name, seed, trained: examine(name, trained, setup, images, flags, seed),
         )
         whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(listed)
         session.finish(

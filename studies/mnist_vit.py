@@ -158,7 +158,7 @@ def main() -> int:
             names,
             setup.seeds,
             lambda name, seed: plan(name, setup, images, flags, seed),
-            lambda name, seed, training: examine(training, flags, images, seed),
+            lambda name, seed, trained: examine(name, trained, setup, flags, images, seed),
         )
         as_published = flags.cost == "mean" and flags.noise_on == "inputs"
         whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(MODELS)

@@ -89,6 +89,8 @@ def preset(flags: PointClouds) -> Setup:
     if found is None:  # the sizes of the preset with the clouds of another one
         source = next(setup for (_, name), setup in PRESETS.items() if name == dataset)
         sizes = {key: getattr(source, key) for key in ("dataset", "train", "test", "stored")}
+        if flags.preset == "paper":  # all clouds that there are
+            sizes |= {"train": None, "test": None}
         found = replace(PRESETS[flags.preset, default], **sizes)
     return found
 

@@ -52,9 +52,12 @@ def test_the_paper_preset_has_the_published_sizes_and_settings():
         sizes = {
             name: f"{parts.blocks(parts.network(model, setup, 16_000, False, 0)) / 1e6:.2f}M"
             for name, model in parts.models(setup).items()
+            if model.norms
         }
     assert sizes.pop("baseline") == "4.74M" and set(sizes.values()) == {"2.37M"}
-    assert set(parts.models(setup)) == set(parts.PUBLISHED)
+    assert {name for name, model in parts.models(setup).items() if model.norms} == set(
+        parts.PUBLISHED
+    )
     assert (setup.epochs, setup.batch, setup.context, setup.seeds) == (15, 64, 512, 5)
     assert (setup.rate, setup.steps, setup.lam, setup.dropout) == (1e-4, 8, 0.5, 0.1)
 
@@ -133,12 +136,17 @@ def test_the_verdicts_follow_the_numbers(blows_up):
         "continuous lam=0.001": (0.82, False),
         "continuous lam=0.5": (0.86, False),
     }
+    free = {
+        f"{name} without norms": row for name, row in rows.items() if name[-3:] in ("m=0", "0.5")
+    }
+    rows |= {name: (0.8, name.split()[1] == "lam=0") for name in free}
     found = study.findings(study.PRESETS["cpu"], made(rows))
     verdicts = [finding.verdict for finding in found]
     assert verdicts[:5] == ["confirmed"] * 5
-    assert verdicts[-2:] == (["confirmed"] * 2 if blows_up else ["not confirmed", "inconclusive"])
-    text = found[-2].result if hasattr(found[-2], "result") else str(found[-2])
-    assert ("6 of 6" if blows_up else "0 of 6") in text
+    bounded = ["confirmed"] * 2 if blows_up else ["not confirmed", "inconclusive"]
+    assert verdicts[-4:] == [*bounded, "confirmed", "confirmed"]
+    assert found[-4].found.startswith("6 of 6" if blows_up else "0 of 6")
+    assert found[-2].prediction.startswith("without layer norms") and "6 of 6" in found[-2].found
 
 
 def test_a_weak_baseline_and_a_diverged_model_with_cost_are_said():

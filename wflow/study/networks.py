@@ -39,6 +39,7 @@ FloatArray = NDArray[np.float64]
 AnySetup = TypeVar("AnySetup")
 Result = TypeVar("Result")
 Record = dict[str, Any]
+Seeds = int | Mapping[str, int]  # of every model, or of each by its name
 NEEDS = {"torch": "nets"}
 RECORD = "record.json"  # what was measured of a training, in its folder
 
@@ -123,7 +124,7 @@ def is_preset(setup: Any, flags: NetFlags, presets: Mapping[str, Any]) -> bool:
     return flags.preset != "smoke" and replace(setup, seeds=asked.seeds) == asked
 
 
-def chosen(names: Iterable[str], seeds: int, flags: NetFlags) -> list[str]:
+def chosen(names: Iterable[str], seeds: Seeds, flags: NetFlags) -> list[str]:
     """The models that `--only` names and, with `--resume`, those that are finished; or all.
 
     Raises
@@ -139,10 +140,15 @@ def chosen(names: Iterable[str], seeds: int, flags: NetFlags) -> list[str]:
         return names
 
     def finished(name: str) -> bool:
-        files = [folder_of(flags.out, name, seed) / nets.train.METRICS for seed in range(seeds)]
+        runs = range(_seeds_of(seeds, name))
+        files = [folder_of(flags.out, name, seed) / nets.train.METRICS for seed in runs]
         return flags.resume and all(map(_complete, files))
 
     return [name for name in names if name in flags.only or finished(name)]
+
+
+def _seeds_of(seeds: Seeds, name: str) -> int:
+    return seeds if isinstance(seeds, int) else seeds[name]
 
 
 def folder_of(out: "Path", name: str, seed: int) -> "Path":
@@ -215,7 +221,7 @@ def train_all(
     session: Session,
     flags: NetFlags,
     names: Sequence[str],
-    seeds: int,
+    seeds: Seeds,
     plan: Callable[[str, int], Run],
     examine: Callable[[str, int, Trained], Record],
 ) -> Results:
@@ -223,12 +229,15 @@ def train_all(
 
     Parameters
     ----------
+    seeds : number of runs of every model, or of each by its name; their seeds are 0, 1, ...
     plan : (model, seed) -> Run
     examine : (model, seed, Trained) -> numbers by name; those of a diverged run are NaN
     """
     results = Results({name: [] for name in names}, {name: [] for name in names})
-    for seed in range(seeds):
+    for seed in range(max(_seeds_of(seeds, name) for name in names)):
         for name in names:
+            if seed >= _seeds_of(seeds, name):
+                continue
             found = _trained(session, flags, name, seed, plan(name, seed))
             record = in_first(flags, partial(examine, name, seed, found))
             record |= {"diverged": found.diverged}
@@ -308,6 +317,9 @@ def joint(verdicts: Sequence[Verdict]) -> Verdict:
 def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
     """Data, preset, device, seeds and time: what every table has to say."""
     count = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    fewer = {name: len(runs) for name, runs in results.records.items() if len(runs) < seeds}
+    if fewer:
+        count += f" ({', '.join(f'{name}: {runs}' for name, runs in fewer.items())})"
     gone = results.diverged()
     return (
         f"Preset {flags.preset}; data: {source}; {results.devices}, {flags.precision}; {count}; "
@@ -371,7 +383,7 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
     text = f"{gap:+.3g} {unit}".strip()
     if not np.isfinite(gap):
         return f"{text}: a model diverged", "not confirmed"
-    if high.size == 1:
+    if min(high.size, low.size) == 1:
         return f"{text}, one seed, spread unknown", "inconclusive"
     noise = scale * float(np.hypot(high.std(ddof=1), low.std(ddof=1)))
     verdict: Verdict = "inconclusive"
@@ -475,7 +487,7 @@ def dataset(
     along: Mapping[str, tuple[str, str, str]],
     coords: Mapping[str, tuple[Sequence[float], str]],
 ) -> "Dataset":
-    """All numbers as a Dataset over (model, seed).
+    """All numbers as a Dataset over (model, seed), NaN where a model has fewer seeds.
 
     Parameters
     ----------
@@ -486,19 +498,23 @@ def dataset(
     import xarray
 
     one = ("model", "seed")
-    values = {
-        key: np.array(
-            [[record[key] for record in runs] for runs in results.records.values()], dtype=float
-        )
-        for key in (*scalars, *along)
-    }
+    seeds = max(map(len, results.records.values()))
+
+    def table(key: str) -> FloatArray:
+        """(model, seed, ...), NaN where a model has fewer seeds."""
+        found = [np.array([r[key] for r in runs], dtype=float) for runs in results.records.values()]
+        filled = np.full((len(found), seeds, *found[0].shape[1:]), np.nan)
+        for row, numbers in zip(filled, found, strict=True):
+            row[: len(numbers)] = numbers
+        return filled
+
+    values = {key: table(key) for key in (*scalars, *along)}
     variables: dict[str, Any] = {
         key: (one, values[key], {"long_name": text, "units": unit})
         for key, (text, unit) in scalars.items()
     }
     for key, (name, dim, text) in along.items():
         variables[name] = ((*one, dim), values[key], {"long_name": text, "units": "1"})
-    seeds = len(next(iter(results.records.values())))
     places: dict[str, Any] = {
         "model": ("model", list(results.records), {"long_name": "model"}),
         "seed": ("seed", range(seeds), {"long_name": "seed"}),

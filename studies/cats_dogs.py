@@ -28,7 +28,7 @@ PRESETS = {
     "cpu": Setup(
         seeds=2,
         seeds_node=1,
-        epochs=30,
+        epochs=32,
         width=64,
         heads=4,
         head_width=16,
@@ -36,7 +36,7 @@ PRESETS = {
         steps=4,
         rate=1e-3,
         warm_up=1,
-        scale=0.3,
+        scale=0.4,
         position_std=0.02,
     ),
     "smoke": Setup(

@@ -8,10 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from _ott import MOTION, classified, motion, percent
+from _ott import (
+    MOTION,
+    Kind,
+    claim,
+    classified,
+    in_continuous_time,
+    millions,
+    motion,
+    parameters,
+    per_epoch,
+    percent,
+)
 
 from wflow import nets, study
 from wflow.study import networks
@@ -36,6 +48,7 @@ PUBLISHED_BEST = {
     "continuous": "79.5 ± 0.46",
 }
 PUBLISHED_SIZE = {name: "1.77M" if name == "baseline" else "1.48M" for name in PUBLISHED}
+TASK = 0.72  # test accuracy from which on a baseline has learnt the task
 EVALUATION = 250  # pictures at a time
 PIXELS = 224  # rows and columns in the published code
 
@@ -68,7 +81,7 @@ class Setup:
 class Model(NamedTuple):
     """One model of the comparison."""
 
-    kind: Literal["baseline", "continuous", "node"]
+    kind: Kind
     lam: float
 
 
@@ -118,10 +131,7 @@ def network(model: Model, setup: Setup, images: nets.data.Images, seed: int) -> 
         skip=model.kind != "node",  # [OTT] after eq. 13
         position_std=setup.position_std,
     )
-    if model.kind == "continuous":
-        net.body = nets.ContinuousTransformer(net.body, steps=setup.steps)
-    elif model.kind == "node":
-        net.body = nets.NodeTransformer(net.body, steps=setup.steps)
+    net.body = in_continuous_time(net.body, model.kind, setup.steps)
     return net
 
 
@@ -141,28 +151,17 @@ def plan(model: Model, setup: Setup, images: nets.data.Images, flags: Any, seed:
     if setup.warm_up is not None:
         rise = min(setup.warm_up, setup.epochs - 1) * epoch
         schedule = nets.train.Cosine(setup.rate, 0.0, warm_up=rise, steps=setup.epochs * epoch)
-    config = nets.train.TrainConfig(
-        steps=setup.epochs * epoch,
-        batch=setup.batch,
-        schedule=schedule,
-        evaluate_every=epoch,
-        checkpoint_every=epoch,
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
-    )
-    device = nets.train.device(flags.device)
+    team = nets.train.team(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         pictures = tested(setup, images, cropped=seed if flags.published else None)
-        return classified(net, pictures, device)
+        return classified(net, pictures, team.device, team)
 
     return Run(
         network(model, setup, images, seed),
         nets.train.objective(nets.train.cross_entropy, model.lam),
         batches,
-        config,
+        per_epoch(setup, flags, seed, epoch, schedule),
         evaluate,
     )
 
@@ -226,43 +225,49 @@ def findings(results: Results) -> list[study.Finding]:
     def values(name: str, key: str = "final") -> np.ndarray:
         return np.array([record[key] for record in results.records[name]])
 
-    def finding(
-        statement: str, source: str, *pairs: tuple[np.ndarray, np.ndarray], unit: str = "points"
-    ) -> study.Finding:
-        texts, verdicts = zip(*(networks.compared(*pair, unit=unit) for pair in pairs), strict=True)
-        return study.Finding(statement, source, "; ".join(texts), networks.joint(verdicts))
-
     baseline, plain, ours = values("baseline"), values("unregularised"), values("continuous")
     node, node_cost = values("node"), values("node with cost")
+    gone = int((~np.isfinite(baseline)).sum())
+    learnt = study.Finding.decided(
+        f"the baseline learns the task: at least {100 * TASK:.0f} % after the last epoch", "set-up",
+        f"diverged in {gone} of {baseline.size} runs" if gone else f"{percent(baseline.mean())} %",
+        bool(baseline.mean() >= TASK),
+    )  # fmt: skip
     table = "[OTT] Table 8"
     return [
-        finding(
-            "the continuous model with transport cost ends more accurate than the baseline, which "
-            "has a block more", table, (ours, baseline)),
-        finding("the transport cost makes the continuous model more accurate at the end",
-                table, (ours, plain)),
-        finding("the N-ODE transformers, without and with cost, end less accurate than the "
-                "baseline", table, (baseline, node), (baseline, node_cost)),
-        finding("the transport cost raises the accuracy of the continuous model more than that of "
-                "the N-ODE transformer", "[OTT] Appendix I", (ours - plain, node_cost - node)),
+        learnt,
+        claim("the continuous model with transport cost ends more accurate than the baseline, "
+              "which has a block more", table, (ours, baseline)),
+        claim("its best epoch is more accurate, too", table,
+              (values("continuous", "best"), values("baseline", "best"))),
+        claim("the transport cost makes the continuous model more accurate, at the end and in its "
+              "best epoch", table, (ours, plain),
+              (values("continuous", "best"), values("unregularised", "best"))),
+        claim("the N-ODE transformers, without and with cost, end less accurate than the baseline",
+              table, (-node, -baseline), (-node_cost, -baseline)),
+        claim("the transport cost raises the accuracy of the continuous model more than that of "
+              "the N-ODE transformer", "[OTT] Appendix I", (ours - plain, node_cost - node)),
         steadier(baseline, ours),
-        finding("the transport cost lowers the training loss of the continuous model in the last "
-                "epoch", "[OTT] Figure 4",
-                (values("unregularised", "training"), values("continuous", "training")), unit=""),
-        finding("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
-                (values("unregularised", "straightness"), values("continuous", "straightness")),
-                unit=""),
+        claim("the transport cost lowers the training loss of the continuous model in the last "
+              "epoch", "[OTT] Figure 4",
+              (-values("continuous", "training"), -values("unregularised", "training")), unit=""),
+        claim("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
+              (-values("continuous", "straightness"), -values("unregularised", "straightness")),
+              unit=""),
     ]  # fmt: skip
 
 
 def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:
-    """Whether accuracies of the continuous model spread less over seeds: F test of variances."""
+    """Whether accuracies of the continuous model spread less over seeds: F test of variances.
+
+    Few seeds confirm large ratios alone: the published one, 2.8 of three seeds each, would not do.
+    """
     from scipy.stats import f
 
     statement = "its accuracy spreads less over seeds than that of the baseline"
     if not np.isfinite([*baseline, *ours]).all():
         text, verdict = "a model diverged", "not confirmed"
-    elif len(ours) < 2:
+    elif min(len(ours), len(baseline)) < 2:
         text, verdict = "one seed, spread unknown", "inconclusive"
     else:
         spread = [100 * float(np.std(values, ddof=1)) for values in (ours, baseline)]
@@ -271,7 +276,9 @@ def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:
         chance = float(f.sf(ratio, freedom, freedom))
         verdict = "confirmed" if chance < 0.05 else "inconclusive"
         verdict = "not confirmed" if chance > 0.95 else verdict
+        least = float(f.isf(0.05, freedom, freedom)) ** 0.5
         text = f"{spread[0]:.2f} against {spread[1]:.2f} points, F test p = {chance:.2g}"
+        text += f"; with {len(ours)} seeds a ratio above {least:.1f} confirms"
     return study.Finding(statement, "[OTT] Table 8", text, verdict)  # type: ignore[arg-type]
 
 
@@ -285,8 +292,7 @@ def report(
     """The tables, beside the published ones."""
     names = list(results.records)
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     def drop(name: str) -> list[float]:
         return [record["cropped"] - record["whole"] for record in results.records[name]]
@@ -294,15 +300,15 @@ def report(
     main_table = {
         "model": names,
         "parameters of the blocks": [
-            millions(parameters(network(listed[name], setup, images, 0))) for name in names
+            millions(parameters(network(listed[name], setup, images, 0).body)) for name in names
         ],
         "published size": [PUBLISHED_SIZE[name] for name in names],
-        "final test accuracy (%)": networks.column(results, "final", percent),
+        "final test accuracy (%)": column("final", percent),
         "published final (%)": [PUBLISHED[name] for name in names],
         "difference": networks.differences(
             results, "final", {k: float(v.split()[0]) for k, v in PUBLISHED.items()}, "+.1f", 100
         ),
-        "best epoch (%)": networks.column(results, "best", percent),
+        "best epoch (%)": column("best", percent),
         "published best (%)": [PUBLISHED_BEST[name] for name in names],
         "training loss, last epoch": column("training", ".3f"),
         "arc over chord": column("straightness", ".3f"),
@@ -312,8 +318,8 @@ def report(
     }
     crops = {
         "model": names,
-        "whole test pictures (%)": networks.column(results, "whole", percent),
-        "random crops and flips of them (%)": networks.column(results, "cropped", percent),
+        "whole test pictures (%)": column("whole", percent),
+        "random crops and flips of them (%)": column("cropped", percent),
         "difference (points)": [networks.mean_and_spread(drop(n), percent) for n in names],
     }
     sizes = f"width {setup.width}, {setup.heads} heads of {setup.head_width}, hidden {setup.hidden}"
@@ -347,12 +353,3 @@ def report(
             study.markdown_table(crops),
         )
     )
-
-
-def parameters(net: nets.ViT) -> int:
-    """Weights and biases of the blocks, with their layer norms: what [OTT] Table 8 counts."""
-    return sum(p.numel() for p in net.body.parameters())
-
-
-def millions(count: int) -> str:
-    return f"{count / 1e6:.2f}M" if count >= 5e4 else f"{count:,}"

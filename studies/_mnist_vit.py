@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _ott import MOTION, classified, motion, percent
+from _ott import (
+    MOTION,
+    Kind,
+    classified,
+    in_continuous_time,
+    motion,
+    parameters,
+    per_epoch,
+    percent,
+)
 
 from wflow import nets, study
 from wflow.study import networks
@@ -78,8 +88,8 @@ def network(name: str, setup: Setup, images: nets.data.Images, cost: str, seed: 
         classes=10,
         width=setup.width_baseline if baseline else setup.width,
     )
-    if not baseline:
-        model.body = nets.ContinuousTransformer(model.body, steps=setup.steps, cost=cost)  # type: ignore[arg-type]
+    kind: Kind = "baseline" if baseline else "continuous"
+    model.body = in_continuous_time(model.body, kind, setup.steps, cost=cost)
     return model
 
 
@@ -97,28 +107,19 @@ def plan(name: str, setup: Setup, images: nets.data.Images, flags: Any, seed: in
     )
     epoch = source.per_epoch
     boundaries = tuple(epoch * round(setup.epochs * k / 45) for k in (35, 41))
-    config = nets.train.TrainConfig(
-        steps=setup.epochs * epoch,
-        batch=setup.batch,
-        schedule=nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries),
-        evaluate_every=epoch,
-        checkpoint_every=5 * epoch,
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
-    )
+    schedule = nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries)
     lam = setup.lam if name == "continuous" else 0.0
-    device = nets.train.device(flags.device)
+    team = nets.train.team(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return classified(model, batches(normalised(images), images.test_labels), device)
+        tests = batches(normalised(images), images.test_labels)
+        return classified(model, tests, team.device, team)
 
     return Run(
         network(name, setup, images, flags.cost, seed),
         nets.train.objective(torch.nn.functional.cross_entropy, lam),
         source,
-        config,
+        per_epoch(setup, flags, seed, epoch, schedule, checkpoints=5),
         evaluate,
     )
 
@@ -213,23 +214,19 @@ def report(flags: Any, setup: Setup, images: nets.data.Images, results: Results)
     """The tables, beside the published ones."""
     names = list(results.records)
     beside = setup.dataset == "mnist"  # other digits have no published values
-    sizes = [
-        str(sum(p.numel() for p in network(name, setup, images, flags.cost, 0).parameters()))
-        for name in names
-    ]
+    sizes = [str(parameters(network(name, setup, images, flags.cost, 0))) for name in names]
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     main_table = {
         "model": names,
         "parameters": sizes,
-        "test accuracy (%)": networks.column(results, "final", percent),
+        "test accuracy (%)": column("final", percent),
         "published (%)": [PUBLISHED[name] for name in names],
         "difference": networks.differences(
             results, "final", {k: float(v.split()[0]) for k, v in PUBLISHED.items()}, "+.1f", 100
         ),
-        "best epoch (%)": networks.column(results, "best", percent),
+        "best epoch (%)": column("best", percent),
         "published best (%)": [PUBLISHED_BEST[name] for name in names],
         "arc over chord": column("straightness", ".3f"),
         "speed variation": column("speed_variation", ".3f"),

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from _small_gpts import SIZES, Size, gpt, windows
+from _small_gpts import SIZES, Scale, gpt, window_set
 from _texts import EVALUATION, NextToken, loss_on
 
 from wflow import InputError, nets, study
@@ -46,7 +47,7 @@ class Setup:
 
     text: str = "shakespeare"
     tokens: tuple[str, ...] = ("characters", "byte pairs")
-    sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+    sizes: Mapping[str, Scale] = field(default_factory=lambda: SIZES)
     dropout: float = 0.2
     rate: float = 0.01
     epochs: int = 20
@@ -63,13 +64,13 @@ PRESETS = {
     "cpu": Setup(seeds=2),  # the published sizes are of a size for two cores
     "smoke": Setup(
         text="embedded", tokens=("characters",), epochs=1, seeds=1, passages=4, beginning=8,
-        words=6, top_k=20, sizes={"S": Size(4, 16, 32, 1, 1, 10), "M": Size(8, 32, 32, 1, 2, 10),
-                                  "L": Size(12, 32, 32, 2, 2, 10)},
+        words=6, top_k=20, sizes={"S": Scale(4, 16, 32, 1, 1, 10), "M": Scale(8, 32, 32, 1, 2, 10),
+                                  "L": Scale(12, 32, 32, 2, 2, 10)},
     ),
 }  # fmt: skip
 
 
-def models(setup: Setup) -> dict[str, tuple[Size, str]]:
+def models(setup: Setup) -> dict[str, tuple[Scale, str]]:
     """Size and tokens of every model by its name."""
     return {
         f"{name} {kind}": (size, kind)
@@ -151,17 +152,17 @@ def frequency_loss(text: nets.data.Text) -> float:
 # --------
 
 
-def network(size: Size, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
+def network(size: Scale, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
     """A network with weights drawn from its seed."""
     return gpt(size, setup.dropout, vocabulary, seed)
 
 
-def iterations(size: Size, setup: Setup, text: nets.data.Text) -> int:
+def iterations(size: Scale, setup: Setup, text: nets.data.Text) -> int:
     """Steps of the training: whole batches of windows that do not overlap, in every epoch."""
     return setup.epochs * ((len(text.train) - 1) // size.context // size.batch)
 
 
-def plan(size: Size, setup: Setup, text: nets.data.Text, flags: Any, seed: int) -> Run:
+def plan(size: Scale, setup: Setup, text: nets.data.Text, flags: Any, seed: int) -> Run:
     """The training of one network with one seed: Adam at a constant rate."""
     steps = iterations(size, setup, text)
     config = nets.train.TrainConfig(
@@ -180,7 +181,7 @@ def plan(size: Size, setup: Setup, text: nets.data.Text, flags: Any, seed: int) 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         return {"test_loss": loss_on(net, text.test, size.context, device)}
 
-    net, data = network(size, setup, text.vocabulary, seed), windows(text, size.context)
+    net, data = network(size, setup, text.vocabulary, seed), window_set(text, size.context)
     return Run(net, NextToken(), data, config, evaluate)
 
 
@@ -217,7 +218,7 @@ SCALARS = {
 }  # fmt: skip
 
 
-def measured(training: Trained, size: Size, setup: Setup, corpus: Corpus, seed: int) -> Record:
+def measured(training: Trained, size: Scale, setup: Setup, corpus: Corpus, seed: int) -> Record:
     """Losses, BLEU and times of one training."""
     net, device, history, text = training.model, training.device, training.history, corpus.text
     record: Record = dict.fromkeys(SCALARS, math.nan)
@@ -287,7 +288,8 @@ def likeliest(
     """The likeliest token after each token of the test part, and the tokens that came, as text."""
     windows = nets.data.windows(text.test, context=context, batch=EVALUATION)
     found, came = (
-        [plain(text.decode(row)) for row in rows] for rows in nets.metrics.forced(net, windows)
+        [plain(text.decode(row)) for row in rows]
+        for rows in nets.metrics.teacher_forced(net, windows)
     )
     return found, [came]
 
@@ -353,8 +355,7 @@ def report(
     """What was done, and the table beside `real` (of `floor`) and the published numbers."""
     names, listed = list(results.records), models(setup)
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     def counted(name: str) -> str:
         size, kind = listed[name]

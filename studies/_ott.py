@@ -1,4 +1,4 @@
-"""What the studies of [OTT] share: accuracies, and how hidden states move.
+"""What the studies of [OTT] share: models, trainings by epochs, accuracies, motions, verdicts.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
@@ -6,48 +6,118 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from wflow import nets
+from wflow import nets, study
 from wflow.study import networks
 from wflow.study.networks import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
+    from numpy.typing import ArrayLike
+    from torch import nn
 
 MOTION = ("straightness", "speed_variation", "transport")
+Kind = Literal["baseline", "continuous", "node"]
 
 
 def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
+def millions(count: int) -> str:
+    return f"{count / 1e6:.2f}M" if count >= 5e4 else f"{count:,}"
+
+
+# Models and trainings
+# --------------------
+
+
+def in_continuous_time(body: nn.Module, kind: Kind, steps: int, **options: Any) -> nn.Module:
+    """Blocks as they are, as the velocity of one system, or as one system per block (N-ODE)."""
+    if kind == "baseline":
+        return body
+    form = nets.ContinuousTransformer if kind == "continuous" else nets.NodeTransformer
+    return form(body, steps=steps, **options)  # type: ignore[arg-type]
+
+
+def parameters(*blocks: nn.Module, biases: bool = True) -> int:
+    """Numbers that are trained in blocks, with their layer norms; without biases if asked."""
+    named = [each for block in blocks for each in block.named_parameters()]
+    return sum(p.numel() for name, p in named if biases or not name.endswith("bias"))
+
+
+def per_epoch(
+    setup: Any,
+    flags: Any,
+    seed: int,
+    epoch: int,
+    schedule: nets.train.Schedule,
+    *,
+    checkpoints: int = 1,
+) -> nets.train.TrainConfig:
+    """Adam for the epochs of a set-up, of `epoch` steps each, with an evaluation after each.
+
+    A checkpoint is written every `checkpoints` epochs.
+    """
+    return nets.train.TrainConfig(
+        steps=setup.epochs * epoch,
+        batch=setup.batch,
+        schedule=schedule,
+        evaluate_every=epoch,
+        checkpoint_every=checkpoints * epoch,
+        seed=seed,
+        device=flags.device,
+        precision=flags.precision,
+        compile=flags.compile,
+    )
+
+
+# What was learnt
+# ---------------
+
+
 def classified(
-    model: torch.nn.Module, batches: Iterable[tuple[torch.Tensor, ...]], device: torch.device
+    model: nn.Module,
+    batches: Iterable[tuple[torch.Tensor, ...]],
+    device: torch.device,
+    team: nets.train.Team | None = None,
 ) -> dict[str, float]:
-    """Share of right answers and mean cross-entropy over batches (inputs..., labels)."""
+    """Share of right answers and mean cross-entropy over batches (inputs..., labels).
+
+    The processes of a team take turns with the batches, and all get the result.
+    """
     import torch
 
     rows, right, loss = 0, 0, 0.0
+    if team is not None:
+        batches = islice(batches, team.rank, None, team.count)
     for logits, labels in networks.outputs(model, batches, device):
         rows += len(labels)
         right += int((logits.argmax(1) == labels).sum())
         loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+    if team is not None:
+        rows, right, loss = map(sum, zip(*team.collect((rows, right, loss)), strict=True))
     return {"accuracy": right / rows, "test_loss": loss / rows}
 
 
 def steepest(history: Any) -> float:
     """Largest norm of a gradient in a training that is finite; NaN where none is."""
-    norms = history["gradient_norm"].values
-    finite = norms[np.isfinite(norms)]
-    return float(finite.max()) if finite.size else math.nan
+    return largest(history["gradient_norm"].values)
 
 
-def motion(body: torch.nn.Module, hidden: torch.Tensor, **context: Any) -> Record:
+def largest(values: Iterable[float]) -> float:
+    """The largest finite one of some numbers; NaN where none is."""
+    return max((float(value) for value in values if math.isfinite(value)), default=math.nan)
+
+
+def motion(body: nn.Module, hidden: torch.Tensor, **context: Any) -> Record:
     """How straight hidden states move through a body, and at which cost; NaN for discrete ones."""
     import torch
 
@@ -61,3 +131,45 @@ def motion(body: torch.nn.Module, hidden: torch.Tensor, **context: Any) -> Recor
         "speed_variation": float(nets.diagnostics.speed_variation(path, valid=valid).mean()),
         "transport": float(path.costs.sum()),
     }
+
+
+# Verdicts
+# --------
+
+
+def claim(
+    statement: str,
+    source: str,
+    *pairs: tuple[ArrayLike, ArrayLike],
+    unit: str = "points",
+    labels: Sequence[str] = (),
+) -> study.Finding:
+    """Whether the first numbers of each pair lie above the second ones: see `networks.compared`."""
+    texts, verdicts = zip(*(networks.compared(*pair, unit=unit) for pair in pairs), strict=True)
+    if labels:
+        texts = tuple(f"{label}: {text}" for label, text in zip(labels, texts, strict=True))
+    return study.Finding(statement, source, "; ".join(texts), networks.joint(verdicts))
+
+
+def no_better(
+    statement: str, source: str, *pairs: tuple[ArrayLike, ArrayLike], labels: Sequence[str] = ()
+) -> study.Finding:
+    """Whether accuracies do not lie above others by more than their spread."""
+    found = claim(statement, source, *pairs, labels=labels)
+    opposite: dict[study.frame.Verdict, study.frame.Verdict]
+    opposite = {"confirmed": "not confirmed", "not confirmed": "confirmed"}
+    verdicts = []
+    for better, worse in pairs:
+        _, verdict = networks.compared(better, worse)
+        known = min(np.size(better), np.size(worse)) > 1 and np.isfinite([*better, *worse]).all()  # type: ignore[misc]
+        within: study.frame.Verdict = "confirmed" if known else "inconclusive"
+        verdicts.append(opposite.get(verdict, within))
+    return replace(found, verdict=networks.joint(verdicts))
+
+
+def with_habits(found: Sequence[study.Finding], flags: Any) -> list[study.Finding]:
+    """Verdicts that say whether the habits of the published code were followed."""
+    if not flags.published:
+        return list(found)
+    words = "with the habits of the published code: "
+    return [replace(finding, prediction=words + finding.prediction) for finding in found]

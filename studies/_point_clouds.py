@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _ott import MOTION, classified, motion, percent, steepest
+from _ott import (
+    MOTION,
+    Kind,
+    classified,
+    in_continuous_time,
+    motion,
+    parameters,
+    per_epoch,
+    percent,
+    steepest,
+)
 
 from wflow import nets, study
 from wflow.study import networks
@@ -64,7 +75,7 @@ class Setup:
 class Model:
     """A model of the comparison: its kind, and the weight of the transport cost."""
 
-    kind: str
+    kind: Kind
     lam: float
 
 
@@ -114,11 +125,9 @@ def network(
         form="published",
         embedding="block" if baseline else "linear",
     )
-    if not baseline:
-        form = nets.NodeTransformer if kind == "node" else nets.ContinuousTransformer
-        model.body = form(
-            model.body, steps=setup.steps, cost=flags.cost, checkpointing=flags.checkpointing
-        )
+    model.body = in_continuous_time(
+        model.body, kind, setup.steps, cost=flags.cost, checkpointing=flags.checkpointing
+    )
     return model
 
 
@@ -133,8 +142,7 @@ def size_of_blocks(model: nets.SetTransformer) -> tuple[int, int]:
     blocks = [model.body]
     if not isinstance(model.embed, torch.nn.Linear):
         blocks.append(model.embed)
-    sizes = [(key, p.numel()) for block in blocks for key, p in block.named_parameters()]
-    return sum(n for _, n in sizes), sum(n for key, n in sizes if not key.endswith("bias"))
+    return parameters(*blocks), parameters(*blocks, biases=False)
 
 
 @dataclass(frozen=True)
@@ -198,29 +206,17 @@ def plan(
         augment=nets.data.RandomPoses(seed=seed) if setup.dataset == MODELNET else None,
     )
     epoch = source.per_epoch
-    config = nets.train.TrainConfig(
-        steps=setup.epochs * epoch,
-        batch=setup.batch,
-        schedule=nets.train.StepDecay(
-            (setup.rate, setup.rate / 10), (3 * setup.epochs // 4 * epoch,)
-        ),
-        evaluate_every=epoch,
-        checkpoint_every=epoch,
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
-    )
-    device = nets.train.device(flags.device)
+    schedule = nets.train.StepDecay((setup.rate, setup.rate / 10), (3 * setup.epochs // 4 * epoch,))
+    team = nets.train.team(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return classified(model, test.batches(), device)
+        return classified(model, test.batches(), team.device, team)
 
     return Run(
         network(name, setup, clouds, flags, seed),
         nets.train.objective(torch.nn.functional.cross_entropy, models(setup)[name].lam),
         source,
-        config,
+        per_epoch(setup, flags, seed, epoch, schedule),
         evaluate,
     )
 
@@ -287,8 +283,7 @@ def report(flags: Any, setup: Setup, clouds: nets.data.PointClouds, results: Res
     sizes = [size_of_blocks(network(name, setup, clouds, flags, 0)) for name in names]
     listed = models(setup)
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     main_table = {
         "model": names,
@@ -296,12 +291,12 @@ def report(flags: Any, setup: Setup, clouds: nets.data.PointClouds, results: Res
         "parameters of the blocks": [f"{every:,}" for every, _ in sizes],
         "without biases": [f"{weights:,}" for _, weights in sizes],
         "published size": [PUBLISHED_SIZE.get(name, "–") for name in names],
-        "test accuracy (%)": networks.column(results, "final", percent),
+        "test accuracy (%)": column("final", percent),
         "published (%)": [PUBLISHED.get(name, "–") for name in names],
         "difference": networks.differences(
             results, "final", {k: float(v.split()[0]) for k, v in PUBLISHED.items()}, "+.1f", 100
         ),
-        "best epoch (%)": networks.column(results, "best", percent),
+        "best epoch (%)": column("best", percent),
         "published best (%)": [PUBLISHED_BEST.get(name, "–") for name in names],
         "training loss": column("training", ".3f"),
         "arc over chord": column("straightness", ".3f"),
@@ -329,7 +324,7 @@ def report(flags: Any, setup: Setup, clouds: nets.data.PointClouds, results: Res
     ]
     for title, key, settings, published in tables:
         table = {title: [f"{value:g}" for value in settings]}
-        rows = [networks.column(results, key, percent, k) for k in range(len(settings))]
+        rows = [column(key, percent, k) for k in range(len(settings))]
         for place, name in enumerate(names):
             table[f"{name} (%)"] = [cells[place] for cells in rows]
             if beside and name in published:

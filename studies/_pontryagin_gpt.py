@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from _small_gpts import SIZES, Size, gpt, windows
+from _small_gpts import SIZES, Scale, gpt, window_set
 from _texts import EVALUATION, loss_on
 from numpy.typing import NDArray
 
@@ -43,7 +43,7 @@ class Setup:
     """Settings of a preset, which flags may change."""
 
     text: str = "shakespeare"
-    size: Size = SIZES["S"]
+    size: Scale = SIZES["S"]
     blocks: int = 4
     steps: int = 5
     lam: float = 2.0  # published, as the study shakespeare_gpt weighs it: 1 without the 1/2
@@ -64,7 +64,7 @@ PRESETS = {
     # An epoch. Iterations of MSA take some thirty times as long as those of Adam.
     "cpu": Setup(iterations=1000, maximised=120, rows=32, every=20, tested=20_001, seeds=3),
     "smoke": Setup(
-        text="embedded", size=Size(4, 16, 8, 1, 1, 10), blocks=2, steps=2, iterations=8,
+        text="embedded", size=Scale(4, 16, 8, 1, 1, 10), blocks=2, steps=2, iterations=8,
         maximised=2, rows=8, every=2, tested=401, compared=3, seeds=1,
     ),
 }  # fmt: skip
@@ -156,7 +156,7 @@ class OneBatch:
 
 def batches(model: Model, setup: Setup, text: nets.data.Text) -> Any:
     """Windows in random order, or one batch of them."""
-    found = windows(text, setup.size.context)
+    found = window_set(text, setup.size.context)
     if not model.fixed:
         return found
     inputs, targets = found.tensors
@@ -382,7 +382,7 @@ def agreement(model: Model, setup: Setup, text: nets.data.Text, seed: int) -> Re
 def memories(model: Model, setup: Setup, text: nets.data.Text) -> Record:
     """Memory of an iteration (MB) by each way to gradients, beyond weights and their gradients."""
     inputs, targets = (
-        tensor[: setup.size.batch] for tensor in windows(text, setup.size.context)[:]
+        tensor[: setup.size.batch] for tensor in window_set(text, setup.size.context)[:]
     )
     plain = objective(model._replace(method="back-propagation"), setup)
     ways: dict[str, tuple[Any, bool | None]] = {
@@ -470,7 +470,7 @@ def report(flags: Any, setup: Setup, text: nets.data.Text, results: Results) -> 
 
     def of(chosen: list[str]) -> Callable[[str, str], list[str]]:
         part = Results({name: results.records[name] for name in chosen}, {})
-        return lambda key, style: networks.column(part, key, lambda value: f"{value:{style}}")
+        return partial(networks.column, part)
 
     column = of(names)
     pieces = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -500,8 +501,7 @@ def report(flags: Any, tools: Tools, results: Results) -> str:
     """The tables."""
     setup = tools.setup
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     def likelihoods(key: str) -> list[str]:
         names = results.records

@@ -8,10 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from _ott import MOTION, classified, motion, percent, steepest
+from _ott import (
+    MOTION,
+    Kind,
+    classified,
+    in_continuous_time,
+    millions,
+    motion,
+    parameters,
+    per_epoch,
+    percent,
+    steepest,
+)
 
 from wflow import nets, study
 from wflow.study import networks
@@ -65,7 +77,7 @@ class Setup:
 class Model(NamedTuple):
     """One model of the comparison."""
 
-    kind: Literal["baseline", "node", "continuous"]
+    kind: Kind
     lam: float
     norms: bool = True
 
@@ -81,7 +93,7 @@ class Data(NamedTuple):
 
 def models(setup: Setup) -> dict[str, Model]:
     """The models by name."""
-    kinds: tuple[Literal["node", "continuous"], ...] = ("node", "continuous")
+    kinds: tuple[Kind, ...] = ("node", "continuous")
     chosen = {"baseline": Model("baseline", 0.0)}
     for norms, weights in ((True, (*LAMS, setup.lam)), (False, (0.0, setup.lam))):
         chosen |= {
@@ -120,19 +132,8 @@ def network(model: Model, setup: Setup, vocabulary: int, published: bool, seed: 
         form="published",
         embedding_std=setup.embedding_std,
     )
-    if model.kind == "continuous":
-        net.body = nets.ContinuousTransformer(net.body, steps=setup.steps)
-    elif model.kind == "node":
-        net.body = nets.NodeTransformer(net.body, steps=setup.steps)
+    net.body = in_continuous_time(net.body, model.kind, setup.steps)
     return net
-
-
-def blocks(net: nets.TextClassifier) -> int:
-    """Parameters of the blocks alone, weights, biases and layer norms: what [OTT] Table 9 counts.
-
-    The embedding, of 256 numbers for each token, and the last layer are left out.
-    """
-    return sum(p.numel() for p in net.body.parameters())
 
 
 def twice(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -197,24 +198,14 @@ def plan(model: Model, setup: Setup, data: Data, flags: Any, seed: int) -> Run:
 
     source = batches(setup, data, flags.published, seed)
     epoch = source.per_epoch
-    config = nets.train.TrainConfig(
-        steps=setup.epochs * epoch,
-        batch=setup.batch,
-        schedule=nets.train.StepDecay(
-            (setup.rate, setup.rate / 10), (epoch * round(setup.epochs * 12 / 15),)
-        ),
-        evaluate_every=epoch,
-        checkpoint_every=epoch,
-        seed=seed,
-        device=flags.device,
-        precision=flags.precision,
-        compile=flags.compile,
+    schedule = nets.train.StepDecay(
+        (setup.rate, setup.rate / 10), (epoch * round(setup.epochs * 12 / 15),)
     )
-    device = nets.train.device(flags.device)
+    team = nets.train.team(flags.device)
     tests = batches(setup, data, flags.published, seed, test=True)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
-        return classified(net, tests.evaluation(), device)
+        return classified(net, tests.evaluation(), team.device, team)
 
     return Run(
         network(model, setup, data.vocabulary, flags.published, seed),
@@ -222,7 +213,7 @@ def plan(model: Model, setup: Setup, data: Data, flags: Any, seed: int) -> Run:
             twice if flags.published else torch.nn.functional.cross_entropy, model.lam
         ),
         source,
-        config,
+        per_epoch(setup, flags, seed, epoch, schedule),
         evaluate,
     )
 
@@ -275,11 +266,11 @@ def report(
     names = list(results.records)
     nothing = ("–", "–")
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     sizes = [
-        blocks(network(listed[name], setup, data.vocabulary, flags.published, 0)) for name in names
+        parameters(network(listed[name], setup, data.vocabulary, flags.published, 0).body)
+        for name in names
     ]
     published = {
         name: float(values[0].split()[0])
@@ -289,11 +280,11 @@ def report(
     runs = results.records.values()
     table = {
         "model": names,
-        "parameters of the blocks": [f"{size / 1e6:.3g}M" for size in sizes],
-        "best test accuracy (%)": networks.column(results, "best", percent),
+        "parameters of the blocks": [millions(size) for size in sizes],
+        "best test accuracy (%)": column("best", percent),
         "published best (%)": [PUBLISHED.get(name, nothing)[0] for name in names],
         "difference": networks.differences(results, "best", published, "+.1f", 100),
-        "final test accuracy (%)": networks.column(results, "final", percent),
+        "final test accuracy (%)": column("final", percent),
         "published final (%)": [PUBLISHED.get(name, nothing)[1] for name in names],
         "training loss": column("training", ".3f"),
         "test loss": column("test_loss", ".3f"),

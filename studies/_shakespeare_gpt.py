@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+from _ott import Kind, in_continuous_time
 from _texts import (
     WINDOWS,
     NextToken,
@@ -18,6 +20,7 @@ from _texts import (
     absent,
     loss_on,
     measured,
+    overfits,
     scored,
     training,
 )
@@ -116,11 +119,18 @@ PRESETS = {
 }
 
 
+def load(setup: Setup, flags: Any) -> nets.data.Text:
+    """The text in characters; for smoke the sonnets."""
+    if setup.text == "embedded":
+        return nets.data.embedded_text()
+    return nets.data.shakespeare(tokens="characters", folder=flags.data)
+
+
 class Model(NamedTuple):
     """One model of the comparison."""
 
     name: str
-    kind: Literal["baseline", "continuous", "node"]
+    kind: Kind
     lam: float
     steps: int
 
@@ -141,10 +151,7 @@ def network(model: Model, setup: Setup, vocabulary: int, seed: int) -> nets.GPT:
         norm=model.kind == "baseline",  # the published continuous models have no layer norms
         skip=model.kind != "node",  # [OTT] after eq. 13
     )
-    if model.kind == "continuous":
-        net.body = nets.ContinuousTransformer(net.body, steps=model.steps)
-    elif model.kind == "node":
-        net.body = nets.NodeTransformer(net.body, steps=model.steps)
+    net.body = in_continuous_time(net.body, model.kind, model.steps)
     return net
 
 
@@ -201,8 +208,7 @@ def report(
     names = list(results.records)
     beside = setup.text == "characters"  # another text has no published values
 
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
+    column = partial(networks.column, results)
 
     sizes = [network(listed[name], setup, text.vocabulary, 0).count() for name in names]
     published = {name: float(value.split()[0]) for name, value in PUBLISHED.items()}
@@ -228,10 +234,7 @@ def report(
         }
         main_table["times baseline"] = [f"{times[name] / times['baseline']:.2f}" for name in names]
     by_rate: dict[str, list[str]] = {"replaced": [f"{rate:g}" for rate in REPLACED]}
-    cells = [
-        networks.column(results, "replaced", lambda value: f"{value:.3f}", k)
-        for k in range(len(REPLACED))
-    ]
+    cells = [column("replaced", ".3f", k) for k in range(len(REPLACED))]
     for place, name in enumerate(names):
         by_rate[name] = [row[place] for row in cells]
         if beside and name in PUBLISHED_REPLACED:
@@ -272,9 +275,3 @@ def report(
             scored(results, setup, flags.encoder, PUBLISHED_SCORES if beside else {}),
         )
     )
-
-
-def overfits(results: Results) -> bool:
-    """Whether the test loss of the baseline rises again after its best value."""
-    rises = [record["final"] - record["best"] for record in results.records["baseline"]]
-    return bool(np.mean(rises) > 0.02)

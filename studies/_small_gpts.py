@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from wflow import nets
 
 
-class Size(NamedTuple):
+class Scale(NamedTuple):
     """Sizes of a network, and of its batches."""
 
     width: int
@@ -23,13 +23,13 @@ class Size(NamedTuple):
 
 # [GPTOC] section 3.2.4; its feed-forward layers are four times as wide, those of GPT too.
 SIZES = {
-    "S": Size(16, 64, 16, 1, 2, 250),
-    "M": Size(32, 128, 32, 2, 4, 100),
-    "L": Size(64, 256, 64, 4, 8, 50),
+    "S": Scale(16, 64, 16, 1, 2, 250),
+    "M": Scale(32, 128, 32, 2, 4, 100),
+    "L": Scale(64, 256, 64, 4, 8, 50),
 }
 
 
-def gpt(size: Size, dropout: float, vocabulary: int, seed: int) -> nets.GPT:
+def gpt(size: Scale, dropout: float, vocabulary: int, seed: int) -> nets.GPT:
     """A network with weights drawn from its seed: no biases, as the default of nanoGPT."""
     import torch
 
@@ -44,7 +44,7 @@ def gpt(size: Size, dropout: float, vocabulary: int, seed: int) -> nets.GPT:
     )
 
 
-def windows(text: nets.data.Text, context: int) -> Any:
+def window_set(text: nets.data.Text, context: int) -> Any:
     """Windows of the training part that do not overlap, with the next tokens: a data set."""
     from torch.utils.data import TensorDataset
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -70,15 +71,27 @@ class NextToken:
         return nets.train.Loss(self.scale * total, {"data": data, "transport": cost})
 
 
-def loss_on(net: torch.nn.Module, tokens: Tensor, context: int, device: torch.device) -> float:
-    """Mean loss per token over all of a text, in windows that do not overlap."""
+def loss_on(
+    net: torch.nn.Module,
+    tokens: Tensor,
+    context: int,
+    device: torch.device,
+    team: nets.train.Team | None = None,
+) -> float:
+    """Mean loss per token over all of a text, in windows that do not overlap.
+
+    The processes of a team take turns with the windows, and all get the result.
+    """
     import torch
 
     total = 0.0
+    windows = nets.data.windows(tokens, context=context, batch=EVALUATION)
+    if team is not None:
+        windows = islice(windows, team.rank, None, team.count)
     with nets.blocks.evaluating(net), torch.no_grad():
-        for inputs, targets in nets.data.windows(tokens, context=context, batch=EVALUATION):
+        for inputs, targets in windows:
             total += float(net(inputs.to(device), targets.to(device)).output.double().sum())
-    return total / (len(tokens) - 1)
+    return (total if team is None else sum(team.collect(total))) / (len(tokens) - 1)
 
 
 def with_final_norm(net: nets.GPT, steps: int) -> nets.GPT:
@@ -140,10 +153,10 @@ def training(
     batches = nets.data.CropBatches(
         part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
     )
-    device = nets.train.device(flags.device)
+    team = nets.train.team(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {"test_loss": loss_on(model, text.test, setup.context, device)}
+        return {"test_loss": loss_on(model, text.test, setup.context, team.device, team)}
 
     return Run(net, objective, batches, config, evaluate)
 
@@ -210,14 +223,17 @@ def measured(
         text.test, beginning=setup.beginning, continuation=setup.continuation, most=setup.passages
     )
     pairs = {
-        "forced": nets.metrics.forced(net, windows(EVALUATION)),
-        "generated": nets.metrics.continued(
+        "forced": nets.metrics.teacher_forced(net, windows(EVALUATION)),
+        "generated": nets.metrics.generated(
             net, begun, rest, temperature=TEMPERATURE, top_k=TOP_K, seed=seed
         ),
     }
     for kind, (predictions, targets) in pairs.items():
         scores = nets.metrics.scores(
-            map(text.decode, predictions), map(text.decode, targets), encoder=encoder
+            map(text.decode, predictions),
+            map(text.decode, targets),
+            encoder=encoder,
+            device=str(device),
         )
         record |= {f"{kind}_{name}": getattr(scores, name) for name in SCORES}
         record["skipped"] += scores.skipped
@@ -233,10 +249,22 @@ def sample(net: nets.GPT, text: nets.data.Text, new: int, device: torch.device, 
     return text.decode(net.generate(start, new, generator=generator)[0])
 
 
+def samples(results: Results) -> str:
+    """What the first network of each model generates."""
+    pieces = [f"## {name}\n{runs[0]['sample']}\n" for name, runs in results.records.items()]
+    return "\n".join(pieces)
+
+
 def absent() -> list[str]:
     """Packages of the metrics that are not installed, each with the command that installs it."""
     packages = ("sacrebleu", "sacremoses", "rouge_score")
     return missing(dict.fromkeys(packages, "metrics"))
+
+
+def overfits(results: Results) -> bool:
+    """Whether the test loss of the baseline rises again after its best value."""
+    rises = [record["final"] - record["best"] for record in results.records["baseline"]]
+    return bool(np.mean(rises) > 0.02)
 
 
 def scored(results: Results, setup: Any, encoder: str | None, published: Published) -> str:
@@ -254,10 +282,7 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
             column.append(cell)
 
     for kind, words in KINDS.items():
-        columns = [
-            networks.column(results, f"{kind}_{name}", lambda value: f"{value:.2f}")
-            for name in titles
-        ]
+        columns = [networks.column(results, f"{kind}_{name}", ".2f") for name in titles]
         for place, model in enumerate(results.records):
             add(model, words, [column[place] for column in columns])
     for model, values in published.items():
@@ -289,6 +314,7 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
 class TextFlags(networks.NetFlags):
     """Flags of the studies that score texts."""
 
+    torchrun: ClassVar[bool] = True
     needs: ClassVar[dict[str, str]] = networks.NEEDS | dict.fromkeys(
         ("sacrebleu", "sacremoses", "rouge_score"), "metrics"
     )
@@ -313,4 +339,4 @@ class TextFlags(networks.NetFlags):
         if self.share is not None and not 0 < study.number(self.share, "--share") <= 1:
             raise InputError(f"--share is {self.share}: expected a number in (0, 1]")
         if self.encoder is not None:  # refused now, not after hours of training
-            nets.metrics.scores(["a"], ["a"], encoder=self.encoder)
+            nets.metrics.check_encoder(self.encoder)

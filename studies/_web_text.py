@@ -8,40 +8,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _shakespeare_words import PAPER_SIZE, Model, network
-from _texts import WINDOWS, NextToken, Size, scored, training
+from _gpt2 import Experiment, Setup
+from _texts import SCORES, Size
 
-from wflow import InputError, nets, study
-from wflow.study import networks
-from wflow.study.networks import Results, Run
+from wflow import InputError, nets
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# [OTT] Table 13, and the perplexity as its code computes it: the mean over sequences.
-PUBLISHED = {"baseline": "3.21", "continuous": "2.91"}
-PUBLISHED_BEST = {"baseline": "3.20", "continuous": "2.90"}
-PUBLISHED_PERPLEXITY = {"baseline": "26.09", "continuous": "19.56"}
-PUBLISHED_SCORES = {
-    name: dict(
-        zip(
-            ("bleu", "rouge1", "rouge2", "rougeL", "bert_precision", "bert_recall", "bertscore"),
-            values,
-            strict=True,
-        )
-    )
-    for name, values in {
-        "baseline": (12.22, 57.30, 17.07, 35.17, 80.77, 83.31, 82.02),
-        "continuous": (14.07, 59.46, 18.99, 38.05, 81.91, 84.27, 83.07),
-    }.items()
-}
-PUBLISHED_PARAMETERS = "123.7M"
-PUBLISHED_LAM = 0.1  # in the README of the published code; 1 in the paper
 WARM_UP = 2000  # iterations of nanoGPT on this text
 TOKENS = "openwebtext-tokens"  # name of the folder of token files
 HEADING = "^ = [^=].* = $"  # the line that begins an article of wikitext
@@ -50,47 +28,11 @@ _WIKITEXT = {
     "valid.txt": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
     "test.txt": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
 }
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Settings of a preset, which flags may change."""
-
-    text: str = "openwebtext"
-    vocabulary: int = 50257
-    seeds: int = 1
-    iterations: int = 60_000
-    crops: int = 240
-    parts: int = 5
-    context: int = 1024
-    size: Size = PAPER_SIZE
-    steps: int = 10
-    lam: float = 1.0
-    dropout: float = 0.0
-    rate: float = 6e-4
-    evaluate_every: int = 1000
-    share: float = 1.0
-    passages: int = 64
-    beginning: int = 128  # tokens
-    continuation: int = 128
-    sample: int = 150
-    checkpointing: bool = True  # a step of the continuous model in memory at a time
-    published: bool = False  # habits of the published code
-
-    @property
-    def batch(self) -> int:
-        """Crops in a part of a batch."""
-        return self.crops // self.parts
-
-    @property
-    def accumulate(self) -> int:
-        """Parts of a batch."""
-        return self.parts
-
-
+PAPER = Setup("openwebtext", iterations=60_000, crops=240, parts=5, seeds=1, evaluate_every=1000)
 PRESETS = {
-    "paper": Setup(),
-    "cpu": Setup(
+    "paper": PAPER,
+    "cpu": replace(
+        PAPER,
         text="wikitext-2",
         vocabulary=4096,
         seeds=2,
@@ -106,10 +48,10 @@ PRESETS = {
         continuation=64,
         checkpointing=False,
     ),
-    "smoke": Setup(
+    "smoke": replace(
+        PAPER,
         text="sonnets",
         vocabulary=257,
-        seeds=1,
         iterations=6,
         crops=8,
         parts=2,
@@ -126,7 +68,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True, eq=False)
-class WebText:
+class TokenText:
     """A text as the studies of GPTs read one: the training part stays on the disk."""
 
     files: nets.data.TokenFiles
@@ -149,7 +91,7 @@ class WebText:
         return self.tokenizer.decode(tokens)
 
 
-def load(setup: Setup, flags: Any) -> WebText:
+def load(setup: Setup, flags: Any) -> TokenText:
     """The token files of a preset, made where the text is small, and their checksums compared."""
     folder = flags.out / "tokens" if flags.tokens is None else Path(flags.tokens)
     if flags.tokens is None and setup.text == "openwebtext":
@@ -169,7 +111,7 @@ def load(setup: Setup, flags: Any) -> WebText:
             f"the validation part has {len(files.validation)} tokens: expected more than the "
             f"context, {setup.context}; prepare the text with a larger --validation"
         )
-    return WebText(files, files.train, files.validation[:], files.tokenizer())
+    return TokenText(files, files.train, files.validation[:], files.tokenizer())
 
 
 def prepare(setup: Setup, flags: Any, folder: Path, file: Path) -> None:
@@ -188,9 +130,10 @@ def prepare(setup: Setup, flags: Any, folder: Path, file: Path) -> None:
             flags.data,
         )
         text, begins, share = b"".join(parts.contents).decode(), HEADING, 0.1
+        assert setup.vocabulary is not None
         pairs = fewer_pairs(*gpt2_pairs(flags.data), setup.vocabulary)
     file.write_text(text, encoding="utf-8")
-    there = (folder / INDEX).exists()
+    there = (folder / INDEX).exists() and not flags.overwrite
     nets.data.prepare_text(
         file,
         folder,
@@ -228,85 +171,28 @@ def fewer_pairs(encoder: bytes, merges: bytes, vocabulary: int) -> tuple[bytes, 
     return json.dumps(kept | {END: vocabulary - 1}).encode(), few.encode()
 
 
-def plan(model: Model, setup: Setup, text: Any, flags: Any, seed: int) -> Run:
-    """The training run of one model with one seed."""
-    net = network(model, setup, text.vocabulary, seed)  # type: ignore[arg-type]
-    if model.continuous:
-        net.body.checkpointing = setup.checkpointing  # type: ignore[assignment]
-    objective = NextToken(
-        2 * model.lam,  # the published cost has no 1/2
-        scale=setup.parts if setup.published else 1.0,
-    )
-    warm_up = min(WARM_UP, setup.iterations // 10)
-    return training(
-        net, objective, text, setup, flags, seed, warm_up=warm_up, betas=(0.9, 0.95)
-    )  # fmt: skip
+def scores(*values: float) -> dict[str, float]:
+    """Published scores by name."""
+    return dict(zip(SCORES, values, strict=True))
 
 
-def with_parts(setup: Setup, flags: Any) -> Setup:
-    """The set-up with the flags that are no settings of it; parts leave the batch as it is."""
-    if setup.crops % setup.parts:
-        raise InputError(
-            f"--parts is {setup.parts}: expected a divisor of the {setup.crops} crops of a batch"
-        )
-    if flags.published and flags.lam is None:
-        setup = replace(setup, lam=PUBLISHED_LAM)
-    return setup
-
-
-def report(
-    flags: Any, setup: Setup, text: Any, listed: Mapping[str, Model], results: Results
-) -> str:
-    """The tables, beside the published ones."""
-    names = list(results.records)
-
-    def column(key: str, style: str) -> list[str]:
-        return networks.column(results, key, lambda value: f"{value:{style}}")
-
-    def published(values: Mapping[str, str]) -> list[str]:
-        return [values.get(name, "–") for name in names]
-
-    sizes = [network(listed[name], setup, text.vocabulary, 0).count() for name in names]  # type: ignore[arg-type]
-    numbers = {name: float(value) for name, value in PUBLISHED.items()}
-    table = {
-        "model": names,
-        "parameters": [f"{size / 1e6:.4g}M" for size in sizes],
-        "best test loss": column("best", ".3f"),
-        "published best": published(PUBLISHED_BEST),
-        "final test loss": column("final", ".3f"),
-        "published final": published(PUBLISHED),
-        "difference": networks.differences(results, "final", numbers, "+.2f"),
-        "perplexity": column("perplexity", ".1f"),
-        "mean over windows": column("perplexity_windows", ".1f"),
-        "published perplexity": published(PUBLISHED_PERPLEXITY),
-        "training loss": column("training", ".3f"),
-        "arc over chord": column("straightness", ".3f"),
-        "speed variation": column("speed_variation", ".3f"),
-        "transport cost": column("transport", ".3g"),
-        "ms per iteration": column("milliseconds", ".0f"),
-    }
-    used = "" if setup.share == 1 else f", the first {100 * setup.share:g} % of the training part"
-    habits = ", gradients summed over the parts of a batch" if setup.published else ""
-    lead = (
-        f"{networks.caption(flags, setup.seeds, results, text.source + used)} "
-        f"{setup.iterations:,} iterations of {setup.crops} crops of {setup.context} tokens in "
-        f"{setup.parts} parts{habits}; blocks x heads x width: {setup.size}, with biases and layer "
-        f"norms, the final one within the velocity; T = 1, {setup.steps} Euler steps, lam = "
-        f"{setup.lam:g} (of the cost without the 1/2; the column has it), dropout "
-        f"{setup.dropout:g}, learning rate {setup.rate:g} to a tenth of it. Parameters without "
-        f"those of the positions. Perplexity is the exponential of the final test loss; the mean "
-        f"over windows of {setup.context} tokens is that of the published code. Test losses are "
-        f"those of the whole validation part; hidden states those of {WINDOWS} windows of it."
-    )
-    scores = {}
-    if setup.text == "openwebtext":
-        scores = PUBLISHED_SCORES
-        lead += (
-            f" Published: 12 x 12 x 768, {PUBLISHED_PARAMETERS} parameters each, 10 steps, 60,000 "
-            "iterations of 240 crops of 1024, learning rate 0.0006, one seed."
-        )
-    else:
-        table = networks.unpublished(table)
-    return "\n\n".join(
-        (lead, study.markdown_table(table), scored(results, setup, flags.encoder, scores))
-    )
+EXPERIMENT = Experiment(
+    name="web_text",
+    presets=PRESETS,
+    load=load,
+    warm_up=lambda setup: min(WARM_UP, setup.iterations // 10),
+    table="Table 13",
+    figure="Figure 9",
+    final={"baseline": "3.21", "continuous": "2.91"},
+    best={"baseline": "3.20", "continuous": "2.90"},
+    perplexity={"baseline": "26.09", "continuous": "19.56"},  # the mean over sequences
+    scores={
+        "baseline": scores(12.22, 57.30, 17.07, 35.17, 80.77, 83.31, 82.02),
+        "continuous": scores(14.07, 59.46, 18.99, 38.05, 81.91, 84.27, 83.07),
+    },
+    compared=("bleu", "rouge1", "rouge2", "rougeL", "bertscore"),
+    words="10 steps, 60,000 iterations of 240 crops of 1024, learning rate 0.0006, one seed",
+    beside="openwebtext",
+    habits={"lam": 0.1},  # of the README of the published code; 1 in the paper
+    habit="gradients summed over the parts of a batch",
+)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from _cats_dogs import Setup, examine, findings, load, models, plan, report, seeds
+from _ott import with_habits
 
 from wflow import study
 from wflow.cli import guarded
@@ -120,7 +121,7 @@ def main() -> int:
     listed = models(setup)
     names = networks.chosen(listed, seeds(setup), flags)
     with study.session("cats_dogs", flags) as session:
-        images = load(setup, flags)
+        images = networks.in_first(flags, lambda: load(setup, flags))
         results = networks.train_all(
             session,
             flags,
@@ -133,7 +134,7 @@ def main() -> int:
         session.finish(
             table=tabulated(results),
             text=report(flags, setup, images, listed, results),
-            findings=findings(results) if whole_preset else [],
+            findings=with_habits(findings(results) if whole_preset else [], flags),
             figures=figures(results),
         )
     return 0

@@ -641,15 +641,15 @@ CALLS = {
         lambda predictions, reference, words: metrics.bleu(predictions, reference, words=words),
         {"predictions": ["to be or not"], "reference": ["to be or not"], "words": "moses"},
     ),
-    "metrics.continued": lambda: (
-        metrics.continued,
+    "metrics.generated": lambda: (
+        metrics.generated,
         {
             "model": nets.GPT(**GPT), "beginnings": ids(2, 3), "targets": ids(2, 2),
             "temperature": 0.8, "top_k": 3, "seed": 0, "batch": 2,
         },
     ),
-    "metrics.forced": lambda: (
-        metrics.forced,
+    "metrics.teacher_forced": lambda: (
+        metrics.teacher_forced,
         {"model": nets.GPT(**GPT), "windows": [(ids(2, 5), ids(2, 5))]},
     ),
     "metrics.losses": lambda: (
@@ -663,7 +663,7 @@ CALLS = {
     "metrics.perplexities": lambda: (metrics.perplexities, {"losses": draw(3, 4)}),
     "metrics.scores": lambda: (
         metrics.scores,
-        {"predictions": ["a b", ""], "references": ["a c", "d"], "encoder": None},
+        {"predictions": ["a b", ""], "references": ["a c", "d"], "encoder": None, "device": "cpu"},
     ),
     "metrics.signature": lambda: (metrics.signature, {"words": "moses"}),
     "particles.TrainedHeads": lambda: (

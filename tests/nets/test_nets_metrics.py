@@ -204,7 +204,7 @@ TOKENS = torch.randint(0, 7, (40,), generator=torch.Generator().manual_seed(1))
 
 def test_losses_and_predictions_are_those_of_the_logits(net):
     found = metrics.losses(net, nets.data.windows(TOKENS, context=6, batch=4))
-    predicted, targets = metrics.forced(net, nets.data.windows(TOKENS, context=6, batch=4))
+    predicted, targets = metrics.teacher_forced(net, nets.data.windows(TOKENS, context=6, batch=4))
     assert net.training  # and dropout was off
     assert torch.equal(torch.cat(targets), TOKENS[1:])
     assert [len(row) for row in predicted] == [len(row) for row in found] == [6] * 6 + [3]
@@ -220,12 +220,12 @@ def test_continuations_are_generated_from_beginnings_alone(net):
     begun, rest = metrics.passages(TOKENS, beginning=5, continuation=3, most=4)
     assert begun.shape == (4, 5) and rest.shape == (4, 3)
     assert torch.equal(begun[0], TOKENS[:5]) and torch.equal(rest[-1], TOKENS[37:])
-    predicted, targets = metrics.continued(net, begun, rest, seed=3, batch=3)
+    predicted, targets = metrics.generated(net, begun, rest, seed=3, batch=3)
     assert torch.equal(torch.stack(targets), rest) and len(predicted) == 4
     generator = torch.Generator().manual_seed(3)
     first = net.generate(begun[:3], 3, generator=generator)
     assert torch.equal(torch.stack(predicted[:3]), first[:, 5:])
-    likeliest, _ = metrics.continued(net, begun, torch.zeros_like(rest), temperature=0)
+    likeliest, _ = metrics.generated(net, begun, torch.zeros_like(rest), temperature=0)
     assert torch.equal(torch.stack(likeliest), net.generate(begun, 3, temperature=0)[:, 5:])
 
 
@@ -239,16 +239,19 @@ class Sum(torch.nn.Module):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda net: metrics.forced(None, []), "model"),
-        (lambda net: metrics.forced(net, None), "windows are NoneType"),
-        (lambda net: metrics.forced(net, [TOKENS]), "a window is Tensor"),
+        (lambda net: metrics.teacher_forced(None, []), "model"),
+        (lambda net: metrics.teacher_forced(net, None), "windows are NoneType"),
+        (lambda net: metrics.teacher_forced(net, [TOKENS]), "a window is Tensor"),
         (lambda net: metrics.losses(net, [(TOKENS, TOKENS)]), "expected \\(batch, tokens\\) both"),
         (lambda net: metrics.losses(Sum(), [(TOKENS[None],) * 2]), "a loss of each"),
-        (lambda net: metrics.forced(torch.nn.Flatten(0), [(TOKENS[None],) * 2]), "expected logits"),
+        (
+            lambda net: metrics.teacher_forced(torch.nn.Flatten(0), [(TOKENS[None],) * 2]),
+            "expected logits",
+        ),
         (lambda net: metrics.passages(TOKENS, beginning=30, continuation=20), "at least 50"),
-        (lambda net: metrics.continued(torch.nn.Identity(), TOKENS, TOKENS), "that generates"),
-        (lambda net: metrics.continued(net, TOKENS, TOKENS), "expected \\(texts, tokens\\)"),
-        (lambda net: metrics.continued(net, TOKENS[None], TOKENS[None], batch=0), "batch is 0"),
+        (lambda net: metrics.generated(torch.nn.Identity(), TOKENS, TOKENS), "that generates"),
+        (lambda net: metrics.generated(net, TOKENS, TOKENS), "expected \\(texts, tokens\\)"),
+        (lambda net: metrics.generated(net, TOKENS[None], TOKENS[None], batch=0), "batch is 0"),
     ],
 )
 def test_what_cannot_be_read_is_refused(net, call, message):

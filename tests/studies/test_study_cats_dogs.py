@@ -26,7 +26,7 @@ def test_the_published_networks_have_their_sizes():
     study, parts = script("cats_dogs"), script("_cats_dogs")
     setup = study.PRESETS["paper"]
     sizes = {
-        name: parts.parameters(parts.network(model, setup, like_pictures(), 0))
+        name: parts.parameters(parts.network(model, setup, like_pictures(), 0).body)
         for name, model in parts.models(setup).items()
     }
     assert sizes == dict.fromkeys(sizes, 1_479_040) | {"baseline": 1_774_848}
@@ -116,7 +116,8 @@ def records(**accuracies):
     for name in names:
         values = accuracies[name.replace(" ", "_")]
         found[name] = [
-            {"final": v / 100, "training": 0.5 - (name == "continuous") * 0.1 + 0.001 * k,
+            {"final": v / 100, "best": v / 100 + 0.01,
+             "training": 0.5 - (name == "continuous") * 0.1 + 0.001 * k,
              "straightness": 1.1 - (name == "continuous") * 0.05 + 0.001 * k}
             for k, v in enumerate(values)
         ]  # fmt: skip
@@ -136,14 +137,32 @@ def test_verdicts_follow_the_accuracies_and_their_spread():
     parts = script("_cats_dogs")
     verdicts = [finding.verdict for finding in parts.findings(records(**AS_PUBLISHED))]
     confirmed, undecided = "confirmed", "inconclusive"
-    assert verdicts == [confirmed, confirmed, confirmed, confirmed, undecided, confirmed, confirmed]
+    assert verdicts == [confirmed] * 6 + [undecided] + [confirmed] * 2
     other = AS_PUBLISHED | {"node": (79.0, 79.1, 79.2), "continuous": (60.0, 70.0, 77.0)}
     verdicts = [finding.verdict for finding in parts.findings(records(**other))]
-    assert verdicts[:2] == ["not confirmed", "not confirmed"]
-    assert verdicts[2] == "confirmed in part"
+    assert verdicts[:4] == ["confirmed"] + ["not confirmed"] * 3
+    assert verdicts[4] == "confirmed in part"
     gone = AS_PUBLISHED | {"continuous": (np.nan, 79.0, 79.1)}
-    text = parts.findings(records(**gone))[4]
+    text = parts.findings(records(**gone))[6]
     assert (text.verdict, text.found) == ("not confirmed", "a model diverged")
+    weak = parts.findings(records(**AS_PUBLISHED | {"baseline": (71.0, 71.5, 72.0)}))
+    assert weak[0].verdict == "not confirmed" and weak[0].found == "71.50 %"
+    lost = parts.findings(records(**AS_PUBLISHED | {"baseline": (np.nan,) * 3}))
+    assert [f.verdict for f in lost[:3]] == ["not confirmed", "inconclusive", "inconclusive"]
+
+
+def test_models_may_have_fewer_seeds():
+    study, parts = script("cats_dogs"), script("_cats_dogs")
+    assert parts.seeds(study.PRESETS["cpu"]) == {
+        "baseline": 2, "node": 1, "node with cost": 1, "unregularised": 2, "continuous": 2,
+    }  # fmt: skip
+    assert set(parts.seeds(study.PRESETS["paper"]).values()) == {3}
+    fewer = AS_PUBLISHED | {name: AS_PUBLISHED[name][:1] for name in ("node", "node_with_cost")}
+    results = records(**fewer)
+    found = parts.findings(results)
+    assert [found[k].verdict for k in (1, 4, 5)] == ["confirmed", "inconclusive", "inconclusive"]
+    table = study.networks.dataset(results, {"final": ("accuracy", "1")}, {}, {})
+    assert table.sizes["seed"] == 3 and np.isfinite(table["final"]).sum() == 11
 
 
 def test_a_smaller_spread_is_confirmed_by_an_f_test_alone():

@@ -8,7 +8,8 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import call, script  # noqa: E402
+from scripts import STUDIES, call, script  # noqa: E402
+from trainings import torchrun  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -81,6 +82,22 @@ def test_the_paper_preset_is_the_published_one():
         assert f"{weights / 1e6:.2f}M" == printed, name
     other = study.preset(study.PointClouds(preset="paper", dataset="solids", device="cpu"))
     assert other.dataset == "solids" and other.width == 200
+    digits = study.preset(study.PointClouds(preset="paper", dataset="mnist", device="cpu"))
+    assert digits.dataset == "mnist" and digits.train is digits.test is None  # all of them
+
+
+def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
+    if not cases(0, 1):
+        pytest.skip("with --long: processes are slow to start")
+    flags = ["--preset", "smoke", "--device", "cpu", "--seeds", "1", "--only", "continuous"]
+    assert call("point_clouds", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
+    torchrun(STUDIES / "point_clouds.py", *flags, "--out", tmp_path / "two")
+    found = []
+    for place in ("one", "two"):
+        with xr.open_dataset(tmp_path / place / "continuous-0" / "metrics.h5") as history:
+            found.append([history[key].values for key in ("loss", "test_loss", "accuracy")])
+    for one, two in zip(*found, strict=True):
+        assert np.allclose(one, two, rtol=1e-4, atol=0, equal_nan=True)
 
 
 def results(diverged):
@@ -90,8 +107,9 @@ def results(diverged):
         gone = name in diverged
         value = np.nan if gone else 0.5 + 0.1 * k
         records[name] = [
-            {"final": value + s / 1e3, "training": 1 - value, "straightness": 2 - value}
-            | {"dropped": [value, value - 0.3 + 0.1 * k], "diverged": gone, "gradient": 3.0}
+            {"final": value + s / 1e3, "best": value + 0.01 + s / 1e3, "training": 1 - value}
+            | {"straightness": 2 - value, "diverged": gone, "gradient": np.nan if gone else 3.0}
+            | {"dropped": [value, *[value - 0.5 + 0.1 * k + s / 1e3] * 5]}
             for s in range(2)
         ]
     return Results(records, {})
@@ -110,8 +128,10 @@ def test_explosions_decide_the_verdicts(diverged, verdicts):
     found = script("point_clouds").findings(results(diverged))
     assert [finding.verdict for finding in found[-3:]] == verdicts
     assert found[0].verdict == "confirmed"
-    straight = found[5]
-    assert (straight.verdict == "inconclusive") is ("unregularised" in diverged)
+    assert found[2].verdict == ("confirmed" if "node" in diverged else "not confirmed")
+    assert found[4].verdict == found[5].verdict == "confirmed" and "50 %: " in found[5].found
+    straight = found[6]
+    assert straight.verdict == ("inconclusive" if "unregularised" in diverged else "confirmed")
 
 
 @pytest.mark.parametrize(

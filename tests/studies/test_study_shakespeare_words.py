@@ -9,16 +9,18 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import VERDICTS, call, script  # noqa: E402
+from scripts import STUDIES, VERDICTS, call, script  # noqa: E402
+from trainings import torchrun  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-texts, parts, study = script("_texts"), script("_shakespeare_words"), script("shakespeare_words")
+texts, parts, study = script("_texts"), script("_gpt2"), script("shakespeare_words")
+words = script("_shakespeare_words")
 characters = script("shakespeare_gpt")
-SMOKE = parts.PRESETS["smoke"]
+SMOKE, EXPERIMENT = words.PRESETS["smoke"], words.EXPERIMENT
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,7 @@ def no_data(monkeypatch, tmp_path):
 
 
 def test_the_published_networks_have_their_parameters():
-    paper = parts.PRESETS["paper"]
+    paper = words.PRESETS["paper"]
     with torch.device("meta"):
         counts = {
             name: parts.network(model, paper, 50_257, 0).count()
@@ -38,7 +40,7 @@ def test_the_published_networks_have_their_parameters():
     # nanoGPT, which prints millions, the position embedding does not count.
     d = 768
     want = 50_257 * d + 12 * (12 * d**2 + 13 * d) + 2 * d
-    assert set(counts.values()) == {want} and f"{want / 1e6:.1f}M" == parts.PUBLISHED_PARAMETERS
+    assert set(counts.values()) == {want} and f"{want / 1e6:.1f}M" == parts.PARAMETERS
 
 
 def test_the_final_norm_is_part_of_the_velocity():
@@ -63,7 +65,7 @@ def test_the_loss_has_the_published_weight_and_scale():
     text = nets.data.embedded_text()
     flags = study.ShakespeareWords(preset="smoke", device="cpu")
     run, published = (
-        parts.plan(model, replace(SMOKE, published=habit), text, flags, 0)
+        parts.plan(EXPERIMENT, model, replace(SMOKE, published=habit), text, flags, 0)
         for habit in (False, True)
     )
     inputs, targets = run.batches(0)
@@ -77,30 +79,57 @@ def test_the_loss_has_the_published_weight_and_scale():
     rates = [published.config.rule(step) for step in range(SMOKE.iterations)]
     assert rates == sorted(rates) and rates[-1] < SMOKE.rate  # it only rises
     assert run.config.rule(SMOKE.iterations) == pytest.approx(SMOKE.rate / 10)
-    plain = parts.plan(parts.models(SMOKE)["baseline"], SMOKE, text, flags, 0)
+    plain = parts.plan(EXPERIMENT, parts.models(SMOKE)["baseline"], SMOKE, text, flags, 0)
     assert plain.objective(plain.model, inputs, targets).parts["transport"] == 0
 
 
 def test_published_habits_are_those_of_the_paper_preset(monkeypatch):
     asked = []
-    monkeypatch.setattr(study.networks, "chosen", lambda *given: asked.append(given) or [])
-    monkeypatch.setattr(study, "models", lambda setup: asked.append(setup))
-    for flags in ([], ["--published"], ["--published", "--iterations", "7"]):
-        monkeypatch.setattr(study.study, "session", pytest.fail)
+    monkeypatch.setattr("_gpt2.models", lambda setup: asked.append(setup) or {"baseline": None})
+    monkeypatch.setattr("_gpt2.study.session", pytest.fail)
+    for flags in ([], ["--published"], ["--published", "--iterations", "7", "--parts", "8"]):
+        monkeypatch.setattr("sys.argv", ["study", "--preset", "paper", "--device", "cpu", *flags])
         with pytest.raises(pytest.fail.Exception):
-            monkeypatch.setattr(
-                "sys.argv", ["study", "--preset", "paper", "--device", "cpu", *flags]
-            )
             study.main()
-    setups = [setup for setup in asked if isinstance(setup, parts.Setup)]
-    assert [setup.iterations for setup in setups] == [500, 2000, 7]
-    assert [setup.published for setup in setups] == [False, True, True]
+    assert [setup.iterations for setup in asked] == [500, 2000, 7]
+    assert [setup.published for setup in asked] == [False, True, True]
+    assert [(setup.batch, setup.accumulate) for setup in asked] == [(30, 4), (30, 4), (15, 8)]
+    assert all(setup.checkpointing for setup in asked)
+
+
+def test_parts_divide_the_batch_and_leave_the_training_as_it_is(tmp_path, monkeypatch, sketched):
+    flags = ["--preset", "smoke", "--device", "cpu", "--only", "continuous"]
+    losses = []
+    for parts_of in ("1", "4"):
+        out = tmp_path / parts_of
+        assert call("shakespeare_words", monkeypatch, *flags, "--out", str(out), "--parts",
+                    parts_of) == 0  # fmt: skip
+        with xr.open_dataset(out / "continuous-0" / "metrics.h5", engine="h5netcdf") as history:
+            losses.append(history["loss"].values)
+    assert np.allclose(*losses, rtol=1e-5, atol=0)
+    with pytest.raises(InputError, match="--parts is 3: expected a divisor of the 8 crops"):
+        call("shakespeare_words", monkeypatch, *flags, "--out", str(tmp_path / "3"), "--parts", "3")
+
+
+@pytest.mark.parametrize("name", ["shakespeare_words", "shakespeare_gpt"])
+def test_two_processes_train_as_one(name, tmp_path, monkeypatch, cases, sketched):
+    if not cases(0, 1):
+        pytest.skip("with --long: processes are slow to start")
+    flags = ["--preset", "smoke", "--device", "cpu", "--only", "continuous"]
+    assert call(name, monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
+    torchrun(STUDIES / f"{name}.py", *flags, "--out", tmp_path / "two")
+    found = []
+    for place in ("one", "two"):
+        with xr.open_dataset(tmp_path / place / "continuous-0" / "metrics.h5") as history:
+            found.append([history["loss"].values, history["test_loss"].values])
+    for one, two in zip(*found, strict=True):
+        assert np.allclose(one, two, rtol=1e-5, atol=0, equal_nan=True)
 
 
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
     out = tmp_path / "words"
     flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
-    monkeypatch.setattr(texts, "absent", lambda: ["not installed"])
+    monkeypatch.setattr("_gpt2.absent", lambda: ["not installed"])
     monkeypatch.setattr("_texts.absent", lambda: ["not installed"])
     assert call("shakespeare_words", monkeypatch, *flags, "--only", "continuous") == 0
     first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
@@ -148,12 +177,20 @@ def results(**changes):
 
 
 def test_findings_are_decided_by_the_numbers():
-    good = study.findings(results())
+    good = parts.findings(EXPERIMENT, results())
     assert len(good) == 7 and all(finding.verdict == "confirmed" for finding in good)
-    bad = study.findings(results(continuous={"final": 10.0, "best": 8.0, "straightness": 2.0}))
+    bad = parts.findings(
+        EXPERIMENT, results(continuous={"final": 10.0, "best": 8.0, "straightness": 2.0})
+    )
     assert [f.verdict for f in bad[:5]] == ["not confirmed"] * 5
-    unscored = study.findings(results(continuous={"forced_rougeL": np.nan}))
-    assert len(unscored) == 6 and {f.verdict for f in unscored} <= set(VERDICTS)
+    flat = parts.findings(EXPERIMENT, results(baseline={"final": 5.9, "best": 5.9}))
+    assert len(flat) == 6 and not any("rises" in finding.prediction for finding in flat)
+    gone = parts.findings(EXPERIMENT, results(baseline=dict.fromkeys(texts.SCALARS, np.nan)))
+    assert gone[0].verdict == "inconclusive" and "compared with diverged" in gone[0].found
+    unscored = parts.findings(EXPERIMENT, results(continuous={"forced_rougeL": np.nan}))
+    assert len(unscored) == 7 and {f.verdict for f in unscored} <= set(VERDICTS)
+    nothing = {name: {"forced_rougeL": np.nan} for name in ("continuous", "baseline")}
+    assert len(parts.findings(EXPERIMENT, results(**nothing))) == 6
 
 
 def ablation(names, finals, baseline=3.0):
@@ -173,6 +210,8 @@ def test_ablations_are_decided_by_the_numbers():
     assert [f.verdict for f in bad] == ["confirmed in part"] * 2
     good = characters.ablated(ablation(steps, [2.02, 2.0, 2.01, 2.03, 2.05]), "steps")
     assert [f.verdict for f in good] == ["confirmed"] * 2
+    close = characters.ablated(ablation(steps, [2.0, 2.0, 2.0, 2.0, 2.0985]), "steps")
+    assert close[1].verdict == "inconclusive"  # within the spread of a tenth of the gain
     bad = characters.ablated(ablation(steps, [2.5, 2.0, 2.01, 2.03, 3.5]), "steps")
     assert [f.verdict for f in bad] == ["confirmed in part", "not confirmed"]
 

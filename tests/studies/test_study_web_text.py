@@ -44,7 +44,11 @@ def test_it_trains_from_token_files_and_resumes(tmp_path, monkeypatch, capsys, s
         assert np.allclose(table["perplexity"], np.exp(table["final"]))
         straight = table["straightness"].sel(model=["unregularised", "continuous"])
         assert (straight >= 1).all()
+    other = ["--iterations", "3", "--overwrite", "--only", "baseline"]
+    assert call("web_text", monkeypatch, *flags, *other, "--share", "0.5") == 0
+    assert (out / "tokens" / "train.bin").stat().st_mtime_ns != before  # made again
     with xr.open_dataset(out / "baseline-0" / "metrics.h5", engine="h5netcdf") as history:
+        assert history["loss"].size == 3
         assert first.train.sha256 in history.attrs["config"]
 
 
@@ -78,14 +82,14 @@ def test_text_that_is_missing_names_the_way_to_it(tmp_path, monkeypatch):
 
 def test_the_published_networks_have_their_size():
     """All parameters but those of the positions, with biases and a vocabulary of 50,257."""
-    web, words = script("_web_text"), script("_shakespeare_words")
+    web, words = script("_web_text"), script("_gpt2")
     setup = web.PRESETS["paper"]
     with torch.device("meta"):
         counts = {
             name: words.network(model, setup, setup.vocabulary, 0).count()
             for name, model in words.models(setup).items()
         }
-    assert {f"{count / 1e6:.1f}M" for count in counts.values()} == {web.PUBLISHED_PARAMETERS}
+    assert {f"{count / 1e6:.1f}M" for count in counts.values()} == {words.PARAMETERS}
 
 
 def test_parts_leave_the_batch_as_it_is(monkeypatch):
@@ -129,4 +133,4 @@ def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
 def test_other_studies_say_that_they_are_one_process(monkeypatch, tmp_path):
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
     with pytest.raises(InputError, match="a study is one process"):
-        call("shakespeare_gpt", monkeypatch, *SMOKE, "--out", str(tmp_path / "out"))
+        call("nanogpt_sizes", monkeypatch, *SMOKE, "--out", str(tmp_path / "out"))

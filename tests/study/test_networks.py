@@ -40,7 +40,13 @@ def test_a_run_that_diverged_at_once_was_on_no_device_and_leaves_the_difference_
     assert results.diverged() == "a diverged in 1 of 2 runs"
     assert networks.differences(results, "loss", {"a": 1.5}, "+.1f") == ["+0.5"]
     text, verdict = networks.compared([2.0, NAN], [1.0, 1.0])
-    assert "diverged" in text and verdict == "not confirmed"
+    assert text == "the model diverged in 1 of 2 runs" and verdict == "not confirmed"
+    text, verdict = networks.compared([2.0, 3.0], [NAN, NAN])
+    assert text == "the model compared with diverged in 2 of 2 runs" and verdict == "inconclusive"
+    assert networks.compared([2.0, 3.0], [1.0]) == (
+        "+1.5, one seed, spread unknown",
+        "inconclusive",
+    )
 
 
 def test_paired_differences_are_decided_by_their_interval():

@@ -1,12 +1,12 @@
 """Metrics of generated text: BLEU, ROUGE, BERTScore, perplexities, and the texts they compare.
 
-    predictions, targets = metrics.forced(net, windows)
+    predictions, targets = metrics.teacher_forced(net, windows)
     found = metrics.scores(map(text.decode, predictions), map(text.decode, targets))
 
-Two texts that a language model writes can be compared with a held-out one. `forced` takes the
-likeliest token after each true one, as [OTT] does: every mistake is forgotten at once. `continued`
-generates: the network reads what it wrote itself. The scores of the first are much higher, and say
-little about generated text.
+Two texts that a language model writes can be compared with a held-out one. `teacher_forced`
+takes the likeliest token after each true one, as [OTT] does: every mistake is forgotten at once.
+`generated` texts are what the network writes by itself, from a beginning. The scores of the first
+are much higher, and say little about generated text.
 
 Scores are those of sacrebleu, rouge-score and bert-score (extra `metrics`), in per cent.
 
@@ -17,7 +17,7 @@ arXiv 2505.13499, Tables 10, 12 and 13.
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -31,18 +31,20 @@ from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow.nets.blocks import evaluating, output_of
 from wflow.nets.checks import listed, module, tensor
+from wflow.nets.training.parallel import device as device_of
 
 __all__ = [
     "Perplexities",
     "Scores",
     "bleu",
-    "continued",
-    "forced",
+    "check_encoder",
+    "generated",
     "losses",
     "passages",
     "perplexities",
     "scores",
     "signature",
+    "teacher_forced",
 ]
 
 Words = Literal["moses", "13a"]
@@ -96,6 +98,7 @@ def scores(
     references: Iterable[str],
     *,
     encoder: str | os.PathLike[str] | None = None,
+    device: str = "auto",
 ) -> Scores:
     r"""Score texts by BLEU [1]_, ROUGE [2]_ and BERTScore [3]_, the scores of [4]_.
 
@@ -113,6 +116,8 @@ def scores(
         the user's cache, such as "roberta-large", the usual one for English. Nothing is downloaded.
         The layer is the one that bert-score recommends for an encoder of that name, otherwise the
         last. None leaves BERTScore out.
+    device : str, default "auto"
+        Where the encoder computes, as for `nets.train.TrainConfig`.
 
     Returns
     -------
@@ -160,6 +165,7 @@ def scores(
     skipped = len(predicted) - len(kept)
     rouge = _library("rouge_score.rouge_scorer")
     read = None if encoder is None else _encoder(str(path_of(encoder, "encoder")))
+    place = device_of(device)
     if not kept:
         nan = math.nan
         return Scores(nan, nan, nan, nan, nan, nan, nan, texts=0, skipped=skipped)
@@ -173,7 +179,7 @@ def scores(
             totals[name] += 100 * found[name].fmeasure / len(kept)
     precision, recall, f_measure = [math.nan] * 3
     if read is not None:
-        precision, recall, f_measure = read.score(predicted, given)
+        precision, recall, f_measure = read.score(predicted, given, place)
     return Scores(
         bleu=bleu(predicted, given),
         **totals,
@@ -292,43 +298,21 @@ class _Encoder:
     """An encoder of Hugging Face, and the layer whose vectors are compared."""
 
     def __init__(self, name: str) -> None:
-        self.library = _library("bert_score.utils")
-        transformers = _library("transformers")
-        try:
-            config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                name, local_files_only=True, use_fast=False
-            )
-            last = config.num_hidden_layers
-            known = self.library.model2layers
-            layers = known.get(name, known.get(os.path.basename(os.path.normpath(name)), last))
-            if config.is_encoder_decoder or layers > last:
-                raise InputError(
-                    f"the encoder {name} has {last} layers and is a {config.model_type}: expected "
-                    f"an encoder alone, with at least {layers} layers"
-                )
-            config.num_hidden_layers = layers
-            model = transformers.AutoModel.from_pretrained(
+        config, self.tokenizer = _described(name)
+        model = _loading(
+            name,
+            lambda library: library.AutoModel.from_pretrained(
                 name, config=config, local_files_only=True
-            )
-        except InputError:
-            raise
-        except Exception as error:  # a missing or damaged folder can fail in any way
-            raise InputError(
-                f"the encoder {name} cannot be loaded ({type(error).__name__}: "
-                f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}); "
-                "expected a folder with config.json, weights and tokenizer, or the name of an "
-                "encoder in the cache of Hugging Face, which nothing is downloaded to"
-            ) from None
-        # Some tokenizers know no longest text; two positions of some encoders are for padding.
-        longest = getattr(config, "max_position_embeddings", 512) - 2
-        if tokenizer.model_max_length > longest + 2:
-            tokenizer.model_max_length = longest
-        self.tokenizer = tokenizer
-        self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+            ),
+        )
+        self.library = _library("bert_score.utils")
+        self.model = model.eval()
 
-    def score(self, predictions: list[str], references: list[str]) -> tuple[float, float, float]:
+    def score(
+        self, predictions: list[str], references: list[str], place: torch.device
+    ) -> tuple[float, float, float]:
         """Precision, recall and F-measure in per cent, means over texts."""
+        self.model.to(place)
         weights: defaultdict[int | None, float] = defaultdict(lambda: 1.0)
         weights[self.tokenizer.sep_token_id] = weights[self.tokenizer.cls_token_id] = 0.0
         found = self.library.bert_cos_score_idf(
@@ -337,7 +321,7 @@ class _Encoder:
             predictions,
             self.tokenizer,
             weights,
-            device=self.model.device,
+            device=place,
         )  # (texts, 3)
         precision, recall, f_measure = (100 * found.double().mean(0)).tolist()
         return precision, recall, f_measure
@@ -346,6 +330,72 @@ class _Encoder:
 @lru_cache(maxsize=1)
 def _encoder(name: str) -> _Encoder:
     return _Encoder(name)
+
+
+def check_encoder(encoder: str | os.PathLike[str]) -> None:
+    """Refuse an encoder of BERTScore that is not there, before anything long begins.
+
+    Its configuration and tokenizer are read, its weights are not.
+
+    Parameters
+    ----------
+    encoder : str or path-like
+        As for `scores`.
+
+    Raises
+    ------
+    InputError
+        For an encoder that is not there or no encoder alone, and a package that is missing.
+
+    Examples
+    --------
+    >>> from wflow import nets
+    >>> nets.metrics.check_encoder("roberta-large")  # doctest: +SKIP
+    """
+    _described(str(path_of(encoder, "encoder")))
+
+
+def _described(name: str) -> tuple[Any, Any]:
+    """Configuration, with the layers that are used, and tokenizer of an encoder."""
+    known = _library("bert_score.utils").model2layers
+
+    def read(library: Any) -> tuple[Any, Any]:
+        config = library.AutoConfig.from_pretrained(name, local_files_only=True)
+        tokenizer = library.AutoTokenizer.from_pretrained(
+            name, local_files_only=True, use_fast=False
+        )
+        last = config.num_hidden_layers
+        layers = known.get(name, known.get(os.path.basename(os.path.normpath(name)), last))
+        if config.is_encoder_decoder or layers > last:
+            raise InputError(
+                f"the encoder {name} has {last} layers and is a {config.model_type}: expected an "
+                f"encoder alone, with at least {layers} layers"
+            )
+        config.num_hidden_layers = layers
+        return config, tokenizer
+
+    config, tokenizer = _loading(name, read)
+    # Some tokenizers know no longest text; two positions of some encoders are for padding.
+    longest = getattr(config, "max_position_embeddings", 512) - 2
+    if tokenizer.model_max_length > longest + 2:
+        tokenizer.model_max_length = longest
+    return config, tokenizer
+
+
+def _loading(name: str, read: Callable[[Any], Any]) -> Any:
+    """What is read of an encoder by transformers, or an error that says what was expected."""
+    transformers = _library("transformers")
+    try:
+        return read(transformers)
+    except InputError:
+        raise
+    except Exception as error:  # a missing or damaged folder can fail in any way
+        raise InputError(
+            f"the encoder {name} cannot be loaded ({type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}); "
+            "expected a folder with config.json, weights and tokenizer, or the name of an encoder "
+            "in the cache of Hugging Face, which nothing is downloaded to"
+        ) from None
 
 
 # Perplexities
@@ -478,7 +528,7 @@ def losses(model: nn.Module, windows: Windows) -> list[Tensor]:
     return rows
 
 
-def forced(model: nn.Module, windows: Windows) -> TextPairs:
+def teacher_forced(model: nn.Module, windows: Windows) -> TextPairs:
     r"""Likeliest next tokens after the true ones, and the true next tokens [1]_.
 
     Parameters
@@ -509,7 +559,7 @@ def forced(model: nn.Module, windows: Windows) -> TextPairs:
     >>> text = nets.data.embedded_text()
     >>> net = nets.GPT(vocabulary=text.vocabulary, context=16, width=8, depth=1, heads=2)
     >>> windows = nets.data.windows(text.test, context=16)
-    >>> predictions, targets = nets.metrics.forced(net, windows)
+    >>> predictions, targets = nets.metrics.teacher_forced(net, windows)
     >>> text.decode(targets[0])
     "?\nO! love's best"
     """
@@ -575,7 +625,7 @@ def passages(
     return cut[:, :beginning], cut[:, beginning:]
 
 
-def continued(
+def generated(
     model: Any,
     beginnings: Tensor,
     targets: Tensor,
@@ -620,7 +670,7 @@ def continued(
     >>> text = nets.data.embedded_text()
     >>> net = nets.GPT(vocabulary=text.vocabulary, context=16, width=8, depth=1, heads=2)
     >>> begun, rest = nets.metrics.passages(text.test, beginning=8, continuation=4, most=3)
-    >>> predictions, targets = nets.metrics.continued(net, begun, rest)
+    >>> predictions, targets = nets.metrics.generated(net, begun, rest)
     >>> len(predictions), predictions[0].shape
     (3, torch.Size([4]))
     """

@@ -370,19 +370,25 @@ def compared(better: ArrayLike, worse: ArrayLike, unit: str = "") -> tuple[str, 
 
     Confirmed if the gap of the means is larger than the standard deviations over seeds together,
     not confirmed if it is as large in the other direction; inconclusive between, and for one seed,
-    whose spread is unknown.
+    whose spread is unknown. Numbers that are not finite are those of runs that diverged: the claim
+    is then not confirmed if they are of the model that it is about, and inconclusive if only the
+    other one diverged, which leaves nothing to compare with.
 
     Parameters
     ----------
-    better, worse : one number per seed
+    better, worse : one number per seed, of the model that a claim is about and of the other one;
+        their negatives where less is better, as of losses
     unit : "points" for accuracies, which are then given in per cent
     """
     high, low = (np.asarray(values, dtype=float) for values in (better, worse))
     scale = 100 if unit == "points" else 1
+    gone = [int((~np.isfinite(values)).sum()) for values in (high, low)]
+    if any(gone):
+        which, runs = ("the model", high) if gone[0] else ("the model compared with", low)
+        text = f"{which} diverged in {gone[0] or gone[1]} of {runs.size} runs"
+        return text, "not confirmed" if gone[0] else "inconclusive"
     gap = scale * float(high.mean() - low.mean())
     text = f"{gap:+.3g} {unit}".strip()
-    if not np.isfinite(gap):
-        return f"{text}: a model diverged", "not confirmed"
     if min(high.size, low.size) == 1:
         return f"{text}, one seed, spread unknown", "inconclusive"
     noise = scale * float(np.hypot(high.std(ddof=1), low.std(ddof=1)))
@@ -431,11 +437,16 @@ def paired(
 
 
 def column(
-    results: Results, key: str, style: Callable[[float], str], place: Any = ...
+    results: Results, key: str, style: str | Callable[[float], str], place: Any = ...
 ) -> list[str]:
-    """One quantity of every model, mean and standard deviation over its seeds."""
+    """One quantity of every model, mean and standard deviation over its seeds.
+
+    The style is a format, such as ".3f", or what makes a text of a number; `place` is that of a
+    number in a list.
+    """
+    write = (lambda value: format(value, style)) if isinstance(style, str) else style
     return [
-        mean_and_spread([np.asarray(r[key], dtype=float)[place] for r in runs], style)
+        mean_and_spread([np.asarray(r[key], dtype=float)[place] for r in runs], write)
         for runs in results.records.values()
     ]
 

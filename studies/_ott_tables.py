@@ -1,0 +1,388 @@
+"""The tables of [OTT] beside those of the studies: writes docs/results/ott_tables.md.
+
+Every folder below the given ones that holds the summary of a study of [OTT] is read; summaries of
+the preset smoke are left out. A row has the published number, ours, and whether ours lies on the
+same side of the baseline by more than the spread over seeds.
+
+    python studies/_ott_tables.py results --out docs/results/ott_tables.md
+
+[OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import _cats_dogs as cats_dogs
+import _mnist_vit as mnist_vit
+import _point_clouds as point_clouds
+import _sentiment as sentiment
+import _shakespeare_gpt as shakespeare_gpt
+import numpy as np
+from _shakespeare_words import EXPERIMENT as WORDS
+from _texts import SCORES
+from _web_text import EXPERIMENT as WEB
+
+from wflow import InputError, study
+from wflow._core.files import opened, replace_file
+from wflow.cli import guarded
+from wflow.study import networks
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+BASELINE = "baseline"
+LABELS = {
+    "node": "N-ODE",
+    "node with cost": "N-ODE with cost",
+    "unregularised": "continuous, no cost",
+    "continuous": "continuous with cost",
+}
+CHANGES = ("dataset", "digits", "epochs", "iterations", "lam", "points", "rate", "steps")
+GPU = {  # what runs the preset of the published sizes
+    "mnist_vit": "python studies/mnist_vit.py --preset paper",
+    "cats_dogs": "torchrun --nproc-per-node 8 studies/cats_dogs.py --preset paper",
+    "sentiment": "torchrun --nproc-per-node 2 studies/sentiment.py --preset paper",
+    "point_clouds": "torchrun --nproc-per-node 8 studies/point_clouds.py --preset paper",
+    "shakespeare_gpt": "torchrun --nproc-per-node 2 studies/shakespeare_gpt.py --preset paper",
+    "shakespeare_words": "torchrun --nproc-per-node 2 studies/shakespeare_words.py --preset paper",
+    "web_text": "torchrun --nproc-per-node 8 studies/web_text.py --preset paper",
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A column of a published table: model -> printed number, and where ours is."""
+
+    title: str
+    key: str  # of summary.h5
+    published: Mapping[str, str]
+    place: tuple[str, float] | None = None  # dimension and coordinate
+    scale: float = 1.0
+    style: str = ".3f"
+    apply: Callable[[Any], Any] = lambda values: values
+
+    def ours(self, table: Dataset, model: str) -> Any:
+        """One number per seed, NaN of diverged runs; empty where the model was not trained."""
+        if self.key not in table or model not in table["model"].values:
+            return np.empty(0)
+        rows = table[self.key].sel(model=model)
+        if self.place is not None:
+            rows = rows.sel({self.place[0]: self.place[1]}, method="nearest")
+        seeds = table["seconds"].sel(model=model).notnull().values  # fewer than other models
+        return self.scale * self.apply(rows.values[seeds])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one study has of a table."""
+
+    study: str
+    quantities: tuple[Quantity, ...]
+    ablation: str = "none"
+    claims: tuple[str, ...] = ()  # beginnings of the sources of its findings
+
+
+@dataclass(frozen=True)
+class Source:
+    """The summary of a study."""
+
+    study: str
+    flags: Mapping[str, Any]
+    caption: str
+    command: str
+    findings: tuple[Mapping[str, str], ...]
+    table: Dataset = field(repr=False)
+
+
+def percents(title: str, key: str, published: Mapping[str, str], *place: Any) -> Quantity:
+    return Quantity(title, key, published, place or None, scale=100, style=".2f")
+
+
+def levels(
+    key: str, dim: str, steps: Iterable[float], published: Mapping[str, Iterable[float]], title: str
+) -> tuple[Quantity, ...]:
+    """Accuracies at every level of a perturbation."""
+    return tuple(
+        percents(
+            f"{title} {step:g}", key, {m: f"{v[k]:g}" for m, v in published.items()}, dim, step
+        )  # type: ignore[index]
+        for k, step in enumerate(steps)
+    )
+
+
+def replaced(title: str, published: Mapping[str, Any], **changes: Any) -> tuple[Quantity, ...]:
+    """Losses, or what is made of them, at every share of replaced characters."""
+    return tuple(
+        Quantity(
+            f"{title}, {rate:g} replaced", "loss_replaced",
+            {model: f"{values[k]:.2f}" for model, values in published.items()},
+            ("rate", rate), **changes,
+        )
+        for k, rate in enumerate(shakespeare_gpt.REPLACED)
+    )  # fmt: skip
+
+
+def scores(published: Mapping[str, Mapping[str, float]]) -> tuple[Quantity, ...]:
+    """Scores of next tokens that are published."""
+    return tuple(
+        Quantity(
+            f"{SCORES[name]} (%)", f"forced_{name}",
+            {model: f"{values[name]:g}" for model, values in published.items()}, style=".2f",
+        )
+        for name in next(iter(published.values()))
+    )  # fmt: skip
+
+
+def losses(experiment: Any) -> tuple[Quantity, Quantity]:
+    return (
+        Quantity("best test loss", "best", experiment.best),
+        Quantity("final test loss", "final", experiment.final),
+    )
+
+
+def named(values: Mapping[str, str], *starts: str) -> dict[str, str]:
+    """The published values of the baseline and of models whose names begin so."""
+    return {name: v for name, v in values.items() if name == BASELINE or name.startswith(starts)}
+
+
+GPT, CLOUDS, MNIST, PETS = shakespeare_gpt, point_clouds, mnist_vit, cats_dogs
+FILMS = [{name: pair[k] for name, pair in sentiment.PUBLISHED.items()} for k in (0, 1)]
+CHARACTERS = named(GPT.PUBLISHED, "continuous")
+FINAL, BEST = "final test accuracy (%)", "best test accuracy (%)"
+TABLES: dict[str, tuple[str, tuple[Part, ...]]] = {
+    "1": ("Text generation", (
+        Part("shakespeare_gpt", (Quantity("final test loss", "final", CHARACTERS),)),
+        Part("shakespeare_words", losses(WORDS)[1:]),
+        Part("web_text", losses(WEB)[1:]),
+    )),
+    "2": ("Point clouds, images and sentiment", (
+        Part("point_clouds", (percents(BEST, "best",
+                                       named(CLOUDS.PUBLISHED_BEST, "continuous")),)),
+        Part("mnist_vit", (percents(BEST, "best", MNIST.PUBLISHED_BEST),)),
+        Part("cats_dogs", (percents(FINAL, "final", named(PETS.PUBLISHED, "unreg", "cont")),)),
+        Part("sentiment", (percents(BEST, "best", named(FILMS[0], "continuous lam=0.")),)),
+    )),
+    "3": ("Robustness", (
+        Part("shakespeare_gpt", replaced("test loss", GPT.PUBLISHED_REPLACED)),
+        Part("point_clouds", levels("accuracy_dropped", "share", CLOUDS.DROPPED,
+                                    CLOUDS.PUBLISHED_DROP, "accuracy (%), points dropped")),
+        Part("mnist_vit", tuple(
+            quantity
+            for noise in ("gaussian", "uniform")
+            for quantity in levels(f"accuracy_{noise}", "level", MNIST.LEVELS,
+                                   MNIST.PUBLISHED_NOISE[noise], f"accuracy (%), {noise} noise")
+        )),
+    )),
+    "5": ("Weight of the transport cost, and steps", (
+        Part("shakespeare_gpt", (Quantity("final test loss", "final",
+             named(GPT.PUBLISHED, "lam=")),), "lam"),
+        Part("shakespeare_gpt", (Quantity("final test loss", "final",
+             named(GPT.PUBLISHED, "steps=")),), "steps"),
+    )),
+    "6": ("Point clouds", (
+        Part("point_clouds", (percents(BEST, "best", CLOUDS.PUBLISHED_BEST),
+                              percents(FINAL, "final", CLOUDS.PUBLISHED)),
+             claims=("[OTT] Appendix I",)),
+    )),
+    "7": ("Digits of MNIST", (
+        Part("mnist_vit", (percents(BEST, "best", MNIST.PUBLISHED_BEST),
+                           percents(FINAL, "final", MNIST.PUBLISHED))),
+    )),
+    "8": ("Cats and dogs", (
+        Part("cats_dogs", (percents(BEST, "best", PETS.PUBLISHED_BEST),
+                           percents(FINAL, "final", PETS.PUBLISHED)),
+             claims=("[OTT] Appendix I",)),
+    )),
+    "9": ("Sentiment", (
+        Part("sentiment", (percents(BEST, "best", FILMS[0]), percents(FINAL, "final", FILMS[1])),
+             claims=("[OTT] Appendix I",)),
+    )),
+    "10": ("Characters of Shakespeare", (
+        Part("shakespeare_gpt", (
+            Quantity("best test loss", "best", GPT.PUBLISHED_BEST),
+            Quantity("final test loss", "final", CHARACTERS),
+            Quantity("perplexity, mean over windows", "perplexity_windows",
+                     GPT.PUBLISHED_PERPLEXITY, style=".2f"),
+            *scores(GPT.PUBLISHED_SCORES),
+        )),
+    )),
+    "11": ("Perplexity with characters replaced", (
+        Part("shakespeare_gpt", (
+            *replaced("test loss", GPT.PUBLISHED_REPLACED),
+            *replaced("perplexity", GPT.PUBLISHED_UNCERTAIN, apply=np.exp, style=".2f"),
+        )),
+    )),
+    "12": ("Byte pairs of Shakespeare", (Part("shakespeare_words", losses(WORDS)),)),
+    "13": ("Web text", (
+        Part("web_text", (
+            *losses(WEB),
+            Quantity("perplexity, mean over windows", "perplexity_windows", WEB.perplexity,
+                     style=".2f"),
+            *scores(WEB.scores),
+        )),
+    )),
+}  # fmt: skip
+
+
+def found(folders: Iterable[Path]) -> list[Source]:
+    """The summaries of studies of [OTT] below some folders, published sizes first."""
+    import xarray
+
+    sources = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is no folder: expected one with the results of studies")
+        for file in sorted(folder.rglob("summary.json")):
+            with opened(file, "the summary of a study") as text:
+                document = json.load(text)
+            flags = document.get("config", {}).get("flags", {})
+            if document.get("study") not in GPU or flags.get("preset") == "smoke":
+                continue
+            page = (file.parent / "summary.md").read_text(encoding="utf-8")
+            caption = next(line for line in page.splitlines() if line.startswith("Preset "))
+            caption, _, _ = caption.partition(" ± is the standard deviation")
+            with xarray.open_dataset(file.parent / "summary.h5", engine="h5netcdf") as table:
+                sources.append(
+                    Source(
+                        document["study"],
+                        flags,
+                        f"{caption.strip()} {document['created'].partition('T')[0]}.",
+                        document["command"],
+                        tuple(document["findings"]),
+                        table.load(),
+                    )
+                )
+    return sorted(sources, key=lambda source: source.flags["preset"] != "paper")
+
+
+def rows(part: Part, table: Dataset | None, whole_size: bool) -> Iterator[dict[str, str]]:
+    """Published and ours, row by row."""
+    for quantity in part.quantities:
+        base = BASELINE in quantity.published
+        for model, printed in quantity.published.items():
+            ours = np.empty(0) if table is None else quantity.ours(table, model)
+            finite = ours[np.isfinite(ours)]
+            text = "–"
+            if ours.size:
+                text = networks.mean_and_spread(ours, partial(show, quantity.style))
+                text = "diverged" if not finite.size and model != BASELINE else text
+            row = {
+                "model": LABELS.get(model, model),
+                "quantity": quantity.title,
+                "published": printed.replace("NaN", "diverged"),
+                "ours": text,
+            }
+            if whole_size:
+                known = finite.size and number(printed) == number(printed)
+                row["difference"] = f"{finite.mean() - number(printed):+.2f}" if known else "–"
+            verdict = "–"
+            if base and model != BASELINE and table is not None and ours.size:
+                verdict = same_side(quantity, model, ours, quantity.ours(table, BASELINE))
+            yield row | {"verdict": verdict}
+
+
+def show(style: str, value: float) -> str:
+    return format(value, style)
+
+
+def number(printed: str) -> float:
+    return float(printed.split()[0])
+
+
+def same_side(quantity: Quantity, model: str, ours: Any, baseline: Any) -> str:
+    """Whether a model lies on the published side of the baseline."""
+    published = number(quantity.published[model])
+    if math.isnan(published):  # the published training blew up
+        lost = int((~np.isfinite(ours)).sum())
+        if not lost:
+            return "not confirmed"
+        return "confirmed" if lost == ours.size else "confirmed in part"
+    gap = published - number(quantity.published[BASELINE])
+    if not gap or not baseline.size:
+        return "–"
+    sign = math.copysign(1, gap)
+    return networks.compared(sign * ours, sign * baseline)[1]
+
+
+def page(sources: list[Source], command: str) -> str:
+    """The page: every table with its parts, each for every summary of its study."""
+    pieces = [HEAD.format(command=command)]
+    for name, (title, parts) in TABLES.items():
+        pieces.append(f"## Table {name}: {title}")
+        for part in parts:
+            mine = [
+                source
+                for source in sources
+                if source.study == part.study
+                and source.flags.get("ablation", "none") == part.ablation
+            ]
+            option = "" if part.ablation == "none" else f" --ablation {part.ablation}"
+            if not any(source.flags["preset"] == "paper" for source in mine):
+                pieces.append(
+                    f"[{part.study}]({part.study}.md) at the published size has not been run; on "
+                    f"GPUs: `{GPU[part.study]}{option}`."
+                )
+            if not mine:
+                pieces.append(study.markdown_table(list(rows(part, None, False))))
+            for source in mine:
+                changed = [flag for flag in CHANGES if source.flags.get(flag) is not None]
+                size = source.flags["preset"] == "paper" and not changed
+                pieces += [
+                    f"[{part.study}]({part.study}.md), `{source.command}`. {source.caption}",
+                    study.markdown_table(list(rows(part, source.table, size))),
+                ]
+                pieces += claims(part, name, source)
+    return "\n\n".join(pieces) + "\n"
+
+
+def claims(part: Part, table: str, source: Source) -> list[str]:
+    """What the study decided of this table, in its own words."""
+    starts = (f"[OTT] Table {table}", *part.claims)
+    said = [
+        f"- {finding['prediction']}: **{finding['verdict']}** ({finding['found']})"
+        for finding in source.findings
+        if finding["source"].split(",")[0] in starts or finding["source"] in starts
+    ]
+    return ["\n".join(said)] if said else []
+
+
+HEAD = """# The tables of [OTT]
+
+    {command}
+
+Tables 1, 2, 3 and 5 to 13 of [OTT], row by row, beside the studies of this package. A verdict says
+whether a model lies on the published side of the baseline: confirmed where the means differ by more
+than the standard deviations over seeds together, inconclusive within them and for one seed. Below a
+table stand the claims that its study decides. Numbers of smaller presets, and of other data, are no
+repetition of the published ones: for them the side alone is compared.
+
+Published counts of parameters are those of our networks of the preset `paper` to the printed digit;
+a test of each study holds the rule of counting, which its page states."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n\n")[0],
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="folders with results of studies")
+    parser.add_argument("--out", type=Path, required=True, help="the page that is written")
+    given = parser.parse_args()
+    names = " ".join(map(str, given.folders))
+    command = f"python studies/_ott_tables.py {names} --out {given.out}"
+    text = page(found(given.folders), command)
+    replace_file(given.out, lambda draft: draft.write_text(text, encoding="utf-8"))
+    print(f"wrote {given.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

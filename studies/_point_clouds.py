@@ -54,7 +54,7 @@ class Setup:
     dataset: str = MODELNET
     train: int | None = None  # clouds, where the data set lets choose; None: all
     test: int | None = None  # clouds of the test half, the first ones; None: all
-    stored: int = 10_000  # points of a cloud, of which `points` are taken
+    stored: int = 128  # points of a solid, of which `points` are taken
     points: int = 5_000
     seeds: int = 5
     epochs: int = 200

@@ -641,6 +641,7 @@ CALLS = {
         lambda predictions, reference, words: metrics.bleu(predictions, reference, words=words),
         {"predictions": ["to be or not"], "reference": ["to be or not"], "words": "moses"},
     ),
+    "metrics.check_encoder": lambda: (metrics.check_encoder, {"encoder": "no-such-encoder"}),
     "metrics.generated": lambda: (
         metrics.generated,
         {
@@ -865,6 +866,7 @@ def test_every_call_works_as_it_stands():
         refused |= {"metrics.bleu", "metrics.signature"}
     if missing({name: "metrics" for name in ("sacrebleu", "sacremoses", "rouge_score")}):
         refused.add("metrics.scores")
+    refused.add("metrics.check_encoder")  # there is none of this name
     for name, make in CALLS.items():
         error = called(*make())
         assert (error is not None) == (name in refused), f"{name}: {error}"

@@ -100,6 +100,29 @@ def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
         assert np.allclose(one, two, rtol=1e-4, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("points", ["8", "64"])
+def test_points_of_pointnet_go_through_the_study(points, tmp_path, monkeypatch, capsys, sketched):
+    h5py = pytest.importorskip("h5py")
+    folder = tmp_path / "data" / "modelnet40_ply_hdf5_2048"
+    folder.mkdir(parents=True)
+    (folder / "shape_names.txt").write_text("airplane\nchair\n")
+    draw = np.random.default_rng(0)
+    for half, count in (("train", 12), ("test", 6)):
+        (folder / f"{half}_files.txt").write_text(f"data/{folder.name}/ply_data_{half}0.h5\n")
+        with h5py.File(folder / f"ply_data_{half}0.h5", "w") as file:
+            file["data"] = draw.standard_normal((count, 20, 3)).astype("f4")
+            file["label"] = (np.arange(count) % 2).astype("u1")[:, None]
+    whole = nets.data.modelnet40
+    monkeypatch.setattr(nets.data, "modelnet40", lambda **given: whole(**given, partial=True))
+    flags = ["--preset", "smoke", "--dataset", "modelnet40", "--points", points, "--device", "cpu"]
+    flags += ["--data", str(tmp_path / "data"), "--seeds", "1", "--only", "continuous"]
+    assert call("point_clouds", monkeypatch, *flags, "--out", str(tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    assert "ModelNet40" in said and "published" in said
+    with xr.open_dataset(tmp_path / "out" / "summary.h5", engine="h5netcdf") as table:
+        assert np.isfinite(table["final"]).all() and np.isfinite(table["accuracy_dropped"]).all()
+
+
 def results(diverged):
     """Records of two seeds: the models in `diverged` have no numbers."""
     records = {}
@@ -140,7 +163,7 @@ def test_explosions_decide_the_verdicts(diverged, verdicts):
         (["--only", "best"], "--only best: expected some of baseline"),
         (["--points", "0"], "--points is 0"),
         (["--rate", "-1"], "--rate"),
-        (["--preset", "paper"], "there is no ModelNet40"),
+        (["--preset", "paper"], "ModelNet40 is in no local folder"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, message):

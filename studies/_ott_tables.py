@@ -108,7 +108,11 @@ def percents(title: str, key: str, published: Mapping[str, str], *place: Any) ->
 
 
 def levels(
-    key: str, dim: str, steps: Iterable[float], published: Mapping[str, Iterable[float]], title: str
+    key: str,
+    dim: str,
+    steps: Iterable[float],
+    published: Mapping[str, tuple[float, ...]],
+    title: str,
 ) -> tuple[Quantity, ...]:
     """Accuracies at every level of a perturbation."""
     return tuple(
@@ -273,7 +277,7 @@ def rows(part: Part, table: Dataset | None, whole_size: bool) -> Iterator[dict[s
             finite = ours[np.isfinite(ours)]
             text = "–"
             if ours.size:
-                text = networks.mean_and_spread(ours, partial(show, quantity.style))
+                text = networks.mean_and_spread(ours.tolist(), partial(show, quantity.style))
                 text = "diverged" if not finite.size and model != BASELINE else text
             row = {
                 "model": LABELS.get(model, model),

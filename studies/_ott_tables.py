@@ -118,7 +118,7 @@ def levels(
     return tuple(
         percents(
             f"{title} {step:g}", key, {m: f"{v[k]:g}" for m, v in published.items()}, dim, step
-        )  # type: ignore[index]
+        )
         for k, step in enumerate(steps)
     )
 

@@ -294,7 +294,7 @@ def test_a_wrong_flag_of_a_study_is_a_message(
 
 
 def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
-    """Runs, parts, training and downloads are as far as a wrong flag may get."""
+    """Runs, parts, preparation, training and downloads are as far as a wrong flag may get."""
 
     def begins(*_: Any, **__: Any) -> None:
         raise Accepted
@@ -312,10 +312,11 @@ def stop_at_runs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
     for sampler in ("brwp", "myula", "ula"):
         monkeypatch.setattr(wflow.sampling, sampler, begins)
     if "torch" in sys.modules:
-        from wflow.nets import train
+        from wflow.nets import data, train
         from wflow.nets.data import archives, download
 
         monkeypatch.setattr(train, "train", begins)
+        monkeypatch.setattr(data, "prepare_text", begins)
         for part in (archives, download):
             monkeypatch.setattr(part, "download", offline)
 

@@ -72,6 +72,8 @@ def test_latent_vectors_without_a_spread_are_refused():
         net.standardise(images, whiten=True)
     with pytest.raises(InputError, match="expected at least 4"):
         net.standardise(images[:3], whiten=True)
+    with pytest.raises(InputError, match="a single number"):
+        net.standardise(torch.tensor(1.0))
     with pytest.raises(InputError, match="not finite"):
         net.standardise(images * torch.inf)
 

@@ -202,6 +202,8 @@ class Autoencoder(Pretrained):
         """
         tensor(images, "images", "real", self.mean)
         whiten = switch(whiten, "whiten")
+        if not images.ndim:
+            raise InputError("images is a single number: expected pixels (n, ...)")
         with evaluating(self), torch.no_grad():
             raw = torch.cat([self._raw(part) for part in images.split(_ROWS)]).double()
         least = self.latent + 1 if whiten else 2

@@ -72,6 +72,8 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	$(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no $(TORCH) here: its tests are skipped'
+	$(BIN)/python -c 'import torch' && $(BIN)/python -m pip install --quiet --editable '.[metrics]' \
+	  || echo 'the extra `metrics` cannot be installed: its tests are skipped'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

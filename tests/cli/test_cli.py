@@ -217,7 +217,7 @@ def test_unknown_command_is_status_2(capsys):
     said = capsys.readouterr().err
     assert said == (
         "wflow: error: there is no command 'draw': expected one of info, plot, verify, report, "
-        "study\n"
+        "study, data\n"
     )
 
 

@@ -108,6 +108,7 @@ PRESETS = {
     "smoke": Setup(
         text="embedded",
         seeds=1,
+        dropout=0.0,
         iterations=6,
         batch=4,
         accumulate=2,

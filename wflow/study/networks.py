@@ -73,9 +73,9 @@ class NetFlags(OutputFlags):
 
     def check(self) -> None:
         super().check()
-        for name in ("seeds", "steps"):
+        for name, most in (("seeds", 1000), ("steps", 100_000)):
             if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}")
+                whole(getattr(self, name), f"--{name}", most=most)
         check_folder(self.data, "--data")
         if self.lam is not None:
             number(self.lam, "--lam", least=0.0)

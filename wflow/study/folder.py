@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wflow._core.errors import InputError
-from wflow._core.files import claim_folder, remove_drafts
+from wflow._core.files import claim_folder, released, remove_drafts
 from wflow._core.identity import check_comparable
 from wflow._core.signals import signals_held
 from wflow.io.disk import check_target
@@ -107,20 +107,11 @@ def study_folder(folder: Path) -> Iterator[None]:
         raise InputError(
             f"cannot make --out {folder}: {error.strerror}; choose a folder that can be written"
         ) from None
-    try:
+    with released(made, lock):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InputError(f"cannot write into --out {folder}: choose a folder that can be")
         remove_drafts(folder, [DRAFT])
         yield
-    except BaseException:
-        for path in made:  # innermost first
-            if any(path.iterdir()):
-                break
-            path.rmdir()
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def earlier_results(folder: Path) -> set[str]:

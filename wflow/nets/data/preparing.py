@@ -34,7 +34,7 @@ import numpy as np
 
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
-from wflow._core.files import claim_folder, opened, remove_drafts, replace_file
+from wflow._core.files import claim_folder, opened, released, remove_drafts, replace_file
 from wflow._core.progress import progress
 from wflow._version import __version__
 from wflow.nets.checks import text as given_text
@@ -409,18 +409,9 @@ def _claimed(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise InputError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
-    try:
+    with released(made, lock):
         remove_drafts(folder, _NAMES)
         yield
-    except BaseException:
-        for path in made:  # innermost first
-            if any(path.iterdir()):
-                break
-            path.rmdir()
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 @contextmanager

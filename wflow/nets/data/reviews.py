@@ -80,7 +80,7 @@ class Reviews:
 
     @property
     def repeated(self) -> int:
-        """How many texts for training stand in the test part, too."""
+        """How many texts of the training part are in the test part, too."""
         test = set(self.test_texts)
         return sum(one in test for one in self.train_texts)
 
@@ -103,7 +103,7 @@ def imdb(
     seed : int, default 0
         Of the random split.
     keep_duplicates : bool, default False
-        Some reviews stand in the data more than once. Those for training whose text stands in the
+        Some reviews are in the data more than once. Those for training whose text is also in the
         test part are left out, 123 of the official split; True keeps them, as [2]_ does. The test
         part is whole in any case.
 
@@ -208,7 +208,7 @@ def parted(
     *,
     keep_duplicates: bool = False,
 ) -> Reviews:
-    """Reviews in two parts; texts for training that stand in the test part go, or are counted."""
+    """Reviews in two parts; training texts that are in the test part too go, or are counted."""
     clean = [" ".join(_BREAK.sub(" ", one).split()) for one in texts]
     test = [k for k in range(len(clean)) if held_back[k]]
     known = {clean[k] for k in test}

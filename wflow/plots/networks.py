@@ -44,13 +44,13 @@ def learning_curves(
         The figure, with a panel for each variable.
     """
     with style():
-        figure, axes = grid(1, len(names), PAGE, 2.8)
+        figure, axes = grid(1, len(names), PAGE, 3.1)
         for axis, (key, label) in zip(axes[0], names.items(), strict=True):
             draw_histories(axis, curves, key, dict(zip(curves, cycle(COLOURS), strict=False)))
             axis.set_xlabel("Training step")
             axis.set_ylabel(label[:1].upper() + label[1:])
         seeds = max(len(histories) for histories in curves.values())
-        axes[0, 0].legend(title=_band_title(seeds), alignment="left")
+        _legend(figure, axes[0, 0], seeds)
     return figure
 
 
@@ -111,7 +111,7 @@ def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Fig
         The figure.
     """
     with style():
-        figure, axes = grid(1, len(panels), PAGE, 2.8, sharey=True)
+        figure, axes = grid(1, len(panels), PAGE, 3.1, sharey=True)
         first = next(iter(panels.values()))[1]
         place_of = {line.label: k for k, line in enumerate(first)}
         for axis, (title, (xlabel, drawn)) in zip(axes[0], panels.items(), strict=True):
@@ -125,9 +125,23 @@ def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Fig
             axis.set_xlabel(xlabel[:1].upper() + xlabel[1:])
             axis.set_title(title[:1].upper() + title[1:])
         seeds = max(len(line.y) for line in first)
-        axes[0, 0].legend(title=_band_title(seeds), alignment="left")
+        _legend(figure, axes[0, 0], seeds)
         axes[0, 0].set_ylabel(ylabel)
     return figure
+
+
+def _legend(figure: "Figure", axis: "Axes", seeds: int) -> None:
+    """Name the models above the panels, which leaves the curves free."""
+    handles, labels = axis.get_legend_handles_labels()
+    columns = 120 // (8 + max(map(len, labels), default=0))  # the width of the page
+    figure.legend(
+        handles,
+        labels,
+        title=_band_title(seeds),
+        loc="outside upper left",
+        ncols=max(1, min(len(labels), columns)),
+        alignment="left",
+    )
 
 
 def _band_title(seeds: int) -> str | None:

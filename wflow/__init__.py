@@ -11,7 +11,7 @@ from wflow._version import __version__ as __version__
 
 _HOMES = {
     "solve": ("wflow.particles.solver", "solve"),
-    "rerun": ("wflow.particles.solver", "rerun"),
+    "rerun": ("wflow.analysis.rerun", "rerun"),
     "SaveAt": ("wflow.particles.options", "SaveAt"),
     "Compute": ("wflow.particles.options", "Compute"),
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
@@ -39,6 +39,7 @@ _MODULES = {
     "tokens": "wflow.sphere.tokens",
     "sphere": "wflow.sphere",
     "transport": "wflow.transport",
+    "meanfield": "wflow.meanfield",
     "sampling": "wflow.sampling",
     "metric": "wflow.transport.metric",
     "jko": "wflow.transport.jko",
@@ -55,16 +56,17 @@ _MODULES = {
 }
 # Those that make or open Datasets give these their accessor, `ds.wflow`, which loads xarray.
 _ACCESSOR = "wflow.plots.accessor"
-_OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed")
+_OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed", "meanfield")
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
 if TYPE_CHECKING:
-    from wflow import distributed, heads, nets, plots, sampling, sphere, study, transport
+    from wflow import distributed, heads, meanfield, nets, plots, sampling, sphere, study, transport
     from wflow._core.adaptive import Dopri5
     from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
     from wflow._core.tableaux import Tableau
     from wflow.analysis import clusters, equilibria, fits, stability, stationary, verify
+    from wflow.analysis.rerun import rerun
     from wflow.attention import flows
     from wflow.attention.cloud import (
         dissipation,
@@ -79,7 +81,7 @@ if TYPE_CHECKING:
     from wflow.io.runfile import open_run as open
     from wflow.io.studies import open_study
     from wflow.particles.options import Compute, SaveAt
-    from wflow.particles.solver import rerun, solve
+    from wflow.particles.solver import solve
     from wflow.sphere import tokens
     from wflow.study.report import write as report
     from wflow.transport import jko, metric

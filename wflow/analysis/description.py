@@ -1,12 +1,13 @@
 """Description of a run in words and numbers: what `wflow info` and a report say of it."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wflow.analysis.fits import mean_and_error
-from wflow.io.schema import flow_name, head_count, law_name
+from wflow.io.schema import DENSITY_SERIES, flow_name, head_count, law_name
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -37,19 +38,31 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
     lines += [
         ("law", _law(config)),
         ("heads", str(head_count(config, sizes) or "?")),
-        ("tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"),
+        _carriers(config, sizes),
         ("paths", str(sizes["path"])),
         ("dynamics", _dynamics(config)),
-        ("time", f"to {config.get('t_final', '?')} in steps of {config.get('dt', '?')}"),
+        ("time", f"to {config.get('t_final', '?')} in {_steps(config)}"),
         ("precision", str(config.get("compute", {}).get("dtype", "?"))),
         ("sums", _sums(config.get("compute", {}))),
         ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
     ]
     if "snapshot" in ds.coords:
         shots = ds["snapshot"].values
-        stored = [name for name in ("tokens", "tokens_mean", "heads") if name in ds]
+        kept = ("tokens", "tokens_mean", "density", "density_mean", "heads")
+        stored = [name for name in kept if name in ds]
         lines.append(("snapshots", f"{_times(shots)} of {', '.join(stored)}"))
     return lines + _provenance(ds) + _numbers(ds)
+
+
+def _carriers(config: dict[str, Any], sizes: Mapping[Any, int]) -> tuple[str, str]:
+    """What moves: tokens, or a density."""
+    mesh = config.get("mesh")
+    if not isinstance(mesh, dict):
+        return "tokens", f"n = {sizes.get('token', '?')}, d = {sizes.get('axis', '?')}"
+    size = f"{mesh.get('cells', '?')} cells"
+    if "degree" in mesh:
+        size = f"degree {mesh['degree']}, {mesh.get('cells', '?')} nodes"
+    return "density", f"{mesh.get('kind', '?')}, {size}, d = {sizes.get('axis', '?')}"
 
 
 def _provenance(ds: "Dataset") -> list[tuple[str, str]]:
@@ -109,6 +122,12 @@ def _numbers(ds: "Dataset") -> list[tuple[str, str]]:
         if name in ds:
             means = ds[name].isel(time=late.values).mean("time", skipna=True).values
             lines.append((name, f"{mean_and_spread(means)}, mean over the second half"))
+    for name in (*DENSITY_SERIES, "free_energy"):
+        if name in ds:
+            lines.append((f"{name}(T)", mean_and_spread(ds[name][:, -1].values)))
+    for name in ("numerical_diffusion", "spectral_tail"):
+        if name in ds and ds[name].notnull().any():
+            lines.append((name, f"{float(ds[name].max()):.3g} at most"))
     if "sum_error" in ds and ds["sum_error"].notnull().any():
         lines.append(("sum_error", f"{float(ds['sum_error'].max()):.3g} at most"))
     return lines
@@ -162,8 +181,20 @@ def _dynamics(config: dict[str, Any]) -> str:
     """Flow, direction, scheme, mask and diffusion of the tokens."""
     words = [flow_name(config), str(config.get("direction", "?")), _scheme(config)]
     words += ["causal mask"] if config.get("causal") else []
-    words += [f"tokens diffuse by kappa = {config['kappa']:g}"] if config.get("kappa") else []
+    densities = "mesh" in config
+    words += ["reconstruction"] if config.get("reconstruct") else []
+    if config.get("kappa"):
+        carriers = "the density diffuses" if densities else "tokens diffuse"
+        words.append(f"{carriers} by kappa = {config['kappa']:g}")
     return ", ".join(words)
+
+
+def _steps(config: dict[str, Any]) -> str:
+    """What the time is divided into."""
+    dt = config.get("dt", "?")
+    if config.get("steps") == "chosen":
+        return f"steps below their bound, counted in units of {dt}"
+    return f"steps of {dt}"
 
 
 def _times(values: Any) -> str:

@@ -3,8 +3,9 @@
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,9 @@ from wflow._core.files import open_regular
 from wflow._core.identity import is_custom_config
 from wflow._core.progress import progress as progress_bar
 from wflow._core.reprs import ShortResult
+from wflow._core.tableaux import Tableau
 from wflow.analysis.fits import mean_and_error
+from wflow.analysis.rerun import mesh_difference, mesh_of, replayed
 from wflow.attention.flows import flow_from_config
 from wflow.heads.laws import Frozen, law_from_config, made_again
 from wflow.heads.process import draw_heads
@@ -31,16 +34,22 @@ from wflow.io.schema import (
     BUDGET_RUNNING,
     DIFFUSION_RATES,
     DIFFUSION_RUNNING,
+    MESH,
+    RESUME,
     SCHEMA,
     SPEED,
+    TAIL,
     VARIABLES,
     budget_rates,
     budget_running,
     flow_name,
     head_count,
 )
+from wflow.kernels.evaluate import Sums, head_sums
+from wflow.meanfield.densities import entropy
+from wflow.meanfield.spectral import Modes, Spectral
+from wflow.meanfield.volumes import Volumes
 from wflow.particles.problem import array_config
-from wflow.particles.solver import replayed
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -207,6 +216,8 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
 
 def _coincide(ds: "Dataset", config: dict[str, Any]) -> bool:
     """Whether the theory makes dissipation and G^2 one number (docs/theory/energy.md)."""
+    if "numerical_diffusion" in ds and is_custom_config(config.get("flow")):
+        return False  # at faces, where these have the mean of the velocities at the centres
     try:
         return flow_from_config(config.get("flow", {})).gradient_flow(_heads(ds, config))
     except InputError:  # `_replayed` says what is wrong
@@ -229,10 +240,10 @@ def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
     """
     name = "running integrals are the sums of their rates"
     try:
-        tableau, control = as_scheme(scheme_from_config(config.get("scheme")))
-    except InputError:  # `_replayed` says what is wrong
+        tableau, chosen = _stepping(ds, config)
+    except (InputError, KeyError, TypeError):  # `_replayed` says what is wrong
         return Check(name, None, note="the configuration names no scheme")
-    if control is not None:
+    if chosen:
         reason = "steps chosen by their error may be shorter than what lies between record times; "
         return Check(name, None, note=reason + "the balance checks the integrals")
     left = tableau.stages == 1  # integrals are sums over left ends
@@ -258,6 +269,20 @@ def _sums(ds: "Dataset", config: dict[str, Any]) -> Check:
     note += "; " if note else ""
     note += f"in units of what sampling explains, {_SIGMAS:g} deviations and {_FLOOR:g} of the sum"
     return below(name, worst, 1.0, note)
+
+
+def _stepping(ds: "Dataset", config: dict[str, Any]) -> tuple[Tableau, bool]:
+    """The scheme of a run, and whether its steps differ from dt so that no rule sums their rates.
+
+    The steps of a run of densities may be shorter than dt, which its second-order schemes sum as
+    well as dt does.
+    """
+    if not _has_densities(ds, config):
+        tableau, control = as_scheme(scheme_from_config(config.get("scheme")))
+        return tableau, control is not None
+    space = Spectral if "spectral_tail" in ds else Volumes
+    tableau = space.SCHEMES[config["scheme"]].tableau
+    return tableau, tableau.stages == 1 and "steps" in config
 
 
 def _jumps(config: dict[str, Any]) -> bool:
@@ -328,7 +353,9 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
         note = f"|edi_residual at T|, one path; limit = {tolerance:g} x turnover {turnover:.3g} "
         note += "+ 3 x "
     note += f"noise of Itô's dW dW {noise:.2g} (from dt, ito_power and H"
-    note += ", diffusion_power and n)" if extra else ")"
+    note += ", diffusion_power and n)" if extra and "token" in ds.sizes else ")"
+    if "cell" in ds.sizes:
+        note += "; it has the errors of cells and steps, which finer ones lower"
     if count < known.size:
         note += f"; {known.size - count} paths without a finite balance left out"
     return below(name, abs(mean), limit, note)
@@ -339,8 +366,8 @@ def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> f
     lengths = np.diff(ds["time"].values)
     total = 0.0
     shares = {"ito_power": head_count(config, ds.sizes) or 1}
-    if "diffusion_power" in ds:
-        shares["diffusion_power"] = ds.sizes.get("token", 1)
+    if "diffusion_power" in ds and "token" in ds.sizes:  # densities have no noise of tokens
+        shares["diffusion_power"] = ds.sizes["token"]
     for name, independent in shares.items():
         squares: list[float] = []
         for start, power in blocks(ds, name):
@@ -356,7 +383,10 @@ def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> f
 TOLERANCE = 0.05
 _NUDGE, _UNSTABLE = 1e-14, 0.1
 _REPLAY_PAIRS = 1e10  # kernel values, some ten seconds
-_SERIES = (*BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *SPEED)
+_SERIES = (
+    *BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *SPEED, "free_energy",
+)  # fmt: skip
+_MASS = 1e-12  # by which that of a density may be off one
 
 
 @dataclass(frozen=True)
@@ -410,7 +440,9 @@ def verify(
 
     Every byte is compared with the SHA-256 digests at the end of the file. The configuration is
     compared with the data: initial tokens and heads, and the first recorded step, which is computed
-    again. Then the energies are recomputed and the balance is formed.
+    again. Then the energies are recomputed and the balance is formed. In a run of
+    `wflow.meanfield.solve` the densities have unit mass and, for finite volumes, no negative value;
+    mesh, entropy and free energy are computed again.
 
     A Dataset has no digests: its values and attributes are checked as they are now, and the
     report says that nothing compares them with what was written.
@@ -503,7 +535,15 @@ def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list
             return checks + _of_sampler(ds, config)
         checks += [_config_fits(ds, config), _start_fits(ds, config), _replayed(ds, config)]
         checks += _recorded(ds)
-        checks += [_on_sphere(ds, config), _mean_tokens(ds, config)]
+        if _has_densities(ds, config):
+            missing = [name for name in MESH if name not in ds]
+            if missing:
+                note = f"missing: {', '.join(missing)}; without them no density can be checked"
+                return [*checks, Check("the mesh is stored", False, note=note)]
+            checks += _densities(ds, config)
+        else:
+            checks.append(_on_sphere(ds, config))
+        checks.append(_mean(ds, config))
         if not ds.attrs["complete"] and "energy" in ds and ds.sizes["time"]:
             # Of an unfinished run, the paths that got to the last time can be checked.
             ds = ds.isel(path=~np.isnan(ds["energy"][:, -1].values))
@@ -514,7 +554,9 @@ def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list
         elif not ds.sizes["time"]:
             checks.append(Check("energy and its balance", None, note="nothing was recorded"))
         else:
-            checks += [complete, *columns(ds, config), _first_energy(ds, config)]
+            checks += [complete, *columns(ds, config)]
+            checks += [_free_energy(ds, config)] if "free_energy" in ds else []
+            checks += [_first_energy(ds, config)]
             checks += [_energies(ds, config), balance(ds, config, tolerance)]
     return checks
 
@@ -556,7 +598,7 @@ def _without_digests(ds: "Dataset") -> Check:
 
 def _complete(ds: "Dataset") -> Check:
     complete = bool(ds.attrs["complete"])
-    note = "" if complete else "the run did not reach its end; finish it with --resume"
+    note = "" if complete else f"the run did not reach its end; {RESUME}"
     return Check("the run is complete", complete, note=note)
 
 
@@ -601,15 +643,16 @@ def _settings_of(ds: "Dataset") -> dict[str, Any]:
 
 
 def _start_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
-    """Check the initial tokens and heads against their digests, or the seed, in the configuration.
+    """Check the initial state and heads against their digests, or the seed, in the configuration.
 
     Heads drawn from the seed are computed again.
     """
-    name = "the initial tokens and heads are those of the configuration"
-    if "initial_tokens" not in ds:
-        return Check(name, None, note="the initial tokens are not stored")
-    tokens, stored = ds["initial_tokens"].values, config.get("x0")
-    wrong = [] if isinstance(stored, dict) and stored == array_config(tokens) else ["x0"]
+    _, what, initial, key = _carriers(ds, config)
+    name = f"the initial {what} and heads are those of the configuration"
+    if initial not in ds:
+        return Check(name, None, note=f"the initial {what} are not stored")
+    values, stored = ds[initial].values, config.get(key)
+    wrong = [] if isinstance(stored, dict) and stored == array_config(values) else [key]
     if "initial_heads" in ds:
         heads, asked = ds["initial_heads"].values, config.get("heads")
         if isinstance(asked, dict):
@@ -628,7 +671,8 @@ def _start_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
 def _replayed(ds: "Dataset", config: dict[str, Any]) -> Check:
     """Compute the first recorded step of a path again, which depends on the whole configuration."""
     name = "the first recorded step follows from the configuration"
-    if not {"initial_tokens", "time"} <= set(ds.variables) or not ds.sizes["time"]:
+    _, _, initial, _ = _carriers(ds, config)
+    if not {initial, "time"} <= set(ds.variables) or not ds.sizes["time"]:
         return Check(name, None, note="the start of the run is not stored")
     for kind, made in (("law", law_from_config), ("flow", flow_from_config)):
         try:
@@ -646,7 +690,8 @@ def _replayed(ds: "Dataset", config: dict[str, Any]) -> Check:
         return Check(name, None, note="the run is too large to compute a step of it here")
     count = min(ds.sizes["time"], *(len(values) for values in found.values()))
     worst, where = 0.0, ""
-    scale = max(np.abs(found[key]).max() for key in ("energy", "speed_sq") if key in found)
+    sized = ("energy", "speed_sq") if found.keys() & {"energy", "speed_sq"} else ("entropy",)
+    scale = max(np.abs(found[key]).max() for key in sized if key in found)
     grown = 0.0
     for key in found.keys() & set(map(str, ds.data_vars)):
         stored = ds[key][0, :count].values
@@ -685,10 +730,9 @@ def _recorded(ds: "Dataset") -> list[Check]:
     recorded = Check("every value is recorded", not gone, sum(missing.values()), 0, note)
     fixed = {name: count for name, count in infinite.items() if name not in _SERIES and count}
     note = f"inf in {', '.join(fixed)}" if fixed else ""
-    return [
-        recorded,
-        Check("no token and no head is infinite", not fixed, sum(fixed.values()), 0, note),
-    ]
+    what = "density" if "centres" in ds else "token"
+    name = f"no {what} and no head is infinite"
+    return [recorded, Check(name, not fixed, sum(fixed.values()), 0, note)]
 
 
 def _of_sampler(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
@@ -768,20 +812,169 @@ def _on_sphere(ds: "Dataset", config: dict[str, Any]) -> Check:
     return Check("tokens lie on the sphere", worst <= limit, worst, limit, "max of | |x| - 1 |")
 
 
-def _mean_tokens(ds: "Dataset", config: dict[str, Any]) -> Check:
-    name = "tokens_mean is the mean of the tokens"
-    if not {"tokens", "tokens_mean"} <= set(ds) or (
+def _mean(ds: "Dataset", config: dict[str, Any]) -> Check:
+    stored, what, _, _ = _carriers(ds, config)
+    name = f"{stored}_mean is the mean of the {what}"
+    if not {stored, f"{stored}_mean"} <= set(ds) or (
         sorted(ds["snapshot_path"].values) != list(range(ds.sizes["path"]))
     ):
-        return Check(name, None, note="the tokens of all paths are needed (save.paths)")
-    worst = 0.0
+        return Check(name, None, note=f"the {what} of all paths are needed (save.paths)")
+    worst, scale = 0.0, 1.0
     for at in range(ds.sizes["snapshot"]):
-        mean = ds["tokens"][:, at].values.mean(axis=0)
-        difference = mean - ds["tokens_mean"][at].values
+        mean = ds[stored][:, at].values.mean(axis=0)
+        difference = mean - ds[f"{stored}_mean"][at].values
         # What was not recorded is left to another check.
         worst = max(worst, worst_of(difference[~np.isnan(difference)]))
-    limit = 1e-5 if single(config) else 1e-12
+        scale = max(scale, worst_of(mean[~np.isnan(mean)]))
+    limit = (1e-5 if single(config) else 1e-12) * scale
     return Check(name, worst <= limit, worst, limit, "max of the difference")
+
+
+# Densities
+# ---------
+
+
+def _has_densities(ds: "Dataset", config: dict[str, Any]) -> bool:
+    """Whether a run is one of the mean-field equation."""
+    return "mesh" in config or "centres" in ds
+
+
+def _carriers(ds: "Dataset", config: dict[str, Any]) -> tuple[str, str, str, str]:
+    """What moves in a run: its variable, a word, its variable at time 0, and the setting of it."""
+    if _has_densities(ds, config):
+        return "density", "densities", "initial_density", "density"
+    return "tokens", "tokens", "initial_tokens", "x0"
+
+
+def _densities(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
+    """Check mesh, mass and sign, or degrees, of the densities, and their entropy."""
+    name = "the mesh is that of the configuration"
+    mesh = None
+    try:
+        mesh = mesh_of(config, ds["centres"].values)
+        if mesh is None:
+            fits = Check(name, None, note="a mesh of a class of its own is not in the file")
+        else:
+            note = f"{mesh!r}; largest difference of its centres and areas"
+            fits = below(name, mesh_difference(mesh, ds), _MASS, note)
+    except InputError as error:
+        fits = Check(name, False, note=str(error))
+    areas = ds["areas"].values
+    names = [name for name in ("density", "density_mean", "initial_density") if name in ds]
+    off, least = 0.0, math.inf
+    for key in names:
+        for _, values in blocks(ds, key):
+            masses = values @ areas
+            off = max(off, worst_of(masses[~np.isnan(masses)] - 1))
+            least = min(least, float(np.nanmin(values, initial=math.inf)))
+    note = f"max of | mass - 1 | in {', '.join(names)}"
+    checks = [fits, below("every density has unit mass", off, _MASS, note)]
+    if "spectral_tail" in ds:
+        checks += _resolved(ds, mesh)
+    else:
+        note = f"smallest value: {least:.3g}"
+        checks.append(Check("no density is negative", least >= 0, max(-least, 0.0), 0.0, note))
+    return [*checks, _entropies(ds)]
+
+
+def _resolved(ds: "Dataset", mesh: Any) -> list[Check]:
+    """Check the shares of the highest degrees: that they are small, and those of the densities."""
+    tails = ds["spectral_tail"].values
+    highest = worst_of(tails[~np.isnan(tails)])
+    note = "largest share of the highest quarter of the degrees"
+    small = below("every density is resolved by its modes", highest, TAIL, note)
+    name = "spectral_tail follows from the stored densities"
+    if not isinstance(mesh, Modes) or mesh.cells != ds.sizes["cell"]:
+        return [small, Check(name, False, note="the configuration names no modes with these nodes")]
+    return [small, _followed(ds, name, "spectral_tail", mesh.tail, lambda _: 1.0, 1e-10)]
+
+
+def _entropies(ds: "Dataset") -> Check:
+    areas = ds["areas"].values
+
+    def size(density: Array) -> float:
+        return float(np.abs(density * np.log(np.where(density > 0, density, 1.0))) @ areas) + 1.0
+
+    name = "entropy follows from the stored densities"
+    if "entropy" not in ds:
+        return Check(name, False, note="missing: entropy")
+    return _followed(ds, name, "entropy", lambda rho: float(entropy(rho, areas)), size, _ROUNDING)
+
+
+def _followed(
+    ds: "Dataset", name: str, series: str, of: Callable[[Array], float],
+    size: Callable[[Array], float], limit: float,
+) -> Check:  # fmt: skip
+    """Check a series against a function of the densities at time 0 and at the snapshots."""
+    stored = ds[series].values
+    pairs = []
+    if "initial_density" in ds and stored.shape[1]:
+        start = np.broadcast_to(ds["initial_density"].values, (len(stored), ds.sizes["cell"]))
+        pairs += list(zip(start, stored[:, 0], strict=True))
+    places, _ = _at_records(ds, "density")
+    pairs += [
+        (ds["density"][place, at].values, stored[row, column]) for row, column, place, at in places
+    ]
+    worst = 0.0
+    for density, value in pairs:
+        if not (np.isnan(density).any() or math.isnan(value)):  # those are not recorded
+            worst = max(worst, worst_of(np.array((of(density) - value) / size(density))))
+    return below(name, worst, limit, f"largest difference over {len(pairs)} densities")
+
+
+def _free_energy(ds: "Dataset", config: dict[str, Any]) -> Check:
+    """Check the free energy -s E - kappa S against the columns of energy and entropy."""
+    name = "free_energy is that of energy and entropy"
+    if "entropy" not in ds:
+        return Check(name, False, note="missing: entropy")
+    sign = 1.0 if config.get("direction") == "ascent" else -1.0
+    worst = 0.0
+    for start, found in blocks(ds, "free_energy"):
+        rows = slice(start, start + len(found))
+        parts = [found, sign * ds["energy"][rows].values]
+        parts += [float(config.get("kappa", 0.0)) * ds["entropy"][rows].values]
+        worst = max(worst, _share(parts, parts))
+    return below(name, worst, _ROUNDING, "largest difference, relative to the terms")
+
+
+def _energy_of_density(ds: "Dataset", density: Array, heads: Array) -> float:
+    centres, masses = ds["centres"].values, density * ds["areas"].values
+    cells, axes = centres.shape
+    try:
+        sums = Sums("auto").resolved(cells, axes, causal=False)
+        found = head_sums(
+            centres[None], heads[None], weights=masses[None], vectors=False, sums=sums
+        )
+    except InputError:  # no heads of a run
+        return math.nan
+    sizes = np.einsum("hi,hi,i->h", found.m[0], np.exp(found.shift[0]), masses)
+    return float(sizes.mean()) / 2
+
+
+# Energies
+# --------
+
+
+def _at_records(ds: "Dataset", name: str) -> tuple[list[tuple[int, int, int, int]], int]:
+    """Where snapshots of a variable fall on a record time, and how many times do not.
+
+    Returns
+    -------
+    row and column in the series, and place and number of the snapshot; number of other times
+    """
+    if name not in ds or not ds.sizes["time"]:
+        return [], 0
+    times, paths = ds["time"].values, ds["path"].values.tolist()
+    found, apart = [], 0
+    for at, time in enumerate(ds["snapshot"].values):
+        column = int(np.argmin(np.abs(times - time)))
+        if abs(times[column] - time) > 1e-9 * max(1.0, abs(time)):
+            apart += 1
+            continue
+        for place, path in enumerate(ds["snapshot_path"].values.tolist()):
+            if path in paths:
+                found.append((paths.index(path), column, place, at))
+    return found, apart
 
 
 def _energy(tokens: np.ndarray, heads: np.ndarray) -> float:
@@ -809,44 +1002,46 @@ def _energy_limit(config: dict[str, Any]) -> float:
     return max(1e-4 if single(config) else 1e-10, min(allowed, 0.02))
 
 
+def _energy_by(ds: "Dataset", config: dict[str, Any]) -> Callable[[Any, Any], float]:
+    """The energy of tokens, or of a density, and heads."""
+    return partial(_energy_of_density, ds) if _has_densities(ds, config) else _energy
+
+
 def _first_energy(ds: "Dataset", config: dict[str, Any]) -> Check:
-    name = "energy at time 0 follows from the initial tokens and heads"
-    if not {"initial_tokens", "initial_heads"} <= set(ds):
-        return Check(name, None, note="the initial tokens and heads are not stored")
-    tokens, heads = ds["initial_tokens"].values, ds["initial_heads"].values
+    _, what, initial, _ = _carriers(ds, config)
+    what = "density" if what == "densities" else what
+    name = f"energy at time 0 follows from the initial {what} and heads"
+    missing = [key for key in (initial, "initial_heads") if key not in ds]
+    if missing:
+        return Check(name, None, note=f"{' and '.join(missing)} are not stored")
+    start, heads = ds[initial].values, ds["initial_heads"].values
+    energy, stored = _energy_by(ds, config), ds["energy"][:, 0].values
+    shared = start.ndim == len(VARIABLES[initial].dims)
+    found = [energy(start, heads)] * len(stored) if shared else [energy(s, heads) for s in start]
     worst = 0.0
-    stored = ds["energy"][:, 0].values
-    if tokens.ndim == 2:
-        found = [_energy(tokens, heads)] * len(stored)
-    else:
-        found = [_energy(own, heads) for own in tokens]
     for one, other in zip(found, stored, strict=True):
         worst = max(worst, _difference(one, float(other)))
     return below(name, worst, _energy_limit(config), "largest relative difference")
 
 
 def _energies(ds: "Dataset", config: dict[str, Any]) -> Check:
-    name = "energy follows from the stored tokens and heads"
+    carrier, what, _, _ = _carriers(ds, config)
+    name = f"energy follows from the stored {what} and heads"
     frozen = "initial_heads" in ds and type(made_again(config.get("law", {}))) is Frozen
-    if "tokens" not in ds or not ("heads" in ds or frozen):
-        return Check(name, None, note="tokens or heads are not stored (save.snapshots, save.heads)")
-    times, paths = ds["time"].values, ds["path"].values.tolist()
+    if carrier not in ds or not ("heads" in ds or frozen):
+        lacking = [key for key in (carrier, "heads") if key not in ds]
+        note = f"{' and '.join(lacking)} are not stored (save.snapshots, save.heads)"
+        return Check(name, None, note=note)
     kind = np.float32 if single(config) else np.float64  # on the sphere to its rounding
-    worst, count, apart = 0.0, 0, 0
-    for at, time in enumerate(ds["snapshot"].values):
-        column = int(np.argmin(np.abs(times - time)))
-        if abs(times[column] - time) > 1e-9 * max(1.0, abs(time)):
-            apart += 1
-            continue
-        for place, path in enumerate(ds["snapshot_path"].values.tolist()):
-            if path not in paths:
-                continue
-            tokens = ds["tokens"][place, at].values.astype(kind)
-            heads = (ds["heads"][place, at] if "heads" in ds else ds["initial_heads"]).values
-            stored = float(ds["energy"][paths.index(path), column])
-            if np.isnan(tokens).any() or np.isnan(heads).any() or math.isnan(stored):
-                continue  # not recorded yet
-            worst, count = max(worst, _difference(_energy(tokens, heads), stored)), count + 1
+    energy, worst, count = _energy_by(ds, config), 0.0, 0
+    places, apart = _at_records(ds, carrier)
+    for row, column, place, at in places:
+        values = ds[carrier][place, at].values.astype(kind)
+        heads = (ds["heads"][place, at] if "heads" in ds else ds["initial_heads"]).values
+        stored = float(ds["energy"][row, column])
+        if np.isnan(values).any() or np.isnan(heads).any() or math.isnan(stored):
+            continue  # not recorded yet
+        worst, count = max(worst, _difference(energy(values, heads), stored)), count + 1
     if not count:
         return Check(name, None, note="no snapshot falls on a record time")
     note = f"largest relative difference over {count} snapshots"

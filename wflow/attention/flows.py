@@ -60,6 +60,8 @@ class Cloud:
         Whether token i sees tokens j <= i only.
     sums : wflow.kernels.evaluate.Sums, default EXACT
         How the sums over pairs are formed.
+    masses : ndarray, shape (paths, n), optional
+        Masses of the tokens, as those of the cells of a mesh. None means 1/n.
 
     Attributes
     ----------
@@ -70,7 +72,9 @@ class Cloud:
     -----
     Every sum that it forms is one of the mobilities and of
 
-    .. math:: S_h(x) = \frac1n \sum_j e^{\langle x, D_h x_j \rangle} x_j .
+    .. math:: S_h(x) = \frac1n \sum_j e^{\langle x, D_h x_j \rangle} x_j ,
+
+    where the masses take the place of 1/n if they are given.
 
     In the theory: :ref:`the setting <theory-setting>`.
 
@@ -93,7 +97,9 @@ class Cloud:
         values: Array | None = None,
         causal: bool = False,
         sums: Sums = EXACT,
+        masses: Array | None = None,
     ) -> None:
+        self._masses = masses
         self.x, self.D = read_only(x), read_only(D)
         self.values = self.D if values is None else read_only(np.broadcast_to(values, D.shape))
         self.causal, self._sums = causal, sums
@@ -206,6 +212,9 @@ class Cloud:
 
     def _pair_sums(self, weights: Array | None, vectors: bool) -> tuple[Doubles, Array]:
         x, D = self._writable
+        if self._masses is not None:
+            n = x.shape[1]
+            weights = self._masses if weights is None else weights * (n * self._masses)[:, None]
         found = head_sums(
             x, D, weights=weights, causal=self.causal, vectors=vectors, sums=self._sums
         )

@@ -219,12 +219,19 @@ def default_threads(workers: int) -> int | None:
 
 
 def in_this_process(tasks: list[Task]) -> None:
-    """Compute runs one after the other, and end those that workers began."""
+    """Compute runs one after the other, and end those that workers began.
+
+    Those with a mesh are of the mean-field equation.
+    """
     from wflow.particles.solver import solve
 
     def compute(task: Task, bar: bool) -> None:
         task = {"progress": bar, **task}
-        if has_parts(task):
+        if "mesh" in task:
+            from wflow.meanfield.solver import solve as solve_equation
+
+            solve_equation(**task).close()
+        elif has_parts(task):
             _end_parts(task)
         else:
             solve(**task).close()

@@ -214,7 +214,7 @@ def check_variables(file: h5py.File, path: Path) -> None:
         says, or keeps its values outside the file.
     """
     missing = [name for name in ("time", "path") if name not in file]
-    missing += [] if {"energy", "speed_sq"} & set(file) else ["energy"]
+    missing += [] if {"energy", "speed_sq", "entropy"} & set(file) else ["energy"]
     if missing:
         raise RunFileError(f"{path} lacks {', '.join(missing)}: it is not a run file; is it cut?")
     sizes: dict[str, int] = {}
@@ -226,7 +226,8 @@ def check_variables(file: h5py.File, path: Path) -> None:
             raise RunFileError(f"{path}: {name} is not an array of {VARIABLES[name].dtype}")
         expected = VARIABLES[name].dims
         dims = expected if name in COORDINATES else dims_of(data)
-        if dims != expected and not (name == "initial_tokens" and dims == ("path", *expected)):
+        may_vary = name in ("initial_tokens", "initial_density")
+        if dims != expected and not (may_vary and dims == ("path", *expected)):
             raise RunFileError(f"{path}: {name} has dimensions {dims}, expected {expected}")
         if data.ndim != len(dims):
             raise RunFileError(f"{path}: {name} has {data.ndim} dimensions, expected {len(dims)}")

@@ -28,6 +28,7 @@ from wflow.io.digests import Digests, damaged, metadata_digest
 from wflow.io.disk import Index, disk_error
 from wflow.io.reading import checkpoint_of, differences, final_of, manifest_of, partial_of, parts_of
 from wflow.io.schema import (
+    RESUME,
     SCHEMA,
     VARIABLES,
     Layout,
@@ -624,7 +625,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
     warnings.warn(
         f"{path} is not complete: it was recorded up to {reached} "
-        f"({ends['time']} of {dataset.sizes['time']} times); finish it with --resume",
+        f"({ends['time']} of {dataset.sizes['time']} times); {RESUME}",
         stacklevel=2,
     )
     return cut

@@ -34,6 +34,7 @@ _SAMPLERS = {
     "approximations, Bernoulli 2, 1996",
 }
 CONVENTIONS = "CF-1.10"
+RESUME = "finish it with --resume if it was interrupted; an error would end it there again"
 HISTORY_BYTES = 2048
 """Room for the attribute `history` in a run file, where it is changed in place."""
 _LINE_BYTES = 480  # of a line of the history; the whole command is in the attribute `command`
@@ -93,6 +94,11 @@ EVALUATIONS = ("evaluations",)
 # Runs of a sampler hold these, and those of its attention where it has one.
 SAMPLE_MOMENTS = ("sample_mean", "sample_variance")
 SAMPLE_ATTENTION = ("ess", "ess_min", "absorbed")
+# Runs of the mean-field equation hold this, what tells of errors in space, and the mesh.
+DENSITY_SERIES = ("entropy",)
+MESH = ("centres", "areas")
+TAIL = 1e-3
+"""Share of the highest degrees in a density, above which its modes do not resolve it."""
 
 
 def budget_rates(names: Container[Any]) -> tuple[str, ...]:
@@ -152,6 +158,15 @@ _TABLE = (
     Variable("ess_min", _SERIES, "effective sample size of the attention, smallest of a token"),
     Variable("absorbed", _SERIES, "share of coordinates that the proximal map sets to zero"),
     Variable("samples", ("path", "snapshot", "token", "axis"), "tokens of a sampler"),
+    Variable("entropy", _SERIES, "entropy, minus the integral of rho log rho"),
+    Variable("free_energy", _SERIES, "free energy -s E + kappa int rho log rho"),
+    Variable("numerical_diffusion", _SERIES, "diffusion that the fluxes add, mean over the mass"),
+    Variable("spectral_tail", _SERIES, "share of the highest degrees in the density"),
+    Variable("density", ("snapshot_path", "snapshot", "cell"), "density"),
+    Variable("density_mean", ("snapshot", "cell"), "mean of the densities over all paths"),
+    Variable("centres", ("cell", "axis"), "centres of the cells"),
+    Variable("areas", ("cell",), "areas of the cells"),
+    Variable("initial_density", ("cell",), "density at time 0"),
     Variable("tokens", ("snapshot_path", "snapshot", "token", "axis"), "tokens"),
     Variable(
         "tokens_mean",
@@ -196,7 +211,8 @@ class Layout(ABC):
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the dimensions of a variable in this run."""
         dims = VARIABLES[name].dims
-        return ("path", *dims) if name == "initial_tokens" and self.per_path_x0 else dims
+        initial = name in ("initial_tokens", "initial_density")
+        return ("path", *dims) if initial and self.per_path_x0 else dims
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a variable in this run, in the order of `dims(name)`."""
@@ -354,6 +370,47 @@ class SampleLayout(Layout):
         return {"time": self.times, "snapshot": self.snapshots}
 
 
+@dataclass(frozen=True, eq=False)
+class DensityLayout(Layout):
+    """Sizes of a run of the mean-field equation and, by them, which variables its file holds.
+
+    Attributes
+    ----------
+    run : sizes of the run of particles with the same heads and options
+    cells : number of cells of the mesh, or of nodes
+    series : names of what tells of errors in space
+    """
+
+    run: RunLayout
+    cells: int
+    series: tuple[str, ...] = ("numerical_diffusion",)
+
+    @property
+    def per_path_x0(self) -> bool:  # type: ignore[override]
+        """Whether initial_density has a row per path."""
+        return self.run.per_path_x0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every dimension, by name."""
+        sizes = {name: size for name, size in self.run.sizes.items() if name != "token"}
+        return sizes | {"cell": self.cells}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Variables of such a run, without the coordinates."""
+        tokens = {*SPEED, "tokens", "tokens_mean", "initial_tokens"}
+        names = [name for name in self.run.names if name not in tokens]
+        names += [*DENSITY_SERIES, *self.series, *(["free_energy"] if self.run.budget else [])]
+        names += ["density", "density_mean", "initial_density", *MESH]
+        return tuple(name for name in names if all(self.shape(name)))
+
+    @property
+    def marks(self) -> dict[str, NDArray[Any]]:
+        """Values of the coordinates but `path`, which counts."""
+        return self.run.marks
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -507,12 +564,18 @@ def references(config: Mapping[str, Any]) -> str:
 def _subject(config: Mapping[str, Any]) -> str:
     if "sampler" in config:
         return f"sampler {config['sampler']}"
+    if "mesh" in config:
+        mesh = config["mesh"]
+        return f"density on {mesh['kind']}({mesh['cells']}), {law_name(config)} heads"
     return f"{law_name(config) or 'unnamed'} heads"
 
 
 def _source(config: Mapping[str, Any]) -> str:
     if "sampler" in config:
         return "samples of a density by interacting particles or Langevin dynamics"
+    if "mesh" in config:
+        how = "in harmonics" if "degree" in config["mesh"] else "by finite volumes"
+        return f"mean-field equation of a multi-head transformer {how}"
     return "tokens of a multi-head transformer as interacting particles on the sphere"
 
 

@@ -1,41 +1,36 @@
-"""`wflow.solve`, which simulates the particle system, and `wflow.rerun`."""
+"""`wflow.solve`, which simulates the particle system."""
 
 from __future__ import annotations  # the signature of `solve` shows short names
 
-import inspect
 import json
 import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from wflow._core.adaptive import Dopri5, scheme_from_config
+from wflow._core.adaptive import Dopri5
 from wflow._core.checks import (
     Direction,
     FlowName,
     SchemeName,
     check_choice,
     file_name,
-    path_of,
     switch,
 )
-from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError
+from wflow._core.errors import BlowUpError, InputError, Interrupted
 from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
 from wflow._core.progress import Advance
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import caught_signals
 from wflow._core.tableaux import Tableau
 from wflow._core.threads import numba_threads
-from wflow.attention.flows import Flow, flow_config, flow_from_config
-from wflow.heads.laws import QKV, HeadLaw, law_config, law_of_run
-from wflow.io import digests
+from wflow.attention.flows import Flow, flow_config
+from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.io.reading import partial_of
 from wflow.io.runfile import (
     MemoryStore,
@@ -47,10 +42,10 @@ from wflow.io.runfile import (
     open_run,
     run_status,
 )
-from wflow.io.schema import EVALUATIONS, VARIABLES, Layout, command_text, history_line
+from wflow.io.schema import Layout
 from wflow.particles.integrate import State, integrate
 from wflow.particles.options import Compute, IfExists, SaveAt
-from wflow.particles.problem import Problem, options_of, problem_of
+from wflow.particles.problem import Problem, problem_of
 
 if TYPE_CHECKING:
     import xarray
@@ -198,10 +193,10 @@ def solve(
         save=save,
         compute=compute,
     )
-    return _solve(problem, out, if_exists, progress)
+    return solve_problem(problem, out, if_exists, progress)
 
 
-def _solve(
+def solve_problem(
     problem: Problem,
     out: str | Path | None = None,
     if_exists: IfExists = "error",
@@ -230,165 +225,6 @@ def _solve(
                 f"{problem.paths} paths of {problem.x0.shape[-2]} tokens, {problem.heads} heads; "
                 "raise save.every or dt, or take fewer paths, tokens or heads"
             ) from None
-
-
-def rerun(
-    path: str | Path,
-    *,
-    out: str | Path | None = None,
-    law: HeadLaw | None = None,
-    **changes: Any,
-) -> xarray.Dataset:
-    """Run again what a run file holds, from its configuration and initial state.
-
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        A run file.
-    out : str or pathlib.Path, optional
-        File of the new run. Without it the result is kept in memory.
-    law : wflow.heads.HeadLaw, optional
-        The head law of the run, needed where it is custom: its code is not in the file.
-    **changes
-        Arguments of `wflow.solve` that differ, such as ``dt=0.01``. A `save` or `compute` replaces
-        that of the run as a whole; threads, batch and checkpoint_every are not in the file. A
-        custom flow is given again where its class is not registered.
-
-    Returns
-    -------
-    xarray.Dataset
-        As from `wflow.solve`; without changes bitwise identical to the run of the file.
-
-    Raises
-    ------
-    InputError
-        For a custom law or flow that is not given, a law given that differs from that of the run,
-        and (Q, K, V) heads, which a run file does not hold.
-    RunFileError
-        For a part of a run, and a file whose configuration or initial state is not what was
-        written.
-
-    See Also
-    --------
-    wflow.solve : Simulate the particle system.
-
-    Examples
-    --------
-    >>> import numpy as np, tempfile, wflow
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = wflow.solve(
-    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
-    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.05, out=f"{folder}/run.h5",
-    ...     )
-    ...     finer = wflow.rerun(f"{folder}/run.h5", dt=0.025)
-    ...     run.close()
-    >>> finer.sizes["time"]
-    5
-    """
-    path = path_of(path, "path")
-    digests.check(path, ("initial_tokens", "initial_heads"), "restore it from a copy")
-    with open_run(path) as ds:
-        config = json.loads(ds.attrs["config"])
-        if "sampler" in config:
-            raise RunFileError(
-                f"{path} is a run of wflow.sampling.{config['sampler']}: call that with its "
-                "initial_tokens and the settings in its attribute config"
-            )
-        missing = [key for key in ("x0", "law", "heads", "t_final", "dt") if key not in config]
-        unknown = sorted(config.keys() - inspect.signature(problem_of).parameters.keys())
-        if missing or unknown:
-            said = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(unknown)}"
-            raise RunFileError(
-                f"{path} cannot be run again: its configuration {said}; give a whole run"
-            )
-        arguments = stored_arguments(ds, law, changes.get("flow"))
-        former = ds.attrs.get("history")
-    inspect.signature(solve).bind(**(arguments | changes))  # names an argument that solve lacks
-    how = {key: changes.pop(key) for key in ("if_exists", "progress") if key in changes}
-    altered = f" with other {', '.join(sorted(changes))}" if changes else ""
-    history = [former] if isinstance(former, str) else []
-    history.append(history_line(f"{path.name} run again{altered} by {command_text()}"))
-    return _solve(problem_of(**(arguments | changes)), out, **how, history=history)
-
-
-def stored_arguments(
-    ds: xarray.Dataset, law: HeadLaw | None = None, flow: FlowName | Flow | None = None
-) -> dict[str, Any]:
-    """Arguments of `solve` that compute the run of a file again.
-
-    Parameters
-    ----------
-    ds : the run
-    law : the law of the run, where it is custom
-    flow : in place of that of the run
-
-    Raises
-    ------
-    InputError
-        For a custom law or flow that is not given, a law given that differs from that of the run,
-        and (Q, K, V) heads, which a run file does not hold.
-    """
-    config = json.loads(ds.attrs["config"])
-    config["x0"] = ds["initial_tokens"].values
-    config["law"] = law = law_of_run(config, law)
-    if "flow" in config:
-        config["flow"] = flow_from_config(config["flow"]) if flow is None else flow
-    if law.initial() is not None:
-        config["heads"] = None
-    elif not isinstance(config["heads"], int):
-        if "initial_heads" not in ds:
-            raise InputError("the run has (Q, K, V) heads, which a run file does not hold")
-        config["heads"] = ds["initial_heads"].values
-    return config | options_of(config) | {"scheme": scheme_from_config(config["scheme"])}
-
-
-def replayed(
-    ds: xarray.Dataset, pairs: float, nudge: float = 0.0
-) -> dict[str, NDArray[np.float64]] | None:
-    """Compute the first path of a stored run again, up to its second record time.
-
-    Parameters
-    ----------
-    ds : a run with its initial state
-    pairs : number of kernel values that it may take
-    nudge : by how much the initial tokens are moved, to see how far rounding grows
-
-    Returns
-    -------
-    the quantities recorded at the first two record times; None where it would take more
-
-    Raises
-    ------
-    WflowError
-        For a configuration that cannot be computed.
-    """
-    arguments = stored_arguments(ds)
-    first = int(arguments.pop("first_path", 0))
-    x0 = arguments.pop("x0")
-    x0 = x0 + nudge * np.roll(x0, 1, axis=-1)
-    save, compute = arguments["save"], arguments["compute"]
-    end = min(save.every * arguments["dt"], arguments["t_final"])
-    # Adaptive steps end at the snapshots.
-    times = [t for t in save.snapshots or () if t <= end] or [0.0]
-    short = {
-        "t_final": end,
-        "paths": 1,
-        "save": replace(save, snapshots=times, paths=(0,), heads=False),
-        "compute": replace(compute, backend="numba", device=None),
-    }
-    problem = problem_of(x0 if x0.ndim == 2 else x0[0], **(arguments | short))
-    problem = replace(problem, first_path=first)
-    evaluations = problem.steps * problem.scheme.stages
-    if problem.control is not None:
-        evaluations = int(np.nanmax(ds["evaluations"][0, :2].values, initial=0))
-    if evaluations * problem.heads * float(problem.x0.shape[-2]) ** 2 > pairs:
-        return None
-    store = MemoryStore(problem.layout())
-    integrate(problem, store, batch=1)
-    # Rounding may accept a step that another processor rejects.
-    kept = [name for name in problem.layout().names if name not in EVALUATIONS]
-    names = [name for name in kept if VARIABLES[name].dims == ("path", "time")]
-    return {name: store.read(name, (0,)) for name in names}
 
 
 def batch_size(problem: Problem) -> int:

@@ -150,11 +150,13 @@ class RunAccessor:
 
         Parameters
         ----------
-        kind : {"energy_balance", "gradient_over_time", "speed", "tokens"}, optional
+        kind : {"energy_balance", "gradient_over_time", "speed", "tokens", "density", \
+                "free_energy"}, optional
             Which one; by default the energy balance, and the speed of a run without an energy.
         **options
-            Of `wflow.plots.energy_balance`, `wflow.plots.gradient_over_time` (also for "speed") or
-            `wflow.plots.token_snapshots`.
+            Of `wflow.plots.energy_balance`, `wflow.plots.gradient_over_time` (also for "speed"),
+            `wflow.plots.token_snapshots` `wflow.plots.density_snapshots`
+            or `wflow.plots.free_energy_over_time`.
 
         Returns
         -------
@@ -172,7 +174,16 @@ class RunAccessor:
         config = self.config
         if kind is None:
             kind = "energy_balance" if "energy" in self._ds else "speed"
-        check_choice("kind", kind, ("energy_balance", "gradient_over_time", "speed", "tokens"))
+        kinds = (
+            "energy_balance", "gradient_over_time", "speed", "tokens", "density", "free_energy"
+        )  # fmt: skip
+        check_choice("kind", kind, kinds)
+        if kind == "density":
+            self._need("density_mean")
+            return runs.density_snapshots(self._ds, **options)
+        if kind == "free_energy":
+            self._need("entropy")
+            return runs.free_energy_over_time(self._ds, **options)
         if kind == "tokens":
             self._need("tokens_mean")
             if "which" not in options and self._ds.sizes["path"] == 1 and "tokens" in self._ds:

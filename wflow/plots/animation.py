@@ -1,4 +1,4 @@
-"""Tokens of a run in motion, with the energy beside them: in a notebook, as GIF or as MP4."""
+"""Tokens or densities in motion, the energy beside them: in a notebook, as GIF or as MP4."""
 
 import os
 import shutil
@@ -15,6 +15,7 @@ from wflow._core.checks import number, path_of, shown, whole
 from wflow._core.errors import InputError
 from wflow.io.results import DRAFT
 from wflow.io.schema import solve_with
+from wflow.plots.densities import moving
 from wflow.plots.figure import (
     MAX_FRAMES,
     MAX_TOKENS,
@@ -51,17 +52,18 @@ def animate(
     dpi: float = 100.0,
     colour: Any = _NEAR,
 ) -> "FuncAnimation":
-    """Animate the tokens of one path through the snapshots of a run, with its energy beside them.
+    """Animate tokens, or the density, of one path through the snapshots, the energy beside them.
 
     The tokens are on the circle (d = 2) or the sphere (d = 3), those on the far side paler. For
     d > 3 they are projected on their first three principal axes, into the unit ball, and the title
     says so. Every frame is a snapshot: nothing is interpolated between snapshots. A marker moves
-    along the energy, or along the mean squared speed where the heads have no energy.
+    along the energy, or along the mean squared speed where the heads have no energy. The density of
+    a run of `wflow.meanfield.solve` is a curve over the angle, or the colour of the sphere.
 
     Parameters
     ----------
     run : xarray.Dataset
-        Run with the tokens of the path at three snapshots or more.
+        Run with the tokens, or densities, of the path at three snapshots or more.
     file : str or pathlib.Path, optional
         File to write: GIF by the ending ``.gif`` (Pillow) or MP4 by ``.mp4`` (ffmpeg). An existing
         file is replaced when the new one is complete.
@@ -91,6 +93,7 @@ def animate(
     See Also
     --------
     token_snapshots : A figure with a panel for each of several times.
+    density_snapshots : The same for densities.
 
     Notes
     -----
@@ -119,9 +122,20 @@ def animate(
     place = None if file is None else path_of(file, "file")
     if place is not None:
         _check_writer(place)
-    time, clouds, note = _chosen(run, path, frames)
-    colours = _colours(colour, run.sizes["token"])[evenly(run.sizes["token"], MAX_TOKENS)]
-    playing = _animation(run, int(path), time, clouds, colours, note, fps, dpi)
+    note = ""
+    start: Callable[[Axes], tuple[list[Any], Callable[[int], None]]]
+    if "density" in run and "tokens" not in run:
+        time, start = moving(run, path, frames or MAX_FRAMES)
+    else:
+        time, clouds, note = _chosen(run, path, frames)
+        n = run.sizes["token"]
+        colours = _colours(colour, n)[evenly(n, MAX_TOKENS)]
+
+        def start(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
+            dots, move = _tokens(axis, clouds[0], colours, run.sizes["axis"])
+            return [dots], lambda k: move(clouds[k])
+
+    playing = _animation(run, int(path), time, start, note, fps, dpi)
     if place is not None:
         _write(playing, place, fps, dpi)
     return playing
@@ -199,8 +213,7 @@ def _animation(
     run: "Dataset",
     path: int,
     time: NDArray,
-    clouds: NDArray,
-    colours: NDArray,
+    start: "Callable[[Axes], tuple[list[Any], Callable[[int], None]]]",
     note: str,
     fps: float,
     dpi: float,
@@ -217,7 +230,7 @@ def _animation(
         figure = Stage(figsize=(width, height), dpi=dpi, layout="constrained")
         axes = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)
         left: Axes = axes[0, 0]
-        dots, move = _tokens(left, clouds[0], colours, run.sizes["axis"])
+        moved, move = start(left)
         clock = left.text(0.5, 1.0, "$t$ = 0", transform=left.transAxes, ha="center", va="bottom")
         figure.suptitle(
             f"{facts(run, paths=False)}, path {path}" + (f"\n{note}" if note else ""),
@@ -237,12 +250,12 @@ def _animation(
             # The curve may begin after the first snapshot or end before the last: no marker there.
             where[(time < at[0] - 1e-9) | (time > at[-1] + 1e-9)] = np.nan
             (marker,) = axis.plot(time[:1], where[:1], "o", color="#D55E00", markersize=6, zorder=4)
-        figure.moves(dots, clock, *([] if marker is None else [marker]))
+        figure.moves(*moved, clock, *([] if marker is None else [marker]))
         figure.draw_without_rendering()  # the layout of the first frame is kept in all of them
         figure.set_layout_engine("none")
 
     def show(k: int) -> list[Any]:
-        move(clouds[k])
+        move(k)
         clock.set_text(f"$t$ = {time[k]:.4g}")
         if marker is not None:
             marker.set_data(time[k : k + 1], where[k : k + 1])

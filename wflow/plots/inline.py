@@ -54,6 +54,11 @@ class Stage(Figure):
         self._scenery: tuple[float, Any] | None = None
         self._palette: Image.Image | None = None
         self._agg = _Canvas(self)
+        self._later: Any = None
+
+    def shows(self, colours: Any) -> None:
+        """Declare colours (n, 3), 0 to 255, that later frames show and the first may lack."""
+        self._later = np.asarray(colours, np.uint8)
 
     def moves(self, *artists: Artist) -> None:
         """Declare artists that change from frame to frame; nothing else may change later."""
@@ -74,11 +79,19 @@ class Stage(Figure):
         """The frame in the 256 colours of the first one: it takes less space and less time."""
         frame = Image.fromarray(self._frame(dpi)).convert("RGB")
         if self._palette is None:
-            self._palette = frame.quantize(256)
+            self._palette = self._with_later(frame).quantize(256)
             colours = np.array(self._palette.getpalette() or [], dtype=int).reshape(-1, 3)
             colours[colours.min(axis=1) > 247] = 255  # white stays white
             self._palette.putpalette(colours.ravel().tolist())
         return frame.quantize(palette=self._palette, dither=Image.Dither.NONE)
+
+    def _with_later(self, frame: Image.Image) -> Image.Image:
+        """The frame beside as large a field of the colours of later frames."""
+        if self._later is None:
+            return frame
+        rows = np.repeat(self._later, -(-frame.height // len(self._later)), axis=0)[: frame.height]
+        field = np.broadcast_to(rows[:, None], (frame.height, frame.width, 3))
+        return Image.fromarray(np.concatenate([np.asarray(frame), field], axis=1))
 
     def _frame(self, dpi: float) -> Any:
         if self._scenery is None or self._scenery[0] != dpi:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import reals, shown, whole, wholes
 from wflow._core.errors import InputError
 from wflow.io.schema import solve_with
+from wflow.plots.densities import density_snapshots, free_energy_over_time
 from wflow.plots.figure import (
     COLUMN,
     at_end,
@@ -601,7 +602,8 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
     ----------
     ds : xarray.Dataset
         Run. With an energy: tokens, squared upper gradient over time, energy balance. Without one
-        (general heads): tokens and mean squared speed.
+        (general heads): tokens and mean squared speed. Of a run of `wflow.meanfield.solve`:
+        densities in place of tokens, and the free energy.
     out_dir : str or pathlib.Path
         Folder of the figures, made if it is missing.
 
@@ -640,6 +642,8 @@ def run_figures(ds: Dataset) -> Iterator[tuple[str, Figure]]:
     if "tokens" in ds and ds["tokens"].size:
         path = int(ds["snapshot_path"].values[0])
         yield f"{prefix}tokens_path{path}", token_snapshots(ds, which=path)
+    if "density_mean" in ds and ds["density_mean"].size:
+        yield prefix + "density_mean", density_snapshots(ds)
     heads = {head_count(ds): ds}
     gradient = "upper_gradient_sq" if "upper_gradient_sq" in ds else "speed_sq"
     stem = "gradient_over_time" if gradient != "speed_sq" else "speed"
@@ -647,6 +651,8 @@ def run_figures(ds: Dataset) -> Iterator[tuple[str, Figure]]:
         yield prefix + stem, gradient_over_time(heads, gradient)
     if set(_BALANCE) & set(ds) and _finite(ds, _BALANCE, "energy_balance"):
         yield prefix + "energy_balance", energy_balance(ds)
+    if "entropy" in ds and _finite(ds, ["entropy"], "free_energy"):
+        yield prefix + "free_energy", free_energy_over_time(ds)
 
 
 def _stem(ds: Dataset) -> str:

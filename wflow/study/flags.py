@@ -1,5 +1,6 @@
 """Flags of the studies: what they mean, how they are checked, how a command line gives them."""
 
+import argparse
 import inspect
 import re
 import sys
@@ -44,6 +45,9 @@ class OutputFlags:
 
     needs: ClassVar[dict[str, str]] = {}
     """Packages without which the study does not start, and the extra that brings each."""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Of a class with a flag --preset: preset -> defaults of other fields, instead of the class's.
+    """
 
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
@@ -101,7 +105,8 @@ class Flags(OutputFlags):
     seed: int = 0
     """Seed of initial heads and noise: one seed gives the same run bit for bit."""
     workers: int = 0
-    """Worker processes of dask (extra dask) that share the paths; 0: all in this process."""
+    """Worker processes of dask (extra dask) that share the paths; 0: all in this process, as runs
+    of the mean-field equation always are."""
     scheduler: Annotated[str | None, shown_as("ADDRESS", "none")] = None
     """Address of a dask scheduler that runs already, such as tcp://host:8786."""
     compute: Compute = Compute()
@@ -302,9 +307,22 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     if program():  # the examples as they are typed here
         text = re.sub(r"\bpython studies/(\w+)\.py", r"wflow study \1", text)
     description = "\n\n".join([text, *missing(flags.needs)])
-    given = tyro.cli(flags, prog=program(), description=description, registry=_options_of(flags))
+    given = tyro.cli(
+        flags, prog=program(), description=description, default=_preset(flags),
+        registry=_options_of(flags),
+    )  # fmt: skip
     given.check()
     return given
+
+
+def _preset(flags: type[AnyFlags]) -> AnyFlags:
+    """The flags with the defaults of the preset that the command line names, as `--help` says."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset", nargs="?")
+    name = parser.parse_known_args(sys.argv[1:])[0].preset if flags.presets else None
+    if name not in flags.presets:  # none, or one that tyro refuses
+        return flags()
+    return flags(**{"preset": name, **flags.presets[name]})
 
 
 # Flags of the dataclasses `SaveAt` and `Compute`, such as --save.every, and the shorter names that

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wflow._core.errors import InputError
 from wflow._core.files import claim_folder, released, remove_drafts
@@ -19,18 +19,30 @@ from wflow.io.results import DRAFT, summary_document
 from wflow.io.runfile import config_text, load_state, never_started, open_run, run_status
 from wflow.study.flags import Flags, flags_of
 
+if TYPE_CHECKING:
+    from wflow.meanfield.solver import MeanField
+    from wflow.particles.problem import Problem
+
+
+def problem_of_task(task: Mapping[str, Any]) -> "Problem | MeanField":
+    """What `wflow.solve`, or `wflow.meanfield.solve` for a mesh, is asked for, checked."""
+    # These load Numba.
+    if "mesh" in task:
+        from wflow.meanfield.solver import problem_of_task as of_equation
+
+        return of_equation(task)
+    from wflow.particles.problem import problem_of_task as of_particles
+
+    return of_particles(task)
+
 
 def configuration(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Configuration of the run that `wflow.solve(**task)` makes, its arguments checked."""
-    from wflow.particles.problem import problem_of_task  # loads Numba
-
+    """Configuration of the run that a task makes, its arguments checked."""
     return problem_of_task(task).config()
 
 
 def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     """Before anything is computed: is this run file free, or that of the run asked for?"""
-    from wflow.particles.problem import problem_of_task  # loads Numba
-
     problem = problem_of_task(task)
     if flags.overwrite or (run_status(file) == "absent" and not manifest_of(file).exists()):
         check_target(file, problem.layout(), overwrite=flags.overwrite)

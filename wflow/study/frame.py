@@ -24,7 +24,7 @@ from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors, signals_held
 from wflow.analysis.fits import mean_and_error
-from wflow.distributed.workers import check_workers, default_threads, pool
+from wflow.distributed.workers import check_workers, default_threads, in_this_process, pool
 from wflow.io.results import (
     REPORT,
     STUDY,
@@ -72,7 +72,8 @@ class Finding(ShortResult):
         The numbers, and where the prediction holds if only in part.
     verdict : {"confirmed", "confirmed in part", "not confirmed", "inconclusive"}
         Decided by the study's code from its numbers: "confirmed in part" where it holds in some of
-        the cases that it covers, "inconclusive" where an effect is within its spread.
+        the cases that it covers, "inconclusive" where an effect is within its spread or was not
+        measured.
 
     Examples
     --------
@@ -87,8 +88,21 @@ class Finding(ShortResult):
     verdict: Verdict
 
     @classmethod
-    def decided(cls, prediction: str, source: str, found: str, holds: ArrayLike) -> Finding:
+    def decided(
+        cls,
+        prediction: str,
+        source: str,
+        found: str,
+        holds: ArrayLike,
+        *,
+        known: ArrayLike = True,
+    ) -> Finding:
         """Make a finding about cases in each of which the prediction holds or does not.
+
+        A case that is not known neither confirms nor refutes. Where the prediction holds in every
+        case it is confirmed, where it holds in some it is confirmed in part; where it is seen to
+        hold in none it is inconclusive if some case is not known, or there is none, and otherwise
+        not confirmed.
 
         Parameters
         ----------
@@ -99,36 +113,36 @@ class Finding(ShortResult):
         found : str
             The numbers.
         holds : bool or array_like of bool
-            Whether it holds, or one value per case; all: confirmed, some: confirmed in part.
+            Whether it holds, or one value per case.
+        known : bool or array_like of bool, default True
+            Whether the numbers decide a case: not where they are missing, or within their error.
 
         Returns
         -------
         Finding
             The finding with its verdict.
         """
-        cases = np.asarray(holds, dtype=bool)
-        verdict: Verdict = "not confirmed"
-        if cases.any():
-            verdict = "confirmed" if cases.all() else "confirmed in part"
+        cases, decided = np.broadcast_arrays(np.asarray(holds, bool), np.asarray(known, bool))
+        verdict: Verdict = "not confirmed" if decided.size and decided.all() else "inconclusive"
+        if (seen := cases & decided).any():
+            verdict = "confirmed" if seen.all() else "confirmed in part"
         return cls(prediction, source, found, verdict)
 
     @classmethod
-    def slope(
+    def within(
         cls,
         prediction: str,
         source: str,
-        fits: PowerLaw | Mapping[str, PowerLaw],
-        expected: float | Mapping[str, float],
-        tolerance: float,
-        *,
-        root: bool = False,
-        note: str = "",
+        found: str,
+        low: ArrayLike,
+        high: ArrayLike,
+        limit: ArrayLike,
     ) -> Finding:
-        """Make a finding about the exponents of power laws.
+        """Make a finding about numbers of at most a size, each of which an interval tells.
 
-        An exponent within the tolerance of what is expected is confirmed; one beyond it is
-        inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents that
-        differ in this are confirmed in part, or, where none is confirmed, inconclusive.
+        The prediction holds where the whole interval [low, high] lies in [-limit, limit], fails
+        where it lies outside, and is not known elsewhere, nor where a number is NaN: an interval
+        that is too wide confirms nothing.
 
         Parameters
         ----------
@@ -136,7 +150,58 @@ class Finding(ShortResult):
             The statement, as the theory makes it.
         source : str
             Paper and theorem, or chapter of the theory.
-        fits : wflow.fits.PowerLaw, or dict of str to PowerLaw
+        found : str
+            The numbers.
+        low : float or array_like
+            Lower end of the interval, of every case.
+        high : float or array_like
+            Upper end.
+        limit : float or array_like
+            Largest size.
+
+        Returns
+        -------
+        Finding
+            The finding with its verdict, by `decided`.
+
+        Examples
+        --------
+        >>> from wflow import study
+        >>> study.Finding.within("a is 0", "theory", "-0.01 to 0.4", -0.01, 0.4, 0.1).verdict
+        'inconclusive'
+        """
+        least, most, size = (np.asarray(value, dtype=float) for value in (low, high, limit))
+        holds = (least >= -size) & (most <= size)
+        fails = (least > size) | (most < -size)
+        return cls.decided(prediction, source, found, holds, known=holds | fails)
+
+    @classmethod
+    def slope(
+        cls,
+        prediction: str,
+        source: str,
+        fits: PowerLaw | Mapping[str, PowerLaw | None],
+        expected: float | Mapping[str, float],
+        tolerance: float,
+        *,
+        root: bool = False,
+        whole: bool = False,
+        note: str = "",
+    ) -> Finding:
+        """Make a finding about the exponents of power laws.
+
+        An exponent within the tolerance of what is expected is confirmed; one beyond it is
+        inconclusive if its interval reaches that range, and not confirmed otherwise. Exponents that
+        differ in this are confirmed in part, or, where none is confirmed, inconclusive. So is an
+        exponent that the numbers do not resolve, whose fit is None.
+
+        Parameters
+        ----------
+        prediction : str
+            The statement, as the theory makes it.
+        source : str
+            Paper and theorem, or chapter of the theory.
+        fits : wflow.fits.PowerLaw, or dict of str to PowerLaw or None
             One fit, or label -> fit.
         expected : float, or dict of str to float
             Exponent, or label -> exponent.
@@ -144,6 +209,9 @@ class Finding(ShortResult):
             Largest difference that counts as none.
         root : bool, default False
             Whether the fits are of mean squares, and the prediction is about their roots.
+        whole : bool, default False
+            Whether the whole interval must be within the tolerance, as the exponent of few paths
+            may be there by chance; where only a part of it is, the exponent is inconclusive.
         note : str, default ""
             Text that is added to the numbers.
 
@@ -155,12 +223,19 @@ class Finding(ShortResult):
         laws = fits if isinstance(fits, Mapping) else {"": fits}
         verdicts: list[Verdict] = []
         for label, fit in laws.items():
+            if fit is None:
+                verdicts.append("inconclusive")
+                continue
             wanted = expected[label] if isinstance(expected, Mapping) else expected
             scale = 0.5 if root else 1.0
             low, high = (scale * bound for bound in fit.exponent_ci)
-            if abs(scale * fit.exponent - wanted) <= tolerance:
+            near = abs(scale * fit.exponent - wanted) <= tolerance
+            if whole:
+                near = low >= wanted - tolerance and high <= wanted + tolerance
+            reached = low <= wanted + tolerance and high >= wanted - tolerance
+            if near:
                 verdicts.append("confirmed")
-            elif low <= wanted + tolerance and high >= wanted - tolerance:
+            elif reached or (whole and not np.isfinite(low)):
                 verdicts.append("inconclusive")
             else:
                 verdicts.append("not confirmed")
@@ -173,13 +248,13 @@ class Finding(ShortResult):
         return cls(prediction, source, found + note, verdict)
 
 
-def slope_text(fit: PowerLaw, style: str = ".3f", *, root: bool = False) -> str:
+def slope_text(fit: PowerLaw | None, style: str = ".3f", *, root: bool = False) -> str:
     """Write the exponent of a fit and its interval.
 
     Parameters
     ----------
-    fit : wflow.fits.PowerLaw
-        A fit.
+    fit : wflow.fits.PowerLaw or None
+        A fit; None where there is none, as the numbers do not resolve it.
     style : str, default ".3f"
         Format of the numbers.
     root : bool, default False
@@ -188,7 +263,7 @@ def slope_text(fit: PowerLaw, style: str = ".3f", *, root: bool = False) -> str:
     Returns
     -------
     str
-        Exponent and interval.
+        Exponent and interval, or "not resolved".
 
     Examples
     --------
@@ -196,6 +271,8 @@ def slope_text(fit: PowerLaw, style: str = ".3f", *, root: bool = False) -> str:
     >>> study.slope_text(fits.power_law([1, 2, 4], [[3.0], [1.5], [0.75]]))
     '-1.000'
     """
+    if fit is None:
+        return "not resolved"
     scale = 0.5 if root else 1.0
     low, high = (scale * bound for bound in fit.exponent_ci)
     interval = f" ({100 * fit.level:.0f} % {low:{style}} to {high:{style}})"
@@ -271,8 +348,9 @@ class Session:
         Parameters
         ----------
         runs : dict of str to dict
-            Arguments of `wflow.solve` by the names of the runs, without `out` and `if_exists`;
-            `compute` is that of the flags.
+            Arguments of `wflow.solve`, or with a mesh of `wflow.meanfield.solve`, by the names of
+            the runs, without `out` and `if_exists`; `compute` is that of the flags. Runs of the
+            mean-field equation are computed by this process, after the others.
 
         Returns
         -------
@@ -297,8 +375,11 @@ class Session:
         for name, file in files.items():
             check_output(file, runs[name], flags)
         tasks = [{**task, **keep_or_replace(files[name], flags)} for name, task in runs.items()]
-        with pool(flags.workers, flags.scheduler, threads=threads) as compute:
-            compute(tasks)
+        equations = [task for task in tasks if "mesh" in task]
+        if particles := [task for task in tasks if "mesh" not in task]:
+            with pool(flags.workers, flags.scheduler, threads=threads) as compute:
+                compute(particles)
+        in_this_process(equations)
         self.files |= files
         return files
 

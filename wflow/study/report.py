@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import io
 import json
 import math
 import os
@@ -34,7 +35,7 @@ from wflow._version import __version__
 from wflow.analysis.description import describe, mean_and_spread
 from wflow.io import digests, reading
 from wflow.io.reading import final_of
-from wflow.io.results import OF_ONE_RUN, REPORT, replace_files, summary_document
+from wflow.io.results import CREATOR, OF_ONE_RUN, REPORT, replace_files, summary_document
 from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
 from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, solve_with
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
@@ -309,6 +310,7 @@ class Section:
     facts : lines of `wflow info`; of a file that was cut, those that are known
     cut : whether the file was cut
     no_tokens : why no tokens are drawn
+    density : figure of the densities, "" for none
     """
 
     name: str
@@ -325,6 +327,7 @@ class Section:
     readable: bool = True
     cut: bool = False
     no_tokens: str = ""
+    density: str = ""
 
     @classmethod
     def unreadable(cls, name: str, reason: str) -> Section:
@@ -373,7 +376,10 @@ class Section:
         self._chart("budget", "the energy budget", lambda: _budget_chart(series, self.config))
         self._chart("gradient", "the upper gradient", lambda: _gradient_chart(series, self.config))
         self._chart("sampler", "the diagnostics", lambda: _sampler_chart(series))
+        self._chart("free_energy", "the free energy", lambda: _free_energy_chart(series))
         self.balance = self._try("the balance", lambda: _balance_rows(ds, self.config)) or []
+        if "density" in ds or "density_mean" in ds:
+            self.density = self._try("the densities", lambda: _density(ds)) or ""
         self.cloud = self._try("the tokens", lambda: Cloud.read(ds, positions))
         if self.cloud is None:
             advice = solve_with("snapshots=[times]")
@@ -557,6 +563,24 @@ def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
     )  # fmt: skip
 
 
+def _free_energy_chart(series: _Series) -> Chart | None:
+    """Free energy and entropy of densities, and what tells of errors in space."""
+    panels = [
+        Panel(label, [Curve.of_paths(label, role, series[name])])
+        for name, label, role in (
+            ("free_energy", "free energy", "energy"),
+            ("entropy", "entropy", "diffusion"),
+            ("numerical_diffusion", "numerical diffusion", "dissipated"),
+            ("spectral_tail", "spectral tail", "dissipated"),
+        )
+        if series.has(name)
+    ]
+    if not series.has("entropy"):
+        return None
+    caption = "Free energy F = −s E − κ S, entropy S = −∫ ρ log ρ, and a sign of errors in space. "
+    return Chart("Free energy", "time t", series.time, panels, caption + series.caption)
+
+
 def _sampler_chart(series: _Series) -> Chart | None:
     """Mean variance of the tokens of a sampler, and diagnostics of its attention."""
     panels = []
@@ -580,6 +604,25 @@ def _sampler_chart(series: _Series) -> Chart | None:
     if not panels or not len(series.time):
         return None
     return Chart("Diagnostics of the sampler", "time k h", series.time, panels, series.caption)
+
+
+def _density(ds: Dataset) -> str:
+    """Densities at up to five times, as a picture."""
+    from wflow.plots.densities import density_snapshots
+    from wflow.plots.style import style
+
+    single = ds.sizes.get("path", 1) == 1 and "density" in ds
+    whose = f"path {int(ds['snapshot_path'][0])}" if single else "mean over the paths"
+    figure = density_snapshots(ds, which=int(ds["snapshot_path"][0]) if single else "mean")
+    drawn = io.BytesIO()
+    with style():
+        figure.savefig(drawn, format="png", dpi=110, metadata={"Software": CREATOR})
+    words = f"Density at times of the snapshots, {whose}."
+    return (
+        f'<div class="pictures"><figure><img alt="{escaped(words)}" src="data:image/png;base64,'
+        f'{base64.b64encode(drawn.getvalue()).decode()}"><figcaption>{escaped(words)}</figcaption>'
+        "</figure></div>"
+    )
 
 
 def _balance_rows(ds: Dataset, config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -734,7 +777,10 @@ def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
     heads = head_count(config, ds.sizes) or 1
     every = config.get("save", {}).get("every", 1)
     pairs = float(heads) * ds.sizes.get("token", 0) ** 2 * max(1.0, ds.sizes.get("axis", 3) / 8)
-    clouds = ds.sizes.get("path", 1) if "path" in ds.get("initial_tokens", ds).sizes else 1
+    cells = ds.sizes.get("cell", 0)  # whose sums are those of series, linear in their number
+    pairs += float(heads) * cells * min(cells, 3000)
+    first = "initial_density" if cells else "initial_tokens"
+    clouds = ds.sizes.get("path", 1) if "path" in ds.get(first, ds).sizes else 1
     if "heads" in ds or law_name(config) == "Frozen":
         clouds += ds.sizes.get("snapshot", 0) * ds.sizes.get("snapshot_path", 0)
     replay = 8 * every * pairs  # two paths, of up to four stages
@@ -750,7 +796,10 @@ def _provenance(ds: Dataset, file: Path | None) -> list[tuple[str, str]]:
              "created", "Conventions", "platform", "references", "history")  # fmt: skip
     rows = [(name, plain(ds.attrs[name])) for name in names if name in ds.attrs]
     config = json.loads(ds.attrs.get("config", "{}"))
-    for key, text in (("x0", "initial tokens x0"), ("heads", "initial heads")):
+    starts = (
+        ("x0", "initial tokens x0"), ("density", "initial density"), ("heads", "initial heads"),
+    )  # fmt: skip
+    for key, text in starts:
         value = config.get(key)
         if isinstance(value, dict) and "sha256" in value:
             rows.append((text, f"shape {value.get('shape')}, SHA-256 {value['sha256']}"))
@@ -1186,8 +1235,14 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
             titles = ("at the last time", "mean ± standard error")
             parts.append(_table(section.balance, titles, "numbers"))
         chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
-        parts.append(f'<{h} id="{key}-tokens">Tokens</{h}>')
-        if section.cloud is None:
+        density = "mesh" in section.config
+        parts.append(f'<{h} id="{key}-tokens">{"Density" if density else "Tokens"}</{h}>')
+        if density:
+            absent = "No density can be drawn: no snapshot of it was recorded."
+            none = f'<p class="absent">{escaped(section.lacks(absent))}</p>'
+            parts.append(section.density or none)
+            chart("free_energy", "Free energy", "The run holds no entropy.")
+        elif section.cloud is None:
             parts.append(f'<p class="absent">{_prose(section.no_tokens)}</p>')
         else:
             page.clouds[key] = section.cloud.data()

@@ -1,12 +1,13 @@
 """Optimal transport between token clouds, metrics of clouds, and minimizing movements.
 
 `distances` has Wasserstein distances, plans and maps (`circle`: exact on S^1; `sinkhorn`: entropic
-transport with bounds); `metric` the metrics as objects, with the discrete action, and the distance
-weighted by the effective mobility; `jko` minimizing movements; `minimise` the optimiser on the
-sphere. It imports the packages from `_core` to `attention`; `analysis` and the packages after it
-may import it. Start with `distances`.
+transport with bounds), `densities` distances of densities over a mesh; `metric` the metrics as
+objects, with the discrete action, and the distance weighted by the effective mobility; `jko`
+minimizing movements; `minimise` the optimiser on the sphere. It imports the packages from `_core`
+to `attention`; `analysis` and the packages after it may import it. Start with `distances`.
 """
 
+from wflow.transport.densities import density_distance
 from wflow.transport.distances import (
     COSTS,
     EXACT_PAIRS,
@@ -33,6 +34,7 @@ __all__ = [
     "Metric",
     "Weighted",
     "assignment",
+    "density_distance",
     "distance",
     "entropic",
     "over_time",

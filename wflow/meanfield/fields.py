@@ -1,0 +1,155 @@
+"""What the heads do to densities: sums at the nodes, velocities, their part of the budget."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.identity import reading
+from wflow._core.tableaux import Tableau
+from wflow.attention.flows import Cloud, Flow
+from wflow.heads.matrices import Matrices
+from wflow.kernels.evaluate import DIRECTIONS, HeadSums, Sums, head_sums
+from wflow.meanfield.arcs import ArcSums
+from wflow.meanfield.mesh import Nodes
+from wflow.particles.budget import Terms
+from wflow.sphere.geometry import project_unchecked
+
+Floats = NDArray[np.floating]
+
+
+class TooLong(Exception):
+    """A step that is longer than the bounds of the paths, (paths,)."""
+
+    def __init__(self, bounds: Floats) -> None:
+        self.bounds = bounds
+
+
+@dataclass
+class Stage:
+    """What is evaluated at one time: terms of the budget, and whether all is finite (paths,)."""
+
+    terms: Terms
+    finite: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A scheme in time.
+
+    tableau : the scheme, also for heads and budget
+    mixes : where stages are convex combinations of Euler steps, which keep densities positive, the
+        share of the density at the start of the step in the result of every stage
+    implicit : whether the Euler step is implicit in the density
+    """
+
+    tableau: Tableau
+    mixes: tuple[float, ...] = ()
+    implicit: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all evaluations of a run share.
+
+    flow, direction, sums, kappa : as in `solve`
+    paths : how many densities are evaluated together
+    symmetric : whether all heads are, D = D^T
+    budget : whether the terms of the energy are computed
+    """
+
+    flow: Flow
+    direction: str
+    sums: Sums
+    kappa: float
+    paths: int
+    symmetric: bool
+    budget: bool
+
+
+class Heads:
+    """Sums over densities at nodes, and the heads' part of the budget."""
+
+    def __init__(self, nodes: Nodes, setting: Setting) -> None:
+        self._arcs = None
+        if setting.sums.method == "auto" and nodes.dim == 1:
+            self._arcs = ArcSums(nodes.cells, setting.sums.tolerance)
+        self.nodes, self.flow, self.sums = nodes, setting.flow, setting.sums
+        self.sign, self.budget = DIRECTIONS[setting.direction], setting.budget
+        self.kappa = setting.kappa
+        self.points = np.array(
+            np.broadcast_to(nodes.centres, (setting.paths, *nodes.centres.shape))
+        )
+
+    def head_sums(self, masses: Floats, D: Matrices, vectors: bool) -> HeadSums:
+        """`kernels.evaluate.head_sums` at the nodes, over masses (paths, cell) of the nodes."""
+        found = None if self._arcs is None else self._arcs(D, masses, vectors)
+        if found is None:
+            found = head_sums(self.points, D, weights=masses, vectors=vectors, sums=self.sums)
+        return found
+
+    def velocity(
+        self, masses: Floats, D: Matrices, values: Matrices | None
+    ) -> tuple[Floats, Floats | None, Cloud]:
+        """Velocities (paths, cell, axis), log b (paths, cell) or None, and the cloud behind them.
+
+        log b is None without a budget, too.
+        """
+        flow = self.flow
+        cloud = Cloud(
+            self.points, np.ascontiguousarray(D), values=values, sums=self.sums, masses=masses
+        )
+        with reading("flow", f"{flow.name}.velocity", "the cloud"):
+            velocity = project_unchecked(self.points, np.asarray(flow.velocity(cloud), np.float64))
+        velocity = (1.0 if values is not None else self.sign) * velocity
+        if not self.budget:
+            return velocity, None, cloud
+        with reading("flow", f"{flow.name}.log_metric", "the cloud"):
+            log_b = flow.log_metric(cloud)
+        return velocity, None if log_b is None else np.asarray(log_b, np.float64), cloud
+
+    def still(self) -> Terms:
+        """Terms of heads at rest, which are zero."""
+        names = ("weight_power", "ito_power", "martingale", "martingale_tokens")
+        return {name: np.zeros(len(self.points)) for name in names}
+
+    def moving(
+        self, masses: Floats, D: Matrices, found: HeadSums, drift: Matrices | None,
+        noise: Matrices | None, sigma2: Floats | None,
+    ) -> Terms:  # fmt: skip
+        """Power of the drift of the heads, martingale increment and Itô correction."""
+        heads = D.shape[1]
+        weights = masses[:, None] * np.exp(found.shift)
+        # Q_h = int int U x y^T, the derivative of the energy of a head in D.
+        slopes = self.nodes.centres.T @ (weights[..., None] * found.S)
+        terms = {}
+        if drift is not None:
+            terms["weight_power"] = np.einsum("phab,phab->p", drift, slopes) / (2 * heads)
+        if noise is not None:
+            terms["martingale"] = np.einsum("phab,phab->p", noise, slopes) / (2 * heads)
+        if sigma2 is not None and np.any(sigma2):
+            # int int U (1 + <x, y>^2); the energies of the heads are int int U / 2.
+            pairs = np.einsum("phi,phi->ph", weights, found.m) + self._squares(masses, D, found)
+            terms["ito_power"] = np.einsum("ph,ph->p", sigma2, pairs) / (8 * heads)
+        return terms
+
+    def _squares(self, masses, D, found) -> Floats:
+        """int int U <x, y>^2 for every head, (paths, heads).
+
+        The sums over w y_a y_b come from weights w (1 + y_a), which have one sign; the last square
+        is what the others leave of |y|^2 = 1.
+        """
+        x = self.nodes.centres
+        axes = x.shape[1]
+        total = 0.0
+        left = found.m * np.exp(found.shift)  # sum over w y_a^2 of the axes that are left
+        plain = found.S * np.exp(found.shift)[..., None]
+        for a in range(axes - 1):
+            more = self.head_sums(masses * (1 + x[:, a]), D, True)
+            products = more.S * np.exp(more.shift)[..., None] - plain
+            left = left - products[..., a]
+            factors = x[:, a, None] * x
+            factors[:, :a] = 0.0
+            factors[:, a + 1 :] *= 2
+            total += np.einsum("pi,phib,ib->ph", masses, products, factors, optimize=True)
+        return total + np.einsum("pi,phi,i->ph", masses, left, x[:, -1] ** 2, optimize=True)

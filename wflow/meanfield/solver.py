@@ -1,0 +1,715 @@
+"""`solve`: the mean-field equation on a mesh, with heads, options and files as for particles."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.checks import (
+    Direction,
+    FlowName,
+    check_choice,
+    file_name,
+    number,
+    positive,
+    shown,
+    switch,
+)
+from wflow._core.errors import BlowUpError, InputError
+from wflow._core.identity import warn_changed_itself
+from wflow._core.memory import check_memory
+from wflow._core.progress import progress as progress_bar
+from wflow._core.signals import caught_signals
+from wflow._core.threads import numba_threads
+from wflow.attention.cloud import warn_overflow
+from wflow.attention.flows import FLOWS, Flow, as_flow, flow_config
+from wflow.heads.laws import HeadLaw, law_config
+from wflow.heads.process import HeadProcess, HeadStep, as_law
+from wflow.io.runfile import MemoryStore, Store, dataset_attrs, open_run
+from wflow.io.schema import DensityLayout
+from wflow.kernels.evaluate import DIRECTIONS
+from wflow.meanfield.densities import as_density, as_mesh, as_nodes, entropy
+from wflow.meanfield.fields import Setting, Stage, TooLong
+from wflow.meanfield.mesh import Circle, Nodes
+from wflow.meanfield.spectral import Modes, Spectral, resolved
+from wflow.meanfield.volumes import Volumes
+from wflow.particles.budget import Budget, Terms
+from wflow.particles.options import Compute, IfExists, SaveAt
+from wflow.particles.problem import Problem, array_config, problem_of
+from wflow.particles.solver import (
+    name_what_is_left,
+    open_finished,
+    open_writer,
+    raise_if_interrupted,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+SchemeName = Literal["euler", "ssp2", "ssp3", "imex", "heun", "rk4"]
+Floats = NDArray[np.floating]
+State = dict[str, NDArray[Any]]
+
+_log = logging.getLogger("wflow")
+_RECORDS = 100  # units of time of a run without dt
+_SAFETY = 0.9  # share of the bound that a step of chosen length takes, for its later stages
+_SHORTEST = 1e-12  # share of a unit of time below which no step is worth it
+
+
+@dataclass(frozen=True, eq=False)
+class MeanField:
+    """A run of the mean-field equation as it is asked for.
+
+    particles : the run of tokens at the centres of the cells, with the same heads and options; its
+        steps are the units of time in which results are recorded
+    chosen : whether steps within a unit are chosen by their bound
+    """
+
+    particles: Problem
+    mesh: Nodes
+    density: Floats
+    kappa: float
+    scheme: SchemeName
+    reconstruct: bool
+    chosen: bool
+
+    def layout(self) -> DensityLayout:
+        """Sizes of the run's file."""
+        run = replace(
+            self.particles.layout(), diffusion=self.kappa > 0, per_path_x0=self.density.ndim == 2,
+            evaluations=self.chosen,
+        )  # fmt: skip
+        return DensityLayout(run, self.mesh.cells, self.space.SERIES)
+
+    @property
+    def space(self) -> type[Volumes | Spectral]:
+        """How the equation is solved in space."""
+        return _space(self.mesh)
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON; arrays that the file holds are named by their digest."""
+        config = self.particles.config()
+        del config["x0"], config["causal"]
+        mesh: dict[str, Any] = {"kind": type(self.mesh).__name__, "cells": self.mesh.cells}
+        if isinstance(self.mesh, Modes):
+            mesh["degree"] = self.mesh.degree
+        elif not (isinstance(self.mesh, Circle) or getattr(self.mesh, "icosahedral", False)):
+            mesh["points"] = array_config(self.mesh.centres)
+        own = {"mesh": mesh, "density": array_config(self.density), "kappa": self.kappa}
+        own |= {"scheme": self.scheme, "reconstruct": self.reconstruct}
+        return config | own | ({"steps": "chosen"} if self.chosen else {})
+
+
+def solve(
+    density: Callable[[Floats], Any] | ArrayLike,
+    law: HeadLaw,
+    *,
+    mesh: Nodes,
+    heads: int | ArrayLike | None = None,
+    t_final: float,
+    dt: float | None = None,
+    paths: int = 1,
+    seed: int = 0,
+    flow: FlowName | Flow = "softmax",
+    direction: Direction = "descent",
+    kappa: float = 0.0,
+    scheme: SchemeName | None = None,
+    reconstruct: bool | None = None,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    save: SaveAt = SaveAt(),
+    compute: Compute = Compute(),
+) -> xarray.Dataset:
+    r"""Solve the mean-field equation of multi-head attention on the circle or the sphere.
+
+    The equation is the limit of `wflow.solve` for infinitely many tokens. Heads are drawn in the
+    same way: a run of particles with the same law, heads, dt and seed has the same heads.
+
+    Parameters
+    ----------
+    density : callable or array_like
+        Initial density: a function of points (cell, axis), which is evaluated at the centres,
+        values over the cells, (cell,) or (paths, cell), or tokens, (n, axis) or (paths, n, axis),
+        whose masses go to the cells they lie in. It is given unit mass.
+    law : wflow.heads.HeadLaw
+        How the heads move.
+    mesh : Mesh or Modes
+        `Circle` or `Sphere` for finite volumes; `Fourier` or `Harmonics` for the spectral method,
+        whose densities must be smooth.
+    heads : int, array_like of shape (heads, d, d), or wflow.heads.QKV, optional
+        Number of heads, or initial matrices, as in `wflow.solve`.
+    t_final : float
+        End time.
+    dt : float, optional
+        Time step. None chooses steps below the bound of the scheme, and counts time in units of
+        t_final/100; for laws without noise and schemes with a bound.
+    paths : int, default 1
+        Number of Monte Carlo paths of the heads.
+    seed : int, default 0
+        Key of all random numbers, together with the numbers of path and step.
+    flow : {"softmax", "unnormalised", "effective"} or wflow.Flow, default "softmax"
+        How the heads move the tokens.
+    direction : {"descent", "ascent"}, default "descent"
+        Whether the tokens lower the energy or raise it.
+    kappa : float, default 0.0
+        Diffusion of the tokens per unit time.
+    scheme : {"euler", "ssp2", "ssp3", "imex", "heun", "rk4"}, optional
+        Time stepping. Finite volumes: strong stability preserving schemes "euler", "ssp2" and
+        "ssp3", of order 1, 2 and 3, whose steps have a bound, or "imex", of order 1, with
+        velocities at the start of the step and densities at its end, without a bound. Spectral:
+        "euler", "heun" and "rk4", of order 1, 2 and 4, the first two for kappa > 0. None is "ssp2"
+        or "rk4" for laws without noise and "euler" for others.
+    reconstruct : bool, optional
+        Whether limited slopes lower the numerical diffusion of the fluxes. None does so for kappa =
+        0; for kappa > 0 the fluxes then keep the free energy and the stationary states of
+        "unnormalised", and have second order where ``|v|`` d is small beside kappa. For finite
+        volumes with explicit schemes.
+    out : str or pathlib.Path, optional
+        Run file (HDF5) to write. Without it the result is kept in memory.
+    if_exists : {"error", "overwrite", "resume"}, default "error"
+        What happens where `out` exists already, as in `wflow.solve`.
+    progress : bool, default False
+        Whether to show a bar with the time left.
+    save : wflow.SaveAt, default SaveAt()
+        What is kept, and when; densities take the place of tokens.
+    compute : wflow.Compute, default Compute()
+        Method and tolerance of the sums, threads, and seconds between checkpoints.
+
+    Returns
+    -------
+    xarray.Dataset
+        The quantities of `wflow.solve`, with `density` (snapshot_path, snapshot, cell), its
+        `entropy`, the `free_energy`, `centres` and `areas` of the cells, and `numerical_diffusion`
+        or `spectral_tail`, which tell of the errors in space.
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used, a density that modes do not resolve, and a step above
+        the bound, which the message states.
+    BlowUpError
+        For the last two later on, and for heads that leave the range of numbers.
+    Interrupted
+        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    See Also
+    --------
+    wflow.solve : The particles.
+
+    Notes
+    -----
+    With the velocity V of the flow [1]_,
+
+    .. math:: \partial_t \rho + \operatorname{div}(\rho\,V[\rho]) = \kappa\,\Delta\rho .
+
+    The fluxes through the faces of the mesh are those of Scharfetter and Gummel [2]_, which are
+    upwind fluxes for kappa = 0. The mass is kept to rounding, and no density is negative for steps
+    up to
+
+    .. math:: \Delta t \le \min_i \frac{a_i}{\sum_j l_{ij} A_{ij}}, \qquad
+        A_{ij} = \frac{\kappa}{d_{ij}} B\Bigl(-\frac{v_{ij} d_{ij}}{\kappa}\Bigr),\;
+        B(z) = \frac{z}{e^z - 1} .
+
+    With reconstruction the positive drifts count up to twice; "imex" has no bound.
+
+    With `Fourier` and `Harmonics` the density is a polynomial of degree L, and Galerkin's equations
+    are solved, the diffusion exactly [3]_. No mode grows in a uniform flow for steps up to
+
+    .. math:: \frac{2.8}{L \max|V|} \;\text{(rk4)}, \qquad
+        \frac{\sqrt 8\,\kappa}{\max|V|^2} \;\text{(heun)}, \qquad
+        \frac{2\kappa}{\max|V|^2} \;\text{(euler)}.
+
+    `spectral_tail` is the share of the highest quarter of the degrees; above 1e-3 the density is
+    refused as not resolved.
+
+    In the theory: :ref:`the mean-field equation <theory-mean-field>`.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 4.
+    .. [2] Scharfetter and Gummel, *Large-signal analysis of a silicon Read diode oscillator*, IEEE
+       Trans. Electron Devices 16 (1969).
+    .. [3] Lawson, *Generalized Runge-Kutta processes for stable systems with large Lipschitz
+       constants*, SIAM J. Numer. Anal. 4 (1967).
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> from wflow import meanfield
+    >>> mesh = meanfield.Circle(64)
+    >>> run = meanfield.solve(
+    ...     lambda x: 1 + 0.5 * x[:, 0], wflow.heads.Frozen(), mesh=mesh, heads=np.eye(2)[None],
+    ...     t_final=0.1, kappa=0.1,
+    ... )
+    >>> bool(np.allclose(mesh.integrate(run.density[0]), 1))
+    True
+    """
+    problem = _problem(
+        density, law, mesh, heads, t_final, dt, paths, seed, flow, direction, kappa, scheme,
+        reconstruct, save, compute,
+    )  # fmt: skip
+    return solve_problem(problem, out, if_exists, progress)
+
+
+def solve_problem(
+    problem: MeanField,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    history: Sequence[str] = (),
+) -> xarray.Dataset:
+    """Compute a run; `history` are the lines of its attribute, without them one for the command."""
+    file = None if out is None else file_name(out, "out")
+    check_choice("if_exists", if_exists, get_args(IfExists))
+    if file is None and if_exists != "error":
+        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
+    shows = switch(progress, "progress")
+    particles = problem.particles
+    bar = functools.partial(progress_bar, particles.steps + 1, "mean field", shows)
+    with numba_threads(particles.compute.threads, "compute.threads"):
+        if file is not None:
+            return _in_file(problem, file, if_exists, bar, shows, history)
+        layout = problem.layout()
+        needed = sum(8.0 * math.prod(layout.shape(name)) for name in layout.names)
+        check_memory(needed, "the run", "raise save.every, keep fewer snapshots, or give out")
+        store = MemoryStore(layout)
+        attrs = dataset_attrs(problem.config(), particles.seed, history=history)
+        try:
+            with bar() as tick:
+                integrate(problem, store, tick=tick)
+        except BlowUpError as error:
+            error.run = store.dataset(attrs, complete=False)
+            raise
+        return store.dataset(attrs)
+
+
+def problem_of_task(
+    task: Mapping[str, Any], *, unit: float | None = None, as_is: bool = False
+) -> MeanField:
+    """The problem of a task, the arguments of `solve`; where it is kept is left aside.
+
+    Parameters
+    ----------
+    task : the arguments
+    unit : of time, where dt is None
+    as_is : whether the density is that of a run, which is taken to the bit
+    """
+    bound = inspect.signature(solve).bind(**task)
+    bound.apply_defaults()
+    where = ("out", "if_exists", "progress")
+    given = {name: value for name, value in bound.arguments.items() if name not in where}
+    return _problem(**given, unit=unit, as_is=as_is)
+
+
+def _problem(
+    density, law, mesh, heads, t_final, dt, paths, seed, flow, direction, kappa, scheme,
+    reconstruct, save, compute, unit=None, as_is=False,
+) -> MeanField:  # fmt: skip
+    """Check the arguments of `solve`."""
+    mesh, law, flow = as_nodes(mesh), as_law(law), as_flow(flow)
+    space = _space(mesh)
+    kappa = number(kappa, "kappa", least=0.0)
+    if scheme is None:
+        scheme = space.DEFAULT if law.deterministic else "euler"
+    check_choice("scheme", scheme, space.SCHEMES)
+    stepping = space.SCHEMES[scheme]
+    may = space is Volumes and not stepping.implicit
+    reconstruct = may and kappa == 0 if reconstruct is None else switch(reconstruct, "reconstruct")
+    if reconstruct and not may:
+        raise InputError(
+            "reconstruct=True is for finite volumes with explicit schemes: leave it out with "
+            f"{shown(mesh)} and scheme={scheme!r}"
+        )
+    chosen = dt is None
+    if chosen:
+        if not law.deterministic or stepping.implicit:
+            why = "imex has no bound" if law.deterministic else "noise of the heads has steps of dt"
+            raise InputError(f"dt is missing: {why}; give a time step")
+        dt = positive(t_final, "t_final") / _RECORDS if unit is None else unit
+    if stepping.tableau.stages > 1 and not law.deterministic:
+        raise InputError(
+            f"scheme {scheme!r} needs a deterministic head law; with {type(law).__name__} use "
+            + ("scheme='euler'" if space is Spectral else "scheme='euler' or 'imex'")
+        )
+    if space is Spectral and not law.deterministic and not kappa:
+        raise InputError(
+            f"the heads of {type(law).__name__} are noisy and kappa is 0, for which no scheme of "
+            f"{shown(mesh)} has a stable step: take kappa > 0, or finite volumes (Circle, Sphere)"
+        )
+    compute = compute if isinstance(compute, Compute) else _no_options(compute)
+    if compute.backend != "numba" or compute.dtype != "float64" or compute.batch is not None:
+        raise InputError(
+            "the mean-field equation is solved by numba in double precision, all paths together: "
+            "leave out compute.backend, compute.dtype and compute.batch"
+        )
+    particles = problem_of(
+        mesh.centres, law, heads=heads, t_final=t_final, dt=dt, paths=paths, seed=seed, flow=flow,
+        direction=direction, scheme=stepping.tableau, save=save, compute=compute,
+    )  # fmt: skip
+    if as_is:
+        start = np.asarray(density, float)
+    else:
+        start = as_density(density, mesh, particles.paths)
+        start = resolved(start, mesh) if isinstance(mesh, Modes) else start
+    faces = 60.0 * 3 * mesh.cells + 8.0 * mesh.cells * particles.heads * 2 * (mesh.dim + 2)
+    check_memory(
+        faces * particles.paths,
+        f"{particles.paths} densities over {mesh.cells} cells with {particles.heads} heads",
+        "take fewer paths, cells or heads",
+    )
+    return MeanField(particles, mesh, start, kappa, scheme, reconstruct, chosen)
+
+
+def _space(mesh: Nodes) -> type[Volumes | Spectral]:
+    return Spectral if isinstance(mesh, Modes) else Volumes
+
+
+def _no_options(given: Any) -> Compute:
+    raise InputError(f"compute is {shown(given)}: expected a wflow.Compute")
+
+
+class _Run:
+    """Densities, heads and budget of all paths at one time."""
+
+    def __init__(self, problem: MeanField) -> None:
+        self.problem, self.mesh = problem, problem.mesh
+        particles = problem.particles
+        self.paths = range(particles.paths)
+        self.heads = HeadProcess(
+            particles.law, particles.scores, seed=particles.seed, paths=self.paths
+        )
+        self.budgeted = bool(particles.save.budget)
+        symmetric = particles.values is None and (
+            self.budgeted or (particles.law.symmetric and _symmetric(particles.scores))
+        )
+        setting = Setting(
+            particles.flow, particles.direction, particles.sums, problem.kappa, particles.paths,
+            symmetric, self.budgeted,
+        )  # fmt: skip
+        self.space: Any  # Spectral or Volumes, whose stages differ
+        if isinstance(problem.mesh, Modes):
+            self.space = Spectral(problem.mesh, setting, problem.scheme)
+        else:
+            mesh = as_mesh(problem.mesh)
+            self.space = Volumes(mesh, setting, problem.scheme, problem.reconstruct)
+        self.stages = self.space.tableau.stages
+        self.density = np.array(
+            np.broadcast_to(problem.density, (particles.paths, self.mesh.cells)), order="C"
+        )
+        sign = DIRECTIONS[particles.direction]
+        self.sign = sign
+        self.budget = Budget(particles.paths, sign, diffusion=True)
+        self.evaluations = np.zeros(particles.paths)
+        self.length = math.inf  # of the last step that was chosen
+        self.warned = False
+
+    def state(self) -> State:
+        return {
+            "density": self.density, "D": self.heads.D, "evaluations": self.evaluations,
+            "length": np.array(self.length), **self.budget.state(),
+        }  # fmt: skip
+
+    def restore(self, state: State) -> None:
+        self.density, self.heads.D = state["density"], state["D"]
+        self.evaluations, self.length = state["evaluations"], float(state["length"])
+        self.budget.restore(state)
+
+    def advance(self, step: int, record: Callable[[int, _Run, Stage], None]) -> None:
+        """Evaluate and record at the start of a unit of time, then pass it (the last is none)."""
+        particles = self.problem.particles
+        unit = particles.dt
+        now, end, last = step * unit, (step + 1) * unit, step == particles.steps
+        first = True
+        while first or (now < end and not last):
+            left = end - now
+            if self.problem.chosen:
+                dt = left if left <= self.length else left / math.ceil(left / self.length)
+            else:
+                dt = unit
+            move = self.heads.begin(step, now, dt, self.stages)
+            values = self.heads.values(now)
+            stage = self._evaluate(values(now), self.density, move)
+            self._check_finite(now, self.density, stage)
+            if first:
+                self._check(now, stage)
+                record(step, self, stage)
+                first = False
+                if last:
+                    return
+            now = self._step(now, dt, end, move, values, stage, step)
+
+    def _step(self, now, dt, end, move, values, first: Stage, step: int) -> float:
+        """One step from `now`, and the time after it."""
+        chosen = self.problem.chosen  # steps of dt are held to the bound by the scheme
+        limit = float(self.space.bound(first).min()) if chosen else math.inf
+        while True:
+            if chosen and dt > limit * _SAFETY:
+                left = end - now
+                if limit < _SHORTEST * self.problem.particles.dt:
+                    self._refuse(now, np.array([limit]), step, dt)
+                dt = left / math.ceil(left / (_SAFETY * limit))
+                move = self.heads.begin(step, now, dt, self.stages)
+            try:
+                density, terms = self.space.step(
+                    self.density, dt, first, functools.partial(self._later, now, dt, move, values)
+                )
+                break
+            except TooLong as error:
+                if not chosen:
+                    self._refuse(now, error.bounds, step, dt)
+                limit = min(0.7 * limit, float(error.bounds.min()))
+        self.density = density
+        self.length = _SAFETY * limit if chosen else math.inf
+        weights = self.space.tableau.weights
+        self.heads.D = move.end(weights)
+        self.heads.check_finite(now + dt)
+        if self.budgeted:
+            self.heads.check_symmetric(now + dt, " and run with save=SaveAt(budget=False)")
+            self.budget.advance(terms, weights, dt)
+        self._jump(now, dt)
+        # Rounding leaves no step at the end of a unit.
+        after = now + dt
+        return end if end - after < 1e-9 * dt else after
+
+    def _evaluate(self, values: Any, density: Floats, move: HeadStep) -> Any:
+        particles = self.problem.particles
+        values = particles.values if values is None else values
+        if values is not None:
+            values = np.broadcast_to(values, move.D.shape)
+        self.evaluations += 1
+        return self.space.evaluate(density, move.D, values, move.drift, move.noise, move.sigma2)
+
+    def _later(
+        self, now: float, dt: float, move: HeadStep, values: Any, at: int, density: Floats
+    ) -> Any:
+        """The stage `at` of the step from `now`."""
+        tableau = self.space.tableau
+        D, drift = move.stage(tableau.nodes[at], tableau.matrix[at])
+        when = now + tableau.nodes[at] * dt
+        stage = self._evaluate(values(when), density, _later_heads(move, D, drift))
+        self._check_finite(when, density, stage)
+        return stage
+
+    def _jump(self, now: float, dt: float) -> None:
+        """Count the energy of a jump of the heads, if there is one, and make it."""
+        after = self.heads.jump(now, dt)
+        if after is None:
+            return
+        if self.budgeted:
+            energies = [
+                self.space.evaluate(self.density, D).terms["energy"] for D in (self.heads.D, after)
+            ]
+            self.budget.add_jump(*energies)
+        self.heads.D = after
+
+    def _check_finite(self, now: float, density: Floats, stage: Stage) -> None:
+        good = stage.finite & np.isfinite(density).all(axis=1)
+        if not good.all():
+            path = int(np.argmin(good))
+            score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
+            remedy = "take weaker heads, or flow='softmax'"
+            if FLOWS.is_custom(self.problem.particles.flow):
+                remedy = "take weaker heads, and see what the flow returns"
+            elif self.problem.particles.flow.name == "softmax":
+                remedy = "take weaker heads"
+            raise BlowUpError(
+                f"the velocities leave the range of numbers at time {now:g} in path {path}: scores "
+                f"reach |D| = {score:.4g}; {remedy}",
+                time=now, path=path, score=score,
+            )  # fmt: skip
+
+    def _check(self, now: float, stage: Stage) -> None:
+        lost = self.space.refusal(self.density)
+        if lost is not None:
+            path, text = lost
+            score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
+            raise BlowUpError(
+                f"at time {now:g} in path {path} {text}", time=now, path=path, score=score
+            )
+        if self.budgeted and not self.warned:
+            rates = [stage.terms[name] for name in self.budget.rates]
+            if not np.isfinite(rates).all():
+                self.warned = True
+                score = float(np.linalg.norm(self.heads.D, 2, axis=(2, 3)).max())
+                warn_overflow(f"an energy term of time {now:g}", score)
+
+    def _refuse(self, now: float, bounds: Floats, step: int, dt: float) -> None:
+        path = int(np.argmin(bounds))
+        if self.problem.chosen:
+            least = _SHORTEST * self.problem.particles.dt
+            text = (
+                f"the bound on steps, {bounds[path]:.4g}, is below {least:.3g} at time {now:g} in "
+                f"path {path}: the end would never be reached; take weaker heads, or "
+                f"{self.space.REMEDY}"
+            )
+        else:
+            text = self._too_long(now, bounds[path], path, dt)
+        if step == 0:
+            raise InputError(text)
+        score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
+        raise BlowUpError(text, time=now, path=path, score=score)
+
+    def _too_long(self, now: float, bound: float, path: int, dt: float) -> str:
+        chooses = self.problem.particles.law.deterministic
+        return (
+            f"the step dt = {dt:g} is above the bound {bound:.4g} at time {now:g} in path {path}, "
+            f"beyond which {self.space.BEYOND}; "
+            f"{'give a smaller dt, ' if bound > 0 else ''}"
+            f"{'none (dt=None chooses it), ' if chooses and bound > 0 else ''}"
+            f"{'or ' if bound > 0 else 'take '}{self.space.REMEDY}"
+        )
+
+
+def _later_heads(move: HeadStep, D: NDArray, drift: NDArray | None) -> HeadStep:
+    """What a later stage of a step evaluates: its heads, and their drift without the noise."""
+    return HeadStep(D, move.t, move.dt, move.within, drift)
+
+
+def _symmetric(D: NDArray) -> bool:
+    return bool(np.array_equal(D, np.swapaxes(D, -1, -2)))
+
+
+class _Recorder:
+    """Writes what is recorded at the start of a unit of time."""
+
+    def __init__(self, problem: MeanField, store: Store) -> None:
+        self.problem, self.store = problem, store
+        self.names = set(problem.layout().names)
+        self.records = problem.particles.record_steps
+        self.snapshots = problem.particles.snapshot_steps
+
+    def start(self) -> None:
+        problem, store = self.problem, self.store
+        store.write("centres", (), problem.mesh.centres)
+        store.write("areas", (), problem.mesh.areas)
+        store.write("initial_density", (), problem.density)
+        if "initial_heads" in self.names:
+            store.write("initial_heads", (), problem.particles.scores)
+
+    def __call__(self, step: int, run: _Run, stage: Stage) -> None:
+        at = int(np.searchsorted(self.records, step))
+        if at < len(self.records) and self.records[at] == step:
+            row = self._row(run, stage)
+            for name in row.keys() & self.names:
+                self.store.write(name, (slice(0, len(run.paths)), at), row[name])
+        shot = int(np.searchsorted(self.snapshots, step))
+        if shot < len(self.snapshots) and self.snapshots[shot] == step:
+            save = self.problem.particles.save
+            for place, path in enumerate(save.paths):
+                if "density" in self.names:
+                    self.store.write("density", (place, shot), run.density[path])
+                if "heads" in self.names:
+                    self.store.write("heads", (place, shot), run.heads.D[path])
+            if "density_mean" in self.names:
+                self.store.write("density_mean", (shot,), run.density.mean(axis=0))
+
+    def _row(self, run: _Run, stage: Stage) -> Terms:
+        row: dict[str, Any] = {
+            "entropy": entropy(run.density, run.mesh.areas),
+            "evaluations": run.evaluations,
+            **run.space.series(stage, run.density),
+        }
+        if "error" in stage.terms:
+            row["sum_error"] = stage.terms["error"]
+        if run.budgeted:
+            row |= run.budget.row(stage.terms)
+            row["free_energy"] = -run.sign * row["energy"] - self.problem.kappa * row["entropy"]
+        return row
+
+
+def integrate(
+    problem: MeanField,
+    store: Store,
+    *,
+    state: State | None = None,
+    save: Callable[[State], None] | None = None,
+    seconds: float = math.inf,
+    stopping: Callable[[], bool] = lambda: False,
+    tick: Callable[[int], None] = lambda steps: None,
+) -> bool:
+    """Pass all units of time, from the start or a saved state; whether the end was reached."""
+    run, record = _Run(problem), _Recorder(problem, store)
+    first = 0
+    if state is None:
+        record.start()
+    else:
+        run.restore(state)
+        first = int(state["step"])
+        tick(first)
+
+    def keep(step: int) -> None:
+        if save is not None:
+            save({"step": np.array(step), **run.state()})
+
+    if state is None:
+        keep(0)  # a run killed at any later moment can be resumed
+    saved = time.monotonic()
+    for step in range(first, problem.particles.steps + 1):
+        run.advance(step, record)
+        tick(1)
+        if step == problem.particles.steps:
+            break
+        stop = stopping()
+        if stop or time.monotonic() - saved > seconds:
+            keep(step + 1)
+            saved = time.monotonic()
+        if stop:
+            return False
+    return True
+
+
+def _in_file(
+    problem: MeanField,
+    out: Path,
+    if_exists: IfExists,
+    bar: Callable[[], Any],
+    progress: bool,
+    history: Sequence[str],
+) -> xarray.Dataset:
+    config, particles = problem.config(), problem.particles
+    opened = open_writer(
+        out, config, problem.layout, particles.seed, if_exists, progress=progress, history=history
+    )
+    if opened is None:
+        return open_finished(config, out)
+    writer, state = opened
+    try:
+        with caught_signals() as caught, bar() as tick:
+            complete = integrate(
+                problem,
+                writer,
+                state=state,
+                save=writer.checkpoint,
+                seconds=particles.compute.checkpoint_every,
+                stopping=lambda: bool(caught),
+                tick=tick,
+            )
+        if complete:
+            writer.finish()
+        else:
+            writer.abandon()
+    except BaseException as error:
+        if isinstance(error, InputError) and state is None:
+            writer.discard()  # nothing was computed
+        else:
+            writer.abandon()
+        if isinstance(error, BlowUpError):
+            name_what_is_left(error, out)
+        raise
+    parts = {"law": law_config(particles.law), "flow": flow_config(particles.flow)}
+    warn_changed_itself(config, parts)
+    raise_if_interrupted(caught, complete, out)
+    _log.info("%s: complete", out)
+    return open_run(out)

@@ -1,0 +1,377 @@
+"""Figures of densities: curves over the angle on the circle, coloured spheres on S^2."""
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow._core.checks import reals, shown, whole
+from wflow._core.errors import InputError
+from wflow.io.schema import TAIL, solve_with
+from wflow.plots.figure import (
+    COLUMN,
+    MAX_PANELS,
+    PAGE,
+    band_note,
+    check_run,
+    config,
+    curve,
+    evenly,
+    facts,
+    grid,
+    panel,
+    require,
+    series,
+    style,
+    time_axis,
+)
+from wflow.plots.tokens import globe, stored_path, view
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from xarray import Dataset
+
+Floats = NDArray[np.floating]
+
+COLOURS = "magma_r"
+_PIXELS = 420  # across a sphere
+_WIDE = 20.0  # largest density over its mean on the sphere, above which colours are logarithmic
+_DECADES = 3.0
+
+
+def density_snapshots(
+    ds: "Dataset",
+    times: Sequence[float] | None = None,
+    which: str | int = "mean",
+    *,
+    ax: "Axes | None" = None,
+) -> "Figure":
+    """Draw densities at several times: curves over the angle (d = 2), or a row of spheres (d = 3).
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        Run of `wflow.meanfield.solve`.
+    times : sequence of float, optional
+        Snapshot times to draw. Default: all, or five spread evenly where there are more; on the
+        sphere with `ax` the last.
+    which : str or int, default: "mean"
+        ``"mean"`` for the mean over the paths, or the number of a path whose densities are stored.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw in. Default: a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The new figure, or the one of `ax`.
+
+    Raises
+    ------
+    InputError
+        For a run without densities, a time or a path that is not stored, and for several times on
+        the sphere with `ax`.
+
+    See Also
+    --------
+    animate : The density of a path through all snapshots.
+
+    Notes
+    -----
+    On the sphere values are interpolated linearly between the centres of the cells, and all panels
+    share the colours; they are logarithmic where the density exceeds 20 times its mean.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> from wflow import meanfield
+    >>> run = meanfield.solve(
+    ...     lambda x: 1 + x[:, 0], wflow.heads.Frozen(), mesh=meanfield.Sphere(162),
+    ...     heads=np.eye(3)[None], t_final=0.2, kappa=0.1,
+    ... )
+    >>> [axis.get_title() for axis in wflow.plots.density_snapshots(run).axes[:2]]
+    ['$t$ = 0', '$t$ = 0.2']
+    """
+    check_run(ds)
+    drawn, values = chosen(ds, times, which)
+    note = facts(ds, paths=which == "mean")
+    note += ", mean over the paths" if which == "mean" else f", path {which}"
+    centres = np.asarray(ds["centres"].values, float)
+    if centres.shape[1] == 2:
+        with panel(ax, COLUMN * 1.3, COLUMN * 0.85) as (figure, axis):
+            _curves(axis, centres, drawn, values)
+            if ax is None:
+                axis.set_title(note, fontsize=8.0, color="0.25", loc="left")
+        return figure
+    if ax is not None:
+        if times is not None and len(drawn) > 1:
+            raise InputError(
+                f"ax is one Axes, and there are {len(drawn)} times to draw: give one of times"
+            )
+        drawn, values = drawn[-1:], values[-1:]
+    norm, seen = colours_of(values), pixels_of(centres)
+    if ax is not None:
+        with panel(ax, COLUMN, COLUMN) as (figure, axis):
+            image = ball(axis, seen(values[0]), norm)
+            axis.set_title(f"$t$ = {drawn[0]:.4g}")
+            figure.colorbar(image, ax=axis, shrink=0.7, label=r"$\rho$")
+        return figure
+    columns = min(len(drawn), MAX_PANELS)
+    rows = math.ceil(len(drawn) / columns)
+    width = PAGE if columns > 2 else COLUMN
+    note = textwrap.fill(note, int(17 * width))
+    height = rows * (0.93 * width / columns + 0.05) + 0.25 + 0.14 * note.count("\n")
+    with style():
+        figure, axes = grid(rows, columns, width, height)
+        for axis, t, each in zip(axes.flat, drawn, values, strict=False):
+            image = ball(axis, seen(each), norm)
+            axis.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
+        for empty in axes.flat[len(drawn) :]:
+            empty.set_axis_off()
+        figure.colorbar(image, ax=axes, shrink=0.75, aspect=18, label=r"Density $\rho$", pad=0.01)
+        figure.supxlabel(note, fontsize=8.0, color="0.25")
+    return figure
+
+
+def chosen(
+    ds: "Dataset", times: Sequence[float] | None, which: str | int, most: int = MAX_PANELS
+) -> tuple[Floats, Floats]:
+    """Times (k,) and densities (k, cell) to draw; snapshots that were never reached are left out.
+
+    Raises
+    ------
+    InputError
+        For densities that are not stored.
+    """
+    mean = isinstance(which, str) and which == "mean"
+    name = "density_mean" if mean else "density"
+    advice = solve_with("snapshots=[times], paths=[the path]")
+    require(ds, ["snapshot", "centres", name], advice)
+    if mean:
+        stored = ds[name].transpose("snapshot", "cell")
+    else:
+        if not isinstance(which, str):
+            whole(which, "which", 0)
+        at_path = stored_path(ds, which, "densities")
+        stored = ds[name].isel(snapshot_path=at_path).transpose("snapshot", "cell")
+    at = np.asarray(ds["snapshot"].values, float)
+    reached = np.isfinite(np.asarray(stored[:, 0].values))
+    if not reached.any():
+        raise InputError("the run holds no snapshot of the density yet; continue it")
+    places = np.flatnonzero(reached)
+    if times is None:
+        places = places[evenly(len(places), most)]
+    else:
+        wanted = reals(times, "times")
+        if wanted.ndim != 1 or not wanted.size:
+            raise InputError(f"times are {shown(times)}: expected a list of snapshot times")
+        gaps = np.abs(at[places, None] - wanted)
+        if (gaps.min(axis=0) > 1e-6 * max(1.0, float(np.abs(at).max()))).any():
+            lost = wanted[int(np.argmax(gaps.min(axis=0)))]
+            raise InputError(
+                f"no snapshot at t = {lost:g}: stored are {', '.join(f'{s:g}' for s in at)}. "
+                f"{solve_with('snapshots=[times]')}"
+            )
+        places = places[gaps.argmin(axis=0)]
+    return at[places], np.asarray(stored.isel(snapshot=places).values, float)
+
+
+def free_energy_over_time(ds: "Dataset") -> "Figure":
+    r"""Draw free energy and entropy of densities over time, and what tells of errors in space.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        Run of `wflow.meanfield.solve`. Curves are means over the paths, bands hold the middle 80 %
+        of the paths.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Panels of the free energy (of runs with an energy), of the entropy, and of the numerical
+        diffusion beside kappa, or the spectral tail beside its limit.
+
+    Raises
+    ------
+    InputError
+        For a run that is not one of densities.
+
+    See Also
+    --------
+    density_snapshots : The densities.
+    energy_balance : The terms of the energy.
+
+    Notes
+    -----
+    With s = -1 in descent and +1 in ascent,
+
+    .. math:: F = -s E - \kappa S, \qquad S = -\int \rho \log \rho \, dx .
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> run = wflow.meanfield.solve(
+    ...     lambda x: 1 + 0.5 * x[:, 0], wflow.heads.Frozen(), mesh=wflow.meanfield.Circle(16),
+    ...     heads=np.eye(2)[None], t_final=0.1, kappa=0.1,
+    ... )
+    >>> [axis.get_ylabel() for axis in wflow.plots.free_energy_over_time(run).axes]
+    ['Free energy $F$', 'Entropy $S$', 'Numerical diffusion']
+    """
+    check_run(ds)
+    require(ds, ["entropy"], "Solve it with wflow.meanfield.solve")
+    panels = [("free_energy", "Free energy $F$"), ("entropy", "Entropy $S$")]
+    panels += [
+        ("numerical_diffusion", "Numerical diffusion"), ("spectral_tail", "Spectral tail"),
+    ]  # fmt: skip
+    panels = [(name, label) for name, label in panels if name in ds]
+    limits = {"numerical_diffusion": (config(ds).get("kappa"), r"$\kappa$")}
+    limits["spectral_tail"] = (TAIL, "not resolved")
+    with style():
+        figure, axes = grid(len(panels), 1, COLUMN, 0.7 + 1.35 * len(panels), sharex=True)
+        for axis, (name, label) in zip(axes.flat, panels, strict=True):
+            time, values = series(ds, name)
+            curve(axis, time, values, color="#000000", linewidth=1.3, band_alpha=0.2)
+            axis.set_ylabel(label)
+            level, words = limits.get(name, (None, ""))
+            if level:
+                axis.axhline(level, color="#D55E00", linestyle=(0, (6, 1.5)), label=words)
+                axis.set_yscale("log" if name == "spectral_tail" else "linear")
+                axis.legend(loc="best")
+        time_axis(axes[-1, 0])
+        title = facts(ds)
+        title += band_note("percentiles") if ds.sizes.get("path", 1) > 1 else ""
+        axes[0, 0].set_title(title.replace("; ", "\n"))
+        figure.align_ylabels()
+    return figure
+
+
+def _curves(axis: "Axes", centres: Floats, times: Floats, values: Floats) -> None:
+    """Densities on the circle over the angle, early ones lighter."""
+    from matplotlib import colormaps
+
+    angle, order = angles_of(centres)
+    shades = colormaps["viridis_r"](np.linspace(0.15, 1.0, len(times)))
+    for t, each, shade in zip(times, values, shades, strict=True):
+        axis.plot(angle, each[order], color=shade, linewidth=1.2, label=f"$t$ = {t:.4g}")
+    angle_axis(axis)
+    axis.set_ylim(bottom=min(0.0, float(values.min())))
+    axis.legend(frameon=False)
+
+
+def angles_of(centres: Floats) -> tuple[Floats, NDArray[np.intp]]:
+    """Angles from -pi to pi, in order and closed, and the cells that they belong to."""
+    angle = np.arctan2(centres[:, 1], centres[:, 0])
+    order = np.argsort(angle, kind="stable")
+    around = np.concatenate([angle[order], angle[order[:1]] + 2 * np.pi])
+    return around, np.concatenate([order, order[:1]])
+
+
+def angle_axis(axis: "Axes") -> None:
+    """Ticks and labels of an axis of angles, and of the density over it."""
+    axis.set(xlim=(-np.pi, np.pi), xlabel=r"Angle $\theta$", ylabel=r"Density $\rho$")
+    axis.set_xticks(
+        np.pi * np.arange(-2, 3) / 2, [r"$-\pi$", r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$"]
+    )
+
+
+def colours_of(values: Floats) -> "Normalize":
+    """Scale of the colours of densities (..., cell) on the sphere."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    high = float(np.nanmax(values))
+    if high * 4 * np.pi > _WIDE:
+        return LogNorm(high * 10**-_DECADES, high, clip=True)
+    return Normalize(0.0, high if high > 0 else 1.0)
+
+
+def pixels_of(centres: Floats, pixels: int = _PIXELS) -> Callable[[Floats], Floats]:
+    """Function from values over cells (cell,) to what is seen of the sphere, (pixels, pixels).
+
+    Values are interpolated linearly in the Delaunay triangles of the centres, which a stereographic
+    projection carries into the plane; beside the sphere they are those of its rim.
+    """
+    from scipy.spatial import Delaunay
+
+    turned = centres @ view().T
+    front = np.flatnonzero(turned[:, 2] > -0.6)
+    if len(front) < 4:
+        raise InputError(f"{len(centres)} cells are too few to be drawn")
+    plane = Delaunay(turned[front, :2] / (1 + turned[front, 2:]))
+    side = (np.arange(pixels) + 0.5) / pixels * 2 - 1
+    x, y = np.meshgrid(side, side)
+    across = np.stack([x.ravel(), y.ravel()], axis=1)
+    across /= np.maximum(1.0, np.hypot(*across.T))[:, None]
+    across /= 1 + np.sqrt(np.maximum(0.0, 1 - (across**2).sum(axis=1)))[:, None]
+    # At the border of few cells there may be no triangle: take that of a point further in.
+    found = plane.find_simplex(across)
+    for _ in range(8):
+        lost = found < 0
+        if not lost.any():
+            break
+        across[lost] *= 0.93
+        found[lost] = plane.find_simplex(across[lost])
+    turn = plane.transform[found]
+    two = np.einsum("nab,nb->na", turn[:, :2], across - turn[:, 2])
+    weights = np.concatenate([two, 1 - two.sum(axis=1, keepdims=True)], axis=1)
+    cells = front[plane.simplices[found]]
+
+    def seen(values: Floats) -> Floats:
+        return np.asarray((values[cells] * weights).sum(axis=1).reshape(pixels, pixels))
+
+    return seen
+
+
+def ball(axis: "Axes", picture: Floats, norm: "Normalize") -> "AxesImage":
+    """Draw a sphere with what is seen of a density on it; returns the image."""
+    from matplotlib.patches import Circle
+
+    globe(axis)
+    image = axis.imshow(
+        picture, extent=(-1, 1, -1, 1), origin="lower", interpolation="bilinear", cmap=COLOURS,
+        norm=norm, zorder=0.9,
+    )  # fmt: skip
+    image.set_clip_path(Circle((0, 0), 1, transform=axis.transData))
+    return image
+
+
+def moving(
+    run: "Dataset", path: Any, frames: int
+) -> tuple[Floats, "Callable[[Axes], tuple[list[Any], Callable[[int], None]]]"]:
+    """Times of the densities of a path, and what draws the first and moves to another.
+
+    Raises
+    ------
+    InputError
+        For densities at fewer than three times.
+    """
+    time, values = chosen(run, None, path, frames)
+    if len(time) < 3:
+        raise InputError(
+            f"the run holds densities at {len(time)} times; an animation needs three or more. "
+            f"{solve_with('snapshots=np.linspace(0, t_final, 100)')}"
+        )
+    centres = np.asarray(run["centres"].values, float)
+
+    def on_circle(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
+        angle, order = angles_of(centres)
+        (line,) = axis.plot(angle, values[0, order], color="#082860", linewidth=1.4)
+        angle_axis(axis)
+        axis.set_ylim(0.0, 1.05 * float(values.max()))
+        return [line], lambda k: line.set_ydata(values[k, order])
+
+    def on_sphere(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
+        seen = pixels_of(centres, 300)
+        image = ball(axis, seen(values[0]), colours_of(values))
+        figure: Any = axis.figure
+        figure.colorbar(image, ax=axis, shrink=0.7, label=r"Density $\rho$", pad=0.02)
+        figure.shows(255 * image.get_cmap()(np.linspace(0, 1, 160))[:, :3])
+        # What is drawn over the image is drawn again with it.
+        above = sorted([*axis.lines, *axis.texts], key=lambda artist: artist.get_zorder())
+        return [image, *above], lambda k: image.set_data(seen(values[k]))
+
+    return time, on_circle if centres.shape[1] == 2 else on_sphere

@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 RESULTS ?= benchmarks/results
 BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums scaling startup dask_scaling \
-	transport libraries jko_step clustering_grid continuous_networks rwpo control digests token_files
+	transport libraries jko_step clustering_grid continuous_networks rwpo control meanfield \
+	digests token_files
 
 .PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast docs-check newcomer clean
 

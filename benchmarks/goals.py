@@ -215,4 +215,10 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("memory of costates over back-propagation, GPT L", 0.35, False, "%"),
         Place("the same with every sqrt(L)-th state, ResNet", 0.25, False, "%"),
     ),
+    "meanfield": (
+        Place("mean field, steps on S^1, 512 cells, 8 moving heads", 500.0, True, "a second"),
+        Place("mean field, steps on S^2, 10,242 cells, 8 moving heads", 25.0, True, "a second"),
+        Place("exponent of the time of a step in the cells, S^2", 1.1, False),
+        Place("mean field, peak memory, 163,842 cells (GB)", 2.0, False),
+    ),
 }

@@ -45,6 +45,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("Attention of the proximal operator, and OT-Flow", "rwpo", sections.rwpo),
     ("Gradients by costates", "control", sections.anything),
     ("Large texts: preparing them, and training from them", "token_files", sections.anything),
+    ("The mean-field equation", "meanfield", sections.anything),
 )
 OPTIONAL = {"matrix_rate"}  # not by `make bench`: exact_sums has its figures too
 HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->

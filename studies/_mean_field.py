@@ -27,6 +27,15 @@ def check_rising(values: Sequence[int], name: str) -> None:
         )
 
 
+def check_meshed(d: Sequence[int]) -> None:
+    """Refuse dimensions, given by --d, that have no mesh."""
+    study.distinct(d, "--d")
+    if not set(d) <= {2, 3}:
+        raise InputError(
+            f"--d is {' '.join(map(str, d))}: expected 2, 3 or both, where there are meshes"
+        )
+
+
 def clouds(draw: Callable[..., FloatArray], seed: int, n: int, d: int, paths: int) -> FloatArray:
     """The draws (paths, n, d): independent between paths, sizes and dimensions."""
     return np.array([draw(n, d, seed=study.seed_of(seed, d, n, path)) for path in range(paths)])

@@ -195,7 +195,7 @@ def findings(flags: MeanFieldLarge, table: "Dataset", laws: Fits) -> list[Findin
         Finding.slope(
             f"the {QUANTITIES[name]} at T deviates from the limit like n^(-1/2): slope -0.5 "
             f"within {MARGIN:g}",
-            "[MHT] Thm 5.1 and the central limit theorem", law, -0.5, MARGIN, root=True,
+            "central limit theorem and propagation of chaos", law, -0.5, MARGIN, root=True,
         )
         for name, law in laws.items()
     ]  # fmt: skip

@@ -30,7 +30,9 @@ LONGEST = (
     "distributed/test_distributed.py", "particles/test_adaptive.py", "particles/test_resume.py",
     "fuzz/test_laws.py", "nets/test_nets_parallel.py", "fuzz/test_damage.py", "fuzz/test_kills.py",
     "studies/test_study_clustering.py", "studies/test_study_mean_field.py",
+    "studies/test_study_phase_transition.py", "meanfield/test_density_files.py",
     "studies/test_study_jko.py", "studies/test_study_networks.py", "fuzz/test_calls.py",
+    "studies/test_study_rwpo_benchmarks.py", "studies/test_study_rwpo_digits.py",
     "kernels/test_fast_sums.py", "analysis/test_verify.py", "analysis/test_stationary.py",
     "studies/test_study_trained_heads.py", "particles/test_token_noise.py", "plots/test_plots.py",
     "study/test_report.py", "test_docstrings.py", "docs/test_guide.py",
@@ -78,6 +80,12 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(marks[kind])
 
     monkeypatch.setattr(figure, "draw", draw)
+
+
+@pytest.fixture
+def sketched_study(sketched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figures, and no report of a study, which opens all its run files again."""
+    monkeypatch.setattr("wflow.study.report.write", lambda _: None)
 
 
 @pytest.fixture(autouse=True)

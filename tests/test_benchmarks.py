@@ -185,10 +185,10 @@ def test_rounds_are_taken_in_turn():
 
 def test_peak_memory_counts_what_is_allocated_within():
     with report.peak_memory() as found:
-        np.ones(4_000_000)
+        np.ones(8_000_000)  # beyond what allocators keep of memory that was freed
     if found["mb"] is None:
         pytest.skip("this system does not tell the peak of a part of a program")
-    assert 25 < found["mb"] < 80
+    assert 55 < found["mb"] < 110
 
 
 def test_fit_finds_the_exponent_and_the_point_that_departs():

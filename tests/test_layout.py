@@ -20,6 +20,7 @@ FLOORS = [
     "attention",
     "particles",
     "transport",
+    "meanfield",
     "analysis",
     "sampling",
     "distributed",

@@ -10,7 +10,7 @@ import wflow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["start", "guide/flows", "guide/laws", "guide/schemes", "guide/budget", "guide/sums"]
-PAGES += ["guide/transport", "guide/run_files"]
+PAGES += ["guide/transport", "guide/stationary", "guide/run_files"]
 
 
 def blocks(page: str) -> list[str]:

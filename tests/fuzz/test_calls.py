@@ -33,6 +33,7 @@ from wflow import (
     flows,
     heads,
     jko,
+    meanfield,
     metric,
     plots,
     sampling,
@@ -49,6 +50,8 @@ SLOW = {"solve to a file", "distributed.solve"}  # on a disk, with the arguments
 TEXT = {("sphere.as_tokens", "name")}  # arguments that are used in messages alone
 ROOM = 6 * 2**30  # bytes of address space beyond what the process has at the start
 
+SPHERE, MODES = meanfield.Sphere(12), meanfield.Harmonics(4)
+
 # What functions return or are handed: their arguments are taken as they are.
 RESULTS = {
     "clusters.OmegaLimit",
@@ -63,8 +66,12 @@ RESULTS = {
     "metric.Bounds",
     "flows.Cloud",
     "flows.Growth",
+    "meanfield.Mesh",
+    "meanfield.Modes",
     "metric.Distance",
     "sampling.AttentionMean",
+    "stationary.State",
+    "stationary.Transition",
     "transport.Entropic",
     "verify.Check",
     "verify.Report",
@@ -104,6 +111,7 @@ def runs() -> dict[str, Any]:
         "other": wflow.solve(y, law, **options),
         "speed": wflow.solve(x, law, causal=True, **options),
         "bare": wflow.solve(x, law, **{**options, "save": wflow.SaveAt(snapshots=[], paths=[])}),
+        "densities": meanfield.solve(np.ones(12), law, mesh=SPHERE, heads=2, t_final=0.1, dt=0.01),
     }
 
 
@@ -151,6 +159,8 @@ def table(folder: Path) -> dict[str, Case]:
         "if_exists": "error", "progress": False,
     }  # fmt: skip
     short = {"x0": x, "law": law, "heads": 2, "t_final": 0.2, "dt": 0.1}
+    limit = {**options, "law": law, "out": None, "reconstruct": None}
+    del limit["causal"]
     proximal = {"h": 0.1, "beta": 1.0, "prior": sampling.L1(2.0), "kernel": "exact"}
     proximal |= {"exclude_self": False}
     sampler = {
@@ -335,6 +345,15 @@ def table(folder: Path) -> dict[str, Case]:
             metric.weighted_distance, x=x, y=y, D=D, segments=2, **few
         ),
         "plots.energy_balance": Case(plots.energy_balance, ds=run),
+        "plots.bifurcation": Case(
+            plots.bifurcation,
+            branches=stationary.branch(
+                np.eye(2), stationary.Nodes.axial(2, 12), 1, kappa=(0.2, 1.0), max_points=3
+            ),
+            name="order",
+            relative=False,
+            ax=None,
+        ),
         "plots.gradient_over_time": Case(
             plots.gradient_over_time,
             datasets={1: run, 2: other},
@@ -361,6 +380,10 @@ def table(folder: Path) -> dict[str, Case]:
         ),
         "plots.clusters_over_time": Case(plots.clusters_over_time, ds=run, scale=0.5, ax=None),
         "plots.heads_over_time": Case(plots.heads_over_time, ds=run, path=0, ax=None),
+        "plots.free_energy_over_time": Case(plots.free_energy_over_time, ds=runs()["densities"]),
+        "plots.density_snapshots": Case(
+            plots.density_snapshots, ds=runs()["densities"], times=[0.1], which="mean", ax=None
+        ),
         "plots.token_snapshots": Case(
             plots.token_snapshots, times=[0.2], which="mean", ax=None, **circle
         ),
@@ -587,10 +610,71 @@ def table(folder: Path) -> dict[str, Case]:
             time_dependent=False,
         ),
         "stationary.critical_diffusion": Case(
-            stationary.critical_diffusion, beta=1.5, d=3, flow="softmax"
+            stationary.critical_diffusion, beta=[1.5, -0.5], d=3, **flow
+        ),
+        "stationary.growth_rate": Case(
+            stationary.growth_rate, beta=[1.5, -0.5], d=3, degree=2, kappa=0.1, **flow
+        ),
+        "stationary.transition": Case(
+            stationary.transition, beta=[1.5, -0.5], d=3, flow="effective", direction="ascent"
+        ),
+        "stationary.Nodes": Case(
+            stationary.Nodes,
+            centres=stationary.Nodes.circle(8).centres,
+            areas=np.full(8, np.pi / 4),
+        ),
+        "stationary.density": Case(
+            stationary.density,
+            D=np.eye(2)[None],
+            kappa=0.3,
+            mesh=stationary.Nodes.circle(16),
+            start="ordered",
+            tolerance=1e-10,
+            max_iterations=20,
+            **flow,
+        ),
+        "stationary.branch": Case(
+            stationary.branch,
+            D=np.eye(2)[None],
+            mesh=stationary.Nodes.axial(2, 12),
+            start=1,
+            kappa=(0.2, 1.0),
+            flow="softmax",
+            direction="ascent",
+            side=1,
+            step=0.3,
+            max_points=4,
+            defect=1e-3,
         ),
         "stationary.stationary_order": Case(
             stationary.stationary_order, beta=4.0, d=3, kappa=0.2, flow="softmax"
+        ),
+        "meanfield.Circle": Case(meanfield.Circle, cells=8),
+        "meanfield.Sphere": Case(meanfield.Sphere, cells=12),
+        "meanfield.Sphere of points": Case(meanfield.Sphere, cells=tokens.uniform(30, 3, seed=0)),
+        "meanfield.Fourier": Case(meanfield.Fourier, degree=5),
+        "meanfield.Harmonics": Case(meanfield.Harmonics, degree=4),
+        "meanfield.density_of": Case(meanfield.density_of, tokens=x, mesh=SPHERE),
+        "meanfield.sample": Case(meanfield.sample, density=np.ones(12), mesh=SPHERE, n=5, seed=0),
+        "meanfield.solve": Case(
+            meanfield.solve,
+            **{**limit, "kappa": 0.1, "scheme": "imex"},
+            density=np.ones(12),
+            mesh=SPHERE,
+        ),
+        "meanfield.solve in harmonics": Case(
+            meanfield.solve,
+            **{**limit, "heads": np.eye(3)[None], "kappa": 1.0, "t_final": 0.02, "dt": 0.01},
+            density=np.ones(MODES.cells),
+            mesh=MODES,
+        ),
+        "transport.density_distance": Case(
+            transport.density_distance,
+            density=np.ones(12),
+            other=x,
+            mesh=SPHERE,
+            p=2.0,
+            tolerance=0.05,
         ),
         "tokens.cross_polytope": Case(tokens.cross_polytope, n=5, d=3, spread=0.05, seed=0),
         "tokens.uniform": Case(tokens.uniform, n=5, d=3, seed=0),
@@ -747,10 +831,12 @@ def spoiled(array: np.ndarray, rng: np.random.Generator) -> list[Any]:
 def spoiled_run(ds: Any) -> list[Any]:
     """Runs that lack something."""
     text = ds.assign_attrs(config="{")
+    bare = ds.drop_vars(["tokens", "density"], errors="ignore")
+    one = ds["centres" if "centres" in ds else "initial_tokens"]
     return [
-        ds.drop_vars("tokens"), ds.drop_attrs(), text, ds.assign_attrs(config="[]"),
+        bare, ds.drop_attrs(), text, ds.assign_attrs(config="[]"),
         ds.isel(time=slice(0, 0)), ds.isel(snapshot=slice(0, 0)), ds.isel(path=slice(0, 0)),
-        ds.isel(snapshot_path=slice(0, 0)), ds.isel(snapshot=slice(0, 1)), ds["initial_tokens"],
+        ds.isel(snapshot_path=slice(0, 0)), ds.isel(snapshot=slice(0, 1)), one,
         ds.isel(axis=slice(0, 2)), ds * 1e3, ds * np.nan, *runs().values(),
     ]  # fmt: skip
 
@@ -969,10 +1055,18 @@ def as_plain(result: Any) -> Any:
             {k: v for k, v in result.attrs.items() if k not in ("created", "history")}
         )
         return result.to_dict()
+    if isinstance(result, meanfield.Modes):
+        return [result.centres, result.areas, result.degree]
+    if isinstance(result, meanfield.Mesh):
+        return [result.centres, result.areas, result.faces]
     if isinstance(result, HeadLaw):
         return heads.law_config(result)
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
         return dataclasses.asdict(result)
+    if isinstance(result, stationary.Nodes):
+        return [result.centres, result.areas]
+    if isinstance(result, stationary.State):
+        return [result.density, result.kappa]
     return result.to_dict() if hasattr(result, "coords") else result
 
 

@@ -37,14 +37,17 @@ SMALL = {
     "cats_dogs": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "clustering": "--betas 1 --dims 2 --n 4 --paths 2 --t-final 1 --series-betas 1 --series-n 4 "
     "--series-paths 1 --series-t 1",
+    "decay_equation": "--preset smoke --d 2 --heads 1 2",
     "edi_defect": "--n 6 --t-final 0.4 --dt 0.05 --halvings 1 --heads 2 --noisy-heads 1 2 "
     "--paths 2",
     "equilibria": "--n 4 --paths 2 --t-final 1 --sizes 4",
     "jko": "--n 4 --heads 2 --paths 2 --taus 0.25 0.125 --t-final 0.25 --dt 0.125",
     "long_time": "--n 4 --t-final 8 --dt 0.1 --noisy-dt 0.1 --noisy-heads 2 --spread-heads 2 "
     "--heads 1 --paths 2",
+    "mean_field_equation": "--preset smoke --d 2 --heads 1",
     "mean_field_large": "--n 4 8 --reference 8 --paths 2 --heads 1 --t-final 0.1",
     "mean_field_limit": "--n 3 6 --d 2 --heads 1 --paths 2 --t-final 0.1 --dt 0.05",
+    "metastability": "--preset smoke --kappas 0.1 --arcs 16 --records 100",
     "metric": "--n 4 --heads 1 --paths 2 --times 0 --deltas 0.02 0.01 --t-final 0.02 --dt 0.01 "
     "--pairs 2 --segments 1",
     "mnist_vit": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
@@ -53,6 +56,7 @@ SMALL = {
     "oscillating_heads": "--n 4 --heads 1 2 --fit-from 1 --t-final 0.1 --dt 0.01",
     "ou_heads": "--n 4 --heads 1 --paths 2 --t-final 0.1 --dt 0.01",
     "point_clouds": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
+    "phase_transition": "--preset smoke --n 20 --betas 1",
     "pontryagin_gpt": "--preset smoke --seeds 1 --device cpu",
     "sentiment": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",

@@ -18,6 +18,10 @@ import numpy as np, wflow
 save = wflow.SaveAt(snapshots=np.linspace(0, 0.4, 5), heads=True)
 x0 = wflow.tokens.uniform(n=12, d=3, seed=0)
 run = wflow.solve(x0, wflow.heads.Oscillating(d=3), heads=2, t_final=0.4, dt=0.1, save=save)
+mesh = wflow.meanfield.Circle(16)
+limit = wflow.meanfield.solve(np.ones(16), wflow.heads.Frozen(), mesh=mesh, heads=1, t_final=0.1)
+nodes = wflow.stationary.Nodes.axial(2, 24)
+branch = wflow.stationary.branch(np.eye(2), nodes, 1, kappa=(0.3, 1.0), step=0.3)
 from wflow.plots import figure
 figure.STYLE.update({"savefig.dpi": 40, "figure.dpi": 40})
 """
@@ -29,6 +33,9 @@ CELLS = {
     "energy_balance": "wflow.plots.energy_balance(run)",
     "clusters_over_time": "wflow.plots.clusters_over_time(run, 0.3)",
     "heads_over_time": "wflow.plots.heads_over_time(run)",
+    "density_snapshots": "wflow.plots.density_snapshots(limit)",
+    "free_energy_over_time": "wflow.plots.free_energy_over_time(limit)",
+    "bifurcation": "wflow.plots.bifurcation(branch)",
 }
 
 

@@ -1,13 +1,15 @@
 """The frame of a study: run files, summary, findings, figures in one folder."""
 
 import json
+import math
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import h5py
 import numpy as np
@@ -511,11 +513,86 @@ def test_slopes_of_several_cases_are_judged_together() -> None:
         ([True, True], "confirmed"),
         ([True, False], "confirmed in part"),
         ([[False], [False]], "not confirmed"),
-        ([], "not confirmed"),
+        ([], "inconclusive"),
     ],
 )
 def test_a_finding_about_cases_says_whether_all_or_some_agree(holds, verdict) -> None:
     assert study.Finding.decided("it holds", "here", "numbers", holds).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("holds", "known", "verdict"),
+    [
+        ([True, True], [True, False], "confirmed in part"),
+        ([True, False], [False, True], "inconclusive"),
+        ([False, False], [True, True], "not confirmed"),
+        (True, False, "inconclusive"),
+    ],
+)
+def test_a_case_that_is_not_known_decides_nothing(holds, known, verdict) -> None:
+    found = study.Finding.decided("it holds", "here", "numbers", holds, known=known)
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.05, 0.09, "confirmed"),
+        (0.05, 0.4, "inconclusive"),
+        (0.2, 0.4, "not confirmed"),
+        (-0.4, -0.2, "not confirmed"),
+        (math.nan, math.nan, "inconclusive"),
+        ([0.0, 0.0], [0.01, math.nan], "confirmed in part"),
+    ],
+)
+def test_an_interval_wider_than_the_limit_confirms_nothing(low, high, verdict) -> None:
+    assert study.Finding.within("it is 0", "here", "numbers", low, high, 0.1).verdict == verdict
+
+
+def test_the_whole_interval_of_a_slope_can_be_asked_for() -> None:
+    def verdict(fit: fits.PowerLaw | None, tolerance: float) -> str:
+        found = study.Finding.slope("it grows", "here", {"a": fit}, 1.0, tolerance, whole=True)
+        return found.verdict
+
+    noisy, single = law(1.0, noise=0.5), fits.power_law([1, 2, 4], [[1.0], [2.0], [4.0]])
+    width = max(abs(bound - 1) for bound in noisy.exponent_ci)
+    assert verdict(noisy, 1.01 * width) == "confirmed"
+    assert verdict(noisy, 0.99 * width) == "inconclusive"
+    assert verdict(law(1.5, noise=1e-3), 0.1) == "not confirmed"
+    assert verdict(single, 0.1) == "inconclusive", "one path has no interval"
+    assert verdict(None, 0.1) == "inconclusive"
+    assert study.slope_text(None) == "not resolved"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized(study.OutputFlags):
+    presets: ClassVar = {"smoke": {"sizes": (1,), "arcs": 8}, "cpu": {}}
+    preset: Literal["smoke", "cpu"] = "cpu"
+    sizes: tuple[int, ...] = (1, 2, 3)
+    arcs: int = 64
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes", "arcs"),
+    [
+        ("", (1, 2, 3), 64),
+        ("--preset smoke", (1,), 8),
+        ("--arcs 16 --preset=smoke", (1,), 16),
+        ("--preset cpu --sizes 5 6", (5, 6), 64),
+    ],
+)
+def test_a_preset_is_the_default_of_other_flags(words, sizes, arcs, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["study", *words.split()])
+    found = study.command_line(Sized, None)
+    assert (found.sizes, found.arcs) == (sizes, arcs)
+
+
+@pytest.mark.parametrize("words", [["--preset", "huge"], ["--preset"]])
+def test_a_preset_that_is_none_is_refused(words, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["study", *words])
+    with pytest.raises(SystemExit):
+        study.command_line(Sized, None)
+    assert "preset" in capsys.readouterr().err
 
 
 def test_a_table_is_the_same_by_rows_and_by_columns() -> None:

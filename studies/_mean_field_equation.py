@@ -1,0 +1,311 @@
+"""Runs, table, tables of text and figures of the study `mean_field_equation`."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from _mean_field import clouds
+from numpy.typing import NDArray
+
+import wflow
+from wflow import SaveAt, fits, meanfield, study, transport
+from wflow.analysis.fits import mean_and_error
+from wflow.heads import Oscillating
+from wflow.plots.figure import PAGE, grid, log_axis, style, time_axis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+FloatArray = NDArray[np.float64]
+CONCENTRATION = 2.0  # of the initial density
+MESHES = ("equation", "coarse")
+QUANTITIES = {
+    "energy": "energy E",
+    "dissipation": "dissipation",
+    "weight_power": "power of the heads",
+    "mean": "first moment",
+    "second_moment": "second moment",
+}
+SERIES = ("energy", "dissipation", "weight_power")
+
+
+def bump(x: FloatArray) -> FloatArray:
+    """The initial density, of von Mises and Fisher, up to a factor."""
+    return np.asarray(np.exp(CONCENTRATION * x[:, 0]))
+
+
+def draw(n: int, d: int, *, seed: int) -> FloatArray:
+    """Independent tokens (n, d) of the initial density; d is 2 or 3."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    if d == 2:
+        angles = rng.vonmises(0.0, CONCENTRATION, n)
+        return np.column_stack((np.cos(angles), np.sin(angles)))
+    u = rng.random(n)
+    # The first coordinate has the density exp(c z) on [-1, 1].
+    z = 1 + np.log(u + (1 - u) * math.exp(-2 * CONCENTRATION)) / CONCENTRATION
+    turns, r = 2 * math.pi * rng.random(n), np.sqrt(np.maximum(0.0, 1 - z * z))
+    return np.column_stack((z, r * np.cos(turns), r * np.sin(turns)))
+
+
+def meshes(flags: Any, d: int) -> dict[str, meanfield.Mesh]:
+    """The mesh of the equation and one of cells of twice the width, which shows its error."""
+    coarse = meanfield.Circle(flags.arcs) if d == 2 else meanfield.Sphere(flags.cells)
+    return {"coarse": coarse, "equation": coarse.refined()}
+
+
+def w2_up_to(flags: Any, d: int) -> int:
+    """Largest n whose W_2 is measured."""
+    return int(flags.w2_circle if d == 2 else flags.w2_sphere)
+
+
+def run_name(d: int, n: int | str) -> str:
+    return f"d{d}_n{n:07d}" if isinstance(n, int) else f"d{d}_{n}"
+
+
+def tasks(flags: Any) -> dict[str, dict[str, Any]]:
+    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
+    found: dict[str, dict[str, Any]] = {}
+    for d in flags.d:
+        common = {
+            "law": Oscillating(d), "heads": flags.heads, "t_final": flags.t_final,
+            "seed": flags.seed, "flow": flags.flow, "direction": flags.direction,
+        }  # fmt: skip
+        for n in flags.n:
+            found[run_name(d, n)] = common | {
+                "x0": clouds(draw, flags.seed, n, d, flags.paths), "dt": flags.dt, "scheme": "rk4",
+                "paths": flags.paths,
+                "save": SaveAt(snapshots=(flags.t_final,), paths=range(flags.paths)),
+            }  # fmt: skip
+        for name, mesh in meshes(flags, d).items():
+            save = SaveAt(snapshots=np.linspace(0, flags.t_final, 5).tolist())
+            found[run_name(d, name)] = common | {"density": bump, "mesh": mesh, "save": save}
+    return found
+
+
+def at_end(run: "Dataset") -> dict[str, FloatArray]:
+    """Quantities at T, each (paths, components), of tokens or densities."""
+    found = {name: run[name].isel(time=-1).values[:, None] for name in SERIES}
+    means, squares = [], []
+    for place in range(run.sizes["snapshot_path"]):  # one cloud in memory at a time
+        if "density" in run:
+            x = run["centres"].values
+            masses = run["density"].values[place, -1] * run["areas"].values
+        else:
+            x = run["tokens"].isel(snapshot_path=place, snapshot=-1).values
+            masses = np.full(len(x), 1 / len(x))
+        means.append(masses @ x)
+        squares.append(((x * masses[:, None]).T @ x).ravel())
+    return found | {"mean": np.array(means), "second_moment": np.array(squares)}
+
+
+def collect(flags: Any, files: dict[str, Path], advance: Callable[[int], None]) -> "Dataset":
+    """Squared deviations from the equation and W_2 to it, and the error of the equation itself."""
+    limits = {}
+    for d in flags.d:
+        for name in MESHES:
+            with wflow.open(files[run_name(d, name)]) as run:
+                limits[d, name] = at_end(run)
+
+    def measure(d: int, n: int) -> dict[str, Any]:
+        limit = limits[d, "equation"]
+        with wflow.open(files[run_name(d, n)]) as run:
+            ends = at_end(run)
+            found: dict[str, Any] = {
+                f"{name}_sq": np.sum((ends[name] - limit[name]) ** 2, axis=1) for name in QUANTITIES
+            }
+            found["residual"] = np.abs(run["edi_residual"].values).max(axis=1)
+            found["w2"] = found["w2_lower"] = np.full(flags.paths, np.nan)
+            if n <= w2_up_to(flags, d):
+                found["w2"], found["w2_lower"] = distances(flags, files, d, run)
+        return found
+
+    def error(d: int) -> dict[str, Any]:
+        fine, coarse = (limits[d, name] for name in MESHES)
+        found: dict[str, Any] = {
+            # The scheme is of second order: the error is a third of what half the width changes.
+            f"{name}_error": np.linalg.norm(fine[name] - coarse[name]) / 3
+            for name in QUANTITIES
+        }
+        with wflow.open(files[run_name(d, "equation")]) as run:
+            found["limit_residual"] = np.abs(run["edi_residual"].values).max()
+            found["dissipated"] = run["dissipated"].values[0, -1]
+        with wflow.open(files[run_name(d, measured_on(d))]) as run:
+            found["w2_cells"] = quantisation(run)
+        return found
+
+    dims = {"d": (flags.d, "dimension d")}
+    texts = {f"{name}_sq": f"squared deviation of the {text} at T"
+             for name, text in QUANTITIES.items()}  # fmt: skip
+    texts["residual"] = "largest residual of the energy balance in size"
+    texts["w2"] = "W_2 between tokens and equation at T, or an upper bound"
+    texts["w2_lower"] = "lower bound of that, equal to it where it is exact"
+    table = study.sweep(
+        dims | {"n": (flags.n, "number of tokens n")},
+        measure,
+        {name: (("path",), text) for name, text in texts.items()},
+        {"path": (np.arange(flags.paths), "draw of the tokens")},
+        advance,
+    )
+    errors = {f"{name}_error": f"error of the {text} of the equation by its cells, estimated"
+              for name, text in QUANTITIES.items()}  # fmt: skip
+    errors["limit_residual"] = "largest residual of the energy balance of the equation"
+    errors["w2_cells"] = "W_2 between the equation and the masses at the centres of its cells"
+    errors["dissipated"] = "energy that the equation dissipates up to T"
+    return table.merge(study.sweep(dims, error, errors))
+
+
+def measured_on(d: int) -> str:
+    """The run of the equation to which W_2 is measured; on the sphere that on coarse cells."""
+    return "equation" if d == 2 else "coarse"
+
+
+def distances(
+    flags: Any, files: dict[str, Path], d: int, run: "Dataset"
+) -> tuple[FloatArray, FloatArray]:
+    """W_2 between the tokens of every path and the equation at T, and its lower bound."""
+    mesh = meshes(flags, d)[measured_on(d)]
+    with wflow.open(files[run_name(d, measured_on(d))]) as limit:
+        density = limit["density"].values[0, -1]
+    found = [
+        transport.density_distance(density, tokens, mesh)
+        for tokens in run["tokens"].isel(snapshot=-1).values
+    ]
+    return np.array([w2.value for w2 in found]), np.array([w2.lower for w2 in found])
+
+
+def quantisation(run: "Dataset") -> float:
+    """W_2 between a density that is constant on its cells and its masses at their centres.
+
+    The mean square distance to the centre is a^2/12 on an arc, and 5 a/(18 sqrt 3) on a regular
+    hexagon of area a, as most cells of the sphere nearly are.
+    """
+    areas = run["areas"].values
+    masses = run["density"].values[0, -1] * areas
+    square = areas**2 / 12 if run.sizes["axis"] == 2 else 5 * areas / (18 * math.sqrt(3))
+    return math.sqrt(masses @ square / masses.sum())
+
+
+def fit(table: "Dataset", d: int, name: str) -> fits.PowerLaw | None:
+    """a n^b of a mean squared deviation, or of W_2, over the n that resolve it, if these are two.
+
+    Where the deviation is less than three times the error of the equation, it says nothing.
+    """
+    part = table.sel(d=d)
+    n = table["n"].values
+    if name == "w2":
+        values = part["w2"].transpose("n", "path").values
+        kept = np.isfinite(values).all(axis=1)
+        return fits.power_law(n[kept], values[kept])
+    values = part[f"{name}_sq"].transpose("n", "path").values
+    kept = np.sqrt(values.mean(axis=1)) > 3 * float(part[f"{name}_error"])
+    return fits.power_law(n[kept], values[kept]) if kept.sum() > 1 else None
+
+
+def report(flags: Any, table: "Dataset") -> str:
+    """Deviations of every n, the error of the equation, W_2 and slopes, for every dimension."""
+    parts = []
+    for d in flags.d:
+        part = table.sel(d=d)
+        columns: dict[str, list[str]] = {
+            "n": [str(n) for n in flags.n]
+            + ["error of the equation", "masses at the centres of the cells", "slope"]
+        }
+        for name, text in QUANTITIES.items():
+            mean = np.sqrt(part[f"{name}_sq"].transpose("n", "path").values.mean(axis=1))
+            law = fit(table, d, name)
+            columns[text] = [f"{value:.2e}" for value in (*mean, float(part[f"{name}_error"]))] + [
+                "", study.slope_text(law, ".2f", root=True)
+            ]  # fmt: skip
+        w2 = part["w2"].transpose("n", "path").values
+        lower = part["w2_lower"].transpose("n", "path").values
+        columns["W_2"] = [
+            ""
+            if np.isnan(row).any()
+            else study.mean_text(row, ".3g")
+            + ("" if np.array_equal(row, least) else f", at least {least.mean():.3g}")
+            for row, least in zip(w2, lower, strict=True)
+        ] + ["", f"{float(part['w2_cells']):.3g}", study.slope_text(fit(table, d, "w2"), ".2f")]
+        residual = part["residual"].transpose("n", "path").values.max(axis=1)
+        columns["residual"] = [
+            f"{value:.1e}" for value in (*residual, float(part["limit_residual"]))
+        ] + ["", ""]
+        mesh = meshes(flags, d)["equation"]
+        parts += [
+            f"d = {d}, {mesh}, H = {flags.heads} oscillating heads, {flags.flow}, "
+            f"{flags.direction}, T = {flags.t_final:g}: root mean square deviation of n tokens "
+            f"from the equation at T over {flags.paths} draws, W_2, and the largest residual of "
+            "the energy balance:",
+            study.markdown_table(columns),
+        ]
+    return "\n\n".join(parts)
+
+
+def rates_figure(flags: Any, table: "Dataset", known: Mapping[int, str]) -> "Figure":
+    """Deviations and W_2 against n, a panel for each dimension."""
+    from matplotlib.ticker import NullFormatter
+
+    looks = (("#0072B2", "o"), ("#56B4E9", "v"), ("#CC79A7", "D"), ("#D55E00", "s"),
+             ("#009E73", "^"))  # fmt: skip
+    n = np.array(flags.n, dtype=float)
+    with style():
+        figure, axes = grid(1, len(flags.d), PAGE, 3.9)
+        for axis, d in zip(axes.flat, flags.d, strict=True):
+            part = table.sel(d=d)
+            for (name, text), (colour, marker) in zip(QUANTITIES.items(), looks, strict=True):
+                law = fit(table, d, name)
+                mean = np.sqrt(part[f"{name}_sq"].transpose("n", "path").values.mean(axis=1))
+                slope = f"$n^{{{law.exponent / 2:.2f}}}$" if law else "not resolved"
+                axis.plot(n, mean, marker, color=colour, markersize=4, label=f"{text}: {slope}")
+                if law:
+                    axis.plot(n, np.sqrt(law(n)), color=colour, linewidth=0.9)
+            w2 = part["w2"].transpose("n", "path").values
+            kept = np.isfinite(w2).all(axis=1)
+            law = fit(table, d, "w2")
+            assert law is not None, "two of --n are measured"
+            mean, error = mean_and_error(w2[kept])
+            axis.errorbar(
+                n[kept], mean, yerr=error, color="black", marker="P", linestyle="none",
+                markersize=5, label=f"$W_2$: $n^{{{law.exponent:.2f}}}$, known {known[d]}",
+            )  # fmt: skip
+            axis.plot(n[kept], law(n[kept]), color="black", linewidth=0.9)
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            log_axis(axis)
+            axis.xaxis.set_minor_formatter(NullFormatter())
+            axis.set_xlabel("Number of tokens $n$")
+            axis.set_ylabel("Deviation from the equation at $T$")
+            axis.set_title(f"{'Circle' if d == 2 else 'Sphere'}, $d$ = {d}")
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=7)
+    return figure
+
+
+def budget_figure(flags: Any, files: dict[str, Path]) -> "Figure":
+    """Terms of the budget over time: the equation, and the range of clouds of the least n."""
+    labels = {"energy": "$E$", "dissipation": "dissipation", "weight_power": "power of the heads"}
+    n = flags.n[min(1, len(flags.n) - 1)]
+    with style():
+        figure, axes = grid(1, len(flags.d), PAGE, 2.9)
+        for axis, d in zip(axes.flat, flags.d, strict=True):
+            with (
+                wflow.open(files[run_name(d, "equation")]) as run,
+                wflow.open(files[run_name(d, n)]) as tokens,
+            ):
+                for name, colour in zip(SERIES, ("#0072B2", "#D55E00", "#009E73"), strict=True):
+                    values = tokens[name].values
+                    axis.fill_between(
+                        tokens["time"].values, values.min(axis=0), values.max(axis=0),
+                        color=colour, alpha=0.25, linewidth=0,
+                    )  # fmt: skip
+                    axis.plot(run["time"].values, run[name].values[0], color=colour,
+                              label=labels[name])  # fmt: skip
+            time_axis(axis)
+            axis.set_title(
+                f"{'Circle' if d == 2 else 'Sphere'}: lines $n = \\infty$, bands {flags.paths} "
+                f"clouds of $n$ = {n}"
+            )
+        handles, texts = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=3)
+    return figure

@@ -1,0 +1,478 @@
+"""The mean-field equation: orders of convergence against independent solvers, the energy budget,
+positivity, mass, heads as those of the particles, and what is refused."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mean_field_references import (
+    CIRCLE_HEADS,
+    DIRECTIONS,
+    FLOWS,
+    at_centres,
+    fourier,
+    legendre,
+    start,
+)
+
+import wflow
+from wflow import meanfield
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
+from wflow.meanfield import Circle, Mesh, Sphere
+from wflow.meanfield.solver import _Run
+
+
+def last(run: Any) -> np.ndarray:
+    return run.density[0, -1].values
+
+
+# Convergence
+# -----------
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_second_order_on_the_circle_against_fourier(flow: Any, direction: Any) -> None:
+    exact = fourier(flow, direction, 0.1, 0.5, lambda t: CIRCLE_HEADS)
+    errors = []
+    for cells in (32, 64):
+        mesh = Circle(cells)
+        run = meanfield.solve(
+            start, Frozen(), mesh=mesh, heads=CIRCLE_HEADS, t_final=0.5, kappa=0.1, flow=flow,
+            direction=direction,
+        )  # fmt: skip
+        errors.append(mesh.integrate(np.abs(last(run) - at_centres(exact, mesh))))
+    assert errors[1] < 5e-3 and 3.6 < errors[0] / errors[1] < 4.4
+
+
+@pytest.mark.parametrize(
+    ("flow", "direction"),
+    [("softmax", "ascent"), ("unnormalised", "descent"), ("effective", "ascent")],
+)
+def test_second_order_on_the_sphere_against_legendre(flow: Any, direction: Any) -> None:
+    heads = np.array([[0.5, 1.5], [-0.4, 1.0]])
+
+    def axial(z: np.ndarray) -> np.ndarray:
+        return np.exp(z)
+
+    exact = legendre(flow, direction, 0.1, 0.3, heads, axial)
+    D = np.array([np.diag([a, a, c]) for a, c in heads])
+    errors = []
+    for cells in (162, 642):
+        mesh = Sphere(cells)
+        run = meanfield.solve(
+            lambda x: axial(x[:, 2]), Frozen(), mesh=mesh, heads=D, t_final=0.3, kappa=0.1,
+            flow=flow, direction=direction,
+        )  # fmt: skip
+        errors.append(mesh.integrate(np.abs(last(run) - exact(mesh.centres))))
+    assert errors[1] < 1e-2 and 3.3 < errors[0] / errors[1] < 4.6
+
+
+def test_rotating_heads_turn_the_solution_with_them() -> None:
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    speed = 2.0
+
+    def heads(t: float) -> np.ndarray:
+        c, s = math.cos(speed * t), math.sin(speed * t)
+        R = np.array([[c, -s], [s, c]])
+        return R @ CIRCLE_HEADS @ R.T
+
+    law = HeadLaw(lambda D, t: speed * (turn @ D - D @ turn))
+    exact = fourier("softmax", "ascent", 0.1, 0.5, heads)
+    errors = []
+    for cells in (32, 64):
+        mesh = Circle(cells)
+        run = meanfield.solve(
+            start, law, mesh=mesh, heads=CIRCLE_HEADS, t_final=0.5, kappa=0.1, direction="ascent",
+        )  # fmt: skip
+        errors.append(mesh.integrate(np.abs(last(run) - at_centres(exact, mesh))))
+    assert 3.4 < errors[0] / errors[1] < 4.6
+
+
+@pytest.mark.parametrize("mesh", [Circle(64), Sphere(642)])
+def test_harmonics_decay_by_diffusion_alone(mesh: Mesh) -> None:
+    kappa, t, d = 0.5, 0.3, mesh.dim + 1
+    run = meanfield.solve(
+        lambda x: 1 + 0.5 * x[:, 0] + 0.4 * x[:, 0] * x[:, 1], Frozen(), mesh=mesh,
+        heads=np.zeros((1, d, d)), t_final=t, kappa=kappa,
+    )  # fmt: skip
+    decay = [math.exp(-kappa * degree * (degree + d - 2) * t) for degree in (1, 2)]
+    x = mesh.centres
+    exact = 1 + 0.5 * decay[0] * x[:, 0] + 0.4 * decay[1] * x[:, 0] * x[:, 1]
+    assert mesh.integrate(np.abs(last(run) - exact / mesh.integrate(exact))) < 1e-3
+
+
+@pytest.mark.parametrize(("scheme", "order"), [("euler", 1), ("ssp2", 2), ("ssp3", 3), ("imex", 1)])
+def test_the_order_of_every_scheme_in_time(scheme: Any, order: int) -> None:
+    def at(steps: int, scheme: Any) -> Any:
+        law = Oscillating(2)
+        return meanfield.solve(
+            start, law, mesh=Circle(16), heads=2, t_final=0.5, dt=0.5 / steps, kappa=0.05,
+            scheme=scheme, seed=1,
+        )  # fmt: skip
+
+    exact = last(at(160, "ssp3"))
+    runs = [at(steps, scheme) for steps in (20, 40)]
+    ratio = np.divide(*[np.abs(last(run) - exact).max() for run in runs])
+    assert 0.7 * 2**order < ratio < 1.4 * 2**order
+
+
+# The energy budget
+# -----------------
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_the_budget_closes_at_second_order(flow: Any) -> None:
+    residuals = []
+    law = HeadLaw(lambda D, t: np.eye(2) - D)
+    for cells in (32, 64):
+        run = meanfield.solve(
+            start, law, mesh=Circle(cells), heads=CIRCLE_HEADS, t_final=0.2, kappa=0.05, flow=flow,
+            save=wflow.SaveAt(every=20),
+        )  # fmt: skip
+        assert abs(float(run.work_weights[0, -1])) > 5e-3  # the heads do work
+        residuals.append(float(abs(run.edi_residual[0, -1])))
+    assert residuals[1] < 1e-2 and residuals[0] / residuals[1] > 3
+
+
+def test_the_budget_of_noisy_heads_closes_in_the_mean_of_short_steps() -> None:
+    law = OrnsteinUhlenbeck(np.eye(2))
+    residuals = []
+    for dt in (0.01, 0.0025):
+        run = meanfield.solve(
+            start, law, mesh=Circle(32), heads=2, t_final=0.2, dt=dt, paths=40, kappa=0.02
+        )
+        assert float(run.work_ito[:, -1].mean()) > 1e-3
+        residuals.append(float(np.sqrt((run.edi_residual[:, -1] ** 2).mean())))
+    assert residuals[1] < 0.7 * residuals[0]
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_the_terms_of_the_budget_are_their_sums_over_cells(flow: Any) -> None:
+    kappa, sigma2, errors = 0.1, 2.0, []
+    law = OrnsteinUhlenbeck(np.zeros((2, 2)), sigma2=sigma2)
+    for cells in (32, 64):
+        mesh = Circle(cells)
+        run = meanfield.solve(
+            start, law, mesh=mesh, heads=CIRCLE_HEADS, t_final=1e-6, dt=1e-6, kappa=kappa, flow=flow
+        )
+        x, w, D = mesh.centres, mesh.areas * run.density[0, 0].values, CIRCLE_HEADS
+        scores = np.einsum("ia,hab,jb->hij", x, D, x)
+        U = np.exp(scores) * w
+        m, S, mean = U.sum(axis=2), U @ x, w @ U.sum(axis=2).T / 2
+        g = np.einsum("hab,hib->hia", D, S)
+        g -= np.einsum("hia,ia->hi", g, x)[..., None] * x
+        b = 1 / (1 / m).mean(axis=0)
+        v = -(g / m[..., None]).mean(axis=0) if flow == "softmax" else -g.mean(axis=0)
+        v = v / b[:, None] if flow == "effective" else v
+        b = np.ones_like(b) if flow == "unnormalised" else b
+        turned = np.einsum("hab,ib->hia", D, x)
+        square = np.einsum("hia,hia->hi", turned, turned)[:, None]
+        exact = {
+            "energy": mean.mean(),
+            "dissipation": -w @ np.einsum("ia,ia->i", g.mean(axis=0), v),
+            "upper_gradient_sq": w @ (b * np.einsum("ia,ia->i", v, v)),
+            # f = -D: the drift of the law.
+            "weight_power": -np.einsum("i,hij->", w, U * scores) / 4,
+            "ito_power": sigma2 / 16 * np.einsum("i,hij->", w, U * (1 + (x @ x.T) ** 2)),
+            "diffusion_power": kappa
+            / 2
+            * np.einsum("i,hij->", w, U * (square - scores**2 - scores)),
+        }
+        errors.append({name: abs(float(run[name][0, 0]) - of) for name, of in exact.items()})
+    for name in ("energy", "weight_power", "ito_power"):
+        assert errors[1][name] < 1e-14, name
+    for name in ("dissipation", "upper_gradient_sq", "diffusion_power"):
+        assert 3.5 < errors[0][name] / errors[1][name] < 4.5, name
+
+
+def test_one_head_and_the_effective_flow_have_no_defect() -> None:
+    for flow, heads in (("softmax", CIRCLE_HEADS[:1]), ("effective", CIRCLE_HEADS)):
+        run = meanfield.solve(
+            start, Frozen(), mesh=Circle(32), heads=heads, t_final=0.1, flow=flow, kappa=0.1
+        )
+        assert float(abs(run.edi_defect).max()) < 1e-15
+    one = [
+        meanfield.solve(
+            start, Frozen(), mesh=Circle(32), heads=CIRCLE_HEADS[:1], t_final=0.1, flow=f
+        )
+        for f in ("softmax", "effective")
+    ]
+    assert np.abs(last(one[0]) - last(one[1])).max() < 1e-14
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("scheme", ["euler", "ssp2", "imex"])
+def test_the_free_energy_of_the_unnormalised_flow_falls(direction: Any, scheme: Any) -> None:
+    run = meanfield.solve(
+        start, Frozen(), mesh=Circle(32), heads=CIRCLE_HEADS, t_final=1.0,
+        dt=0.05 if scheme == "imex" else None, kappa=0.1, flow="unnormalised",
+        direction=direction, scheme=scheme,
+    )  # fmt: skip
+    assert (np.diff(run.free_energy[0]) < 1e-13).all()
+
+
+def test_imex_lowers_the_free_energy_for_any_step_where_the_kernel_is_positive() -> None:
+    # For D with eigenvalues >= 0 the energy is convex in the density; at the start of the step it
+    # is above its tangent in ascent, and the entropy is treated implicitly.
+    D = np.array([np.diag([2.0, 0.5])])
+    run = meanfield.solve(
+        lambda x: np.exp(2 * x[:, 1]), Frozen(), mesh=Circle(64), heads=D, t_final=200.0, dt=4.0,
+        kappa=0.3, flow="unnormalised", direction="ascent", scheme="imex",
+    )  # fmt: skip
+    assert (np.diff(run.free_energy[0]) < 1e-13).all()
+    # The end is a Gibbs state, rho ~ exp(phi/kappa), of the discrete equation itself.
+    mesh = Circle(64)
+    U = np.exp(mesh.centres @ D[0] @ mesh.centres.T)
+    gibbs = np.exp(U @ (mesh.areas * last(run)) / 0.3)
+    assert np.allclose(last(run), gibbs / mesh.integrate(gibbs), rtol=1e-8)
+
+
+def test_the_energy_falls_along_the_effective_flow_without_diffusion() -> None:
+    run = meanfield.solve(
+        start, Frozen(), mesh=Circle(64), heads=CIRCLE_HEADS, t_final=2.0, flow="effective"
+    )
+    assert (np.diff(run.energy[0]) < 1e-13).all()
+
+
+# Structure
+# ---------
+
+
+def test_densities_stay_positive_and_keep_their_mass(cases: Any) -> None:
+    tried = settings(deadline=None, max_examples=cases(8, 1000), derandomize=True)
+    tried(given(data=st.data())(positivity))()
+
+
+def positivity(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 2**31))
+    rng = np.random.default_rng(seed)
+    mesh = data.draw(st.sampled_from([Circle(5), Circle(24), Sphere(12), Sphere(42)]))
+    kappa = data.draw(st.sampled_from([0.0, 1e-4, 0.1, 10.0]))
+    scheme = data.draw(st.sampled_from(["euler", "ssp2", "ssp3", "imex"]))
+    reconstruct = data.draw(st.sampled_from([None, scheme != "imex"]))
+    d = mesh.dim + 1
+    Z = rng.normal(size=(2, d, d)) * data.draw(st.sampled_from([0.1, 1.0, 2.0]))
+    density = rng.random(mesh.cells) * (rng.random(mesh.cells) < 0.5)
+    density[rng.integers(mesh.cells)] += 1.0
+    run = meanfield.solve(
+        density, Frozen(), mesh=mesh, heads=Z + np.swapaxes(Z, 1, 2), t_final=0.02, kappa=kappa,
+        dt=0.005 if scheme == "imex" else None, scheme=scheme, reconstruct=reconstruct,
+        flow=data.draw(st.sampled_from(FLOWS)), direction=data.draw(st.sampled_from([*DIRECTIONS])),
+        save=wflow.SaveAt(snapshots=[0.01, 0.02]),
+    )  # fmt: skip
+    assert float(run.density.min()) >= 0.0
+    # Strong heads take very many steps, each of which rounds.
+    assert np.abs(run.density.values @ mesh.areas - 1).max() < 1e-11
+
+
+def test_mass_over_many_steps(cases: Any) -> None:
+    steps = cases(200, 100_000)
+    mesh = Circle(64)
+    run = meanfield.solve(
+        start, Oscillating(2), mesh=mesh, heads=2, t_final=steps * 1e-3, dt=1e-3, kappa=0.01,
+        save=wflow.SaveAt(every=steps, budget=False),
+    )  # fmt: skip
+    assert abs(mesh.integrate(last(run)) - 1) < 1e-13
+
+
+def test_a_turned_mesh_has_the_turned_solution() -> None:
+    # A fifth of a turn about an axis through a corner maps the icosahedral grid to itself.
+    mesh = Sphere(162)
+    axis = mesh.centres[0]
+    w = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
+    angle = 2 * math.pi / 5
+    R = np.eye(3) + math.sin(angle) * w + (1 - math.cos(angle)) * (w @ w)
+    image = mesh.nearest(mesh.centres @ R.T)
+    assert np.abs(mesh.centres[image] - mesh.centres @ R.T).max() < 1e-12
+    D = wflow.heads.Oscillating(3).target(0.3, 2) / 3
+    kwargs: Any = {"mesh": mesh, "t_final": 0.1, "dt": 0.01, "kappa": 0.05}
+    plain = meanfield.solve(start, Frozen(), heads=D, **kwargs)
+    turned = meanfield.solve(lambda x: start(x @ R), Frozen(), heads=R @ D @ R.T, **kwargs)
+    assert np.abs(last(turned)[image] - last(plain)).max() < 1e-10
+
+
+def test_heads_are_those_of_the_particles() -> None:
+    law = OrnsteinUhlenbeck(np.eye(2))
+    kwargs: Any = {
+        "heads": 3, "t_final": 0.1, "dt": 0.01, "paths": 2, "seed": 5,
+        "save": wflow.SaveAt(heads=True, paths=(0, 1)),
+    }  # fmt: skip
+    run = meanfield.solve(start, law, mesh=Circle(16), **kwargs)
+    particles = wflow.solve(wflow.tokens.uniform(5, 2, seed=0), law, **kwargs)
+    assert np.array_equal(run.heads, particles.heads)
+
+
+def test_heads_that_are_no_gradient_move_densities_by_their_velocities() -> None:
+    D = CIRCLE_HEADS + np.array([[0.0, 0.4], [-0.4, 0.0]])
+    save = wflow.SaveAt(budget=False)
+    kwargs: Any = {"heads": D, "t_final": 0.2, "kappa": 0.1, "save": save}
+    fine = last(meanfield.solve(start, Frozen(), mesh=Circle(256), **kwargs))
+    errors = [
+        np.abs(last(meanfield.solve(start, Frozen(), mesh=Circle(n), **kwargs)) - fine[:: 256 // n])
+        for n in (32, 64)
+    ]
+    errors = [error.max() for error in errors]
+    assert 3.3 < errors[0] / errors[1] < 5
+    values = wflow.heads.QKV(*(np.eye(2)[None] for _ in range(3)))
+    qkv = meanfield.solve(start, Frozen(), mesh=Circle(32), heads=values, t_final=0.1)
+    tied = meanfield.solve(
+        start, Frozen(), mesh=Circle(32), heads=np.eye(2)[None], t_final=0.1, direction="ascent"
+    )
+    assert np.abs(last(qkv) - last(tied)).max() < 1e-3
+
+
+class Half(wflow.Flow):
+    """Half the velocity of softmax attention, in the same metric."""
+
+    def velocity(self, cloud: Any) -> Any:
+        return 0.5 * cloud.attention()
+
+    def log_metric(self, cloud: Any) -> Any:
+        return cloud.log_effective_mobility()
+
+
+def test_custom_flows_run_and_keep_the_budget() -> None:
+    kwargs: Any = {"mesh": Circle(64), "heads": CIRCLE_HEADS}
+    run = meanfield.solve(start, Frozen(), flow=Half(), t_final=0.4, kappa=0.05, **kwargs)
+    plain = meanfield.solve(start, Frozen(), t_final=0.2, kappa=0.1, **kwargs)
+    assert np.abs(last(run) - last(plain)).max() < 1e-3
+    assert float(run.dissipation[0, 0] / plain.dissipation[0, 0]) == pytest.approx(0.5, rel=1e-2)
+    assert abs(float(run.edi_residual[0, -1])) < 1e-3
+
+
+def test_the_entropy_has_the_sign_of_that_of_stationary_states() -> None:
+    run = meanfield.solve(
+        np.ones(42), Frozen(), mesh=Sphere(42), heads=np.eye(3)[None], t_final=0.01, kappa=0.1
+    )  # fmt: skip
+    assert float(run["entropy"][0, 0]) == pytest.approx(np.log(4 * np.pi))
+    expected = float(run["energy"][0, 0]) - 0.1 * float(run["entropy"][0, 0])
+    assert float(run["free_energy"][0, 0]) == pytest.approx(expected)
+
+
+class Breaks(Half):
+    """Has no velocity from some evaluation on."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.left = last
+
+    def velocity(self, cloud: Any) -> Any:
+        self.left -= 1
+        return super().velocity(cloud) * (np.nan if self.left < 0 else 1.0)
+
+
+@pytest.mark.parametrize("mesh", [Circle(16), meanfield.Fourier(16)])
+@pytest.mark.parametrize("evaluations", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("dt", [None, 0.01])
+def test_velocities_that_are_no_numbers_end_the_run(
+    mesh: Mesh, evaluations: int, dt: float | None
+) -> None:
+    with pytest.raises(wflow.BlowUpError, match="see what the flow returns"):
+        meanfield.solve(
+            start, Frozen(), flow=Breaks(evaluations), t_final=100.0 if dt is None else 0.1,
+            mesh=mesh, heads=CIRCLE_HEADS, dt=dt,
+        )  # fmt: skip
+
+
+# Files, and what is refused
+# --------------------------
+
+
+@pytest.mark.parametrize("law", [Oscillating(2), OrnsteinUhlenbeck(np.eye(2))])
+def test_a_run_in_a_file_resumes_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, law: HeadLaw
+) -> None:
+    kwargs: Any = {
+        "mesh": Circle(16), "heads": 2, "t_final": 0.1, "kappa": 0.1, "paths": 2,
+        "dt": None if law.deterministic else 0.001,
+        "compute": wflow.Compute(checkpoint_every=0.0),
+    }  # fmt: skip
+    whole = meanfield.solve(start, law, **kwargs)
+    out = tmp_path / "run.h5"
+    advance = _Run.advance
+
+    def cut(self: _Run, step: int, record: Any) -> None:
+        if step == 60:
+            raise MemoryError
+        advance(self, step, record)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(_Run, "advance", cut)
+        meanfield.solve(start, law, out=out, **kwargs)
+    with meanfield.solve(start, law, out=out, if_exists="resume", **kwargs) as run:
+        assert set(run.data_vars) == set(whole.data_vars)
+        for name in whole.data_vars:
+            assert np.array_equal(run[name], whole[name], equal_nan=True), name
+    with wflow.open(out) as again:
+        assert again.density.dims == ("snapshot_path", "snapshot", "cell")
+        assert np.array_equal(again.centres, Circle(16).centres)
+
+
+def test_tokens_are_deposited_with_their_mass() -> None:
+    mesh, x = Sphere(42), wflow.tokens.uniform(100, 3, seed=1)
+    run = meanfield.solve(x, Frozen(), mesh=mesh, heads=np.eye(3)[None], t_final=0.01)
+    assert np.array_equal(run.initial_density, meanfield.density_of(x, mesh))
+
+
+GOOD: dict[str, Any] = {
+    "density": start, "law": Frozen(), "mesh": Circle(16), "heads": CIRCLE_HEADS, "t_final": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"density": -np.ones(16)}, "expected no negative value"),
+        ({"density": lambda x: x[:, 0]}, "finite numbers that are not negative"),
+        ({"density": np.zeros(16)}, "has the mass 0: expected a positive, finite one"),
+        ({"density": np.full(16, 1e308)}, "has the mass inf"),
+        ({"density": np.full(16, np.nan)}, "not finite"),
+        ({"density": lambda x: x[:, 0] / 0}, "expected finite numbers"),
+        ({"density": lambda x: x}, "expected a number for every point"),
+        (
+            {"reconstruct": True, "scheme": "imex", "dt": 0.1},
+            "with explicit schemes",
+        ),
+        ({"density": np.ones(15)}, "expected a function of points, values over the cells"),
+        ({"density": wflow.tokens.uniform(9, 5, seed=0)}, "meshes exist for d = 2 and 3"),
+        ({"mesh": 16}, "there are none for d > 3"),
+        ({"kappa": -0.1}, "kappa is -0.1: expected a finite number >= 0"),
+        ({"dt": 0.1, "kappa": 10.0}, r"the step dt = 0.1 is above the bound 0.00\d+ at time 0"),
+        ({"dt": 0.1, "heads": 20 * CIRCLE_HEADS}, r"above the bound .*\(dt=None chooses it\)"),
+        ({"scheme": "rk4"}, "scheme is 'rk4': expected one of euler, ssp2, ssp3, imex"),
+        ({"scheme": "imex"}, "dt is missing: imex has no bound"),
+        ({"law": OrnsteinUhlenbeck(np.eye(2))}, "dt is missing: noise of the heads"),
+        (
+            {"law": OrnsteinUhlenbeck(np.eye(2)), "dt": 0.01, "scheme": "ssp2"},
+            r"scheme 'ssp2' needs a deterministic head law; with OrnsteinUhlenbeck use scheme='e",
+        ),
+        ({"heads": np.eye(3)[None]}, r"expected \(heads, 2, 2\)"),
+        ({"compute": wflow.Compute(backend="torch")}, "leave out compute.backend"),
+        ({"if_exists": "resume"}, "give out as well"),
+        ({"t_final": 0.0}, "t_final is 0.0: expected"),
+        (
+            {
+                "t_final": 1e6,
+                "heads": 40 * CIRCLE_HEADS,
+                "flow": "unnormalised",
+                "save": wflow.SaveAt(budget=False),
+            },
+            r"the bound on steps, .*, is below 1e-08 .*take weaker heads",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(wflow.InputError, match=says), np.errstate(all="ignore"):
+        meanfield.solve(**(GOOD | change))
+
+
+def test_a_step_that_the_bound_overtakes_is_refused_where_it_does() -> None:
+    law = HeadLaw(lambda D, t: 40 * D)
+    with pytest.raises(wflow.BlowUpError, match="is above the bound") as caught:
+        meanfield.solve(**(GOOD | {"law": law, "dt": 1e-2}))
+    assert 0 < caught.value.time < 0.1

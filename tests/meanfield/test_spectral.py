@@ -1,0 +1,287 @@
+"""The spectral method: transforms, orders, agreement with finite volumes, what is not resolved."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mean_field_references import CIRCLE_HEADS, FLOWS, at_centres, fourier, legendre, start
+from scipy.special import sph_harm_y
+
+import wflow
+from wflow import meanfield
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
+from wflow.meanfield import Circle, Fourier, Harmonics, Sphere
+
+
+def last(run: Any) -> np.ndarray:
+    return run.density[0, -1].values
+
+
+def tilted(x: np.ndarray) -> np.ndarray:
+    return np.exp(x[:, 2] + 0.5 * x[:, 0] - 0.3 * x[:, 0] * x[:, 1])
+
+
+# Transforms
+# ----------
+
+
+@pytest.mark.parametrize("modes", [Fourier(7), Harmonics(6)])
+def test_transforms_are_inverse_and_keep_the_norm(modes: meanfield.Modes) -> None:
+    c = modes._analyse(np.random.default_rng(0).normal(size=(2, modes.cells)))
+    values = modes._synthesise(c)
+    assert np.abs(modes._analyse(values) - c).max() < 1e-14
+    assert np.allclose(modes._scalar(c, c), values**2 @ modes.areas, rtol=1e-13)
+    # The quadrature is exact for products of two: degree 3 L and no further.
+    assert np.abs(modes.at(values, modes.centres) - values).max() < 1e-13
+
+
+def test_coefficients_are_those_of_scipys_harmonics() -> None:
+    modes = Harmonics(5)
+    x = modes.centres
+    theta, phi = np.arccos(x[:, 2]), np.arctan2(x[:, 1], x[:, 0])
+    for degree, order in ((0, 0), (3, 0), (4, 2), (5, 5)):
+        Y = sph_harm_y(degree, order, theta, phi)
+        found = modes._analyse(np.stack([Y.real, Y.imag]))
+        exact = np.zeros((6, 6))
+        exact[order, degree] = 1.0
+        # Condon and Shortley's sign, and half of the real part for m > 0.
+        sign = (-1) ** order
+        assert np.allclose(sign * (found[0] + 1j * found[1]), exact, atol=1e-13)
+
+
+@pytest.mark.parametrize("modes", [Fourier(6), Harmonics(6)])
+def test_minus_the_divergence_of_gradients_has_the_eigenvalues(modes: meanfield.Modes) -> None:
+    x, d = modes.centres, modes.dim + 1
+    gradient = np.zeros_like(x)
+    gradient[:, 0], gradient[:, 1] = x[:, 1], x[:, 0]  # of x y, of degree 2
+    gradient -= np.einsum("ia,ia->i", gradient, x)[:, None] * x
+    found = modes._synthesise(modes._against_gradients(gradient[None]))[0]
+    assert np.allclose(found, 2 * d * x[:, 0] * x[:, 1], atol=1e-13)
+
+
+# Solutions
+# ---------
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_errors_fall_like_a_geometric_series_on_the_circle(flow: Any) -> None:
+    exact = fourier(flow, "ascent", 0.1, 0.3, lambda t: CIRCLE_HEADS)
+    mesh, errors = Circle(64), []
+    for degree in (12, 16, 20):
+        modes = Fourier(degree)
+        run = meanfield.solve(
+            start, Frozen(), mesh=modes, heads=CIRCLE_HEADS, t_final=0.3, dt=0.01, kappa=0.1,
+            flow=flow, direction="ascent",
+        )  # fmt: skip
+        errors.append(np.abs(modes.at(last(run), mesh.centres) - at_centres(exact, mesh)).max())
+    # The reference is accurate to 1e-10.
+    assert errors[0] < 1e-5 and errors[1] < 0.05 * errors[0] + 1e-10
+    assert errors[2] < 0.05 * errors[1] + 1e-10
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_errors_fall_like_a_geometric_series_on_the_sphere(flow: Any) -> None:
+    heads = np.array([[0.5, 1.5], [-0.4, 1.0]])
+    exact = legendre(flow, "ascent", 0.1, 0.1, heads, np.exp)
+    D = np.array([np.diag([a, a, c]) for a, c in heads])
+    # Turned, so that the problem is not aligned with the grid.
+    R = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    errors = []
+    for degree in (10, 14):
+        modes = Harmonics(degree)
+        run = meanfield.solve(
+            lambda x: np.exp((x @ R)[:, 2]), Frozen(), mesh=modes, heads=R @ D @ R.T, t_final=0.1,
+            dt=0.02, kappa=0.1, flow=flow, direction="ascent",
+        )  # fmt: skip
+        errors.append(np.abs(last(run) - exact(modes.centres @ R)).max())
+    # The reference is accurate to 1e-9.
+    assert errors[0] < 1e-3 and errors[1] < 0.05 * errors[0] + 5e-9
+
+
+@pytest.mark.parametrize(
+    ("modes", "meshes"),
+    [(Fourier(24), (Circle(48), Circle(96))), (Harmonics(12), (Sphere(162), Sphere(642)))],
+)
+def test_finite_volumes_agree_at_their_order(modes: Any, meshes: Any) -> None:
+    d = modes.dim + 1
+    kwargs: Any = {"heads": Oscillating(d).target(0.3, 2) / 3, "t_final": 0.2, "kappa": 0.1}
+    density = start if d == 2 else tilted
+    exact = last(meanfield.solve(density, Frozen(), mesh=modes, **kwargs))
+    errors = []
+    for mesh in meshes:
+        found = last(meanfield.solve(density, Frozen(), mesh=mesh, **kwargs))
+        errors.append(mesh.integrate(np.abs(found - modes.at(exact, mesh.centres))))
+    assert errors[1] < 1e-2 and 3.3 < errors[0] / errors[1] < 4.6
+
+
+@pytest.mark.parametrize(("scheme", "order"), [("euler", 1), ("heun", 2), ("rk4", 4)])
+def test_the_order_of_lawsons_schemes_in_time(scheme: Any, order: int) -> None:
+    def at(steps: int, scheme: Any) -> Any:
+        return meanfield.solve(
+            start, Oscillating(2), mesh=Fourier(16), heads=CIRCLE_HEADS / 2, t_final=0.4,
+            dt=0.4 / steps, kappa=0.5, scheme=scheme,
+        )  # fmt: skip
+
+    exact = at(128, "rk4")
+    runs = [at(steps, scheme) for steps in (16, 32)]
+    ratio = np.divide(*[np.abs(last(run) - last(exact)).max() for run in runs])
+    assert 0.7 * 2**order < ratio < 1.4 * 2**order
+    residuals = [float(abs(run.edi_residual[0, -1])) for run in runs]
+    assert residuals[0] / residuals[1] > 0.7 * 2**order
+
+
+@pytest.mark.parametrize("modes", [Fourier(6), Harmonics(6)])
+def test_harmonics_decay_exactly_by_diffusion_alone(modes: meanfield.Modes) -> None:
+    kappa, t, d, x = 0.5, 0.3, modes.dim + 1, modes.centres
+    run = meanfield.solve(
+        lambda x: 1 + 0.5 * x[:, 0] + 0.4 * x[:, 0] * x[:, 1], Frozen(), mesh=modes,
+        heads=np.zeros((1, d, d)), t_final=t, dt=t, kappa=kappa,
+    )  # fmt: skip
+    first, second = (math.exp(-kappa * degree * (degree + d - 2) * t) for degree in (1, 2))
+    exact = 1 + 0.5 * first * x[:, 0] + 0.4 * second * x[:, 0] * x[:, 1]
+    assert np.abs(last(run) - exact / modes.integrate(exact)).max() < 1e-14
+
+
+def test_rotating_heads_carry_a_travelling_solution() -> None:
+    # Heads that turn at a constant speed end in a density that turns with them.
+    speed, D = 1.0, np.array([[[1.5, 0.0], [0.0, -0.5]]])
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    law = HeadLaw(lambda D, t: speed * (turn @ D - D @ turn))
+    modes = Fourier(20)
+    shift = 2 * math.pi * 20 / modes.cells / speed  # the time of 20 nodes
+    kwargs: Any = {"kappa": 0.5, "direction": "ascent"}
+    run = meanfield.solve(
+        lambda x: 1 + 0.5 * x[:, 0] ** 2, law, mesh=modes, heads=D, t_final=8 * shift,
+        dt=shift / 30, save=wflow.SaveAt(snapshots=[7 * shift, 8 * shift], every=60, heads=True),
+        **kwargs,
+    )  # fmt: skip
+    before, after = run.density[0].values
+    assert np.ptp(after) > 0.02  # not uniform
+    assert np.abs(after - np.roll(before, 20)).max() < 1e-6
+    # Finite volumes travel at the same speed, to their order.
+    kwargs |= {"heads": run.heads[0, 1].values, "t_final": 1.0}
+    exact = np.roll(before, 20)
+    angle = speed * 1.0
+    R = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    errors = []
+    for cells in (32, 64):
+        mesh = Circle(cells)
+        found = meanfield.solve(modes.at(after, mesh.centres), law, mesh=mesh, **kwargs)
+        errors.append(mesh.integrate(np.abs(last(found) - modes.at(exact, mesh.centres @ R))))
+    assert errors[1] < 5e-3 and 3.4 < errors[0] / errors[1] < 4.6
+
+
+def test_a_turned_problem_has_the_turned_solution() -> None:
+    R = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
+    D = Oscillating(3).target(0.3, 2) / 3
+    modes = Harmonics(12)
+    kwargs: Any = {"mesh": modes, "t_final": 0.1, "dt": 0.01, "kappa": 0.2}
+    plain = meanfield.solve(tilted, Frozen(), heads=D, **kwargs)
+    turned = meanfield.solve(lambda x: tilted(x @ R), Frozen(), heads=R @ D @ R.T, **kwargs)
+    assert np.abs(modes.at(last(plain), modes.centres @ R) - last(turned)).max() < 1e-6
+
+
+@pytest.mark.parametrize("modes", [Fourier(24), Harmonics(10)])
+def test_the_budget_of_noisy_heads_and_the_heads_are_those_of_finite_volumes(modes: Any) -> None:
+    d = modes.dim + 1
+    mesh: Any = Circle(256) if d == 2 else Sphere(2562)
+    law = OrnsteinUhlenbeck(np.eye(d), sigma2=0.5)
+    kwargs: Any = {
+        "heads": np.eye(d)[None] / 2, "t_final": 0.02, "dt": 0.002, "paths": 2, "seed": 3,
+        "kappa": 0.1, "save": wflow.SaveAt(every=10, heads=True, paths=(0, 1)),
+    }  # fmt: skip
+    a, b = (meanfield.solve(lambda x: 2 + x[:, 0], law, mesh=m, **kwargs) for m in (modes, mesh))
+    assert np.array_equal(a.heads, b.heads)
+    for name in ("energy", "dissipation", "upper_gradient_sq", "weight_power", "ito_power",
+                 "diffusion_power", "martingale", "entropy", "free_energy"):  # fmt: skip
+        size = float(np.abs(b[name]).max())
+        assert np.abs(a[name] - b[name]).max() < 5e-3 * size, name
+
+
+def test_one_head_and_the_effective_flow_have_no_defect() -> None:
+    for flow, heads in (("softmax", CIRCLE_HEADS[:1]), ("effective", CIRCLE_HEADS)):
+        run = meanfield.solve(
+            start, Frozen(), mesh=Fourier(16), heads=heads, t_final=0.02, flow=flow, kappa=0.1
+        )
+        assert float(abs(run.edi_defect).max()) < 1e-14
+
+
+def test_mass_over_many_steps_of_modes(cases: Any) -> None:
+    steps = cases(50, 5_000)
+    for modes in (Fourier(8), Harmonics(6)):
+        d = modes.dim + 1
+        run = meanfield.solve(
+            lambda x: 2 + x[:, 0], Oscillating(d), mesh=modes, heads=np.eye(d)[None] / 4,
+            t_final=steps * 1e-3, dt=1e-3, kappa=4.0, save=wflow.SaveAt(every=steps, budget=False),
+        )  # fmt: skip
+        assert abs(modes.integrate(last(run)) - 1) < 1e-14
+
+
+def test_a_run_of_modes_in_a_file_resumes(tmp_path: Path) -> None:
+    kwargs: Any = {
+        "mesh": Harmonics(5), "heads": np.eye(3)[None], "t_final": 0.1, "dt": 0.02, "kappa": 0.5,
+    }  # fmt: skip
+    whole = meanfield.solve(lambda x: 2 + x[:, 0], Frozen(), **kwargs)
+    out = tmp_path / "modes.h5"
+    with meanfield.solve(lambda x: 2 + x[:, 0], Frozen(), out=out, **kwargs) as run:
+        assert set(run.data_vars) == set(whole.data_vars)
+        assert np.array_equal(run.density, whole.density)
+        assert "in harmonics" in run.attrs["source"]
+    with wflow.open(out) as again:
+        assert float(again.spectral_tail.max()) < 1e-2
+
+
+# What is refused
+# ---------------
+
+GOOD: dict[str, Any] = {
+    "density": start, "law": Frozen(), "mesh": Fourier(16), "heads": CIRCLE_HEADS, "t_final": 0.1,
+    "kappa": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"density": lambda x: (x[:, 0] > 0) * 1.0}, "not resolved by degrees up to 16"),
+        ({"density": lambda x: np.exp(30 * x[:, 0])}, r"share 0\.\d+ of it, expected at most"),
+        ({"density": wflow.tokens.uniform(9, 2, seed=0)}, "tokens have no smooth density"),
+        ({"density": np.ones(16)}, "values over the cells"),
+        ({"dt": 0.1, "heads": 9 * CIRCLE_HEADS}, r"above the bound 0.0\d+ .* modes may grow"),
+        (
+            {"scheme": "euler", "kappa": 0.0},
+            "bound on steps, 0, is below 1e-15 at time 0.*more diffusion",
+        ),
+        ({"scheme": "ssp2"}, "scheme is 'ssp2': expected one of euler, heun, rk4"),
+        ({"reconstruct": True}, "leave it out with Fourier"),
+        ({"law": OrnsteinUhlenbeck(np.eye(2))}, "dt is missing: noise of the heads"),
+        (
+            {"law": OrnsteinUhlenbeck(np.eye(2)), "dt": 0.01, "kappa": 0.0},
+            r"kappa is 0, for which no scheme of Fourier\(16\).*finite volumes",
+        ),
+        ({"heads": np.eye(3)[None]}, r"expected \(heads, 2, 2\)"),
+    ],
+)
+def test_what_modes_cannot_do_is_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(wflow.InputError, match=says):
+        meanfield.solve(**(GOOD | change))
+
+
+def test_a_density_that_outgrows_its_modes_is_refused_where_it_does() -> None:
+    arguments = GOOD | {"heads": 4 * CIRCLE_HEADS, "direction": "ascent", "t_final": 2.0}
+    with pytest.raises(wflow.BlowUpError, match="not resolved by degrees up to 16") as caught:
+        meanfield.solve(**arguments)
+    assert 0 < caught.value.time < 2 and float(caught.value.run.spectral_tail[0, 0]) < 1e-5
+
+
+def test_modes_and_meshes_are_told_apart() -> None:
+    with pytest.raises(wflow.InputError, match="has no cells"):
+        meanfield.density_of(wflow.tokens.uniform(9, 2, seed=0), Fourier(8))
+    with pytest.raises(wflow.InputError, match="whole number >= 4"):
+        Fourier(3)
+    with pytest.raises(wflow.InputError, match="take fewer"):
+        Harmonics(10**6)
+    with pytest.raises(wflow.InputError, match="expected points of the mesh"):
+        Fourier(4).at(np.ones(13), np.eye(3))

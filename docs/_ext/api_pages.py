@@ -30,6 +30,7 @@ GROUPS = {
         "wflow.heads": "Head laws, and heads of (Q, K, V)",
         "wflow.flows": "Flows, and how to define one",
         "wflow.sphere": "Projection, normalisation, geodesics",
+        "wflow.meanfield": "The mean-field equation: meshes, densities, their solver",
         "wflow.distributed": "Paths spread over processes and machines",
     },
     "Geometry": {
@@ -40,7 +41,7 @@ GROUPS = {
     "Analysis": {
         "wflow.clusters": "Clusters, order, entropy, stationarity",
         "wflow.equilibria": "Extremal energies and measures",
-        "wflow.stationary": "Stationary laws of tokens that diffuse",
+        "wflow.stationary": "Stationary laws of tokens that diffuse, their branches and stability",
         "wflow.stability": "Growth of the distance between two flows",
         "wflow.fits": "Lines, power laws, means and errors",
         "wflow.verify": "Checks of a run file",

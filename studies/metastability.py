@@ -46,6 +46,7 @@ GLPR = "[GLPR]"
 THEORY = "docs/theory/clusters.md"
 LONG = 1e4  # lifetime, in units of [GLPR], beyond which it counts as long
 LONG_EQUATION = 1e3  # the same of the mean-field equation
+LONGEST = 60.0  # logarithm of a time, in units of [GLPR], that no run comes near
 LEAST = 5  # starts without which nothing is said of their times
 SURE = 0.975  # share of the resamples that decides between two laws
 EARLY = 0.5  # share of the time to one cluster at which the last pair is there
@@ -110,6 +111,11 @@ class Metastability(study.Flags):
         whole(self.records, "--records", 100)
         positive(self.factor, "--factor")
         positive(self.growth, "--growth")
+        last = 1 - math.cos(self.angle)
+        for name, rate in (("betas", last), ("start_betas", self.growth), ("equation_betas", last)):
+            flag, most = f"--{name.replace('_', '-')}", LONGEST / rate
+            if max(getattr(self, name)) > most:
+                raise InputError(f"{flag} asks for longer than any run: expected at most {most:g}")
 
 
 def largest(values: np.ndarray) -> float:

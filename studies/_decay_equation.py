@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from _mean_field import evenly_spread
 from numpy.typing import NDArray
 
 import wflow
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 FloatArray = NDArray[np.float64]
-LIMIT, FINER = "equation", "finer cells"
+# Evenly spread tokens are a quadrature of the uniform density, which the flow carries along: the
+# limit by characteristics. Cells are finite volumes of the mean-field equation.
+LIMIT, FEWER, CELLS, FINER = "characteristics", "fewer characteristics", "cells", "finer cells"
 RECORDS = 200  # times at which the budget is recorded
 
 
@@ -26,9 +29,18 @@ def mesh_of(flags: Any, d: int) -> meanfield.Mesh:
     return meanfield.Circle(flags.arcs) if d == 2 else meanfield.Sphere(flags.cells)
 
 
-def sources_of(flags: Any) -> dict[str, int | None]:
-    """What moves under the heads -> number of tokens, None for the equation."""
-    return {LIMIT: None, FINER: None} | {f"n = {n}": n for n in flags.n}
+def clouds_of(flags: Any, d: int) -> dict[str, FloatArray]:
+    """Tokens (n, d) of every source that has them: evenly spread ones, and random ones."""
+    spread = {LIMIT: flags.points, FEWER: flags.points // 4}
+    return {name: evenly_spread(n, d) for name, n in spread.items()} | {
+        f"n = {n}": wflow.tokens.uniform(n, d, seed=study.seed_of(flags.seed, d, n))
+        for n in flags.n
+    }
+
+
+def sources_of(flags: Any) -> list[str]:
+    """What moves under the heads, the limit first."""
+    return [LIMIT, FEWER, CELLS, FINER, *(f"n = {n}" for n in flags.n)]
 
 
 def run_name(d: int, source: str, heads: int) -> str:
@@ -36,32 +48,27 @@ def run_name(d: int, source: str, heads: int) -> str:
 
 
 def tasks(flags: Any) -> dict[str, dict[str, Any]]:
-    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`.
-
-    The equation starts from the uniform density, the tokens are drawn from it.
-    """
+    """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
     every = max(1, study.count_steps(flags.t_final, flags.dt) // RECORDS)
     found: dict[str, dict[str, Any]] = {}
     for d in flags.d:
-        meshes = {LIMIT: mesh_of(flags, d)}
-        meshes[FINER] = meshes[LIMIT].refined()
+        cells = mesh_of(flags, d)
+        meshes = {CELLS: cells, FINER: cells.refined()}
+        starts = {name: {"x0": x0} for name, x0 in clouds_of(flags, d).items()} | {
+            name: {"density": np.ones(mesh.cells), "mesh": mesh} for name, mesh in meshes.items()
+        }
         common = {
             # The transition of the heads is exact, so that steps of any length see the same law.
             "law": OrnsteinUhlenbeck(np.eye(d), rate=flags.rate, sigma2=flags.sigma2, exact=True),
             "t_final": flags.t_final, "dt": flags.dt, "seed": flags.seed,
             "save": SaveAt(every=every, snapshots=(flags.t_final,)),
         }  # fmt: skip
-        for source, n in sources_of(flags).items():
+        for source in sources_of(flags):
+            paths = flags.finer_paths if source == FINER else flags.paths
             for heads in flags.heads:
-                task = common | {"heads": heads, "paths": flags.paths}
-                if n is None:
-                    mesh = meshes[source]
-                    task |= {"density": np.ones(mesh.cells), "mesh": mesh}
-                    if source == FINER:
-                        task["paths"] = flags.finer_paths
-                else:
-                    task["x0"] = wflow.tokens.uniform(n, d, seed=study.seed_of(flags.seed, d, n))
-                found[run_name(d, source, heads)] = task
+                found[run_name(d, source, heads)] = common | starts[source] | {
+                    "heads": heads, "paths": paths,
+                }  # fmt: skip
     return found
 
 
@@ -81,7 +88,7 @@ def collect(flags: Any, files: dict[str, Path], advance: Callable[[int], None]) 
     return study.sweep(
         {
             "d": (flags.d, "dimension d"),
-            "source": (list(sources_of(flags)), "what moves under the heads"),
+            "source": (sources_of(flags), "what moves under the heads"),
             "heads": (flags.heads, "number of heads H"),
         },
         measure,
@@ -111,28 +118,35 @@ def fit(table: "Dataset", d: int, source: str) -> fits.PowerLaw:
 
 
 def ratio_fit(table: "Dataset", d: int, source: str) -> fits.PowerLaw:
-    """a H^b of the ratio of G^2 of a source to that of the equation, path by path."""
+    """a H^b of the ratio of G^2 of a source to that of the limit, path by path."""
     values, limit = gradients(table, d, source, LIMIT)
     return fits.power_law(table["heads"].values, values / limit)
 
 
 def gap(table: "Dataset", d: int, source: str) -> tuple[float, float]:
-    """Mean of G^2/G^2 of the equation - 1 over heads and paths, and its error over the paths."""
+    """Mean of G^2/G^2 of the limit - 1 over heads and paths, and its error over the paths."""
     values, limit = gradients(table, d, source, LIMIT)
     mean, error = mean_and_error((values / limit - 1).mean(axis=0))
     return float(mean), float(error)
+
+
+def off_by_cells(table: "Dataset", d: int) -> tuple[FloatArray, FloatArray]:
+    """By how much cells miss the G^2 of the limit, relative to it, (heads, path): wide, narrow."""
+    wide, narrow, limit = gradients(table, d, CELLS, FINER, LIMIT)
+    return abs(wide / limit - 1), abs(narrow / limit - 1)
 
 
 def report(flags: Any, table: "Dataset") -> str:
     """G^2 of every source and number of heads, and the exponents."""
     parts = []
     for d in flags.d:
+        cells = mesh_of(flags, d)
         columns = {"H": [str(heads) for heads in flags.heads]}
         for source in table["source"].values:
             (values,) = gradients(table, d, source)
             columns[source] = [study.mean_text(row) for row in values]
         residual = table["residual"].sel(d=d, source=LIMIT).transpose("heads", "path").values
-        columns["residual of the equation"] = [study.mean_text(row, ".2g") for row in residual]
+        columns["residual of the balance"] = [study.mean_text(row, ".2g") for row in residual]
         laws = {source: fit(table, d, source) for source in table["source"].values}
         exponents = {
             "": list(laws),
@@ -140,10 +154,10 @@ def report(flags: Any, table: "Dataset") -> str:
             "Pearson": [f"{law.pearson:.5f}" for law in laws.values()],
         }
         parts += [
-            f"d = {d}, {mesh_of(flags, d)}, sigma^2 = {flags.sigma2:g}, T = {flags.t_final:g}, "
-            f"dt = {flags.dt:g}: G^2 averaged over t >= T/2, mean and standard error over "
-            f"{flags.paths} paths of the heads ({flags.finer_paths} on finer "
-            "cells), which all columns share:",
+            f"d = {d}, {flags.points} and {flags.points // 4} characteristics, {cells!r} and "
+            f"{cells.refined()!r}, sigma^2 = {flags.sigma2:g}, T = {flags.t_final:g}, dt = "
+            f"{flags.dt:g}: G^2 averaged over t >= T/2, mean and standard error over {flags.paths} "
+            f"paths of the heads ({flags.finer_paths} on finer cells), which all columns share:",
             study.markdown_table(columns),
             study.markdown_table(exponents),
         ]
@@ -156,7 +170,7 @@ def decay_figure(flags: Any, table: "Dataset") -> "Figure":
     from matplotlib.ticker import NullLocator
 
     heads = np.array(flags.heads, dtype=float)
-    clouds = [f"n = {n}" for n in flags.n]
+    others = [f"n = {n}" for n in flags.n] + [CELLS, FINER]
     with style():
         figure, axes = grid(1, len(flags.d), PAGE, 3.2)
         for axis, d in zip(axes.flat, flags.d, strict=True):
@@ -169,13 +183,14 @@ def decay_figure(flags: Any, table: "Dataset") -> "Figure":
                 heads, mean, yerr=error, color="black", marker="o", linestyle="none", markersize=4,
                 label=rf"$n = \infty$: $H^{{{law.exponent:.3f}}}$ ({low:.3f} to {high:.3f})",
             )  # fmt: skip
-            for place, source in enumerate(clouds):
+            for place, source in enumerate(others):
                 (values,) = gradients(table, d, source)
+                power = f"$H^{{{fit(table, d, source).exponent:.3f}}}$"
                 axis.plot(
                     heads, values.mean(axis=1), "sD^v<>P*"[place % 8], linestyle="none",
                     markerfacecolor="none", markersize=6,
-                    color=colormaps["viridis"](0.84 * place / max(len(clouds) - 1, 1)),
-                    label=f"${source}$: $H^{{{fit(table, d, source).exponent:.3f}}}$",
+                    color=colormaps["viridis"](0.84 * place / (len(others) - 1)),
+                    label=f"{source.replace('n =', '$n$ =')}: {power}",
                 )  # fmt: skip
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")

@@ -41,6 +41,20 @@ def clouds(draw: Callable[..., FloatArray], seed: int, n: int, d: int, paths: in
     return np.array([draw(n, d, seed=study.seed_of(seed, d, n, path)) for path in range(paths)])
 
 
+def evenly_spread(n: int, d: int) -> FloatArray:
+    """n points (n, d) on the circle at equal angles, or on the sphere along a golden spiral.
+
+    On the spiral z goes up in equal steps and the longitude turns by the golden angle each time.
+    """
+    i = np.arange(n) + 0.5
+    if d == 2:
+        return np.column_stack((np.cos(2 * np.pi * i / n), np.sin(2 * np.pi * i / n)))
+    z = 1 - 2 * i / n
+    turn = np.pi * (3 - np.sqrt(5)) * i
+    r = np.sqrt(1 - z * z)
+    return np.column_stack((r * np.cos(turn), r * np.sin(turn), z))
+
+
 def limit_report(
     flags: Any,
     table: "Dataset",

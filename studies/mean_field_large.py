@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from _mean_field import check_rising, clouds, large_report, limit_figure
+from _mean_field import check_rising, clouds, evenly_spread, large_report, limit_figure
 from numpy.typing import NDArray
 
 import wflow
@@ -83,20 +83,6 @@ class MeanFieldLarge(study.Flags):
             raise InputError(
                 f"--reference is {self.reference}: expected at least the largest --n, {self.n[-1]}"
             )
-
-
-def evenly_spread(n: int, d: int) -> FloatArray:
-    """n points (n, d) on the circle at equal angles, or on the sphere along a golden spiral.
-
-    On the spiral z goes up in equal steps and the longitude turns by the golden angle each time.
-    """
-    i = np.arange(n) + 0.5
-    if d == 2:
-        return np.column_stack((np.cos(2 * np.pi * i / n), np.sin(2 * np.pi * i / n)))
-    z = 1 - 2 * i / n
-    turn = np.pi * (3 - np.sqrt(5)) * i
-    r = np.sqrt(1 - z * z)
-    return np.column_stack((r * np.cos(turn), r * np.sin(turn), z))
 
 
 def tasks(flags: MeanFieldLarge) -> dict[str, dict[str, Any]]:

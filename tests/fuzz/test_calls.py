@@ -863,7 +863,9 @@ def out_of_scope(name: str, argument: str, value: Any) -> bool:
     """Whether a call would start processes, or take long because it is asked for much."""
     if argument in ("workers", "scheduler"):
         return bool(isinstance(value, str) or (isinstance(value, int | np.integer) and value > 0))
-    if name == "clusters.entropy" and argument == "directions":
+    if (name, argument) in (
+        ("clusters.entropy", "directions"), ("sampling.reference.tempered", "moves"),
+    ):  # fmt: skip
         return isinstance(value, int | np.integer) and value >= 2**31
     return False
 

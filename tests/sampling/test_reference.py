@@ -92,6 +92,9 @@ def test_the_laplace_map_has_its_derivative_and_quantiles():
 
     inner = np.abs(xi) < 5
     assert np.allclose(laplace(scale=0.5).cdf(x[inner]), norm.cdf(xi[inner]), atol=1e-14)
+    far = np.array([1e3, -1e6, 1e150])  # the derivative is (a + 1/a - ...)/2, a = |xi|
+    _, derivative = reference.laplace_from_normal(far, 2.0)
+    assert np.allclose(derivative, (np.abs(far) + 1 / np.abs(far)) / 2, rtol=1e-11, atol=0)
 
 
 def test_tempering_keeps_two_modes_and_knows_the_evidence():

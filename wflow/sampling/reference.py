@@ -553,13 +553,12 @@ def laplace_from_normal(xi: ArrayLike, lam: float) -> tuple[FloatArray, FloatArr
     >>> x.round(4), derivative.round(4)
     (array([-0.5739,  0.5739]), array([0.7626, 0.7626]))
     """
-    from scipy.special import log_ndtr
+    from scipy.special import erfcx, log_ndtr
 
     given, lam = reals(xi, "xi"), positive(lam, "lam")
-    tail = log_ndtr(-np.abs(given))
-    x = -np.sign(given) * (math.log(2) + tail) / lam
-    log_phi = -0.5 * given**2 - 0.5 * math.log(2 * math.pi)
-    return x, np.exp(log_phi - tail) / lam
+    x = -np.sign(given) * (math.log(2) + log_ndtr(-np.abs(given))) / lam
+    # phi(a)/Phi(-a) without the exponentials of both, which leave the range of numbers.
+    return x, math.sqrt(2 / math.pi) / erfcx(np.abs(given) / math.sqrt(2)) / lam
 
 
 def _values(log_density: LogDensity, x: FloatArray, name: str) -> FloatArray:

@@ -32,15 +32,26 @@ def mesh_of(flags: Any, d: int) -> meanfield.Mesh:
 def clouds_of(flags: Any, d: int) -> dict[str, FloatArray]:
     """Tokens (n, d) of every source that has them: evenly spread ones, and random ones."""
     spread = {LIMIT: flags.points, FEWER: flags.points // 4}
-    return {name: evenly_spread(n, d) for name, n in spread.items()} | {
-        f"n = {n}": wflow.tokens.uniform(n, d, seed=study.seed_of(flags.seed, d, n))
-        for n in flags.n
-    }
+    drawn = {n: wflow.tokens.uniform(n, d, seed=study.seed_of(flags.seed, d, n)) for n in flags.n}
+    half = drawn[flags.n[-1]][: flags.n[-1] // 2]
+    return (
+        {name: evenly_spread(n, d) for name, n in spread.items()}
+        | {f"n = {n}": x for n, x in drawn.items()}
+        | {even(flags): np.concatenate((half, -half))}
+    )
+
+
+def even(flags: Any) -> str:
+    """The source of the most random tokens that come in antipodal pairs.
+
+    The uniform density is even, and stays so, as exp<x, D y> is when x and y change their signs.
+    """
+    return f"n = {flags.n[-1] // 2 * 2} in antipodal pairs"
 
 
 def sources_of(flags: Any) -> list[str]:
     """What moves under the heads, the limit first."""
-    return [LIMIT, FEWER, CELLS, FINER, *(f"n = {n}" for n in flags.n)]
+    return [LIMIT, FEWER, CELLS, FINER, *(f"n = {n}" for n in flags.n), even(flags)]
 
 
 def run_name(d: int, source: str, heads: int) -> str:
@@ -170,7 +181,7 @@ def decay_figure(flags: Any, table: "Dataset") -> "Figure":
     from matplotlib.ticker import NullLocator
 
     heads = np.array(flags.heads, dtype=float)
-    others = [f"n = {n}" for n in flags.n] + [CELLS, FINER]
+    others = [*sources_of(flags)[4:], CELLS, FINER]
     with style():
         figure, axes = grid(1, len(flags.d), PAGE, 3.2)
         for axis, d in zip(axes.flat, flags.d, strict=True):

@@ -25,6 +25,7 @@ from _decay_equation import (
     LIMIT,
     collect,
     decay_figure,
+    even,
     fit,
     gap,
     gradients,
@@ -153,7 +154,25 @@ def findings(flags: DecayEquation, table: "Dataset") -> list[Finding]:
         steps[:, 0] > steps[:, 1], known=np.abs(steps[:, 0]) > steps[:, 1],
     )  # fmt: skip
     methods = [of_points(flags, table, laws), of_cells(flags, table)]
-    return [decays, straight, alone, vanishes, *methods]
+    return [decays, straight, alone, vanishes, of_symmetry(flags, table), *methods]
+
+
+def of_symmetry(flags: DecayEquation, table: "Dataset") -> Finding:
+    """Whether the tokens in antipodal pairs are nearer to the limit, for the fewest heads."""
+    text, gain = [], []
+    for d in flags.d:
+        drawn, paired, limit = (
+            values[0] for values in gradients(table, d, f"n = {flags.n[-1]}", even(flags), LIMIT)
+        )
+        gain.append(fits.mean_and_error(abs(drawn / limit - 1) - abs(paired / limit - 1)))
+        off = [study.mean_text(100 * (values / limit - 1), ".2g") for values in (drawn, paired)]
+        text.append(f"d = {d}: {off[0]} % for n = {flags.n[-1]}, {off[1]} % in antipodal pairs")
+    mean, error = np.array(gain).T
+    return Finding.decided(
+        f"what random tokens add to G^2 of H = {flags.heads[0]} comes from the antipodal symmetry "
+        "of the limit, which they break: in antipodal pairs they are nearer to it, by more than "
+        "two standard errors", QUESTION, "; ".join(text), mean > 0, known=abs(mean) > 2 * error,
+    )  # fmt: skip
 
 
 def of_points(flags: DecayEquation, table: "Dataset", laws: dict[str, fits.PowerLaw]) -> Finding:

@@ -45,8 +45,11 @@ def test_tokens_and_densities_move_under_the_same_heads(
     assert (tmp_path / "d3_characteristics_H00001.h5").stat().st_mtime_ns == before
 
 
-NAMES = ("characteristics", "fewer characteristics", "cells", "finer cells", "n = 50", "n = 200")
-GAPS = dict(zip(NAMES, (0, 0.001, 0.2, 0.05, 0.2, 0.05), strict=True))
+NAMES = (
+    "characteristics", "fewer characteristics", "cells", "finer cells", "n = 50", "n = 200",
+    "n = 200 in antipodal pairs",
+)  # fmt: skip
+GAPS = dict(zip(NAMES, (0, 0.001, 0.2, 0.05, 0.2, 0.05, 0.01), strict=True))
 
 
 def _table(exponents: dict[str, float], gaps: dict[str, float], noise: float = 0.0) -> xr.Dataset:
@@ -72,21 +75,24 @@ def test_what_is_not_the_law_of_the_heads_is_not_confirmed() -> None:
         powers = dict.fromkeys(NAMES, -1.0) | {k.replace("_", " "): v for k, v in other.items()}
         return [f.verdict for f in study.findings(flags, _table(powers, gaps))]
 
-    assert verdicts() == ["confirmed"] * 6
+    assert verdicts() == ["confirmed"] * 7
     assert verdicts(**{"n = 50": -0.7})[2] == "confirmed in part"
     assert verdicts(GAPS | {"n = 200": 0.4})[3] == "not confirmed"
-    assert verdicts(fewer_characteristics=-0.9)[4] == "not confirmed"
-    assert verdicts(GAPS | {"finer cells": 0.3})[5] == "not confirmed"
-    assert verdicts(GAPS | {"cells": 0.001, "finer cells": 0.002})[5] == "confirmed"  # both close
-    assert verdicts(finer_cells=-0.8)[5] == "confirmed in part"
+    paired = GAPS | {"n = 200 in antipodal pairs": 0.3}
+    assert verdicts(paired)[4] == "not confirmed"
+    assert verdicts(fewer_characteristics=-0.9)[5] == "not confirmed"
+    assert verdicts(GAPS | {"finer cells": 0.3})[6] == "not confirmed"
+    assert verdicts(GAPS | {"cells": 0.001, "finer cells": 0.002})[6] == "confirmed"  # both close
+    assert verdicts(finer_cells=-0.8)[6] == "confirmed in part"
 
 
 def test_noise_confirms_nothing() -> None:
     study = script("decay_equation")
     flags = study.DecayEquation(d=(2,), n=(50, 200))
     table = _table(dict.fromkeys(NAMES, -1.0), GAPS | {"n = 50": 0.02, "n = 200": 0.01}, noise=0.5)
-    alone, vanishes, points, cells = study.findings(flags, table)[2:]
-    assert alone.verdict == vanishes.verdict == cells.verdict == "inconclusive"
+    alone, vanishes, paired, points, cells = study.findings(flags, table)[2:]
+    for finding in (alone, vanishes, paired, cells):
+        assert finding.verdict == "inconclusive"
     assert points.verdict == "not confirmed"  # some G^2 is far off, whatever the interval
 
 

@@ -154,11 +154,18 @@ def report(flags: Any, table: "Dataset") -> str:
         cells = mesh_of(flags, d)
         columns = {"H": [str(heads) for heads in flags.heads]}
         for source in table["source"].values:
-            (values,) = gradients(table, d, source)
-            columns[source] = [study.mean_text(row) for row in values]
+            values, limit = gradients(table, d, source, LIMIT)
+            if source == FINER:  # of fewer paths, whose mean is another one
+                columns[f"{source}, over {LIMIT}"] = [
+                    study.mean_text(row) for row in values / limit
+                ]
+            else:
+                columns[source] = [study.mean_text(row) for row in values]
         residual = table["residual"].sel(d=d, source=LIMIT).transpose("heads", "path").values
         columns["residual of the balance"] = [study.mean_text(row, ".2g") for row in residual]
-        laws = {source: fit(table, d, source) for source in table["source"].values}
+        laws = {
+            source: fit(table, d, source) for source in table["source"].values if source != FINER
+        }
         exponents = {
             "": list(laws),
             "exponent": [study.slope_text(law) for law in laws.values()],
@@ -168,7 +175,7 @@ def report(flags: Any, table: "Dataset") -> str:
             f"d = {d}, {flags.points} and {flags.points // 4} characteristics, {cells!r} and "
             f"{cells.refined()!r}, sigma^2 = {flags.sigma2:g}, T = {flags.t_final:g}, dt = "
             f"{flags.dt:g}: G^2 averaged over t >= T/2, mean and standard error over {flags.paths} "
-            f"paths of the heads ({flags.finer_paths} on finer cells), which all columns share:",
+            f"paths of the heads ({flags.finer_paths} for finer cells), which all columns share:",
             study.markdown_table(columns),
             study.markdown_table(exponents),
         ]
@@ -195,13 +202,14 @@ def decay_figure(flags: Any, table: "Dataset") -> "Figure":
                 label=rf"$n = \infty$: $H^{{{law.exponent:.3f}}}$ ({low:.3f} to {high:.3f})",
             )  # fmt: skip
             for place, source in enumerate(others):
-                (values,) = gradients(table, d, source)
-                power = f"$H^{{{fit(table, d, source).exponent:.3f}}}$"
+                values, limit = gradients(table, d, source, LIMIT)
+                power = f": $H^{{{fit(table, d, source).exponent:.3f}}}$" if source != FINER else ""
+                scaled = mean * values.mean(axis=1) / limit.mean(axis=1)  # as of all paths
                 axis.plot(
-                    heads, values.mean(axis=1), "sD^v<>P*"[place % 8], linestyle="none",
+                    heads, scaled, "sD^v<>P*"[place % 8], linestyle="none",
                     markerfacecolor="none", markersize=6,
                     color=colormaps["viridis"](0.84 * place / (len(others) - 1)),
-                    label=f"{source.replace('n =', '$n$ =')}: {power}",
+                    label=f"{source.replace('n =', '$n$ =')}{power}",
                 )  # fmt: skip
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")

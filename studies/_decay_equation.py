@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _mean_field import evenly_spread
+from _mean_field import clouds, evenly_spread
 from numpy.typing import NDArray
 
 import wflow
@@ -30,21 +30,22 @@ def mesh_of(flags: Any, d: int) -> meanfield.Mesh:
 
 
 def clouds_of(flags: Any, d: int) -> dict[str, FloatArray]:
-    """Tokens (n, d) of every source that has them: evenly spread ones, and random ones."""
+    """Tokens of every source that has them: evenly spread (n, d), and random (path, n, d)."""
     spread = {LIMIT: flags.points, FEWER: flags.points // 4}
-    drawn = {n: wflow.tokens.uniform(n, d, seed=study.seed_of(flags.seed, d, n)) for n in flags.n}
-    half = drawn[flags.n[-1]][: flags.n[-1] // 2]
+    drawn = {n: clouds(wflow.tokens.uniform, flags.seed, n, d, flags.paths) for n in flags.n}
+    half = drawn[flags.n[-1]][:, : flags.n[-1] // 2]
     return (
         {name: evenly_spread(n, d) for name, n in spread.items()}
         | {f"n = {n}": x for n, x in drawn.items()}
-        | {even(flags): np.concatenate((half, -half))}
+        | {even(flags): np.concatenate((half, -half), axis=1)}
     )
 
 
 def even(flags: Any) -> str:
-    """The source of the most random tokens that come in antipodal pairs.
+    """Name of the source with the largest n, in antipodal pairs.
 
-    The uniform density is even, and stays so, as exp<x, D y> is when x and y change their signs.
+    The uniform density is even and stays even, since exp<x, D y> does not change when x and y
+    change sign.
     """
     return f"n = {flags.n[-1] // 2 * 2} in antipodal pairs"
 
@@ -128,10 +129,10 @@ def fit(table: "Dataset", d: int, source: str) -> fits.PowerLaw:
     return fits.power_law(table["heads"].values, values)
 
 
-def ratio_fit(table: "Dataset", d: int, source: str) -> fits.PowerLaw:
-    """a H^b of the ratio of G^2 of a source to that of the limit, path by path."""
+def ratio_fit(table: "Dataset", d: int, source: str, first: int = 0) -> fits.PowerLaw:
+    """a H^b of the ratio of G^2 of a source to that of the limit, path by path, of H from first."""
     values, limit = gradients(table, d, source, LIMIT)
-    return fits.power_law(table["heads"].values, values / limit)
+    return fits.power_law(table["heads"].values[first:], (values / limit)[first:])
 
 
 def gap(table: "Dataset", d: int, source: str) -> tuple[float, float]:
@@ -171,6 +172,11 @@ def report(flags: Any, table: "Dataset") -> str:
             "exponent": [study.slope_text(law) for law in laws.values()],
             "Pearson": [f"{law.pearson:.5f}" for law in laws.values()],
         }
+        if len(flags.heads) > 2:
+            exponents[f"of the ratio to the limit, H >= {flags.heads[1]}"] = [
+                "" if source == LIMIT else study.slope_text(ratio_fit(table, d, source, 1))
+                for source in laws
+            ]
         parts += [
             f"d = {d}, {flags.points} and {flags.points // 4} characteristics, {cells!r} and "
             f"{cells.refined()!r}, sigma^2 = {flags.sigma2:g}, T = {flags.t_final:g}, dt = "

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from wflow.plots.networks import draw_histories
+from wflow.plots.networks import COLOURS, draw_histories, learning_curves
 
 
 def history(values: list[float], complete: bool = True) -> xr.Dataset:
@@ -37,3 +37,10 @@ def test_a_model_of_which_no_seed_ended_is_drawn_as_far_as_the_shortest_goes():
     runs = {"a": [history([1.0, 2.0, 9.0], complete=False), history([3.0, 4.0], complete=False)]}
     draw_histories(axis, runs, "loss", {"a": "red"})
     np.testing.assert_allclose(axis.lines[0].get_ydata(), [2.0, 3.0])
+
+
+def test_no_two_of_many_models_look_alike():
+    models = [f"model {place}" for place in range(2 * len(COLOURS) + 1)]
+    figure = learning_curves({model: [history([1.0, 2.0])] for model in models}, {"loss": "loss"})
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == len(models)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from xarray import Dataset
 
+LINES = ("-", "--", ":")
 COLOURS = ("#6b6b6b", "#c1440e", "#0b3c5d", "#5c8a3a", "#8c5fa8", "#b8860b")
 MARKERS = "osD^vP"
 SMOOTHED = 200  # points of a curve over all training steps
@@ -47,6 +48,10 @@ def learning_curves(
         figure, axes = grid(1, len(names), PAGE, 3.1)
         for axis, (key, label) in zip(axes[0], names.items(), strict=True):
             draw_histories(axis, curves, key, dict(zip(curves, cycle(COLOURS), strict=False)))
+            places = {model: place for place, model in enumerate(curves)}
+            for line in axis.lines:  # colours that come again have other lines
+                again = places[str(line.get_label())] // len(COLOURS)
+                line.set_linestyle(LINES[again % len(LINES)])
             axis.set_xlabel("Training step")
             axis.set_ylabel(label[:1].upper() + label[1:])
         seeds = max(len(histories) for histories in curves.values())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,8 +72,13 @@ class Quantity:
     apply: Callable[[Any], Any] = lambda values: values
 
     def ours(self, table: Dataset, model: str) -> Any:
-        """One number per seed, NaN of diverged runs; empty where the model was not trained."""
+        """One number per seed, NaN of diverged runs; empty where nothing was measured.
+
+        That is: where the model was not trained, or no model has a number of this quantity.
+        """
         if self.key not in table or model not in table["model"].values:
+            return np.empty(0)
+        if not table[self.key].notnull().any():
             return np.empty(0)
         rows = table[self.key].sel(model=model)
         if self.place is not None:
@@ -260,12 +266,28 @@ def found(folders: Iterable[Path]) -> list[Source]:
                         document["study"],
                         flags,
                         f"{caption.strip()} {document['created'].partition('T')[0]}.",
-                        document["command"],
+                        repeated(document["command"]),
                         tuple(document["findings"]),
                         table.load(),
                     )
                 )
     return sorted(sources, key=lambda source: source.flags["preset"] != "paper")
+
+
+def repeated(command: str) -> str:
+    """The command that repeats all of a study which was trained in parts.
+
+    >>> repeated("/home/me/studies/web_text.py --preset cpu --only a 'b c' --out x --resume")
+    'studies/web_text.py --preset cpu'
+    """
+    script, *words = shlex.split(command)
+    kept = [f"studies/{Path(script).name}"]
+    within = ""
+    for word in words:
+        within = word if word.startswith("--") else within
+        if within.partition("=")[0] not in ("--only", "--out", "--resume", "--overwrite"):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def rows(part: Part, table: Dataset | None, whole_size: bool) -> Iterator[dict[str, str]]:
@@ -370,7 +392,9 @@ table stand the claims that its study decides. Numbers of smaller presets, and o
 repetition of the published ones: for them the side alone is compared.
 
 Published counts of parameters are those of our networks of the preset `paper` to the printed digit;
-a test of each study holds the rule of counting, which its page states."""
+a test of each study holds the rule of counting, which its page states. Where a row has no number of
+ours the model was not trained at that size; rows of BERTScore need an encoder, which the option
+`--encoder roberta-large` of the studies of texts loads."""
 
 
 def main() -> int:

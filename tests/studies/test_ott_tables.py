@@ -32,7 +32,7 @@ def write(folder, study, values, preset="cpu", findings=(), **flags):
     (folder / "summary.md").write_text(text)
     document = {
         "study": study,
-        "command": f"python studies/{study}.py --preset {preset}",
+        "command": f"/a/studies/{study}.py --preset {preset} --only b 'c d' --out x --resume",
         "created": "2026-11-23T10:00:00",
         "config": {"flags": {"preset": preset, **flags}},
         "findings": list(findings),
@@ -89,7 +89,8 @@ def test_rows_have_our_numbers_and_the_side_of_the_baseline(tmp_path):
     assert table["N-ODE with cost"][4] == "not confirmed"  # published below the baseline
     assert table["continuous, no cost"][4] == "inconclusive"
     assert table["continuous with cost"][3:] == ["75.50 ± 0.71", "confirmed"]
-    assert CAPTION.format("cpu") in page and "2026-11-23." in page and "More." not in page
+    assert "`studies/cats_dogs.py --preset cpu`. " + CAPTION.format("cpu") in page
+    assert "2026-11-23." in page and "More." not in page
     assert "- it is better: **confirmed** (+5)" in page and "straight" not in page
     assert "has not been run" in page.partition("## Table 8")[2].partition("\n## ")[0]
 
@@ -108,6 +109,17 @@ def test_published_sizes_have_differences_and_divergence_is_a_result(tmp_path):
     assert table["node lam=0"][2:] == ["diverged", "diverged", "–", "confirmed"]
     assert table["continuous lam=0"][2:] == ["diverged", "83.50 ± 0.71", "–", "not confirmed"]
     assert "has not been run" not in page.partition("## Table 9")[2].partition("\n## ")[0]
+
+
+def test_scores_that_no_model_has_are_missing_and_not_diverged(tmp_path):
+    loss = {"baseline": [3.3, 3.4], "node": [3.3, np.nan], "continuous": [2.7, 2.8]}
+    scores = {name: [np.nan] * 2 for name in loss}
+    columns = {"final": loss, "forced_bertscore": scores}
+    write(tmp_path / "a", "shakespeare_gpt", columns)
+    page = maker.page(maker.found([tmp_path]), "made by a test")
+    table = {(cells[0], cells[1]): cells[3:] for cells in rows(page, "Table 10")}
+    assert table["continuous with cost", "final test loss"] == ["2.750 ± 0.071", "confirmed"]
+    assert table["continuous with cost", "BERT-F1 (%)"] == ["–", "–"]
 
 
 def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):

@@ -196,6 +196,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place(WRAPPER, 0.03, False, "%"),
         Place("peak memory with checkpointing over without, 20 steps", 0.5, False, "%"),
     ),
+    "token_files": (
+        Place("a training step that waits for data", 0.02, False, "%"),
+        Place("tokens per second and core over those of tokenizers alone", 0.7, True),
+        Place("memory of the second half over that of the first", 1.1, False),
+    ),
     "rwpo": (
         Place(
             "attention of the proximal operator over plain torch, N = 4,096, d = 2, double",

@@ -17,7 +17,7 @@ cell of every dimension goes before.
 """
 
 import argparse
-import importlib.util
+import importlib
 import sys
 import tempfile
 import time
@@ -40,13 +40,8 @@ GOAL_SECONDS = 300.0
 
 def study() -> ModuleType:
     """The study script as a module."""
-    file = Path(__file__).parents[1] / "studies" / "clustering.py"
-    spec = importlib.util.spec_from_file_location("clustering_study", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    sys.path.append(str(Path(__file__).parents[1] / "studies"))
+    return importlib.import_module("clustering")
 
 
 def by_wflow(task: dict[str, Any], scale: float, folder: Path | None) -> NDArray[np.float64]:
@@ -72,7 +67,7 @@ def torch_cell() -> Callable[[dict[str, Any], float], NDArray[np.float64]] | Non
         x = torch.from_numpy(task["x0"])  # (start, token, axis)
         D = torch.from_numpy(task["heads"][0])
         dt = task["dt"]
-        at = {round(t / dt) for t in task["snapshots"]}
+        at = {round(t / dt) for t in task["save"].snapshots}
 
         def velocity(x):
             y = x @ D

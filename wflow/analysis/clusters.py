@@ -24,7 +24,7 @@ from wflow._core.reprs import ShortResult
 from wflow.analysis.linkage import components, merge_heights
 from wflow.attention.cloud import as_unit_tokens, velocity
 from wflow.attention.flows import Flow
-from wflow.io.snapshots import cloud, clouds, opened, require_tokens
+from wflow.io.snapshots import all_clouds, cloud, clouds, opened, require_tokens
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -663,12 +663,11 @@ def over_time(
         shape = ds.sizes["snapshot_path"], ds.sizes["snapshot"]
         values = {name: np.full(shape, np.nan) for name in names}
         with progress_bar(shape[0] * shape[1], "clusters", progress) as advance:
-            for p in range(shape[0]):
-                for k, x in enumerate(clouds(ds, p)):
-                    if x is not None:
-                        for name, value in _measure(x, scale, names, bandwidth).items():
-                            values[name][p, k] = value
-                    advance(1)
+            for p, k, x in all_clouds(ds):
+                if x is not None:
+                    for name, value in _measure(x, scale, names, bandwidth).items():
+                        values[name][p, k] = value
+                advance(1)
         coords = {name: ds[name].load() for name in ("snapshot_path", "snapshot")}
     table = xarray.Dataset(coords=coords, attrs={"scale": scale})
     for name in names:

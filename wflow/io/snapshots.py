@@ -55,12 +55,28 @@ def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:
     InputError
         For tokens that are not on the unit sphere to single precision.
     """
-    of_path = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place]
+    for _, _, cloud in _in_blocks(ds, place, place + 1):
+        yield cloud
+
+
+def all_clouds(ds: "Dataset") -> Iterator[tuple[int, int, Cloud | None]]:
+    """Those of every snapshot path, with their places among paths and snapshots."""
+    return _in_blocks(ds, 0, ds.sizes["snapshot_path"])
+
+
+def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int, Cloud | None]]:
+    """Clouds of some snapshot paths: whole paths are read at once as far as a block holds them."""
+    tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")
+    snapshots = ds.sizes["snapshot"]
     block = max(1, BLOCK_BYTES // (8 * ds.sizes["token"] * ds.sizes["axis"]))
-    for start in range(0, ds.sizes["snapshot"], block):
-        values: NDArray[Any] = np.asarray(of_path[start : start + block].values, np.float64)
-        for at, tokens in enumerate(values, start):
-            yield _on_sphere(tokens, place, at)
+    together = max(1, block // snapshots)
+    for place in range(first, last, together):
+        paths = tokens[place : min(place + together, last)]
+        for start in range(0, snapshots, block):
+            values: NDArray[Any] = paths[:, start : start + block].values
+            for p, of_path in enumerate(np.asarray(values, np.float64), place):
+                for at, cloud in enumerate(of_path, start):
+                    yield p, at, _on_sphere(cloud, p, at)
 
 
 def cloud(ds: "Dataset", place: int, at: int) -> Cloud | None:

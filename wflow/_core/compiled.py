@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import inspect
 import os
 import sys
 import warnings
@@ -27,6 +28,44 @@ def variant(*marks: object) -> Callable[[Callable], Callable]:
         return function
 
     return rename
+
+
+def inner(function: Callable | None = None, **options: Any) -> Any:
+    """Decorator of a compiled function that compiled functions call, and never Python.
+
+    A call from Python would end the process: there are no wrappers for it, nor for one from C,
+    which are a tenth of what there is to compile.
+    """
+    from numba import njit
+
+    how: dict[str, Any] = {
+        "error_model": "numpy",
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+    }
+    decorate = njit(**(how | options))
+    return decorate if function is None else decorate(function)
+
+
+def made_by(make: Callable[..., Callable]) -> Callable[[Callable], Callable]:
+    """Decorator of a declaration f(*constants, *arguments), for which `make(*constants)` stands.
+
+    The constants are the parameters of `make`, which is called while a compiled caller that names
+    them is compiled, and returns a plain function of the same arguments. An entry point that held
+    that function in a closure could not be found again on disk; one that called it through another
+    function would have its code optimised and translated once more.
+    """
+    from numba.extending import overload
+
+    count = len(inspect.signature(make).parameters)
+
+    def declare(function: Callable) -> Callable:
+        overload(function, prefer_literal=True, strict=False, jit_options={"error_model": "numpy"})(
+            lambda *types: make(*(kind.literal_value for kind in types[:count]))
+        )
+        return function
+
+    return declare
 
 
 def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> Any:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
-from numba.extending import overload
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, variant
+from wflow._core.compiled import compiled, inner, made_by, variant
 from wflow._core.simd import fma, lane_sums, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
@@ -33,6 +32,8 @@ from wflow.kernels.pairs.headsums import (
 from wflow.kernels.pairs.sweep import (
     CHUNK,
     DIMENSIONS,
+    DIRECT_BOUND_DOUBLE,
+    DIRECT_BOUND_SINGLE,
     TILE,
     block_scores,
     by_lane,
@@ -88,7 +89,7 @@ def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[n
 # sums: 21 at d = 3.
 
 
-@njit(error_model="numpy")
+@inner
 def table_tokens(n, width):
     """Tokens j of a table of 1 + <x_i, x_j>^2: not more than the second cache holds."""
     return min(CHUNK, max(n + TILE, 2 * width))
@@ -100,14 +101,51 @@ def space_of_rows(d: int, n: int, heads: int, width: int) -> int:
     return fixed + 2 * heads * (2 * d + 3) + 2 * table_tokens.py_func(n, width)
 
 
-def make_rows(dim: int):
-    """The function for d = `dim`, or for any d if 0."""
-    one_way = one_way_loops(dim)
+# Heads whose scores need a shift are rare, and their code is a fifth of all that is compiled: the
+# loops exist with it and without, and callers take those without where the matrices are small.
 
-    @njit(error_model="numpy")
-    @variant(dim)
+
+@inner
+def _absorb_shifted(
+    h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state, state_at
+):  # fmt: skip
+    """Sums of head h for one block and scores of any size, added to the running sums."""
+    score, _, _, _, sigma2 = arrays
+    rows, d = x.shape
+    ito = sigma2.shape[0] > 0
+    table = vectors(rows if ito else 0, x)
+    z_high = vectors(d, x)
+    z_low = vectors(d, x)
+    acc = vectors(d + 2, x)
+    shift = vectors(1, x)
+    factors = vectors(2, x)
+    if ito:
+        pair_rows(x, n, d, own, own_at, 0, rows, table, 0)
+    shifted_sums(
+        x, n, score, h, own, own_at, z_high, z_low, table, ito, diagonal, causal, start, stop, acc,
+        shift,
+    )  # fmt: skip
+    absorb_blocks(
+        h, h == 0, True, True, d, 1, own, own_at, acc, 0, shift, square, square_at, arrays, state,
+        state_at, factors,
+    )  # fmt: skip
+
+
+@inner
+def _absorb_none(
+    h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state, state_at
+):  # fmt: skip
+    """In the place of `_absorb_shifted` where no head needs it."""
+
+
+def make_rows(dim: int, shifts: bool):
+    """The function for d = `dim`, or for any d if 0; with `shifts`, for scores of any size."""
+    one_way = one_way_loops(dim)
+    absorb_shifted = _absorb_shifted if shifts else _absorb_none
+
+    @variant(dim, "any" if shifts else "direct")
     def head_by_head(
-        x, n, weight, arrays, flow, sign, causal, start, blocks, v, out, space
+        _dim, _shifts, x, n, weight, arrays, flow, sign, causal, start, blocks, v, out, space
     ):  # fmt: skip
         """All heads for `blocks` blocks of one path from token `start` on.
 
@@ -142,7 +180,6 @@ def make_rows(dim: int):
         at += heads * blocks * (d + 2) * width
         pair = space[at : at + (blocks * step if ito else 0)]
         moderate = np.empty(heads, np.bool_)
-        all_moderate = True
         limit = direct_bound(x)
         clear_vectors(acc, 0, heads * blocks * (d + 2))
         store(shift, 0, zero)
@@ -155,7 +192,6 @@ def make_rows(dim: int):
             moderate[h] = True
             for lane in range(at, at + blocks * width):
                 moderate[h] = moderate[h] and squares[lane] <= limit * limit  # false for NaN
-            all_moderate = all_moderate and moderate[h]
 
         for first in range(0, free, CHUNK):
             last = min(first + CHUNK, free)
@@ -164,7 +200,7 @@ def make_rows(dim: int):
                     pair_rows(x, n, d, own, block * d * width, first, last, pair,
                                block * step - first * width)  # fmt: skip
             for h in range(heads):
-                if moderate[h]:
+                if moderate[h] or not shifts:
                     place = h * blocks
                     one_way(x, weight, z, place * d * width, pair, -first * width, step, ito,
                             blocks, first, last, acc, place * (d + 2) * width)  # fmt: skip
@@ -176,38 +212,26 @@ def make_rows(dim: int):
                     pair_rows(x, n, d, own, block * d * width, start, last, pair, -start * width)
                 for h in range(heads):
                     place = h * blocks + block
-                    if moderate[h]:
+                    if moderate[h] or not shifts:
                         masked_sums(x, weight, z, place * d * width, pair, -start * width, ito,
                                     diagonal, begin, start, last, acc,
                                     place * (d + 2) * width)  # fmt: skip
 
-        table = vectors(0 if all_moderate or not ito else rows, x)
-        z_high = vectors(0 if all_moderate else d, x)
-        z_low = vectors(0 if all_moderate else d, x)
         clear(state, d, blocks)
         for h in range(heads):
-            acc_at = h * blocks * (d + 2) * width
-            if moderate[h]:
+            if moderate[h] or not shifts:
                 absorb_blocks(
-                    h, h == 0, False, d, blocks, own, 0, acc, acc_at, shift, squares,
-                    h * blocks * width, arrays, state, 0, factors,
+                    h, h == 0, shifts, False, d, blocks, own, 0, acc, h * blocks * (d + 2) * width,
+                    shift, squares, h * blocks * width, arrays, state, 0, factors,
                 )  # fmt: skip
                 continue
             for block in range(blocks):
                 begin = start + block * width
-                last = min(begin + width, rows) if causal else rows
-                own_at = block * d * width
-                if ito:
-                    pair_rows(x, n, d, own, own_at, 0, rows, table, 0)
-                sums = acc[acc_at : acc_at + (d + 2) * width]
-                shifted_sums(x, n, score, h, own, own_at, z_high, z_low, table, ito, diagonal,
-                             causal, begin, last, sums, shift)  # fmt: skip
-                absorb_blocks(
-                    h, h == 0, True, d, 1, own, own_at, sums, 0, shift, squares,
+                absorb_shifted(
+                    h, x, n, own, block * d * width, diagonal, causal, begin,
+                    min(begin + width, rows) if causal else rows, squares,
                     (h * blocks + block) * width, arrays, state, block * (2 * d + EXTRA) * width,
-                    factors,
                 )  # fmt: skip
-            store(shift, 0, zero)
         for block in range(blocks):
             finish_tokens(
                 x, n, d, start + block * width, float(heads), flow, sign, state,
@@ -244,7 +268,7 @@ def strips_for(n: int) -> int:
     return 4 if n < 8192 else 8
 
 
-@njit(error_model="numpy")
+@inner
 def chunk_tokens(n, d, width):
     """Tokens per chunk: an even number of blocks, all chunks of nearly the same size."""
     most = max(_CHUNK_BYTES // (64 * (d + 1)) // (2 * width), 1)
@@ -261,7 +285,7 @@ def space_of_sums(d: int, n: int, heads: int, width: int) -> int:
     return blocks * (d + 1) + 2 + chunk * (d + 1) + table + heads * blocks * d
 
 
-@njit(error_model="numpy")
+@inner
 def _fold_columns(columns, d, blocks, sums, sums_at):
     """Add the sums of some blocks of tokens j, sums over lanes of `columns`, and clear those."""
     width = lanes(columns)
@@ -282,7 +306,7 @@ def _make_tile(dim: int, ito: bool):
     within = make_sweep(dim, 2, both=False, ito=ito)
     others = make_sweep(dim, 2, both=True, ito=ito)
 
-    @njit(error_model="numpy")
+    @inner
     @variant(dim, "ito" if ito else "plain")
     def sweep_tile(
         x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums, sums_at
@@ -316,7 +340,7 @@ def _make_tile(dim: int, ito: bool):
 def _make_table(dim: int):
     """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `headsums.absorb_blocks`."""
 
-    @njit(error_model="numpy")
+    @inner
     @variant(dim)
     def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
         """Half of it for pairs within two blocks, which come twice; 0 for padding."""
@@ -353,15 +377,14 @@ def _make_table(dim: int):
     return tile_table
 
 
-def make_symmetric(dim: int):
-    """The sums for d = `dim`."""
+def make_symmetric(dim: int, shifts: bool):
+    """The sums for d = `dim`; without `shifts` no head is left out."""
     tile_table = _make_table(dim)
     plain_tile, ito_tile = _make_tile(dim, False), _make_tile(dim, True)
 
-    @njit(error_model="numpy")
-    @variant(dim)
+    @variant(dim, "any" if shifts else "direct")
     def symmetric_sums(
-        x, n, weight, score, head, heads, strip, strips, ito, tops, sums, space
+        _dim, _shifts, x, n, weight, score, head, heads, strip, strips, ito, tops, sums, space
     ):  # fmt: skip
         """(m, S, q) of the heads head <= h < head + heads for all blocks, one strip of the pairs.
 
@@ -407,7 +430,10 @@ def make_symmetric(dim: int):
             store(total, 0, all_of)
             good[h] = is_moderate(largest, total, x)
             if strip == 0:
-                tops[h] = np.max(largest) if good[h] else np.inf
+                top = largest[0] if good[h] else np.inf
+                for lane in range(1, width):
+                    top = max(top, largest[lane])
+                tops[h] = top
             clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
         chunks = (rows + chunk - 1) // chunk
         for c in range(chunks):
@@ -423,7 +449,7 @@ def make_symmetric(dim: int):
                 if ito:
                     tile_table(x, n, own, low, high, first, last, pair, pair_at, step)
                 for h in range(heads):
-                    if not good[h]:
+                    if shifts and not good[h]:
                         continue
                     at = h * blocks * dim * width
                     sums_at = (h * strips + strip) * size
@@ -439,42 +465,34 @@ def make_symmetric(dim: int):
     return symmetric_sums
 
 
-def make_absorb(dim: int):
+def make_absorb(dim: int, shifts: bool):
     """What follows from the sums of some heads, block by block, for d = `dim`."""
+    absorb_shifted = _absorb_shifted if shifts else _absorb_none
 
-    @njit(error_model="numpy")
-    @variant(dim)
+    @variant(dim, "any" if shifts else "direct")
     def absorb_heads(
-        x, n, arrays, head, heads, strips, low, high, tops, sums, state
+        _dim, _shifts, x, n, arrays, head, heads, strips, low, high, tops, sums, state
     ):  # fmt: skip
         """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
-        score, _, _, _, sigma2 = arrays
         rows = x.shape[0]
         width = lanes(x)
-        ito = sigma2.shape[0] > 0
         block_size = (dim + 2) * width
         size = rows // width * block_size
         two = splat(x.dtype.type(2.0))
         zero = splat(x.dtype.type(0.0))
-        all_moderate = True
-        for h in range(heads):
-            all_moderate = all_moderate and tops[h] < np.inf
-        table = vectors(0 if all_moderate or not ito else rows, x)
         count = high - low
         own = vectors(count * dim, x)
-        z = vectors(count * dim, x)
-        z_low = vectors(dim, x)
-        acc = vectors(dim + 2, x)
+        z = vectors(count * dim if shifts else 0, x)
         squares = vectors(count, x)
         shift = vectors(1, x)
         factors = vectors(2, x)
         state_at = low * (2 * dim + EXTRA) * width
+        store(shift, 0, zero)
         for block in range(low, high):
             by_lane(x, n, block * width, own, (block - low) * dim * width)
         # Heads outside: the sums of one head lie together.
         for h in range(heads):
-            store(shift, 0, zero)
-            if tops[h] < np.inf:
+            if tops[h] < np.inf or not shifts:
                 # Only the largest of all tokens counts in the end: it is taken for every token.
                 for block in range(count):
                     store(squares, block * width, splat(x.dtype.type(tops[h])))
@@ -490,23 +508,15 @@ def make_absorb(dim: int):
                     row = here + block * block_size + (dim + 1) * width
                     store(sums, row, load(sums, row) * two)
                 absorb_blocks(
-                    head + h, head + h == 0, False, dim, count, own, 0, sums, here, shift, squares,
-                    0, arrays, state, state_at, factors,
+                    head + h, head + h == 0, shifts, False, dim, count, own, 0, sums, here, shift,
+                    squares, 0, arrays, state, state_at, factors,
                 )  # fmt: skip
                 continue
-            block_scores(score, head + h, own, 0, z, 0, dim, count, squares, 0)
+            block_scores(arrays.score, head + h, own, 0, z, 0, dim, count, squares, 0)
             for block in range(count):
-                own_at = block * dim * width
-                if ito:
-                    pair_rows(x, n, dim, own, own_at, 0, rows, table, 0)
-                shifted_sums(
-                    x, n, score, head + h, own, own_at, z, z_low, table, ito, z, False, 0, rows,
-                    acc, shift,
-                )  # fmt: skip
-                absorb_blocks(
-                    head + h, head + h == 0, True, dim, 1, own, own_at, acc, 0, shift, squares,
+                absorb_shifted(
+                    head + h, x, n, own, block * dim * width, z, False, 0, rows, squares,
                     block * width, arrays, state, state_at + block * (2 * dim + EXTRA) * width,
-                    factors,
                 )  # fmt: skip
 
     return absorb_heads
@@ -555,7 +565,7 @@ def _plan(
     return Plan(workers, space, strips, batch, together), workers * space + kept
 
 
-@njit(error_model="numpy")
+@inner
 def _padded_paths(x, unit):
     """`padded` for (paths, n, d)."""
     paths, n, d = x.shape
@@ -571,149 +581,128 @@ def _padded_paths(x, unit):
     return tokens, weight
 
 
-def _make_one_way(dim):
-    """Velocities and terms, each direction of a pair computed apart."""
-    rows_of_blocks = make_rows(dim)
-
-    @njit(parallel=True, error_model="numpy")
-    @variant(dim)
-    def one_way(x, arrays, flow, sign, causal, plan, scratch, v, part):
-        paths, n, _ = x.shape
-        width = lanes(x)
-        tokens, weight = _padded_paths(x, TILE)
-        blocks = (n + width - 1) // width
-        # A single block, if there is an odd one, comes first, and causal work grows with the token:
-        # assigned in turn, tasks of all sizes go to all workers.
-        odd = blocks % 2
-        units = (blocks + 1) // 2
-        space = plan.space * width
-        for worker in prange(plan.workers):
-            mine = scratch[worker * space : (worker + 1) * space]
-            for task in range(worker, paths * units, plan.workers):
-                p = task // units
-                unit = task - p * units
-                first = 0 if unit == 0 else 2 * unit - odd
-                count = 1 if unit == 0 and odd == 1 else 2
-                rows_of_blocks(
-                    tokens[p], n, weight, of_path(arrays, p), flow, sign, causal, first * width,
-                    count, v[p], part[p, first : first + count], mine,
-                )  # fmt: skip
-
-    return one_way
+# The loops for one d, and for scores that may need a shift or not, as the entry points call them.
 
 
-def _make_both_ways(dim):
-    """Velocities and terms for tied symmetric heads, each kernel value used for both tokens."""
-    symmetric_sums, absorb_heads = make_symmetric(dim), make_absorb(dim)
-
-    @njit(parallel=True, error_model="numpy")
-    @variant(dim)
-    def both_ways(x, arrays, flow, sign, plan, scratch, v, part):
-        paths, n, _ = x.shape
-        score, _, _, _, sigma2 = arrays
-        all_heads = score.shape[1]
-        width = lanes(x)
-        tokens, weight = _padded_paths(x, width)
-        blocks = tokens.shape[1] // width
-        parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
-        workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
-        size = blocks * (dim + 2) * width
-        per_path = batch * strips * size
-        row = (2 * dim + EXTRA) * width
-        space = plan.space * width
-        sums = scratch[workers * space : workers * space + together * per_path]
-        state = scratch[workers * space + together * per_path :]
-        tops = np.empty((together, batch))
-        for p0 in range(0, paths, together):
-            count = min(together, paths - p0)
-            for head in range(0, all_heads, batch):
-                heads = min(batch, all_heads - head)
-                # How heads are divided among tasks does not change a bit.
-                share = max(1, min(count * heads * strips // workers, _TASK_HEADS))
-                groups = (heads + share - 1) // share
-                tasks = count * groups * strips
-                for worker in prange(workers):
-                    mine = scratch[worker * space : (worker + 1) * space]
-                    for task in range(worker, tasks, workers):
-                        p = task // (groups * strips)
-                        strip = task % strips
-                        low = (task // strips - p * groups) * share
-                        some = min(share, heads - low)
-                        here = p * per_path + low * strips * size
-                        symmetric_sums(
-                            tokens[p0 + p], n, weight, score[p0 + p], head + low, some, strip,
-                            strips, sigma2.shape[1] > 0, tops[p, low : low + some],
-                            sums[here : here + some * strips * size], mine,
-                        )  # fmt: skip
-                for task in prange(count * parts):
-                    p = task // parts
-                    q = p0 + p
-                    low = (task - p * parts) * blocks // parts
-                    high = (task - p * parts + 1) * blocks // parts
-                    its = state[p * blocks * row : (p + 1) * blocks * row]
-                    if head == 0:
-                        clear(its[low * row : high * row], dim, high - low)
-                    absorb_heads(
-                        tokens[q], n, of_path(arrays, q), head, heads, strips, low, high, tops[p],
-                        sums[p * per_path : (p + 1) * per_path], its,
-                    )  # fmt: skip
-                    if head + heads == all_heads:
-                        for block in range(low, high):
-                            finish_tokens(
-                                x[q], n, dim, block * width, float(all_heads), flow, sign, its,
-                                block * row, v[q], part[q, block],
-                            )  # fmt: skip
-
-    return both_ways
-
-
-def _pass(dim, both, x, arrays, flow, sign, causal, plan, space, v, part):
-    """The pass over all pairs for d = `dim` (0: any d), one way or `both`: see `_pass_of`."""
+@made_by(make_rows)
+def _rows_of_blocks(
+    dim, shifts, x, n, weight, arrays, flow, sign, causal, start, blocks, v, out, space
+):  # fmt: skip
     raise NotImplementedError
 
 
-@overload(_pass, prefer_literal=True)
-def _pass_of(
-    dim, both, x, arrays, flow, sign, causal, plan, space, v, part
+@made_by(make_symmetric)
+def _symmetric_sums(
+    dim, shifts, x, n, weight, score, head, heads, strip, strips, ito, tops, sums, space
 ):  # fmt: skip
-    """`dim` and `both` are constants of the caller, so that only their code is compiled."""
-    make = _make_both_ways if both.literal_value else _make_one_way
-    run = make(dim.literal_value)
+    raise NotImplementedError
 
-    @variant(dim.literal_value)
-    def tied(
-        dim, both, x, arrays, flow, sign, causal, plan, space, v, part
-    ):  # fmt: skip
-        run(x, arrays, flow, sign, plan, space, v, part)
 
-    @variant(dim.literal_value)
-    def general(
-        dim, both, x, arrays, flow, sign, causal, plan, space, v, part
-    ):  # fmt: skip
-        run(x, arrays, flow, sign, causal, plan, space, v, part)
-
-    return tied if both.literal_value else general
+@made_by(make_absorb)
+def _absorb_heads(
+    dim, shifts, x, n, arrays, head, heads, strips, low, high, tops, sums, state
+):  # fmt: skip
+    raise NotImplementedError
 
 
 @functools.cache
-def _sums_of_dimension(dim: int, both: bool):
+def _sums_of_dimension(dim: int, both: bool, shifts: bool):
     """The compiled function for d = `dim` (0: any d), one way or `both`."""
 
     def entry_points(source, cache):
-        @njit(cache=cache, error_model="numpy")
-        @variant(dim, "both" if both else "one")
-        def sums(x, arrays, flow, sign, causal, plan, space):
+        @njit(cache=cache, parallel=True, error_model="numpy")
+        @variant(dim, "any" if shifts else "direct")
+        def one_way(x, arrays, flow, sign, causal, plan, scratch):
+            """Each direction of a pair computed apart."""
             _ = source  # part of the cache key
             paths, n, _ = x.shape
-            blocks = (n + lanes(x) - 1) // lanes(x)
+            width = lanes(x)
+            tokens, weight = _padded_paths(x, TILE)
+            blocks = (n + width - 1) // width
             v = np.empty_like(x)
             part = np.zeros((paths, blocks, N_TERMS))
-            _pass(
-                dim, both, x, arrays, flow, sign, causal, plan, space, v, part,
-            )  # fmt: skip
+            # A single block, if there is an odd one, comes first, and causal work grows with the
+            # token: assigned in turn, tasks of all sizes go to all workers.
+            odd = blocks % 2
+            units = (blocks + 1) // 2
+            space = plan.space * width
+            for worker in prange(plan.workers):
+                mine = scratch[worker * space : (worker + 1) * space]
+                for task in range(worker, paths * units, plan.workers):
+                    p = task // units
+                    unit = task - p * units
+                    first = 0 if unit == 0 else 2 * unit - odd
+                    count = 1 if unit == 0 and odd == 1 else 2
+                    _rows_of_blocks(
+                        dim, shifts, tokens[p], n, weight, of_path(arrays, p), flow, sign, causal,
+                        first * width, count, v[p], part[p, first : first + count], mine,
+                    )  # fmt: skip
             return v, path_terms(part, arrays.score.shape[1], n)
 
-        return sums
+        @njit(cache=cache, parallel=True, error_model="numpy")
+        @variant(dim, "any" if shifts else "direct")
+        def both_ways(x, arrays, flow, sign, causal, plan, scratch):
+            """Tied symmetric heads, each kernel value used for both tokens."""
+            _ = source  # part of the cache key
+            paths, n, _ = x.shape
+            score, _, _, _, sigma2 = arrays
+            all_heads = score.shape[1]
+            width = lanes(x)
+            tokens, weight = _padded_paths(x, width)
+            blocks = tokens.shape[1] // width
+            v = np.empty_like(x)
+            part = np.zeros((paths, blocks, N_TERMS))
+            parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
+            workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
+            size = blocks * (dim + 2) * width
+            per_path = batch * strips * size
+            row = (2 * dim + EXTRA) * width
+            space = plan.space * width
+            sums = scratch[workers * space : workers * space + together * per_path]
+            state = scratch[workers * space + together * per_path :]
+            tops = np.empty((together, batch))
+            for p0 in range(0, paths, together):
+                count = min(together, paths - p0)
+                for head in range(0, all_heads, batch):
+                    heads = min(batch, all_heads - head)
+                    # How heads are divided among tasks does not change a bit.
+                    share = max(1, min(count * heads * strips // workers, _TASK_HEADS))
+                    groups = (heads + share - 1) // share
+                    tasks = count * groups * strips
+                    for worker in prange(workers):
+                        mine = scratch[worker * space : (worker + 1) * space]
+                        for task in range(worker, tasks, workers):
+                            p = task // (groups * strips)
+                            strip = task % strips
+                            low = (task // strips - p * groups) * share
+                            some = min(share, heads - low)
+                            here = p * per_path + low * strips * size
+                            _symmetric_sums(
+                                dim, shifts, tokens[p0 + p], n, weight, score[p0 + p], head + low,
+                                some, strip, strips, sigma2.shape[1] > 0, tops[p, low : low + some],
+                                sums[here : here + some * strips * size], mine,
+                            )  # fmt: skip
+                    for task in prange(count * parts):
+                        p = task // parts
+                        q = p0 + p
+                        low = (task - p * parts) * blocks // parts
+                        high = (task - p * parts + 1) * blocks // parts
+                        its = state[p * blocks * row : (p + 1) * blocks * row]
+                        if head == 0:
+                            clear(its[low * row : high * row], dim, high - low)
+                        _absorb_heads(
+                            dim, shifts, tokens[q], n, of_path(arrays, q), head, heads, strips, low,
+                            high, tops[p], sums[p * per_path : (p + 1) * per_path], its,
+                        )  # fmt: skip
+                        if head + heads == all_heads:
+                            for block in range(low, high):
+                                finish_tokens(
+                                    x[q], n, dim, block * width, float(all_heads), flow, sign, its,
+                                    block * row, v[q], part[q, block],
+                                )  # fmt: skip
+            return v, path_terms(part, all_heads, n)
+
+        return both_ways if both else one_way
 
     return compiled(entry_points)
 
@@ -737,7 +726,10 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     both = bool(symmetric) and 2 <= d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
     heads = score.shape[1]
     arrays = Heads(score, value, drift, noise, sigma2)
-    sums = _sums_of_dimension(d if own_loops else 0, both)
+    # |D^T x| <= d max |D_kl|; a NaN counts as large.
+    bound = 0.9 * (DIRECT_BOUND_DOUBLE if x.itemsize == 8 else DIRECT_BOUND_SINGLE)
+    small = d * max(score.max(initial=0), -score.min(initial=0)) < bound
+    sums = _sums_of_dimension(d if own_loops else 0, both, not small)
     with threads_for(paths * heads * n * n, PAIRS_OF_THREAD) as threads:
         plan, size = _plan(paths, n, d, heads, x.itemsize, threads, both)
         return sums(

@@ -8,9 +8,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from wflow._core.compiled import inner
 from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
@@ -52,7 +52,7 @@ class Heads(NamedTuple):
     sigma2: NDArray[np.floating]
 
 
-@njit(error_model="numpy")
+@inner
 def of_path(arrays, p):
     """The heads of one path."""
     return Heads(
@@ -66,7 +66,7 @@ _TOTALS, _LARGEST, _SCALED = 3, 7, 8  # energy, weight power, Itô, martingale; 
 EXTRA = 9
 
 
-@njit(error_model="numpy")
+@inner
 def clear(state, d, blocks):
     """Running sums before the first head."""
     width = lanes(state)
@@ -81,7 +81,7 @@ def clear(state, d, blocks):
         store(state, at + _E_INVERSE * width, low)
 
 
-@njit(error_model="numpy", forceinline=True)
+@inner(forceinline=True)
 def _rescale(state, at, exponent, factors):
     """Bring a running sum of scale exp(state[at]) and a summand of scale exp(exponent) to one
     scale, the larger: factors for both go to `factors`, the scale to the state."""
@@ -96,7 +96,7 @@ def _rescale(state, at, exponent, factors):
     store(state, at, after)
 
 
-@njit(error_model="numpy", forceinline=True)
+@inner(forceinline=True)
 def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
     """Factors that bring the sums of a head and the running sums of a block to common scales.
 
@@ -131,7 +131,7 @@ def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
     return keep_inverse, add_inverse, keep_gradient, add_gradient, grow
 
 
-@njit(error_model="numpy", forceinline=True)
+@inner(forceinline=True)
 def _along(matrix, h, d, own, own_at, acc, acc_at):
     """<x_i, A_h S_i> of a block."""
     width = lanes(acc)
@@ -146,17 +146,18 @@ def _along(matrix, h, d, own, own_at, acc, acc_at):
     return total
 
 
-@njit(error_model="numpy", forceinline=True)
+@inner(forceinline=True)
 def absorb_blocks(
-    h, fresh, shifted, d, blocks, own, own_at, acc, acc_at, shift, square, square_at, arrays, state,
-    state_at, factors,
+    h, fresh, shifts, shifted, d, blocks, own, own_at, acc, acc_at, shift, square, square_at,
+    arrays, state, state_at, factors,
 ):  # fmt: skip
     """Add (m, S, q) exp(-shift) of head h to the running sums of adjacent blocks.
 
     The sums of S and of 1/m have separate scales, since their summands may differ by more than
     the range of floats; the scales stay at zero until a head comes whose scores need a shift, which
-    is then the shift of all these blocks. The loop over blocks is in here because Numba counts
-    references at every call that takes arrays, which costs more than the arithmetic of a block.
+    is then the shift of all these blocks. Without `shifts`, a constant, none does. The loop over
+    blocks is in here because Numba counts references at every call that takes arrays, which costs
+    more than the arithmetic of a block.
     """
     _, value, drift, noise, sigma2 = arrays
     width = lanes(state)
@@ -169,9 +170,18 @@ def absorb_blocks(
         at = state_at + block * (2 * d + EXTRA) * width
         rest = at + 2 * d * width
         m = load(acc, mine)
-        keep_inverse, add_inverse, keep_gradient, add_gradient, grow = common_scales(
-            fresh, shifted, shift, 0, state, rest, factors
-        )
+        keep_inverse = one
+        add_inverse = one
+        keep_gradient = one
+        add_gradient = one
+        grow = one
+        if shifts:
+            keep_inverse, add_inverse, keep_gradient, add_gradient, grow = common_scales(
+                fresh, shifted, shift, 0, state, rest, factors
+            )
+        elif fresh:
+            store(state, rest + _E_INVERSE * width, zero)
+            store(state, rest + _E_GRADIENT * width, zero)
         inverse_m = one / m
         row = rest + _INVERSE * width
         store(state, row, fma(add_inverse, inverse_m, load(state, row) * keep_inverse))
@@ -202,18 +212,18 @@ def absorb_blocks(
         store(state, row, largest)
 
 
-@njit(error_model="numpy", forceinline=True)
+@inner(forceinline=True)
 def absorb(
     h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
 ):  # fmt: skip
     """`absorb_blocks` for one block."""
     absorb_blocks(
-        h, fresh, shifted, d, 1, own, own_at, acc, acc_at, shift, square, 0, arrays, state, at,
-        factors,
+        h, fresh, True, shifted, d, 1, own, own_at, acc, acc_at, shift, square, 0, arrays, state,
+        at, factors,
     )  # fmt: skip
 
 
-@njit(error_model="numpy", forceinline=True)
+@inner(forceinline=True)
 def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     """Velocities of a block's tokens and their share of the terms, from the sums over heads.
 
@@ -292,13 +302,13 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     out[MAX_SCORE] = max(out[MAX_SCORE], math.sqrt(largest_score_sq))
 
 
-@njit(error_model="numpy")
+@inner
 def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
     """`finish_tokens` for any d."""
     finish_tokens(x, n, x.shape[1], start, heads, flow, sign, state, at, v, out)
 
 
-@njit(error_model="numpy")
+@inner
 def add_share(terms, share):
     """Add the share of some tokens to the terms of a path, (N_TERMS,) both."""
     for term in range(MAX_SPEED):
@@ -307,7 +317,7 @@ def add_share(terms, share):
         terms[term] = max(terms[term], share[term])
 
 
-@njit(error_model="numpy")
+@inner
 def path_terms(part, heads, n):
     """Terms of every path, (paths, N_TERMS), from the shares (paths, blocks, N_TERMS) of blocks."""
     paths, blocks, _ = part.shape

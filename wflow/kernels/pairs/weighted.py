@@ -15,10 +15,9 @@ import functools
 
 import numpy as np
 from numba import njit, prange
-from numba.extending import overload
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, variant
+from wflow._core.compiled import compiled, inner, made_by, variant
 from wflow._core.simd import lanes, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
@@ -42,7 +41,7 @@ from wflow.kernels.pairs.sweep import (
 _WEIGHT_RANGE = {8: (1e-200, 1e200), 4: (1e-20, 1e20)}
 
 
-@njit(error_model="numpy")
+@inner
 def workspace(d, like):
     """Vectors for one worker: own, z, (z, z_low) of shifted sums, acc, squares, shift, masks."""
     width = lanes(like)
@@ -55,7 +54,7 @@ def workspace(d, like):
     )  # fmt: skip
 
 
-@njit(error_model="numpy")
+@inner
 def _weight_mask(weight, start, begin, stop, mask):
     """w_j [j <= i] for the tokens start <= j < stop and the token i of each lane from `begin`."""
     width = lanes(mask)
@@ -64,19 +63,18 @@ def _weight_mask(weight, start, begin, stop, mask):
             mask[(j - start) * width + lane] = weight[j] if j <= begin + lane else 0.0
 
 
-def _make_head_sums(dim: int, weighted: bool, with_vectors: bool):
-    """The pass over all paths for d = `dim`."""
+def make_blocks(dim: int, weighted: bool, with_vectors: bool):
+    """The sums of some heads and blocks for d = `dim`."""
     single, double = (
         make_sweep(dim, blocks, both=False, ito=False, weighted=weighted, vectors=with_vectors)
         for blocks in (1, 2)
     )
     marks = dim, "weighted" if weighted else "equal", "vectors" if with_vectors else "masses"
 
-    @njit(error_model="numpy")
     @variant(*marks)
     def blocks_of_targets(
-        x, y, n, unit, weight, bound, score, causal, divisor, start, blocks, head, last_head,
-        space, shift, m, S,
+        _dim, _weighted, _with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, start,
+        blocks, head, last_head, space, shift, m, S,
     ):  # fmt: skip
         """The heads head <= h < last_head for `blocks` blocks of targets of one path."""
         own, z, z_high, z_low, acc, squares, one_shift, diagonal, mask = space
@@ -131,62 +129,15 @@ def _make_head_sums(dim: int, weighted: bool, with_vectors: bool):
                         for k in range(dim):
                             S[h, i, k] = sums[(1 + k) * width + lane] / divisor
 
-    @njit(parallel=True, error_model="numpy")
-    @variant(*marks)
-    def all_paths(
-        x, y, n, unit, weight, bound, score, causal, divisor, workers, groups, shift, m, S
-    ):  # fmt: skip
-        paths, targets, _ = x.shape
-        heads = score.shape[1]
-        width = lanes(x)
-        blocks = (targets + width - 1) // width
-        # A single block, if there is an odd one, comes first, and causal work grows with the token:
-        # assigned in turn, tasks of all sizes go to all workers.
-        odd = blocks % 2
-        units = (blocks + 1) // 2
-        for worker in prange(workers):
-            space = workspace(dim, x)
-            for task in range(worker, paths * units * groups, workers):
-                p = task // (units * groups)
-                group = task % groups
-                place = task // groups - p * units
-                first = 0 if place == 0 else 2 * place - odd
-                count = 1 if place == 0 and odd == 1 else 2
-                q = p if weight.shape[0] > 1 else 0
-                blocks_of_targets(
-                    x[p], y[p], n, unit, weight[q], bound[p], score[p], causal, divisor,
-                    first * width, count, group * heads // groups, (group + 1) * heads // groups,
-                    space, shift[p], m[p], S[p],
-                )  # fmt: skip
-
-    return all_paths
+    return blocks_of_targets
 
 
-def _pass(
-    dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, workers,
-    groups, shift, m, S,
+@made_by(make_blocks)
+def _blocks_of_targets(
+    dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, start,
+    blocks, head, last_head, space, shift, m, S,
 ):  # fmt: skip
-    """The pass over all paths: see `_make_head_sums`."""
     raise NotImplementedError
-
-
-@overload(_pass, prefer_literal=True)
-def _pass_of(
-    dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, workers,
-    groups, shift, m, S,
-):  # fmt: skip
-    """The first three are constants of the caller, so that only their code is compiled."""
-    constants = dim.literal_value, weighted.literal_value, with_vectors.literal_value
-    run = _make_head_sums(*constants)
-
-    @variant(*constants)
-    def call(
-        dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, workers,
-        groups, shift, m, S,
-    ):  # fmt: skip
-        run(x, y, n, unit, weight, bound, score, causal, divisor, workers, groups, shift, m, S)
-
-    return call
 
 
 @functools.cache
@@ -194,16 +145,33 @@ def _compiled_pass(dim: int, weighted: bool, with_vectors: bool):
     """The compiled function for one d, with weights or without, with S or without."""
 
     def entry_points(source, cache):
-        @njit(cache=cache, error_model="numpy")
+        @njit(cache=cache, parallel=True, error_model="numpy")
         @variant(dim, weighted, with_vectors)
         def sums(
             x, y, n, unit, weight, bound, score, causal, divisor, workers, groups, shift, m, S
         ):  # fmt: skip
             _ = source  # part of the cache key
-            _pass(
-                dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor,
-                workers, groups, shift, m, S,
-            )  # fmt: skip
+            paths, targets, _ = x.shape
+            heads = score.shape[1]
+            width = lanes(x)
+            blocks = (targets + width - 1) // width
+            # As in `fused`: tasks of all sizes go to all workers.
+            odd = blocks % 2
+            units = (blocks + 1) // 2
+            for worker in prange(workers):
+                space = workspace(dim, x)
+                for task in range(worker, paths * units * groups, workers):
+                    p = task // (units * groups)
+                    group = task % groups
+                    place = task // groups - p * units
+                    first = 0 if place == 0 else 2 * place - odd
+                    count = 1 if place == 0 and odd == 1 else 2
+                    q = p if weight.shape[0] > 1 else 0
+                    _blocks_of_targets(
+                        dim, weighted, with_vectors, x[p], y[p], n, unit, weight[q], bound[p],
+                        score[p], causal, divisor, first * width, count, group * heads // groups,
+                        (group + 1) * heads // groups, space, shift[p], m[p], S[p],
+                    )  # fmt: skip
 
         return sums
 

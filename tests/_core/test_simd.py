@@ -65,3 +65,26 @@ def test_exponential_has_the_same_bits_without_the_processors_permutation(dtype,
     without = types.SimpleNamespace(codegen=lambda: None)  # a target of no known features
     monkeypatch.setattr(simd, "_look_up", lambda context, *rest: look_up(without, *rest))
     assert compiled()(s).tobytes() == with_permutation.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_comparisons_of_lanes_are_those_of_numpy(dtype):
+    @numba.njit
+    def run(a, b, out):
+        left, right = load(a, 0), load(b, 0)
+        store(out, 0, simd.minimum(left, right))
+        store(out, lanes(a), simd.where_less(left, right, right, left))
+        store(out, 2 * lanes(a), simd.square_root(left))
+        return simd.least_lane(left), simd.first_equal(left, right)
+
+    count = 64 // np.dtype(dtype).itemsize
+    rng = np.random.default_rng(0)
+    for place in (*range(count), count):
+        a, b = (rng.uniform(1, 2, count).astype(dtype) for _ in range(2))
+        b[place:] = a[place:]
+        b[place + 1 :] += 1
+        out = np.empty(3 * count, dtype)
+        least, first = run(a, b, out)
+        want = np.minimum(a, b), np.where(a < b, b, a), np.sqrt(a)
+        assert np.array_equal(out, np.concatenate(want))
+        assert (least, first) == (a.min(), place)

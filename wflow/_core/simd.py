@@ -161,6 +161,71 @@ def maximum(typingctx, a, b):
 
 
 @intrinsic
+def minimum(typingctx, a, b):
+    """Smaller of a and b, lane by lane; b where either is NaN."""
+
+    def codegen(context, builder, sig, args):
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return a(a, b), codegen
+
+
+@intrinsic
+def where_less(typingctx, a, b, x, y):
+    """Lane by lane x where a < b, and y elsewhere."""
+
+    def codegen(context, builder, sig, args):
+        return builder.select(builder.fcmp_ordered("<", *args[:2]), *args[2:])
+
+    return x(a, b, x, y), codegen
+
+
+@intrinsic
+def square_root(typingctx, a):
+    """Square root of a, lane by lane, correctly rounded."""
+
+    def codegen(context, builder, sig, args):
+        kind = args[0].type
+        name = f"llvm.sqrt.v{kind.count}{'f64' if a.dtype == types.float64 else 'f32'}"
+        return builder.call(_function(builder, name, kind, [kind]), args)
+
+    return a(a), codegen
+
+
+@intrinsic
+def least_lane(typingctx, a):
+    """Smallest lane of a vector without NaN."""
+
+    def codegen(context, builder, sig, args):
+        (left,) = args
+        step = a.lanes // 2
+        while step:
+            places = [k ^ step for k in range(a.lanes)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), a.lanes), places)
+            other = builder.shuffle_vector(left, left, mask)
+            left = builder.select(builder.fcmp_ordered("<", left, other), left, other)
+            step //= 2
+        return builder.extract_element(left, ir.Constant(ir.IntType(32), 0))
+
+    return a.dtype(a), codegen
+
+
+@intrinsic
+def first_equal(typingctx, a, b):
+    """Number of the first lane in which a and b are equal; the number of lanes if there is none."""
+
+    def codegen(context, builder, sig, args):
+        bits = ir.IntType(2 * a.lanes)
+        equal = builder.bitcast(builder.fcmp_ordered("==", *args), ir.IntType(a.lanes))
+        end = ir.Constant(bits, 1 << a.lanes)
+        found = builder.or_(builder.zext(equal, bits), end)
+        place = builder.cttz(found, ir.Constant(ir.IntType(1), 1))
+        return builder.zext(place, ir.IntType(types.intp.bitwidth))
+
+    return types.intp(a, b), codegen
+
+
+@intrinsic
 def lane_sums(typingctx, array, offset, step):
     """Vector whose lane k is the sum of the lanes of the vector at `offset` + k `step`.
 

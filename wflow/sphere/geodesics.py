@@ -7,13 +7,53 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled
+from wflow._core.simd import fma, lanes, load, minimum, splat, square_root, store, where_less
 from wflow.sphere.geometry import normalise_unchecked
 
 # Distances between all pairs of two clouds
 # -----------------------------------------
 # The geodesic distance is 2 atan2(|x - y|, |x + y|): arccos<x, y> loses half of the digits where x
-# and y nearly agree or nearly oppose each other. Cost of a pair: 4 d additions and multiply-adds,
-# two roots, one arc tangent, one power.
+# and y nearly agree or nearly oppose each other. By the identity |x - y|^2 + |x + y|^2 = 4, which
+# holds to rounding and is divided by, it is 2 arcsin(sqrt z) with z = |x - y|^2 / 4 <= 1/2, or pi
+# less that of -y: one polynomial for eight pairs at a time. Cost of a pair: 4 d additions and
+# multiply-adds, one root, one division, 22 multiply-adds.
+
+# (arcsin(s)/s - 1) / s^2 in z = s^2, interpolated at Chebyshev nodes of [0, 1/2]: error of the
+# arc sine below 2e-17 of it.
+_ARCSINE = (
+    0.16666666666666669,
+    0.07499999999998412,
+    0.04464285714665563,
+    0.030381944084994415,
+    0.0223721770065477,
+    0.017352221539201188,
+    0.013975730180211136,
+    0.01139924601483468,
+    0.011310924828955462,
+    -0.0032941927380090922,
+    0.07377343868679113,
+    -0.2809947932275328,
+    0.952265420570822,
+    -2.3535297860232123,
+    4.3847119392409954,
+    -5.883233416999023,
+    5.436384462318588,
+    -3.0948547605199717,
+    0.8387674099544927,
+)
+
+
+@njit(error_model="numpy")
+def _angles(apart, summed):
+    """Vector of angles from those of |x - y|^2 and |x + y|^2."""
+    z = minimum(apart, summed) / (apart + summed)
+    q = splat(_ARCSINE[-1])
+    for k in range(len(_ARCSINE) - 2, -1, -1):
+        q = fma(q, z, splat(_ARCSINE[k]))
+    half = square_root(z)
+    angle = fma(half * z, q, half)
+    angle = angle + angle
+    return where_less(summed, apart, splat(math.pi) - angle, angle)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -35,23 +75,38 @@ def _entry_points(source, cache):
         _ = source  # part of the cache key
         n, d = x.shape
         m = y.shape[0]
+        step = lanes(np.empty(0))
+        width = (m + step - 1) // step * step
+        turned = np.ones(d * width)  # y, coordinate by coordinate
+        for j in range(m):
+            for k in range(d):
+                turned[k * width + j] = y[j, k]
         out = np.empty((n, m))
         for i in prange(n):
-            for j in range(m):
-                apart = 0.0
-                summed = 0.0
+            rest = np.empty(step)
+            for j in range(0, m, step):
+                apart = splat(0.0)
+                summed = splat(0.0)
                 for k in range(d):
-                    minus = x[i, k] - y[j, k]
-                    plus = x[i, k] + y[j, k]
-                    apart += minus * minus
-                    summed += plus * plus
-                if chordal and p == 2.0:
-                    out[i, j] = apart
-                elif chordal:
-                    out[i, j] = power(math.sqrt(apart), p)
+                    a = splat(float(x[i, k]))
+                    b = load(turned, k * width + j)
+                    minus = a - b
+                    plus = a + b
+                    apart = fma(minus, minus, apart)
+                    summed = fma(plus, plus, summed)
+                if not chordal:
+                    c = _angles(apart, summed)
+                    c = c * c if p == 2.0 else c
                 else:
-                    angle = 2.0 * math.atan2(math.sqrt(apart), math.sqrt(summed))
-                    out[i, j] = power(angle, p)
+                    c = apart if p == 2.0 else square_root(apart)
+                if j + step <= m:
+                    store(out, i * m + j, c)
+                else:
+                    store(rest, 0, c)
+                    out[i, j:] = rest[: m - j]
+            if p != 1.0 and p != 2.0:
+                for j in range(m):
+                    out[i, j] = power(out[i, j], p)
         return out
 
     return pair_costs

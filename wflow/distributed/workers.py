@@ -143,6 +143,8 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
         "distributed.nanny.environ": {"NUMBA_NUM_THREADS": share},
         # A worker that computes one long step is silent; here its death shows by its process.
         "distributed.scheduler.worker-ttl": None,
+        # It samples the stack a hundred times a second: half the time of a worker's event loop.
+        "distributed.worker.profile.enabled": False,
     }
     # No limit of memory: runs stay small, and dask would kill a worker that nears it.
     with (

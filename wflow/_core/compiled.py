@@ -30,7 +30,7 @@ def variant(*marks: object) -> Callable[[Callable], Callable]:
     return rename
 
 
-def inner(function: Callable | None = None, **options: Any) -> Any:
+def internal(function: Callable | None = None, **options: Any) -> Any:
     """Decorator of a compiled function that compiled functions call, and never Python.
 
     A call from Python would end the process: there are no wrappers for it, nor for one from C,
@@ -89,7 +89,7 @@ def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> 
         return _started(entry_points(source, True))
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         warnings.warn(
-            "compiled code cannot be kept on disk, so every start compiles again (half a minute); "
+            "compiled code cannot be kept on disk, so every start compiles again (10 s or so); "
             "set NUMBA_CACHE_DIR to a folder that can be written",
             stacklevel=3,
         )

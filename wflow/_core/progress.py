@@ -12,7 +12,7 @@ from wflow._core.compiled import compilation
 Advance = Callable[[int], None]
 _PACE = 2.0  # seconds per tenth of a run, under which a log has no need of lines
 _REFRESH = 0.25  # seconds: enough for the eye, and leaves the cores to the compiled loops
-COMPILING = "compiling (once per machine, about 20 s)"
+COMPILING = "compiling (once per machine, about 10 s)"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from wflow._core.compiled import compiled, inner
+from wflow._core.compiled import compiled, internal
 from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
 from wflow.kernels.pairs.sweep import (
     LOG2E,
@@ -33,7 +33,7 @@ from wflow.kernels.pairs.sweep import (
 )
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def pair_sweep(x, weight, z, shift, acc):
     """(M, S, Q) exp(-shift) of one head for one block; Q in units of log2(e)^2."""
     rows, d = x.shape
@@ -63,7 +63,7 @@ def pair_sweep(x, weight, z, shift, acc):
         store(acc, at_q, fma(u1 * s1, s1, part))
 
 
-@inner
+@internal
 def _block(x, n, weight, score, start, gradient):
     """Mean gradient of the tokens of one block, times H n; returns their share of the Laplacian."""
     d = x.shape[1]

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, inner, made_by, variant
+from wflow._core.compiled import compiled, internal, made_by, variant
 from wflow._core.simd import fma, lane_sums, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
@@ -89,7 +89,7 @@ def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[n
 # sums: 21 at d = 3.
 
 
-@inner
+@internal
 def table_tokens(n, width):
     """Tokens j of a table of 1 + <x_i, x_j>^2: not more than the second cache holds."""
     return min(CHUNK, max(n + TILE, 2 * width))
@@ -105,7 +105,7 @@ def space_of_rows(d: int, n: int, heads: int, width: int) -> int:
 # loops exist with it and without, and callers take those without where the matrices are small.
 
 
-@inner
+@internal
 def _absorb_shifted(
     h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state, state_at
 ):  # fmt: skip
@@ -131,7 +131,7 @@ def _absorb_shifted(
     )  # fmt: skip
 
 
-@inner
+@internal
 def _absorb_none(
     h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state, state_at
 ):  # fmt: skip
@@ -268,7 +268,7 @@ def strips_for(n: int) -> int:
     return 4 if n < 8192 else 8
 
 
-@inner
+@internal
 def chunk_tokens(n, d, width):
     """Tokens per chunk: an even number of blocks, all chunks of nearly the same size."""
     most = max(_CHUNK_BYTES // (64 * (d + 1)) // (2 * width), 1)
@@ -285,7 +285,7 @@ def space_of_sums(d: int, n: int, heads: int, width: int) -> int:
     return blocks * (d + 1) + 2 + chunk * (d + 1) + table + heads * blocks * d
 
 
-@inner
+@internal
 def _fold_columns(columns, d, blocks, sums, sums_at):
     """Add the sums of some blocks of tokens j, sums over lanes of `columns`, and clear those."""
     width = lanes(columns)
@@ -306,7 +306,7 @@ def _make_tile(dim: int, ito: bool):
     within = make_sweep(dim, 2, both=False, ito=ito)
     others = make_sweep(dim, 2, both=True, ito=ito)
 
-    @inner
+    @internal
     @variant(dim, "ito" if ito else "plain")
     def sweep_tile(
         x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums, sums_at
@@ -340,7 +340,7 @@ def _make_tile(dim: int, ito: bool):
 def _make_table(dim: int):
     """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `headsums.absorb_blocks`."""
 
-    @inner
+    @internal
     @variant(dim)
     def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
         """Half of it for pairs within two blocks, which come twice; 0 for padding."""
@@ -565,7 +565,7 @@ def _plan(
     return Plan(workers, space, strips, batch, together), workers * space + kept
 
 
-@inner
+@internal
 def _padded_paths(x, unit):
     """`padded` for (paths, n, d)."""
     paths, n, d = x.shape

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.compiled import inner
+from wflow._core.compiled import internal
 from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
@@ -52,7 +52,7 @@ class Heads(NamedTuple):
     sigma2: NDArray[np.floating]
 
 
-@inner
+@internal
 def of_path(arrays, p):
     """The heads of one path."""
     return Heads(
@@ -66,7 +66,7 @@ _TOTALS, _LARGEST, _SCALED = 3, 7, 8  # energy, weight power, Itô, martingale; 
 EXTRA = 9
 
 
-@inner
+@internal
 def clear(state, d, blocks):
     """Running sums before the first head."""
     width = lanes(state)
@@ -81,7 +81,7 @@ def clear(state, d, blocks):
         store(state, at + _E_INVERSE * width, low)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def _rescale(state, at, exponent, factors):
     """Bring a running sum of scale exp(state[at]) and a summand of scale exp(exponent) to one
     scale, the larger: factors for both go to `factors`, the scale to the state."""
@@ -96,7 +96,7 @@ def _rescale(state, at, exponent, factors):
     store(state, at, after)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
     """Factors that bring the sums of a head and the running sums of a block to common scales.
 
@@ -131,7 +131,7 @@ def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
     return keep_inverse, add_inverse, keep_gradient, add_gradient, grow
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def _along(matrix, h, d, own, own_at, acc, acc_at):
     """<x_i, A_h S_i> of a block."""
     width = lanes(acc)
@@ -146,7 +146,7 @@ def _along(matrix, h, d, own, own_at, acc, acc_at):
     return total
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def absorb_blocks(
     h, fresh, shifts, shifted, d, blocks, own, own_at, acc, acc_at, shift, square, square_at,
     arrays, state, state_at, factors,
@@ -212,7 +212,7 @@ def absorb_blocks(
         store(state, row, largest)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def absorb(
     h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
 ):  # fmt: skip
@@ -223,7 +223,7 @@ def absorb(
     )  # fmt: skip
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     """Velocities of a block's tokens and their share of the terms, from the sums over heads.
 
@@ -302,13 +302,13 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     out[MAX_SCORE] = max(out[MAX_SCORE], math.sqrt(largest_score_sq))
 
 
-@inner
+@internal
 def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
     """`finish_tokens` for any d."""
     finish_tokens(x, n, x.shape[1], start, heads, flow, sign, state, at, v, out)
 
 
-@inner
+@internal
 def add_share(terms, share):
     """Add the share of some tokens to the terms of a path, (N_TERMS,) both."""
     for term in range(MAX_SPEED):
@@ -317,7 +317,7 @@ def add_share(terms, share):
         terms[term] = max(terms[term], share[term])
 
 
-@inner
+@internal
 def path_terms(part, heads, n):
     """Terms of every path, (paths, N_TERMS), from the shares (paths, blocks, N_TERMS) of blocks."""
     paths, blocks, _ = part.shape

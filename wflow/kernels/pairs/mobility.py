@@ -14,7 +14,7 @@ No shift: callers bound |D_h x| by `sweep.DIRECT_BOUND_DOUBLE`, and b/m_h <= H k
 import numpy as np
 from numba import njit, prange
 
-from wflow._core.compiled import compiled, inner
+from wflow._core.compiled import compiled, internal
 from wflow._core.simd import exp2, fma, lanes, load, splat, store
 from wflow.kernels.pairs.sweep import TILE, by_lane, head_scores, padded, vectors
 
@@ -22,7 +22,7 @@ from wflow.kernels.pairs.sweep import TILE, by_lane, head_scores, padded, vector
 def _make_sums(dim):
     """The inner loops for d = `dim`, so that those over coordinates unroll; 0: any d."""
 
-    @inner(forceinline=True)
+    @internal(forceinline=True)
     def kernel_values(x, j, z):
         """U_hij of a block of tokens i with the tokens j .. j + 3."""
         width = lanes(z)
@@ -39,7 +39,7 @@ def _make_sums(dim):
             s3 = fma(zk, splat(x[j + 3, k]), s3)
         return exp2(s0), exp2(s1), exp2(s2), exp2(s3)
 
-    @inner(forceinline=True)
+    @internal(forceinline=True)
     def row_sums(x, weight, z, acc):
         """sum_j U_hij of a block into `acc`."""
         m = splat(z.dtype.type(0.0))
@@ -51,7 +51,7 @@ def _make_sums(dim):
             m = fma(u3, splat(weight[j + 3]), m)
         store(acc, 0, m)
 
-    @inner(forceinline=True)
+    @internal(forceinline=True)
     def vector_sums(x, w, mine, z, acc):
         """sum_j (w_i + w_j) U_hij x_j of a block into `acc`; `mine` holds w_i."""
         width = lanes(z)
@@ -82,7 +82,7 @@ _rows_4, _vectors_4 = _make_sums(4)
 _rows_any, _vectors_any = _make_sums(0)
 
 
-@inner
+@internal
 def _mobilities(x, n, weight, score, start, c, b, w):
     """b, and the weights w (heads, rows), of the tokens start <= i < start + lanes of one cloud."""
     d = x.shape[1]
@@ -117,7 +117,7 @@ def _mobilities(x, n, weight, score, start, c, b, w):
             w[h, i] = c[i] * (b[i] * w[h, i]) ** 2 / heads
 
 
-@inner
+@internal
 def _gradient(x, n, score, start, w, gradient):
     """(1/n) sum_h D_h sum_j (w_hi + w_hj) U_hij x_j of a block of tokens of one cloud."""
     d = x.shape[1]

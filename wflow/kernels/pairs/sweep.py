@@ -19,7 +19,7 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from wflow._core.compiled import inner, variant
+from wflow._core.compiled import internal, variant
 from wflow._core.simd import (
     _VECTORS,
     _fma,
@@ -210,7 +210,7 @@ def _emit(
 DIMENSIONS = (2, 3, 4, 5, 6, 7, 8)
 
 
-@inner
+@internal
 def vectors(count, like):
     """Memory for `count` vectors of the element type of `like`, aligned to cache lines.
 
@@ -222,7 +222,7 @@ def vectors(count, like):
     return memory[skip : skip + count * width]
 
 
-@inner
+@internal
 def clear_vectors(array, at, count):
     """Set `count` vectors of a flat array from element `at` on to zero."""
     zero = splat(array.dtype.type(0.0))
@@ -242,7 +242,7 @@ def one_way_loops(d: int):
         make_sweep(d, blocks, both=False, ito=ito) for blocks in (1, 2) for ito in (False, True)
     )
 
-    @inner(forceinline=True)
+    @internal(forceinline=True)
     @variant(d)
     def one_way(
         x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
@@ -261,7 +261,7 @@ def one_way_loops(d: int):
     return one_way
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def _plain(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at):
     """The same for any d, with the sums in memory."""
     d = x.shape[1]
@@ -273,7 +273,7 @@ def _plain(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop,
         )  # fmt: skip
 
 
-@inner
+@internal
 def masked_sums(
     x, weight, z, at, pair, pair_at, ito, mask, mask_from, first, stop, acc, acc_at
 ):  # fmt: skip
@@ -349,7 +349,7 @@ _one_way_2, _one_way_3, _one_way_4, _one_way_8, _one_way_any = (
 )
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def _add_product(high, low, a, b):
     """(high + low) + a b, carried in twice the working precision (Dekker, Knuth)."""
     zero = a - a
@@ -360,7 +360,7 @@ def _add_product(high, low, a, b):
     return total, low + (((high - (total - back)) + (product - back)) + error)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def _score(x, j, z, z_low):
     """<z + z_low, x_j> in twice the working precision, as (high, low)."""
     width = lanes(z)
@@ -373,7 +373,7 @@ def _score(x, j, z, z_low):
     return high, low
 
 
-@inner
+@internal
 def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift, weight):
     """(m, S, q) exp(-shift) of one head for one block, with shift = max_j <x_i, D x_j>.
 
@@ -433,19 +433,19 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift, 
             store(part, row * width, zero)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def direct_bound(x):
     """Largest |D^T x| for which sums of this precision need no shift."""
     return DIRECT_BOUND_DOUBLE if lanes(x) == 8 else DIRECT_BOUND_SINGLE
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def exponent_floor(x):
     """Smallest exponent of 2 worth computing in this precision."""
     return FLOOR_DOUBLE if lanes(x) == 8 else FLOOR_SINGLE
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def block_scores(score, h, own, own_at, z, z_at, d, blocks, squares, squares_at):
     """log2(e) D^T x_i of adjacent blocks into `z`, |D^T x_i|^2 into `squares`."""
     width = lanes(z)
@@ -463,13 +463,13 @@ def block_scores(score, h, own, own_at, z, z_at, d, blocks, squares, squares_at)
         store(squares, squares_at + block * width, total)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def head_scores(score, h, own, own_at, z, z_at, d, square):
     """`block_scores` for one block."""
     block_scores(score, h, own, own_at, z, z_at, d, 1, square, 0)
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def is_moderate(largest, total, like):
     """Whether the lanes of `largest`, the largest |D^T x_i|^2, need no shift.
 
@@ -482,7 +482,7 @@ def is_moderate(largest, total, like):
     return moderate
 
 
-@inner
+@internal
 def weighted_shifted_sums(
     x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift,
     weight,
@@ -503,7 +503,7 @@ def weighted_shifted_sums(
     _shifted(x, z, z_low, pair, ito, diagonal, causal, start, min(stop, n), acc, shift, weight)
 
 
-@inner
+@internal
 def shifted_sums(
     x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift
 ):  # fmt: skip
@@ -514,7 +514,7 @@ def shifted_sums(
     )  # fmt: skip
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def block_sums(
     x, n, weight, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop,
     acc, shift, square,
@@ -566,7 +566,7 @@ def padded(x, unit):
     return tokens, weight
 
 
-@inner
+@internal
 def by_lane(x, n, start, own, own_at):
     """Coordinates of the tokens of the block at `start`, one vector per coordinate."""
     width = lanes(own)
@@ -575,7 +575,7 @@ def by_lane(x, n, start, own, own_at):
             own[own_at + k * width + lane] = x[start + lane, k] if start + lane < n else 0.0
 
 
-@inner
+@internal
 def causal_mask(diagonal):
     """1 where the token j of a block comes no later than the token of the lane, else 0."""
     width = lanes(diagonal)
@@ -584,7 +584,7 @@ def causal_mask(diagonal):
             diagonal[j * width + lane] = 1.0 if j <= lane else 0.0
 
 
-@inner(forceinline=True)
+@internal(forceinline=True)
 def pair_rows(x, n, d, own, own_at, first, last, pair, pair_at):
     """1 + <x_i, x_j>^2 of one block with the tokens first <= j < last, 0 for padding.
 
@@ -613,7 +613,7 @@ def pair_rows(x, n, d, own, own_at, first, last, pair, pair_at):
         store(pair, pair_at + j * width, zero)
 
 
-@inner
+@internal
 def pair_table(x, n, own, own_at, first, last, pair, pair_at):
     """The same for any d."""
     pair_rows(x, n, x.shape[1], own, own_at, first, last, pair, pair_at)

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, inner, made_by, variant
+from wflow._core.compiled import compiled, internal, made_by, variant
 from wflow._core.simd import lanes, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
@@ -41,7 +41,7 @@ from wflow.kernels.pairs.sweep import (
 _WEIGHT_RANGE = {8: (1e-200, 1e200), 4: (1e-20, 1e20)}
 
 
-@inner
+@internal
 def workspace(d, like):
     """Vectors for one worker: own, z, (z, z_low) of shifted sums, acc, squares, shift, masks."""
     width = lanes(like)
@@ -54,7 +54,7 @@ def workspace(d, like):
     )  # fmt: skip
 
 
-@inner
+@internal
 def _weight_mask(weight, start, begin, stop, mask):
     """w_j [j <= i] for the tokens start <= j < stop and the token i of each lane from `begin`."""
     width = lanes(mask)

@@ -18,6 +18,7 @@ SINGLE = "exact sums, single precision over double"
 WRAPPER = "overhead of the continuous wrapper and its cost"
 OVERHEAD = "overhead of workers against the serial run, tasks of 5 s"
 DIGESTS = "digests, share of a run"
+SERIES = "50 distances along a run over 50 single ones, n = 200"
 WHY: dict[str, str] = {
     SHARE: "the limit keeps everything in registers. Tied heads add the second use of each kernel "
     "value to memory, and still take less time for a pair than general ones, which come nearer; a "
@@ -26,6 +27,8 @@ WHY: dict[str, str] = {
     "shrink with the precision",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
+    SERIES: "an assignment of 200 tokens takes so little that reading, checks and the costs of all "
+    "pairs, which both do, are most of the time",
     OVERHEAD: "a task of five seconds holds two or three of the 24 paths; what a step does besides "
     "the pair sums (0.4 ms in Python) is shared by the paths of one batch, all 24 in the "
     "serial run",
@@ -190,6 +193,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place(DIGESTS, 0.02, False, "%"),
         Place("digests checked by resume", 500.0, True, "MB/s"),
         Place("digests checked by verify", 500.0, True, "MB/s"),
+    ),
+    "transport": (
+        Place("W₂ over POT's emd2, the slowest of 50 to 5,000 tokens", 1.0, False, "times"),
+        Place(SERIES, 0.5, False, "times"),
+        Place("50 distances along a run over 50 single ones, n = 2,000", 0.5, False, "times"),
     ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
     "continuous_networks": (

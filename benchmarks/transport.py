@@ -13,27 +13,42 @@ and the time series of a run of 4,000 steps (n = 200 tokens, d = 3, 4 Ornstein-U
 50 snapshot times: the distances to the last snapshot, by `wflow.transport.over_time` from the run
 file, and by a loop over POT with the snapshots in memory. The run itself is timed for comparison.
 
+W₂ with the geodesic cost for 50 to 5,000 tokens, against `ot.emd2` as above:
+
+- uniform, d = 3 and d = 8;
+- clusters: six of width 0.01 on S^2 in both clouds, with different numbers of tokens;
+- to clusters: a uniform cloud and one in six clusters of width 0.001;
+
+and the 50 distances to the last snapshot of a run of 200 or 2,000 tokens, by `over_time`, whose
+assignments start from the one before, and by 50 calls of `transport.w2`; the file is open already,
+both read the tokens from it.
+
 The variants run in turn, round after round, so that a drift of the machine's speed hits all; the
 median over rounds is printed with the smallest and largest. POT runs with enough iterations to end.
+Goals: W₂ no slower than POT at any number of tokens; `over_time` in half the time of the calls.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 import ot
-from report import write
+from report import goal, spread, write
 
 import wflow
 from wflow import tokens, transport
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.study.frame import machine
 
+COMMAND = "python benchmarks/transport.py"
 N, SMALL, STEPS, TIMES, HEADS = 2000, 200, 4000, 50, 4
+SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
+SERIES = {200: 4000, 2000: 200}  # tokens and steps of the runs for `over_time`
 ITERATIONS = 10**9
 
 
@@ -54,12 +69,27 @@ def plain_circle(x, y):
     return 2 * np.pi * ot.wasserstein_circle(u, v, p=2)[0] ** 0.5
 
 
-def make_run(file: Path) -> float:
+def clusters(n: int, width: float, seed: int):
+    """A cloud in six clusters on S^2, whose places are the same for every seed."""
+    rng = np.random.default_rng(seed)
+    places = tokens.uniform(6, 3, seed=9)[rng.integers(0, 6, n)]
+    return wflow.sphere.as_tokens(places + width * rng.standard_normal((n, 3)))
+
+
+CLOUDS: dict[str, Callable] = {
+    "uniform, d = 3": lambda n: (tokens.uniform(n, 3, seed=0), tokens.uniform(n, 3, seed=1)),
+    "uniform, d = 8": lambda n: (tokens.uniform(n, 8, seed=0), tokens.uniform(n, 8, seed=1)),
+    "clusters": lambda n: (clusters(n, 1e-2, 0), clusters(n, 1e-2, 1)),
+    "to clusters": lambda n: (tokens.uniform(n, 3, seed=0), clusters(n, 1e-3, 1)),
+}
+
+
+def make_run(file: Path, n: int = SMALL, steps: int = STEPS) -> float:
     """Write the run file; returns the seconds it took."""
     start = time.perf_counter()
     wflow.solve(
-        tokens.cross_polytope(SMALL, 3, seed=42), OrnsteinUhlenbeck(np.eye(3), sigma2=2.0),
-        heads=HEADS, t_final=20.0, dt=20.0 / STEPS, out=file,
+        tokens.cross_polytope(n, 3, seed=42), OrnsteinUhlenbeck(np.eye(3), sigma2=2.0),
+        heads=HEADS, t_final=20.0, dt=20.0 / steps, out=file,
         save=wflow.SaveAt(every=5, snapshots=np.linspace(0, 20, TIMES)),
     ).close()  # fmt: skip
     return time.perf_counter() - start
@@ -77,9 +107,70 @@ def timed(call: Callable) -> float:
     return time.perf_counter() - start
 
 
+def by_size(rounds: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """W₂ and POT's for every kind of clouds and number of tokens, in turn."""
+    rows = []
+    for kind, make in CLOUDS.items():
+        for n in sizes:
+            x, y = make(n)
+            calls = {"wflow": lambda: transport.w2(x, y), "POT": lambda: plain_geodesic(x, y)}  # noqa: B023
+            difference = abs(calls["wflow"]() - calls["POT"]())
+            taken = alternated(calls, rounds if n <= N else min(rounds, 3))
+            ratio = float(np.median(taken["wflow"]) / np.median(taken["POT"]))
+            rows.append(
+                {"clouds": kind, "n": n, "times POT": ratio, "difference": difference}
+                | {name: spread(values) for name, values in taken.items()}
+            )
+            print_pair(f"{kind}, n = {n}", rows[-1], ("wflow", "POT"), ratio)
+    return rows
+
+
+def series(rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """`over_time` against calls of `w2`, which start from nothing, for runs of several sizes."""
+    rows = []
+    for n, steps in SERIES.items():
+        file = folder / f"series_{n}.h5"
+        make_run(file, n, steps)
+        with wflow.open(file) as run:
+
+            def cold(run=run):
+                clouds = run["tokens"].values[0]
+                return np.array([transport.w2(cloud, clouds[-1]) for cloud in clouds])
+
+            calls = {"over_time": lambda: transport.over_time(run).values[0], "w2": cold}
+            difference = float(np.abs(calls["over_time"]() - calls["w2"]()).max())
+            taken = alternated(calls, rounds if n < N else min(rounds, 3))
+        ratio = float(np.median(taken["over_time"]) / np.median(taken["w2"]))
+        rows.append(
+            {"n": n, "times w2": ratio, "difference": difference}
+            | {name: spread(values) for name, values in taken.items()}
+        )
+        print_pair(f"{TIMES} times, n = {n}", rows[-1], ("over_time", "w2"), ratio)
+    return rows
+
+
+def alternated(calls: Mapping[str, Callable], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            taken[name].append(timed(call))
+    return taken
+
+
+def print_pair(what: str, row: Mapping[str, Any], names: Sequence[str], ratio: float) -> None:
+    times = ", ".join(
+        f"{name} {row[name]['median_ms']:.4g} ({row[name]['min_ms']:.4g} to "
+        f"{row[name]['max_ms']:.4g})"
+        for name in names
+    )
+    print(f"{what:<26}{times} ms, ratio {ratio:.3g}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="rounds of all variants")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="tokens of the clouds")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/transport.json"))
     options = parser.parse_args()
 
@@ -125,7 +216,15 @@ def main() -> None:
             for problem, calls in variants.items():
                 for name, call in calls.items():
                     times.setdefault((problem, name), []).append(timed(call))
+        sizes = by_size(options.rounds, options.sizes)
+        warm = series(options.rounds, Path(folder))
 
+    goals = [
+        goal("W₂ over POT's emd2, the slowest of 50 to 5,000 tokens", COMMAND,
+             max(row["times POT"] for row in sizes), 1.0, least=False, unit="times"),
+        *(goal(f"50 distances along a run over 50 single ones, n = {row['n']:,}", COMMAND,
+               row["times w2"], 0.5, least=False, unit="times") for row in warm),
+    ]  # fmt: skip
     table = {
         f"{problem}: {name}": {
             "median_ms": float(np.median(values)) * 1e3,
@@ -147,12 +246,15 @@ def main() -> None:
         print(f"largest difference, {row}: {value:.3g}")
     print(f"the run of {STEPS} steps itself: {solving:.3g} s")
     write(
-        options.json, "python benchmarks/transport.py", threads,
+        options.json, COMMAND, threads,
         problem={"n": N, "series": {"n": SMALL, "d": 3, "heads": HEADS, "steps": STEPS,
                                        "times": TIMES}, "dtype": "float64", "seed": 0},
         times=table,
         differences=differences,
         run_s=solving,
+        sizes=sizes,
+        series=warm,
+        goals=goals,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import wflow
 from wflow import InputError, tokens, transport
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.io import snapshots as reader
+from wflow.transport import distances
 
 
 def cloud(n: int, d: int, seed: int) -> np.ndarray:
@@ -48,6 +49,21 @@ def test_over_time_is_the_loop_over_the_snapshots(run_file):
     assert steps["elapsed"].values == pytest.approx([0.1, 0.2, 0.2])
     want = [[transport.w2(a, b) for a, b in zip(p[1:], p[:-1], strict=True)] for p in held]
     assert np.array_equal(steps.values, want)
+
+
+@pytest.mark.parametrize("to", ["final", "initial", "previous"])
+def test_over_time_starts_each_assignment_from_the_one_before(run_file, to, monkeypatch):
+    want = transport.over_time(run_file, to=to)
+    starts, plain = [], distances.solve
+
+    def watched(costs, start=None):
+        starts.append(start)
+        return plain(costs, None)
+
+    monkeypatch.setattr(distances, "solve", watched)
+    found = transport.over_time(run_file, to=to)
+    assert [start is None for start in starts] == ([True] + [False] * (found.shape[1] - 1)) * 2
+    assert np.array_equal(found, want)
 
 
 def test_over_time_to_a_cloud_and_to_another_run(run_file, tmp_path):

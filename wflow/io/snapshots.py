@@ -90,7 +90,7 @@ def _on_sphere(tokens: Cloud, place: int, at: int) -> Cloud | None:
     if not np.isfinite(tokens).all():
         return None
     norms = np.sqrt(np.einsum("ik,ik->i", tokens, tokens))
-    if not np.allclose(norms, 1, atol=1e-5, rtol=0):
+    if np.abs(norms - 1).max() > 1e-5:
         raise InputError(
             f"the tokens of snapshot path {place}, snapshot {at}, are not on the unit sphere; a "
             "run of wflow was expected"

@@ -14,7 +14,8 @@ from scipy.spatial.distance import cdist, pdist
 from wflow._core import memory
 from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
-from wflow.transport.distances import Pair, assign, load_pot, simplex
+from wflow.transport.distances import Pair, load_pot, simplex
+from wflow.transport.linear_assignment import assign
 
 __all__ = ["frechet", "mmd", "sliced_w2", "w2"]
 
@@ -82,7 +83,7 @@ def w2(x: ArrayLike, y: ArrayLike) -> float:
     """
     given = Pair(*_samples(x, y), None, None)
     memory.check_memory(
-        (8 if given.assigned else 40) * given.pairs,
+        (17 if given.assigned else 40) * given.pairs,
         f"exact transport between {len(given.x)} and {len(given.y)} points",
         "use sliced_w2, or a part of the points",
     )

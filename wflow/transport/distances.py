@@ -47,6 +47,7 @@ from wflow.sphere.geometry import as_tokens
 from wflow.transport import circle as on_circle
 from wflow.transport import sinkhorn
 from wflow.transport.circle import sliced_costs
+from wflow.transport.linear_assignment import BLOCK, Solution, near_order, solve
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -110,17 +111,20 @@ def as_cloud(x: ArrayLike, name: str = "x") -> FloatArray:
 def pair(
     x: ArrayLike, y: ArrayLike, weights_x: ArrayLike | None, weights_y: ArrayLike | None
 ) -> Pair:
-    clouds = [as_cloud(cloud, name) for name, cloud in (("x", x), ("y", y))]
-    if clouds[0].shape[1] != clouds[1].shape[1]:
+    return _pair(as_cloud(x, "x"), as_cloud(y, "y"), weights_x, weights_y)
+
+
+def _pair(
+    x: FloatArray, y: FloatArray, weights_x: ArrayLike | None, weights_y: ArrayLike | None
+) -> Pair:
+    """A pair of clouds that have been checked, one by one."""
+    if x.shape[1] != y.shape[1]:
         raise InputError(
-            f"x has d = {clouds[0].shape[1]} and y has d = {clouds[1].shape[1]}: distances need "
+            f"x has d = {x.shape[1]} and y has d = {y.shape[1]}: distances need "
             "clouds on one sphere; reduce both to one dimension"
         )
     return Pair(
-        clouds[0],
-        clouds[1],
-        _weights(weights_x, len(clouds[0]), "weights_x"),
-        _weights(weights_y, len(clouds[1]), "weights_y"),
+        x, y, _weights(weights_x, len(x), "weights_x"), _weights(weights_y, len(y), "weights_y")
     )
 
 
@@ -187,9 +191,9 @@ METHODS = {
     "sliced": "mean over great circles: another metric, for clouds of any size",
 }
 EXACT_PAIRS = 10_000 * 10_000  # of tokens, up to which `auto` is exact: half a minute on one core
-# Bytes per pair: the costs; the simplex keeps flows and a copy as well, entropic transport a copy
-# whose columns fill vectors.
-_BYTES = {"assignment": 8, "simplex": 40, "entropic": 16}
+# Bytes per pair: the costs, with bounds of their blocks for an assignment; the simplex keeps flows
+# and a copy as well, entropic transport a copy whose columns fill vectors.
+_BYTES = {"assignment": 9, "simplex": 40, "entropic": 16}
 ENTROPIC_PAIRS = 2**28  # up to which `auto` is entropic: 2 GiB of costs
 LARGEST_POWER = 20.0  # the least distance that is no rounding, 1e-15, to this power is a double
 
@@ -266,21 +270,46 @@ def warn_inexact(given: Pair, chosen: str) -> None:
     warnings.warn(
         f"{sizes}: {what}; choose with method='exact', 'entropic' or 'sliced', or take a part of "
         "the tokens",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
-def exact_cost(given: Pair, p: float, cost: str) -> float:
-    costs = costs_of(given, p, cost)
+def exact_cost(given: Pair, p: float, cost: str, before: Before | None = None) -> float:
     if given.assigned:
-        return float(costs[np.arange(len(costs)), assign(costs)].mean())
-    return simplex(given, costs)[0]
+        return float(match(given, p, cost, before)[1].mean())
+    return simplex(given, costs_of(given, p, cost))[0]
 
 
-def assign(costs: NDArray[np.floating]) -> NDArray[np.int64]:
-    from scipy.optimize import linear_sum_assignment
+class Before:
+    """The assignment before the next one of a series, which is started from it.
 
-    return linear_sum_assignment(costs)[1].astype(np.int64)
+    The order of the columns stays that of the first one: it matters for speed alone.
+    """
+
+    def __init__(self) -> None:
+        self.order = np.empty(0, np.int64)
+        self.solution: Solution | None = None
+
+
+def match(
+    given: Pair, p: float, cost: str, before: Before | None = None
+) -> tuple[NDArray[np.int64], FloatArray]:
+    """Labels (n,) of an optimal matching of uniform clouds of one size, and what its pairs cost."""
+    n = len(given.x)
+    chordal = cost == "chordal"
+    start = None
+    with threads_for(given.pairs):
+        if before is not None and before.order.size == n:
+            order, start = before.order, before.solution
+        else:
+            order = near_order(n, lambda rows: pair_costs(given.x[rows], given.y, p, chordal))
+        filled = np.resize(order, -(-n // BLOCK) * BLOCK)  # the assignment wants whole blocks
+        costs = pair_costs(given.x, given.y[filled], p, chordal)
+    costs[:, n:] = np.inf
+    found = solve(costs, start)
+    if before is not None:
+        before.order, before.solution = order, found
+    return order[found.columns], costs[np.arange(n), found.columns]
 
 
 def simplex(given: Pair, costs: FloatArray) -> tuple[float, FloatArray]:
@@ -385,7 +414,7 @@ def _reference(
             )
         _paths(other, chosen.tolist())
         return lambda path: clouds(other, _place(other, path))
-    return lambda path: always(to)
+    return lambda path: always(as_cloud(to, "y"))
 
 
 def _listed(times: NDArray) -> str:
@@ -492,7 +521,7 @@ def wasserstein(
 
     "exact"
         For uniform clouds of one size, linear assignment; otherwise the network simplex, whose
-        accuracy in W_p^p is 1e-14 of the largest cost. Memory 8 n m bytes, or 40 n m.
+        accuracy in W_p^p is 1e-14 of the largest cost. Memory 9 n m bytes, or 40 n m.
     "circle"
         For d = 2 and the geodesic cost, exact for any p and weights, O(k log k), k = n + m.
     "entropic"
@@ -525,7 +554,29 @@ def wasserstein(
     >>> bool(np.isclose(wflow.transport.wasserstein(x, y, p=1), np.pi / 2))
     True
     """
-    given = pair(x, y, weights_x, weights_y)
+    return _wasserstein(
+        as_cloud(x, "x"), as_cloud(y, "y"), p, cost=cost, method=method, weights_x=weights_x,
+        weights_y=weights_y, reg=reg, tolerance=tolerance, projections=projections, seed=seed,
+    )  # fmt: skip
+
+
+def _wasserstein(
+    x: FloatArray,
+    y: FloatArray,
+    p: float,
+    *,
+    before: Before | None = None,
+    cost: str = "geodesic",
+    method: str = "auto",
+    weights_x: ArrayLike | None = None,
+    weights_y: ArrayLike | None = None,
+    reg: float | None = None,
+    tolerance: float = 0.05,
+    projections: int = 200,
+    seed: int = 0,
+) -> float:
+    """`wasserstein` of clouds of `as_cloud`; an assignment is started from that of `before`."""
+    given = _pair(x, y, weights_x, weights_y)
     p = power(p)
     check_choice("cost", cost, COSTS)
     check_choice("method", method, METHODS)
@@ -540,7 +591,7 @@ def wasserstein(
     if chosen == "circle":
         return root(on_circle.circle(*given, p), p)
     if chosen == "exact":
-        return root(exact_cost(given, p, cost), p)
+        return root(exact_cost(given, p, cost, before), p)
     if chosen == "sliced":
         return sliced(given, p, cost, projections, seed)
     found = _entropic(given, p, cost, reg, tolerance, 2000)
@@ -548,7 +599,7 @@ def wasserstein(
         warnings.warn(
             f"entropic transport found W_{p:g} between {found.lower:.6g} and {found.value:.6g}, "
             f"further apart than the tolerance {tolerance:g}; the upper bound is returned",
-            stacklevel=2,
+            stacklevel=3,
         )
     return found.value
 
@@ -748,14 +799,14 @@ def plan(
     given = pair(x, y, weights_x, weights_y)
     p = power(p)
     check_choice("cost", cost, COSTS)
-    check_memory(given, "plan", 16 if exact_kind(given, cost) != "simplex" else 48)
+    check_memory(given, "plan", 17 if exact_kind(given, cost) != "simplex" else 48)
     out = np.zeros((len(given.x), len(given.y)))
     if exact_kind(given, cost) == "circle":
         rows, columns, mass = on_circle.circle_plan(*given, p)
         np.add.at(out, (rows, columns), mass)
         return out
     if given.assigned:
-        out[np.arange(len(out)), assign(costs_of(given, p, cost))] = 1 / len(out)
+        out[np.arange(len(out)), match(given, p, cost)[0]] = 1 / len(out)
         return out
     return simplex(given, costs_of(given, p, cost))[1]
 
@@ -810,7 +861,7 @@ def assignment(
     if exact_kind(given, cost) == "circle":
         return on_circle.circle_assignment(given.x, given.y, p)
     check_method("exact", given, cost)
-    return assign(costs_of(given, p, cost))
+    return match(given, p, cost)[0]
 
 
 def transport_map(
@@ -987,9 +1038,10 @@ def over_time(
         with progress_bar(values.size, "distances", progress) as advance:
             for row, path in enumerate(chosen):
                 pairs = _pairs(clouds(ds, _place(ds, path)), None if previous else reference(path))
+                before = Before()
                 for column, (x, y) in enumerate(pairs):
                     if x is not None and y is not None:
-                        values[row, column] = wasserstein(x, y, p, **options)
+                        values[row, column] = _wasserstein(x, y, p, before=before, **options)
                     advance(1)
     attrs: dict[str, Any] = {
         "long_name": f"distance W_{p:g} to {_named(to)}",

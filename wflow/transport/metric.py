@@ -40,7 +40,8 @@ from wflow.sphere.geodesics import (
     spring_solver,
     squared_distances,
 )
-from wflow.transport.distances import as_cloud, assign, pair
+from wflow.transport.distances import as_cloud, pair
+from wflow.transport.linear_assignment import assign
 from wflow.transport.minimise import Objective, Solver, minimise
 
 __all__ = ["Bounds", "Distance", "action", "bounds", "metric_derivative", "weighted_distance"]

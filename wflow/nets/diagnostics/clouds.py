@@ -18,7 +18,8 @@ from wflow.nets.checks import tensor
 from wflow.nets.continuous import Trajectory
 from wflow.sphere.geometry import as_tokens
 from wflow.transport import distances
-from wflow.transport.distances import EXACT_PAIRS, Pair, assign, power, root, simplex
+from wflow.transport.distances import EXACT_PAIRS, Pair, power, root, simplex
+from wflow.transport.linear_assignment import assign
 
 Ground = Literal["euclidean", "p-norm", "geodesic", "chordal"]
 GROUNDS = ("euclidean", "p-norm", "geodesic", "chordal")

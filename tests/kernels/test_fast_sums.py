@@ -112,6 +112,35 @@ def test_general_heads_and_values_move_as_in_the_exact_sums(case, tolerance):
     assert np.linalg.norm(v - exact, axis=-1).max() <= 2 * norm * slack
 
 
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("heads", [1, 7])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("law", ["frozen", "noise"])
+def test_one_series_of_all_heads_gives_the_unnormalised_velocity(monkeypatch, d, heads, tied, law):
+    x, D, drift, noise, sigma2 = problem(1, "uniform", "symmetric", d, 701, heads, 4.0)
+    x[0, 0] = np.eye(d)[-1]  # a pole of the harmonics
+    value = D if tied else D + np.triu(D)
+    none = absent(D)
+    drift, noise, sigma2 = (
+        (none, none, sigma2[:, :0]) if law == "frozen" else (drift, noise, sigma2)
+    )
+    arguments = (x, D, value, drift, noise, sigma2, UNNORMALISED, -1.0)
+    evaluated = []
+    inner = fast.evaluate_tokens
+
+    def spy(*given):
+        evaluated.append(len(given[3].score))
+        return inner(*given)
+
+    monkeypatch.setattr(fast, "evaluate_tokens", spy)
+    v, terms, error = fast_sums(*arguments, 1e-10)
+    assert evaluated == [1]
+    exact, table = fused_sums(*arguments, False, False)
+    assert error[0] <= 1e-10
+    assert np.abs(v - exact).max() <= 1e-12 * np.abs(exact).max()
+    assert terms == pytest.approx(table, rel=1e-11, abs=1e-12)
+
+
 def test_estimate_is_never_below_the_true_error():
     smallest = np.inf
     for seed in range(300):
@@ -204,7 +233,8 @@ def test_what_is_not_finite_ends_as_nan():
     assert np.isfinite(v[2]).all() and np.isfinite(terms[2]).all() and error[2] <= 1e-8
 
 
-def test_threads_and_batches_do_not_change_a_bit():
+@pytest.mark.parametrize("flow", [SOFTMAX, UNNORMALISED])
+def test_threads_and_batches_do_not_change_a_bit(flow):
     rng = np.random.default_rng(5)
     x, D, f = unit(rng, 2, 3000, 3), symmetric(rng, 2, 5, 3, 3), symmetric(rng, 2, 5, 3, 3)
     arguments = (x, D, D, f, f, np.full((2, 5), 2.0))
@@ -213,10 +243,10 @@ def test_threads_and_batches_do_not_change_a_bit():
     try:
         for threads in sorted({1, min(2, before), before}):
             numba.set_num_threads(threads)
-            results.append(fast_sums(*arguments, SOFTMAX, -1.0, 1e-10))
+            results.append(fast_sums(*arguments, flow, -1.0, 1e-10))
     finally:
         numba.set_num_threads(before)
-    alone = [fast_sums(*(a[p : p + 1] for a in arguments), SOFTMAX, -1.0, 1e-10) for p in range(2)]
+    alone = [fast_sums(*(a[p : p + 1] for a in arguments), flow, -1.0, 1e-10) for p in range(2)]
     results.append(tuple(np.concatenate(pair) for pair in zip(*alone, strict=True)))
     for result in results[1:]:
         for one, other in zip(results[0], result, strict=True):

@@ -211,6 +211,27 @@ def least_lane(typingctx, a):
 
 
 @intrinsic
+def lowest_lane(typingctx, a):
+    """Smallest lane of a vector, -inf where one is NaN."""
+
+    def codegen(context, builder, sig, args):
+        vector = sig.args[0]
+        value = args[0]
+        ordered = builder.fcmp_ordered("ord", value, value)
+        value = builder.select(ordered, value, _constant(vector, float("-inf")))
+        distance = vector.lanes // 2
+        while distance:
+            places = [k ^ distance for k in range(vector.lanes)]
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), places)
+            other = builder.shuffle_vector(value, value, mask)
+            value = builder.select(builder.fcmp_ordered("<", other, value), other, value)
+            distance //= 2
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return a.dtype(a), codegen
+
+
+@intrinsic
 def first_equal(typingctx, a, b):
     """Number of the first lane in which a and b are equal; the number of lanes if there is none."""
 

@@ -106,6 +106,7 @@ def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
 
 
 tile_product, tile_add = make_tile(TILE_COLUMNS, False), make_tile(TILE_COLUMNS, True)
+tile_product_8, tile_product_4 = make_tile(8, False), make_tile(4, False)
 
 
 @intrinsic
@@ -134,7 +135,7 @@ _PACKED = 24
 # What is left of the last panel is rounded up to a multiple of this.
 COLUMN_UNIT = 4
 
-_new_12, _new_8, _new_4 = (make_tile(c, False, 2) for c in (12, 8, 4))
+_new_12, _new_8, _new_4 = tile_product, tile_product_8, tile_product_4
 _add_12, _add_8, _add_4 = (make_tile(c, True, 2) for c in (12, 8, 4))
 _one_new_12, _one_new_8, _one_new_4 = (make_tile(c, False, 1) for c in (12, 8, 4))
 _one_add_12, _one_add_8, _one_add_4 = (make_tile(c, True, 1) for c in (12, 8, 4))

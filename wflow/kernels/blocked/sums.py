@@ -34,11 +34,11 @@ from wflow.kernels.blocked.products import (
 )
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD, scratch
 from wflow.kernels.pairs.headsums import (
-    _INVERSE,
-    _LARGEST,
-    _TOTALS,
     EXTRA,
+    INVERSE,
+    LARGEST,
     N_TERMS,
+    TOTALS,
     Heads,
     clear,
     common_scales,
@@ -170,7 +170,7 @@ def absorb_products(
     )
     total = load(m, few_at)
     inverse_m = splat(state.dtype.type(1.0)) / total
-    mine = rest + _INVERSE * width
+    mine = rest + INVERSE * width
     store(state, mine, fma(add_inverse, inverse_m, load(state, mine) * keep_inverse))
     for k in range(d):
         product_k = load(ds, ds_at + k * step)
@@ -178,7 +178,7 @@ def absorb_products(
         store(state, mine, fma(product_k, inverse_m, load(state, mine)))
         mine = at + (d + k) * width
         store(state, mine, fma(add_gradient, product_k, load(state, mine) * keep_gradient))
-    mine = rest + _TOTALS * width
+    mine = rest + TOTALS * width
     store(state, mine, fma(total, grow, load(state, mine)))
     mine += width
     if drift.shape[0] > 0:
@@ -189,7 +189,7 @@ def absorb_products(
     mine += width
     if noise.shape[0] > 0:
         store(state, mine, fma(load(increment, few_at), grow, load(state, mine)))
-    mine = rest + _LARGEST * width
+    mine = rest + LARGEST * width
     store(state, mine, maximum(load(state, mine), load(square, few_at)))
 
 

@@ -16,8 +16,13 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled
-from wflow._core.simd import lanes
-from wflow.kernels.blocked.products import TILE_COLUMNS, tile_product
+from wflow._core.simd import fma, lanes, load, lowest_lane, maximum, splat, store
+from wflow.kernels.blocked.products import (
+    TILE_COLUMNS,
+    tile_product,
+    tile_product_4,
+    tile_product_8,
+)
 from wflow.kernels.harmonic import series as passes
 from wflow.kernels.harmonic.series import (
     EPSILON,
@@ -34,15 +39,30 @@ from wflow.kernels.harmonic.series import (
 from wflow.kernels.pairs.fused import SYMMETRIC_TOKENS
 from wflow.kernels.pairs.headsums import (
     DISSIPATION,
+    E_GRADIENT,
+    E_INVERSE,
+    EDI_DEFECT,
+    ENERGY,
     EXTRA,
+    INVERSE,
     ITO_POWER,
+    LARGEST,
+    MARTINGALE,
+    MAX_SCORE,
     MAX_SPEED,
     N_TERMS,
+    SCALED,
+    SOFTMAX,
+    SPEED_SQ,
+    TOTALS,
+    UNNORMALISED,
+    UPPER_GRADIENT_SQ,
+    WEIGHT_POWER,
     Heads,
     absorb,
     add_share,
     clear,
-    finish_block,
+    finish_tokens,
 )
 from wflow.kernels.pairs.sweep import (
     TILE,
@@ -91,10 +111,10 @@ def load_group(x, n, group, blocks, expanded, degree, table, own, basis):
     """Coordinates of a group of blocks, and if any head is `expanded` the harmonics there."""
     d = x.shape[1]
     width = lanes(x)
-    for block in range(GROUP):
-        by_lane(x, n, group + block * width, own, block * d * width)
-    if expanded:
-        for start in range(0, blocks, PAIR):
+    for start in range(0, blocks, PAIR):
+        for block in range(start, start + PAIR):
+            by_lane(x, n, group + block * width, own, block * d * width)
+        if expanded:
             at = start * count(degree, d) * width
             harmonics(own[start * d * width :], d, degree, table, basis, at)
 
@@ -111,14 +131,300 @@ def lowest_sum(tile, at, real, limit):
 
 
 @njit(error_model="numpy")
+def panel_product(basis, at, panel, size, columns, tile):
+    """The first `columns` columns of a panel at two blocks of harmonics, into `tile`."""
+    width = lanes(tile)
+    two = PAIR * width
+    far = TILE_COLUMNS * width
+    if columns > 8:
+        tile_product(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far)
+    elif columns > 4:
+        tile_product_8(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far)
+    else:
+        tile_product_4(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far)
+
+
+@njit(error_model="numpy")
+def _gradients(own, at, by_order, degree, tile):
+    """m and a gradient of its series at two blocks of the sphere, into the tile's first 4 columns.
+
+    With p_lm as in `series._sphere_moments`, A_m = sum_l a_lm p_lm(z), B_m alike, w = x + iy,
+
+        m = sum_m A_m Re w^m + B_m Im w^m,    d/dz: the same with A'_m, B'_m,
+        d/dx - i d/dy = sum_m m (A_m - i B_m) w^(m-1);
+
+    the series of A'_m and B'_m come from `gradient_table`. Four multiply-adds for two harmonics,
+    half of what the panel of m and S takes. No harmonic is stored.
+    """
+    width = lanes(own)
+    x0 = load(own, at)
+    y0 = load(own, at + width)
+    z0 = load(own, at + 2 * width)
+    x1 = load(own, at + 3 * width)
+    y1 = load(own, at + 4 * width)
+    z1 = load(own, at + 5 * width)
+    zero = splat(0.0)
+    one = splat(1.0)
+    c0 = one
+    s0 = zero
+    c1 = one
+    s1 = zero
+    lower_c0 = zero
+    lower_s0 = zero
+    lower_c1 = zero
+    lower_s1 = zero
+    m0 = zero
+    gx0 = zero
+    gy0 = zero
+    gz0 = zero
+    m1 = zero
+    gx1 = zero
+    gy1 = zero
+    gz1 = zero
+    place = 0
+    for m in range(degree + 1):
+        a0 = zero
+        b0 = zero
+        da0 = zero
+        db0 = zero
+        a1 = zero
+        b1 = zero
+        da1 = zero
+        db1 = zero
+        p0 = one
+        p1 = one
+        before0 = zero
+        before1 = zero
+        for _ in range(m, degree + 1):
+            factor = splat(by_order[place])
+            a0 = fma(factor, p0, a0)
+            a1 = fma(factor, p1, a1)
+            factor = splat(by_order[place + 1])
+            b0 = fma(factor, p0, b0)
+            b1 = fma(factor, p1, b1)
+            factor = splat(by_order[place + 2])
+            da0 = fma(factor, p0, da0)
+            da1 = fma(factor, p1, da1)
+            factor = splat(by_order[place + 3])
+            db0 = fma(factor, p0, db0)
+            db1 = fma(factor, p1, db1)
+            back = splat(by_order[place + 4])
+            next0 = fma(z0, p0, back * before0)
+            next1 = fma(z1, p1, back * before1)
+            before0 = p0
+            before1 = p1
+            p0 = next0
+            p1 = next1
+            place += 5
+        m0 = fma(a0, c0, fma(b0, s0, m0))
+        gz0 = fma(da0, c0, fma(db0, s0, gz0))
+        m1 = fma(a1, c1, fma(b1, s1, m1))
+        gz1 = fma(da1, c1, fma(db1, s1, gz1))
+        gx0 = fma(a0, lower_c0, fma(b0, lower_s0, gx0))
+        gy0 = fma(b0, lower_c0, fma(zero - a0, lower_s0, gy0))
+        gx1 = fma(a1, lower_c1, fma(b1, lower_s1, gx1))
+        gy1 = fma(b1, lower_c1, fma(zero - a1, lower_s1, gy1))
+        after = splat(m + 1.0)
+        lower_c0 = after * c0
+        lower_s0 = after * s0
+        lower_c1 = after * c1
+        lower_s1 = after * s1
+        more = fma(x0, c0, zero - y0 * s0)
+        s0 = fma(x0, s0, y0 * c0)
+        c0 = more
+        more = fma(x1, c1, zero - y1 * s1)
+        s1 = fma(x1, s1, y1 * c1)
+        c1 = more
+    store(tile, 0, m0)
+    store(tile, width, gx0)
+    store(tile, 2 * width, gy0)
+    store(tile, 3 * width, gz0)
+    far = TILE_COLUMNS * width
+    store(tile, far, m1)
+    store(tile, far + width, gx1)
+    store(tile, far + 2 * width, gy1)
+    store(tile, far + 3 * width, gz1)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _absorb_series(
+    d, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
+):  # fmt: skip
+    """Add the heads order[first..last] of a panel to the running sums of one whole block.
+
+    `headsums.absorb_blocks` where no scores need a shift, with the check of every value. In one
+    loop without calls, since Numba counts references at every call that takes arrays, which costs
+    more than the arithmetic of a block; with d a constant of the caller the loops over
+    coordinates unroll. Writes to `left` the heads, by place in the panel, that miss their limit,
+    and returns their number.
+    """
+    score, value, drift, noise, _ = arrays
+    width = lanes(state)
+    zero = splat(0.0)
+    one = splat(1.0)
+    rest = at + 2 * d * width
+    missed = 0
+    for s in range(first, last):
+        h = order[s]
+        mine = tile_at + (s - first) * (d + 1) * width
+        m = load(tile, mine)
+        low = lowest_lane(m)
+        if not low >= limit[h]:
+            left[missed] = s - first
+            missed += 1
+            continue
+        lowest[h] = min(lowest[h], low)
+        inverse_m = one / m
+        row = rest + INVERSE * width
+        store(state, row, load(state, row) + inverse_m)
+        square = zero
+        power = zero
+        increment = zero
+        for k in range(d):
+            ds = zero
+            along = zero
+            fs = zero
+            gs = zero
+            for line in range(d):
+                sums = load(tile, mine + (1 + line) * width)
+                ds = fma(splat(value[h, k, line]), sums, ds)
+                along = fma(splat(score[h, line, k]), load(own, own_at + line * width), along)
+                if drift.shape[0] > 0:
+                    fs = fma(splat(drift[h, k, line]), sums, fs)
+                if noise.shape[0] > 0:
+                    gs = fma(splat(noise[h, k, line]), sums, gs)
+            row = at + k * width
+            store(state, row, fma(ds, inverse_m, load(state, row)))
+            row += d * width
+            store(state, row, load(state, row) + ds)
+            square = fma(along, along, square)
+            power = fma(load(own, own_at + k * width), fs, power)
+            increment = fma(load(own, own_at + k * width), gs, increment)
+        row = rest + TOTALS * width
+        store(state, row, load(state, row) + m)
+        row += width
+        store(state, row, load(state, row) + power)
+        row += 2 * width
+        store(state, row, load(state, row) + increment)
+        row = rest + LARGEST * width
+        store(state, row, maximum(load(state, row), square))
+    return missed
+
+
+@njit(error_model="numpy")
+def _absorb_panel(
+    d, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
+):  # fmt: skip
+    """`_absorb_series` for either d."""
+    if d == 3:
+        return _absorb_series(
+            3, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest,
+            left,
+        )  # fmt: skip
+    return _absorb_series(
+        2, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
+    )  # fmt: skip
+
+
+@njit(error_model="numpy", forceinline=True)
+def _finish_whole(
+    d, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, line_at, v
+):  # fmt: skip
+    """`headsums.finish_tokens` of one whole block whose sums have no scales, in vectors.
+
+    sums (N_TERMS,) : vectors of the terms, with the squares of the maxima
+    line (d,) : memory for a velocity, lane by lane
+    """
+    width = lanes(state)
+    rest = at + 2 * d * width
+    per_pair = splat(1.0 / (heads * n))
+    inverse = load(state, rest + INVERSE * width)
+    mobility = splat(1.0)
+    over_mobility = per_pair
+    scale = splat(sign) * per_pair
+    if flow != UNNORMALISED:
+        mobility = splat(heads / n) / inverse
+        over_mobility = inverse * splat(1.0 / (heads * heads))
+        scale = splat(sign / heads) if flow == SOFTMAX else splat(sign) * over_mobility
+    radial_a = splat(0.0)
+    radial_g = splat(0.0)
+    for k in range(d):
+        xk = load(own, own_at + k * width)
+        radial_a = fma(load(state, at + k * width), xk, radial_a)
+        radial_g = fma(load(state, at + (d + k) * width), xk, radial_g)
+    zero = splat(0.0)
+    speed_sq = zero
+    along = zero
+    defect = zero
+    for k in range(d):
+        minus_x = zero - load(own, own_at + k * width)
+        a = fma(radial_a, minus_x, load(state, at + k * width))
+        g = fma(radial_g, minus_x, load(state, at + (d + k) * width))
+        vk = scale * (a if flow == SOFTMAX else g)
+        store(line, line_at + k * width, vk)
+        speed_sq = fma(vk, vk, speed_sq)
+        along = fma(vk, g, along)
+        defect = fma(vk, splat(sign) * vk - over_mobility * g, defect)
+    for lane in range(width):
+        for k in range(d):
+            v[begin + lane, k] = line[line_at + k * width + lane]
+    for term in range(DISSIPATION):
+        row = term * width
+        store(sums, row, load(sums, row) + load(state, rest + TOTALS * width + row))
+    row = DISSIPATION * width
+    store(sums, row, fma(zero - per_pair, along, load(sums, row)))
+    row = UPPER_GRADIENT_SQ * width
+    store(sums, row, fma(mobility, speed_sq, load(sums, row)))
+    row = EDI_DEFECT * width
+    store(sums, row, fma(mobility, defect, load(sums, row)))
+    row = SPEED_SQ * width
+    store(sums, row, load(sums, row) + speed_sq)
+    row = MAX_SPEED * width
+    store(sums, row, maximum(load(sums, row), speed_sq))
+    row = MAX_SCORE * width
+    store(sums, row, maximum(load(sums, row), load(state, rest + LARGEST * width)))
+
+
+@njit(error_model="numpy")
+def _finish(x, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, v, terms):
+    """Velocities of a block and its share of the terms, in `sums` or in `terms`."""
+    width = lanes(state)
+    d = x.shape[1]
+    if begin + width <= n and state[at + (2 * d + SCALED) * width] == 0.0:
+        if d == 3:
+            _finish_whole(3, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, 0, v)
+        else:
+            _finish_whole(2, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, 0, v)
+    elif d == 3:
+        finish_tokens(x, n, 3, begin, heads, flow, sign, state, at, v, terms)
+    else:
+        finish_tokens(x, n, 2, begin, heads, flow, sign, state, at, v, terms)
+
+
+@njit(error_model="numpy")
+def _fold_terms(sums, terms):
+    """Add the lanes of `_finish_whole` to the terms."""
+    width = lanes(sums)
+    for term in range(N_TERMS):
+        for lane in range(width):
+            value = sums[term * width + lane]
+            if term < MAX_SPEED:
+                terms[term] += value
+            else:
+                terms[term] = max(terms[term], math.sqrt(value))
+
+
+@njit(error_model="numpy")
 def _tokens_task(
-    x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table, first,
-    last, v, terms, lowest, redone,
+    x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table, by_order,
+    first, last, v, terms, lowest, redone,
 ):  # fmt: skip
     """Velocities and terms of the tokens first <= i < last, from panels of coefficients.
 
     order : heads in the order of the panels; alone : heads that are summed exactly
     sizes : harmonics of each panel; limit : sum below which a head's value is summed exactly
+    by_order : empty, or from `gradient_table` the series of the single head, evaluated instead of
+        its panel
     lowest (heads,) : smallest sum of each head that was taken from the series
     """
     score, value, drift, noise, sigma2 = arrays
@@ -129,10 +435,12 @@ def _tokens_task(
     per_state = 2 * d + EXTRA
     number = count(degree, d)
     per_panel = TILE_COLUMNS // (d + 1)
-    own = vectors(GROUP * d, x)
-    basis = vectors(GROUP * number, x)
+    # The harmonics of one pair of blocks, which one panel reads once, stay in the nearest cache.
+    together = PAIR if sizes.shape[0] <= 1 else GROUP
+    own = vectors(together * d, x)
+    basis = vectors(together * number, x)
     tile = vectors(PAIR * TILE_COLUMNS, x)
-    state = vectors(GROUP * per_state, x)
+    state = vectors(together * per_state, x)
     z = vectors(d, x)
     z_low = vectors(d, x)
     again = vectors(d + 2, x)
@@ -141,42 +449,71 @@ def _tokens_task(
     shift = vectors(1, x)
     square = vectors(1, x)
     factors = vectors(2, x)
+    left = np.empty(per_panel, np.int64)
+    summed = np.empty(together, np.int64)  # heads in the running sums of a block
+    line = vectors(d, x)
+    sums = vectors(N_TERMS, x)
+    sums[:] = 0.0
     heads = float(score.shape[0])
     lowest[:] = np.inf
-    for group in range(first, last, GROUP * width):
-        blocks = min(GROUP, (last - group + width - 1) // width)
-        clear(state, d, GROUP)
-        load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
+    for group in range(first, last, together * width):
+        blocks = min(together, (last - group + width - 1) // width)
+        clear(state, d, blocks)
+        summed[:] = 0
+        stored = order.shape[0] > 0 and by_order.shape[0] == 0
+        load_group(x, n, group, blocks, stored, degree, table, own, basis)
         for panel in range(sizes.shape[0]):
+            begin_head = panel * per_panel
+            end_head = min(begin_head + per_panel, order.shape[0])
             for start in range(0, blocks, PAIR):
-                tile_product(
-                    basis, start * number * width, PAIR * width, panels[panel], 0, TILE_COLUMNS,
-                    sizes[panel], tile, 0, width, TILE_COLUMNS * width,
-                )  # fmt: skip
+                if by_order.shape[0] > 0:
+                    _gradients(own, start * d * width, by_order, degree, tile)
+                else:
+                    panel_product(
+                        basis, start * number * width, panels[panel], sizes[panel],
+                        (end_head - begin_head) * (d + 1), tile,
+                    )  # fmt: skip
                 for block in range(start, min(start + PAIR, blocks)):
                     begin = group + block * width
                     real = min(width, n - begin)
                     place = (block - start) * TILE_COLUMNS * width
-                    for s in range(panel * per_panel, min((panel + 1) * per_panel, order.shape[0])):
-                        h = order[s]
-                        at = place + (s - panel * per_panel) * (d + 1) * width
-                        low, good = lowest_sum(tile, at, real, limit[h])
+                    mine = block * d * width
+                    at = block * per_state * width
+                    scales = at + 2 * d * width
+                    if real == width and state[scales + SCALED * width] == 0.0:
+                        missed = _absorb_panel(
+                            d, order, begin_head, end_head, tile, place, own, mine, arrays, limit,
+                            state, at, lowest, left,
+                        )  # fmt: skip
+                        if summed[block] == 0 and missed < end_head - begin_head:
+                            state[scales + E_GRADIENT * width :][:width] = 0.0
+                            state[scales + E_INVERSE * width :][:width] = 0.0
+                        summed[block] += end_head - begin_head - missed
+                    else:
+                        missed = end_head - begin_head
+                        for s in range(missed):
+                            left[s] = s
+                    for which in range(missed):
+                        h = order[begin_head + left[which]]
+                        to = place + left[which] * (d + 1) * width
+                        low, good = lowest_sum(tile, to, real, limit[h])
                         shifted = False
                         if good:
                             lowest[h] = min(lowest[h], low)
-                            head_scores(score, h, own, block * d * width, z, 0, d, square)
+                            head_scores(score, h, own, mine, z, 0, d, square)
                             shift[:] = 0.0
                         else:
                             redone[0] += real
                             shifted = _exactly(
-                                x, n, weight, score, h, own, block * d * width, z, z_low, pair,
-                                False, mask, begin, again, shift, square,
+                                x, n, weight, score, h, own, mine, z, z_low, pair, False, mask,
+                                begin, again, shift, square,
                             )  # fmt: skip
-                            tile[at : at + (d + 1) * width] = again[: (d + 1) * width]
+                            tile[to : to + (d + 1) * width] = again[: (d + 1) * width]
                         _add(
-                            h, s == 0, shifted, d, own, block * d * width, tile, at, shift, square,
-                            no_ito, state, block * per_state * width, factors,
+                            h, summed[block] == 0, shifted, d, own, mine, tile, to, shift, square,
+                            no_ito, state, at, factors,
                         )  # fmt: skip
+                        summed[block] += 1
         for block in range(blocks):
             begin = group + block * width
             mine = block * d * width
@@ -190,11 +527,38 @@ def _tokens_task(
                     shift, square,
                 )  # fmt: skip
                 _add(
-                    h, order.shape[0] == 0 and s == 0, shifted, d, own, mine, again, 0, shift,
-                    square, arrays if ito else no_ito, state,
-                    block * per_state * width, factors,
+                    h, summed[block] == 0, shifted, d, own, mine, again, 0, shift, square,
+                    arrays if ito else no_ito, state, block * per_state * width, factors,
                 )  # fmt: skip
-            finish_block(x, n, begin, heads, flow, sign, state, block * per_state * width, v, terms)
+                summed[block] += 1
+            _finish(
+                x, n, begin, heads, flow, sign, own, mine, state, block * per_state * width, sums,
+                line, v, terms,
+            )  # fmt: skip
+    _fold_terms(sums, terms)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _largest_squares(d, flat, heads, own, most):
+    """Raise `most` to |D_h^T x|^2 of two blocks and all heads; d a constant of the caller."""
+    width = lanes(own)
+    top0 = load(most, 0)
+    top1 = top0
+    for h in range(heads):
+        square0 = splat(0.0)
+        square1 = splat(0.0)
+        for k in range(d):
+            along0 = splat(0.0)
+            along1 = splat(0.0)
+            for row in range(d):
+                factor = splat(flat[(h * d + row) * d + k])
+                along0 = fma(factor, load(own, row * width), along0)
+                along1 = fma(factor, load(own, (d + row) * width), along1)
+            square0 = fma(along0, along0, square0)
+            square1 = fma(along1, along1, square1)
+        top0 = maximum(square0, top0)
+        top1 = maximum(square1, top1)
+    store(most, 0, maximum(top0, top1))
 
 
 def _entry_points(source, cache):
@@ -202,7 +566,8 @@ def _entry_points(source, cache):
 
     @njit(cache=cache, parallel=True, error_model="numpy")
     def evaluate_tokens(
-        x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table
+        x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
+        by_order,
     ):  # fmt: skip
         """Velocities (n, d), sums of the terms, smallest series value per head, tokens redone.
 
@@ -221,7 +586,7 @@ def _entry_points(source, cache):
         for task in prange(tasks):
             _tokens_task(
                 x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
-                task * units // tasks * unit,
+                by_order, task * units // tasks * unit,
                 min((task + 1) * units // tasks * unit, n), v, parts[task], lows[task], again[task],
             )  # fmt: skip
         terms = np.zeros(N_TERMS)
@@ -234,10 +599,78 @@ def _entry_points(source, cache):
             redone += again[task, 0]
         return v, terms, lowest, redone
 
-    return evaluate_tokens
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def largest_score(x, score):
+        """Largest |D_h^T x_i| of tokens (n, d) and heads (heads, d, d)."""
+        _ = source  # part of the cache key
+        n, d = x.shape
+        width = lanes(x)
+        flat = score.reshape(-1)
+        heads = score.shape[0]
+        blocks = (n + PAIR * width - 1) // (PAIR * width)
+        tasks = task_count(blocks, 32)
+        largest = np.zeros(tasks)
+        for task in prange(tasks):
+            own = vectors(PAIR * d, x)
+            most = vectors(1, x)
+            most[:] = 0.0
+            for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+                for vector in range(PAIR):
+                    by_lane(x, n, (PAIR * block + vector) * width, own, vector * d * width)
+                if d == 3:
+                    _largest_squares(3, flat, heads, own, most)
+                else:
+                    _largest_squares(2, flat, heads, own, most)
+            largest[task] = math.sqrt(most.max())
+        return largest.max()
+
+    @njit(cache=cache, error_model="numpy")
+    def gradient_table(coefficient, degree, table):
+        """Five numbers for every m and l >= m, m outermost, that `_gradients` reads in their order.
+
+        Those of p_lm in A_m, B_m, A'_m, B'_m, and -b_(l+1)m^2. p_lm is the Gegenbauer polynomial
+        C_n, n = l - m, of parameter t = m + 1/2, over its leading coefficient kappa_n, and
+        [DLMF 18.9.19, 18.18.16] C_n' = 2 sum_j (n - 1 - 2j + t) C_(n-1-2j).
+
+        coefficient (K,) : of the harmonics on the sphere
+        """
+        _ = source  # part of the cache key
+        steps = int(table[0])
+        out = np.empty((degree + 1) * (degree + 2) // 2 * 5)
+        place = 0
+        for m in range(degree + 1):
+            scale = table[1 + m]
+            leading = 1.0
+            t = m + 0.5
+            number = degree - m + 1
+            kappa = np.empty(number)
+            for n in range(number):
+                l = m + n  # noqa: E741
+                if n > 0:
+                    scale *= table[steps + l * (l + 1) + 2 * m]
+                    leading *= 2.0 * (n - 1 + t) / n
+                kappa[n] = leading
+                at = place + 5 * n
+                out[at] = scale * coefficient[l * l + l + m]
+                out[at + 1] = scale * coefficient[l * l + l - m] if m > 0 else 0.0
+                after = steps + (l + 1) * (l + 2) + 2 * m
+                ratio = table[after + 1] / table[after] if l < degree else 0.0
+                out[at + 4] = -ratio * ratio
+            for column in range(2):
+                # Sums over n' > n of the other parity, of coefficients of C_n'.
+                one = 0.0
+                other = 0.0
+                for n in range(number - 1, -1, -1):
+                    at = place + 5 * n + column
+                    out[at + 2] = 2.0 * (n + t) * kappa[n] * one
+                    one, other = other + out[at] / kappa[n], one
+            place += 5 * number
+        return out
+
+    return evaluate_tokens, largest_score, gradient_table
 
 
-evaluate_tokens = compiled(_entry_points)
+evaluate_tokens, largest_score, gradient_table = compiled(_entry_points)
 
 
 Floats = NDArray[np.float64]
@@ -247,7 +680,7 @@ Floats = NDArray[np.float64]
 # used for both tokens or for one; what a path costs in any case; and per multiply-add or so of the
 # passes.
 EXACT_BOTH, EXACT = {2: 0.14, 3: 0.21}, {2: 0.20, 3: 0.31}
-FIXED, MOMENTS, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.5, 0.06, 0.03, 20.0
+FIXED, MOMENTS, NODES, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.06, 0.5, 0.06, 0.026, 4.0
 FEWEST_TOKENS = 256  # below, the series never pays
 
 
@@ -261,6 +694,7 @@ class Series(NamedTuple):
     squares (heads,) : integral over pairs of U <x, y>^2 or U <x, D y>^2, if asked for
     limit (heads,) : sum over tokens below which the tolerance is missed
     degree : highest degree of all heads
+    coefficient (heads in order, K, columns), moment (K, columns) : as in `Expansion`
     """
 
     order: NDArray[np.int64]
@@ -272,6 +706,8 @@ class Series(NamedTuple):
     squares: Floats
     limit: Floats
     degree: int
+    coefficient: Floats
+    moment: Floats
 
 
 @lru_cache(maxsize=2)
@@ -384,13 +820,17 @@ def panels_of(
     return table.reshape(panels, size * TILE_COLUMNS), sizes, degree
 
 
-def expand_heads(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int) -> Series:
+def expand_heads(
+    x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int, packed: bool = True
+) -> Series:
     """Coefficients of all heads of one path and the bounds of their errors.
 
     Parameters
     ----------
     x : (n, d); D : (heads, d, d)
-    products : 1 for sums of U and U y, 2 for the integral of U <x, y>^2 too, 3 for U <x, D y>^2
+    products : 0 for sums of U, 1 for those of U y too, 2 for the integral of U <x, y>^2 too, 3 for
+        U <x, D y>^2
+    packed : whether to make panels
     """
     n, d = x.shape
     heads = len(D)
@@ -400,7 +840,8 @@ def expand_heads(x: Floats, D: Floats, chosen: Plan, tolerance: float, products:
         none = np.empty(0, np.int64)
         empty = np.empty((0, TILE_COLUMNS))
         return Series(
-            none, np.arange(heads), empty, none, nothing, nothing, nothing, nothing, 0
+            none, np.arange(heads), empty, none, nothing, nothing, nothing, nothing, 0,
+            np.empty((0, 0, 0)), np.empty((0, 0)),
         )  # fmt: skip
     degrees = chosen.degrees[inside]
     coefficient, moment, bound = expansion(x, D, chosen, inside, products)
@@ -417,11 +858,13 @@ def expand_heads(x: Floats, D: Floats, chosen: Plan, tolerance: float, products:
         kept = error[inside] * (1 + 1 / tolerance) <= mean[inside]
     order = inside[kept]
     alone = np.setdiff1d(np.arange(heads), order)
-    panels, sizes, degree = panels_of(
-        coefficient[kept, :, : 1 + d], degrees[kept], d, np.full(len(order), float(n))
-    )
+    coefficient = coefficient[kept]
+    table = coefficient[: None if packed else 1, :, : 1 + d]
+    panels, sizes, degree = panels_of(table, degrees[kept], d, np.full(len(order), float(n)))
     limit[order] = n * error[order] * (1 + 1 / tolerance)
-    return Series(order, alone, panels, sizes, error, mean, squares, limit, degree)
+    return Series(
+        order, alone, panels, sizes, error, mean, squares, limit, degree, coefficient, moment
+    )
 
 
 def relative_error(series: Series, chosen: Plan, lowest: Floats, n: int) -> float:
@@ -511,12 +954,18 @@ def _one_path(
     if not chosen.finite:
         return np.full_like(x, np.nan), np.full(N_TERMS, np.nan), math.nan
     ito = len(sigma2) > 0
-    series = expand_heads(x, score, chosen, tolerance, 2 if ito else 1)
-    tokens, weight = padded(x, TILE)
-    v, total, lowest, _ = evaluate_tokens(
-        tokens, n, weight, arrays, flow, sign, series.order,
-        series.alone, series.panels, series.sizes, series.limit, series.degree, table_of(d),
-    )  # fmt: skip
+    found = None
+    if flow == UNNORMALISED:
+        found = _of_summed_heads(x, arrays, chosen, sign, tolerance)
+    if found is None:
+        tokens, weight = padded(x, TILE)
+        series = expand_heads(x, score, chosen, tolerance, 2 if ito else 1)
+        v, total, lowest, _ = evaluate_tokens(
+            tokens, n, weight, arrays, flow, sign, series.order, series.alone, series.panels,
+            series.sizes, series.limit, series.degree, table_of(d), np.empty(0),
+        )  # fmt: skip
+    else:
+        series, v, total, lowest = found
     pairs = 2.0 * heads * n * n
     if ito:
         for h in series.order:
@@ -525,6 +974,54 @@ def _one_path(
     total[ITO_POWER] /= 4.0
     total[DISSIPATION:MAX_SPEED] /= n
     return v, total, relative_error(series, chosen, lowest, n)
+
+
+def _of_summed_heads(
+    x: Floats, arrays: Heads, chosen: Plan, sign: float, tolerance: float
+) -> tuple[Series, Floats, Floats, Floats] | None:
+    """The unnormalised velocity from one series, of sum_h V_h S_h, whatever the number of heads.
+
+    On the sphere, and if V_h = D_h for all heads, it is the gradient of the series of sum_h m_h,
+    one degree longer: docs/theory/fast_sums.md. Returns None unless Jensen's bound says that every
+    head meets the tolerance at every token; else the series, v, the sums of the terms and lower
+    bounds of the heads' sums, as `evaluate_tokens` does.
+    """
+    n, d = x.shape
+    heads = len(arrays.score)
+    if chosen.degrees.min() < 0:
+        return None
+    tied = d == 3 and np.array_equal(arrays.score, arrays.value)
+    tied = tied and chosen.degrees.max() < LARGEST_DEGREE[d]
+    powers = ((WEIGHT_POWER, arrays.drift), (MARTINGALE, arrays.noise))
+    products = 1 if not tied or any(len(matrices) for _, matrices in powers) else 0
+    longer = chosen._replace(degrees=chosen.degrees + 1) if tied else chosen
+    if len(arrays.sigma2):
+        products = 2
+    series = expand_heads(x, plain(arrays.score), longer, tolerance, products, False)
+    within = series.error * (1 + 1 / tolerance) <= np.exp(chosen.low)
+    if len(series.alone) or not within.all():
+        return None
+    c = series.coefficient
+    summed = np.zeros((1, c.shape[1], d + 1))
+    summed[0, :, 0] = c[:, :, 0].sum(axis=0)
+    if not tied:
+        summed[0, :, 1:] = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], arrays.value[series.order])
+    scale = n / heads
+    panels, sizes, degree = panels_of(summed, np.array([series.degree]), d, np.full(1, scale))
+    by_order = gradient_table(scale * summed[0, :, 0], degree, table_of(d)) if tied else np.empty(0)
+    none = np.empty((0, d, d))
+    single = Heads(np.zeros((1, d, d)), np.eye(d)[None], none, none, np.empty(0))
+    v, total, _, _ = evaluate_tokens(
+        x, n, np.empty(0), single, UNNORMALISED, sign, np.zeros(1, np.int64),
+        np.empty(0, np.int64), panels, sizes, np.full(1, -np.inf), degree, table_of(d), by_order,
+    )  # fmt: skip
+    total[ENERGY] *= heads
+    for place, matrices in powers:
+        if len(matrices):
+            applied = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], matrices[series.order])
+            total[place] = n * n * np.sum(series.moment[: c.shape[1], 1 : d + 1] * applied)
+    total[MAX_SCORE] = largest_score(x, plain(arrays.score))
+    return series, v, total, n * np.exp(chosen.low)
 
 
 def choose(
@@ -584,7 +1081,7 @@ def predicted_cost(
     top = int(degrees[0])
     nodes = node_count(top, d)
     if n > nodes:
-        cost += sets * MOMENTS * (n + nodes) * count(top + 2, d)
+        cost += sets * (MOMENTS * n + NODES * nodes) * count(top + 2, d)
     columns = 4 + d + d * (d + 1) // 2
     numbers = [count(int(degree), d) for degree in degrees]
     cost += COEFFICIENTS * columns * min(n, nodes) * sum(numbers)

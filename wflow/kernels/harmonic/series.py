@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import number
 from wflow._core.compiled import compiled
 from wflow._core.errors import InputError
-from wflow._core.simd import fma, lanes, load, splat, store
+from wflow._core.simd import fma, lanes, load, minimum, splat, store
 from wflow.kernels.harmonic import series
 from wflow.kernels.pairs.sweep import DIRECT_BOUND_DOUBLE, by_lane, vectors
 from wflow.sphere.harmonics import (
@@ -159,6 +159,8 @@ def _project(points, mass, matrix, bare, first, last, degree, top, table, produc
     sums = vectors(number * columns, points)
     radial = vectors((degree + 1) * _GATHER, points)
     weights = vectors(columns * _GATHER, points)
+    single = d == 3 and columns == 1 and not bare
+    squares, scales = _steps(degree if single else 0, table)
     own = vectors(d * _GATHER, points)
     zhat = vectors(d * _GATHER, points)
     r = vectors(_GATHER, points)
@@ -170,16 +172,222 @@ def _project(points, mass, matrix, bare, first, last, degree, top, table, produc
         strength += _place(
             points, mass, matrix, first, last, start, own, zhat, r, growth, weights, products
         )
+        if not bare:
+            for vector in range(_GATHER):
+                radial_factors(r, vector * width, growth, d, degree, top, radial, _GATHER, vector)
+        if single:
+            _sphere_group(zhat, weights, radial, True, degree, squares, sums)
+            continue
         for pair in range(_GATHER // PAIR):
             at = pair * PAIR * d * width
             chosen = own[at:] if bare else zhat[at:]
             harmonics(chosen, d, degree, table, basis, pair * number * PAIR * width)
-        if not bare:
-            for vector in range(_GATHER):
-                radial_factors(r, vector * width, growth, d, degree, top, radial, _GATHER, vector)
         _gather(basis, radial, weights, columns, degree, d, sums)
     _fold_lanes(sums, number * columns, out)
+    if single:
+        for k in range(number):
+            out[k] *= scales[k]
     return strength
+
+
+@njit(error_model="numpy", forceinline=True)
+def _weighted_group(x, mass, last, start, own, weights):
+    """Coordinates and masses of four vectors of points from `start` on; no mass beyond `last`."""
+    d = x.shape[1]
+    width = lanes(x)
+    for vector in range(_GATHER):
+        block = start + vector * width
+        by_lane(x, last, block, own, vector * d * width)
+        for lane in range(width):
+            inside = block + lane < last
+            weights[vector * width + lane] = mass[block + lane] if inside else 0.0
+
+
+@njit(error_model="numpy", forceinline=True)
+def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
+    """sums_k += sum over four vectors of points of weight s_lm^-1 Y_k, lane by lane.
+
+    The recursion of `harmonics` with q_lm = s_lm p_lm and p_mm = 1,
+
+        p_lm = z p_(l-1)m - b_lm^2 p_(l-2)m,   s_lm = a_lm s_(l-1)m,   s_mm = start_m,
+
+    so that a step is one product and one multiply-add; the weight enters with (x + iy)^0. No
+    harmonic is stored. With `scaled`, a constant of the caller, times radial_l (degree + 1, 4).
+    Cost per point: two multiply-adds for each of the K harmonics, half a product if `scaled`.
+    """
+    width = lanes(own)
+    zero = splat(0.0)
+    one = splat(1.0)
+    x0 = load(own, 0)
+    y0 = load(own, width)
+    z0 = load(own, 2 * width)
+    x1 = load(own, 3 * width)
+    y1 = load(own, 4 * width)
+    z1 = load(own, 5 * width)
+    x2 = load(own, 6 * width)
+    y2 = load(own, 7 * width)
+    z2 = load(own, 8 * width)
+    x3 = load(own, 9 * width)
+    y3 = load(own, 10 * width)
+    z3 = load(own, 11 * width)
+    c0 = load(weights, 0)
+    c1 = load(weights, width)
+    c2 = load(weights, 2 * width)
+    c3 = load(weights, 3 * width)
+    s0 = zero
+    s1 = zero
+    s2 = zero
+    s3 = zero
+    for m in range(degree + 1):
+        p0 = one
+        p1 = one
+        p2 = one
+        p3 = one
+        before0 = zero
+        before1 = zero
+        before2 = zero
+        before3 = zero
+        for l in range(m, degree + 1):  # noqa: E741
+            u0 = p0
+            u1 = p1
+            u2 = p2
+            u3 = p3
+            if scaled:
+                at = l * _GATHER * width
+                u0 = p0 * load(radial, at)
+                u1 = p1 * load(radial, at + width)
+                u2 = p2 * load(radial, at + 2 * width)
+                u3 = p3 * load(radial, at + 3 * width)
+            middle = l * l + l
+            place = (middle + m) * width
+            total = fma(u0, c0, load(sums, place))
+            total = fma(u1, c1, total)
+            total = fma(u2, c2, total)
+            store(sums, place, fma(u3, c3, total))
+            if m > 0:
+                place = (middle - m) * width
+                total = fma(u0, s0, load(sums, place))
+                total = fma(u1, s1, total)
+                total = fma(u2, s2, total)
+                store(sums, place, fma(u3, s3, total))
+            if l < degree:
+                back = splat(squares[middle + 2 * l + 2 + m])
+                next0 = fma(z0, p0, back * before0)
+                next1 = fma(z1, p1, back * before1)
+                next2 = fma(z2, p2, back * before2)
+                next3 = fma(z3, p3, back * before3)
+                before0 = p0
+                before1 = p1
+                before2 = p2
+                before3 = p3
+                p0 = next0
+                p1 = next1
+                p2 = next2
+                p3 = next3
+        more = fma(x0, c0, zero - y0 * s0)
+        s0 = fma(x0, s0, y0 * c0)
+        c0 = more
+        more = fma(x1, c1, zero - y1 * s1)
+        s1 = fma(x1, s1, y1 * c1)
+        c1 = more
+        more = fma(x2, c2, zero - y2 * s2)
+        s2 = fma(x2, s2, y2 * c2)
+        c2 = more
+        more = fma(x3, c3, zero - y3 * s3)
+        s3 = fma(x3, s3, y3 * c3)
+        c3 = more
+
+
+@njit(error_model="numpy")
+def _steps(degree, table):
+    """-b_lm^2 of `_sphere_group` and s_lm at the places of the harmonics."""
+    steps = int(table[0])
+    squares = np.zeros(count(degree, 3))
+    scales = np.empty(count(degree, 3))
+    for m in range(degree + 1):
+        scale = table[1 + m]
+        for l in range(m, degree + 1):  # noqa: E741
+            at = steps + l * (l + 1) + 2 * m
+            if l > m:
+                scale *= table[at]
+                ratio = table[at + 1] / table[at]
+                squares[l * l + l + m] = -ratio * ratio
+            scales[l * l + l + m] = scale
+            scales[l * l + l - m] = scale
+    return squares, scales
+
+
+@njit(error_model="numpy")
+def _sphere_moments(x, mass, first, last, degree, table, out):
+    """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
+    width = lanes(x)
+    number = count(degree, 3)
+    squares, scales = _steps(degree, table)
+    sums = vectors(number, x)
+    own = vectors(3 * _GATHER, x)
+    weights = vectors(_GATHER, x)
+    sums[:] = 0.0
+    for start in range(first, last, _GATHER * width):
+        _weighted_group(x, mass, last, start, own, weights)
+        _sphere_group(own, weights, own, False, degree, squares, sums)
+    _fold_lanes(sums, number, out)
+    for k in range(number):
+        out[k] *= scales[k]
+
+
+@njit(error_model="numpy")
+def _circle_moments(x, mass, first, last, degree, table, out):
+    """sum_j mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
+
+    The recursion of `harmonics`, started with mass_j: six operations a point and degree.
+    """
+    width = lanes(x)
+    number = count(degree, 2)
+    sums = vectors(number, x)
+    own = vectors(2 * _GATHER, x)
+    weights = vectors(_GATHER, x)
+    sums[:] = 0.0
+    zero = splat(0.0)
+    for start in range(first, last, _GATHER * width):
+        _weighted_group(x, mass, last, start, own, weights)
+        x0 = load(own, 0)
+        y0 = load(own, width)
+        x1 = load(own, 2 * width)
+        y1 = load(own, 3 * width)
+        x2 = load(own, 4 * width)
+        y2 = load(own, 5 * width)
+        x3 = load(own, 6 * width)
+        y3 = load(own, 7 * width)
+        c0 = load(weights, 0)
+        c1 = load(weights, width)
+        c2 = load(weights, 2 * width)
+        c3 = load(weights, 3 * width)
+        s0 = zero
+        s1 = zero
+        s2 = zero
+        s3 = zero
+        store(sums, 0, load(sums, 0) + ((c0 + c1) + (c2 + c3)))
+        for k in range(1, degree + 1):
+            more = fma(x0, c0, zero - y0 * s0)
+            s0 = fma(x0, s0, y0 * c0)
+            c0 = more
+            more = fma(x1, c1, zero - y1 * s1)
+            s1 = fma(x1, s1, y1 * c1)
+            c1 = more
+            more = fma(x2, c2, zero - y2 * s2)
+            s2 = fma(x2, s2, y2 * c2)
+            c2 = more
+            more = fma(x3, c3, zero - y3 * s3)
+            s3 = fma(x3, s3, y3 * c3)
+            c3 = more
+            place = (2 * k - 1) * width
+            store(sums, place, load(sums, place) + ((c0 + c1) + (c2 + c3)))
+            place += width
+            store(sums, place, load(sums, place) + ((s0 + s1) + (s2 + s3)))
+    _fold_lanes(sums, number, out)
+    out[0] *= table[0]
+    for k in range(1, number):
+        out[k] *= table[1]
 
 
 def _entry_points(source, cache):
@@ -220,17 +428,34 @@ def _entry_points(source, cache):
         _ = source  # part of the cache key
         n, d = x.shape
         heads = directions.shape[0]
-        tasks = task_count(n, 256)
+        width = lanes(x)
+        unit = PAIR * width
+        blocks = (n + unit - 1) // unit
+        tasks = task_count(blocks, 32)
         low = np.empty((tasks, heads))
+        flat = directions.reshape(-1)
         for task in prange(tasks):
-            for h in range(heads):
-                least = np.inf
-                for i in range(task * n // tasks, (task + 1) * n // tasks):
-                    along = 0.0
+            own = vectors(PAIR * d, x)
+            least = vectors(heads, x)
+            least[:] = np.inf
+            for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+                for vector in range(PAIR):
+                    begin = block * unit + vector * width
+                    by_lane(x, n, begin, own, vector * d * width)
+                    for lane in range(max(0, n - begin), width):  # the first token in their place
+                        for k in range(d):
+                            own[(vector * d + k) * width + lane] = x[0, k]
+                for h in range(heads):
+                    along0 = splat(0.0)
+                    along1 = splat(0.0)
                     for k in range(d):
-                        along += x[i, k] * directions[h, k]
-                    least = min(least, along)
-                low[task, h] = least
+                        factor = splat(flat[h * d + k])
+                        along0 = fma(factor, load(own, k * width), along0)
+                        along1 = fma(factor, load(own, (d + k) * width), along1)
+                    along0 = minimum(along0, load(least, h * width))
+                    store(least, h * width, minimum(along1, along0))
+            for h in range(heads):
+                low[task, h] = least[h * width : (h + 1) * width].min()
         result = low[0].copy()
         for task in range(1, tasks):
             for h in range(heads):
@@ -247,12 +472,13 @@ def _entry_points(source, cache):
         units = (n + unit - 1) // unit
         number = count(degree, d)
         parts = np.empty((tasks, number))
-        identity = np.eye(d)
         for task in prange(tasks):
-            _project(
-                x, mass, identity, True, task * units // tasks * unit,
-                min((task + 1) * units // tasks * unit, n), degree, 0, table, 0, parts[task],
-            )  # fmt: skip
+            first = task * units // tasks * unit
+            last = min((task + 1) * units // tasks * unit, n)
+            if d == 3:
+                _sphere_moments(x, mass, first, last, degree, table, parts[task])
+            else:
+                _circle_moments(x, mass, first, last, degree, table, parts[task])
         total = np.zeros(number)
         for task in range(tasks):
             for k in range(number):

@@ -61,8 +61,8 @@ def of_path(arrays, p):
 
 
 # Running sums over heads of one block of tokens, in vectors: attention (d), gradient (d), and
-_INVERSE, _E_GRADIENT, _E_INVERSE = 0, 1, 2  # sum of 1/m; scales of the gradient and of that sum
-_TOTALS, _LARGEST, _SCALED = 3, 7, 8  # energy, weight power, Itô, martingale; |D^T x|^2; a flag
+INVERSE, E_GRADIENT, E_INVERSE = 0, 1, 2  # sum of 1/m; scales of the gradient and of that sum
+TOTALS, LARGEST, SCALED = 3, 7, 8  # energy, weight power, Itô, martingale; |D^T x|^2; a flag
 EXTRA = 9
 
 
@@ -77,8 +77,8 @@ def clear(state, d, blocks):
         for row in range(rows):
             store(state, (block * rows + row) * width, zero)
         at = (block * rows + 2 * d) * width
-        store(state, at + _E_GRADIENT * width, low)
-        store(state, at + _E_INVERSE * width, low)
+        store(state, at + E_GRADIENT * width, low)
+        store(state, at + E_INVERSE * width, low)
 
 
 @internal(forceinline=True)
@@ -114,20 +114,20 @@ def common_scales(fresh, shifted, shift, shift_at, state, rest, factors):
     add_gradient = one
     grow = one
     if shifted:
-        state[rest + _SCALED * width] = 1.0
-    if state[rest + _SCALED * width] != 0.0:
-        _rescale(state, rest + _E_INVERSE * width, zero - load(shift, shift_at), factors)
+        state[rest + SCALED * width] = 1.0
+    if state[rest + SCALED * width] != 0.0:
+        _rescale(state, rest + E_INVERSE * width, zero - load(shift, shift_at), factors)
         keep_inverse = load(factors, 0)
         add_inverse = load(factors, width)
-        _rescale(state, rest + _E_GRADIENT * width, load(shift, shift_at), factors)
+        _rescale(state, rest + E_GRADIENT * width, load(shift, shift_at), factors)
         keep_gradient = load(factors, 0)
         add_gradient = load(factors, width)
         for lane in range(width):
             factors[lane] = math.exp(shift[shift_at + lane])
         grow = load(factors, 0)
     elif fresh:
-        store(state, rest + _E_INVERSE * width, zero)
-        store(state, rest + _E_GRADIENT * width, zero)
+        store(state, rest + E_INVERSE * width, zero)
+        store(state, rest + E_GRADIENT * width, zero)
     return keep_inverse, add_inverse, keep_gradient, add_gradient, grow
 
 
@@ -180,10 +180,10 @@ def absorb_blocks(
                 fresh, shifted, shift, 0, state, rest, factors
             )
         elif fresh:
-            store(state, rest + _E_INVERSE * width, zero)
-            store(state, rest + _E_GRADIENT * width, zero)
+            store(state, rest + E_INVERSE * width, zero)
+            store(state, rest + E_GRADIENT * width, zero)
         inverse_m = one / m
-        row = rest + _INVERSE * width
+        row = rest + INVERSE * width
         store(state, row, fma(add_inverse, inverse_m, load(state, row) * keep_inverse))
         for k in range(d):
             ds = zero
@@ -193,7 +193,7 @@ def absorb_blocks(
             store(state, row, fma(ds, inverse_m, load(state, row)))
             row = at + (d + k) * width
             store(state, row, fma(add_gradient, ds, load(state, row) * keep_gradient))
-        row = rest + _TOTALS * width
+        row = rest + TOTALS * width
         store(state, row, fma(m, grow, load(state, row)))
         row += width
         if drift.shape[0] > 0:
@@ -207,7 +207,7 @@ def absorb_blocks(
         if noise.shape[0] > 0:
             increment = _along(noise, h, d, own, coordinates, acc, mine)
             store(state, row, fma(increment, grow, load(state, row)))
-        row = rest + _LARGEST * width
+        row = rest + LARGEST * width
         largest = maximum(load(state, row), load(square, square_at + block * width))
         store(state, row, largest)
 
@@ -237,7 +237,7 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     for term in range(DISSIPATION):
         total = 0.0
         for lane in range(count):
-            total += state[rest + (_TOTALS + term) * width + lane]
+            total += state[rest + (TOTALS + term) * width + lane]
         out[term] += total
     dissipation = 0.0
     upper_gradient_sq = 0.0
@@ -247,9 +247,9 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     largest_score_sq = 0.0
     for lane in range(count):
         i = start + lane
-        inverse = float(state[rest + _INVERSE * width + lane])
-        e_gradient = float(state[rest + _E_GRADIENT * width + lane])
-        e_inverse = float(state[rest + _E_INVERSE * width + lane])
+        inverse = float(state[rest + INVERSE * width + lane])
+        e_gradient = float(state[rest + E_GRADIENT * width + lane])
+        e_inverse = float(state[rest + E_INVERSE * width + lane])
         # exp(e_gradient) gradient / (heads n) is D S summed over heads; likewise for 1/m.
         mobility = heads / (inverse * n)
         to_gradient = per_pair
@@ -293,7 +293,7 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
             defects += defect
         speeds_sq += speed_sq
         largest_speed_sq = max(largest_speed_sq, speed_sq)
-        largest_score_sq = max(largest_score_sq, state[rest + _LARGEST * width + lane])
+        largest_score_sq = max(largest_score_sq, state[rest + LARGEST * width + lane])
     out[DISSIPATION] += dissipation
     out[UPPER_GRADIENT_SQ] += upper_gradient_sq
     out[EDI_DEFECT] += defects

@@ -31,6 +31,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("The exact sums and the machine's limit", "exact_sums", sections.anything),
     ("Large dimensions: blocked matrix products", "matrix_rate", sections.anything),
     ("The fast sums", "fast_sums", sections.fast_sums),
+    ("The fast sums beside nonuniform Fourier transforms", "sphere_maps", sections.anything),
     ("How the cost grows", "scaling", sections.scaling),
     (
         "The step of 64 heads and 200 tokens, and the memory of a study",

@@ -18,6 +18,7 @@ import performance  # noqa: E402
 import report  # noqa: E402
 import scaling  # noqa: E402
 import sections  # noqa: E402
+import sphere_maps  # noqa: E402
 import startup  # noqa: E402
 import variants  # noqa: E402
 
@@ -158,6 +159,21 @@ def test_compare_runs_as_a_command_and_writes_its_figures(tmp_path):
     assert rows["wflow, exact"]["times_exact"] == 1
     assert rows["NumPy, plain einsum"]["gap"] < 1e-12
     assert f"{rows['NumPy, plain einsum']['median_ms']:.3f}" in said
+
+
+def test_sphere_maps_runs_as_a_command_and_says_what_is_missing(tmp_path):
+    file = tmp_path / "sphere_maps.json"
+    command = [sys.executable, str(BENCHMARKS / "sphere_maps.py"), "--tokens", "500", "--heads",
+               "2", "--rounds", "1", "--json", str(file)]  # fmt: skip
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    written = json.loads(file.read_text())
+    assert all(row["error"] <= sphere_maps.TOLERANCE for row in written["times"])
+    for d, libraries in sphere_maps.LIBRARIES.items():
+        sides = {(row["flow"], row["side"]) for row in written["times"] if row["d"] == d}
+        expected = {"wflow", *libraries} - set(written["missing"])
+        assert sides == {(flow, side) for flow in sphere_maps.FLOWS for side in expected}
+    for name in written["missing"]:
+        assert f"pip install {name}" in said
 
 
 @pytest.mark.parametrize("text", ["200x64", "200x64x1", "axbxc", "0x1x3"])

@@ -8,6 +8,7 @@ kernel gives the same bits wherever it runs on one kind of processor.
 """
 
 import operator
+import platform
 
 import numpy as np
 from llvmlite import ir
@@ -61,6 +62,16 @@ def _fma(builder: ir.IRBuilder, a, b, c):
     kind = a.type
     name = f"llvm.fma.v{kind.count}{'f64' if kind.element == ir.DoubleType() else 'f32'}"
     return builder.call(_function(builder, name, kind, [kind] * 3), [a, b, c])
+
+
+def native_registers(context) -> tuple[int, int]:
+    """Bytes of a vector register of the processor that code is compiled for, and their number."""
+    features = getattr(context.codegen(), "_tm_features", "").split(",")
+    if "+avx512f" in features:
+        return 64, 32
+    if "+avx" in features:
+        return 32, 16
+    return 16, 16 if platform.machine() in ("x86_64", "AMD64") else 32
 
 
 @register_model(Vector)
@@ -322,7 +333,7 @@ def _look_up(context, builder, vector: Vector, words):
     """Entry of the table at the low four bits of each lane of `words`."""
     patterns, kind = _table(vector.dtype), _vector_ir(vector)
     name = "vpermi2var.pd" if vector.dtype == types.float64 else "permvar.sf"
-    if "+avx512f" in getattr(context.codegen(), "_tm_features", "").split(","):
+    if native_registers(context)[0] == _BYTES:
         halves = [
             builder.bitcast(ir.Constant(words.type, patterns[at : at + vector.lanes]), kind)
             for at in range(0, _STEPS, vector.lanes)

@@ -10,14 +10,33 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from wflow._core.simd import _VECTORS, _float_ir, _fma, _lane_pointer, _vector_ir, lanes
+from wflow._core.simd import _VECTORS, _float_ir, _fma, lanes, native_registers
 
 # The register tile: a small matrix product with all its sums in registers
 # ------------------------------------------------------------------------
 # Vectors by columns of a tile: 24 sums, 2 operands and a broadcast value fill the 32 registers of
-# AVX-512; each broadcast value is used twice.
+# AVX-512; each broadcast value is used twice. Elsewhere a vector is several registers, and a tile
+# is computed in parts, one after the other, whose sums fit: with AVX2, 4 registers by 3 columns.
 
 TILE_VECTORS, TILE_COLUMNS = 2, 12
+
+
+def _parts(columns: int, pieces: int, registers: int) -> list[tuple[range, range]]:
+    """Columns and pieces of rows (registers) of the parts of a tile, in their order.
+
+    The most sums that fit, and of those with as many the one with the fewest loads.
+    """
+    *_, wide, high = max(
+        (wide * high, -wide - high, wide, high)
+        for wide in range(1, columns + 1)
+        for high in range(1, pieces + 1)
+        if columns % wide == 0 and pieces % high == 0 and wide * high + high + 1 <= registers
+    )
+    return [
+        (range(c, c + wide), range(r, r + high))
+        for c in range(0, columns, wide)
+        for r in range(0, pieces, high)
+    ]
 
 
 def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
@@ -34,66 +53,80 @@ def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
         typingctx, a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_column, out_vector
     ):
         vector = _VECTORS[a.dtype]
-        kind = _vector_ir(vector)
         index = ir.IntType(types.intp.bitwidth)
 
         def codegen(context, builder, sig, args):
             a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_column, out_vector = args
             types_of = sig.args
-            b_data = context.make_array(types_of[3])(context, builder, b).data
-            cells = [(c, v) for c in range(columns) for v in range(vectors)]
-
-            def place(c, v):
-                offset = builder.add(out_at, builder.mul(out_column, ir.Constant(index, c)))
-                offset = builder.add(offset, builder.mul(out_vector, ir.Constant(index, v)))
-                return _lane_pointer(context, builder, types_of[7], out, offset, vector)
-
+            size, registers = native_registers(context)
+            piece = min(vector.lanes, size * 8 // vector.dtype.bitwidth)  # lanes of a register
+            kind = ir.VectorType(_float_ir(vector.dtype), piece)
+            per_vector = vector.lanes // piece
+            a_data, b_data, out_data = (
+                context.make_array(types_of[at])(context, builder, array).data
+                for at, array in ((0, a), (3, b), (7, out))
+            )
             align = vector.dtype.bitwidth // 8
-            zero = ir.Constant(kind, [0.0] * vector.lanes)
-            entry = builder.block
-            body = builder.append_basic_block("tile")
-            done = builder.append_basic_block("tile.done")
-            positive = builder.icmp_signed(">", count, ir.Constant(index, 0))
-            builder.cbranch(positive, body, done)
-
-            builder.position_at_end(body)
-            k = builder.phi(index)
-            sums = [builder.phi(kind) for _ in cells]
-            a_now = builder.add(a_at, builder.mul(k, a_step))
-            b_now = builder.add(b_at, builder.mul(k, b_step))
-            left = []
-            for v in range(vectors):
-                offset = builder.add(a_now, ir.Constant(index, v * vector.lanes))
-                pointer = _lane_pointer(context, builder, types_of[0], a, offset, vector)
-                left.append(builder.load(pointer, align=align))
-            after = []
-            mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
+            zero = ir.Constant(kind, [0.0] * piece)
             empty = ir.Constant(kind, ir.Undefined)
-            for c in range(columns):
-                offset = builder.add(b_now, ir.Constant(index, c))
-                value = builder.load(builder.gep(b_data, [offset]))
-                single = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
-                right = builder.shuffle_vector(single, empty, mask)
-                for v in range(vectors):
-                    after.append(_fma(builder, left[v], right, sums[len(after)]))
-            following = builder.add(k, ir.Constant(index, 1))
-            k.add_incoming(ir.Constant(index, 0), entry)
-            k.add_incoming(following, body)
-            for total, updated in zip(sums, after, strict=True):
-                total.add_incoming(zero, entry)
-                total.add_incoming(updated, body)
-            builder.cbranch(builder.icmp_signed("<", following, count), body, done)
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), piece), [0] * piece)
+            positive = builder.icmp_signed(">", count, ir.Constant(index, 0))
 
-            builder.position_at_end(done)
-            results = [builder.phi(kind) for _ in cells]
-            for result, updated in zip(results, after, strict=True):
-                result.add_incoming(zero, entry)
-                result.add_incoming(updated, body)
-            for (c, v), result in zip(cells, results, strict=True):
-                pointer = place(c, v)
-                if add:
-                    result = builder.fadd(builder.load(pointer, align=align), result)
-                builder.store(result, pointer, align=align)
+            def whole(number):
+                return ir.Constant(index, number)
+
+            def pointer(data, offset):
+                return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
+
+            def place(c, row):
+                offset = builder.add(out_at, builder.mul(out_column, whole(c)))
+                v, inside = divmod(row, per_vector)
+                offset = builder.add(offset, builder.mul(out_vector, whole(v)))
+                return pointer(out_data, builder.add(offset, whole(inside * piece)))
+
+            for at_columns, at_rows in _parts(columns, vectors * per_vector, registers):
+                cells = [(c, row) for c in at_columns for row in at_rows]
+                entry = builder.block
+                body = builder.append_basic_block("tile")
+                done = builder.append_basic_block("tile.done")
+                builder.cbranch(positive, body, done)
+
+                builder.position_at_end(body)
+                k = builder.phi(index)
+                sums = [builder.phi(kind) for _ in cells]
+                a_now = builder.add(a_at, builder.mul(k, a_step))
+                b_now = builder.add(b_at, builder.mul(k, b_step))
+                left = {
+                    row: builder.load(
+                        pointer(a_data, builder.add(a_now, whole(row * piece))), align=align
+                    )
+                    for row in at_rows
+                }
+                after = []
+                for c in at_columns:
+                    value = builder.load(builder.gep(b_data, [builder.add(b_now, whole(c))]))
+                    single = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
+                    right = builder.shuffle_vector(single, empty, mask)
+                    for row in at_rows:
+                        after.append(_fma(builder, left[row], right, sums[len(after)]))
+                following = builder.add(k, whole(1))
+                k.add_incoming(whole(0), entry)
+                k.add_incoming(following, body)
+                for total, updated in zip(sums, after, strict=True):
+                    total.add_incoming(zero, entry)
+                    total.add_incoming(updated, body)
+                builder.cbranch(builder.icmp_signed("<", following, count), body, done)
+
+                builder.position_at_end(done)
+                results = [builder.phi(kind) for _ in cells]
+                for result, updated in zip(results, after, strict=True):
+                    result.add_incoming(zero, entry)
+                    result.add_incoming(updated, body)
+                for (c, row), result in zip(cells, results, strict=True):
+                    target = place(c, row)
+                    if add:
+                        result = builder.fadd(builder.load(target, align=align), result)
+                    builder.store(result, target, align=align)
             return context.get_dummy_value()
 
         size = types.intp

@@ -5,7 +5,7 @@
 A pair of tokens costs d multiply-adds for the score, an exponential (`wflow._core.simd.exp2`),
 d + 1 multiply-adds for the sums, d + 1 more where the value serves both tokens, and one for the Itô
 term. The loops here do just that: no loads, no stores, and as many pairs together as is
-fastest of 4, 6 and 8. Printed: nanoseconds per pair on one thread and on all, both precisions.
+fastest of 2, 4, 6 and 8 registers. Printed: nanoseconds per pair on one thread and on all, both precisions.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from numba.core import types
 from numba.extending import intrinsic
 from report import in_turn
 
-from wflow._core.simd import _VECTORS, _fma, _splat, _vector_ir, exp2_together, lanes, store
+from wflow._core.simd import _fma, _splat, exp2_together, native_lanes
 
-TOGETHER = (4, 6, 8)
+TOGETHER = (2, 4, 6, 8)
 _SUMS = 8  # two multiply-adds a cycle, each four cycles long
 _REGISTER = "=v,0" if platform.machine() in ("x86_64", "AMD64") else "=w,0"
 
@@ -43,20 +43,29 @@ class Kind(NamedTuple):
         return self.d + exponential + (self.d + 1) * (2 if self.both else 1) + self.ito
 
 
+@intrinsic
+def register_lanes(typingctx, array):
+    """Lanes of a register of the processor with the element type of `array`."""
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(ir.IntType(types.intp.bitwidth), native_lanes(context, array.dtype))
+
+    return types.intp(array), codegen
+
+
 def _loop(kind: Kind, together: int) -> Any:
-    """Intrinsic turn(value, turns) -> vector: so many turns of `together` vectors of pairs."""
+    """Intrinsic turn(value, turns) -> number: so many turns of `together` registers of pairs."""
     terms = (kind.d + 1) * (2 if kind.both else 1) + kind.ito
 
     @intrinsic
     def turn(typingctx, value, turns):
-        vector = _VECTORS[value]
-
         def codegen(context, builder, sig, args):
-            shape, index = _vector_ir(vector), ir.IntType(types.intp.bitwidth)
+            dtype, index = sig.args[0], ir.IntType(types.intp.bitwidth)
             value, turns = args
+            shape = ir.VectorType(value.type, native_lanes(context, dtype))
 
             def scaled(factor):
-                return _splat(builder, vector, builder.fmul(value, ir.Constant(value.type, factor)))
+                return _splat(builder, shape, builder.fmul(value, ir.Constant(value.type, factor)))
 
             z = [scaled(0.3), scaled(-0.2)]
             step = scaled(1e-6)
@@ -77,7 +86,7 @@ def _loop(kind: Kind, together: int) -> Any:
             scores = [its_own(moving) for _ in range(together)]
             for k in range(kind.d):
                 scores = [_fma(builder, z[k % 2], z[0], score) for score in scores]
-            values = exp2_together(context, builder, vector, scores)
+            values = exp2_together(context, builder, dtype, scores)
             for term in range(terms):
                 for c, u in enumerate(values):
                     at = (term * together + c) % _SUMS
@@ -86,7 +95,7 @@ def _loop(kind: Kind, together: int) -> Any:
                     else:
                         sums[at] = _fma(builder, u, z[term % 2], sums[at])
             following = builder.add(count, ir.Constant(index, 1))
-            zero = ir.Constant(shape, [0.0] * vector.lanes)
+            zero = ir.Constant(shape, [0.0] * shape.count)
             changes = [(count, ir.Constant(index, 0), following)]
             changes += [(moving, zero, builder.fadd(moving, step))]
             changes += [(b, zero, a) for b, a in zip(before, sums, strict=True)]
@@ -95,9 +104,10 @@ def _loop(kind: Kind, together: int) -> Any:
                 phi.add_incoming(later, body)
             builder.cbranch(builder.icmp_signed("<", following, turns), body, done)
             builder.position_at_end(done)
-            return functools.reduce(builder.fadd, sums)
+            total = functools.reduce(builder.fadd, sums)
+            return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
 
-        return vector(value, types.intp), codegen
+        return value(value, types.intp), codegen
 
     return turn
 
@@ -109,11 +119,10 @@ def register_loop(kind: Kind, together: int) -> Callable[[int, int], Any]:
 
     @njit(parallel=True, error_model="numpy")
     def run(like, pairs, threads):
-        width = lanes(like)
-        turns = max(pairs // (width * together * threads), 1)
-        out = np.empty((threads, width), like.dtype)
+        turns = max(pairs // (register_lanes(like) * together * threads), 1)
+        out = np.empty(threads, like.dtype)
         for thread in prange(threads):
-            store(out[thread], 0, turn(like[thread], turns))
+            out[thread] = turn(like[thread], turns)
         return out
 
     def call(pairs: int, threads: int) -> Any:

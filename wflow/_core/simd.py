@@ -9,6 +9,7 @@ kernel gives the same bits wherever it runs on one kind of processor.
 
 import operator
 import platform
+from collections.abc import Iterable
 
 import numpy as np
 from llvmlite import ir
@@ -50,10 +51,10 @@ def _function(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list
     )
 
 
-def _splat(builder: ir.IRBuilder, vector: Vector, value):
-    empty = ir.Constant(_vector_ir(vector), ir.Undefined)
+def _splat(builder: ir.IRBuilder, kind: ir.VectorType, value):
+    empty = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
     return builder.shuffle_vector(first, empty, mask)
 
 
@@ -72,6 +73,11 @@ def native_registers(context) -> tuple[int, int]:
     if "+avx" in features:
         return 32, 16
     return 16, 16 if platform.machine() in ("x86_64", "AMD64") else 32
+
+
+def native_lanes(context, dtype: types.Float) -> int:
+    """Lanes of such a register, at most those of a `Vector`."""
+    return min(native_registers(context)[0], _BYTES) * 8 // dtype.bitwidth
 
 
 @register_model(Vector)
@@ -117,7 +123,7 @@ def splat(typingctx, value):
     vector = _VECTORS[value]
 
     def codegen(context, builder, sig, args):
-        return _splat(builder, vector, args[0])
+        return _splat(builder, _vector_ir(vector), args[0])
 
     return vector(value), codegen
 
@@ -135,6 +141,22 @@ def load(typingctx, array, offset):
     def codegen(context, builder, sig, args):
         pointer = _lane_pointer(context, builder, sig.args[0], *args, vector)
         return builder.load(pointer, align=array.dtype.bitwidth // 8)
+
+    return vector(array, types.intp), codegen
+
+
+@intrinsic
+def load_wide(typingctx, array, offset):
+    """Vector of doubles from 8 elements of `array`, of either precision, from `offset` on."""
+    vector = _VECTORS[types.float64]
+
+    def codegen(context, builder, sig, args):
+        dtype = sig.args[0].dtype
+        kind = ir.VectorType(_float_ir(dtype), vector.lanes)
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), kind.as_pointer())
+        value = builder.load(pointer, align=dtype.bitwidth // 8)
+        return value if dtype == types.float64 else builder.fpext(value, _vector_ir(vector))
 
     return vector(array, types.intp), codegen
 
@@ -329,47 +351,61 @@ def _table(dtype: types.Float) -> list[int]:
     return patterns
 
 
-def _look_up(context, builder, vector: Vector, words):
+def _look_up(context, builder, dtype: types.Float, words):
     """Entry of the table at the low four bits of each lane of `words`."""
-    patterns, kind = _table(vector.dtype), _vector_ir(vector)
-    name = "vpermi2var.pd" if vector.dtype == types.float64 else "permvar.sf"
-    if native_registers(context)[0] == _BYTES:
-        halves = [
-            builder.bitcast(ir.Constant(words.type, patterns[at : at + vector.lanes]), kind)
-            for at in range(0, _STEPS, vector.lanes)
-        ]
+    patterns, element, count = _table(dtype), words.type.element, words.type.count
+    kind = ir.VectorType(_float_ir(dtype), count)
+
+    def entries(first: int, number: int):
+        some = ir.Constant(ir.VectorType(element, number), patterns[first : first + number])
+        return builder.bitcast(some, ir.VectorType(_float_ir(dtype), number))
+
+    size, _ = native_registers(context)
+    if size == _BYTES == count * element.width // 8:
+        name = "vpermi2var.pd" if dtype == types.float64 else "permvar.sf"
+        halves = [entries(at, count) for at in range(0, _STEPS, count)]
         arguments = [halves[0], words, *halves[1:]]
         function = _function(
             builder, f"llvm.x86.avx512.{name}.512", kind, [a.type for a in arguments]
         )
         return builder.call(function, arguments)
+    if size == 32 and count == 8 and element.width == 32:
+        function = _function(builder, "llvm.x86.avx2.permps", kind, [kind, words.type])
+        low, high = (builder.call(function, [entries(at, 8), words]) for at in (0, 8))
+        move = ir.Constant(words.type, [28] * count)  # the fourth bit to the sign
+        negative = builder.icmp_signed(
+            "<", builder.shl(words, move), ir.Constant(words.type, [0] * count)
+        )
+        return builder.select(negative, high, low)
     # Elsewhere lane by lane from memory: the same bits, at the price of a load per lane.
-    element = words.type.element
     symbol = f"wflow.exp2.{element.width}"
     table = builder.module.globals.get(symbol)
     if table is None:
         constant = ir.Constant(ir.ArrayType(element, _STEPS), patterns)
         table = ir.GlobalVariable(builder.module, constant.type, symbol)
         table.linkage, table.global_constant, table.initializer = "internal", True, constant
-    zero, low = ir.Constant(ir.IntType(32), 0), ir.Constant(element, _STEPS - 1)
-    entries = ir.Constant(words.type, ir.Undefined)
-    for lane in range(vector.lanes):
+    zero = ir.Constant(ir.IntType(32), 0)
+    places = builder.and_(words, ir.Constant(words.type, [_STEPS - 1] * count))
+    found = ir.Constant(words.type, ir.Undefined)
+    for lane in range(count):
         at = ir.Constant(ir.IntType(32), lane)
-        place = builder.and_(builder.extract_element(words, at), low)
-        entry = builder.load(builder.gep(table, [zero, place], inbounds=True))
-        entries = builder.insert_element(entries, entry, at)
-    return builder.bitcast(entries, kind)
+        place = builder.gep(table, [zero, builder.extract_element(places, at)], inbounds=True)
+        found = builder.insert_element(found, builder.load(place), at)
+    return builder.bitcast(found, kind)
 
 
-def exp2_together(context, builder, vector: Vector, exponents):
+def exp2_together(context, builder, dtype: types.Float, exponents):
     """LLVM values of 2^s for several vectors s, step by step in turn, so that they overlap."""
-    kind = _vector_ir(vector)
-    element = ir.IntType(vector.dtype.bitwidth)
-    words = ir.VectorType(element, vector.lanes)
+    kind = exponents[0].type
+    words = ir.VectorType(ir.IntType(dtype.bitwidth), kind.count)
+
+    def constant(value: float):
+        return ir.Constant(kind, [value] * kind.count)
+
     # Adding 1.5 * 2^(mantissa - 4) rounds to a multiple of 1/16 and leaves it in the low bits.
-    mantissa = _MANTISSA[vector.dtype]
-    magic = _constant(vector, 1.5 * 2.0 ** (mantissa - 4))
-    move = ir.Constant(words, [mantissa - 4] * vector.lanes)
+    mantissa = _MANTISSA[dtype]
+    magic = constant(1.5 * 2.0 ** (mantissa - 4))
+    move = ir.Constant(words, [mantissa - 4] * kind.count)
     shifted = [builder.fadd(s, magic) for s in exponents]
     r = [
         builder.fsub(s, builder.fsub(near, magic))
@@ -378,14 +414,37 @@ def exp2_together(context, builder, vector: Vector, exponents):
     scales = []
     for near in shifted:
         bits = builder.bitcast(near, words)
-        entry = builder.bitcast(_look_up(context, builder, vector, bits), words)
+        entry = builder.bitcast(_look_up(context, builder, dtype, bits), words)
         scales.append(builder.bitcast(builder.add(entry, builder.shl(bits, move)), kind))
-    *rest, last = _EXP2[vector.dtype]
-    q = [_constant(vector, last)] * len(r)
+    *rest, last = _EXP2[dtype]
+    q = [constant(last)] * len(r)
     for coefficient in reversed(rest):
-        q = [_fma(builder, a, b, _constant(vector, coefficient)) for a, b in zip(q, r, strict=True)]
+        q = [_fma(builder, a, b, constant(coefficient)) for a, b in zip(q, r, strict=True)]
     gains = [builder.fmul(a, b) for a, b in zip(q, r, strict=True)]
     return [_fma(builder, a, b, a) for a, b in zip(scales, gains, strict=True)]
+
+
+def _in_parts(builder, vector, count: int) -> list:
+    """A vector as vectors of `count` lanes."""
+    places = [range(at, at + count) for at in range(0, vector.type.count, count)]
+    return [_shuffled(builder, vector, vector, lanes) for lanes in places]
+
+
+def _joined(builder, parts: list):
+    """One vector of the lanes of several, a power of two of them."""
+    while len(parts) > 1:
+        parts = [
+            _shuffled(builder, a, b, range(2 * a.type.count))
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    return parts[0]
+
+
+def _shuffled(builder, a, b, places: Iterable[int]):
+    """Vector of the lanes at `places` of a, continued by b."""
+    mask = list(places)
+    mask_ir = ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask)
+    return builder.shuffle_vector(a, b, mask_ir)
 
 
 @intrinsic
@@ -399,6 +458,7 @@ def exp2(typingctx, s):
     """
 
     def codegen(context, builder, sig, args):
-        return exp2_together(context, builder, s, args)[0]
+        parts = _in_parts(builder, args[0], native_lanes(context, s.dtype))
+        return _joined(builder, exp2_together(context, builder, s.dtype, parts))
 
     return s(s), codegen

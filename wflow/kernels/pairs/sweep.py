@@ -22,16 +22,16 @@ from numba.extending import intrinsic
 from wflow._core.compiled import internal, variant
 from wflow._core.simd import (
     _VECTORS,
+    _float_ir,
     _fma,
-    _lane_pointer,
     _splat,
-    _vector_ir,
     exp2,
     exp2_together,
     fma,
     lanes,
     load,
     maximum,
+    native_lanes,
     splat,
     store,
 )
@@ -55,6 +55,9 @@ from wflow._core.simd import (
 # the latency of each; more would not fit into the registers.
 
 UNROLL = 4
+# Where a vector is several registers, the loop runs for one register of each block after another,
+# with so many exponentials at a time.
+_UNROLL_NARROW = 4
 
 
 def make_sweep(
@@ -97,21 +100,41 @@ def make_sweep(
 def _emit(
     context, builder, vector, kinds, args, d, blocks, both, ito, weighted, vectors
 ):  # fmt: skip
+    """The loop, for as many lanes at a time as a register of the processor has."""
+    lanes, piece = vector.lanes, native_lanes(context, vector.dtype)
+    # Tokens j per iteration, so that the exponentials and the sums fit into the registers.
+    unroll = UNROLL if piece == lanes else _UNROLL_NARROW // blocks
+    for lane in range(0, lanes, piece):
+        _emit_lanes(
+            context, builder, vector, kinds, args, d, blocks, both, ito, weighted, vectors, lane,
+            piece, unroll,
+        )  # fmt: skip
+
+
+def _emit_lanes(
+    context, builder, vector, kinds, args, d, blocks, both, ito, weighted, vectors, lane, piece,
+    unroll,
+):  # fmt: skip
+    """The loop for the lanes lane <= i < lane + piece of each block."""
     (
         x, weight, own, own_at, z, z_at, pair, pair_at, pair_step, columns, column_at, first, stop,
         acc, acc_at,
     ) = args  # fmt: skip
     kind_of = dict(zip(map(id, args), kinds, strict=True))
     index = ir.IntType(types.intp.bitwidth)
+    kind = ir.VectorType(_float_ir(vector.dtype), piece)
     align = vector.dtype.bitwidth // 8
 
     def whole(number):
         return ir.Constant(index, number)
 
+    def data(array):
+        return context.make_array(kind_of[id(array)])(context, builder, array).data
+
     def lane_pointer(array, base, count):
-        """Pointer to the vector `count` vectors after element `base` of a flat array."""
-        offset = builder.add(base, whole(count * vector.lanes))
-        return _lane_pointer(context, builder, kind_of[id(array)], array, offset, vector)
+        """Pointer to these lanes of the vector `count` vectors after element `base` of an array."""
+        offset = builder.add(base, whole(count * vector.lanes + lane))
+        return builder.bitcast(builder.gep(data(array), [offset]), kind.as_pointer())
 
     def load(array, base, count):
         return builder.load(lane_pointer(array, base, count), align=align)
@@ -120,11 +143,8 @@ def _emit(
         pointer = lane_pointer(array, base, count)
         builder.store(builder.fadd(builder.load(pointer, align=align), value), pointer, align=align)
 
-    def data(array):
-        return context.make_array(kind_of[id(array)])(context, builder, array).data
-
     def everywhere(pointer, place):
-        return _splat(builder, vector, builder.load(builder.gep(pointer, [place])))
+        return _splat(builder, kind, builder.load(builder.gep(pointer, [place])))
 
     tokens, weights = data(x), data(weight)
     # A row of sums: block, and 0 for m, 1..d for S, d + 1 for q.
@@ -132,18 +152,18 @@ def _emit(
     rows = [(block, row) for block in range(blocks) for row in range(of_block)]
     if ito:
         rows += [(block, d + 1) for block in range(1 if both else blocks)]
-    zero = ir.Constant(_vector_ir(vector), [0.0] * vector.lanes)
+    zero = ir.Constant(kind, [0.0] * piece)
     entry = builder.block
     body, done = (builder.append_basic_block(name) for name in ("sweep", "sweep.done"))
     builder.cbranch(builder.icmp_signed("<", first, stop), body, done)
 
     builder.position_at_end(body)
     j = builder.phi(index)
-    before = {row: builder.phi(_vector_ir(vector)) for row in rows}
+    before = {row: builder.phi(kind) for row in rows}
     sums = dict(before)
-    turn = [builder.add(j, whole(t)) for t in range(UNROLL)]
+    turn = [builder.add(j, whole(t)) for t in range(unroll)]
     places = [builder.mul(token, whole(d)) for token in turn]
-    pairs = [(t, block) for t in range(UNROLL) for block in range(blocks)]
+    pairs = [(t, block) for t in range(unroll) for block in range(blocks)]
     scores = {}
     for k in range(d):
         column = [everywhere(tokens, builder.add(place, whole(k))) for place in places]
@@ -152,14 +172,14 @@ def _emit(
             scores[t, block] = (
                 _fma(builder, zk, column[t], scores[t, block]) if k else builder.fmul(zk, column[t])
             )
-    values = exp2_together(context, builder, vector, [scores[pair] for pair in pairs])
+    values = exp2_together(context, builder, vector.dtype, [scores[pair] for pair in pairs])
     u = dict(zip(pairs, values, strict=True))
     # The coordinates of x_j are loaded a second time, by a pointer that LLVM cannot recognise:
     # held over the exponentials they would drive the sums out of the registers.
     again = builder.asm(
         ir.FunctionType(tokens.type, [tokens.type]), "", "=r,0", [tokens], side_effect=False
     )
-    for t in range(UNROLL):
+    for t in range(unroll):
         factors = [everywhere(weights, turn[t])]
         factors += [
             everywhere(again, builder.add(places[t], whole(k))) for k in range(of_block - 1)
@@ -189,7 +209,7 @@ def _emit(
                         mine = load(own, own_at, block * d + row - 1)
                         total = _fma(builder, u[t, block], mine, total)
                 builder.store(total, lane_pointer(columns, here, row), align=align)
-    following = builder.add(j, whole(UNROLL))
+    following = builder.add(j, whole(unroll))
     j.add_incoming(first, entry)
     j.add_incoming(following, body)
     for row in rows:
@@ -198,7 +218,7 @@ def _emit(
     builder.cbranch(builder.icmp_signed("<", following, stop), body, done)
 
     builder.position_at_end(done)
-    totals = {row: builder.phi(_vector_ir(vector)) for row in rows}
+    totals = {row: builder.phi(kind) for row in rows}
     for row, total in totals.items():
         total.add_incoming(zero, entry)
         total.add_incoming(sums[row], body)
@@ -560,9 +580,11 @@ def padded(x, unit):
     n, d = x.shape
     rows = (n + unit - 1) // unit * unit
     tokens = np.zeros((rows, d), x.dtype)
-    tokens[:n] = x
     weight = np.zeros(rows, x.dtype)
-    weight[:n] = 1.0
+    for i in range(n):  # assigning to slices brings code for messages: seconds of compilation
+        weight[i] = 1.0
+        for k in range(d):
+            tokens[i, k] = x[i, k]
     return tokens, weight
 
 

@@ -5,7 +5,8 @@
 A pair of tokens costs d multiply-adds for the score, an exponential (`wflow._core.simd.exp2`),
 d + 1 multiply-adds for the sums, d + 1 more where the value serves both tokens, and one for the Itô
 term. The loops here do just that: no loads, no stores, and as many pairs together as is
-fastest of 2, 4, 6 and 8 registers. Printed: nanoseconds per pair on one thread and on all, both precisions.
+fastest of 2, 4, 6 and 8 registers. Printed: nanoseconds per pair on one thread and on all, both
+precisions.
 """
 
 import argparse

@@ -160,6 +160,41 @@ def test_paths_do_not_influence_each_other():
         assert np.array_equal(one[0], terms[p])
 
 
+@pytest.mark.parametrize("flow", sorted(FLOWS))
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize(("n", "d"), [(1, 9), (20, 40), (37, 130), (60, 13)])
+def test_symmetric_heads_at_rest_give_the_sums_of_any_heads(n, d, dtype, flow):
+    """By the images D x of the tokens up to n = 4 d, whether or not symmetry is promised."""
+    rng = np.random.default_rng(n)
+    args = arguments(rng, 3, n, d, 2, size=8.0, flow=flow, drift=False, noise=False, dtype=dtype)
+    expected = fused.fused_sums(*args)
+    tolerance = 2e-13 if dtype == "f8" else 1e-4
+    assert_same(blocked_sums(*args), expected, tolerance, 100.0)
+    x, D = args[:2]
+    assert_same(blocked_sums(x, D, D, *args[3:-1], False), expected, tolerance, 100.0)
+
+
+def test_what_heads_at_rest_give_does_not_depend_on_the_other_paths():
+    """Equal to those of the first path, symmetric, and neither; one head needs a shift."""
+    rng = np.random.default_rng(8)
+    x, D, _, none, _, sigma2, *how = arguments(rng, 5, 20, 24, 2, drift=False, noise=False)
+    D[2] = D[0]
+    D[3] = rng.normal(size=D[3].shape)
+    D[4, 1] *= 200
+    v, terms = blocked_sums(x, D, D, none, none, sigma2, *how[:-1], False)
+    for p in range(5):
+        own = np.ascontiguousarray(D[p : p + 1])
+        alone, one = blocked_sums(
+            x[p : p + 1], own, own, none[:1], none[:1], sigma2[p : p + 1], *how[:-1], False
+        )
+        assert np.array_equal(alone[0], v[p])
+        assert np.array_equal(one[0], terms[p])
+        expected, _ = fused.fused_sums(
+            x[p : p + 1], own, own, none[:1], none[:1], sigma2[p : p + 1], *how[:-1], False
+        )
+        assert np.abs(alone - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_rounding_does_not_grow_with_the_number_of_tokens(dtype):
     rng = np.random.default_rng(6)

@@ -12,7 +12,6 @@ from wflow.kernels.blocked.products import (
     pack_transposed,
     panels,
     product,
-    tile_add,
     tile_product,
 )
 
@@ -23,10 +22,7 @@ LANES = {"f8": 8, "f4": 16}
 def one_tile(a, b, count, out, add):
     width = lanes(a)
     step = TILE_VECTORS * width
-    if add:
-        tile_add(a, 0, step, b, 0, TILE_COLUMNS, count, out, 0, step, width)
-    else:
-        tile_product(a, 0, step, b, 0, TILE_COLUMNS, count, out, 0, step, width)
+    tile_product(a, 0, step, b, 0, TILE_COLUMNS, count, out, 0, step, width, add)
 
 
 @njit

@@ -10,7 +10,15 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from wflow._core.simd import _VECTORS, _float_ir, _fma, lanes, native_registers
+from wflow._core.simd import (
+    _VECTORS,
+    _float_ir,
+    _fma,
+    _splat,
+    lanes,
+    native_lanes,
+    native_registers,
+)
 
 # The register tile: a small matrix product with all its sums in registers
 # ------------------------------------------------------------------------
@@ -39,8 +47,8 @@ def _parts(columns: int, pieces: int, registers: int) -> list[tuple[range, range
     ]
 
 
-def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
-    """Intrinsic of one tile: out[c, v] = sum_k a[k, v] b[k, c]; with `add`, added to `out`.
+def make_tile(columns: int, vectors: int = TILE_VECTORS):
+    """Intrinsic of one tile: out[c, v] = sum_k a[k, v] b[k, c]; where `add`, added to `out`.
 
     a[k] are `vectors` adjacent vectors, `a_step` elements from one k to the next; b[k] are
     `columns` adjacent numbers; out[c, v] is the vector at out_at + c out_column + v out_vector.
@@ -50,16 +58,16 @@ def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
 
     @intrinsic
     def product(
-        typingctx, a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_column, out_vector
+        typingctx, a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_column, out_vector, add
     ):
         vector = _VECTORS[a.dtype]
         index = ir.IntType(types.intp.bitwidth)
 
         def codegen(context, builder, sig, args):
-            a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_column, out_vector = args
+            a, a_at, a_step, b, b_at, b_step, count, out, out_at, out_column, out_vector, add = args
             types_of = sig.args
-            size, registers = native_registers(context)
-            piece = min(vector.lanes, size * 8 // vector.dtype.bitwidth)  # lanes of a register
+            piece = native_lanes(context, vector.dtype)
+            _, registers = native_registers(context)
             kind = ir.VectorType(_float_ir(vector.dtype), piece)
             per_vector = vector.lanes // piece
             a_data, b_data, out_data = (
@@ -68,8 +76,6 @@ def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
             )
             align = vector.dtype.bitwidth // 8
             zero = ir.Constant(kind, [0.0] * piece)
-            empty = ir.Constant(kind, ir.Undefined)
-            mask = ir.Constant(ir.VectorType(ir.IntType(32), piece), [0] * piece)
             positive = builder.icmp_signed(">", count, ir.Constant(index, 0))
 
             def whole(number):
@@ -105,8 +111,7 @@ def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
                 after = []
                 for c in at_columns:
                     value = builder.load(builder.gep(b_data, [builder.add(b_now, whole(c))]))
-                    single = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
-                    right = builder.shuffle_vector(single, empty, mask)
+                    right = _splat(builder, kind, value)
                     for row in at_rows:
                         after.append(_fma(builder, left[row], right, sums[len(after)]))
                 following = builder.add(k, whole(1))
@@ -122,24 +127,35 @@ def make_tile(columns: int, add: bool, vectors: int = TILE_VECTORS):
                 for result, updated in zip(results, after, strict=True):
                     result.add_incoming(zero, entry)
                     result.add_incoming(updated, body)
-                for (c, row), result in zip(cells, results, strict=True):
-                    target = place(c, row)
-                    if add:
-                        result = builder.fadd(builder.load(target, align=align), result)
-                    builder.store(result, target, align=align)
+                adding, storing, after_part = (
+                    builder.append_basic_block(name)
+                    for name in ("tile.add", "tile.store", "tile.next")
+                )
+                builder.cbranch(add, adding, storing)
+                for block in (adding, storing):
+                    builder.position_at_end(block)
+                    for (c, row), result in zip(cells, results, strict=True):
+                        target = place(c, row)
+                        if block is adding:
+                            result = builder.fadd(builder.load(target, align=align), result)
+                        builder.store(result, target, align=align)
+                    builder.branch(after_part)
+                builder.position_at_end(after_part)
             return context.get_dummy_value()
 
         size = types.intp
         return (
-            types.none(a, size, size, b, size, size, size, out, size, size, size),
+            types.none(a, size, size, b, size, size, size, out, size, size, size, types.boolean),
             codegen,
         )
 
     return product
 
 
-tile_product, tile_add = make_tile(TILE_COLUMNS, False), make_tile(TILE_COLUMNS, True)
-tile_product_8, tile_product_4 = make_tile(8, False), make_tile(4, False)
+tile_product, tile_product_8, tile_product_4 = (
+    make_tile(columns) for columns in (TILE_COLUMNS, 8, 4)
+)
+_one_12, _one_8, _one_4 = (make_tile(columns, 1) for columns in (TILE_COLUMNS, 8, 4))
 
 
 @intrinsic
@@ -168,11 +184,6 @@ _PACKED = 24
 # What is left of the last panel is rounded up to a multiple of this.
 COLUMN_UNIT = 4
 
-_new_12, _new_8, _new_4 = tile_product, tile_product_8, tile_product_4
-_add_12, _add_8, _add_4 = (make_tile(c, True, 2) for c in (12, 8, 4))
-_one_new_12, _one_new_8, _one_new_4 = (make_tile(c, False, 1) for c in (12, 8, 4))
-_one_add_12, _one_add_8, _one_add_4 = (make_tile(c, True, 1) for c in (12, 8, 4))
-
 
 @njit(error_model="numpy")
 def product(
@@ -199,44 +210,32 @@ def product(
                     mine = a_at + g * a_group + k * two
                     to = out_at + g * out_group + c * two
                     if left > 8:
-                        if adding:
-                            _add_12(a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width)
-                        else:
-                            _new_12(a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width)
+                        tile_product(
+                            a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width, adding
+                        )
                     elif left > 4:
-                        if adding:
-                            _add_8(a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width)
-                        else:
-                            _new_8(a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width)
-                    elif adding:
-                        _add_4(a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width)
+                        tile_product_8(
+                            a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width, adding
+                        )
                     else:
-                        _new_4(a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width)
+                        tile_product_4(
+                            a, mine, two, b, at, TILE_COLUMNS, rows, out, to, two, width, adding
+                        )
                 else:
                     mine = a_at + g * a_group + k * width
                     to = out_at + g * out_group + c * width
                     if left > 8:
-                        if adding:
-                            _one_add_12(
-                                a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width
-                            )
-                        else:
-                            _one_new_12(
-                                a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width
-                            )
+                        _one_12(
+                            a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width, adding
+                        )
                     elif left > 4:
-                        if adding:
-                            _one_add_8(
-                                a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width
-                            )
-                        else:
-                            _one_new_8(
-                                a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width
-                            )
-                    elif adding:
-                        _one_add_4(a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width)
+                        _one_8(
+                            a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width, adding
+                        )
                     else:
-                        _one_new_4(a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width)
+                        _one_4(
+                            a, mine, width, b, at, TILE_COLUMNS, rows, out, to, width, width, adding
+                        )
 
 
 @njit(error_model="numpy", forceinline=True)

@@ -3,7 +3,9 @@
 For a group of tokens i in the lanes (two vectors: 16 tokens in double precision) and one head,
 
     z = D^T x_i,   u_j = exp(<z, x_j>),   m = sum_j u_j,   S = sum_j u_j x_j,
-    q = sum_j u_j (1 + <x_i, x_j>^2),   then D S, <f^T x_i, S>, <B^T x_i, S>.
+    q = sum_j u_j (1 + <x_i, x_j>^2),   then D S, <f^T x_i, S>, <B^T x_i, S>;
+
+for symmetric heads at rest D S = sum_j u_j D x_j, from the D x_j that the scores have anyway.
 
 All of these but the exponentials are products, made of register tiles; the scores of a block of
 tokens j never leave the nearest cache. Cost of a pair, in multiply-adds: 2 d for the products, and
@@ -21,7 +23,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
+from wflow._core.compiled import compiled, internal
 from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.blocked.products import (
@@ -64,7 +66,7 @@ from wflow.kernels.pairs.sweep import (
 # from one row (a coordinate, or a token j) to the next.
 
 
-@njit(error_model="numpy")
+@internal
 def exponentials(s, at, step, count, masked, diagonal, ito, pair, pair_at, m, q, few_at):
     """u = 2^s in place for `count` tokens j, with their sums added to `m` and `q`.
 
@@ -110,7 +112,7 @@ def exponentials(s, at, step, count, masked, diagonal, ito, pair, pair_at, m, q,
         store(q, few_at + v, load(q, few_at + v) + sum_q)
 
 
-@njit(error_model="numpy")
+@internal
 def gather(x, first, step, own, at):
     """Coordinates of the tokens from `first` on, `step` lanes wide; zero beyond the last."""
     n, d = x.shape
@@ -120,7 +122,7 @@ def gather(x, first, step, own, at):
             own[at + k * step + lane] = x[i, k] if i < n else 0.0
 
 
-@njit(error_model="numpy")
+@internal
 def scaled_scores(z, at, step, d, square, few_at, shifted, block):
     """Multiply z = D^T x of a group by log2(e), with |z|^2 of before to `square`.
 
@@ -140,7 +142,7 @@ def scaled_scores(z, at, step, d, square, few_at, shifted, block):
         shifted[block + v // width] = not is_moderate(mine, mine, z)
 
 
-@njit(error_model="numpy")
+@internal
 def inner(a, a_at, b, b_at, step, d):
     """sum_k a_k b_k of one vector of a group."""
     even = splat(a.dtype.type(0.0))
@@ -153,7 +155,7 @@ def inner(a, a_at, b, b_at, step, d):
     return even + odd
 
 
-@njit(error_model="numpy")
+@internal
 def absorb_products(
     h, shifted, d, ds, ds_at, step, m, q, arrays, power, increment, shift, square, few_at, state,
     at, factors,
@@ -193,7 +195,7 @@ def absorb_products(
     store(state, mine, maximum(load(state, mine), load(square, few_at)))
 
 
-@njit(error_model="numpy")
+@internal
 def shifted_block(x, score, h, start, ito, causal, step, S, S_at, m, q, shift, few_at):
     """(m, S, q) exp(-shift) of one vector of a group, for scores of any size."""
     n, d = x.shape
@@ -230,6 +232,8 @@ BLOCKED_FROM = 9
 # Tokens j per block: their scores (12 KB) and a panel of their coordinates (9 KB) share the nearest
 # cache. A multiple of TILE_COLUMNS.
 BLOCK = 96
+# Products take so many multiply-adds in the time of a pair of tokens in few dimensions.
+MULTIPLY_ADDS_OF_PAIR = 5
 # Groups of one task: they share each panel of tokens and of matrices that the second cache does not
 # hold (_NEAR bytes).
 _GROUPS, _NEAR = 4, 600_000
@@ -238,12 +242,12 @@ _GROUPS, _NEAR = 4, 600_000
 _PACKED, _KEPT = 24_000_000, 256_000_000
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def rounded(count):
     return (count + COLUMN_UNIT - 1) // COLUMN_UNIT * COLUMN_UNIT
 
 
-@njit(error_model="numpy")
+@internal
 def _workspace(groups, n, d, ito, like):
     """Workspace of a task: a row of vectors, or two, for each group and coordinate or token."""
     most = groups * 2
@@ -261,10 +265,11 @@ def _workspace(groups, n, d, ito, like):
         vectors(most, like), vectors(most, like), vectors(most, like), vectors(most, like),
         vectors(most, like), vectors(most, like), vectors(2, like),
     )  # fmt: skip
-    return own, z, S, products, scores, pair, state, diagonal, few
+    last = np.empty(5 * 8), np.empty(d * 8)
+    return own, z, S, products, scores, pair, state, diagonal, few, last
 
 
-@njit(error_model="numpy")
+@internal
 def group_mask(diagonal):
     """1 where the token j of a group comes no later than that of the lane, else 0."""
     step = 2 * lanes(diagonal)
@@ -273,16 +278,82 @@ def group_mask(diagonal):
             diagonal[j * step + lane] = 1.0 if j <= lane else 0.0
 
 
-@njit(error_model="numpy")
+@internal
+def along_rows(matrix, h, S, at, step, out):
+    """A_h S of one vector of a group."""
+    d = matrix.shape[1]
+    for k in range(d):
+        total = splat(S.dtype.type(0.0))
+        for line in range(d):
+            total = fma(splat(matrix[h, k, line]), load(S, at + line * step), total)
+        store(out, at + k * step, total)
+
+
+# D = D^T without drift and noise: D S_i = sum_j u_ij D x_j, and D x_j is there from the scores. One
+# of the two products of d^2 per token falls away, which pays where there are not many more tokens
+# than coordinates.
+IMAGES_TO = 4
+
+
+def size_of_images(n: int, d: int, width: int) -> int:
+    """Elements of the images of the tokens of one head: in the lanes of groups, and in panels."""
+    groups = -(-n // (2 * width))
+    size = groups * rounded.py_func(d) * 2 * width + panels.py_func(d) * TILE_COLUMNS * n
+    return -(-size // width) * width
+
+
+@internal
+def _to_panels(n, d, z, at, step, start, at_panels):
+    """The rows of a group in the lanes, D x_i, to their places in panels of (n, d)."""
+    panel_n = n * TILE_COLUMNS
+    for lane in range(min(step, n - start)):
+        row = at_panels + (start + lane) * TILE_COLUMNS
+        for first in range(0, d, TILE_COLUMNS):
+            for c in range(min(TILE_COLUMNS, d - first)):
+                z[row + c] = z[at + (first + c) * step + lane]
+            row += panel_n
+
+
+@internal
+def _symmetric(matrices):
+    """Whether all matrices of one path are equal to their transposes."""
+    heads, d, _ = matrices.shape
+    for h in range(heads):
+        for k in range(d):
+            for line in range(k):
+                if matrices[h, k, line] != matrices[h, line, k]:
+                    return False
+    return True
+
+
+@internal
+def _same(a, b):
+    """Whether the matrices of two paths have the same bits, a and b (heads, d, d)."""
+    one = a.reshape(-1).view(np.uint32)
+    other = b.reshape(-1).view(np.uint32)
+    for first in range(0, one.size, 1024):
+        differ = np.uint32(0)
+        for k in range(first, min(first + 1024, one.size)):
+            differ |= one[k] ^ other[k]
+        if differ != 0:
+            return False
+    return True
+
+
+@internal
 def _task(
-    x, by_token, by_coordinate, matrices, arrays, flow, sign, causal, tied, first, groups, space, v,
-    out,
+    phase, x, packed_tokens, matrices, images, arrays, flow, sign, causal, tied, first,
+    groups, space, v, out,
 ):  # fmt: skip
-    """All heads for the tokens of `groups` groups of one path, the first being group `first`."""
+    """All heads for the tokens of `groups` groups of one path, the first being group `first`.
+
+    phase : 0 for their images, (heads, elements of `size_of_images`), 1 for all else; images
+        without elements where D S is a product of D and S
+    """
     n, d = x.shape
     score, _, drift, noise, sigma2 = arrays
     heads = score.shape[0]
-    own, z, S, products, scores, pair, state, diagonal, few = space
+    own, z_of_task, S, products, scores, pair, state, diagonal, few, last = space
     m, q, shift, square, power, increment, factors = few
     width = lanes(own)
     two = 2 * width
@@ -293,6 +364,7 @@ def _task(
     panel_d = d * TILE_COLUMNS
     panel_n = n * TILE_COLUMNS
     of_matrix = panels(d) * panel_d
+    of_images = ((n + width - 1) // width + 1) // 2 * of_d
     ito = sigma2.shape[0] > 0
     start = first * two
     full = min(groups, (n - start + width - 1) // two)
@@ -302,8 +374,15 @@ def _task(
 
     for g in range(groups):
         gather(x, start + g * two, two if g < full else width, own, g * of_d)
-    if ito:
-        product(groups, full, own, 0, of_d, by_token, 0, panel_d, d, stop, pair, 0, of_pair, False)
+    imaged = images.shape[1] > 0
+    by_coordinate = of_images if imaged else panels(n) * panel_d
+    # Numbers and not constants of the program, for each of which `product` would be compiled again.
+    zero, fresh = np.intp(0), np.bool_(False)
+    if ito and phase == 1:
+        product(
+            groups, full, own, zero, of_d, packed_tokens, zero, panel_d, d, stop, pair, zero,
+            of_pair, fresh,
+        )  # fmt: skip
         for g in range(groups):
             at = g * of_pair
             for k in range(at, at + stop * (two if g < full else width), width):
@@ -313,11 +392,34 @@ def _task(
     power[:] = 0.0
     increment[:] = 0.0
     for h in range(heads):
-        product(groups, full, own, 0, of_d, matrices[h], 0, panel_d, d, d, z, 0, of_d, False)
+        z = images[h] if imaged else z_of_task
+        z_at = first * of_d if imaged else 0
+        if phase == 0 or not imaged:
+            product(
+                groups,
+                full,
+                own,
+                zero,
+                of_d,
+                matrices[h],
+                zero,
+                panel_d,
+                d,
+                d,
+                z,
+                z_at,
+                of_d,
+                fresh,
+            )
+        if phase == 0:
+            for g in range(groups):
+                step = two if g < full else width
+                _to_panels(n, d, z, z_at + g * of_d, step, start + g * two, of_images)
+            continue
         some = False
         for g in range(groups):
             step = two if g < full else width
-            scaled_scores(z, g * of_d, step, d, square, g * two, shifted, 2 * g)
+            scaled_scores(z, z_at + g * of_d, step, d, square, g * two, shifted, 2 * g)
             some = some or not (shifted[2 * g] and shifted[2 * g + step // two])
         m[:] = 0.0
         q[:] = 0.0
@@ -325,8 +427,8 @@ def _task(
         for j in range(0, stop if some else 0, BLOCK):
             count = min(BLOCK, stop - j)
             product(
-                groups, full, z, 0, of_d, by_token, j // TILE_COLUMNS * panel_d, panel_d, d, count,
-                scores, 0, of_scores, False,
+                groups, full, z, z_at, of_d, packed_tokens, j // TILE_COLUMNS * panel_d, panel_d, d,
+                count, scores, zero, of_scores, fresh,
             )  # fmt: skip
             for g in range(groups):
                 step = two if g < full else width
@@ -336,8 +438,9 @@ def _task(
                     g * of_pair + j * step, m, q, g * two,
                 )  # fmt: skip
             product(
-                groups, full, scores, 0, of_scores, by_coordinate, j * TILE_COLUMNS, panel_n, count,
-                d, S, 0, of_d, j > 0,
+                groups, full, scores, zero, of_scores, images[h] if imaged else packed_tokens,
+                by_coordinate + j * TILE_COLUMNS, panel_n, count, d, products if imaged else S,
+                zero, of_d, j > 0,
             )  # fmt: skip
         for g in range(groups):
             step = two if g < full else width
@@ -347,14 +450,16 @@ def _task(
                         x, score, h, start + g * two + k, ito, causal, step, S, g * of_d + k, m, q,
                         shift, g * two + k,
                     )  # fmt: skip
+                    if imaged:
+                        along_rows(score, h, S, g * of_d + k, step, products)
         kind = 1 if tied else 2
         for term in range(2):
             if (drift if term == 0 else noise).shape[0] == 0:
                 continue
             total = power if term == 0 else increment
             product(
-                groups, full, own, 0, of_d, matrices[h], kind * of_matrix, panel_d, d, d, products,
-                0, of_d, False,
+                groups, full, own, zero, of_d, matrices[h], kind * of_matrix, panel_d, d, d,
+                products, zero, of_d, fresh,
             )  # fmt: skip
             kind += 1
             for g in range(groups):
@@ -362,10 +467,11 @@ def _task(
                 for k in range(0, step, width):
                     at = g * of_d + k
                     store(total, g * two + k, inner(products, at, S, at, step, d))
-        product(
-            groups, full, S, 0, of_d, matrices[h], 0 if tied else of_matrix, panel_d, d, d,
-            products, 0, of_d, False,
-        )  # fmt: skip
+        if not imaged:
+            product(
+                groups, full, S, zero, of_d, matrices[h], zero if tied else of_matrix, panel_d, d,
+                d, products, zero, of_d, fresh,
+            )  # fmt: skip
         for g in range(groups):
             step = two if g < full else width
             for k in range(0, step, width):
@@ -374,11 +480,12 @@ def _task(
                     h, shifted[block], d, products, g * of_d + k, step, m, q, arrays,
                     power, increment, shift, square, g * two + k, state, block * of_state, factors,
                 )  # fmt: skip
-    for g in range(groups):
+    for g in range(groups if phase == 1 else 0):
         for k in range(0, two if g < full else width, width):
             block = 2 * g + k // width
             finish_block(
-                x, n, start + g * two + k, float(heads), flow, sign, state, block * of_state, v,
+                own, g * of_d + k, two if g < full else width, n, d, start + g * two + k,
+                float(heads), flow, sign, state, block * of_state, last[0], last[1], v,
                 out[2 * first + block],
             )  # fmt: skip
 
@@ -387,8 +494,10 @@ def _entry_points(source, cache):
     """The compiled function that Python calls."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(x, arrays, flow, sign, causal, tied, slots, matrices):
-        """See `blocked_sums`; tied: symmetric; slots: loops to share; matrices: panels."""
+    def sums(x, arrays, flow, sign, causal, tied, repeated, slots, matrices, images, tokens):
+        """See `blocked_sums`; tied: symmetric; repeated: paths with the matrices of the first;
+        slots: loops to share; matrices, images, tokens: workspace of a batch of paths, in which
+        the images of the tokens are empty where they are not wanted."""
         _ = source  # part of the cache key
         paths, n, d = x.shape
         score, value, drift, noise, sigma2 = arrays
@@ -405,19 +514,22 @@ def _entry_points(source, cache):
             share = max(1, slots // paths)
             tasks = min(groups, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
         batch = matrices.shape[0]
-        by_token = np.empty((batch, panels(n) * TILE_COLUMNS * d), x.dtype)
-        by_coordinate = np.empty((batch, panels(d) * TILE_COLUMNS * n), x.dtype)
+        imaged = images.shape[2] > 0
         v = np.empty_like(x)
         part = np.zeros((paths, blocks, N_TERMS))
+        packed_for = np.empty(batch, np.int64)  # the path of a batch that has the same matrices
         for first in range(0, paths, batch):
             count = min(batch, paths - first)
+            for p in range(count):
+                packed_for[p] = 0 if repeated[first] and repeated[first + p] else p
             for job in prange(count * (heads + 1)):
                 p = job // (heads + 1)
                 h = job - p * (heads + 1)
                 if h == heads:
-                    pack_transposed(x[first + p], by_token[p], 0)
-                    pack(x[first + p], by_coordinate[p], 0)
-                else:
+                    pack_transposed(x[first + p], tokens[p], 0)
+                    if not imaged:
+                        pack(x[first + p], tokens[p], panels(n) * TILE_COLUMNS * d)
+                elif packed_for[p] == p:
                     packed = matrices[p, h]
                     pack(score[first + p, h], packed, 0)
                     at = of_matrix
@@ -429,23 +541,39 @@ def _entry_points(source, cache):
                         at += of_matrix
                     if noise.shape[1] > 0:
                         pack(noise[first + p, h], packed, at)
-            for slot in prange(slots):
-                space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
-                for task in range(slot, count * tasks, slots):
-                    p = task // tasks
-                    begin = (task - p * tasks) * groups // tasks
-                    end = (task - p * tasks + 1) * groups // tasks
-                    _task(
-                        x[first + p], by_token[p], by_coordinate[p], matrices[p],
-                        of_path(arrays, first + p), flow, sign, causal, tied, begin, end - begin,
-                        space, v[first + p], part[first + p],
-                    )  # fmt: skip
+            # One loop for both phases: each would be compiled with all the products.
+            for phase in range(0 if imaged else 1, 2):
+                for slot in prange(slots):
+                    space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
+                    for task in range(slot, count * tasks, slots):
+                        p = task // tasks
+                        begin = (task - p * tasks) * groups // tasks
+                        end = (task - p * tasks + 1) * groups // tasks
+                        _task(
+                            phase, x[first + p], tokens[p], matrices[packed_for[p]], images[p],
+                            of_path(arrays, first + p), flow, sign, causal, tied, begin,
+                            end - begin, space, v[first + p], part[first + p],
+                        )  # fmt: skip
         return v, path_terms(part, heads, n)
 
-    return sums
+    @njit(cache=cache, parallel=True, error_model="numpy")
+    def still_heads(score):
+        """Which paths have the matrices of the first, itself one, and which have symmetric ones."""
+        _ = source  # part of the cache key
+        paths = len(score)
+        repeated = np.empty(paths, np.bool_)
+        symmetric = np.empty(paths, np.bool_)
+        for p in prange(paths):
+            repeated[p] = p == 0 or _same(score[0], score[p])
+            symmetric[p] = (p == 0 or not repeated[p]) and _symmetric(score[p])
+        for p in range(paths):
+            symmetric[p] = symmetric[0 if repeated[p] else p]
+        return repeated, symmetric
+
+    return sums, still_heads
 
 
-_sums = compiled(_entry_points)
+_sums, _still_heads = compiled(_entry_points)
 
 
 def blocked_sums(
@@ -473,17 +601,47 @@ def blocked_sums(
     -------
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
-    kinds = 2 - symmetric + (drift.shape[1] > 0) + (noise.shape[1] > 0)
     paths, heads, d = score.shape[:3]
-    size = kinds * panels(d) * TILE_COLUMNS * d
-    one = heads * size
-    batch = max(1, min(paths, _PACKED // (one * x.itemsize)))  # paths that are treated together
-    space = scratch(-(-batch * one * x.itemsize // 64), x.dtype, _KEPT)
-    matrices = space[: batch * one].reshape(batch, heads, size)
     n = x.shape[1]
+    repeated, imaged = np.zeros(paths, np.bool_), False
+    if (symmetric or value is score) and drift.shape[1] == 0 and noise.shape[1] == 0:
+        # Such heads mostly do not move, and are those of all paths.
+        repeated, equal = _still_heads(score)
+        if not symmetric and not causal and equal.any():
+            if not equal.all():  # what is done for a path does not depend on the others
+                parts = [
+                    (which, x[which], score[which], sigma2[which]) for which in (equal, ~equal)
+                ]
+                v, terms = np.empty_like(x), np.empty((paths, N_TERMS))
+                for which, tokens, matrices, sizes in parts:
+                    none = drift[which]
+                    v[which], terms[which] = blocked_sums(
+                        tokens, matrices, matrices, none, none, sizes, flow, sign, False, False
+                    )
+                return v, terms
+            symmetric = True
+        imaged = symmetric and n <= IMAGES_TO * d
+    kinds = 2 - symmetric + (drift.shape[1] > 0) + (noise.shape[1] > 0)
+    # Numbers of a path: its matrices, the images of its tokens, and the tokens, twice.
+    width = 64 // x.itemsize
+    columns = TILE_COLUMNS * panels.py_func(d)
+    sizes = (
+        (heads, kinds * columns * d),
+        (heads, size_of_images(n, d, width) if imaged else 0),
+        (1, TILE_COLUMNS * panels.py_func(n) * d + columns * n),
+    )
+    one = [-(-rows * size // width) * width for rows, size in sizes]
+    batch = max(1, min(paths, _PACKED // (sum(one) * x.itemsize)))  # paths treated together
+    space = scratch(batch * sum(one) // width, x.dtype, _KEPT)
+    ends = np.cumsum([0, *one]) * batch
+    matrices, images, tokens = (
+        space[first : first + batch * rows * size].reshape(batch, rows, size)
+        for first, (rows, size) in zip(ends, sizes, strict=False)
+    )
     # The number of threads is read here: compiled code that reads it cannot be kept on disk.
-    with threads_for(paths * heads * n * n * d // BLOCKED_FROM, PAIRS_OF_THREAD) as slots:
+    pairs = paths * heads * n * d * (2 * n + (kinds + 1 - imaged) * d) // MULTIPLY_ADDS_OF_PAIR
+    with threads_for(pairs, PAIRS_OF_THREAD) as slots:
         return _sums(
-            x, Heads(score, value, drift, noise, sigma2), flow, sign, causal, symmetric, slots,
-            matrices,
+            x, Heads(score, value, drift, noise, sigma2), flow, sign, causal, symmetric, repeated,
+            slots, matrices, images, tokens[:, 0],
         )  # fmt: skip

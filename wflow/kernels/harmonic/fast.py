@@ -137,11 +137,11 @@ def panel_product(basis, at, panel, size, columns, tile):
     two = PAIR * width
     far = TILE_COLUMNS * width
     if columns > 8:
-        tile_product(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far)
+        tile_product(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far, False)
     elif columns > 4:
-        tile_product_8(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far)
+        tile_product_8(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far, False)
     else:
-        tile_product_4(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far)
+        tile_product_4(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far, False)
 
 
 @njit(error_model="numpy")

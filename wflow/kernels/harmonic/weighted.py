@@ -65,7 +65,7 @@ def _task(x, order, panels, sizes, columns, degree, table, first, last, m, S):
             for start in range(0, blocks, PAIR):
                 tile_product(
                     basis, start * number * width, PAIR * width, panels[panel], 0, TILE_COLUMNS,
-                    sizes[panel], tile, 0, width, TILE_COLUMNS * width,
+                    sizes[panel], tile, 0, width, TILE_COLUMNS * width, False,
                 )  # fmt: skip
                 for block in range(start, min(start + PAIR, blocks)):
                     begin = group + block * width

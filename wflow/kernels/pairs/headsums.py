@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.compiled import internal
-from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._core.simd import exp2, fma, lanes, load, load_wide, maximum, splat, store
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
 # Columns of the table of terms that `fused_sums` returns for each path, and their places. Those
@@ -303,9 +303,105 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
 
 
 @internal
-def finish_block(x, n, start, heads, flow, sign, state, at, v, out):
-    """`finish_tokens` for any d."""
-    finish_tokens(x, n, x.shape[1], start, heads, flow, sign, state, at, v, out)
+def finish_block(
+    own, own_at, step, n, d, start, heads, flow, sign, state, at, few, turned, v, out
+):  # fmt: skip
+    """`finish_tokens` for any d, in vectors of 8 doubles, with the coordinates in the lanes of own.
+
+    step : elements of `own` from one coordinate to the next; few (5 * 8) and turned (d * 8) are
+    workspace, float64
+    """
+    width = lanes(state)
+    wide = lanes(few)
+    rest = at + 2 * d * width
+    per_pair = 1.0 / (heads * n)
+    per_head = 1.0 / heads
+    some = min(width, n - start)
+    for term in range(DISSIPATION):
+        total = 0.0
+        for lane in range(some):
+            total += state[rest + (TOTALS + term) * width + lane]
+        out[term] += total
+    zero = splat(0.0)
+    sign_of_all = splat(sign)
+    dissipation = 0.0
+    upper_gradient_sq = 0.0
+    defects = 0.0
+    speeds_sq = 0.0
+    largest_speed_sq = 0.0
+    largest_score_sq = 0.0
+    for part in range(0, some, wide):
+        count = min(wide, some - part)
+        for lane in range(wide):
+            inverse = float(state[rest + INVERSE * width + part + lane])
+            e_gradient = float(state[rest + E_GRADIENT * width + part + lane])
+            e_inverse = float(state[rest + E_INVERSE * width + part + lane])
+            mobility = heads / (inverse * n)
+            to_gradient = per_pair
+            over_mobility = inverse * per_head * per_head
+            if e_gradient != 0.0 or e_inverse != 0.0:
+                mobility *= math.exp(-e_inverse)
+                to_gradient *= math.exp(e_gradient)
+                over_mobility *= math.exp(e_gradient + e_inverse)
+            if flow == SOFTMAX:
+                scale = sign * per_head
+            elif flow == UNNORMALISED:
+                mobility = 1.0
+                over_mobility = to_gradient
+                scale = sign * to_gradient
+            else:
+                scale = sign * over_mobility
+            few[lane] = math.sqrt(mobility)
+            few[wide + lane] = over_mobility
+            few[2 * wide + lane] = scale
+            few[3 * wide + lane] = to_gradient
+        root = load(few, 0)
+        over = load(few, wide)
+        scale_of = load(few, 2 * wide)
+        radial_a = zero
+        radial_g = zero
+        for k in range(d):
+            xk = load_wide(own, own_at + k * step + part)
+            radial_a = radial_a + load_wide(state, at + k * width + part) * xk
+            radial_g = radial_g + load_wide(state, at + (d + k) * width + part) * xk
+        speed_sq = zero
+        gradient_sq = zero
+        along = zero
+        defect = zero
+        for k in range(d):
+            xk = load_wide(own, own_at + k * step + part)
+            a = load_wide(state, at + k * width + part) - radial_a * xk
+            g = load_wide(state, at + (d + k) * width + part) - radial_g * xk
+            vk = scale_of * (a if flow == SOFTMAX else g)
+            store(turned, k * wide, vk)
+            speed_sq = speed_sq + vk * vk
+            scaled = root * vk
+            gradient_sq = gradient_sq + scaled * scaled
+            along = along + vk * g
+            defect = defect + scaled * (root * (sign_of_all * vk - over * g))
+        store(few, 0, speed_sq)
+        store(few, wide, gradient_sq)
+        store(few, 2 * wide, defect)
+        store(few, 4 * wide, along)
+        for lane in range(count):
+            i = start + part + lane
+            for k in range(d):
+                v[i, k] = turned[k * wide + lane]
+            if few[4 * wide + lane] != 0.0:  # as in `finish_tokens`
+                dissipation -= few[3 * wide + lane] * few[4 * wide + lane]
+            if few[lane] != 0.0:
+                upper_gradient_sq += few[wide + lane]
+                defects += few[2 * wide + lane]
+            speeds_sq += few[lane]
+            largest_speed_sq = max(largest_speed_sq, few[lane])
+            score_sq = state[rest + LARGEST * width + part + lane]
+            largest_score_sq = max(largest_score_sq, score_sq)
+    out[DISSIPATION] += dissipation
+    out[UPPER_GRADIENT_SQ] += upper_gradient_sq
+    out[EDI_DEFECT] += defects
+    out[SPEED_SQ] += speeds_sq
+    out[MAX_SPEED] = max(out[MAX_SPEED], math.sqrt(largest_speed_sq))
+    out[MAX_SCORE] = max(out[MAX_SCORE], math.sqrt(largest_score_sq))
 
 
 @internal

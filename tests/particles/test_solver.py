@@ -13,6 +13,8 @@ from twin import symmetric, unit
 import wflow
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
+from wflow.particles.integrate import Batch
+from wflow.particles.problem import problem_of
 
 
 def residual_orders(x0, law, steps=(0.05, 0.025, 0.0125), name="edi_residual", **options):
@@ -432,6 +434,23 @@ def test_a_step_that_blows_up_stops_with_time_path_and_score():
         wflow.solve(unit(np.random.default_rng(0), 8, 3), law, heads=2, t_final=50.0, dt=0.1)
     assert caught.value.time > 0 and caught.value.score > 10 and caught.value.path == 0
     assert np.isfinite(caught.value.run.energy[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("max_speed", 40.0), ("max_score", 1e6), ("speed_sq", np.finfo(float).max)]
+)
+def test_a_step_is_refused_beyond_its_limits_and_not_at_them(name, most):
+    x0 = unit(np.random.default_rng(0), 8, 3)
+    dt = 0.25  # 40 dt is the largest turn
+    problem = problem_of(x0, Frozen(), heads=[np.eye(3)], t_final=dt, dt=dt, paths=2)
+    batch = Batch(problem, 0, 2, set())
+    terms = {key: np.array([1.0, -1.0]) for key in (*batch.budget.rates, "sum_error")}
+    terms |= {key: np.array([1.0, 1.0]) for key in ("max_speed", "max_score", "speed_sq")}
+    batch._check(0.0, terms | {name: np.array([1.0, most])})
+    for beyond in (np.inf if name == "speed_sq" else np.nextafter(most, np.inf), np.nan):
+        with pytest.raises(wflow.BlowUpError) as caught:
+            batch._check(0.0, terms | {name: np.array([1.0, beyond])})
+        assert caught.value.path == 1
 
 
 @pytest.mark.parametrize("direction", ["descent", "ascent"])

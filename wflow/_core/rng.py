@@ -1,6 +1,7 @@
 """Counter-based random numbers: every draw is a function of (seed, purpose, path, step)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,21 +26,30 @@ class CounterNormals:
         key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
         self._bits = np.random.Philox(key=key)
         self._generator = np.random.Generator(self._bits)
-        self._counter = np.zeros(4, np.uint64)
-        self._state = self._bits.state
-        self._state["state"]["counter"] = self._counter
+        # Of Python numbers, which NumPy reads faster than arrays.
+        start: dict[str, Any] = {**self._bits.state}
+        start["state"], start["buffer"] = {"counter": (0,) * 4, "key": key.tolist()}, (0,) * 4
+        self._state: Any = start
 
     def __reduce__(self) -> tuple:
         return CounterNormals, (self._seed,)  # it has no other state: each draw sets the counter
 
     def draw(self, shape: tuple[int, ...], *, path: int, step: int, purpose: int = NOISE):
         """Array of independent standard normal numbers, float64, of the given shape."""
-        self._counter[:] = (0, purpose, step, path)  # the first word counts within the draw
-        self._bits.state = self._state
-        return self._generator.standard_normal(shape)
+        return self._at(path, step, purpose).standard_normal(shape)
 
     def draw_paths(
         self, shape: tuple[int, ...], *, paths: Sequence[int], step: int, purpose: int = NOISE
     ) -> NDArray[np.float64]:
         """The arrays of several paths, (paths, *shape)."""
-        return np.stack([self.draw(shape, path=p, step=step, purpose=purpose) for p in paths])
+        drawn = np.empty((len(paths), *shape))
+        for path, its in zip(paths, drawn, strict=True):
+            self._at(path, step, purpose).standard_normal(out=its)
+        return drawn
+
+    def _at(self, path: int, step: int, purpose: int) -> np.random.Generator:
+        """The generator at the start of a draw."""
+        # The first word of the counter counts within the draw.
+        self._state["state"]["counter"] = (0, purpose, int(step), int(path))
+        self._bits.state = self._state
+        return self._generator

@@ -9,6 +9,8 @@ In the theory: :ref:`flows <theory-flows>`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -770,6 +772,14 @@ def evaluate(
         terms["sum_error"] = np.maximum(terms["sum_error"], cloud.error)
     mark_overflow(terms, ENERGY_TERMS, x.dtype)
     return Evaluation(v, terms)
+
+
+def evaluator(flow: FlowName | Flow, **how: Any) -> Callable[..., Evaluation]:
+    """`evaluate` with some of its arguments, for many calls: which flow it is, is asked once."""
+    flow = as_flow(flow)
+    if FLOWS.is_custom(flow):
+        return partial(evaluate, flow=flow, **how)
+    return partial(fused.evaluate, flow=flow.name, **how)
 
 
 def _floats(found: Any, name: str, shape: tuple[int, ...]) -> Array:

@@ -340,7 +340,9 @@ class HeadLaw(Described):
     def _increment(self, normals: Matrices) -> Matrices:
         if not self.symmetric:
             return normals
-        return (normals + np.swapaxes(normals, -1, -2)) / 2
+        total = normals + normals.swapaxes(-1, -2)
+        total /= 2
+        return total
 
 
 def law_config(law: HeadLaw) -> dict[str, Any]:
@@ -584,7 +586,9 @@ class OrnsteinUhlenbeck(HeadLaw):
         return self.sigma2 == 0
 
     def drift(self, D: Matrices, t: float) -> Matrices:
-        return (self.rate * (self.mean - D)).astype(D.dtype, copy=False)
+        drift = self.mean - D
+        drift *= self.rate
+        return drift.astype(D.dtype, copy=False)
 
     def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
         return None if self.deterministic else np.full(D.shape[:2], math.sqrt(self.sigma2))

@@ -267,7 +267,7 @@ class HeadProcess:
 
         remedy : what else to do, for the message
         """
-        if np.isfinite(self.D).all() and not is_symmetric(self.D):
+        if not is_symmetric(self.D) and np.isfinite(self.D).all():
             raise InputError(
                 f"the law {type(self.law).__name__} made heads asymmetric before time {t:g}, but "
                 "says that it keeps them symmetric; mend its drift, or give it "

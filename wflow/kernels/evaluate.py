@@ -173,18 +173,18 @@ def evaluate(
     sign = 1.0 if values is not None else DIRECTIONS[direction]
     symmetric = symmetric and values is None and not causal
     how: dict[str, Any] = {"flow": FLOWS[flow], "sign": sign}
-    exact = partial(VELOCITIES.exact(sums, x.shape[2]), **how, causal=causal)
-    if sums.backend == "numba":
-        exact = partial(exact, symmetric=symmetric)
-    fast = partial(VELOCITIES.fast, **how, tolerance=sums.tolerance)
-
-    series = _by_series(x, score, sums, symmetric)
-    results = _path_by_path(series, exact, fast, per_path)
-    velocity, table = results[:2]
+    also = {"symmetric": symmetric} if sums.backend == "numba" else {}
+    exact = partial(VELOCITIES.exact(sums, x.shape[2]), **how, causal=causal, **also)
+    if not sums.have_error:
+        velocity, table = exact(*per_path)
+    else:
+        fast = partial(VELOCITIES.fast, **how, tolerance=sums.tolerance)
+        series = _by_series(x, score, sums, symmetric)
+        velocity, table, error = _path_by_path(series, exact, fast, per_path)
     terms = dict(zip(TERMS, table.T, strict=True))
     mark_overflow(terms, ENERGY_TERMS, kind)
     if sums.have_error:
-        terms["sum_error"] = results[2]
+        terms["sum_error"] = error
     return Evaluation(velocity, terms)
 
 
@@ -319,7 +319,7 @@ def mark_overflow(
     A sum can come out there as inf - inf: it is out of range too.
     """
     beyond = terms["max_score"] > RANGE[kind.type]
-    if beyond.any():
+    if np.count_nonzero(beyond):
         for name in names:
             terms[name] = np.where(beyond & np.isnan(terms[name]), np.inf, terms[name])
 
@@ -333,6 +333,9 @@ def _dense_or_none(array: NDArray | None, shape: tuple[int, ...], kind: np.dtype
 
 def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:
     """`array` broadcast to `shape`, contiguous and writable: one type for the compiled code."""
-    if array.shape != shape or not array.flags.writeable:
+    flags = array.flags
+    if array.shape != shape or not flags.writeable:
         array = np.array(np.broadcast_to(array, shape), kind)
+    elif flags.c_contiguous and array.dtype == kind:  # mostly
+        return array
     return np.ascontiguousarray(array, kind)

@@ -12,7 +12,7 @@ from wflow._core.adaptive import AdaptiveSteps, legs
 from wflow._core.errors import BlowUpError
 from wflow._core.rng import TOKEN_NOISE, CounterNormals
 from wflow.attention.cloud import warn_overflow
-from wflow.attention.flows import evaluate
+from wflow.attention.flows import evaluator
 from wflow.heads.process import Drift, HeadProcess
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mark_overflow
 from wflow.particles.budget import Budget, Terms
@@ -115,6 +115,20 @@ class Batch:
         # In C order whatever the number of paths: sums over the layout have the same bits.
         self.x = np.array(np.broadcast_to(shared, (count, *shared.shape[-2:])), kind, order="C")
         self.budget = Budget(count, DIRECTIONS[problem.direction], problem.kappa > 0)
+        self._sums_of = evaluator(
+            problem.flow,
+            direction=problem.direction,
+            causal=problem.causal,
+            symmetric=bool(problem.save.budget),
+            sums=problem.sums,
+        )
+        # Sizes of terms up to which nothing is wrong with a step, whatever its other terms are; a
+        # little less than the limits, for their rounding.
+        largest = float(np.finfo(np.float64).max)
+        limits = {name: largest for name in self.budget.rates if problem.save.budget}
+        limits |= {"speed_sq": largest, "max_score": _MAX_SCORE}
+        limits["max_speed"] = (1 - 1e-9) * _MAX_STEP / problem.dt
+        self._watched, self._limits = tuple(limits), np.array(list(limits.values()))[:, None]
 
     def state(self) -> State:
         return {"x": self.x, "D": self.heads.D, **self.budget.state()}
@@ -197,19 +211,8 @@ class Batch:
         problem = self.problem
         if not problem.save.budget:
             drift = noise = sigma2 = None
-        return evaluate(
-            x,
-            D,
-            values=problem.values if values is None else values,
-            drift=drift,
-            noise=noise,
-            sigma2=sigma2,
-            flow=problem.flow,
-            direction=problem.direction,
-            causal=problem.causal,
-            symmetric=bool(problem.save.budget),
-            sums=problem.sums,
-        )
+        values = problem.values if values is None else values
+        return self._sums_of(x, D, values=values, drift=drift, noise=noise, sigma2=sigma2)
 
     def _row(self, terms: Terms) -> Terms:
         row = (
@@ -219,6 +222,9 @@ class Batch:
 
     def _check(self, t: float, terms: Terms) -> None:
         """Stop a run that has left the range in which its numbers mean anything."""
+        within = np.abs([terms[name] for name in self._watched]) <= self._limits
+        if np.count_nonzero(within) == within.size:  # mostly; false for NaN
+            return
         turn = self.problem.dt * terms["max_speed"]
         good = np.isfinite(terms["speed_sq"]) & (turn <= _MAX_STEP)
         good &= terms["max_score"] <= _MAX_SCORE

@@ -126,6 +126,35 @@ def test_parts_merge_to_the_bits_of_the_serial_run(tmp_path, changes, cuts) -> N
         check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
 
 
+def test_parts_are_copied_as_they_come_in_the_order_of_the_paths(tmp_path) -> None:
+    task = problem()
+    run = in_parts(task, tmp_path / "run.h5", [0, 2, 5, 7])
+    parts = run._parts
+    assert parts is not None
+    ends = []
+    for paths in ((2, 5), (0, 2), (5, 7)):
+        run.under_way += 1
+        run.done(paths, 1.0)
+        ends.append(parts._end)
+    assert ends == [0, 5, 7]
+    run.finish()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+    with wflow.open(tmp_path / "run.h5") as merged:
+        assert "put together from 3 parts" in merged.attrs["history"]
+        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
+
+
+def test_what_was_copied_goes_where_the_run_is_not_completed(tmp_path) -> None:
+    run = in_parts(problem(), tmp_path / "run.h5", [0, 2, 5])
+    run.under_way += 1
+    run.done((0, 2), 1.0)
+    assert run.folder is not None
+    assert any(file.name.startswith("whole.h5") for file in run.folder.iterdir())
+    run.close()
+    names = sorted(file.name for file in run.folder.iterdir())
+    assert names == ["00000-00001.h5", "00002-00004.h5", "run.json"]
+
+
 def test_each_path_starts_where_the_serial_run_starts_it(tmp_path) -> None:
     x0 = np.stack([wflow.tokens.uniform(5, 3, seed=s) for s in range(7)])
     task = problem(x0=x0)
@@ -384,6 +413,15 @@ def test_tasks_take_the_seconds_asked_for_and_cover_every_path_once(tmp_path) ->
         # The first tasks go by an estimate, the last ones are short so that no worker waits long.
         assert least <= max(counts[5:]) <= most
         assert counts[-1] * pace <= max(pace, 1.0)
+
+
+def test_tasks_are_longer_where_what_they_take_once_would_weigh_much(tmp_path) -> None:
+    # 2,000 steps: 0.8 s of Python for a task, which is 4 % of twenty seconds; at most fifteen.
+    task = problem(t_final=2000 * problem()["dt"], paths=500, out=tmp_path / "run.h5")
+    counts = [last - first for first, last in tasks_of(Run(task, 5.0), pace=1.0)]
+    assert 13 <= max(counts[5:]) <= 15
+    nearest = [last - first for first, last in tasks_of(Run(task, 5.0), pace=9.0)]
+    assert max(nearest[5:]) == 2  # 18 s are nearer to 15 than 9 s are
 
 
 def test_a_task_holds_one_batch_at_most_and_one_path_at_least(tmp_path) -> None:

@@ -195,6 +195,7 @@ def test_a_signal_waits_until_the_file_is_laid_out(tmp_path, monkeypatch):
             super().__init__(*arguments, **options)
             signal.raise_signal(signal.SIGTERM)
 
+    disk._empty.cache_clear()
     monkeypatch.setattr(disk.h5netcdf, "File", Interrupting)
     file = tmp_path / "run.h5"
     with pytest.raises(Interrupted, match="SIGTERM"), signals_as_errors("ended the test"):

@@ -3,7 +3,8 @@
 The parts of the run `NAME.h5` lie in the folder `NAME.h5.parts`: `00008-00015.h5` holds the paths 8
 to 15 and is an ordinary run file, streamed, checkpointed and resumed like any other; it keeps the
 tokens of all its paths at the snapshots. `run.json` says which run they belong to, `lock` keeps a
-second study out. When all paths are there, `merge` writes `NAME.h5` and the folder goes.
+second study out. Parts are copied into `whole.h5` as they come, in the order of their paths; when
+all paths are there, `merge` makes `NAME.h5` of it and the folder goes.
 """
 
 import json
@@ -209,6 +210,11 @@ class Parts:
 
     def __init__(self, out: Path, job: Job, *, resume: bool) -> None:
         self.out, self.folder, self.job = out, parts_of(out), job
+        # The file of the whole run: paths before `_end` are copied, the others wait by their start.
+        self._whole: RunWriter | None = None
+        self._total: np.ndarray | None = None
+        self._copied, self._end = set[Range](), 0
+        self._waiting = dict[int, Range]()
         self._lock = disk.RunLock(out)
         try:
             if resume and manifest_of(out).exists():
@@ -248,7 +254,7 @@ class Parts:
             paths = match and (int(match[1]), int(match[2]) + 1)
             if not paths or not 0 <= paths[0] < paths[1] <= self.job.problem.paths:
                 continue
-            if is_whole(self.file(paths), self.job.part(paths)[1]):
+            if paths in self._copied or is_whole(self.file(paths), self.job.part(paths)[1]):
                 whole.add(paths)
             elif checkpoint_of(self.file(paths)).exists():
                 begun.add(paths)
@@ -257,6 +263,19 @@ class Parts:
             if all(paths[1] <= other[0] or other[1] <= paths[0] for other in kept):
                 kept.append(paths)
         return sorted(whole & set(kept)), sorted(begun & set(kept))
+
+    def add(self, *parts: Range) -> None:
+        """Take note of finished parts, and copy those whose turn it is, while others are computed.
+
+        Raises
+        ------
+        RunFileError
+            For a part that is not as it was written, or a disk that fails.
+        """
+        self._waiting |= {paths[0]: paths for paths in parts}
+        # One that a network disk does not show yet is left for later.
+        while (paths := self._waiting.get(self._end)) and self.file(paths).exists():
+            self._append(paths)
 
     def merge(self) -> None:
         """Write the run file from the parts, in the order of the paths, and remove them.
@@ -269,27 +288,18 @@ class Parts:
         RunFileError
             Where paths are missing, or the disk fails; the parts then stay.
         """
-        problem, parts = self.job.problem, self.found()[0]
-        ends = [0, *(last for _, last in parts)]
-        if [first for first, _ in parts] != ends[:-1] or ends[-1] != problem.paths:
+        problem = self.job.problem
+        self.add(*(paths for paths in self.found()[0] if paths[0] >= self._end))
+        if self._end != problem.paths or self._whole is None:
             raise RunFileError(
                 f"parts are missing in {self.folder}; give the same command with --resume"
             )
-        draft = self.folder / "whole.h5"
-        lines = [history_line(self.job.command)]
-        lines.append(history_line(f"put together from {len(parts)} parts"))
-        attrs = dataset_attrs(self.job.config, problem.seed, self.job.command, history=lines)
-        disk.set_aside_damaged(draft)
-        writer = RunWriter.create(draft, problem.layout(), attrs, overwrite=True)
+        writer, self._whole = self._whole, None
         try:
-            write_initial_state(problem, writer)
-            total = None
-            for paths in parts:
-                self._check(self.file(paths))
-                total = _copy(problem, writer, self.file(paths), paths, total)
-            if total is not None:
-                writer.write("tokens_mean", (), total / problem.paths)
-            writer.finish()
+            if self._total is not None:
+                writer.write("tokens_mean", (), self._total / problem.paths)
+            writer.add_history(history_line(f"put together from {len(self._copied)} parts"))
+            draft = writer.finish()
         except BaseException:
             writer.abandon()
             raise
@@ -301,6 +311,28 @@ class Parts:
         disk.remove_parts(self.out)
         self.close()
 
+    def _append(self, paths: Range) -> None:
+        """Copy the part whose turn it is into the file of the whole run."""
+        if self._whole is None:
+            self._whole = self._begin_whole()
+        self._check(self.file(paths))
+        self._total = _copy(self.job.problem, self._whole, self.file(paths), paths, self._total)
+        self._copied.add(paths)
+        self._end = paths[1]
+
+    def _begin_whole(self) -> RunWriter:
+        problem, draft = self.job.problem, self.folder / "whole.h5"
+        lines = [history_line(self.job.command)]
+        attrs = dataset_attrs(self.job.config, problem.seed, self.job.command, history=lines)
+        disk.set_aside_damaged(draft)
+        writer = RunWriter.create(draft, problem.layout(), attrs, overwrite=True)
+        try:
+            write_initial_state(problem, writer)
+        except BaseException:
+            writer.discard()
+            raise
+        return writer
+
     def _check(self, part: Path) -> None:
         """Raise RunFileError for a part that is not as it was written; its paths are then open."""
         try:
@@ -310,7 +342,10 @@ class Parts:
             raise
 
     def close(self) -> None:
-        """Let another process continue the parts."""
+        """Let another process continue the parts, which stay; what was copied of them goes."""
+        if self._whole is not None:
+            self._whole.discard()
+            self._whole = None
         self._lock.release()
 
 

@@ -23,9 +23,11 @@ _SHORTEST = 1.0  # seconds: less is not worth its message and its files
 # Cost on one core of a Xeon with AVX-512, for the first tasks of a run only: those that follow go
 # by what these took. Seconds per pair of tokens, head and multiply-add, of which there are d + 7:
 _PAIR = 1.1e-10
-_STEP, _PATH_STEP = 2e-4, 2e-5  # seconds of Python per step of a batch, and of each path in it
-# Where few paths fit into a task, what Python does once a step for all of them weighs more. Up to
-# this share it may, or else tasks take longer, but never more than so many times what was asked.
+# Seconds of Python per step of a batch, whose code the sums push out of the caches, and of each
+# path in it; seconds of a task for its message and its files.
+_STEP, _PATH_STEP, _TASK = 4e-4, 2e-5, 0.05
+# Where few paths fit into a task, what it takes once for all of them weighs more. Up to this share
+# it may, or else tasks take longer, but never more than so many times what was asked.
 _SHARE, _STRETCH = 0.04, 3.0
 _FIRST = 16  # share of a run in its first tasks
 _LARGE = 2**20  # bytes of a run that travel by disk and not in a message
@@ -54,7 +56,7 @@ class Run:
         self.job = Job(problem=problem, config=problem.config(), command=command_text())
         self.warned = set[type]()  # kinds of warnings that it has given
         self.under_way = 0
-        self._once = _STEP * _evaluations(problem)  # seconds of a task, whatever its paths
+        self._once = _TASK + _STEP * _evaluations(problem)  # of a task, whatever its paths
         estimate = seconds_per_path(problem, problem.compute.threads or 1)
         self.weight = max(1, round(1000 * estimate))  # of a path, in the bar of all runs
         self.length = max(estimate, min(seconds, estimate * self.paths))  # of its longest task
@@ -107,6 +109,7 @@ class Run:
             return 0
         self._parts = Parts(self.out, self.job, resume=self.resume)
         done, self._begun = self._parts.found()
+        self._parts.add(*done)
         self._open = list(gaps(done + self._begun, self.paths))
         return sum(last - first for first, last in done)
 
@@ -162,7 +165,7 @@ class Run:
         # Before anything is measured, tasks may not be long however wrong the estimate is.
         batch = batch_size(self.job.problem)
         limit = batch if self._measured else math.ceil(self.paths / _FIRST)
-        count = max(1, math.floor(min(wanted / self.pace, most, limit, batch)))
+        count = max(1, min(round(wanted / self.pace), most, limit, batch))
         return math.ceil(most / math.ceil(most / count))  # equal shares: no short task at the end
 
     def done(self, paths: Range | None, seconds: float) -> int:
@@ -172,6 +175,8 @@ class Run:
         count = last - first
         least = _PATH_STEP * _evaluations(self.job.problem)
         self._measured = [*self._measured[-4:], max(least, (seconds - self._once) / count)]
+        if self._parts is not None:
+            self._parts.add((first, last))
         return count
 
     def unseen(self) -> list[Path]:

@@ -357,6 +357,10 @@ class RunWriter:
         except OSError as error:
             raise disk_error(error, "write", path, kept=True) from None
 
+    def add_history(self, line: str) -> None:
+        """Add a line to the attribute `history`, which the file has when it is finished."""
+        self._history += [line] if self._history else []
+
     def finish(self) -> Path:
         """Mark the run complete, give the file its final name and drop the checkpoint.
 

@@ -299,17 +299,17 @@ def test_times_of_clusters_are_first_snapshots_and_nan_for_never(merging):
 
 
 def test_series_read_some_snapshots_at_a_time(merging, monkeypatch):
-    from xarray.backends.h5netcdf_ import H5NetCDFArrayWrapper
+    from wflow.io import lazy
 
     read = []
-    plain = H5NetCDFArrayWrapper._getitem
+    plain = lazy.Values.read
 
-    def getitem(self, key):
+    def watched(self, key):
         values = plain(self, key)
         read.append(np.size(values))
         return values
 
-    monkeypatch.setattr(H5NetCDFArrayWrapper, "_getitem", getitem)
+    monkeypatch.setattr(lazy.Values, "read", watched)
     whole = clusters.over_time(merging, 0.05, quantities=["count"])
     assert max(read) == 2 * 25 * 24 * 3  # both paths
     read.clear()

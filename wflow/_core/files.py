@@ -240,26 +240,33 @@ def released(made: Iterable[Path], lock: int | None) -> Iterator[None]:
             os.close(lock)
 
 
-def check_stored(file: "h5py.File", name: str, path: Path) -> None:
-    """Raise RunFileError for a variable that is not, with all its values, in this file."""
+def check_stored(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset | h5py.Group | None":
+    """Raise RunFileError for a variable that is not, with all its values, in this file.
+
+    Returns
+    -------
+    the variable; None for a dimension without coordinate values
+    """
     import h5py
 
     link = file.get(name, getlink=True)
     data = file.get(name) if isinstance(link, h5py.HardLink) else None
     if isinstance(data, h5py.Dataset) and not (data.external or data.is_virtual):
-        scale = data.attrs.get("NAME", b"")
-        if isinstance(scale, bytes) and scale.startswith(_BARE_DIMENSION):
-            return  # a dimension without coordinate values
         stored = data.id.get_storage_size()
         if data.chunks is not None and data.size:
             grid = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
             whole = data.id.get_num_chunks() == grid
         else:
             whole = data.shape is None or stored >= data.size * data.dtype.itemsize
-        if not whole:
-            raise RunFileError(f"{path}: {name} claims {data.size} values, which are not stored")
-    elif not isinstance(data, h5py.Group):
+        if whole:
+            return data
+        scale = data.attrs.get("NAME", b"")
+        if isinstance(scale, bytes) and scale.startswith(_BARE_DIMENSION):
+            return None
+        raise RunFileError(f"{path}: {name} claims {data.size} values, which are not stored")
+    if not isinstance(data, h5py.Group):
         raise RunFileError(f"{path}: {name} keeps its values in another file; refused")
+    return data
 
 
 def _diagnosis(path: Path, error: BaseException) -> str:

@@ -669,10 +669,10 @@ def over_time(
                         values[name][p, k] = value
                 advance(1)
         coords = {name: ds[name].load() for name in ("snapshot_path", "snapshot")}
-    table = xarray.Dataset(coords=coords, attrs={"scale": scale})
-    for name in names:
-        attrs = {"long_name": QUANTITIES[name], "units": "1"}
-        table[name] = (("snapshot_path", "snapshot"), values[name], attrs)
+    dims = ("snapshot_path", "snapshot")
+    of = {name: {"long_name": QUANTITIES[name], "units": "1"} for name in names}
+    measured = {name: (dims, values[name], of[name]) for name in names}
+    table = xarray.Dataset(measured, coords, {"scale": scale})
     if "entropy" in names:
         table["entropy"].attrs["bandwidth"] = bandwidth
     return table
@@ -693,11 +693,11 @@ def _names(quantities: Sequence[str] | None) -> tuple[str, ...]:
 def _measure(
     x: FloatArray, scale: float, names: Sequence[str], bandwidth: float
 ) -> dict[str, float]:
-    """The quantities of one cloud."""
+    """The quantities of one cloud, which has been checked."""
     values: dict[str, float] = {}
     if "count" in names or "largest_share" in names:
-        found = sizes(x, scale)
-        values |= {"count": len(found), "largest_share": found[0] / len(x)}
+        found = np.bincount(components(x, scale))
+        values |= {"count": len(found), "largest_share": found.max() / len(x)}
     if "persistent_count" in names or "persistence" in names:
         most = persistent_count(x)
         values |= {"persistent_count": most.count, "persistence": most.persistence}

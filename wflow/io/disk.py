@@ -255,23 +255,29 @@ class Overlay(io.RawIOBase):
         return bytearray(raw.ljust(_PAGE, b"\0"))
 
 
-def lay_out(path: Path, layout: Layout, attrs: Mapping[str, Any]) -> None:
-    """Make a netCDF-4 file with every variable in one piece, unfilled, and complete = 0."""
+def lay_out(path: Path, layout: Layout, attrs: Mapping[str, Any]) -> Places:
+    """Make a netCDF-4 file with every variable in one piece, unfilled, and complete = 0.
+
+    Returns
+    -------
+    places of the values of each variable in the file
+    """
     coordinates = layout.coordinates()
     used = {dim for name in layout.names for dim in layout.dims(name)}
     sizes = tuple((dim, size) for dim, size in layout.sizes.items() if dim in used)
     variables = tuple((name, layout.dims(name)) for name in layout.names)
     times = tuple((name, values.tobytes()) for name, values in coordinates.items())
-    # h5netcdf does not clean up after half an opening
-    with signals_held(), _empty(sizes, times, variables).copy() as overlay:
-        # By h5py, as h5netcdf writes them: that takes six times as long to open the file.
-        with h5py.File(overlay, "r+") as file:
-            for name, value in {**attrs, "complete": 0}.items():
-                if name == "history":
-                    file.attrs.create(name, _history(value), dtype=_HISTORY)
-                else:
-                    file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)
-        overlay.save(path)
+    with signals_held():  # h5netcdf does not clean up after half an opening
+        empty, places = _empty(sizes, times, variables)
+        with empty.copy() as overlay:
+            with h5py.File(overlay, "r+") as file:
+                for name, value in {**attrs, "complete": 0}.items():
+                    if name == "history":
+                        file.attrs.create(name, _history(value), dtype=_HISTORY)
+                    else:  # numbers are arrays, as netCDF writes them
+                        file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)
+            overlay.save(path)
+    return places
 
 
 @lru_cache(maxsize=4)
@@ -279,7 +285,7 @@ def _empty(
     sizes: tuple[tuple[str, int], ...],
     coordinates: tuple[tuple[str, bytes], ...],
     variables: tuple[tuple[str, tuple[str, ...]], ...],
-) -> Overlay:
+) -> tuple[Overlay, Places]:
     """An empty file without attributes, cached: HDF5 takes 0.1 s for one, and parts are alike."""
     overlay = Overlay()
     with h5netcdf.File(overlay, "w") as file:
@@ -293,7 +299,10 @@ def _empty(
             variable.attrs.update(VARIABLES[name].attrs)
             # The first value written makes HDF5 give the variable its place in the file.
             variable[(0,) * len(dims)] = np.nan
-    return overlay
+    with h5py.File(overlay, "r") as opened:
+        names = [name for name, _ in (*coordinates, *variables)]
+        places = {name: (opened[name].id.get_offset(), opened[name].shape) for name in names}
+    return overlay, places
 
 
 def fill(path: Path, layout: Layout, places: Places) -> None:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -204,7 +204,14 @@ def manifest_config(out: Path, *, advice: str = "") -> dict[str, Any]:
         raise RunFileError(f"{file} is no manifest of wflow ({error}): {advice}") from None
 
 
-def check_variables(file: h5py.File, path: Path) -> None:
+class Checked(NamedTuple):
+    """Variables of the schema in a file, each with its dimensions, and other variables in it."""
+
+    variables: dict[str, tuple[tuple[str, ...], h5py.Dataset]]
+    others: list[str]
+
+
+def check_variables(file: h5py.File, path: Path) -> Checked:
     """Check the types and dimensions of the variables of a run.
 
     Raises
@@ -214,17 +221,23 @@ def check_variables(file: h5py.File, path: Path) -> None:
         says, or keeps its values outside the file.
     """
     missing = [name for name in ("time", "path") if name not in file]
-    missing += [] if {"energy", "speed_sq", "entropy"} & set(file) else ["energy"]
+    missing += [] if any(name in file for name in ("energy", "speed_sq", "entropy")) else ["energy"]
     if missing:
         raise RunFileError(f"{path} lacks {', '.join(missing)}: it is not a run file; is it cut?")
     sizes: dict[str, int] = {}
+    checked = Checked({}, [])
     for name in file:
-        check_stored(file, name, path)
-    for name in VARIABLES.keys() & set(file):
-        data = file[name]
-        if not isinstance(data, h5py.Dataset) or data.dtype != np.dtype(VARIABLES[name].dtype):
-            raise RunFileError(f"{path}: {name} is not an array of {VARIABLES[name].dtype}")
-        expected = VARIABLES[name].dims
+        data = check_stored(file, name, path)
+        if name not in VARIABLES:
+            if data is not None:  # a dimension without a variable is none
+                checked.others.append(name)
+            continue
+        variable = VARIABLES[name]
+        if data is None:
+            data = file[name]
+        if not isinstance(data, h5py.Dataset) or data.dtype != np.dtype(variable.dtype):
+            raise RunFileError(f"{path}: {name} is not an array of {variable.dtype}")
+        expected = variable.dims
         dims = expected if name in COORDINATES else dims_of(data)
         may_vary = name in ("initial_tokens", "initial_density")
         if dims != expected and not (may_vary and dims == ("path", *expected)):
@@ -236,11 +249,15 @@ def check_variables(file: h5py.File, path: Path) -> None:
                 raise RunFileError(
                     f"{path}: {name} has {size} entries along {dim}, others have {sizes[dim]}"
                 )
+        checked.variables[name] = dims, data
+    return checked
 
 
 def dims_of(data: h5py.Dataset) -> tuple[str, ...]:
     """Names of the dimensions of a variable; "" where one has no scale."""
-    return tuple(str(dim[0].name).rpartition("/")[2] if len(dim) else "" for dim in data.dims)
+    scales = data.attrs.get("DIMENSION_LIST", [()] * data.ndim)  # faster than data.dims
+    names = [h5py.h5r.get_name(of_dim[0], data.id) if len(of_dim) else None for of_dim in scales]
+    return tuple((name or b"").decode(errors="replace").rpartition("/")[2] for name in names)
 
 
 def recorded(file: h5py.File, dim: str) -> int:

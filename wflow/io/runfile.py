@@ -178,9 +178,7 @@ class RunWriter:
             # Another process may have begun, and ended, between the check and the lock.
             disk.check_target(path, layout, overwrite)
             disk.remove_drafts_of(path)
-            disk.lay_out(new, layout, attrs)
-            with open_hdf5(new) as file:
-                places = reading.raw_layout(file, new)
+            places = disk.lay_out(new, layout, attrs)
             disk.fill(new, layout, places)
             with open(new, "rb", buffering=0) as raw:
                 digests = Digests(places, metadata_digest(raw, places), raw.seek(0, os.SEEK_END))
@@ -591,6 +589,8 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     """
     import xarray
 
+    from wflow.io import lazy
+
     path = path_of(path, "path")
     if not path.exists() and partial_of(path).exists():
         path = partial_of(path)
@@ -599,18 +599,23 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
             f"{path} is not complete: what was computed of it is in {parts_of(path)}; finish it "
             "with --resume"
         )
+    ends: dict[str, int] = {}
     with open_hdf5(path) as file:
         attrs = reading.read_attrs(file, path)
-        reading.check_variables(file, path)
+        found = lazy.contents(file, reading.check_variables(file, path))
         if path == partial_of(final_of(path)):  # killed between its last two writes
             attrs["complete"] = 0
-        ends = {dim: reading.recorded(file, dim) for dim in ("time", "snapshot")}
+        if not attrs["complete"]:
+            ends = {dim: reading.recorded(file, dim) for dim in ("time", "snapshot")}
     source: Any = str(path)
     if not attrs["complete"]:  # a Python file, for the reasons given in open_hdf5
         source = open_regular(path)
     try:
         with signals_held():  # h5netcdf does not clean up after half an opening
-            dataset = xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
+            if found is None:
+                dataset = xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
+            else:
+                dataset = lazy.open_dataset(source, found)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         if not attrs["complete"]:
             source.close()

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -417,6 +418,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
+@cache
 def version_of(package: str) -> str:
     """Version of an installed package, or "unknown"; wflow itself may run without being one."""
     if package == "wflow":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 Cloud = NDArray[np.float64]
+Clouds = NDArray[np.float64]  # (paths, snapshots, n, d)
 
 BLOCK_BYTES = 2**22  # read at once: reading every small snapshot separately takes longer
 
@@ -74,25 +75,44 @@ def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int,
         paths = tokens[place : min(place + together, last)]
         for start in range(0, snapshots, block):
             values: NDArray[Any] = paths[:, start : start + block].values
-            for p, of_path in enumerate(np.asarray(values, np.float64), place):
-                for at, cloud in enumerate(of_path, start):
-                    yield p, at, _on_sphere(cloud, p, at)
+            read, whole = _on_sphere(np.asarray(values, np.float64), place, start)
+            for p, k in np.ndindex(whole.shape):
+                yield place + p, start + k, read[p, k] if whole[p, k] else None
 
 
 def cloud(ds: "Dataset", place: int, at: int) -> Cloud | None:
     """One of these clouds; `at` may count from the end."""
-    read = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place, at]
-    return _on_sphere(np.asarray(read.values, np.float64), place, at)
+    tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place, at]
+    read, whole = _on_sphere(np.asarray(tokens.values, np.float64)[None, None], place, at)
+    return read[0, 0] if whole[0, 0] else None
 
 
-def _on_sphere(tokens: Cloud, place: int, at: int) -> Cloud | None:
-    """One snapshot, put on the sphere: runs in single precision miss it by their rounding."""
-    if not np.isfinite(tokens).all():
-        return None
-    norms = np.sqrt(np.einsum("ik,ik->i", tokens, tokens))
-    if np.abs(norms - 1).max() > 1e-5:
+def _on_sphere(tokens: Clouds, place: int, start: int) -> tuple[Clouds, NDArray[np.bool_]]:
+    """Some snapshots of some paths, put on the sphere, and which of them were recorded.
+
+    Runs in single precision miss the sphere by their rounding. All are checked at once: for small
+    clouds, one by one takes longer than what is computed of them.
+
+    Parameters
+    ----------
+    tokens : (paths, snapshots, n, d)
+    place, start : of the first path and snapshot, for the message
+    """
+    whole: NDArray[np.bool_] = np.asarray(np.isfinite(tokens).all(axis=(2, 3)))
+    found = tokens[whole]
+    if not found.size:
+        return tokens, whole
+    norms = np.sqrt(np.einsum("...k,...k->...", found, found))
+    away = np.abs(norms - 1).max(axis=1) > 1e-5
+    if away.any():
+        p, k = np.argwhere(whole)[np.argmax(away)]
         raise InputError(
-            f"the tokens of snapshot path {place}, snapshot {at}, are not on the unit sphere; a "
-            "run of wflow was expected"
+            f"the tokens of snapshot path {place + p}, snapshot {start + k}, are not on the unit "
+            "sphere; a run of wflow was expected"
         )
-    return as_tokens(tokens, "tokens")
+    found = as_tokens(found, "tokens")
+    if whole.all():
+        return found.reshape(tokens.shape), whole
+    tokens = tokens.copy()
+    tokens[whole] = found
+    return tokens, whole

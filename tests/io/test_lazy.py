@@ -1,0 +1,146 @@
+"""Datasets of run files equal those that xarray makes by h5netcdf, whoever wrote the file."""
+
+import gc
+import pickle
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from run_layouts import finished
+
+from wflow import RunFileError
+from wflow.io import lazy
+from wflow.io.reading import check_variables, dims_of
+from wflow.io.runfile import open_run
+
+OLD = Path(__file__).parent / "files" / "run_0.1.0.h5"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return finished(tmp_path / "run.h5")
+
+
+def by_h5netcdf(path) -> xr.Dataset:
+    with xr.open_dataset(path, engine="h5netcdf", decode_times=False) as dataset:
+        return dataset.load()
+
+
+def contents(path):
+    with h5py.File(path, "r") as file:
+        return lazy.contents(file, check_variables(file, path))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dataset_is_that_of_h5netcdf(path, old):
+    path = OLD if old else path
+    assert contents(path) is not None
+    expected = by_h5netcdf(path)
+    with open_run(path) as found:
+        assert {**expected.attrs, "config": found.attrs["config"]} == found.attrs
+        assert list(found.variables) == list(expected.variables)
+        assert list(found.sizes) == list(expected.sizes)
+        assert found.encoding["source"] == expected.encoding["source"]
+        for name, variable in expected.variables.items():
+            assert found[name].dtype == variable.dtype
+            assert list(found[name].attrs.items()) == list(variable.attrs.items())
+        found.attrs = expected.attrs
+        xr.testing.assert_identical(found.load(), expected)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (1, -1, slice(None, None, -2), [2, 0, 1]),
+        ([1, 1, 0],),
+        (slice(0, 0),),
+        (slice(None), [], 3),
+        (0, 0, 0, 0),
+    ],
+)
+def test_parts_of_a_variable_are_those_of_the_whole(path, place):
+    expected = by_h5netcdf(path)["tokens"]
+    with open_run(path) as run:
+        part = run["tokens"][place]
+        assert not part.variable._in_memory
+        xr.testing.assert_identical(part.load(), expected[place])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.attrs.create("notes", ["one", "two"]),
+        lambda file: file["energy"].attrs.create("_FillValue", 0.0),
+        lambda file: file["energy"].attrs.create("valid_min", -1.0),
+        lambda file: file.create_dataset("mine", data=np.arange(3)).make_scale("mine"),
+        lambda file: file.create_group("more"),
+    ],
+)
+def test_what_another_program_added_is_read_by_h5netcdf(path, change):
+    with h5py.File(path, "r+") as file:
+        change(file)
+    assert contents(path) is None
+    expected = by_h5netcdf(path)
+    with open_run(path) as found:
+        for name, variable in expected.variables.items():
+            xr.testing.assert_identical(found[name].variable.load(), variable)
+        assert found.attrs.keys() == expected.attrs.keys()
+
+
+def test_an_attribute_that_another_program_set_is_read(path):
+    with h5py.File(path, "r+") as file:
+        file.attrs["note"] = "by hand"
+        file.attrs["fixed"] = np.bytes_("bytes")
+        file.attrs["weight"] = np.array([0.5])
+    with open_run(path) as run:
+        assert (run.attrs["note"], run.attrs["fixed"], run.attrs["weight"]) == (
+            "by hand", "bytes", 0.5,
+        )  # fmt: skip
+        assert run.attrs == by_h5netcdf(path).attrs | {"config": run.attrs["config"]}
+
+
+def test_a_dataset_can_be_pickled_and_read_elsewhere(path):
+    with open_run(path) as run:
+        copy = pickle.loads(pickle.dumps(run))
+        xr.testing.assert_identical(copy.load(), run.load())
+
+
+def test_a_closed_dataset_leaves_the_file_to_others(path):
+    run = open_run(path)
+    run["energy"].load()
+    run.close()
+    with h5py.File(path, "r+"):  # HDF5 refuses a file that is open for reading
+        pass
+    with open_run(path):
+        pass
+    gc.collect()
+
+
+def test_a_dataset_that_is_open_reads_the_file_that_it_opened(path, tmp_path):
+    expected = by_h5netcdf(path)
+    with open_run(path) as run:
+        shutil.copy(OLD, tmp_path / "other.h5")
+        (tmp_path / "other.h5").replace(path)
+        xr.testing.assert_identical(run["tokens"].load(), expected["tokens"])
+
+
+@pytest.mark.parametrize(
+    "list_of", [np.arange(4), np.zeros((4, 2)), "text", h5py.Empty("f8"), np.arange(3)]
+)
+def test_dimensions_that_are_no_references_are_refused(path, list_of):
+    with h5py.File(path, "r+") as file:
+        del file["tokens"].attrs["DIMENSION_LIST"]
+        file["tokens"].attrs["DIMENSION_LIST"] = list_of
+    with pytest.raises(RunFileError):
+        open_run(path)
+
+
+def test_a_variable_without_dimensions_is_refused(path):
+    with h5py.File(path, "r+") as file:
+        del file["tokens"].attrs["DIMENSION_LIST"]
+        assert dims_of(file["tokens"]) == ("",) * 4
+    with pytest.raises(RunFileError, match="tokens has dimensions"):
+        open_run(path)

@@ -80,6 +80,42 @@ def test_potentials_prove_the_permutation_optimal(kind, n):
     assert_optimal(costs, solved(costs))
 
 
+@pytest.mark.parametrize("width", [1e-2, 1e-4, 0.0])
+@pytest.mark.parametrize("n", [own.WHOLE + 1, 1500, 2300])
+def test_rows_that_lack_their_best_column_start_from_a_part(n, width, monkeypatch):
+    begun, plain = [], own._from_part
+
+    def watched(costs):
+        begun.append(len(costs))
+        return plain(costs)
+
+    monkeypatch.setattr(own, "_from_part", watched)
+    costs = squares(tokens.uniform(n, 3, seed=0), clusters(n, width, 1))
+    assert_optimal(costs, solved(costs))
+    assert begun == ([n, -(-n // 4)] if n > 4 * own.WHOLE else [n])
+
+
+def test_a_part_does_not_cost_the_precision_of_small_costs(monkeypatch):
+    """Potentials of the size of the sphere would leave nothing of costs of 1e-16."""
+    n = 700
+    x = tokens.uniform(n, 3, seed=0)
+    order = np.argsort(x[:, 0])
+    costs = squares(x[order], shaken(x, 1e-8, 1))
+    costs = costs[:, linear_sum_assignment(costs)[1]]
+    want = np.trace(costs)
+    monkeypatch.setattr(own, "_MANY", -1.0)
+    begun, plain = [], own._from_part
+
+    def watched(given):
+        begun.append(len(given))
+        return plain(given) + 1e3
+
+    monkeypatch.setattr(own, "_from_part", watched)
+    found = solved(costs)
+    assert begun == [n]
+    assert costs[np.arange(n), found.columns].sum() == pytest.approx(want, rel=1e-13)
+
+
 @pytest.mark.parametrize("n", [40, 700])
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_start_leads_to_the_optimum(kind, n):

@@ -23,6 +23,11 @@ which makes pairs of the old permutation equalities again as far as it is still 
 pair is one keep it. Any start leads to an optimal permutation; where several are optimal, not
 always to the same one.
 
+Where columns lie in tight clusters, nearly every row has its least cost in a cluster that is full
+already, and each search goes through whole clusters. Then the problem of every fourth row and
+column is solved first, and so on down; its potentials have the levels of the clusters right. For
+5,000 tokens to six clusters: a fifth of the time.
+
 Source: Jonker, Volgenant, A shortest augmenting path algorithm for dense and sparse linear
 assignment problems, Computing 38 (1987). The blocks and their bounds are ours.
 """
@@ -50,6 +55,8 @@ _LARGEST = 1e300  # of the costs: sums and differences of them are doubles
 WHOLE = 512  # columns up to which searches read whole rows
 _SAMPLE = 32  # rows by which columns are told to be near
 _ROUNDS = 4  # of lowered potentials, for a start from another solution
+_MANY = 0.75  # share of the rows that are left, from which on a start from a part is faster
+_PART = 4  # of the rows and columns one is solved for first
 _SMALL = 1e-4  # mean cost over the size of v, below which the rounding of v would be felt
 _BATCH = 1 << 28  # columns that searches may read before Ctrl-C is heard: a second or so
 
@@ -399,28 +406,82 @@ def solve(costs: FloatArray, start: Solution | None = None) -> Solution:
     must be finite and at most 1e300 in size: this is not checked.
     """
     n, width = costs.shape
-    flat = costs.reshape(-1)
-    count = (width // BLOCK + _LANES - 1) // _LANES * _LANES  # of blocks, in whole vectors
-    bounds, unread = np.full(n * count, _INF), np.empty(n * count)
-    v = np.zeros(width)
-    column_of, row_of = np.full(n, -1), np.full(width, -1)
-    if start is None:
-        _least_by_column(flat, n, width, v)
-    else:
-        v[:n], column_of[:] = start.v, start.columns
+    flat, v = costs.reshape(-1), np.zeros(width)
+    if start is not None:
+        column_of = start.columns.copy()
+        v[:n] = start.v
         _lower(flat, n, width, v, column_of, _ROUNDS)
         v[:n] -= v[:n].max()  # along a series they would fall for ever
-    left = _begin(flat, n, width, v, bounds, count, column_of, row_of)
+        found = _searched(costs, _begun(costs, v, column_of))
+        if _precise(costs, found):
+            return found
+    _least_by_column(flat, n, width, v)
+    begun = _begun(costs, v, np.full(n, -1))
+    if n > WHOLE and begun.left.size > _MANY * n:
+        found = _searched(costs, _begun(costs, _from_part(costs), np.full(n, -1)))
+        if _precise(costs, found):
+            return found
+    return _searched(costs, begun)
+
+
+class _Begun(NamedTuple):
+    """Arrays of the searches, and the rows that are left for them."""
+
+    v: FloatArray
+    column_of: IntArray
+    row_of: IntArray
+    bounds: FloatArray
+    unread: FloatArray
+    left: IntArray
+
+
+def _begun(costs: FloatArray, v: FloatArray, column_of: IntArray) -> _Begun:
+    """Begin with potentials, and a permutation or -1 for each row."""
+    n, width = costs.shape
+    count = (width // BLOCK + _LANES - 1) // _LANES * _LANES  # of blocks, in whole vectors
+    bounds, row_of = np.full(n * count, _INF), np.full(width, -1)
+    left = _begin(costs.reshape(-1), n, width, v, bounds, count, column_of, row_of)
+    return _Begun(v, column_of, row_of, bounds, np.empty(n * count), left)
+
+
+def _searched(costs: FloatArray, begun: _Begun) -> Solution:
+    """Assign the rows that are left."""
+    n, width = costs.shape
+    v, column_of, row_of, bounds, unread, left = begun
+    count = bounds.size // n
     while left.size:
-        done = _augment(flat, n, width, v, bounds, count, column_of, row_of, left, unread, _BATCH)
+        done = _augment(
+            costs.reshape(-1), n, width, v, bounds, count, column_of, row_of, left, unread, _BATCH
+        )
         if done < 0:
             raise InputError("the costs have no finite assignment: expected finite costs")
         left = left[done:]
-    if start is not None:
-        mean = costs[np.arange(n), column_of].mean()
-        if not mean >= _SMALL * np.abs(v[:n]).max():
-            return solve(costs)
     return Solution(column_of, v[:n])
+
+
+def _precise(costs: FloatArray, found: Solution) -> bool:
+    """Whether the rounding of potentials that a start brought with it is not felt."""
+    mean = costs[np.arange(len(costs)), found.columns].mean()
+    return bool(mean >= _SMALL * np.abs(found.v).max())
+
+
+def _from_part(costs: FloatArray) -> FloatArray:
+    """Potentials v (width,) from the solution for every fourth row and column.
+
+    v_j = min_i C_ij - u_i over those rows. As the columns are in an order in which near ones follow
+    each other, every fourth has its share of each cluster.
+    """
+    n, width = costs.shape
+    places = np.arange(0, n, _PART)
+    rows = costs[places]
+    part = np.full((len(places), -(-len(places) // BLOCK) * BLOCK), _INF)
+    part[:, : len(places)] = rows[:, places]
+    found = solve(part)
+    v = np.full(width, _INF)
+    v[places] = found.v
+    _lower(rows.reshape(-1), len(places), width, v, places[found.columns], 1)
+    v[n:] = 0.0
+    return v
 
 
 def near_order(n: int, rows_of: Callable[[slice], FloatArray]) -> IntArray:

@@ -6,14 +6,14 @@ The cells are those of `studies/clustering.py` at its defaults: n = 32 tokens, b
 d from 2 to 128, 20 random starts, 120 steps of rk4, and the number of clusters at three times.
 
 - wflow: `wflow.solve` into one run file per cell, and `wflow.clusters.over_time` on the file, as
-  the study does it; the goal is 5 minutes on two cores for all of it. "in memory": without the
-  run file, as torch does it.
+  the study does it. "in memory": without the run file, as torch does it.
 - torch, where it is installed: the same cells as batched matrix products in double precision
   without autograd, in memory, and the same count of clusters. What it does in a cell does not
   depend on beta, so it is timed for --torch-betas of the ten, spread over their range, and scaled.
 
-Both run in turn in the same process, dimension by dimension. Compilation is not counted: a first
-cell of every dimension goes before.
+All run in turn in the same process, cell by cell, and the grid as a whole --rounds times: medians
+over the rounds are printed with the smallest and largest. Compilation is not counted: a first cell
+of every dimension goes before.
 """
 
 import argparse
@@ -29,13 +29,16 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from report import write
+from report import goal, spread, write
 
 import wflow
 from wflow import clusters
 from wflow.study.frame import machine
 
-GOAL_SECONDS = 300.0
+COMMAND = "python benchmarks/clustering_grid.py"
+WITH_FILES = "phase diagram with its run files"
+OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
+SIDES = ("wflow", "wflow in memory", "torch in memory")
 
 
 def study() -> ModuleType:
@@ -89,23 +92,35 @@ def torch_cell() -> Callable[[dict[str, Any], float], NDArray[np.float64]] | Non
     return cell
 
 
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds that a call takes, and what it returns."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--json", type=Path, default=Path("benchmarks/results/clustering_grid.json")
     )
+    parser.add_argument("--rounds", type=int, default=3, help="times that all cells are computed")
     parser.add_argument("--torch-betas", type=int, default=3, help="betas that torch is timed for")
+    parser.add_argument("--dims", type=int, nargs="+", help="dimensions, by default the study's")
     options = parser.parse_args()
-    if options.torch_betas < 1:
-        parser.error(f"--torch-betas is {options.torch_betas}: expected one or more")
+    for name in ("rounds", "torch_betas"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}: expected >= 1")
 
     module = study()
-    flags = module.Clustering()
+    flags = module.Clustering(**({"dims": tuple(options.dims)} if options.dims else {}))
     runs = module.tasks(flags)
     cell = torch_cell()
     places = np.unique(np.linspace(0, len(flags.betas) - 1, options.torch_betas).round())
     shared = {flags.betas[int(place)] for place in places}
-    table: dict[int, dict[str, float]] = {}
+    share = len(flags.betas) / len(shared)
+    # Seconds of each side for all betas, (round, dimension).
+    spent = {side: np.zeros((options.rounds, len(flags.dims))) for side in SIDES}
     differ = compared = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -114,61 +129,67 @@ def main() -> None:
             by_wflow(first, flags.scale, folder)
             if cell is not None:
                 cell(first, flags.scale)
-            spent = {"wflow_s": 0.0, "memory_shared_s": 0.0, "torch_shared_s": 0.0}
+        for at in np.ndindex(options.rounds, len(flags.dims)):
             for beta in flags.betas:
-                task = runs[module.cell_name(beta, d)]
-                start = time.perf_counter()
-                counts = by_wflow(task, flags.scale, folder)
-                spent["wflow_s"] += time.perf_counter() - start
+                task = runs[module.cell_name(beta, flags.dims[at[1]])]
+                took, counts = timed(lambda: by_wflow(task, flags.scale, folder))  # noqa: B023
+                spent["wflow"][at] += took
                 if cell is None or beta not in shared:
                     continue
-                start = time.perf_counter()
-                by_wflow(task, flags.scale, None)
-                spent["memory_shared_s"] += time.perf_counter() - start
+                took, _ = timed(lambda: by_wflow(task, flags.scale, None))  # noqa: B023
+                spent["wflow in memory"][at] += share * took
                 time.sleep(0.3)  # the idle threads of the other spin for a while
-                start = time.perf_counter()
-                other = cell(task, flags.scale)
-                spent["torch_shared_s"] += time.perf_counter() - start
+                took, other = timed(lambda: cell(task, flags.scale))  # noqa: B023
+                spent["torch in memory"][at] += share * took
                 time.sleep(0.3)
                 differ += int(np.sum(counts != other))
                 compared += counts.size
-            table[d] = spent
 
-    whole = sum(row["wflow_s"] for row in table.values())
-    figures = {"wflow, all cells (s)": whole, "goal (s)": GOAL_SECONDS}
-    share = len(flags.betas) / len(shared)
+    sides = SIDES if cell is not None else SIDES[:1]
+    totals = {side: spread(spent[side].sum(axis=1), "s") for side in sides}
+    table = {
+        d: {side: float(np.median(spent[side][:, k])) for side in sides}
+        for k, d in enumerate(flags.dims)
+    }
+    ratios = None
     if cell is not None:
-        scaled = share * sum(row["torch_shared_s"] for row in table.values())
-        mine = share * sum(row["memory_shared_s"] for row in table.values())
-        part = f"scaled from {len(shared)} of {len(flags.betas)} betas (s)"
-        figures |= {
-            f"wflow in memory, {part}": mine,
-            f"torch in memory, {part}": scaled,
-            "torch over wflow, both in memory": scaled / mine,
-            "counts compared": compared,
-            "counts that differ": differ,
-        }
+        ratios = spread(
+            spent["torch in memory"].sum(axis=1) / spent["wflow in memory"].sum(axis=1), "times"
+        )
     threads = numba.get_num_threads()
     cells = len(flags.betas) * len(flags.dims)
-    print(f"{machine()}, {threads} threads; {cells} cells of {flags.paths} runs, n = {flags.n}")
-    print(f"{'d':>5}{'wflow s':>10}{'in memory':>11}{'torch s':>10}   (both scaled to all betas)")
+    print(
+        f"{machine()}, {threads} threads; {cells} cells of {flags.paths} runs, n = {flags.n}; "
+        f"{options.rounds} rounds; in memory: {len(shared)} of {len(flags.betas)} betas, scaled"
+    )
+    print("".join(f"{title:>18}" for title in ("seconds, d =", *sides)))
     for d, row in table.items():
-        scaled_row = (
-            f"{share * row['memory_shared_s']:>11.2f}{share * row['torch_shared_s']:>10.2f}"
-            if cell is not None
-            else ""
+        print(f"{d:>18}" + "".join(f"{row[side]:>18.2f}" for side in sides))
+    for side, row in totals.items():
+        low, high = row["min_s"], row["max_s"]
+        print(f"{side}, all cells: {row['median_s']:.4g} s ({low:.4g} to {high:.4g})")
+    if ratios is not None:
+        low, high = ratios["min_times"], ratios["max_times"]
+        print(
+            f"torch over wflow, both in memory: {ratios['median_times']:.3g} times ({low:.3g} to "
+            f"{high:.3g}); {differ} of {compared} counts differ"
         )
-        print(f"{d:>5}{row['wflow_s']:>10.2f}{scaled_row}")
-    for title, value in figures.items():
-        print(f"{title}: {value:.4g}")
+    over_torch = None if ratios is None else ratios["median_times"]
     write(
-        options.json, "python benchmarks/clustering_grid.py", threads,
+        options.json, COMMAND, threads,
         problem={
             "betas": flags.betas, "dims": flags.dims, "n": flags.n, "starts": flags.paths,
             "t_final": flags.t_final, "dt": flags.dt, "scheme": flags.scheme, "seed": flags.seed,
+            "torch_betas": sorted(shared),
         },
+        seconds=totals,
         seconds_by_dimension=table,
-        figures=figures,
+        torch_over_wflow=ratios,
+        counts={"compared": compared, "differ": differ},
+        goals=[
+            goal(OVER_TORCH, COMMAND, over_torch, 1.0, least=True, unit="times"),
+            goal(WITH_FILES, COMMAND, totals["wflow"]["median_s"], 20.0, least=False, unit="s"),
+        ],
     )  # fmt: skip
 
 

@@ -202,6 +202,10 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place(SERIES, 0.5, False, "times"),
         Place("50 distances along a run over 50 single ones, n = 2,000", 0.5, False, "times"),
     ),
+    "clustering_grid": (
+        Place("phase diagram in memory, time of torch over that of wflow", 1.0, True, "times"),
+        Place("phase diagram with its run files", 20.0, False, "s"),
+    ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
     "continuous_networks": (
         Place(WRAPPER, 0.03, False, "%"),

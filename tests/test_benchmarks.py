@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -365,3 +366,22 @@ def test_page_survives_a_file_of_another_version(capsys):
 )  # fmt: skip
 def test_figures_are_written_as_people_do(value, text):
     assert sections.figure(value) == text
+
+
+def test_what_a_wrapper_adds_to_a_loop_is_taken_within_rounds():
+    pytest.importorskip("torch")
+    import continuous_networks
+
+    drift = np.linspace(1, 2, 30)  # of the machine: it hits all variants of a round
+    noise = 0.01 * np.random.default_rng(0).standard_normal(30)
+    taken = {
+        "discrete": drift.tolist(),
+        "loop": (1.05 * drift).tolist(),
+        "wrapped": ((1.07 + noise) * drift).tolist(),
+    }
+    row = continuous_networks.over_loop({"network": "x"}, taken)
+    assert row["median_points"] == pytest.approx(2 + 100 * np.median(noise))
+    assert row["lower_95_points"] < row["median_points"] < row["upper_95_points"]
+    assert row["upper_95_points"] - row["lower_95_points"] < 2  # that of one round is 4
+    assert row["median_ratio"] == pytest.approx(1 + row["median_points"] / 105)
+    assert row["rounds"] == 30

@@ -400,3 +400,78 @@ def test_a_continuous_transformer_inside_another_is_refused():
 def test_a_mask_that_does_not_fit_is_refused():
     with pytest.raises(InputError, match=r"valid is of shape \(2, 4\): expected \(2, 5\)"):
         ContinuousTransformer(nn.Linear(3, 3))(torch.randn(2, 5, 3), valid=torch.ones(2, 4) > 0)
+
+
+def plain(model, x, valid=None):
+    """State and cost by the formulas, Euler's scheme, each sample over its entries."""
+    entries, cost = model.cost == "mean", 0.0
+    samples = x.shape[model.batch_dim]
+    weight = torch.ones(x.shape[:2], dtype=x.dtype) if valid is None else valid.to(x.dtype)
+    if entries:
+        count = weight.sum(1 - model.batch_dim, keepdim=True) * x[0, 0].numel()
+        weight = weight / count
+    for _ in range(model.steps):
+        f = model.velocity_of(x)
+        cost = cost + model.dt / 2 * (weight[..., None] * f.square()).sum() / samples
+        x = x + model.dt * f
+    return x, cost
+
+
+@pytest.mark.parametrize("velocity", ["block", "residual"])
+@pytest.mark.parametrize("cost", ["mean", "sum"])
+@pytest.mark.parametrize("batch_dim", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_are_those_of_the_plain_formula_to_rounding(velocity, cost, batch_dim, masked):
+    model = ContinuousTransformer(
+        encoder(8, 2).layers, steps=4, velocity=velocity, cost=cost, batch_dim=batch_dim
+    )
+    valid = torch.tensor([[True, True, False], [True, True, True]]) if masked else None
+    found = []
+    for flow in (lambda x: model(x, valid=valid), lambda x: plain(model, x, valid)):
+        model.zero_grad()
+        x = states(2, 3, 8).requires_grad_()
+        state, total = flow(x)
+        (state.square().sum() + 3 * total).backward()
+        found.append([state, total, x.grad, *(p.grad.clone() for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_second_derivatives_of_the_cost_are_right(checkpointing):
+    model = ContinuousTransformer(Linear(), steps=3, checkpointing=checkpointing)
+    x = states(2, 2, 3).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda y: model(y).cost, (x,))
+
+
+def test_costs_can_be_mapped_and_differentiated_forward():
+    model, x = ContinuousTransformer(Linear(), steps=3), states(5, 2, 4, 3)
+    each = torch.func.vmap(lambda one: model(one).cost)(x)
+    torch.testing.assert_close(
+        each, torch.stack([model(one).cost for one in x]), rtol=1e-13, atol=0
+    )
+    slopes = torch.func.vmap(torch.func.grad(lambda one: model(one).cost))(x)
+    forward = torch.func.jacfwd(lambda one: model(one).cost)(x[0])
+    torch.testing.assert_close(forward, slopes[0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cost_of_lower_precision_is_summed_in_single(dtype, strided):
+    class Same(nn.Module):
+        def forward(self, x):
+            return x.transpose(0, 1).contiguous().transpose(0, 1) if strided else x * 1
+
+    x = states(40, 50, 30).to(dtype)
+    cost = ContinuousTransformer(Same(), cost="sum")(x).cost
+    assert cost.dtype == torch.float32
+    assert cost.item() == pytest.approx(x.double().square().sum().item() / 80, rel=1e-5)
+
+
+def test_blocks_that_return_no_real_numbers_are_refused():
+    class Turned(nn.Module):
+        def forward(self, x):
+            return x * 1j
+
+    with pytest.raises(InputError, match="what the blocks return is"):
+        ContinuousTransformer(Turned())(states(2, 3))

@@ -69,7 +69,7 @@ class Trajectory(NamedTuple):
 SCHEMES = {name: TABLEAUX[name] for name in get_args(Scheme)}
 
 
-_Step = tuple[Tensor, list[Tensor]]  # the next state, and the norm of each stage
+_Step = tuple[Tensor, list[Tensor]]  # the next state, and the squared norm of each stage
 
 
 @register
@@ -212,11 +212,11 @@ class ContinuousTransformer(nn.Module):
         step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
             step = _recomputed(self._step)
-        norms = []
+        squares = []
         for _ in range(self.steps):
-            x, stage_norms = step(x, size, context)
-            norms.append(stage_norms)
-        return Flow(x, self._costs(norms, size).sum())
+            x, of_stages = step(x, size, context)
+            squares.append(of_stages)
+        return Flow(x, self._costs(squares, size).sum())
 
     def trajectory(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Trajectory:
         """Trajectory of hidden states from 0 to T.
@@ -237,15 +237,15 @@ class ContinuousTransformer(nn.Module):
         """
         size = self._size(x, valid)
         x = unrounded(x)
-        states, norms, velocities = [x], [], []
+        states, squares, velocities = [x], [], []
         for _ in range(self.steps):
-            velocities.append(self.velocity_of(x, **context))
-            x, stage_norms = self._advance(x, velocities[-1], size, context)
+            velocities.append(self._velocity(x, context))
+            x, of_stages = self._advance(x, velocities[-1], size, context)
             states.append(x)
-            norms.append(stage_norms)
+            squares.append(of_stages)
         times = torch.linspace(0, self.t_final, self.steps + 1, dtype=torch.float64)
         return Trajectory(
-            torch.stack(states), times, self._costs(norms, size), torch.stack(velocities)
+            torch.stack(states), times, self._costs(squares, size), torch.stack(velocities)
         )
 
     def velocity_of(self, x: Tensor, **context: Any) -> Tensor:
@@ -269,14 +269,7 @@ class ContinuousTransformer(nn.Module):
             For blocks that change the shape, and hidden states that are no real numbers.
         """
         tensor(x, "hidden states", "real")
-        image = hidden_states(self.blocks(x, **context))
-        if image.shape != x.shape:
-            raise InputError(
-                f"the blocks turned hidden states {tuple(x.shape)} into {tuple(image.shape)}: "
-                "expected the same shape, for a dynamical system moves in one space; put what "
-                "changes the width before or after it"
-            )
-        return image - x if self.velocity == "residual" else image
+        return self._velocity(x, context)
 
     def extra_repr(self) -> str:
         return (
@@ -285,23 +278,36 @@ class ContinuousTransformer(nn.Module):
             f"checkpointing={self.checkpointing}, batch_dim={self.batch_dim}"
         )
 
+    def _velocity(self, x: Tensor, context: dict[str, Any]) -> Tensor:
+        """Velocity of states that are real: `forward` checks the first, and each makes the next."""
+        image = hidden_states(self.blocks(x, **context))
+        if not image.is_floating_point():
+            tensor(image, "what the blocks return", "real")
+        if image.shape != x.shape:
+            raise InputError(
+                f"the blocks turned hidden states {tuple(x.shape)} into {tuple(image.shape)}: "
+                "expected the same shape, for a dynamical system moves in one space; put what "
+                "changes the width before or after it"
+            )
+        return image - x if self.velocity == "residual" else image
+
     def _step(self, x: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
-        return self._advance(x, self.velocity_of(x, **context), size, context)
+        return self._advance(x, self._velocity(x, context), size, context)
 
     def _advance(self, x: Tensor, first: Tensor, size: "_Size", context: dict[str, Any]) -> _Step:
-        """One step from x, where the velocity is `first`: next state, norm of each stage."""
+        """One step from x, where the velocity is `first`: next state, |k_i|^2 of each stage."""
         tableau, dt = SCHEMES[self.scheme], self.dt
         slopes = [first]
         for row in tableau.matrix[1:]:
-            slopes.append(self.velocity_of(_combined(x, dt, row, slopes), **context))
-        return _combined(x, dt, tableau.weights, slopes), [size.norm(slope) for slope in slopes]
+            slopes.append(self._velocity(_combined(x, dt, row, slopes), context))
+        return _combined(x, dt, tableau.weights, slopes), [size.squared(k) for k in slopes]
 
-    def _costs(self, norms: list[list[Tensor]], size: "_Size") -> Tensor:
+    def _costs(self, squares: list[list[Tensor]], size: "_Size") -> Tensor:
         """What each step adds to the cost, (M,): (dt/2) sum_i weights[i] |k_i|^2, scaled.
 
         All steps at once: their numbers one by one would take as long as a small block.
         """
-        of_stage = [torch.stack(stage_norms).square() for stage_norms in zip(*norms, strict=True)]
+        of_stage = [torch.stack(of_steps) for of_steps in zip(*squares, strict=True)]
         weights = SCHEMES[self.scheme].weights
         pairs = zip(weights, of_stage, strict=True)
         total = torch.stack([weight * squares for weight, squares in pairs]).sum(0)
@@ -479,11 +485,17 @@ class _Size(NamedTuple):
     scale: float
     root: Tensor | None  # square roots of weights, to be broadcast against f
 
-    def norm(self, velocity: Tensor) -> Tensor:
+    def squared(self, velocity: Tensor) -> Tensor:
+        """|root * f|^2, in single precision at least."""
         if self.root is not None:
             velocity = velocity * self.root
-        # One pass forward and one backward, where f.square().sum() takes two of each.
-        return torch.linalg.vector_norm(velocity, dtype=at_least_single(velocity.dtype))
+        wide = at_least_single(velocity.dtype)
+        if velocity.dtype != wide:  # in one pass: a product would need a copy in single precision
+            return torch.linalg.vector_norm(velocity, dtype=wide).square()
+        # The gradient of a product takes two plain passes; that of a norm takes three, one of them
+        # a mask for the norm 0, and is the slowest part of the cost.
+        flat = velocity.flatten()
+        return torch.dot(flat, flat)
 
 
 def unrounded(x: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ def _autonomous(
 
 def _squared(size: Any, x: Tensor, f: Tensor) -> Tensor:
     """Half the squared norm of a velocity, as the transport cost counts it."""
-    half: Tensor = size.norm(f).square() * (size.scale / 2)
+    half: Tensor = size.squared(f) * (size.scale / 2)
     return half
 
 

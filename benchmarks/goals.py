@@ -32,13 +32,14 @@ WHY: dict[str, str] = {
     "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one, and "
     "halves the searches alone (119 to 60 ms). The costs of all pairs, 18 ms, and Python are left",
     OVERHEAD: "a task of five seconds holds one to three of the 24 paths; what a step does besides "
-    "the pair sums (0.4 ms of Python, twice what it takes alone: the sums push its code out of the "
-    "caches) is shared by the paths of one batch, all 24 in the serial run",
+    "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
+    "the paths of one batch, all 24 in the serial run",
     WORKERS: "besides what a step does in Python, the last tasks do not end together, and the file "
     "is finished and opened by one process",
-    WRAPPER: "what is added to the loop is the cost: a pass over the hidden states forward, which "
-    "takes next to nothing, and two products and two sums backward, of velocities that have left "
-    "the caches by then",
+    WRAPPER: "what is added to the loop is the cost. Its pass over the velocities forward takes "
+    "less than one point; backward, two products and two sums of velocities that have left the "
+    "caches take three, and as much from one function that fuses them, whose Python takes what the "
+    "passes save; the Python of a step takes half a point",
 }
 
 

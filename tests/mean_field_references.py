@@ -42,7 +42,7 @@ def fourier(flow: str, direction: str, kappa: float, t: float, heads: Any, n: in
 
     rho = start(x)
     rho /= rho.mean() * 2 * np.pi
-    found = solve_ivp(rate, (0, t), rho, rtol=1e-9, atol=1e-11, method="DOP853").y[:, -1]
+    found = solve_ivp(rate, (0, t), rho, rtol=1e-12, atol=1e-13, method="DOP853").y[:, -1]
     return np.fft.fft(found) / n, k
 
 

@@ -128,7 +128,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 def test_an_interrupted_study_of_a_custom_flow_resumes_and_its_files_verify(
     tmp_path, monkeypatch, slowed
 ) -> None:
-    count, evaluate = [0], integrate.evaluate
+    count, evaluate = [0], integrate.Batch._evaluate
 
     def stopping(*args: Any, **options: Any) -> Any:
         count[0] += 1
@@ -137,7 +137,7 @@ def test_an_interrupted_study_of_a_custom_flow_resumes_and_its_files_verify(
         return evaluate(*args, **options)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(integrate, "evaluate", stopping)
+        patch.setattr(integrate.Batch, "_evaluate", stopping)
         often = Compute(threads=1, checkpoint_every=0.0)
         with study.session("trial", study.Flags(out=tmp_path, compute=often)) as session:
             session.solve(slowed)

@@ -557,15 +557,16 @@ def _entry_points(source, cache):
         return v, path_terms(part, heads, n)
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def still_heads(score):
-        """Which paths have the matrices of the first, itself one, and which have symmetric ones."""
+    def still_heads(score, ask):
+        """Which paths have the matrices of the first, itself one, and, where asked, which have
+        symmetric ones."""
         _ = source  # part of the cache key
         paths = len(score)
         repeated = np.empty(paths, np.bool_)
         symmetric = np.empty(paths, np.bool_)
         for p in prange(paths):
             repeated[p] = p == 0 or _same(score[0], score[p])
-            symmetric[p] = (p == 0 or not repeated[p]) and _symmetric(score[p])
+            symmetric[p] = ask and (p == 0 or not repeated[p]) and _symmetric(score[p])
         for p in range(paths):
             symmetric[p] = symmetric[0 if repeated[p] else p]
         return repeated, symmetric
@@ -606,8 +607,8 @@ def blocked_sums(
     repeated, imaged = np.zeros(paths, np.bool_), False
     if (symmetric or value is score) and drift.shape[1] == 0 and noise.shape[1] == 0:
         # Such heads mostly do not move, and are those of all paths.
-        repeated, equal = _still_heads(score)
-        if not symmetric and not causal and equal.any():
+        repeated, equal = _still_heads(score, not symmetric and not causal)
+        if equal.any():
             if not equal.all():  # what is done for a path does not depend on the others
                 parts = [
                     (which, x[which], score[which], sigma2[which]) for which in (equal, ~equal)
@@ -620,7 +621,8 @@ def blocked_sums(
                     )
                 return v, terms
             symmetric = True
-        imaged = symmetric and n <= IMAGES_TO * d
+        of_images = heads * size_of_images(n, d, 64 // x.itemsize) * x.itemsize
+        imaged = symmetric and n <= IMAGES_TO * d and of_images <= _KEPT
     kinds = 2 - symmetric + (drift.shape[1] > 0) + (noise.shape[1] > 0)
     # Numbers of a path: its matrices, the images of its tokens, and the tokens, twice.
     width = 64 // x.itemsize

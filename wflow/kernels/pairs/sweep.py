@@ -102,13 +102,24 @@ def _emit(
 ):  # fmt: skip
     """The loop, for as many lanes at a time as a register of the processor has."""
     lanes, piece = vector.lanes, native_lanes(context, vector.dtype)
+    index = ir.IntType(types.intp.bitwidth)
+    start = ir.Constant(index, 0)
+    rest = context, builder, vector, kinds, args, d, blocks, both, ito, weighted, vectors
+    if piece == lanes:
+        _emit_lanes(*rest, start, lanes, UNROLL)
+        return
+    entry, body = builder.block, builder.append_basic_block("lanes")
+    builder.branch(body)
+    builder.position_at_end(body)
+    lane = builder.phi(index)
     # Tokens j per iteration, so that the exponentials and the sums fit into the registers.
-    unroll = UNROLL if piece == lanes else _UNROLL_NARROW // blocks
-    for lane in range(0, lanes, piece):
-        _emit_lanes(
-            context, builder, vector, kinds, args, d, blocks, both, ito, weighted, vectors, lane,
-            piece, unroll,
-        )  # fmt: skip
+    _emit_lanes(*rest, lane, piece, _UNROLL_NARROW // blocks)
+    following = builder.add(lane, ir.Constant(index, piece))
+    lane.add_incoming(start, entry)
+    lane.add_incoming(following, builder.block)
+    done = builder.append_basic_block("lanes.done")
+    builder.cbranch(builder.icmp_signed("<", following, ir.Constant(index, lanes)), body, done)
+    builder.position_at_end(done)
 
 
 def _emit_lanes(
@@ -133,7 +144,7 @@ def _emit_lanes(
 
     def lane_pointer(array, base, count):
         """Pointer to these lanes of the vector `count` vectors after element `base` of an array."""
-        offset = builder.add(base, whole(count * vector.lanes + lane))
+        offset = builder.add(builder.add(base, lane), whole(count * vector.lanes))
         return builder.bitcast(builder.gep(data(array), [offset]), kind.as_pointer())
 
     def load(array, base, count):

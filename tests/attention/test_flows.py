@@ -226,15 +226,20 @@ def test_an_interrupted_run_of_a_custom_flow_resumes_to_the_same_bits(tmp_path, 
     x0 = unit(np.random.default_rng(0), 15, 3)
     options = OPTIONS | {"flow": Balanced(20), "law": OrnsteinUhlenbeck(np.eye(3))}
     whole = wflow.solve(x0, compute=TWO, **options)
-    count, real = [0], integrate.Batch._evaluate
+    count, real = [0], integrate.evaluator
 
     def stopping(*args, **how):
-        count[0] += 1
-        if count[0] == 17:
-            raise KeyboardInterrupt
-        return real(*args, **how)
+        evaluate = real(*args, **how)
 
-    monkeypatch.setattr(integrate.Batch, "_evaluate", stopping)
+        def call(*arrays, **more):
+            count[0] += 1
+            if count[0] == 17:
+                raise KeyboardInterrupt
+            return evaluate(*arrays, **more)
+
+        return call
+
+    monkeypatch.setattr(integrate, "evaluator", stopping)
     with pytest.raises(KeyboardInterrupt):
         wflow.solve(
             x0, out=tmp_path / "run.h5", compute=Compute(batch=2, checkpoint_every=0.0), **options

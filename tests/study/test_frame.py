@@ -128,16 +128,21 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 def test_an_interrupted_study_of_a_custom_flow_resumes_and_its_files_verify(
     tmp_path, monkeypatch, slowed
 ) -> None:
-    count, evaluate = [0], integrate.Batch._evaluate
+    count, evaluator = [0], integrate.evaluator
 
     def stopping(*args: Any, **options: Any) -> Any:
-        count[0] += 1
-        if count[0] == 8:  # in the second run
-            signal.raise_signal(signal.SIGTERM)
-        return evaluate(*args, **options)
+        evaluate = evaluator(*args, **options)
+
+        def call(*arrays: Any, **more: Any) -> Any:
+            count[0] += 1
+            if count[0] == 8:  # in the second run
+                signal.raise_signal(signal.SIGTERM)
+            return evaluate(*arrays, **more)
+
+        return call
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(integrate.Batch, "_evaluate", stopping)
+        patch.setattr(integrate, "evaluator", stopping)
         often = Compute(threads=1, checkpoint_every=0.0)
         with study.session("trial", study.Flags(out=tmp_path, compute=often)) as session:
             session.solve(slowed)

@@ -128,9 +128,9 @@ def splat(typingctx, value):
     return vector(value), codegen
 
 
-def _lane_pointer(context, builder, array_type, array, offset, vector: Vector):
+def _lane_pointer(context, builder, array_type, array, offset, kind: ir.VectorType):
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [offset]), _vector_ir(vector).as_pointer())
+    return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
 
 
 @intrinsic
@@ -139,7 +139,7 @@ def load(typingctx, array, offset):
     vector = _VECTORS[array.dtype]
 
     def codegen(context, builder, sig, args):
-        pointer = _lane_pointer(context, builder, sig.args[0], *args, vector)
+        pointer = _lane_pointer(context, builder, sig.args[0], *args, _vector_ir(vector))
         return builder.load(pointer, align=array.dtype.bitwidth // 8)
 
     return vector(array, types.intp), codegen
@@ -153,8 +153,7 @@ def load_wide(typingctx, array, offset):
     def codegen(context, builder, sig, args):
         dtype = sig.args[0].dtype
         kind = ir.VectorType(_float_ir(dtype), vector.lanes)
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), kind.as_pointer())
+        pointer = _lane_pointer(context, builder, sig.args[0], *args, kind)
         value = builder.load(pointer, align=dtype.bitwidth // 8)
         return value if dtype == types.float64 else builder.fpext(value, _vector_ir(vector))
 
@@ -166,7 +165,7 @@ def store(typingctx, array, offset, value):
     """Write the vector `value` to the flat contiguous `array`, starting at element `offset`."""
 
     def codegen(context, builder, sig, args):
-        pointer = _lane_pointer(context, builder, sig.args[0], *args[:2], value)
+        pointer = _lane_pointer(context, builder, sig.args[0], *args[:2], _vector_ir(value))
         builder.store(args[2], pointer, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -300,7 +299,9 @@ def lane_sums(typingctx, array, offset, step):
 
         parts = []
         for _ in range(count):
-            pointer = _lane_pointer(context, builder, sig.args[0], array, offset, vector)
+            pointer = _lane_pointer(
+                context, builder, sig.args[0], array, offset, _vector_ir(vector)
+            )
             parts.append(builder.load(pointer, align=align))
             offset = builder.add(offset, step)
         distance = 1

@@ -14,6 +14,7 @@ from wflow._core.simd import (
     _VECTORS,
     _float_ir,
     _fma,
+    _lane_pointer,
     _splat,
     lanes,
     native_lanes,
@@ -70,10 +71,7 @@ def make_tile(columns: int, vectors: int = TILE_VECTORS):
             _, registers = native_registers(context)
             kind = ir.VectorType(_float_ir(vector.dtype), piece)
             per_vector = vector.lanes // piece
-            a_data, b_data, out_data = (
-                context.make_array(types_of[at])(context, builder, array).data
-                for at, array in ((0, a), (3, b), (7, out))
-            )
+            b_data = context.make_array(types_of[3])(context, builder, b).data
             align = vector.dtype.bitwidth // 8
             zero = ir.Constant(kind, [0.0] * piece)
             positive = builder.icmp_signed(">", count, ir.Constant(index, 0))
@@ -81,14 +79,16 @@ def make_tile(columns: int, vectors: int = TILE_VECTORS):
             def whole(number):
                 return ir.Constant(index, number)
 
-            def pointer(data, offset):
-                return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
+            def of_a(offset):
+                pointer = _lane_pointer(context, builder, types_of[0], a, offset, kind)
+                return builder.load(pointer, align=align)
 
             def place(c, row):
                 offset = builder.add(out_at, builder.mul(out_column, whole(c)))
                 v, inside = divmod(row, per_vector)
                 offset = builder.add(offset, builder.mul(out_vector, whole(v)))
-                return pointer(out_data, builder.add(offset, whole(inside * piece)))
+                offset = builder.add(offset, whole(inside * piece))
+                return _lane_pointer(context, builder, types_of[7], out, offset, kind)
 
             for at_columns, at_rows in _parts(columns, vectors * per_vector, registers):
                 cells = [(c, row) for c in at_columns for row in at_rows]
@@ -102,12 +102,7 @@ def make_tile(columns: int, vectors: int = TILE_VECTORS):
                 sums = [builder.phi(kind) for _ in cells]
                 a_now = builder.add(a_at, builder.mul(k, a_step))
                 b_now = builder.add(b_at, builder.mul(k, b_step))
-                left = {
-                    row: builder.load(
-                        pointer(a_data, builder.add(a_now, whole(row * piece))), align=align
-                    )
-                    for row in at_rows
-                }
+                left = {row: of_a(builder.add(a_now, whole(row * piece))) for row in at_rows}
                 after = []
                 for c in at_columns:
                     value = builder.load(builder.gep(b_data, [builder.add(b_now, whole(c))]))

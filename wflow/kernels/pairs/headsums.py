@@ -224,6 +224,57 @@ def absorb(
 
 
 @internal(forceinline=True)
+def _add_totals(state, rest, count, out):
+    """Add the sums over pairs of `count` tokens of a block to the terms."""
+    width = lanes(state)
+    for term in range(DISSIPATION):
+        total = 0.0
+        for lane in range(count):
+            total += state[rest + (TOTALS + term) * width + lane]
+        out[term] += total
+
+
+@internal(forceinline=True)
+def _factors(n, heads, flow, sign, state, rest, lane):
+    """Of one token: mobility, scale of the gradient, 1/b times it, and scale of the velocity."""
+    width = lanes(state)
+    per_head = 1.0 / heads
+    inverse = float(state[rest + INVERSE * width + lane])
+    e_gradient = float(state[rest + E_GRADIENT * width + lane])
+    e_inverse = float(state[rest + E_INVERSE * width + lane])
+    # exp(e_gradient) gradient / (heads n) is D S summed over heads; likewise for 1/m.
+    mobility = heads / (inverse * n)
+    to_gradient = 1.0 / (heads * n)
+    over_mobility = inverse * per_head * per_head  # gbar / b
+    if e_gradient != 0.0 or e_inverse != 0.0:
+        mobility *= math.exp(-e_inverse)
+        to_gradient *= math.exp(e_gradient)
+        over_mobility *= math.exp(e_gradient + e_inverse)
+    if flow == SOFTMAX:
+        scale = sign * per_head
+    elif flow == UNNORMALISED:
+        mobility = 1.0
+        over_mobility = to_gradient
+        scale = sign * to_gradient
+    else:
+        scale = sign * over_mobility
+    return mobility, to_gradient, over_mobility, scale
+
+
+@internal(forceinline=True)
+def _add_means(
+    dissipation, upper_gradient_sq, defects, speeds_sq, largest_speed_sq, largest_score_sq, out
+):  # fmt: skip
+    """Add what the tokens of a block give to the terms."""
+    out[DISSIPATION] += dissipation
+    out[UPPER_GRADIENT_SQ] += upper_gradient_sq
+    out[EDI_DEFECT] += defects
+    out[SPEED_SQ] += speeds_sq
+    out[MAX_SPEED] = max(out[MAX_SPEED], math.sqrt(largest_speed_sq))
+    out[MAX_SCORE] = max(out[MAX_SCORE], math.sqrt(largest_score_sq))
+
+
+@internal(forceinline=True)
 def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     """Velocities of a block's tokens and their share of the terms, from the sums over heads.
 
@@ -231,14 +282,8 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     """
     width = lanes(state)
     rest = at + 2 * d * width
-    per_pair = 1.0 / (heads * n)
-    per_head = 1.0 / heads
     count = min(width, n - start)
-    for term in range(DISSIPATION):
-        total = 0.0
-        for lane in range(count):
-            total += state[rest + (TOTALS + term) * width + lane]
-        out[term] += total
+    _add_totals(state, rest, count, out)
     dissipation = 0.0
     upper_gradient_sq = 0.0
     defects = 0.0
@@ -247,25 +292,9 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
     largest_score_sq = 0.0
     for lane in range(count):
         i = start + lane
-        inverse = float(state[rest + INVERSE * width + lane])
-        e_gradient = float(state[rest + E_GRADIENT * width + lane])
-        e_inverse = float(state[rest + E_INVERSE * width + lane])
-        # exp(e_gradient) gradient / (heads n) is D S summed over heads; likewise for 1/m.
-        mobility = heads / (inverse * n)
-        to_gradient = per_pair
-        over_mobility = inverse * per_head * per_head  # gbar / b
-        if e_gradient != 0.0 or e_inverse != 0.0:
-            mobility *= math.exp(-e_inverse)
-            to_gradient *= math.exp(e_gradient)
-            over_mobility *= math.exp(e_gradient + e_inverse)
-        if flow == SOFTMAX:
-            scale = sign * per_head
-        elif flow == UNNORMALISED:
-            mobility = 1.0
-            over_mobility = to_gradient
-            scale = sign * to_gradient
-        else:
-            scale = sign * over_mobility
+        mobility, to_gradient, over_mobility, scale = _factors(
+            n, heads, flow, sign, state, rest, lane
+        )
         radial_a = 0.0
         radial_g = 0.0
         for k in range(d):
@@ -294,12 +323,9 @@ def finish_tokens(x, n, d, start, heads, flow, sign, state, at, v, out):
         speeds_sq += speed_sq
         largest_speed_sq = max(largest_speed_sq, speed_sq)
         largest_score_sq = max(largest_score_sq, state[rest + LARGEST * width + lane])
-    out[DISSIPATION] += dissipation
-    out[UPPER_GRADIENT_SQ] += upper_gradient_sq
-    out[EDI_DEFECT] += defects
-    out[SPEED_SQ] += speeds_sq
-    out[MAX_SPEED] = max(out[MAX_SPEED], math.sqrt(largest_speed_sq))
-    out[MAX_SCORE] = max(out[MAX_SCORE], math.sqrt(largest_score_sq))
+    _add_means(
+        dissipation, upper_gradient_sq, defects, speeds_sq, largest_speed_sq, largest_score_sq, out
+    )  # fmt: skip
 
 
 @internal
@@ -314,14 +340,8 @@ def finish_block(
     width = lanes(state)
     wide = lanes(few)
     rest = at + 2 * d * width
-    per_pair = 1.0 / (heads * n)
-    per_head = 1.0 / heads
     some = min(width, n - start)
-    for term in range(DISSIPATION):
-        total = 0.0
-        for lane in range(some):
-            total += state[rest + (TOTALS + term) * width + lane]
-        out[term] += total
+    _add_totals(state, rest, some, out)
     zero = splat(0.0)
     sign_of_all = splat(sign)
     dissipation = 0.0
@@ -333,24 +353,9 @@ def finish_block(
     for part in range(0, some, wide):
         count = min(wide, some - part)
         for lane in range(wide):
-            inverse = float(state[rest + INVERSE * width + part + lane])
-            e_gradient = float(state[rest + E_GRADIENT * width + part + lane])
-            e_inverse = float(state[rest + E_INVERSE * width + part + lane])
-            mobility = heads / (inverse * n)
-            to_gradient = per_pair
-            over_mobility = inverse * per_head * per_head
-            if e_gradient != 0.0 or e_inverse != 0.0:
-                mobility *= math.exp(-e_inverse)
-                to_gradient *= math.exp(e_gradient)
-                over_mobility *= math.exp(e_gradient + e_inverse)
-            if flow == SOFTMAX:
-                scale = sign * per_head
-            elif flow == UNNORMALISED:
-                mobility = 1.0
-                over_mobility = to_gradient
-                scale = sign * to_gradient
-            else:
-                scale = sign * over_mobility
+            mobility, to_gradient, over_mobility, scale = _factors(
+                n, heads, flow, sign, state, rest, part + lane
+            )
             few[lane] = math.sqrt(mobility)
             few[wide + lane] = over_mobility
             few[2 * wide + lane] = scale
@@ -396,12 +401,9 @@ def finish_block(
             largest_speed_sq = max(largest_speed_sq, few[lane])
             score_sq = state[rest + LARGEST * width + part + lane]
             largest_score_sq = max(largest_score_sq, score_sq)
-    out[DISSIPATION] += dissipation
-    out[UPPER_GRADIENT_SQ] += upper_gradient_sq
-    out[EDI_DEFECT] += defects
-    out[SPEED_SQ] += speeds_sq
-    out[MAX_SPEED] = max(out[MAX_SPEED], math.sqrt(largest_speed_sq))
-    out[MAX_SCORE] = max(out[MAX_SCORE], math.sqrt(largest_score_sq))
+    _add_means(
+        dissipation, upper_gradient_sq, defects, speeds_sq, largest_speed_sq, largest_score_sq, out
+    )  # fmt: skip
 
 
 @internal

@@ -24,6 +24,7 @@ from wflow._core.simd import (
     _VECTORS,
     _float_ir,
     _fma,
+    _lane_pointer,
     _splat,
     exp2,
     exp2_together,
@@ -145,7 +146,7 @@ def _emit_lanes(
     def lane_pointer(array, base, count):
         """Pointer to these lanes of the vector `count` vectors after element `base` of an array."""
         offset = builder.add(builder.add(base, lane), whole(count * vector.lanes))
-        return builder.bitcast(builder.gep(data(array), [offset]), kind.as_pointer())
+        return _lane_pointer(context, builder, kind_of[id(array)], array, offset, kind)
 
     def load(array, base, count):
         return builder.load(lane_pointer(array, base, count), align=align)

@@ -10,6 +10,8 @@ d from 2 to 128, 20 random starts, 120 steps of rk4, and the number of clusters 
 - torch, where it is installed: the same cells as batched matrix products in double precision
   without autograd, in memory, and the same count of clusters. What it does in a cell does not
   depend on beta, so it is timed for --torch-betas of the ten, spread over their range, and scaled.
+  D = beta I is a matrix to it, as any other head would be; wflow sees that it is diagonal. "torch,
+  beta x": the tokens are multiplied by the number beta in its place.
 
 All run in turn in the same process, cell by cell, and the grid as a whole --rounds times: medians
 over the rounds are printed with the smallest and largest. Compilation is not counted: a first cell
@@ -38,7 +40,7 @@ from wflow.study.frame import machine
 COMMAND = "python benchmarks/clustering_grid.py"
 WITH_FILES = "phase diagram with its run files"
 OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
-SIDES = ("wflow", "wflow in memory", "torch in memory")
+SIDES = ("wflow", "wflow in memory", "torch in memory", "torch, beta x")
 
 
 def study() -> ModuleType:
@@ -55,8 +57,8 @@ def by_wflow(task: dict[str, Any], scale: float, folder: Path | None) -> NDArray
     return np.asarray(clusters.over_time(run, scale, quantities=["count"])["count"].values)
 
 
-def torch_cell() -> Callable[[dict[str, Any], float], NDArray[np.float64]] | None:
-    """The same with torch, if it is installed."""
+def torch_cell() -> Callable[[dict[str, Any], float, bool], NDArray[np.float64]] | None:
+    """The same with torch, if it is installed; `scaled` for heads beta I as a number."""
     try:
         import torch
     except ImportError:
@@ -66,14 +68,16 @@ def torch_cell() -> Callable[[dict[str, Any], float], NDArray[np.float64]] | Non
     def unit(x):
         return x / x.norm(dim=-1, keepdim=True)
 
-    def cell(task: dict[str, Any], scale: float) -> NDArray[np.float64]:
+    def cell(task: dict[str, Any], scale: float, scaled: bool) -> NDArray[np.float64]:
         x = torch.from_numpy(task["x0"])  # (start, token, axis)
         D = torch.from_numpy(task["heads"][0])
         dt = task["dt"]
         at = {round(t / dt) for t in task["save"].snapshots}
 
+        beta = float(D[0, 0])
+
         def velocity(x):
-            y = x @ D
+            y = beta * x if scaled else x @ D
             v = torch.softmax(y @ x.transpose(-1, -2), dim=-1) @ y
             return v - (v * x).sum(-1, keepdim=True) * x
 
@@ -126,9 +130,11 @@ def main() -> None:
         folder = Path(name)
         for d in flags.dims:
             first = runs[module.cell_name(flags.betas[0], d)]
-            by_wflow(first, flags.scale, folder)
+            by_wflow(first, flags.scale, folder)  # the last one has the largest scores
+            by_wflow(runs[module.cell_name(flags.betas[-1], d)], flags.scale, folder)
             if cell is not None:
-                cell(first, flags.scale)
+                for scaled in (False, True):
+                    cell(first, flags.scale, scaled)
         for at in np.ndindex(options.rounds, len(flags.dims)):
             for beta in flags.betas:
                 task = runs[module.cell_name(beta, flags.dims[at[1]])]
@@ -139,11 +145,12 @@ def main() -> None:
                 took, _ = timed(lambda: by_wflow(task, flags.scale, None))  # noqa: B023
                 spent["wflow in memory"][at] += share * took
                 time.sleep(0.3)  # the idle threads of the other spin for a while
-                took, other = timed(lambda: cell(task, flags.scale))  # noqa: B023
-                spent["torch in memory"][at] += share * took
-                time.sleep(0.3)
-                differ += int(np.sum(counts != other))
-                compared += counts.size
+                for side, scaled in (("torch in memory", False), ("torch, beta x", True)):
+                    took, other = timed(lambda: cell(task, flags.scale, scaled))  # noqa: B023
+                    spent[side][at] += share * took
+                    time.sleep(0.3)
+                    differ += int(np.sum(counts != other))
+                    compared += counts.size
 
     sides = SIDES if cell is not None else SIDES[:1]
     totals = {side: spread(spent[side].sum(axis=1), "s") for side in sides}
@@ -151,11 +158,10 @@ def main() -> None:
         d: {side: float(np.median(spent[side][:, k])) for side in sides}
         for k, d in enumerate(flags.dims)
     }
-    ratios = None
-    if cell is not None:
-        ratios = spread(
-            spent["torch in memory"].sum(axis=1) / spent["wflow in memory"].sum(axis=1), "times"
-        )
+    ratios = {
+        side: spread(spent[side].sum(axis=1) / spent["wflow in memory"].sum(axis=1), "times")
+        for side in sides[2:]
+    }
     threads = numba.get_num_threads()
     cells = len(flags.betas) * len(flags.dims)
     print(
@@ -168,13 +174,14 @@ def main() -> None:
     for side, row in totals.items():
         low, high = row["min_s"], row["max_s"]
         print(f"{side}, all cells: {row['median_s']:.4g} s ({low:.4g} to {high:.4g})")
-    if ratios is not None:
-        low, high = ratios["min_times"], ratios["max_times"]
+    for side, row in ratios.items():
+        low, high = row["min_times"], row["max_times"]
         print(
-            f"torch over wflow, both in memory: {ratios['median_times']:.3g} times ({low:.3g} to "
-            f"{high:.3g}); {differ} of {compared} counts differ"
+            f"{side} over wflow in memory: {row['median_times']:.3g} times ({low:.3g} to "
+            f"{high:.3g})"
         )
-    over_torch = None if ratios is None else ratios["median_times"]
+    print(f"{differ} of {compared} counts differ")
+    over_torch = ratios[SIDES[2]]["median_times"] if ratios else None
     write(
         options.json, COMMAND, threads,
         problem={
@@ -184,7 +191,7 @@ def main() -> None:
         },
         seconds=totals,
         seconds_by_dimension=table,
-        torch_over_wflow=ratios,
+        over_wflow=ratios,
         counts={"compared": compared, "differ": differ},
         goals=[
             goal(OVER_TORCH, COMMAND, over_torch, 1.0, least=True, unit="times"),

@@ -142,6 +142,7 @@ def test_a_jump_of_a_subclass_of_a_linear_schedule_is_made():
 
 def test_checks_name_the_path_and_what_to_do():
     process = HeadProcess(Frozen(), START, seed=0, paths=(3, 8))
+    process.D = process.D.copy()  # heads at rest are a view
     process.D[1, 0, 0, 0] = np.inf
     with pytest.raises(BlowUpError, match=r"before time 0\.5 in path 8") as caught:
         process.check_finite(0.5)

@@ -195,6 +195,50 @@ def test_what_heads_at_rest_give_does_not_depend_on_the_other_paths():
         assert np.abs(alone - expected).max() <= 1e-12 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("flow", sorted(FLOWS))
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize(("n", "d"), [(1, 9), (20, 40), (37, 130), (150, 12)])
+def test_diagonal_heads_give_the_bits_of_products(n, d, dtype, flow):
+    """Values that are not the scores are multiplied as matrices, whatever is in them."""
+    rng = np.random.default_rng(n)
+    args = arguments(rng, 2, n, d, 3, size=8.0, flow=flow, drift=False, noise=False, dtype=dtype)
+    x, D, _, *rest = args
+    D *= np.eye(d, dtype=dtype)
+    D[1, 2] *= 75 / np.abs(D[1, 2]).max()  # this head needs a shift
+    of_products = blocked_sums(x, D, D.copy(), *rest[:-1], False)
+    for symmetric in (False, True):
+        v, terms = blocked_sums(x, D, D, *rest[:-1], symmetric)
+        assert np.array_equal(v, of_products[0])
+        assert np.array_equal(terms, of_products[1])
+
+
+@pytest.mark.parametrize("kind", ["any", "symmetric", "diagonal"])
+@pytest.mark.parametrize("shape", [(24, 20, 24, 2), (3, 90, 24, 2), (2, 300, 13, 1)])
+def test_heads_of_all_paths_give_the_bits_of_copies(shape, kind):
+    """Each path by one thread, or shared by threads."""
+    rng = np.random.default_rng(9)
+    x, D, _, none, _, sigma2, *how = arguments(rng, *shape, drift=False, noise=False)
+    D = D[:1] if kind == "symmetric" else np.ascontiguousarray(D[:1] * np.eye(shape[2]))
+    D = rng.normal(size=D.shape) if kind == "any" else D
+    copies = np.repeat(D, len(x), axis=0)
+    before = numba.get_num_threads()
+    expected = blocked_sums(x, copies, copies, none, none, sigma2, *how[:-1], False)
+    try:
+        for threads in sorted({1, before}):
+            numba.set_num_threads(threads)
+            v, terms = blocked_sums(x, D, D, none, none, sigma2, *how[:-1], False)
+            assert np.array_equal(v, expected[0])
+            assert np.array_equal(terms, expected[1])
+    finally:
+        numba.set_num_threads(before)
+    for p in (0, len(x) - 1):
+        alone, one = blocked_sums(
+            x[p : p + 1], D, D, none[:1], none[:1], sigma2[p : p + 1], *how[:-1], False
+        )
+        assert np.array_equal(alone[0], expected[0][p])
+        assert np.array_equal(one[0], expected[1][p])
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_rounding_does_not_grow_with_the_number_of_tokens(dtype):
     rng = np.random.default_rng(6)

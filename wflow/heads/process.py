@@ -22,7 +22,7 @@ from wflow._core.errors import BlowUpError, InputError
 from wflow._core.memory import check_memory
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
 from wflow._core.tableaux import Tableau
-from wflow.heads.laws import QKV, HeadLaw, checked, start_of
+from wflow.heads.laws import QKV, Frozen, HeadLaw, checked, start_of
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 
 # One step of the heads
@@ -140,9 +140,10 @@ class HeadProcess:
         self._checked = checked(law, start.shape)
         self._symmetric = law.symmetric and is_symmetric(start)
         self._normals = CounterNormals(seed)
-        # In C order whatever the number of paths, so that sums are bitwise identical.
-        shared = np.broadcast_to(start, (len(paths), *start.shape))
-        self.D: Matrices = np.array(shared, dtype, order="C")
+        shared = np.broadcast_to(np.asarray(start, dtype), (len(paths), *start.shape))
+        # Heads at rest are those of all paths, once in memory. Others are in C order whatever the
+        # number of paths, so that sums are bitwise identical.
+        self.D: Matrices = shared if isinstance(law, Frozen) else np.array(shared, order="C")
 
     def begin(self, step: int, t: float, dt: float, stages: int = 1) -> HeadStep:
         """The step from t to t + dt, at its left end.
@@ -227,7 +228,8 @@ class HeadProcess:
                 move.stage(node, row)
             after = move.end(tableau.weights)
             good = steps.judge(tried, move.errors(steps.control, after))
-        self.D[tried.rows[good]] = after[good]
+        if after is not before:
+            self.D[tried.rows[good]] = after[good]
         last = move.slopes[-1]
         return with_rows(drift, tried.rows[good], None if last is None else last[good], len(self.D))
 

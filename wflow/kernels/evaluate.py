@@ -164,7 +164,7 @@ def evaluate(
     D_h = D_h^T, which halves the work.
     """
     kind = x.dtype
-    x, score = _dense(x, x.shape, kind), _dense(D, D.shape, kind)
+    x, score = _dense(x, x.shape, kind), _scores(x, D, values is drift is sigma2 is None, sums)
     per_path = (
         x, score, score if values is None else _dense(values, D.shape, kind),
         _dense_or_none(drift, D.shape, kind), _dense_or_none(noise, D.shape, kind),
@@ -194,6 +194,7 @@ def energy_laplacian(
     """Mean gradients (paths, n, d), Laplacians of the energy (paths,) and the estimated relative
     error of the sums (paths,), zero where they are exact; D symmetric.
     """
+    D = _dense(D, D.shape, x.dtype)
     series = _by_series(x, D, sums, symmetric=False)
     fast = partial(LAPLACIAN.fast, tolerance=sums.tolerance)
     exact = LAPLACIAN.exact(sums, x.shape[2])
@@ -280,6 +281,18 @@ def head_sums(
     exact = partial(HEAD_SUMS.exact(sums, x.shape[2]), causal=causal, vectors=vectors)
     fast = partial(HEAD_SUMS.fast, vectors=vectors, tolerance=sums.tolerance)
     return HeadSums(*_path_by_path(series, exact, fast, (x, D, cloud, weights)))
+
+
+def _scores(
+    x: NDArray[np.floating], D: NDArray[np.floating], alone: bool, sums: Sums
+) -> NDArray[np.floating]:
+    """D as the kernels take it: where nothing else belongs to the heads, those for many coordinates
+    take heads that all paths share (a view without steps along them) once.
+    """
+    shared = alone and D.strides[0] == 0 and len(D) > 0
+    if shared and sums.backend == "numba" and x.shape[2] >= BLOCKED_FROM:
+        return _dense(D[:1], (1, *D.shape[1:]), x.dtype)
+    return _dense(D, D.shape, x.dtype)
 
 
 def _by_series(x: NDArray, D: NDArray, sums: Sums, symmetric: bool) -> NDArray[np.bool_]:

@@ -153,7 +153,9 @@ def attempt(
         off = moved(np.zeros_like(before), dt, tableau.error_weights, velocities)
         errors = np.maximum(control.sizes(off), heads.errors(control, after_d))
     good = steps.judge(tried, errors)
-    x[rows[good]], D[rows[good]] = after[good], after_d[good]
+    x[rows[good]] = after[good]
+    if after_d is not heads.D:
+        D[rows[good]] = after_d[good]
     first.put(rows[good], stages[-1].of(good))
     return rows[good], dt[good], [_of(stage.terms, good) for stage in stages]
 

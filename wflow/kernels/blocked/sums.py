@@ -19,6 +19,11 @@ Tasks are independent and every group of tokens has its own fixed order of summa
 threads nor the groups that share a task change a bit.
 """
 
+from functools import cache
+from itertools import accumulate
+from math import prod
+from operator import mul
+
 import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
@@ -45,7 +50,6 @@ from wflow.kernels.pairs.headsums import (
     clear,
     common_scales,
     finish_block,
-    of_path,
     path_terms,
 )
 from wflow.kernels.pairs.sweep import (
@@ -67,11 +71,11 @@ from wflow.kernels.pairs.sweep import (
 
 
 @internal
-def exponentials(s, at, step, count, masked, diagonal, ito, pair, pair_at, m, q, few_at):
+def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, m, q, few_at):
     """u = 2^s in place for `count` tokens j, with their sums added to `m` and `q`.
 
     `step` is 1 or 2 vectors in elements. From token `masked` on, u is multiplied by the rows of
-    `diagonal`.
+    `mask`.
     """
     width = lanes(s)
     zero = splat(s.dtype.type(0.0))
@@ -103,7 +107,7 @@ def exponentials(s, at, step, count, masked, diagonal, ito, pair, pair_at, m, q,
             j = row * step + v
             u = exp2(load(s, at + j))
             if row >= masked:
-                u = u * load(diagonal, (row - masked) * 2 * width + v)
+                u = u * load(mask, (row - masked) * 2 * width + v)
             store(s, at + j, u)
             sum_u = sum_u + u
             if ito:
@@ -237,6 +241,8 @@ MULTIPLY_ADDS_OF_PAIR = 5
 # Groups of one task: they share each panel of tokens and of matrices that the second cache does not
 # hold (_NEAR bytes).
 _GROUPS, _NEAR = 4, 600_000
+# Paths for each thread from which each path is treated by one thread.
+_PATHS_OF_THREAD = 4
 # Bytes of packed matrices of several paths at one time, and of memory kept for them between calls:
 # a fresh page costs several times what it costs to fill.
 _PACKED, _KEPT = 24_000_000, 256_000_000
@@ -259,23 +265,23 @@ def _workspace(groups, n, d, ito, like):
     scores = vectors(most * BLOCK, like)
     pair = vectors(most * rounded(n) if ito else 0, like)
     state = vectors(most * (2 * d + EXTRA), like)
-    diagonal = vectors(4 * lanes(like), like)
-    group_mask(diagonal)
+    mask = vectors(4 * lanes(like), like)
+    group_mask(mask)
     few = (
         vectors(most, like), vectors(most, like), vectors(most, like), vectors(most, like),
         vectors(most, like), vectors(most, like), vectors(2, like),
     )  # fmt: skip
     last = np.empty(5 * 8), np.empty(d * 8)
-    return own, z, S, products, scores, pair, state, diagonal, few, last
+    return own, z, S, products, scores, pair, state, mask, few, last
 
 
 @internal
-def group_mask(diagonal):
+def group_mask(mask):
     """1 where the token j of a group comes no later than that of the lane, else 0."""
-    step = 2 * lanes(diagonal)
+    step = 2 * lanes(mask)
     for j in range(step):
         for lane in range(step):
-            diagonal[j * step + lane] = 1.0 if j <= lane else 0.0
+            mask[j * step + lane] = 1.0 if j <= lane else 0.0
 
 
 @internal
@@ -314,46 +320,83 @@ def _to_panels(n, d, z, at, step, start, at_panels):
             row += panel_n
 
 
+# What the matrices of a path are, by what can be left out.
+GENERAL, SYMMETRIC, DIAGONAL = 0, 1, 2
+
+
 @internal
-def _symmetric(matrices):
-    """Whether all matrices of one path are equal to their transposes."""
-    heads, d, _ = matrices.shape
-    for h in range(heads):
+def _form(matrix, promised):
+    """GENERAL, SYMMETRIC or DIAGONAL; what is `promised` to be symmetric is not GENERAL."""
+    d = len(matrix)
+    off = matrix.dtype.type(0.0)
+    for row in range(d):  # a matrix that is none is mostly found out in its first row
+        for column in range(d):
+            if column != row:
+                off = max(off, abs(matrix[row, column]))
+        if off != 0.0:
+            break
+    if off == 0.0:
+        return DIAGONAL
+    if promised:
+        return SYMMETRIC
+    for row in range(0, d, 8):  # in squares, of which both sides lie in the nearest cache
+        for column in range(0, row + 1, 8):
+            for k in range(row, min(row + 8, d)):
+                for line in range(column, min(column + 8, k)):
+                    if matrix[k, line] != matrix[line, k]:
+                        return GENERAL
+    return SYMMETRIC
+
+
+@internal
+def _image(
+    diagonal, matrix, groups, full, a, packed, at, of_d, out, out_at
+):  # fmt: skip
+    """The product of a matrix, packed from `at` on, and of d rows of each group, to `out`.
+
+    diagonal : whether to multiply by the diagonal of `matrix` alone, which gives the same bits
+    """
+    d = matrix.shape[0]
+    width = lanes(a)
+    zero = np.intp(0)
+    if not diagonal:
+        product(
+            groups, full, a, zero, of_d, packed, at, d * TILE_COLUMNS, d, d, out, out_at, of_d,
+            np.bool_(False),
+        )  # fmt: skip
+        return
+    for g in range(groups):
+        step = 2 * width if g < full else width
         for k in range(d):
-            for line in range(k):
-                if matrices[h, k, line] != matrices[h, line, k]:
-                    return False
-    return True
+            scale = splat(matrix[k, k])
+            mine = g * of_d + k * step
+            for v in range(mine, mine + step, width):
+                store(out, out_at + v, scale * load(a, v))
 
 
 @internal
-def _same(a, b):
-    """Whether the matrices of two paths have the same bits, a and b (heads, d, d)."""
-    one = a.reshape(-1).view(np.uint32)
-    other = b.reshape(-1).view(np.uint32)
-    for first in range(0, one.size, 1024):
-        differ = np.uint32(0)
-        for k in range(first, min(first + 1024, one.size)):
-            differ |= one[k] ^ other[k]
-        if differ != 0:
-            return False
-    return True
+def _of_path(arrays, p):
+    """The heads of one path, which all may share."""
+    own = p if len(arrays.score) == len(arrays.sigma2) else 0
+    return Heads(
+        arrays.score[own], arrays.value[own], arrays.drift[p], arrays.noise[p], arrays.sigma2[p]
+    )
 
 
 @internal
 def _task(
-    phase, x, packed_tokens, matrices, images, arrays, flow, sign, causal, tied, first,
-    groups, space, v, out,
+    begin, end, x, packed_tokens, matrices, images, arrays, flow, sign, causal, tied, diagonal,
+    first, groups, space, v, out,
 ):  # fmt: skip
     """All heads for the tokens of `groups` groups of one path, the first being group `first`.
 
-    phase : 0 for their images, (heads, elements of `size_of_images`), 1 for all else; images
+    begin, end : phases, 0 the images, (heads, elements of `size_of_images`), 1 all else; images
         without elements where D S is a product of D and S
     """
     n, d = x.shape
-    score, _, drift, noise, sigma2 = arrays
+    score, value, drift, noise, sigma2 = arrays
     heads = score.shape[0]
-    own, z_of_task, S, products, scores, pair, state, diagonal, few, last = space
+    own, z_of_task, S, products, scores, pair, state, mask, few, last = space
     m, q, shift, square, power, increment, factors = few
     width = lanes(own)
     two = 2 * width
@@ -378,7 +421,15 @@ def _task(
     by_coordinate = of_images if imaged else panels(n) * panel_d
     # Numbers and not constants of the program, for each of which `product` would be compiled again.
     zero, fresh = np.intp(0), np.bool_(False)
-    if ito and phase == 1:
+    for h in range(heads if imaged and begin == 0 else 0):
+        z_at = first * of_d
+        _image(False, score[h], groups, full, own, matrices[h], zero, of_d, images[h], z_at)
+        for g in range(groups):
+            step = two if g < full else width
+            _to_panels(n, d, images[h], z_at + g * of_d, step, start + g * two, of_images)
+    if end == 1:
+        return
+    if ito:
         product(
             groups, full, own, zero, of_d, packed_tokens, zero, panel_d, d, stop, pair, zero,
             of_pair, fresh,
@@ -394,28 +445,8 @@ def _task(
     for h in range(heads):
         z = images[h] if imaged else z_of_task
         z_at = first * of_d if imaged else 0
-        if phase == 0 or not imaged:
-            product(
-                groups,
-                full,
-                own,
-                zero,
-                of_d,
-                matrices[h],
-                zero,
-                panel_d,
-                d,
-                d,
-                z,
-                z_at,
-                of_d,
-                fresh,
-            )
-        if phase == 0:
-            for g in range(groups):
-                step = two if g < full else width
-                _to_panels(n, d, z, z_at + g * of_d, step, start + g * two, of_images)
-            continue
+        if not imaged:
+            _image(diagonal, score[h], groups, full, own, matrices[h], zero, of_d, z, zero)
         some = False
         for g in range(groups):
             step = two if g < full else width
@@ -434,7 +465,7 @@ def _task(
                 step = two if g < full else width
                 masked = start - j if causal else count
                 exponentials(
-                    scores, g * of_scores, step, count, masked, diagonal, ito, pair,
+                    scores, g * of_scores, step, count, masked, mask, ito, pair,
                     g * of_pair + j * step, m, q, g * two,
                 )  # fmt: skip
             product(
@@ -468,10 +499,8 @@ def _task(
                     at = g * of_d + k
                     store(total, g * two + k, inner(products, at, S, at, step, d))
         if not imaged:
-            product(
-                groups, full, S, zero, of_d, matrices[h], zero if tied else of_matrix, panel_d, d,
-                d, products, zero, of_d, fresh,
-            )  # fmt: skip
+            at = zero if tied else of_matrix
+            _image(diagonal, value[h], groups, full, S, matrices[h], at, of_d, products, zero)
         for g in range(groups):
             step = two if g < full else width
             for k in range(0, step, width):
@@ -480,7 +509,7 @@ def _task(
                     h, shifted[block], d, products, g * of_d + k, step, m, q, arrays,
                     power, increment, shift, square, g * two + k, state, block * of_state, factors,
                 )  # fmt: skip
-    for g in range(groups if phase == 1 else 0):
+    for g in range(groups):
         for k in range(0, two if g < full else width, width):
             block = 2 * g + k // width
             finish_block(
@@ -494,42 +523,47 @@ def _entry_points(source, cache):
     """The compiled function that Python calls."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(x, arrays, flow, sign, causal, tied, repeated, slots, matrices, images, tokens):
-        """See `blocked_sums`; tied: symmetric; repeated: paths with the matrices of the first;
-        slots: loops to share; matrices, images, tokens: workspace of a batch of paths, in which
-        the images of the tokens are empty where they are not wanted."""
+    def sums(x, arrays, flow, sign, causal, tied, diagonal, slots, matrices, images, tokens):
+        """See `blocked_sums`; tied: symmetric; diagonal: their form; slots: loops to share;
+        matrices, images, tokens: workspace of a batch of paths, or of one, in which the matrices of
+        diagonal heads and the images of the tokens are empty where they are not wanted."""
         _ = source  # part of the cache key
         paths, n, d = x.shape
         score, value, drift, noise, sigma2 = arrays
         heads = score.shape[1]
+        shared = len(score) < paths
         width = lanes(x)
         blocks = (n + width - 1) // width
         groups = (blocks + 1) // 2
         ito = sigma2.shape[1] > 0
         of_matrix = panels(d) * TILE_COLUMNS * d
         kinds = matrices.shape[2] // of_matrix
-        tasks = groups
+        imaged = images.shape[2] > 0
+        batch = len(tokens)
+        # A thread that has several paths to itself keeps each in its own cache.
+        whole = not causal and groups <= _GROUPS and paths >= _PATHS_OF_THREAD * slots
+        tasks = 1 if whole else groups
         if not causal and (2 * n + heads * kinds * d) * d * x.itemsize > _NEAR:
             # As few as _GROUPS allows, and every loop has the same number of them.
             share = max(1, slots // paths)
-            tasks = min(groups, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
-        batch = matrices.shape[0]
-        imaged = images.shape[2] > 0
+            tasks = min(tasks, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
         v = np.empty_like(x)
         part = np.zeros((paths, blocks, N_TERMS))
-        packed_for = np.empty(batch, np.int64)  # the path of a batch that has the same matrices
         for first in range(0, paths, batch):
             count = min(batch, paths - first)
-            for p in range(count):
-                packed_for[p] = 0 if repeated[first] and repeated[first + p] else p
-            for job in prange(count * (heads + 1)):
-                p = job // (heads + 1)
-                h = job - p * (heads + 1)
-                if h == heads:
+            of_matrices = 0
+            if kinds > 0 and not (shared and first > 0):
+                of_matrices = heads * (1 if shared else count)
+            for job in prange(of_matrices + (0 if whole else count)):
+                place = np.intp(job)
+                if place >= of_matrices:
+                    p = place - of_matrices
                     pack_transposed(x[first + p], tokens[p], 0)
                     if not imaged:
                         pack(x[first + p], tokens[p], panels(n) * TILE_COLUMNS * d)
-                elif packed_for[p] == p:
+                else:
+                    p = place // heads
+                    h = place - p * heads
                     packed = matrices[p, h]
                     pack(score[first + p, h], packed, 0)
                     at = of_matrix
@@ -541,40 +575,86 @@ def _entry_points(source, cache):
                         at += of_matrix
                     if noise.shape[1] > 0:
                         pack(noise[first + p, h], packed, at)
-            # One loop for both phases: each would be compiled with all the products.
-            for phase in range(0 if imaged else 1, 2):
+            # One loop for all phases: each would be compiled with all the products.
+            for phase in range(0 if imaged and not whole else 1, 2):
                 for slot in prange(slots):
                     space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
                     for task in range(slot, count * tasks, slots):
                         p = task // tasks
                         begin = (task - p * tasks) * groups // tasks
                         end = (task - p * tasks + 1) * groups // tasks
+                        room = np.intp(slot) if whole else np.intp(p)
+                        if whole:
+                            pack_transposed(x[first + p], tokens[room], 0)
+                            if not imaged:
+                                pack(x[first + p], tokens[room], panels(n) * TILE_COLUMNS * d)
                         _task(
-                            phase, x[first + p], tokens[p], matrices[packed_for[p]], images[p],
-                            of_path(arrays, first + p), flow, sign, causal, tied, begin,
+                            0 if whole else phase, phase + 1, x[first + p], tokens[room],
+                            matrices[0 if shared else p], images[room],
+                            _of_path(arrays, first + p), flow, sign, causal, tied, diagonal, begin,
                             end - begin, space, v[first + p], part[first + p],
                         )  # fmt: skip
         return v, path_terms(part, heads, n)
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def still_heads(score, ask):
-        """Which paths have the matrices of the first, itself one, and, where asked, which have
-        symmetric ones."""
+    def forms(score, promised):
+        """What the matrices of each path are, (paths,): GENERAL, SYMMETRIC or DIAGONAL."""
         _ = source  # part of the cache key
-        paths = len(score)
-        repeated = np.empty(paths, np.bool_)
-        symmetric = np.empty(paths, np.bool_)
-        for p in prange(paths):
-            repeated[p] = p == 0 or _same(score[0], score[p])
-            symmetric[p] = ask and (p == 0 or not repeated[p]) and _symmetric(score[p])
+        paths, heads = score.shape[:2]
+        of_head = np.empty((paths, heads), np.int64)
+        for job in prange(paths * heads):
+            p = job // heads
+            of_head[p, job - p * heads] = _form(score[p, job - p * heads], promised)
+        least = np.empty(paths, np.int64)
         for p in range(paths):
-            symmetric[p] = symmetric[0 if repeated[p] else p]
-        return repeated, symmetric
+            least[p] = of_head[p].min()
+        return least
 
-    return sums, still_heads
+    return sums, forms
 
 
-_sums, _still_heads = compiled(_entry_points)
+_sums, _forms = compiled(_entry_points)
+
+
+def _worth_images(heads: int, n: int, d: int, itemsize: int) -> bool:
+    """Whether D S of symmetric heads at rest is formed from the images of the tokens."""
+    size = heads * size_of_images(n, d, 64 // itemsize) * itemsize
+    return n <= IMAGES_TO * d and size <= _KEPT
+
+
+@cache
+def _plan(
+    paths: int, shared: bool, heads: int, kinds: int, imaged: bool, n: int, d: int, itemsize: int
+) -> tuple[int, tuple[slice, ...], tuple[tuple[int, ...], ...]]:
+    """Workspace of paths that are treated together.
+
+    Parameters
+    ----------
+    shared : whether one path has the matrices of all
+    kinds : packed matrices of a head
+    imaged : whether there are images of the tokens
+
+    Returns
+    -------
+    vectors of workspace; places of the matrices, the images and the tokens (twice), and the shapes
+    """
+    width = 64 // itemsize
+    columns = TILE_COLUMNS * panels.py_func(d)
+    sizes = (
+        (heads, kinds * columns * d),
+        (heads, size_of_images(n, d, width) if imaged else 0),
+        (TILE_COLUMNS * panels.py_func(n) * d + columns * n,),
+    )
+    one = [-(-prod(shape) // width) for shape in sizes]
+    batch = max(1, min(paths, _PACKED // (sum(one) * width * itemsize)))
+    counts = (1 if shared else batch, batch, batch)
+    ends = [0, *accumulate(map(mul, counts, one))]
+    shapes = tuple((count, *shape) for count, shape in zip(counts, sizes, strict=True))
+    places = tuple(
+        slice(first * width, first * width + prod(shape))
+        for first, shape in zip(ends, shapes, strict=False)
+    )
+    return ends[-1], places, shapes
 
 
 def blocked_sums(
@@ -594,7 +674,8 @@ def blocked_sums(
     Parameters
     ----------
     x : (paths, n, d) unit tokens
-    score, value, drift, noise, sigma2 : as in `headsums.Heads`
+    score, value, drift, noise, sigma2 : as in `headsums.Heads`; a score (1, heads, d, d) that is
+        the value, of heads at rest, belongs to all paths
     flow : SOFTMAX, UNNORMALISED or EFFECTIVE; sign : -1.0 descent, 1.0 ascent; causal : bool
     symmetric : whether value is score and D_h = D_h^T for all
 
@@ -602,48 +683,33 @@ def blocked_sums(
     -------
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
-    paths, heads, d = score.shape[:3]
-    n = x.shape[1]
-    repeated, imaged = np.zeros(paths, np.bool_), False
-    if (symmetric or value is score) and drift.shape[1] == 0 and noise.shape[1] == 0:
-        # Such heads mostly do not move, and are those of all paths.
-        repeated, equal = _still_heads(score, not symmetric and not causal)
-        if equal.any():
-            if not equal.all():  # what is done for a path does not depend on the others
-                parts = [
-                    (which, x[which], score[which], sigma2[which]) for which in (equal, ~equal)
-                ]
-                v, terms = np.empty_like(x), np.empty((paths, N_TERMS))
-                for which, tokens, matrices, sizes in parts:
-                    none = drift[which]
-                    v[which], terms[which] = blocked_sums(
-                        tokens, matrices, matrices, none, none, sizes, flow, sign, False, False
-                    )
-                return v, terms
-            symmetric = True
-        of_images = heads * size_of_images(n, d, 64 // x.itemsize) * x.itemsize
-        imaged = symmetric and n <= IMAGES_TO * d and of_images <= _KEPT
-    kinds = 2 - symmetric + (drift.shape[1] > 0) + (noise.shape[1] > 0)
-    # Numbers of a path: its matrices, the images of its tokens, and the tokens, twice.
-    width = 64 // x.itemsize
-    columns = TILE_COLUMNS * panels.py_func(d)
-    sizes = (
-        (heads, kinds * columns * d),
-        (heads, size_of_images(n, d, width) if imaged else 0),
-        (1, TILE_COLUMNS * panels.py_func(n) * d + columns * n),
-    )
-    one = [-(-rows * size // width) * width for rows, size in sizes]
-    batch = max(1, min(paths, _PACKED // (sum(one) * x.itemsize)))  # paths treated together
-    space = scratch(batch * sum(one) // width, x.dtype, _KEPT)
-    ends = np.cumsum([0, *one]) * batch
+    (paths, n, d), heads = x.shape, score.shape[1]
+    shared = len(score) < paths
+    tied, diagonal, imaged = symmetric, False, False
+    if (symmetric or value is score) and drift.shape[1] == 0 and noise.shape[1] == 0 and not causal:
+        found = _forms(score, symmetric)  # such heads mostly do not move
+        form = int(found[0])
+        if paths > 1 and (found != form).any():  # a path's sums do not depend on the others
+            v, terms = np.empty_like(x), np.empty((paths, N_TERMS))
+            for which in (found == kind for kind in np.unique(found)):
+                same, none = score[which], drift[which]
+                v[which], terms[which] = blocked_sums(
+                    x[which], same, same, none, none, sigma2[which], flow, sign, causal, symmetric
+                )
+            return v, terms
+        tied, diagonal = form != GENERAL, form == DIAGONAL
+        imaged = form == SYMMETRIC and _worth_images(heads, n, d, x.itemsize)
+    kinds = 0 if diagonal else 2 - tied + (drift.shape[1] > 0) + (noise.shape[1] > 0)
+    size, places, shapes = _plan(paths, shared, heads, kinds, imaged, n, d, x.itemsize)
+    space = scratch(size, x.dtype, _KEPT)
     matrices, images, tokens = (
-        space[first : first + batch * rows * size].reshape(batch, rows, size)
-        for first, (rows, size) in zip(ends, sizes, strict=False)
+        space[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)
     )
     # The number of threads is read here: compiled code that reads it cannot be kept on disk.
-    pairs = paths * heads * n * d * (2 * n + (kinds + 1 - imaged) * d) // MULTIPLY_ADDS_OF_PAIR
+    products = 0 if diagonal else kinds + 1 - imaged
+    pairs = paths * heads * n * d * (2 * n + products * d) // MULTIPLY_ADDS_OF_PAIR
     with threads_for(pairs, PAIRS_OF_THREAD) as slots:
         return _sums(
-            x, Heads(score, value, drift, noise, sigma2), flow, sign, causal, symmetric, repeated,
-            slots, matrices, images, tokens[:, 0],
+            x, Heads(score, value, drift, noise, sigma2), flow, sign, causal, tied, diagonal,
+            slots, matrices, images, tokens,
         )  # fmt: skip

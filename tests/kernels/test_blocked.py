@@ -206,8 +206,8 @@ def test_diagonal_heads_give_the_bits_of_products(n, d, dtype, flow):
     D *= np.eye(d, dtype=dtype)
     D[1, 2] *= 75 / np.abs(D[1, 2]).max()  # this head needs a shift
     of_products = blocked_sums(x, D, D.copy(), *rest[:-1], False)
-    for symmetric in (False, True):
-        v, terms = blocked_sums(x, D, D, *rest[:-1], symmetric)
+    for promised in (False, True):
+        v, terms = blocked_sums(x, D, D, *rest[:-1], promised)
         assert np.array_equal(v, of_products[0])
         assert np.array_equal(terms, of_products[1])
 

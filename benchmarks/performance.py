@@ -40,6 +40,9 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ),
     ("Start-up", "startup", sections.startup),
     ("Many paths on several workers", "dask_scaling", sections.anything),
+    ("Wasserstein distances", "transport", sections.transport),
+    ("A step of minimizing movements", "jko_step", sections.jko_step),
+    ("Clustering phase diagram", "clustering_grid", sections.clustering_grid),
     ("Digests of run files", "digests", sections.anything),
     ("On a GPU", "gpu_particles", sections.gpu_particles),
     ("Continuous-time networks", "continuous_networks", sections.anything),
@@ -56,9 +59,7 @@ HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.js
 
 runs every benchmark and writes this page; the figures are in `benchmarks/results/*.json`. In each
 benchmark the variants run in turn, round after round, so that a drift of the machine's speed hits
-all of them; a figure is the median over the rounds, with the smallest and the largest. The speed
-of transport, minimizing movements and phase diagrams has
-[a separate page](results/geometry_speed.md).
+all of them; a figure is the median over the rounds, with the smallest and the largest.
 """
 
 

@@ -346,6 +346,76 @@ def rwpo(document: Document) -> str:
     return "\n\n".join(parts)
 
 
+def transport(document: Document) -> str:
+    """Wasserstein distances beside POT, by problem, by size, and along runs."""
+    problem = document["problem"]
+    run = problem["series"]
+    parts = [
+        made_by(document),
+        f"W₂ of two clouds of {problem['n']:,} uniform tokens, and the distances of the "
+        f"{run['times']} snapshots of a run of {run['steps']:,} steps (n = {run['n']}, d = "
+        f"{run['d']}, H = {run['heads']}, Ornstein-Uhlenbeck heads) to its last one. *Sphere*: S², "
+        "geodesic cost; POT: arccos of the products, squared, and `ot.emd2`. *Chordal*: the chord "
+        "as cost. *Weighted*: random weights on one cloud, the network simplex of POT in both. "
+        "*Circle*: S¹, in wflow the closed form. *Time series*: `wflow.transport.over_time` from "
+        "the run file; POT: a loop with all snapshots in memory.",
+        rows_table([{"variant": name} | row for name, row in document["times"].items()]),
+        "By kind of clouds and number of tokens:",
+        _sides(document["sizes"], ("wflow", "POT")),
+        "Distances along a run in one call, each from the assignment before, and in single calls:",
+        _sides(document["series"], ("over_time", "w2")),
+    ]
+    return "\n\n".join(parts)
+
+
+def _sides(rows: Sequence[Document], sides: Sequence[str]) -> str:
+    """A table of rows with a spread of milliseconds for each side."""
+    return table([
+        {key: _plain(value) for key, value in row.items() if _is_plain(value)}
+        | {f"{side}, ms": spread_cell(row[side]) for side in sides}
+        for row in rows
+    ])  # fmt: skip
+
+
+def jko_step(document: Document) -> str:
+    """A step of minimizing movements beside SciPy and torch."""
+    problem = document["problem"]
+    return "\n\n".join([
+        made_by(document),
+        f"n = {problem['n']}, d = {problem['d']}, tau = {problem['tau']}; the same problem to the "
+        "same tolerance by `wflow.jko.step`, by SciPy's L-BFGS with gradients in NumPy (einsum), "
+        "and by torch's L-BFGS with autograd.",
+        rows_table(document["rows"]),
+    ])  # fmt: skip
+
+
+def clustering_grid(document: Document) -> str:
+    """The phase diagram: seconds of each side, whole and by dimension."""
+    problem, counts = document["problem"], document["counts"]
+    cells = len(problem["betas"]) * len(problem["dims"])
+    return "\n\n".join([
+        made_by(document),
+        f"The {cells} cells of `studies/clustering.py` at its defaults, {problem['starts']} runs "
+        f"each: n = {problem['n']}, d from {min(problem['dims'])} to {max(problem['dims'])}, "
+        f"{round(problem['t_final'] / problem['dt'])} steps of {problem['scheme']}, and the number "
+        "of clusters at three times. In memory, without run files, as torch does it: batched "
+        "matrix products without autograd. The heads are beta I, a matrix like any other to torch; "
+        "wflow sees that it is diagonal. *torch, beta x* multiplies by the number in its place.",
+        table([
+            {"all cells": side, "s, median (min to max)": spread_cell(row, "s")}
+            for side, row in document["seconds"].items()
+        ]),
+        table([
+            {"over wflow in memory": side, "times, median (min to max)": spread_cell(row, "times")}
+            for side, row in document["over_wflow"].items()
+        ]),
+        "Seconds by dimension:",
+        rows_table([{"d": d} | row for d, row in document["seconds_by_dimension"].items()]),
+        f"Counts of clusters that differ between them: {counts['differ']} of "
+        f"{counts['compared']:,}.",
+    ])  # fmt: skip
+
+
 def plain_times(times: Mapping[str, Any]) -> str:
     """A table of name -> figures with median_ms, min_ms and max_ms."""
     return table([

@@ -20,17 +20,32 @@ OVERHEAD = "overhead of workers against the serial run, tasks of 5 s"
 WORKERS = "two workers over one, share of the gain of two threads in registers"
 DIGESTS = "digests, share of a run"
 SERIES = "50 distances along a run over 50 single ones, n = 200"
+LONG_SERIES = "50 distances along a run over 50 single ones, n = 2,000"
+PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
+MEMORY = "memory of `ou_heads --heads 64 --paths 16` (MB)"
+GRID = "phase diagram with its run files"
+FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
-    SHARE: "the limit keeps everything in registers. Tied heads add the second use of each kernel "
-    "value to memory, and still take less time for a pair than general ones, which come nearer; a "
-    "step of n = 200, H = 8 lasts some 0.2 ms, and starting two threads is part of it",
-    SINGLE: "mostly where a step lasts 0.3 ms or less: what it does besides the pair sums does not "
-    "shrink with the precision",
+    SHARE: "the limit keeps everything in registers. At n = 200, d = 3 a tied step takes 0.45 ms "
+    "with 8 heads and 2.8 ms with 64: 0.12 ms of both do not depend on the heads, which is two "
+    "starts of threads, what ends a token, and Python. One thread alone reaches 83 % with 8 heads",
+    PRODUCTS: "the rate of products itself wandered between 24 and 34 Gflop/s on this machine; "
+    "`matrix_rate.py`, run after it, found 69 % at n = 200 and 89 % at n = 2,000",
+    SINGLE: "n = 200, H = 8 alone: steps below 0.3 ms, of which 0.1 ms does not shrink with the "
+    "precision; and d = 8, whose fastest rounds are 1.8 times apart",
+    MEMORY: "libraries: with compiled code on disk this machine needs 431 MB for the same "
+    "paths over a short time, as did the version that needed 383 MB elsewhere",
+    FIRST: "compilation, which takes some 20 s of the slow cores of this machine",
+    GRID: "as torch, it takes two to three times as long here as on the machine of which the goal "
+    "was asked; run files add a quarter to a third",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
     "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one, and "
     "halves the searches alone (119 to 60 ms). The costs of all pairs, 18 ms, and Python are left",
+    LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots, so that "
+    "a start from the assignment before leaves most rows; those distances are solved as single "
+    "ones, which have become five times as fast as they were",
     OVERHEAD: "a task of five seconds holds one to three of the 24 paths; what a step does besides "
     "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
     "the paths of one batch, all 24 in the serial run",
@@ -159,7 +174,7 @@ STUDY_MEMORY = "peak memory of ou_heads --heads 64 --paths 16 (MB)"
 PLACES: dict[str, tuple[Place, ...]] = {
     "exact_sums": (
         Place(SHARE, 0.8, True, "%"),
-        Place("exact sums, share of the rate of matrix products, d = 64", 0.7, True, "%"),
+        Place(PRODUCTS, 0.7, True, "%"),
         Place(SINGLE, 1.8, True, "times"),
     ),
     "fused_step": (
@@ -170,15 +185,12 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "times",
             lambda document: document["figures"]["speedup over einsum numpy"],
         ),
-        Place(
-            "memory of `ou_heads --heads 64 --paths 16` (MB)",
-            400.0,
-            False,
-            "",
-            lambda document: document["figures"][STUDY_MEMORY],
-        ),
+        Place(MEMORY, 400.0, False, "", lambda document: document["figures"][STUDY_MEMORY]),
     ),
-    "startup": (Place("second start of a study begins stepping", 2.0, False, "s"),),
+    "startup": (
+        Place("second start of a study begins stepping (s)", 2.0, False),
+        Place(FIRST, 12.0, False),
+    ),
     "fast_sums": (
         Place("fast sums over exact ones, n = 20,000, H = 8, d = 3", 20.0, True, "times"),
         Place("fast sums over exact ones, n = 100,000, H = 8, d = 3", 100.0, True, "times"),
@@ -201,11 +213,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "transport": (
         Place("W₂ over POT's emd2, the slowest of 50 to 5,000 tokens", 1.0, False, "times"),
         Place(SERIES, 0.5, False, "times"),
-        Place("50 distances along a run over 50 single ones, n = 2,000", 0.5, False, "times"),
+        Place(LONG_SERIES, 0.5, False, "times"),
     ),
     "clustering_grid": (
         Place("phase diagram in memory, time of torch over that of wflow", 1.0, True, "times"),
-        Place("phase diagram with its run files", 20.0, False, "s"),
+        Place(GRID, 20.0, False, "s"),
     ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
     "continuous_networks": (

@@ -80,6 +80,11 @@ def test_potentials_prove_the_permutation_optimal(kind, n):
     assert_optimal(costs, solved(costs))
 
 
+def parts_of(n: int) -> list[int]:
+    """The problems that are begun by a part, where each is."""
+    return [n, *parts_of(-(-n // 4))] if n > own.WHOLE else []
+
+
 @pytest.mark.parametrize("width", [1e-2, 1e-4, 0.0])
 @pytest.mark.parametrize("n", [own.WHOLE + 1, 1500, 2300])
 def test_rows_that_lack_their_best_column_start_from_a_part(n, width, monkeypatch):
@@ -92,7 +97,7 @@ def test_rows_that_lack_their_best_column_start_from_a_part(n, width, monkeypatc
     monkeypatch.setattr(own, "_from_part", watched)
     costs = squares(tokens.uniform(n, 3, seed=0), clusters(n, width, 1))
     assert_optimal(costs, solved(costs))
-    assert begun == ([n, -(-n // 4)] if n > 4 * own.WHOLE else [n])
+    assert begun == parts_of(n)
 
 
 def test_a_part_does_not_cost_the_precision_of_small_costs(monkeypatch):
@@ -112,7 +117,7 @@ def test_a_part_does_not_cost_the_precision_of_small_costs(monkeypatch):
 
     monkeypatch.setattr(own, "_from_part", watched)
     found = solved(costs)
-    assert begun == [n]
+    assert begun == parts_of(n)
     assert costs[np.arange(n), found.columns].sum() == pytest.approx(want, rel=1e-13)
 
 

@@ -7,7 +7,7 @@ The method is that of Jonker and Volgenant. Given any v, each row takes its colu
 C_ij - v_j, where that is free. Each row that is left starts a search of Dijkstra over the reduced
 costs C_ij - u_i - v_j >= 0, whose shortest path to a free column is turned over. The potentials of
 the columns that the search has closed fall, no potential rises. A search in a dense matrix reads
-whole rows, which is as fast as can be up to some hundred columns. Beyond, the columns are in an
+whole rows, which is as fast as can be up to a hundred columns or two. Beyond, the columns are in an
 order in which near ones follow each other, in blocks of 32, and for every row and block a lower
 bound of C_ij - v_j is kept, which stays one when v falls. The search reads a block of a row only
 when it has come as far as its bound: in clouds of tokens two to ten blocks, and none whose columns
@@ -21,7 +21,8 @@ the potentials by
 
 which makes pairs of the old permutation equalities again as far as it is still optimal; rows whose
 pair is one keep it. Any start leads to an optimal permutation; where several are optimal, not
-always to the same one.
+always to the same one. Where tokens have moved by more than their spacing since that problem, most
+rows are left, and the problem is solved as if it were the first.
 
 Where columns lie in tight clusters, nearly every row has its least cost in a cluster that is full
 already, and each search goes through whole clusters. Then the problem of every fourth row and
@@ -52,10 +53,11 @@ BLOCK = 32  # columns, four vectors
 _LANES = 8
 _INF = np.inf
 _LARGEST = 1e300  # of the costs: sums and differences of them are doubles
-WHOLE = 512  # columns up to which searches read whole rows
+WHOLE = 128  # columns up to which searches read whole rows
 _SAMPLE = 32  # rows by which near columns are recognised
 _ROUNDS = 4  # of lowered potentials, for a start from another solution
 _MANY = 0.75  # share of the rows that are left, from which on a start from a part is faster
+_MOVED = 0.6  # share that a start from another solution leaves, up to which it is kept
 _PART = 4  # of the rows and columns one is solved for first
 _SMALL = 1e-4  # mean cost over the size of v, below which the rounding of v would be felt
 _BATCH = 1 << 28  # columns that searches may read before Ctrl-C is heard: a second or so
@@ -412,9 +414,12 @@ def solve(costs: FloatArray, start: Solution | None = None) -> Solution:
         v[:n] = start.v
         _lower(flat, n, width, v, column_of, _ROUNDS)
         v[:n] -= v[:n].max()  # along a series they would fall for ever
-        found = _searched(costs, _begun(costs, v, column_of))
-        if _precise(costs, found):
-            return found
+        begun = _begun(costs, v, column_of)
+        if n <= WHOLE or begun.left.size <= _MOVED * n:
+            found = _searched(costs, begun)
+            if _precise(costs, found):
+                return found
+        v = np.zeros(width)
     _least_by_column(flat, n, width, v)
     begun = _begun(costs, v, np.full(n, -1))
     if n > WHOLE and begun.left.size > _MANY * n:

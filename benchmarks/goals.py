@@ -34,8 +34,8 @@ WHY: dict[str, str] = {
     "`matrix_rate.py`, run after it, found 69 % at n = 200 and 89 % at n = 2,000",
     SINGLE: "n = 200, H = 8 alone: steps below 0.3 ms, of which 0.1 ms does not shrink with the "
     "precision; and d = 8, whose fastest rounds are 1.8 times apart",
-    MEMORY: "libraries: with compiled code on disk this machine needs 431 MB for the same "
-    "paths over a short time, as did the version that needed 383 MB elsewhere",
+    MEMORY: "libraries: with compiled code on disk this machine needs 431 MB for the same paths "
+    "over a short time, as did the version that needed 383 MB elsewhere",
     FIRST: "compilation, which takes some 20 s of the slow cores of this machine",
     GRID: "as torch, it takes two to three times as long here as on the machine of which the goal "
     "was asked; run files add a quarter to a third",
@@ -46,9 +46,8 @@ WHY: dict[str, str] = {
     "halves the searches alone (119 to 60 ms). The costs of all pairs, 18 ms, and Python are left",
     SLOWEST: "500 tokens to clusters; measured before searches by blocks began at 129 tokens, "
     "with which the same took 13 ms in place of 63 on a busy machine",
-    LONG_SERIES: "measured before starts that lie far were left; the run moves its tokens by one to two spacings between snapshots, so that "
-    "a start from the assignment before leaves most rows; those distances are solved as single "
-    "ones, which have become five times as fast as they were",
+    LONG_SERIES: "measured before starts that lie far were left; the run moves its tokens by one "
+    "to two spacings between snapshots, so that a start from the assignment before leaves most rows",
     OVERHEAD: "a task of five seconds holds one to three of the 24 paths; what a step does besides "
     "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
     "the paths of one batch, all 24 in the serial run",

@@ -47,7 +47,7 @@ WHY: dict[str, str] = {
     SLOWEST: "500 tokens to clusters; measured before searches by blocks began at 129 tokens, "
     "with which the same took 13 ms in place of 63 on a busy machine",
     LONG_SERIES: "measured before starts that lie far were left; the run moves its tokens by one "
-    "to two spacings between snapshots, so that a start from the assignment before leaves most rows",
+    "to two spacings between snapshots, so that a start from the assignment before leaves most",
     OVERHEAD: "a task of five seconds holds one to three of the 24 paths; what a step does besides "
     "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
     "the paths of one batch, all 24 in the serial run",

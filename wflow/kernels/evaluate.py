@@ -164,7 +164,8 @@ def evaluate(
     D_h = D_h^T, which halves the work.
     """
     kind = x.dtype
-    x, score = _dense(x, x.shape, kind), _scores(x, D, values is drift is sigma2 is None, sums)
+    alone = values is None and drift is None and noise is None and sigma2 is None
+    x, score = _dense(x, x.shape, kind), _scores(x, D, alone, sums)
     per_path = (
         x, score, score if values is None else _dense(values, D.shape, kind),
         _dense_or_none(drift, D.shape, kind), _dense_or_none(noise, D.shape, kind),

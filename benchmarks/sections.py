@@ -352,7 +352,7 @@ def transport(document: Document) -> str:
     run = problem["series"]
     parts = [
         made_by(document),
-        f"W₂ of two clouds of {problem['n']:,} uniform tokens, and the distances of the "
+        f"$W_2$ of two clouds of {problem['n']:,} uniform tokens, and the distances of the "
         f"{run['times']} snapshots of a run of {run['steps']:,} steps (n = {run['n']}, d = "
         f"{run['d']}, H = {run['heads']}, Ornstein-Uhlenbeck heads) to its last one. *Sphere*: S², "
         "geodesic cost; POT: arccos of the products, squared, and `ot.emd2`. *Chordal*: the chord "

@@ -220,7 +220,7 @@ def main() -> None:
         warm = series(options.rounds, Path(folder))
 
     goals = [
-        goal("W₂ over POT's emd2, the slowest of 50 to 5,000 tokens", COMMAND,
+        goal("$W_2$ over POT's emd2, the slowest of 50 to 5,000 tokens", COMMAND,
              max(row["times POT"] for row in sizes), 1.0, least=False, unit="times"),
         *(goal(f"50 distances along a run over 50 single ones, n = {row['n']:,}", COMMAND,
                row["times w2"], 0.5, least=False, unit="times") for row in warm),

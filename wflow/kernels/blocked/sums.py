@@ -519,6 +519,15 @@ def _task(
             )  # fmt: skip
 
 
+@internal
+def _pack_tokens(x, imaged, packed):
+    """The tokens of a path as right factors: X^T for scores, then X for S unless images give it."""
+    n, d = x.shape
+    pack_transposed(x, packed, 0)
+    if not imaged:
+        pack(x, packed, panels(n) * TILE_COLUMNS * d)
+
+
 def _entry_points(source, cache):
     """The compiled function that Python calls."""
 
@@ -558,9 +567,7 @@ def _entry_points(source, cache):
                 place = np.intp(job)
                 if place >= of_matrices:
                     p = place - of_matrices
-                    pack_transposed(x[first + p], tokens[p], 0)
-                    if not imaged:
-                        pack(x[first + p], tokens[p], panels(n) * TILE_COLUMNS * d)
+                    _pack_tokens(x[first + p], imaged, tokens[p])
                 else:
                     p = place // heads
                     h = place - p * heads
@@ -585,9 +592,7 @@ def _entry_points(source, cache):
                         end = (task - p * tasks + 1) * groups // tasks
                         room = np.intp(slot) if whole else np.intp(p)
                         if whole:
-                            pack_transposed(x[first + p], tokens[room], 0)
-                            if not imaged:
-                                pack(x[first + p], tokens[room], panels(n) * TILE_COLUMNS * d)
+                            _pack_tokens(x[first + p], imaged, tokens[room])
                         _task(
                             0 if whole else phase, phase + 1, x[first + p], tokens[room],
                             matrices[0 if shared else p], images[room],

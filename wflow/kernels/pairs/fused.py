@@ -55,7 +55,7 @@ from wflow.kernels.pairs.sweep import (
 # which the operating system provides slowly.
 
 _ALIGNMENT = 64  # bytes: a vector that straddles two cache lines costs two accesses
-_KEPT_BYTES = 1 << 25  # unless the caller says otherwise: longer steps do not notice
+_KEPT_BYTES = 1 << 27  # unless the caller says otherwise
 
 
 class _Kept(threading.local):
@@ -84,7 +84,7 @@ def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[n
 
 # Each direction of a pair computed separately
 # --------------------------------------------
-# For general heads, causal attention, and dimensions without a symmetric loop. Cost of an ordered
+# For general heads, causal attention, and dimensions without loops of their own. Cost of an ordered
 # pair, in multiply-adds (double precision): d for the score, 13 for the exponential, d + 2 for the
 # sums: 21 at d = 3.
 
@@ -436,14 +436,16 @@ def make_symmetric(dim: int, shifts: bool):
                 tops[h] = top
             clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
         chunks = (rows + chunk - 1) // chunk
-        for c in range(chunks):
-            # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
-            turn = (chunks - 1 - c) % (2 * strips)
-            if min(turn, 2 * strips - 1 - turn) != strip:
-                continue
-            first = c * chunk
-            last = min(first + chunk, rows)
-            for low in range(0, last // width, _TILE_BLOCKS):
+        # Tiles of tokens i outside: what belongs to them stays in the second cache while the chunks
+        # pass. Every sum receives its shares in the order that it would with chunks outside.
+        for low in range(0, blocks, _TILE_BLOCKS):
+            for c in range(low * width // chunk, chunks):
+                # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
+                turn = (chunks - 1 - c) % (2 * strips)
+                if min(turn, 2 * strips - 1 - turn) != strip:
+                    continue
+                first = c * chunk
+                last = min(first + chunk, rows)
                 high = min(low + _TILE_BLOCKS, last // width)
                 pair_at = -low * step - first * width
                 if ito:
@@ -526,7 +528,7 @@ def make_absorb(dim: int, shifts: bool):
 # of a task, which share the table of pairs; blocks of a task that follows; up to which n the sums
 # per token are worth their memory.
 _NEAR_BYTES, _HEAD_BYTES, _TASK_HEADS, _TASK_BLOCKS = 1 << 18, 1 << 26, 16, 8
-SYMMETRIC_TOKENS, _SYMMETRIC_DIMENSION = 200_000, 6
+SYMMETRIC_TOKENS = 200_000
 # A thread that has fewer pairs, some 0.05 ms of work, takes longer to wake than it helps.
 PAIRS_OF_THREAD = 100_000
 
@@ -558,11 +560,31 @@ def _plan(
     strips = strips_for(n)
     per_head = strips * blocks * (d + 2)
     near = workers * _NEAR_BYTES // 64 // per_head
-    batch = max(1, min(heads, max(near, _TASK_HEADS), _HEAD_BYTES // 64 // per_head))
+    most = max(1, min(heads, max(near, _TASK_HEADS), _HEAD_BYTES // 64 // per_head))
+    batch = -(-heads // -(-heads // most))  # of nearly the same size
     together = max(1, min(paths, near // batch))
     space = space_of_sums(d, n, min(batch, _TASK_HEADS), width)
     kept = together * (batch * per_head + blocks * (2 * d + EXTRA))
     return Plan(workers, space, strips, batch, together), workers * space + kept
+
+
+@internal
+def heads_of_task(paths, heads, strips, workers):
+    """Heads of each task of tied heads, so that all workers have the same number of tasks.
+
+    Strips are not quite equal: where one path has one for each worker, two groups of heads make up
+    for it. The table of pairs, which belongs to a task, costs a fifth of the sums of a head.
+    """
+    groups = (heads + _TASK_HEADS - 1) // _TASK_HEADS
+    if paths * groups == 1 and 1 < strips <= workers:
+        groups = min(2, heads)
+    while (
+        groups < heads
+        and paths * groups * strips % workers != 0
+        and paths * groups * strips < 8 * workers
+    ):
+        groups += 1
+    return (heads + groups - 1) // groups
 
 
 @internal
@@ -666,15 +688,18 @@ def _sums_of_dimension(dim: int, both: bool, shifts: bool):
                 for head in range(0, all_heads, batch):
                     heads = min(batch, all_heads - head)
                     # How heads are divided among tasks does not change a bit.
-                    share = max(1, min(count * heads * strips // workers, _TASK_HEADS))
+                    share = heads_of_task(count, heads, strips, workers)
                     groups = (heads + share - 1) // share
                     tasks = count * groups * strips
                     for worker in prange(workers):
                         mine = scratch[worker * space : (worker + 1) * space]
                         for task in range(worker, tasks, workers):
-                            p = task // (groups * strips)
-                            strip = task % strips
-                            low = (task // strips - p * groups) * share
+                            unit = task // strips
+                            strip = task - unit * strips
+                            if unit % 2 == 1:  # a worker that had a long strip has a short one
+                                strip = strips - 1 - strip
+                            p = unit // groups
+                            low = (unit - p * groups) * share
                             some = min(share, heads - low)
                             here = p * per_path + low * strips * size
                             _symmetric_sums(
@@ -723,7 +748,7 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     """
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
-    both = bool(symmetric) and 2 <= d <= _SYMMETRIC_DIMENSION and n <= SYMMETRIC_TOKENS
+    both = bool(symmetric) and own_loops and n <= SYMMETRIC_TOKENS
     heads = score.shape[1]
     arrays = Heads(score, value, drift, noise, sigma2)
     # |D^T x| <= d max |D_kl|; a NaN counts as large.

@@ -21,31 +21,24 @@ OVERHEAD = "overhead of workers against the serial run, tasks of 5 s"
 WORKERS = "two workers over one, share of the gain of two threads in registers"
 DIGESTS = "digests, share of a run"
 SERIES = "50 distances along a run over 50 single ones, n = 200"
-SLOWEST = "$W_2$ over POT's emd2, the slowest of 50 to 5,000 tokens"
 LONG_SERIES = "50 distances along a run over 50 single ones, n = 2,000"
 PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
 MEMORY = "memory of `ou_heads --heads 64 --paths 16` (MB)"
-GRID = "phase diagram with its run files"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
     SHORT: "the limit keeps everything in registers. On one thread a step takes at d = 3 "
     "14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes 2.4, "
     "what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads halve "
     "the heads and half of that. Python takes another 5 us of each call",
-    MEMORY: "libraries: with compiled code on disk this machine needs 431 MB for the same paths "
-    "over a short time, as did the version that needed 383 MB elsewhere",
-    FIRST: "compilation, which takes some 20 s of the slow cores of this machine",
-    GRID: "as torch, it takes two to three times as long here as on the machine of which the goal "
-    "was asked; run files add a quarter to a third",
+    MEMORY: "libraries: an earlier version that needed 383 MB with older ones needs as much as "
+    "this one with those of today",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
     "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one, and "
     "halves the searches alone (119 to 60 ms). The costs of all pairs, 18 ms, and Python are left",
-    SLOWEST: "500 tokens to clusters; measured before searches by blocks began at 129 tokens, "
-    "with which the same took 13 ms in place of 63 on a busy machine",
-    LONG_SERIES: "measured before starts that lie far were left; the run moves its tokens by one "
-    "to two spacings between snapshots, so that a start from the assignment before leaves most",
+    LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots, so that a "
+    "start from the assignment before leaves most rows to be searched for, and is given up",
     OVERHEAD: "a task of five seconds holds one to three of the 24 paths; what a step does besides "
     "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
     "the paths of one batch, all 24 in the serial run",
@@ -212,13 +205,13 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("digests checked by verify", 500.0, True, "MB/s"),
     ),
     "transport": (
-        Place(SLOWEST, 1.0, False, "times"),
+        Place("$W_2$ over POT's emd2, the slowest of 50 to 5,000 tokens", 1.0, False, "times"),
         Place(SERIES, 0.5, False, "times"),
         Place(LONG_SERIES, 0.5, False, "times"),
     ),
     "clustering_grid": (
         Place("phase diagram in memory, time of torch over that of wflow", 1.0, True, "times"),
-        Place(GRID, 20.0, False, "s"),
+        Place("phase diagram with its run files", 20.0, False, "s"),
     ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
     "continuous_networks": (

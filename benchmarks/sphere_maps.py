@@ -16,8 +16,9 @@ that does not grow with n, by the same code); they differ in what is done per to
 
 Where only the gradient of the sum of all m_h counts (unnormalised), the libraries evaluate that
 alone; wflow also returns the energy and its terms. A library gets the largest epsilon at which its
-velocity is within the tolerance of the exact one, measured at a few tokens. Libraries that are not
-installed are reported as missing. ducc0 is GPL: it is used here and nowhere else.
+velocity is within the tolerance of the exact one, measured at a few tokens, and in another row the
+largest at which it is as accurate as that of wflow, 1e-13. Libraries that are not installed are
+reported as missing. ducc0 is GPL: it is used here and nowhere else.
 """
 
 import argparse
@@ -45,7 +46,9 @@ from wflow.study.frame import machine
 COMMAND = "python benchmarks/sphere_maps.py"
 TOLERANCE = 1e-10
 FLOWS = {"softmax": SOFTMAX, "unnormalised": UNNORMALISED}
-EPSILONS = (1e-9, 1e-10, 1e-11, 1e-12)
+EPSILONS = (1e-9, 1e-10, 1e-11, 1e-12, 1e-13, 1e-14)
+# What the error of a library may be, and how its side is called then: as asked, as wflow's is.
+ACCURACIES = {TOLERANCE: "{}", 1e-13: "{} to 1e-13"}
 HEADS_AT_ONCE = 8  # transforms of finufft that share the kernel values of a token
 LIBRARIES = {3: ("ducc0", "finufft"), 2: ("finufft",)}
 Floats = NDArray[np.float64]
@@ -337,12 +340,15 @@ def measure(n: int, d: int, heads: int, flow: str, rounds: int) -> dict[str, Any
         if library(name) is None:
             continue
         side = {"ducc0": ducc, "finufft": finufft_sphere if d == 3 else finufft_circle}[name]
-        for epsilon in EPSILONS:
-            found = error(side(x, D, flow, epsilon))
-            rows[name] = {"error": found, "epsilon": epsilon}
-            if found <= TOLERANCE:
-                break
-        sides[name] = partial(side, x, D, flow, rows[name]["epsilon"])
+        errors = {}
+        for most, called in ACCURACIES.items():
+            for epsilon in EPSILONS:
+                if epsilon not in errors:
+                    errors[epsilon] = error(side(x, D, flow, epsilon))
+                if errors[epsilon] <= most:
+                    break
+            rows[called.format(name)] = {"error": errors[epsilon], "epsilon": epsilon}
+            sides[called.format(name)] = partial(side, x, D, flow, epsilon)
     taken = in_turn(sides, rounds)
     for name, row in rows.items():
         row |= spread(taken[name])
@@ -390,17 +396,22 @@ def main() -> None:
 
 
 def goals(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ours against the fastest library, the worst of all sizes."""
+    """Ours against the fastest library, the worst of all sizes, at either accuracy."""
     found = []
     for d in (3, 2):
-        ratios = []
-        for case in cases:
-            others = [row["median_ms"] for name, row in case["rows"].items() if name != "wflow"]
-            if case["d"] == d and others:
-                ratios.append(min(others) / case["rows"]["wflow"]["median_ms"])
-        what = f"fastest of {' and '.join(LIBRARIES[d])} over wflow's fast sums, d = {d}, worst"
-        worst = min(ratios) if ratios else None
-        found.append(goal(what, COMMAND, worst, 1.0, least=True))
+        for most, called in ACCURACIES.items():
+            names = {called.format(name) for name in LIBRARIES[d]}
+            ratios = []
+            for case in cases:
+                others = [row["median_ms"] for name, row in case["rows"].items() if name in names]
+                if case["d"] == d and others:
+                    ratios.append(min(others) / case["rows"]["wflow"]["median_ms"])
+            what = (
+                f"fastest of {' and '.join(LIBRARIES[d])} at {most:.0e} over wflow's fast sums, "
+                f"d = {d}, worst"
+            )
+            worst = min(ratios) if ratios else None
+            found.append(goal(what, COMMAND, worst, 1.0, least=True, unit="times"))
     return found
 
 

@@ -30,8 +30,8 @@ WHY: dict[str, str] = {
     "14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes 2.4, "
     "what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads halve "
     "the heads and half of that. Python takes another 5 us of each call",
-    MEMORY: "libraries: an earlier version that needed 383 MB with older ones needs as much as "
-    "this one with those of today",
+    MEMORY: "compilation and libraries: a version that needed 383 MB on another machine needed as "
+    "much as this one where both were measured, 431 MB with compiled code on disk",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "

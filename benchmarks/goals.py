@@ -39,9 +39,9 @@ WHY: dict[str, str] = {
     "halves the searches alone (119 to 60 ms). The costs of all pairs, 18 ms, and Python are left",
     LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots, so that a "
     "start from the assignment before leaves most rows to be searched for, and is given up",
-    OVERHEAD: "a task of five seconds holds one to three of the 24 paths; what a step does besides "
+    OVERHEAD: "a task of five seconds holds some of the paths; what a step does besides "
     "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
-    "the paths of one batch, all 24 in the serial run",
+    "the paths of one batch, all of them in the serial run",
     WORKERS: "besides what a step does in Python, the last tasks do not end together, and the file "
     "is finished and opened by one process",
     WRAPPER: "what is added to the loop is the cost. Its pass over the velocities forward takes "

@@ -30,13 +30,15 @@ WHY: dict[str, str] = {
     "14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes 2.4, "
     "what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads halve "
     "the heads and half of that. Python takes another 5 us of each call",
+    FIRST: "the machine's speed drifts by a sixth: the same start took 11.4 to 13.5 s within hours. "
+    "Two thirds are LLVM, which optimises and translates the sums of symmetric heads",
     MEMORY: "compilation and libraries: a version that needed 383 MB on another machine needed as "
     "much as this one where both were measured, 431 MB with compiled code on disk",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
-    "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one, and "
-    "halves the searches alone (119 to 60 ms). The costs of all pairs, 18 ms, and Python are left",
+    "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one. The "
+    "assignments alone take 18 ms in place of 30; costs of all pairs, reading and Python are left",
     LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots, so that a "
     "start from the assignment before leaves most rows to be searched for, and is given up",
     OVERHEAD: "a task of five seconds holds some of the paths; what a step does besides "

@@ -26,12 +26,12 @@ PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
 MEMORY = "memory of `ou_heads --heads 64 --paths 16` (MB)"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
-    SHORT: "the limit keeps everything in registers. On one thread a step takes at d = 3 "
+    SHORT: "the limit keeps everything in registers. On one thread, d = 3, a step takes "
     "14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes 2.4, "
     "what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads halve "
     "the heads and half of that. Python takes another 5 us of each call",
-    FIRST: "the machine's speed drifts by a sixth: the same start took 11.4 to 13.5 s within hours. "
-    "Two thirds are LLVM, which optimises and translates the sums of symmetric heads",
+    FIRST: "the speed of the machine drifts by a sixth: the same start took 11.4 to 13.5 s within "
+    "hours. Two thirds are LLVM, which optimises and translates the sums of symmetric heads",
     MEMORY: "compilation and libraries: a version that needed 383 MB on another machine needed as "
     "much as this one where both were measured, 431 MB with compiled code on disk",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "

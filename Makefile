@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The release that the figures were taken with; TORCH=torch takes the newest.
 TORCH ?= torch==2.13.0
 RESULTS ?= benchmarks/results
-BENCHMARKS := compare fused_step exact_sums matrix_rate fast_sums sphere_maps scaling startup \
+BENCHMARKS := compare fused_step figure_two exact_sums matrix_rate fast_sums sphere_maps scaling startup \
 	dask_scaling transport libraries jko_step clustering_grid continuous_networks rwpo control meanfield \
 	digests token_files
 

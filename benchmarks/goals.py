@@ -24,14 +24,23 @@ SERIES = "50 distances along a run over 50 single ones, n = 200"
 LONG_SERIES = "50 distances along a run over 50 single ones, n = 2,000"
 PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
 MEMORY = "memory of `ou_heads --heads 64 --paths 16` (MB)"
+FIGURE = "`ou_heads --heads 1 10 100 --paths 100`, figure 2 of [MHT] (s)"
+DEEP = "one path, d = 768, n = 256: torch over wflow, slower of both precisions"
+SPHERE_MAPS = tuple(  # d = 3 and 2
+    f"fastest of {side} over wflow's fast sums, worst of all sizes"
+    for side in ("ducc0 and finufft, d = 3", "finufft, d = 2")
+)
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
     SHORT: "the limit keeps everything in registers. On one thread, d = 3, a step takes "
     "14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes 2.4, "
     "what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads halve "
-    "the heads and half of that. Python takes another 5 us of each call",
-    FIRST: "the speed of the machine drifts by a sixth: the same start took 11.4 to 13.5 s within "
-    "hours. Two thirds are LLVM, which optimises and translates the sums of symmetric heads",
+    "the heads and half of the rest. Python takes 5 us more of each call",
+    TIED: "at n = 1,000 one thread reaches 86 %. Two have a strip of the pairs each, of which one "
+    "is longer by a tenth at d = 2, or two groups of heads, each with a table of pairs of its own",
+    SINGLE: "what a step does besides the pairs does not shrink with the precision",
+    FIRST: "the speed of the machine drifts: the same start took 11.4 to 13.5 s within a day. Two "
+    "thirds are LLVM, which optimises and translates the sums of symmetric heads",
     MEMORY: "compilation and libraries: a version that needed 383 MB on another machine needed as "
     "much as this one where both were measured, 431 MB with compiled code on disk",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
@@ -39,8 +48,8 @@ WHY: dict[str, str] = {
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
     "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one. The "
     "assignments alone take 18 ms in place of 30; costs of all pairs, reading and Python are left",
-    LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots, so that a "
-    "start from the assignment before leaves most rows to be searched for, and is given up",
+    LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots: a start from "
+    "the assignment before leaves more than 60 % of the rows to be searched for, and is given up",
     OVERHEAD: "a task of five seconds holds some of the paths; what a step does besides "
     "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
     "the paths of one batch, all of them in the serial run",
@@ -183,6 +192,9 @@ PLACES: dict[str, tuple[Place, ...]] = {
         ),
         Place(MEMORY, 400.0, False, "", lambda document: document["figures"][STUDY_MEMORY]),
     ),
+    "figure_two": (Place(FIGURE, 330.0, False, "s"),),
+    "matrix_rate": (Place(DEEP, 1.0, True, "times"),),
+    "sphere_maps": tuple(Place(what, 1.0, True, "times") for what in SPHERE_MAPS),
     "startup": (
         Place("second start of a study begins stepping (s)", 2.0, False),
         Place(FIRST, 12.0, False),

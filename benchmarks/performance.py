@@ -38,6 +38,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
         "fused_step",
         sections.fused_step,
     ),
+    ("Figure 2 of [MHT]", "figure_two", sections.anything),
     ("Start-up", "startup", sections.startup),
     ("Many paths on several workers", "dask_scaling", sections.anything),
     ("Wasserstein distances", "transport", sections.transport),

@@ -421,7 +421,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "rwpo.json")
     parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=numba.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=PARTS,
         help="what to measure; the other parts of the file stay as they are",

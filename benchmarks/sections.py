@@ -362,7 +362,8 @@ def transport(document: Document) -> str:
         rows_table([{"variant": name} | row for name, row in document["times"].items()]),
         "By kind of clouds and number of tokens:",
         _sides(document["sizes"], ("wflow", "POT")),
-        "Distances along a run in one call, each from the assignment before, and in single calls:",
+        "Distances along a run in one call, each from the assignment before where tokens have not "
+        "moved far, and in single calls:",
         _sides(document["series"], ("over_time", "w2")),
     ]
     return "\n\n".join(parts)
@@ -411,9 +412,21 @@ def clustering_grid(document: Document) -> str:
         ]),
         "Seconds by dimension:",
         rows_table([{"d": d} | row for d, row in document["seconds_by_dimension"].items()]),
+        _slower_at(document["seconds_by_dimension"]),
         f"Counts of clusters that differ between them: {counts['differ']} of "
         f"{counts['compared']:,}.",
     ])  # fmt: skip
+
+
+def _slower_at(seconds: Mapping[str, Mapping[str, float]]) -> str:
+    """In which dimensions each side in memory is faster than wflow."""
+    ours = "wflow in memory"
+    sides = [side for side in next(iter(seconds.values())) if side not in (ours, "wflow")]
+    parts = []
+    for side in sides:
+        dims = [d for d, row in seconds.items() if row[side] < row[ours]]
+        parts.append(f"{side}: {', '.join(dims) if dims else 'none'}")
+    return f"Dimensions in which a side is faster than {ours}: {'; '.join(parts)}."
 
 
 def plain_times(times: Mapping[str, Any]) -> str:

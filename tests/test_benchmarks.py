@@ -173,7 +173,7 @@ def test_sphere_maps_runs_as_a_command_and_says_what_is_missing(tmp_path):
         sides = {(row["flow"], row["side"]) for row in written["times"] if row["d"] == d}
         installed = set(libraries) - set(written["missing"])
         expected = {"wflow"}
-        for called in sphere_maps.ACCURACIES.values():
+        for called in sphere_maps.ACCURACIES:
             expected |= {called.format(name) for name in installed}
         assert sides == {(flow, side) for flow in sphere_maps.FLOWS for side in expected}
     for name in written["missing"]:

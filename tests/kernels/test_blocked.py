@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twin import Twin, symmetric, unit
 
+from wflow.kernels.blocked import sums
 from wflow.kernels.blocked.sums import blocked_sums
 from wflow.kernels.evaluate import FLOWS
 from wflow.kernels.pairs import fused
@@ -210,6 +211,32 @@ def test_diagonal_heads_give_the_bits_of_products(n, d, dtype, flow):
         v, terms = blocked_sums(x, D, D, *rest[:-1], promised)
         assert np.array_equal(v, of_products[0])
         assert np.array_equal(terms, of_products[1])
+
+
+def test_a_head_with_a_number_that_is_none_is_not_taken_for_a_diagonal_one():
+    rng = np.random.default_rng(3)
+    x, D, _, *rest = arguments(rng, 1, 20, 24, 2, drift=False, noise=False)
+    D *= np.eye(24)
+    D[0, 1, 2, 3] = np.nan
+    for promised in (False, True):
+        v, _ = blocked_sums(x, D, D, *rest[:-1], promised)
+        assert np.isnan(v).any()
+
+
+@pytest.mark.parametrize("packed", [1, 300_000])
+def test_batches_of_paths_do_not_change_a_bit(packed, monkeypatch):
+    """Heads of all paths, by batches of one path and of some."""
+    rng = np.random.default_rng(4)
+    x, D, _, none, _, sigma2, *how = arguments(rng, 24, 20, 24, 2, drift=False, noise=False)
+    D = np.ascontiguousarray(D[:1])
+    expected = blocked_sums(x, D, D, none, none, sigma2, *how)
+    monkeypatch.setattr(sums, "_PACKED", packed)
+    sums.plan.cache_clear()
+    try:
+        found = blocked_sums(x, D, D, none, none, sigma2, *how)
+    finally:
+        sums.plan.cache_clear()
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["any", "symmetric", "diagonal"])

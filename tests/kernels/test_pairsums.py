@@ -1,6 +1,9 @@
 """The compiled pair sums against plain NumPy in extended precision and against mpmath."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import mpmath
 import numba
@@ -12,6 +15,7 @@ from twin import Twin, symmetric, unit
 
 from wflow.attention import cloud
 from wflow.kernels.evaluate import head_sums
+from wflow.kernels.pairs import fused
 
 DIMENSIONS = (2, 3, 16, 64)  # with specialised loops, and without
 
@@ -223,3 +227,70 @@ def test_paths_do_not_influence_each_other():
         for p in range(4):
             alone, _ = cloud.evaluate(x[p : p + 1], D[p : p + 1], symmetric=symmetric_pass)
             assert np.array_equal(alone[0], together[p])
+
+
+@pytest.mark.parametrize("paths", [1, 2, 5])
+@pytest.mark.parametrize("strips", [1, 2, 4, 8])
+def test_heads_are_divided_evenly_among_workers(paths, strips):
+    for heads, workers in itertools.product([*range(1, 20), 54, 64, 100], range(1, 10)):
+        share = fused.heads_of_task.py_func(paths, heads, strips, workers)
+        assert 1 <= share <= min(heads, 16)
+        tasks = paths * strips * -(-heads // share)
+        assert tasks % workers == 0 or tasks >= 8 * workers or share == 1
+    assert fused.heads_of_task.py_func(1, 64, 1, 2) == 16
+    assert fused.heads_of_task.py_func(1, 54, 1, 2) == 14
+    assert fused.heads_of_task.py_func(1, 8, 2, 2) == 4  # two groups: strips are not quite equal
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("d", [3, 7, 8])
+def test_each_pair_once_gives_the_sums_of_each_direction(d, dtype):
+    """More tokens than a tile, strips, and heads of several tasks; one needs a shift."""
+    rng = np.random.default_rng(d)
+    x, D = unit(rng, 1, 611, d).astype(dtype), symmetric(rng, 1, 19, d, d).astype(dtype)
+    D[0, 5] *= 100
+    more = {"drift": D[:, ::-1].copy(), "sigma2": np.ones((1, 19), dtype)}
+    both, terms = cloud.evaluate(x, D, symmetric=True, **more)
+    apart, expected = cloud.evaluate(x, D, symmetric=False, **more)
+    tolerance = 1e-12 if dtype == "f8" else 1e-4
+    assert np.abs(both - apart).max() <= tolerance * np.abs(apart).max()
+    for name, value in expected.items():
+        assert terms[name] == pytest.approx(value, rel=tolerance), name
+
+
+def test_three_threads_give_the_bits_of_one():
+    """In a process of its own: the number of threads there can be is fixed at the start."""
+    script = """
+import hashlib, sys
+import numba, numpy as np
+from wflow import tokens
+from wflow.kernels.evaluate import evaluate
+for d, n in ((3, 150), (3, 700), (12, 60)):
+    x = tokens.uniform(n, d, seed=0)[None].repeat(3, 0)
+    D = np.random.default_rng(0).normal(size=(3, 7, d, d)); D = D + D.swapaxes(2, 3)
+    found = set()
+    for threads in (1, 2, 3):
+        numba.set_num_threads(threads)
+        v, terms = evaluate(x, D, symmetric=True)
+        found.add(hashlib.sha256(v.tobytes() + terms["energy"].tobytes()).hexdigest())
+    assert len(found) == 1, (d, n)
+"""
+    environment = os.environ | {"NUMBA_NUM_THREADS": "3"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+@pytest.mark.parametrize("d", [3, 12])
+@pytest.mark.parametrize("form", ["any", "symmetric"])
+def test_heads_held_once_give_the_bits_of_copies(d, form):
+    """As the heads of `Frozen` are held for all paths, with values of their own and without."""
+    rng = np.random.default_rng(d)
+    x, D = unit(rng, 5, 40, d), symmetric(rng, 1, 3, d, d)
+    D = D if form == "symmetric" else rng.normal(size=D.shape)
+    once = np.lib.stride_tricks.as_strided(D, (5, *D.shape[1:]), (0, *D.strides[1:]))
+    copies = np.repeat(D, 5, axis=0)
+    for more in ({}, {"values": np.repeat(rng.normal(size=D.shape), 5, axis=0)}):
+        how = more | {"symmetric": form == "symmetric"}
+        v, terms = cloud.evaluate(x, once, **how)
+        expected, others = cloud.evaluate(x, copies, **how)
+        assert np.array_equal(v, expected)
+        assert all(np.array_equal(terms[name], value) for name, value in others.items())

@@ -136,6 +136,23 @@ def test_any_start_leads_to_the_optimum(kind, n):
         assert_optimal(costs, solved(costs, start))
 
 
+@pytest.mark.parametrize(("moved", "kept"), [(1e-3, True), (1.0, False)])
+def test_a_start_that_lies_far_is_left(moved, kept, monkeypatch):
+    n, begun, plain = 700, [], own._least_by_column
+    x, y = tokens.uniform(n, 3, seed=0), tokens.uniform(n, 3, seed=1)
+    start = solved(squares(x, y))
+
+    def watched(*given):
+        begun.append(1)
+        return plain(*given)
+
+    monkeypatch.setattr(own, "_least_by_column", watched)
+    steps = moved * np.random.default_rng(2).standard_normal(x.shape)
+    costs = squares(wflow.sphere.as_tokens(x + steps), y)
+    assert_optimal(costs, solved(costs, start))
+    assert bool(begun) is not kept
+
+
 def test_columns_in_any_order_have_the_same_optimum():
     costs = cost_of("clusters", 700)
     paid = [

@@ -140,10 +140,24 @@ class HeadProcess:
         self._checked = checked(law, start.shape)
         self._symmetric = law.symmetric and is_symmetric(start)
         self._normals = CounterNormals(seed)
-        shared = np.broadcast_to(np.asarray(start, dtype), (len(paths), *start.shape))
-        # Heads at rest are those of all paths, once in memory. Others are in C order whatever the
-        # number of paths, so that sums are bitwise identical.
-        self.D: Matrices = shared if isinstance(law, Frozen) else np.array(shared, order="C")
+        self.D: Matrices = self._held(
+            np.broadcast_to(np.asarray(start, dtype), (len(paths), *start.shape))
+        )
+
+    def _held(self, D: Matrices) -> Matrices:
+        """Heads of all paths in memory: those at rest once, so nothing may write into them.
+
+        Others are in C order whatever the number of paths, so that sums are bitwise identical.
+        """
+        if not isinstance(self.law, Frozen) or len(D) == 0:
+            return np.array(D, order="C")
+        one = np.array(D[0], order="C")
+        # A view that is not writeable would be copied for the compiled code at every evaluation.
+        return np.lib.stride_tricks.as_strided(one, D.shape, (0, *one.strides))
+
+    def restore(self, D: Matrices) -> None:
+        """Take up the heads of a checkpoint."""
+        self.D = self._held(D)
 
     def begin(self, step: int, t: float, dt: float, stages: int = 1) -> HeadStep:
         """The step from t to t + dt, at its left end.

@@ -134,7 +134,8 @@ class Batch:
         return {"x": self.x, "D": self.heads.D, **self.budget.state()}
 
     def restore(self, state: State) -> None:
-        self.x, self.heads.D = state["x"], state["D"]
+        self.x = state["x"]
+        self.heads.restore(state["D"])
         self.budget.restore(state)
 
     def advance(self, step: int, recorder: Recorder, total: NDArray | None) -> int:

@@ -19,7 +19,7 @@ Tasks are independent and every group of tokens has its own fixed order of summa
 threads nor the groups that share a task change a bit.
 """
 
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -50,6 +50,7 @@ from wflow.kernels.pairs.headsums import (
     clear,
     common_scales,
     finish_block,
+    of_path,
     path_terms,
 )
 from wflow.kernels.pairs.sweep import (
@@ -328,14 +329,13 @@ GENERAL, SYMMETRIC, DIAGONAL = 0, 1, 2
 def _form(matrix, promised):
     """GENERAL, SYMMETRIC or DIAGONAL; what is `promised` to be symmetric is not GENERAL."""
     d = len(matrix)
-    off = matrix.dtype.type(0.0)
+    off = False
     for row in range(d):  # a matrix that is none is mostly found out in its first row
         for column in range(d):
-            if column != row:
-                off = max(off, abs(matrix[row, column]))
-        if off != 0.0:
+            off = off or (column != row and matrix[row, column] != 0.0)  # so is NaN
+        if off:
             break
-    if off == 0.0:
+    if not off:
         return DIAGONAL
     if promised:
         return SYMMETRIC
@@ -372,15 +372,6 @@ def _image(
             mine = g * of_d + k * step
             for v in range(mine, mine + step, width):
                 store(out, out_at + v, scale * load(a, v))
-
-
-@internal
-def _of_path(arrays, p):
-    """The heads of one path, which all may share."""
-    own = p if len(arrays.score) == len(arrays.sigma2) else 0
-    return Heads(
-        arrays.score[own], arrays.value[own], arrays.drift[p], arrays.noise[p], arrays.sigma2[p]
-    )
 
 
 @internal
@@ -550,11 +541,12 @@ def _entry_points(source, cache):
         imaged = images.shape[2] > 0
         batch = len(tokens)
         # A thread that has several paths to itself keeps each in its own cache.
-        whole = not causal and groups <= _GROUPS and paths >= _PATHS_OF_THREAD * slots
+        at_once = min(batch, paths)
+        whole = not causal and groups <= _GROUPS and at_once >= _PATHS_OF_THREAD * slots
         tasks = 1 if whole else groups
         if not causal and (2 * n + heads * kinds * d) * d * x.itemsize > _NEAR:
             # As few as _GROUPS allows, and every loop has the same number of them.
-            share = max(1, slots // paths)
+            share = max(1, slots // max(1, at_once))
             tasks = min(tasks, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
         v = np.empty_like(x)
         part = np.zeros((paths, blocks, N_TERMS))
@@ -596,7 +588,7 @@ def _entry_points(source, cache):
                         _task(
                             0 if whole else phase, phase + 1, x[first + p], tokens[room],
                             matrices[0 if shared else p], images[room],
-                            _of_path(arrays, first + p), flow, sign, causal, tied, diagonal, begin,
+                            of_path(arrays, first + p), flow, sign, causal, tied, diagonal, begin,
                             end - begin, space, v[first + p], part[first + p],
                         )  # fmt: skip
         return v, path_terms(part, heads, n)
@@ -627,8 +619,8 @@ def _worth_images(heads: int, n: int, d: int, itemsize: int) -> bool:
     return n <= IMAGES_TO * d and size <= _KEPT
 
 
-@cache
-def _plan(
+@lru_cache(maxsize=64)
+def plan(
     paths: int, shared: bool, heads: int, kinds: int, imaged: bool, n: int, d: int, itemsize: int
 ) -> tuple[int, tuple[slice, ...], tuple[tuple[int, ...], ...]]:
     """Workspace of paths that are treated together.
@@ -691,7 +683,8 @@ def blocked_sums(
     (paths, n, d), heads = x.shape, score.shape[1]
     shared = len(score) < paths
     tied, diagonal, imaged = symmetric, False, False
-    if (symmetric or value is score) and drift.shape[1] == 0 and noise.shape[1] == 0 and not causal:
+    alone = (symmetric or value is score) and drift.shape[1] == 0 and noise.shape[1] == 0
+    if alone and not causal and paths > 0:
         found = _forms(score, symmetric)  # such heads mostly do not move
         form = int(found[0])
         if paths > 1 and (found != form).any():  # a path's sums do not depend on the others
@@ -705,7 +698,7 @@ def blocked_sums(
         tied, diagonal = form != GENERAL, form == DIAGONAL
         imaged = form == SYMMETRIC and _worth_images(heads, n, d, x.itemsize)
     kinds = 0 if diagonal else 2 - tied + (drift.shape[1] > 0) + (noise.shape[1] > 0)
-    size, places, shapes = _plan(paths, shared, heads, kinds, imaged, n, d, x.itemsize)
+    size, places, shapes = plan(paths, shared, heads, kinds, imaged, n, d, x.itemsize)
     space = scratch(size, x.dtype, _KEPT)
     matrices, images, tokens = (
         space[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)

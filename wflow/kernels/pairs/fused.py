@@ -561,7 +561,7 @@ def _plan(
     per_head = strips * blocks * (d + 2)
     near = workers * _NEAR_BYTES // 64 // per_head
     most = max(1, min(heads, max(near, _TASK_HEADS), _HEAD_BYTES // 64 // per_head))
-    batch = -(-heads // -(-heads // most))  # of nearly the same size
+    batch = -(-heads // -(-heads // most)) if heads else 1  # of nearly the same size
     together = max(1, min(paths, near // batch))
     space = space_of_sums(d, n, min(batch, _TASK_HEADS), width)
     kept = together * (batch * per_head + blocks * (2 * d + EXTRA))
@@ -570,7 +570,7 @@ def _plan(
 
 @internal
 def heads_of_task(paths, heads, strips, workers):
-    """Heads of each task of tied heads, so that all workers have the same number of tasks.
+    """Heads of each task of tied heads, so that workers have the same number of tasks, if they can.
 
     Strips are not quite equal: where one path has one for each worker, two groups of heads make up
     for it. The table of pairs, which belongs to a task, costs a fifth of the sums of a head.
@@ -578,13 +578,12 @@ def heads_of_task(paths, heads, strips, workers):
     groups = (heads + _TASK_HEADS - 1) // _TASK_HEADS
     if paths * groups == 1 and 1 < strips <= workers:
         groups = min(2, heads)
-    while (
-        groups < heads
-        and paths * groups * strips % workers != 0
-        and paths * groups * strips < 8 * workers
-    ):
+    while True:
+        share = (heads + groups - 1) // groups
+        tasks = paths * ((heads + share - 1) // share) * strips
+        if share == 1 or tasks % workers == 0 or tasks >= 8 * workers:
+            return share
         groups += 1
-    return (heads + groups - 1) // groups
 
 
 @internal

@@ -54,9 +54,10 @@ class Heads(NamedTuple):
 
 @internal
 def of_path(arrays, p):
-    """The heads of one path."""
+    """The heads of one path, whose scores and values all paths may share."""
+    own = p if len(arrays.score) == len(arrays.sigma2) else 0
     return Heads(
-        arrays.score[p], arrays.value[p], arrays.drift[p], arrays.noise[p], arrays.sigma2[p]
+        arrays.score[own], arrays.value[own], arrays.drift[p], arrays.noise[p], arrays.sigma2[p]
     )
 
 

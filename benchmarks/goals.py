@@ -23,26 +23,31 @@ DIGESTS = "digests, share of a run"
 SERIES = "50 distances along a run over 50 single ones, n = 200"
 LONG_SERIES = "50 distances along a run over 50 single ones, n = 2,000"
 PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
-MEMORY = "memory of `ou_heads --heads 64 --paths 16` (MB)"
+MEMORY = "memory of `ou_heads --heads 64 --paths 16` as installed by pip (MB)"
 FIGURE = "`ou_heads --heads 1 10 100 --paths 100`, figure 2 of [MHT] (s)"
 DEEP = "one path, d = 768, n = 256: torch over wflow, slower of both precisions"
 SPHERE_MAPS = tuple(  # d = 3 and 2
     f"fastest of {side} over wflow's fast sums, worst of all sizes"
     for side in ("ducc0 and finufft, d = 3", "finufft, d = 2")
 )
+FILES = "phase diagram with its run files"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
-    SHORT: "the limit keeps everything in registers. On one thread, d = 3, a step takes "
-    "14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes 2.4, "
-    "what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads halve "
-    "the heads and half of the rest. Python takes 5 us more of each call",
-    TIED: "at n = 1,000 one thread reaches 86 %. Two have a strip of the pairs each, of which one "
-    "is longer by a tenth at d = 2, or two groups of heads, each with a table of pairs of its own",
+    SHORT: "the limit keeps everything in registers. With AVX-512, on one thread, d = 3, a step "
+    "takes 14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes "
+    "2.4, what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads "
+    "halve the heads and half of the rest. Python takes 5 us more of each call",
+    TIED: "d = 8 with AVX2: coordinates and sums of both tokens need 32 registers of 16; the inner "
+    "loop has 163 loads and 52 stores beside 124 multiply-adds, of which the limit has the last "
+    "alone. n = 1,000: with AVX-512 one thread reaches 86 %, two have a strip of the pairs each, "
+    "one longer by a tenth at d = 2, or two groups of heads, each with a table of its own",
     SINGLE: "what a step does besides the pairs does not shrink with the precision",
-    FIRST: "the speed of the machine drifts: the same start took 11.4 to 13.5 s within a day. Two "
-    "thirds are LLVM, which optimises and translates the sums of symmetric heads",
-    MEMORY: "compilation and libraries: a version that needed 383 MB on another machine needed as "
-    "much as this one where both were measured, 431 MB with compiled code on disk",
+    FIRST: "11.4 to 13.5 s within a day with AVX-512. Of 21 s with AVX2 LLVM takes 12.4: 2.1 for "
+    "the code that runs, 7.0 for copies of it that Numba makes on the way (each of two parallel "
+    "loops is optimised and translated as a kernel and as two wrappers), the rest for the "
+    "functions that it calls",
+    FILES: "a run file is flushed to the disk nine times, 3.2 ms each: 29 ms of 190 a cell; to "
+    "open it twice, once to count the clusters, takes 44",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
@@ -172,7 +177,9 @@ def _double_gap(document: Mapping[str, Any]) -> float:
     return float(max(gap for name, gap in gaps.items() if "float64" in name))
 
 
-STUDY_MEMORY = "peak memory of ou_heads --heads 64 --paths 16 (MB)"
+# Figures of fused_step.
+STUDY_MEMORY = "peak memory of ou_heads --heads 64 --paths 16 as installed by pip (MB)"
+EVERYTHING = "its memory with every package that is installed here (MB)"
 
 # In the order of the page; what a benchmark does not list itself.
 PLACES: dict[str, tuple[Place, ...]] = {
@@ -225,7 +232,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
     ),
     "clustering_grid": (
         Place("phase diagram in memory, time of torch over that of wflow", 1.0, True, "times"),
-        Place("phase diagram with its run files", 20.0, False, "s"),
+        Place(FILES, 20.0, False, "s"),
     ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),
     "continuous_networks": (

@@ -6,14 +6,15 @@
 Nothing is measured here and no number stands here: a figure that no benchmark has written appears
 as not measured. `--check` compares two JSON files, or two folders of them, of the same benchmarks:
 it says which medians lie outside the other run's spread, ends with status 1 if there are any, and
-writes agreement.json into the folder OLD, which the page then shows.
+writes agreement.json into the folder OLD, which the page then shows. Each folder within that of the
+results holds what another machine, after which it is called, found: the page says where it differs.
 """
 
 import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import goals
 import sections
 from report import RESULTS
 
+Others = Mapping[str, dict[str, dict[str, Any]]]
 PAGE = Path("docs/performance.md")
 WIDTH = 118
 
@@ -75,10 +77,12 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
     return documents
 
 
-def page(documents: dict[str, dict[str, Any]]) -> str:
-    """The whole page, Markdown."""
+def page(documents: dict[str, dict[str, Any]], others: Others | None = None) -> str:
+    """The whole page, Markdown; `others` are the documents of other machines by their folders."""
     shown = {name: documents[name] for _, name, _ in SECTIONS if name in documents}
-    parts = [HEAD, machines(shown), "## Goals", goals.table(goals.collect(documents))]
+    reached = goals.collect(documents)
+    parts = [HEAD, machines(shown), "## Goals", goals.table(reached)]
+    parts += [elsewhere(name, other, reached) for name, other in (others or {}).items()]
     parts.append(repeated(documents.get("agreement")))
     for title, name, section in SECTIONS:
         if name in OPTIONAL and name not in documents:
@@ -127,6 +131,26 @@ def machines(documents: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def elsewhere(name: str, documents: dict[str, dict[str, Any]], here: list[goals.Goal]) -> str:
+    """How many goals another machine meets, and those on which it and this one differ."""
+    found = {goal.what: goal for goal in goals.collect(documents)}
+    counts = [sum(goal.met is value for goal in found.values()) for value in (True, False)]
+    dates = sorted({document["date"][:10] for document in documents.values() if "date" in document})
+    text = (
+        f"On another machine, {name} ({' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}; "
+        f"`benchmarks/results/{name}`), {counts[0]} were met and {counts[1]} missed."
+    )
+    differ = [
+        f"- {goal.what}: {found[goal.what].row()['found']} there, {goal.row()['found']} here"
+        for goal in here
+        if goal.what in found and None not in (goal.met, other := found[goal.what].met)
+        and goal.met != other
+    ]  # fmt: skip
+    if not differ:
+        return text + " No verdict differs."
+    return text + " Verdicts that differ:\n\n" + "\n".join(differ)
+
+
 def repeated(found: dict[str, Any] | None) -> str:
     """Whether a second run agreed."""
     if found is None:
@@ -172,7 +196,9 @@ def main() -> int:
     if not documents:
         parser.error(f"{options.results} holds no JSON file: run `make bench` first")
     options.page.parent.mkdir(parents=True, exist_ok=True)
-    options.page.write_text(page(documents), encoding="utf-8")
+    folders = sorted(folder for folder in options.results.iterdir() if folder.is_dir())
+    others = {folder.name: load(folder) for folder in folders}
+    options.page.write_text(page(documents, others), encoding="utf-8")
     print(f"wrote {options.page}")
     return 0
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import agreement  # noqa: E402
 import compare  # noqa: E402
+import fused_step  # noqa: E402
 import goals  # noqa: E402
 import performance  # noqa: E402
 import report  # noqa: E402
@@ -218,6 +219,18 @@ def test_peak_memory_counts_what_is_allocated_within():
     assert 55 < float(said.stdout) < 110
 
 
+def test_an_installation_by_pip_has_the_requirements_and_nothing_else():
+    def finds(module: str) -> bool:
+        command = [sys.executable, "-S", "-c", f"import {module}"]
+        return subprocess.run(command, env=env, check=False, capture_output=True).returncode == 0
+
+    names = fused_step.required()
+    assert {"wflow-transformers", "numpy", "h5py", "packaging"} <= names
+    assert names.isdisjoint({"pytest", "hypothesis", "torch", "pyarrow", "dask"})
+    with fused_step.as_installed_by_pip() as env:
+        assert finds("h5py") and finds("wflow") and not finds("pytest")
+
+
 def test_fit_finds_the_exponent_and_the_point_that_departs():
     points = (1, 10, 100)
     exact = scaling.fit(points, [[2.0 * x**1.5] * 3 for x in points])
@@ -353,6 +366,25 @@ def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
     changed = copy.deepcopy(documents)
     changed["compare"]["times"][SHAPE.name]["wflow, exact"]["median_ms"] = 2.25
     assert "2.25 (1.50 to 2.50)" in performance.page(changed)
+
+
+def test_page_says_where_another_machine_comes_to_another_verdict():
+    def met(found: float) -> dict:
+        return {"x": {"date": "2026-01-02T03", "goals": [
+            report.goal("fast enough (s)", "python benchmarks/x.py", found, 2.0, least=False),
+            report.goal("true", "python benchmarks/x.py", 1.0, 2.0, least=False),
+        ]}}  # fmt: skip
+
+    here = [performance.goals.Goal("fast enough (s)", 1.5, 2.0, False, "x"),
+            performance.goals.Goal("true", 1.0, 2.0, False, "x")]  # fmt: skip
+    name = next(iter(goals.PLACES))
+    text = performance.elsewhere("old-machine", {name: met(3.0)["x"]}, here)
+    assert "2026-01-02" in text and "1 were met and 1 missed" in text
+    assert "- fast enough (s): 3.00 there, 1.50 here" in text and "- true" not in text
+    text = performance.elsewhere("old-machine", {name: met(1.0)["x"]}, here)
+    assert "No verdict differs" in text
+    whole = performance.page(results(), {"old-machine": {name: met(3.0)["x"]}})
+    assert "`benchmarks/results/old-machine`" in whole
 
 
 def test_page_survives_a_file_of_another_version(capsys):

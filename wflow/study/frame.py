@@ -664,14 +664,26 @@ def markdown_table(
 
 
 def machine() -> str:
-    """The processor and its number of cores, for the head of a report."""
-    name = platform.processor() or platform.machine()
+    """The number of cores, the processor and its widest vectors, for the head of a report.
+
+    Clouds call processors of several generations by one name: Linux tells them apart by family and
+    model.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} cores of {models[0] if models else name}"
+    first: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        first.setdefault(key.strip(), value.strip())
+    name = first.get("model name") or platform.processor() or platform.machine()
+    flags = first.get("flags", "").split()
+    vectors = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+    details = [f"{key} {first[key]}" for key in ("cpu family", "model") if key in first]
+    details += [title for flag, title in vectors.items() if flag in flags][:1]
+    text = f"{os.cpu_count()} cores of {name}"
+    return f"{text} ({', '.join(details).removeprefix('cpu ')})" if details else text
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:

@@ -12,8 +12,8 @@ import argparse
 from pathlib import Path
 
 import numba
-from fused_step import peak_memory_mb
 from goals import FIGURE
+from processes import study_memory_mb
 from report import RESULTS, goal, spread, write
 
 COMMAND = "python benchmarks/figure_two.py"
@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "figure_two.json")
     options = parser.parse_args()
     study = ["--heads", *HEADS, "--paths", str(options.paths)]
-    peak_memory_mb(["--heads", *HEADS, "--paths", "1"])  # compiles
-    peaks, times = zip(*(peak_memory_mb(study) for _ in range(options.rounds)), strict=True)
+    study_memory_mb(["--heads", *HEADS, "--paths", "1"])  # compiles
+    peaks, times = zip(*(study_memory_mb(study) for _ in range(options.rounds)), strict=True)
     row = spread(times, "s") | {"memory_mb": max(peaks)}
     print(f"ou_heads {' '.join(study)}: {row['median_s']:.1f} s ({row['min_s']:.1f} to "
           f"{row['max_s']:.1f}), {row['memory_mb']:.0f} MB")  # fmt: skip

@@ -19,22 +19,14 @@ wflow alone leaves it, and with every package that is installed here, some of wh
 """
 
 import argparse
-import os
-import platform
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
 
 import numba
 import numpy as np
 from goals import EVERYTHING, STUDY_MEMORY
 from limits import Kind, calls, pairs_of_step, per_pair
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from processes import as_installed_by_pip, study_memory_mb
 from report import in_turn, write
 from variants import TERMS, plain_einsum
 
@@ -43,8 +35,6 @@ from wflow.study.frame import machine
 
 N, HEADS, D = 200, 64, 3
 LIMIT_PAIRS = 8_000_000  # pairs of a call of the limit
-ROOT = Path(__file__).resolve().parents[1]
-DISTRIBUTION, PLAIN = "wflow-transformers", {"extra": ""}  # without the requirements of extras
 STUDY = ["--heads", "64", "--paths", "16"]
 
 
@@ -78,63 +68,6 @@ def einsum_torch() -> Callable | None:
         ]
 
     return lambda *arrays: step(*(torch.from_numpy(a) for a in arrays))
-
-
-def required() -> set[str]:
-    """Names of the distributions that `pip install` of wflow alone installs."""
-    found: set[str] = set()
-    waiting = [DISTRIBUTION]
-    while waiting:
-        name = canonicalize_name(waiting.pop())
-        if name in found:
-            continue
-        try:
-            needs = [Requirement(text) for text in metadata.requires(name) or ()]
-        except metadata.PackageNotFoundError:  # for another system
-            continue
-        found.add(name)
-        waiting += [need.name for need in needs if not need.marker or need.marker.evaluate(PLAIN)]
-    return found
-
-
-@contextmanager
-def as_installed_by_pip() -> Iterator[dict[str, str]]:
-    """Environment in which `python -S` finds wflow and its requirements, and nothing else.
-
-    Libraries import others where they find them: pandas pyarrow, xarray dask, POT torch and JAX.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        for name in required():
-            distribution = metadata.distribution(name)
-            tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-            for top in tops:
-                link = Path(folder) / top
-                if not link.exists():
-                    link.symlink_to(str(distribution.locate_file(top)))
-        yield os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT)))}
-
-
-def peak_memory_mb(
-    arguments: list[str], env: Mapping[str, str] | None = None
-) -> tuple[float, float]:
-    """Peak resident memory (MB = 1e6 bytes) and wall time of a study in a separate process.
-
-    `env` is an environment of `as_installed_by_pip`. A small process stands between: a child begins
-    with the peak of the parent that forks it.
-    """
-    between = (
-        "import resource, subprocess, sys, time; start = time.perf_counter();"
-        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL,"
-        " stderr=subprocess.DEVNULL);"
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, time.perf_counter() - start)"
-    )
-    python = [sys.executable, *(["-S"] if env else [])]
-    with tempfile.TemporaryDirectory() as folder:
-        study = [str(ROOT / "studies/ou_heads.py"), *arguments, "--out", str(Path(folder) / "run")]
-        command = [sys.executable, "-c", between, *python, *study]
-        said = subprocess.check_output(command, text=True, env=env)
-    peak, wall = (float(word) for word in said.split())
-    return peak * (1 if platform.system() == "Darwin" else 1024) / 1e6, wall
 
 
 def main() -> None:
@@ -204,8 +137,8 @@ def main() -> None:
     figures["largest difference to einsum numpy"] = gap
     if not options.skip_memory:
         with as_installed_by_pip() as env:
-            figures[STUDY_MEMORY], figures["its wall time (s)"] = peak_memory_mb(STUDY, env)
-        figures[EVERYTHING], _ = peak_memory_mb(STUDY)
+            figures[STUDY_MEMORY], figures["its wall time (s)"] = study_memory_mb(STUDY, env)
+        figures[EVERYTHING], _ = study_memory_mb(STUDY)
 
     print(f"{machine()}, {threads} threads, {options.rounds} rounds, n={N} H={HEADS} d={D} f64")
     print(f"{'variant':<24}{'median ms':>11}{'min':>9}{'max':>9}{'ns/pair':>10}")

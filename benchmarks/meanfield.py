@@ -16,8 +16,6 @@ error" what the fit C/sqrt(n) of their errors gives for this number.
 """
 
 import argparse
-import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from processes import as_installed_by_pip, peak_memory_mb
 from report import goal, write
 
 import wflow
@@ -45,39 +44,37 @@ MEMORY = "mean field, peak memory, 163,842 cells (GB)"
 TOKENS = (100, 400, 1600, 6400)
 
 
-def step_time(mesh: Any, steps: int) -> float:
-    """Seconds a step, without what a run takes in any case."""
+def run_time(mesh: Any, steps: int) -> float:
+    """Seconds of a run."""
     d = mesh.dim + 1
     noise = np.random.default_rng(0).normal(size=(8, d, d)) / 2
     law = wflow.heads.HeadLaw(lambda D, t: np.eye(d) - D)
+    begin = time.perf_counter()
+    meanfield.solve(
+        lambda x: np.exp(x[:, 0]), law, mesh=mesh,
+        heads=np.eye(d) + noise + noise.swapaxes(1, 2), t_final=1e-7 * steps, dt=1e-7,
+        kappa=0.02, scheme="ssp2" if isinstance(mesh, meanfield.Mesh) else "heun",
+        save=wflow.SaveAt(every=steps, snapshots=[]),
+    )  # fmt: skip
+    return time.perf_counter() - begin
 
-    def seconds(count: int) -> float:
-        begin = time.perf_counter()
-        meanfield.solve(
-            lambda x: np.exp(x[:, 0]), law, mesh=mesh,
-            heads=np.eye(d) + noise + noise.swapaxes(1, 2), t_final=1e-7 * count, dt=1e-7,
-            kappa=0.02, scheme="ssp2" if isinstance(mesh, meanfield.Mesh) else "heun",
-            save=wflow.SaveAt(every=count, snapshots=[]),
-        )  # fmt: skip
-        return time.perf_counter() - begin
 
-    seconds(1)
-    whole, first = (min(seconds(count) for _ in range(3)) for count in (steps + 1, 1))
+def step_time(mesh: Any, steps: int) -> float:
+    """Seconds a step, without what a run takes in any case."""
+    run_time(mesh, 1)
+    whole, first = (min(run_time(mesh, count) for _ in range(3)) for count in (steps + 1, 1))
     return (whole - first) / steps
 
 
 def peak_memory(cells: int) -> float:
-    """GB that a process needs for a step."""
-    code = f"import meanfield as b; b.step_time(b.meanfield.Sphere({cells}), 1); print(b.peak())"
-    out = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    return float(out.stdout)
-
-
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    """GB that a process needs for a run of one step."""
+    here = str(Path(__file__).parent)
+    code = (
+        f"import sys; sys.path.insert(0, {here!r}); import meanfield as b;"
+        f"b.run_time(b.meanfield.Sphere({cells}), 1)"
+    )
+    with as_installed_by_pip() as env:
+        return peak_memory_mb(["-c", code], env)[0] / 1e3
 
 
 # Tokens or cells

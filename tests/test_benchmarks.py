@@ -14,9 +14,9 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import agreement  # noqa: E402
 import compare  # noqa: E402
-import fused_step  # noqa: E402
 import goals  # noqa: E402
 import performance  # noqa: E402
+import processes  # noqa: E402
 import report  # noqa: E402
 import scaling  # noqa: E402
 import sections  # noqa: E402
@@ -224,10 +224,10 @@ def test_an_installation_by_pip_has_the_requirements_and_nothing_else():
         command = [sys.executable, "-S", "-c", f"import {module}"]
         return subprocess.run(command, env=env, check=False, capture_output=True).returncode == 0
 
-    names = fused_step.required()
+    names = processes.required()
     assert {"wflow-transformers", "numpy", "h5py", "packaging"} <= names
     assert names.isdisjoint({"pytest", "hypothesis", "torch", "pyarrow", "dask"})
-    with fused_step.as_installed_by_pip() as env:
+    with processes.as_installed_by_pip() as env:
         assert finds("h5py") and finds("wflow") and not finds("pytest")
 
 

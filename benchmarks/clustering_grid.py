@@ -30,7 +30,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from goals import FILES
+from goals import FILES, OVER_TORCH
 from numpy.typing import NDArray
 from report import goal, spread, write
 
@@ -39,7 +39,6 @@ from wflow import clusters
 from wflow.study.frame import machine
 
 COMMAND = "python benchmarks/clustering_grid.py"
-OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 SIDES = ("wflow", "wflow in memory", "torch in memory", "torch, beta x")
 
 

@@ -8,8 +8,9 @@ serial run has one as well. Overhead = time of one worker over that of the seria
 scaling = time of one worker over that of two. The variants run in turn, round after round, on
 clusters that have started and have loaded their compiled code; that time is reported apart. The
 three run files are compared bit by bit. The times of the tasks are reported as well:
-they aim at five seconds, and the last ones are shorter so that no worker waits. There are as many
-paths as keep one core busy for more than half a minute: with less to do, tasks last one second.
+they aim at five seconds, and the last ones are shorter so that no worker waits. The number of paths
+(24, 48 or 96) is the least whose serial run takes 35 s, or 96: shorter runs have tasks of one
+second.
 
 Two processors of a virtual machine may be one core: what two threads gain on arithmetic in
 registers alone (`limits.py`) is the most that workers can gain. It is measured at both ends of each
@@ -39,7 +40,8 @@ from wflow.heads import OrnsteinUhlenbeck
 from wflow.study.frame import machine
 
 DT = 5e-3
-COUNTS, LEAST_SECONDS = (24, 48, 96), 35.0  # of paths; of the serial run
+COUNTS = (24, 48, 96)  # paths
+LEAST_SECONDS = 35.0  # of the serial run
 
 
 def problem(heads: int, paths: int, t_final: float) -> dict[str, Any]:
@@ -58,8 +60,12 @@ def problem(heads: int, paths: int, t_final: float) -> dict[str, Any]:
 
 def enough_paths(heads: int, t_final: float, folder: Path) -> int:
     """The least of COUNTS whose serial run takes LEAST_SECONDS, by the time of some steps."""
-    taken = [timed(problem(heads, 8, steps * DT), folder / "some.h5", None)[0] for steps in (4, 24)]
-    path = (taken[1] - taken[0]) / (8 * 20) * t_final / DT
+
+    def least(steps: int) -> float:
+        task = problem(heads, 8, steps * DT)
+        return min(timed(task, folder / "some.h5", None)[0] for _ in range(3))
+
+    path = (least(24) - least(4)) / (8 * 20) * t_final / DT
     return next((count for count in COUNTS if count * path >= LEAST_SECONDS), COUNTS[-1])
 
 
@@ -120,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all variants")
     parser.add_argument("--heads", type=int, default=64, help="number of heads")
-    parser.add_argument("--paths", type=int, help="Monte Carlo paths; default: enough")
+    parser.add_argument("--paths", type=int, help="Monte Carlo paths; default: for 35 s")
     parser.add_argument("--t-final", type=float, default=4.0, help="end time of the run")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/dask_scaling.json"))
     options = parser.parse_args()
@@ -132,7 +138,7 @@ def main() -> None:
     starts: list[dict[str, Any]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        timed(problem(heads, 1, 4 * DT), folder / "warm.h5", None)
+        timed(problem(heads, 8, 4 * DT), folder / "warm.h5", None)
         paths = options.paths or enough_paths(heads, options.t_final, folder)
         task = problem(heads, paths, options.t_final)
         print(f"{machine()}, 1 thread each, {options.rounds} rounds, H={heads} n=200 d=3, "

@@ -15,7 +15,6 @@ prints the smallest ratio; the run ends with status 1 if it is below one.
 """
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numba
 import numpy as np
 import random_clouds
 from numpy.typing import NDArray
+from processes import as_installed_by_pip, peak_memory_mb
 from report import RESULTS, goal, in_turn, spread, write
 
 from wflow.analysis.fits import power_law
@@ -124,13 +124,12 @@ def crossover(d: int, heads: int, rounds: int) -> dict[str, Any]:
 def peak_memory_gb() -> float:
     """Peak resident memory of a separate process that takes two steps with 10^6 tokens."""
     code = (
-        "import resource, sys; sys.path.insert(0, sys.argv[1]); import fast_sums;"
+        "import sys; sys.path.insert(0, sys.argv[1]); import fast_sums;"
         "given = fast_sums.problem(fast_sums.MILLION, 3); fast_sums.fast(given);"
-        "fast_sums.fast(given); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "fast_sums.fast(given)"
     )
-    folder = str(Path(__file__).resolve().parent)
-    said = subprocess.check_output([sys.executable, "-c", code, folder], text=True)
-    return float(said) * (1 if sys.platform == "darwin" else 1024) / 1e9
+    with as_installed_by_pip() as env:
+        return peak_memory_mb(["-c", code, str(Path(__file__).resolve().parent)], env)[0] / 1e3
 
 
 def check(number: int, first: int) -> dict[str, Any]:

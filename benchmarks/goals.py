@@ -31,39 +31,42 @@ SPHERE_MAPS = tuple(  # d = 3 and 2
     for side in ("ducc0 and finufft, d = 3", "finufft, d = 2")
 )
 FILES = "phase diagram with its run files"
+OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
     SHORT: "the limit keeps everything in registers. With AVX-512, on one thread, d = 3, a step "
-    "takes 14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs takes "
-    "2.4, what ends a token 2.5, the way from Python into compiled code 2, memory 2; two threads "
-    "halve the heads and half of the rest. Python takes 5 us more of each call",
-    TIED: "d = 8 with AVX2: coordinates and sums of both tokens need 32 registers of 16; the inner "
-    "loop has 163 loads and 52 stores beside 124 multiply-adds, of which the limit has the last "
-    "alone. n = 1,000: with AVX-512 one thread reaches 86 %, two have a strip of the pairs each, "
-    "one longer by a tenth at d = 2, or two groups of heads, each with a table of its own",
+    "takes 14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs "
+    "takes 2.4, what ends a token 2.5, the way from Python into compiled code 2, memory 2; two "
+    "threads halve the heads and half of the rest. Python takes 5 us more of each call",
+    TIED: "d = 8 with AVX2: coordinates and sums of both tokens need 32 registers where there are "
+    "16; the inner loop has 163 loads and 52 stores beside 124 multiply-adds, of which the limit "
+    "has the multiply-adds alone. n = 1,000: with AVX-512 one thread reaches 86 %, two have a "
+    "strip of the pairs each, one longer by a tenth at d = 2, or two groups of heads, each with "
+    "a table of its own",
     SINGLE: "what a step does besides the pairs does not shrink with the precision",
-    FIRST: "11.4 to 13.5 s within a day with AVX-512. Of 21 s with AVX2 LLVM takes 12.4: 2.1 for "
-    "the code that runs, 7.0 for copies of it that Numba makes on the way (each of two parallel "
-    "loops is optimised and translated as a kernel and as two wrappers), the rest for the "
-    "functions that it calls",
-    FILES: "a run file is flushed to the disk nine times, 3.2 ms each: 29 ms of 190 a cell; to "
-    "open it twice, once to count the clusters, takes 44",
+    FIRST: "with AVX-512 it took 11.4 to 13.5 s within a day. Of 21 s with AVX2 LLVM takes 12.4: "
+    "2.1 for the code that runs, 7.0 for copies of it that Numba makes on the way (each of two "
+    "parallel loops is optimised and translated as a kernel and as two wrappers), the rest for "
+    "the functions that it calls",
+    FILES: "a run file is flushed nine times, 3.2 ms each (29 of 190 ms a cell); opening it "
+    "twice, once to count the clusters, takes 44 ms",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
-    "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one. The "
-    "assignments alone take 18 ms in place of 30; costs of all pairs, reading and Python are left",
+    "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one. "
+    "With AVX-512 the assignments alone take 18 ms in place of 30; costs of all pairs, reading "
+    "and Python are left",
     LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots: a start from "
     "the assignment before leaves more than 60 % of the rows to be searched for, and is given up",
-    OVERHEAD: "a task of five seconds holds some of the paths; what a step does besides "
-    "the pair sums (0.3 ms of Python, 0.5 where they push its code out of the caches) is shared by "
-    "the paths of one batch, all of them in the serial run",
-    WORKERS: "besides what a step does in Python, the last tasks do not end together, and the file "
-    "is finished and opened by one process",
+    OVERHEAD: "a task of five seconds holds some of the paths; what a step does besides the pair "
+    "sums (with AVX-512 0.3 ms of Python, 0.5 where they push its code out of the caches) is "
+    "shared by the paths of one batch, all of them in the serial run",
+    WORKERS: "besides what a step does in Python, the last tasks do not end together, and the "
+    "file is finished and opened by one process",
     WRAPPER: "what is added to the loop is the cost. Its pass over the velocities forward takes "
     "less than one point; backward, two products and two sums of velocities that have left the "
-    "caches take three, and as much from one function that fuses them, whose Python takes what the "
-    "passes save; the Python of a step takes half a point",
+    "caches take three, and as much from one function that fuses them, whose Python takes what "
+    "the passes save; the Python of a step takes half a point",
 }
 
 
@@ -147,10 +150,15 @@ def _own(entry: Mapping[str, Any]) -> Goal:
     )  # fmt: skip
 
 
+def tally(goals: list[Goal]) -> str:
+    """How many goals are met."""
+    counts = [sum(goal.met is value for goal in goals) for value in (True, False, None)]
+    return f"{counts[0]} met, {counts[1]} missed, {counts[2]} not measured"
+
+
 def table(goals: list[Goal]) -> str:
     """The goals as a Markdown table; why some are missed; how many are met."""
-    counts = [sum(goal.met is value for goal in goals) for value in (True, False, None)]
-    text = f"{counts[0]} met, {counts[1]} missed, {counts[2]} not measured on this machine."
+    text = f"{tally(goals)} on this machine."
     rows = [goal.row() for goal in goals]
     columns = {title: [row[title] for row in rows] for title in rows[0]}
     reasons = [f"- {goal.what}: {goal.reason}" for goal in goals if goal.reason]
@@ -177,9 +185,7 @@ def _double_gap(document: Mapping[str, Any]) -> float:
     return float(max(gap for name, gap in gaps.items() if "float64" in name))
 
 
-# Figures of fused_step.
 STUDY_MEMORY = "peak memory of ou_heads --heads 64 --paths 16 as installed by pip (MB)"
-EVERYTHING = "its memory with every package that is installed here (MB)"
 
 # In the order of the page; what a benchmark does not list itself.
 PLACES: dict[str, tuple[Place, ...]] = {
@@ -231,7 +237,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place(LONG_SERIES, 0.5, False, "times"),
     ),
     "clustering_grid": (
-        Place("phase diagram in memory, time of torch over that of wflow", 1.0, True, "times"),
+        Place(OVER_TORCH, 1.0, True, "times"),
         Place(FILES, 20.0, False, "s"),
     ),
     "gpu_particles": (Place("GPU against CPU, double precision", 1e-12, False, "", _double_gap),),

@@ -48,6 +48,7 @@ from wflow.io.schema import version_of
 from wflow.kernels.pairs import fused
 from wflow.kernels.pairs.headsums import SOFTMAX, TERMS
 from wflow.kernels.torch import sums as torch_sums
+from wflow.study.frame import machine
 
 D = 3
 CASES = {"200 x 1000 paths": (1000, 200, 64), "100,000 x 1 path": (1, 100_000, 8)}
@@ -426,15 +427,6 @@ def tune(
         triton_kernel.heads_and_unroll, triton_kernel._GROUPS = usual, groups
 
 
-def processor() -> str:
-    """Name of the processor, where the system says it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(": ", 1)[1] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration, IndexError):
-        return platform.processor() or platform.machine()
-
-
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: cuda)")
@@ -448,15 +440,15 @@ def main(words: list[str] | None = None) -> None:
     rounds, least = (2, 0.0) if flags.quick else (flags.rounds, 0.2)
     kernel = device != "cpu" and HAS_TRITON and os.environ.get("WFLOW_TRITON", "1") != "0"
     variants = ["triton", "tiles"] if kernel else ["tiles"]
-    name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
-    print(f"{name}, torch {torch.__version__}, {numba.get_num_threads()} threads of {processor()}")
+    name = machine() if device == "cpu" else torch.cuda.get_device_name(device)
+    print(f"{name}, torch {torch.__version__}, {numba.get_num_threads()} threads of {machine()}")
 
     start = time.perf_counter()
     rows: list[dict[str, Any]] = []
     body: dict[str, Any] = {
         "command": "python benchmarks/gpu_particles.py " + " ".join(words or sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": processor(),
+        "machine": machine(),
         "device": name,
         "cores": os.cpu_count(),
         "threads": numba.get_num_threads(),

@@ -68,13 +68,12 @@ def step_time(mesh: Any, steps: int) -> float:
 
 def peak_memory(cells: int) -> float:
     """GB that a process needs for a run of one step."""
-    here = str(Path(__file__).parent)
     code = (
-        f"import sys; sys.path.insert(0, {here!r}); import meanfield as b;"
+        "import sys; sys.path.insert(0, sys.argv[1]); import meanfield as b;"
         f"b.run_time(b.meanfield.Sphere({cells}), 1)"
     )
     with as_installed_by_pip() as env:
-        return peak_memory_mb(["-c", code], env)[0] / 1e3
+        return peak_memory_mb(["-c", code, str(Path(__file__).resolve().parent)], env)[0] / 1e3
 
 
 # Tokens or cells

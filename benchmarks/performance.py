@@ -6,8 +6,9 @@
 Nothing is measured here and no number stands here: a figure that no benchmark has written appears
 as not measured. `--check` compares two JSON files, or two folders of them, of the same benchmarks:
 it says which medians lie outside the other run's spread, ends with status 1 if there are any, and
-writes agreement.json into the folder OLD, which the page then shows. Each folder within that of the
-results holds what another machine, after which it is called, found: the page says where it differs.
+writes agreement.json into the folder OLD, which the page then shows. Each subfolder of the results
+holds the files of another machine and is named after it: the page lists the goals on which the
+verdicts differ.
 """
 
 import argparse
@@ -60,9 +61,10 @@ HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.js
 
     make bench
 
-runs every benchmark and writes this page; the figures are in `benchmarks/results/*.json`. In each
-benchmark the variants run in turn, round after round, so that a drift of the machine's speed hits
-all of them; a figure is the median over the rounds, with the smallest and the largest.
+runs every benchmark and writes this page; the figures are in `benchmarks/results/*.json`, those of
+other machines in folders there. In each benchmark the variants run in turn, round after round, so
+that a drift of the machine's speed hits all of them; a figure is the median over the rounds, with
+the smallest and the largest.
 """
 
 
@@ -82,7 +84,11 @@ def page(documents: dict[str, dict[str, Any]], others: Others | None = None) -> 
     shown = {name: documents[name] for _, name, _ in SECTIONS if name in documents}
     reached = goals.collect(documents)
     parts = [HEAD, machines(shown), "## Goals", goals.table(reached)]
-    parts += [elsewhere(name, other, reached) for name, other in (others or {}).items()]
+    parts += [
+        elsewhere(name, other, reached)
+        for name, other in (others or {}).items()
+        if any(goal.met is not None for goal in goals.collect(other))
+    ]
     parts.append(repeated(documents.get("agreement")))
     for title, name, section in SECTIONS:
         if name in OPTIONAL and name not in documents:
@@ -134,18 +140,17 @@ def machines(documents: dict[str, dict[str, Any]]) -> str:
 def elsewhere(name: str, documents: dict[str, dict[str, Any]], here: list[goals.Goal]) -> str:
     """How many goals another machine meets, and those on which it and this one differ."""
     found = {goal.what: goal for goal in goals.collect(documents)}
-    counts = [sum(goal.met is value for goal in found.values()) for value in (True, False)]
     dates = sorted({document["date"][:10] for document in documents.values() if "date" in document})
     text = (
         f"On another machine, {name} ({' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}; "
-        f"`benchmarks/results/{name}`), {counts[0]} were met and {counts[1]} missed."
+        f"`benchmarks/results/{name}`): {goals.tally([*found.values()])}."
     )
     differ = [
-        f"- {goal.what}: {found[goal.what].row()['found']} there, {goal.row()['found']} here"
+        f"- {goal.what}: {'met' if goal.met else 'missed'} here ({goal.row()['found']}), "
+        f"{'met' if there.met else 'missed'} there ({there.row()['found']})"
         for goal in here
-        if goal.what in found and None not in (goal.met, other := found[goal.what].met)
-        and goal.met != other
-    ]  # fmt: skip
+        if (there := found.get(goal.what)) and {goal.met, there.met} == {True, False}
+    ]
     if not differ:
         return text + " No verdict differs."
     return text + " Verdicts that differ:\n\n" + "\n".join(differ)

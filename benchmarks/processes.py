@@ -1,4 +1,4 @@
-"""Peak memory of processes of their own, with what pip installs for wflow and nothing else."""
+"""Peak memory of separate processes, with what is installed here or what pip installs for wflow."""
 
 import os
 import platform
@@ -14,23 +14,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-DISTRIBUTION, PLAIN = "wflow-transformers", {"extra": ""}  # without the requirements of extras
 
 
 def required() -> set[str]:
     """Names of the distributions that `pip install` of wflow alone installs."""
     found: set[str] = set()
-    waiting = [DISTRIBUTION]
+    waiting = ["wflow-transformers"]
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in found:
-            continue
-        try:
+        if name not in found:
+            found.add(name)
             needs = [Requirement(text) for text in metadata.requires(name) or ()]
-        except metadata.PackageNotFoundError:  # for another system
-            continue
-        found.add(name)
-        waiting += [need.name for need in needs if not need.marker or need.marker.evaluate(PLAIN)]
+            waiting += [need.name for need in needs if not need.marker or need.marker.evaluate()]
     return found
 
 
@@ -38,7 +33,7 @@ def required() -> set[str]:
 def as_installed_by_pip() -> Iterator[dict[str, str]]:
     """Environment in which `python -S` finds wflow and its requirements, and nothing else.
 
-    Libraries import others where they find them: pandas pyarrow, xarray dask, POT torch and JAX.
+    Libraries import optional packages that they find: pandas imports pyarrow, xarray imports dask.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in required():
@@ -56,8 +51,8 @@ def peak_memory_mb(
 ) -> tuple[float, float]:
     """Peak resident memory (MB = 1e6 bytes) and wall time of Python with these arguments.
 
-    `env` is an environment of `as_installed_by_pip`. A small process stands between: a child begins
-    with the peak of the parent that forks it.
+    `env` is an environment of `as_installed_by_pip`. A small process starts the command, since a
+    child inherits the peak of its parent.
     """
     between = (
         "import resource, subprocess, sys, time; start = time.perf_counter();"

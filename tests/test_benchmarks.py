@@ -219,16 +219,35 @@ def test_peak_memory_counts_what_is_allocated_within():
     assert 55 < float(said.stdout) < 110
 
 
-def test_an_installation_by_pip_has_the_requirements_and_nothing_else():
+def test_an_installation_by_pip_has_the_requirements_and_nothing_else(tmp_path):
     def finds(module: str) -> bool:
         command = [sys.executable, "-S", "-c", f"import {module}"]
-        return subprocess.run(command, env=env, check=False, capture_output=True).returncode == 0
+        done = subprocess.run(command, env=env, cwd=tmp_path, check=False, capture_output=True)
+        return done.returncode == 0
 
     names = processes.required()
     assert {"wflow-transformers", "numpy", "h5py", "packaging"} <= names
     assert names.isdisjoint({"pytest", "hypothesis", "torch", "pyarrow", "dask"})
     with processes.as_installed_by_pip() as env:
-        assert finds("h5py") and finds("wflow") and not finds("pytest")
+        assert finds("wflow.io.reading") and not finds("pytest")
+
+
+def test_peak_memory_is_that_of_the_child():
+    ballast = b"x" * 300_000_000  # which a child that is forked begins with
+    peak, wall = processes.peak_memory_mb(["-c", "b'x' * 80_000_000"])
+    assert 80 < peak < 150 and wall > 0
+    del ballast
+
+
+@pytest.mark.parametrize(("seconds", "paths"), [(2.0, 24), (1.0, 48), (0.5, 96), (0.01, 96)])
+def test_workers_get_as_many_paths_as_take_half_a_minute(monkeypatch, tmp_path, seconds, paths):
+    def timed(task, out, client):  # `seconds` a path of 800 steps, and what a run takes in any case
+        steps = round(task["t_final"] / dask_scaling.DT)
+        return 0.1 + task["paths"] * steps * seconds / 800, 0.0
+
+    dask_scaling = pytest.importorskip("dask_scaling")
+    monkeypatch.setattr(dask_scaling, "timed", timed)
+    assert dask_scaling.enough_paths(64, 800 * dask_scaling.DT, tmp_path) == paths
 
 
 def test_fit_finds_the_exponent_and_the_point_that_departs():
@@ -369,22 +388,22 @@ def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
 
 
 def test_page_says_where_another_machine_comes_to_another_verdict():
-    def met(found: float) -> dict:
-        return {"x": {"date": "2026-01-02T03", "goals": [
-            report.goal("fast enough (s)", "python benchmarks/x.py", found, 2.0, least=False),
-            report.goal("true", "python benchmarks/x.py", 1.0, 2.0, least=False),
-        ]}}  # fmt: skip
+    def document(found: float | None) -> dict:
+        return {"date": "2026-01-02T03", "goals": [
+            report.goal("decided", "python benchmarks/x.py", found, 2.0, least=False),
+            report.goal("the same", "python benchmarks/x.py", 1.0, 2.0, least=False),
+        ]}  # fmt: skip
 
-    here = [performance.goals.Goal("fast enough (s)", 1.5, 2.0, False, "x"),
-            performance.goals.Goal("true", 1.0, 2.0, False, "x")]  # fmt: skip
+    here = [goals.Goal(what, 1.5, 2.0, False, "x") for what in ("decided", "the same")]
     name = next(iter(goals.PLACES))
-    text = performance.elsewhere("old-machine", {name: met(3.0)["x"]}, here)
-    assert "2026-01-02" in text and "1 were met and 1 missed" in text
-    assert "- fast enough (s): 3.00 there, 1.50 here" in text and "- true" not in text
-    text = performance.elsewhere("old-machine", {name: met(1.0)["x"]}, here)
-    assert "No verdict differs" in text
-    whole = performance.page(results(), {"old-machine": {name: met(3.0)["x"]}})
-    assert "`benchmarks/results/old-machine`" in whole
+    text = performance.elsewhere("old-machine", {name: document(3.0)}, here)
+    assert "2026-01-02" in text and "1 met, 1 missed" in text
+    assert "- decided: met here (1.50), missed there (3.00)" in text and "- the same" not in text
+    for found in (1.0, None):
+        text = performance.elsewhere("old-machine", {name: document(found)}, here)
+        assert "No verdict differs" in text
+    whole = performance.page(results(), {"old-machine": {name: document(3.0)}, "empty": {}})
+    assert "`benchmarks/results/old-machine`" in whole and "results/empty" not in whole
 
 
 def test_page_survives_a_file_of_another_version(capsys):

@@ -23,6 +23,7 @@ from wflow._core import files
 from wflow.attention.flows import FLOWS
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.particles import integrate
+from wflow.study.frame import processor
 
 TABLE = xr.Dataset({"rate": ("size", [1.0, 2.0], {"long_name": "rate"})}, {"size": [1, 2]})
 FINDING = study.Finding("it falls", "[MHT] eq. 1", "slope -1", "confirmed")
@@ -408,6 +409,20 @@ def test_a_blank_scheduler_is_refused(tmp_path, address) -> None:
     ):
         pytest.fail("the block has begun")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("fpu sse2 avx avx2 avx512f", "AMD EPYC (family 26, model 2, AVX-512)"),
+        ("fpu sse2 avx avx2", "AMD EPYC (family 26, model 2, AVX2)"),
+        ("fpu sse2", "AMD EPYC (family 26, model 2)"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(flags, found) -> None:
+    core = f"model\t\t: 2\ncpu family\t: 26\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\n"
+    assert processor(core + "\n" + core.replace("26", "25")) == found
+    assert processor("") and "(" not in processor("processor\t: 0\nFeatures\t: fp asimd\n")
 
 
 def test_more_workers_than_the_machine_bears_are_refused(tmp_path) -> None:

@@ -664,26 +664,30 @@ def markdown_table(
 
 
 def machine() -> str:
-    """The number of cores, the processor and its widest vectors, for the head of a report.
-
-    Clouds call processors of several generations by one name: Linux tells them apart by family and
-    model.
-    """
+    """The number of cores and the processor, for the head of a report."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        lines = []
+        cpuinfo = ""
+    return f"{os.cpu_count()} cores of {processor(cpuinfo)}"
+
+
+def processor(cpuinfo: str) -> str:
+    """Its name and, by the text of Linux's /proc/cpuinfo, its generation and widest vectors.
+
+    Clouds call processors of several generations by one name; family and model tell them apart.
+    """
     first: dict[str, str] = {}
-    for line in lines:
+    for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         first.setdefault(key.strip(), value.strip())
     name = first.get("model name") or platform.processor() or platform.machine()
+    titles = {"cpu family": "family", "model": "model"}
+    details = [f"{title} {first[key]}" for key, title in titles.items() if key in first]
     flags = first.get("flags", "").split()
     vectors = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
-    details = [f"{key} {first[key]}" for key in ("cpu family", "model") if key in first]
     details += [title for flag, title in vectors.items() if flag in flags][:1]
-    text = f"{os.cpu_count()} cores of {name}"
-    return f"{text} ({', '.join(details).removeprefix('cpu ')})" if details else text
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:

@@ -23,6 +23,7 @@ DIGESTS = "digests, share of a run"
 SERIES = "50 distances along a run over 50 single ones, n = 200"
 LONG_SERIES = "50 distances along a run over 50 single ones, n = 2,000"
 PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
+BLOCKED = "blocked sums, single precision over double, least of d >= 64"
 MEMORY = "memory of `ou_heads --heads 64 --paths 16` as installed by pip (MB)"
 FIGURE = "`ou_heads --heads 1 10 100 --paths 100`, figure 2 of [MHT] (s)"
 DEEP = "one path, d = 768, n = 256: torch over wflow, slower of both precisions"
@@ -43,6 +44,10 @@ WHY: dict[str, str] = {
     "has the multiply-adds alone. n = 1,000: with AVX-512 one thread reaches 86 %, two have a "
     "strip of the pairs each, one longer by a tenth at d = 2, or two groups of heads, each with "
     "a table of its own",
+    PRODUCTS: "not explained: rounds of one run take 3.8 to 14.5 ms, the same step in "
+    "`matrix_rate` 2.8, which is 79 % of its rate of products",
+    BLOCKED: "by one row, in which the rate of products fell, too, from 186 to 134 Gflop/s; a "
+    "second run found 1.88",
     SINGLE: "what a step does besides the pairs does not shrink with the precision",
     FIRST: "with AVX-512 it took 11.4 to 13.5 s within a day. Of 21 s with AVX2 LLVM takes 12.4: "
     "2.1 for the code that runs, 7.0 for copies of it that Numba makes on the way (each of two "
@@ -208,7 +213,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place(MEMORY, 400.0, False, "", lambda document: document["figures"][STUDY_MEMORY]),
     ),
     "figure_two": (Place(FIGURE, 330.0, False, "s"),),
-    "matrix_rate": (Place(DEEP, 1.0, True, "times"),),
+    "matrix_rate": (Place(DEEP, 1.0, True, "times"), Place(BLOCKED, 1.8, True, "times")),
     "sphere_maps": tuple(Place(what, 1.0, True, "times") for what in SPHERE_MAPS),
     "startup": (
         Place("second start of a study begins stepping (s)", 2.0, False),

@@ -55,8 +55,8 @@ WHY: dict[str, str] = {
     "the functions that it calls",
     FILES: "a run file is flushed nine times, 3.2 ms each (29 of 190 ms a cell); opening it "
     "twice, once to count the clusters, takes 44 ms",
-    FIGURE: "255 s with AVX-512. With AVX2 arithmetic in registers alone, 0.971 ms a step of 64 "
-    "heads (`fused_step`), takes 674 s for 111 heads, 100 paths and 4,000 steps",
+    FIGURE: "255 s with AVX-512. With AVX2 arithmetic in registers alone, 0.949 ms a step of 64 "
+    "heads (`fused_step`), takes 659 s for 111 heads, 100 paths and 4,000 steps",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "

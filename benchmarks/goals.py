@@ -39,11 +39,10 @@ WHY: dict[str, str] = {
     "takes 14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs "
     "takes 2.4, what ends a token 2.5, the way from Python into compiled code 2, memory 2; two "
     "threads halve the heads and half of the rest. Python takes 5 us more of each call",
-    TIED: "d = 8 with AVX2: coordinates and sums of both tokens need 32 registers where there are "
-    "16; the inner loop has 163 loads and 52 stores beside 124 multiply-adds, of which the limit "
-    "has the multiply-adds alone. n = 1,000: with AVX-512 one thread reaches 86 %, two have a "
-    "strip of the pairs each, one longer by a tenth at d = 2, or two groups of heads, each with "
-    "a table of its own",
+    TIED: "with AVX2 it depends on the process: d = 3, n = 4,000 took 51 to 54 ms (90 %) in one "
+    "run and 61 to 62 (76 %) in the other; at d = 8 the limit itself took 71 and 84. n = 1,000: "
+    "with AVX-512 one thread reaches 86 %, two have a strip of the pairs each, one longer by a "
+    "tenth at d = 2, or two groups of heads, each with a table of its own",
     PRODUCTS: "not explained: rounds of one run take 3.8 to 14.5 ms, the same step in "
     "`matrix_rate` 2.8, which is 79 % of its rate of products",
     BLOCKED: "by one row, in which the rate of products fell, too, from 186 to 134 Gflop/s; a "

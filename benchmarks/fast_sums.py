@@ -25,7 +25,7 @@ import numba
 import numpy as np
 import random_clouds
 from numpy.typing import NDArray
-from processes import as_installed_by_pip, peak_memory_mb
+from processes import code_memory_gb
 from report import RESULTS, goal, in_turn, spread, write
 
 from wflow.analysis.fits import power_law
@@ -123,13 +123,10 @@ def crossover(d: int, heads: int, rounds: int) -> dict[str, Any]:
 
 def peak_memory_gb() -> float:
     """Peak resident memory of a separate process that takes two steps with 10^6 tokens."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import fast_sums;"
-        "given = fast_sums.problem(fast_sums.MILLION, 3); fast_sums.fast(given);"
-        "fast_sums.fast(given)"
+    return code_memory_gb(
+        "import fast_sums; given = fast_sums.problem(fast_sums.MILLION, 3);"
+        "fast_sums.fast(given); fast_sums.fast(given)"
     )
-    with as_installed_by_pip() as env:
-        return peak_memory_mb(["-c", code, str(Path(__file__).resolve().parent)], env)[0] / 1e3
 
 
 def check(number: int, first: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from processes import as_installed_by_pip, peak_memory_mb
+from processes import code_memory_gb
 from report import goal, write
 
 import wflow
@@ -68,12 +68,7 @@ def step_time(mesh: Any, steps: int) -> float:
 
 def peak_memory(cells: int) -> float:
     """GB that a process needs for a run of one step."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import meanfield as b;"
-        f"b.run_time(b.meanfield.Sphere({cells}), 1)"
-    )
-    with as_installed_by_pip() as env:
-        return peak_memory_mb(["-c", code, str(Path(__file__).resolve().parent)], env)[0] / 1e3
+    return code_memory_gb(f"import meanfield as b; b.run_time(b.meanfield.Sphere({cells}), 1)")
 
 
 # Tokens or cells

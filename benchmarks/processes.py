@@ -73,3 +73,10 @@ def study_memory_mb(
     with tempfile.TemporaryDirectory() as folder:
         study = [str(ROOT / "studies" / "ou_heads.py"), *flags, "--out", str(Path(folder) / "run")]
         return peak_memory_mb(study, env)
+
+
+def code_memory_gb(code: str) -> float:
+    """Peak resident memory (GB = 1e9 bytes) of code that may import benchmarks, as pip installs."""
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); {code}"
+    with as_installed_by_pip() as env:
+        return peak_memory_mb(["-c", code, str(ROOT / "benchmarks")], env)[0] / 1e3

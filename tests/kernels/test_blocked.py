@@ -58,6 +58,19 @@ def assert_same(found, expected, tolerance, energy_scale=1.0):
         assert difference <= 10 * tolerance * scale, name
 
 
+@pytest.mark.parametrize(("sums", "d"), [(fused.fused_sums, 3), (blocked_sums, 12)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_layout_of_arrays_in_memory_does_not_change_a_bit(sums, d, tied):
+    *arrays, flow, sign, causal, same = arguments(np.random.default_rng(0), 2, 50, d, 2, tied=tied)
+    expected = sums(*arrays, flow, sign, causal, same)
+    elsewhere = [np.asfortranarray(array) for array in arrays]
+    for array in elsewhere:
+        array.flags.writeable = False
+    found = sums(*elsewhere, flow, sign, causal, same)
+    for part, expected_part in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(part, expected_part)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -108,7 +108,7 @@ def variants_within(function: Callable) -> set[str]:
 @pytest.mark.parametrize("make", [make_rows, make_symmetric, make_absorb])
 def test_variants_of_compiled_code_have_names_of_their_own(make):
     # Under one name, code kept by two processes was linked as one: NaN for one of the dimensions.
-    two, three = (variants_within(make(d, False)) for d in (2, 3))
+    two, three = (variants_within(make(d, False, "")) for d in (2, 3))
     assert len(two) == len(three)
     assert two & three <= {"_absorb_none"}  # the same code for every d
-    assert make(3, True).__qualname__ not in three
+    assert make(3, True, "").__qualname__ not in three

@@ -30,6 +30,13 @@ def variant(*marks: object) -> Callable[[Callable], Callable]:
     return rename
 
 
+_INTERNAL: dict[str, Any] = {
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+
+
 def internal(function: Callable | None = None, **options: Any) -> Any:
     """Decorator of a compiled function that compiled functions call, and never Python.
 
@@ -38,12 +45,7 @@ def internal(function: Callable | None = None, **options: Any) -> Any:
     """
     from numba import njit
 
-    how: dict[str, Any] = {
-        "error_model": "numpy",
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-    }
-    decorate = njit(**(how | options))
+    decorate = njit(**(_INTERNAL | options))
     return decorate if function is None else decorate(function)
 
 
@@ -60,7 +62,7 @@ def made_by(make: Callable[..., Callable]) -> Callable[[Callable], Callable]:
     count = len(inspect.signature(make).parameters)
 
     def declare(function: Callable) -> Callable:
-        overload(function, prefer_literal=True, strict=False, jit_options={"error_model": "numpy"})(
+        overload(function, prefer_literal=True, strict=False, jit_options=_INTERNAL)(  # type: ignore[arg-type]
             lambda *types: make(*(kind.literal_value for kind in types[:count]))
         )
         return function
@@ -184,6 +186,7 @@ def _shared() -> bytes:
 _PACKAGE = Path(__file__).parents[1]
 _SHARED = (
     _PACKAGE / "_core" / "simd.py",
+    _PACKAGE / "_core" / "tasks.py",
     _PACKAGE / "sphere" / "harmonics.py",
     *sorted((_PACKAGE / "kernels").rglob("*.py")),
 )

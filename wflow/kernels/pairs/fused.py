@@ -13,11 +13,13 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal, made_by, variant
 from wflow._core.simd import fma, lane_sums, lanes, load, maximum, splat, store
+from wflow._core.tasks import address, call
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
     EXTRA,
@@ -105,9 +107,9 @@ def space_of_rows(d: int, n: int, heads: int, width: int) -> int:
 # loops exist with it and without, and callers take those without where the matrices are small.
 
 
-@internal
 def _absorb_shifted(
-    h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state, state_at
+    _shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
+    state_at,
 ):  # fmt: skip
     """Sums of head h for one block and scores of any size, added to the running sums."""
     score, _, _, _, sigma2 = arrays
@@ -131,54 +133,90 @@ def _absorb_shifted(
     )  # fmt: skip
 
 
-@internal
 def _absorb_none(
-    h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state, state_at
+    _shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
+    state_at,
 ):  # fmt: skip
     """In the place of `_absorb_shifted` where no head needs it."""
 
 
-def make_rows(dim: int, shifts: bool):
-    """The function for d = `dim`, or for any d if 0; with `shifts`, for scores of any size."""
-    one_way = one_way_loops(dim)
-    absorb_shifted = _absorb_shifted if shifts else _absorb_none
+@made_by(lambda shifts: _absorb_shifted if shifts else _absorb_none)
+def _absorb_other(
+    shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
+    state_at,
+):  # fmt: skip
+    raise NotImplementedError
+
+
+def _make_one_way(dim: int):
+    """`one_way_loops` as an entry point may call them."""
+    loop = one_way_loops(dim)
+
+    @variant(dim)
+    def one_way(
+        _dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
+    ):  # fmt: skip
+        loop(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at)
+
+    return one_way
+
+
+@made_by(_make_one_way)
+def _one_way_loop(
+    dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
+):  # fmt: skip
+    raise NotImplementedError
+
+
+def make_rows(dim: int, shifts: bool, source: str):
+    """The task for d = `dim`, or for any d if 0; with `shifts`, for scores of any size."""
 
     @variant(dim, "any" if shifts else "direct")
-    def head_by_head(
-        _dim, _shifts, x, n, weight, arrays, flow, sign, causal, start, blocks, v, out, space
+    def some_rows(
+        task, worker, units, odd, space, tokens, n, weight, heads_of_paths, flow, sign, causal,
+        velocity, part, scratch,
     ):  # fmt: skip
-        """All heads for `blocks` blocks of one path from token `start` on.
+        """All heads for one or two blocks of tokens of one path.
 
-        v (n, d) and out (blocks, N_TERMS) receive the velocities and the shares of the terms; space
-        is of `space_of_rows` vectors.
+        velocity (paths, n, d) and part (paths, blocks, N_TERMS) receive the velocities and the
+        shares of the terms; a worker has `space` elements, `space_of_rows` vectors, of `scratch`.
         """
+        _ = source  # part of the cache key
+        p = task // units
+        unit = task - p * units
+        blocks = 1 if unit == 0 and odd == 1 else 2
+        x = tokens[p]
+        arrays = of_path(heads_of_paths, p)
+        v = velocity[p]
         score, _, _, _, sigma2 = arrays
         rows = x.shape[0]
         d = dim if dim > 0 else x.shape[1]
         heads = score.shape[0]
         width = lanes(x)
+        start = (0 if unit == 0 else 2 * unit - odd) * width
         zero = splat(x.dtype.type(0.0))
         ito = sigma2.shape[0] > 0
         free = start if causal else rows  # tokens that all tokens of the blocks attend to
         step = table_tokens(n, width) * width
         # Pieces of the workspace, the largest last.
-        own = space[: blocks * d * width]
+        mine = scratch[worker * space : (worker + 1) * space]
+        own = mine[: blocks * d * width]
         at = blocks * d * width
-        shift = space[at : at + width]
+        shift = mine[at : at + width]
         at += width
-        factors = space[at : at + 2 * width]
+        factors = mine[at : at + 2 * width]
         at += 2 * width
-        diagonal = space[at : at + width * width]
+        diagonal = mine[at : at + width * width]
         at += width * width
-        state = space[at : at + blocks * (2 * d + EXTRA) * width]
+        state = mine[at : at + blocks * (2 * d + EXTRA) * width]
         at += blocks * (2 * d + EXTRA) * width
-        squares = space[at : at + heads * blocks * width]
+        squares = mine[at : at + heads * blocks * width]
         at += heads * blocks * width
-        z = space[at : at + heads * blocks * d * width]
+        z = mine[at : at + heads * blocks * d * width]
         at += heads * blocks * d * width
-        acc = space[at : at + heads * blocks * (d + 2) * width]
+        acc = mine[at : at + heads * blocks * (d + 2) * width]
         at += heads * blocks * (d + 2) * width
-        pair = space[at : at + (blocks * step if ito else 0)]
+        pair = mine[at : at + (blocks * step if ito else 0)]
         moderate = np.empty(heads, np.bool_)
         limit = direct_bound(x)
         clear_vectors(acc, 0, heads * blocks * (d + 2))
@@ -202,8 +240,10 @@ def make_rows(dim: int, shifts: bool):
             for h in range(heads):
                 if moderate[h] or not shifts:
                     place = h * blocks
-                    one_way(x, weight, z, place * d * width, pair, -first * width, step, ito,
-                            blocks, first, last, acc, place * (d + 2) * width)  # fmt: skip
+                    _one_way_loop(
+                        dim, x, weight, z, place * d * width, pair, -first * width, step, ito,
+                        blocks, first, last, acc, place * (d + 2) * width,
+                    )  # fmt: skip
         if causal:
             for block in range(blocks):
                 begin = start + block * width
@@ -227,18 +267,18 @@ def make_rows(dim: int, shifts: bool):
                 continue
             for block in range(blocks):
                 begin = start + block * width
-                absorb_shifted(
-                    h, x, n, own, block * d * width, diagonal, causal, begin,
+                _absorb_other(
+                    shifts, h, x, n, own, block * d * width, diagonal, causal, begin,
                     min(begin + width, rows) if causal else rows, squares,
                     (h * blocks + block) * width, arrays, state, block * (2 * d + EXTRA) * width,
                 )  # fmt: skip
         for block in range(blocks):
             finish_tokens(
                 x, n, d, start + block * width, float(heads), flow, sign, state,
-                block * (2 * d + EXTRA) * width, v, out[block],
+                block * (2 * d + EXTRA) * width, v, part[p, start // width + block],
             )  # fmt: skip
 
-    return head_by_head
+    return some_rows
 
 
 # Each kernel value computed once: D = D^T
@@ -306,10 +346,10 @@ def _make_tile(dim: int, ito: bool):
     within = make_sweep(dim, 2, both=False, ito=ito)
     others = make_sweep(dim, 2, both=True, ito=ito)
 
-    @internal
     @variant(dim, "ito" if ito else "plain")
     def sweep_tile(
-        x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums, sums_at
+        _dim, _ito, x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns,
+        sums, sums_at,
     ):  # fmt: skip
         """The blocks low <= block < high of tokens i against the tokens first <= j < last."""
         width = lanes(x)
@@ -337,12 +377,19 @@ def _make_tile(dim: int, ito: bool):
     return sweep_tile
 
 
+@made_by(_make_tile)
+def _sweep_tile(
+    dim, ito, x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums,
+    sums_at,
+):  # fmt: skip
+    raise NotImplementedError
+
+
 def _make_table(dim: int):
     """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `headsums.absorb_blocks`."""
 
-    @internal
     @variant(dim)
-    def tile_table(x, n, own, low, high, first, last, pair, pair_at, step):
+    def tile_table(_dim, x, n, own, low, high, first, last, pair, pair_at, step):
         """Half of it for pairs within two blocks, which come twice; 0 for padding."""
         width = lanes(x)
         one = splat(x.dtype.type(1.0))
@@ -377,23 +424,42 @@ def _make_table(dim: int):
     return tile_table
 
 
-def make_symmetric(dim: int, shifts: bool):
-    """The sums for d = `dim`; without `shifts` no head is left out."""
-    tile_table = _make_table(dim)
-    plain_tile, ito_tile = _make_tile(dim, False), _make_tile(dim, True)
+@made_by(_make_table)
+def _tile_table(dim, x, n, own, low, high, first, last, pair, pair_at, step):
+    raise NotImplementedError
+
+
+def make_symmetric(dim: int, shifts: bool, source: str):
+    """The task for d = `dim`; without `shifts` no head is left out."""
 
     @variant(dim, "any" if shifts else "direct")
-    def symmetric_sums(
-        _dim, _shifts, x, n, weight, score, head, heads, strip, strips, ito, tops, sums, space
+    def some_sums(
+        task, worker, groups, share, batch_heads, strips, per_path, space, p0, first_head, tokens,
+        n, weight, scores, ito, all_tops, all_sums, scratch,
     ):  # fmt: skip
-        """(m, S, q) of the heads head <= h < head + heads for all blocks, one strip of the pairs.
+        """(m, S, q) of some heads for all blocks of one path, one strip of the pairs.
 
-        sums : flat, (heads, strips, blocks, d + 2) vectors, of which this strip is written; the q
-        are half of what they are to be
-        tops : (heads,), set by the first strip: the largest |D^T x_i|^2, or inf for a head whose
-            scores need a shift and whose sums are not computed
-        space : `space_of_sums` vectors
+        The tokens and scores are those of all paths; `all_sums` and `all_tops` those of the paths
+        from p0 and the heads from first_head on, `batch_heads` of them.
+
+        all_sums : flat, `per_path` elements a path: (heads, strips, blocks, d + 2) vectors, of
+            which this strip of these heads is written; the q are half of what they are to be
+        all_tops : (paths, heads), set by the first strip: the largest |D^T x_i|^2, or inf for a
+            head whose scores need a shift and whose sums are not computed
+        scratch : a worker has `space` elements of it, `space_of_sums` vectors
         """
+        _ = source  # part of the cache key
+        unit = task // strips
+        strip = task - unit * strips
+        if unit % 2 == 1:  # a worker that had a long strip has a short one
+            strip = strips - 1 - strip
+        p = unit // groups
+        h0 = (unit - p * groups) * share
+        heads = min(share, batch_heads - h0)
+        head = first_head + h0
+        x = tokens[p0 + p]
+        score = scores[p0 + p]
+        tops = all_tops[p, h0 : h0 + heads]
         rows = x.shape[0]
         width = lanes(x)
         blocks = rows // width
@@ -401,18 +467,20 @@ def make_symmetric(dim: int, shifts: bool):
         chunk = chunk_tokens(n, dim, width)
         step = chunk * width
         # Pieces of the workspace.
-        own = space[: blocks * dim * width]
+        sums = all_sums[p * per_path + h0 * strips * size : (p + 1) * per_path]
+        mine = scratch[worker * space : (worker + 1) * space]
+        own = mine[: blocks * dim * width]
         at = blocks * dim * width
-        squares = space[at : at + blocks * width]
+        squares = mine[at : at + blocks * width]
         at += blocks * width
-        largest = space[at : at + width]
-        total = space[at + width : at + 2 * width]
+        largest = mine[at : at + width]
+        total = mine[at + width : at + 2 * width]
         at += 2 * width
-        columns = space[at : at + step * (dim + 1)]
+        columns = mine[at : at + step * (dim + 1)]
         at += step * (dim + 1)
-        pair = space[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
+        pair = mine[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
         at += min(blocks, _TILE_BLOCKS) * step
-        z = space[at : at + heads * blocks * dim * width]
+        z = mine[at : at + heads * blocks * dim * width]
         good = np.empty(heads, np.bool_)
         clear_vectors(columns, 0, chunk * (dim + 1))
         for block in range(blocks):
@@ -449,37 +517,53 @@ def make_symmetric(dim: int, shifts: bool):
                 high = min(low + _TILE_BLOCKS, last // width)
                 pair_at = -low * step - first * width
                 if ito:
-                    tile_table(x, n, own, low, high, first, last, pair, pair_at, step)
+                    _tile_table(dim, x, n, own, low, high, first, last, pair, pair_at, step)
                 for h in range(heads):
                     if shifts and not good[h]:
                         continue
                     at = h * blocks * dim * width
                     sums_at = (h * strips + strip) * size
                     if ito:
-                        ito_tile(x, weight, own, z, at, pair, pair_at, step, low, high, first,
-                                 last, columns, sums, sums_at)  # fmt: skip
+                        _sweep_tile(dim, True, x, weight, own, z, at, pair, pair_at, step, low,
+                                    high, first, last, columns, sums, sums_at)  # fmt: skip
                     else:
-                        plain_tile(x, weight, own, z, at, pair, pair_at, step, low, high, first,
-                                   last, columns, sums, sums_at)  # fmt: skip
+                        _sweep_tile(dim, False, x, weight, own, z, at, pair, pair_at, step, low,
+                                    high, first, last, columns, sums, sums_at)  # fmt: skip
                     _fold_columns(columns, dim, (last - first) // width, sums,
                                   sums_at + first * (dim + 2))  # fmt: skip
 
-    return symmetric_sums
+    return some_sums
 
 
-def make_absorb(dim: int, shifts: bool):
-    """What follows from the sums of some heads, block by block, for d = `dim`."""
-    absorb_shifted = _absorb_shifted if shifts else _absorb_none
+def make_absorb(dim: int, shifts: bool, source: str):
+    """The task that follows, for d = `dim`."""
 
     @variant(dim, "any" if shifts else "direct")
-    def absorb_heads(
-        _dim, _shifts, x, n, arrays, head, heads, strips, low, high, tops, sums, state
+    def some_blocks(
+        task, parts, strips, per_path, p0, head, heads, x_of_paths, tokens, heads_of_paths, flow,
+        sign, all_tops, all_sums, all_states, v, part,
     ):  # fmt: skip
-        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks."""
+        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks.
+
+        The last heads complete v (paths, n, d) and part (paths, blocks, N_TERMS).
+        """
+        _ = source  # part of the cache key
+        n = x_of_paths.shape[1]
+        p = task // parts
+        x = tokens[p0 + p]
+        arrays = of_path(heads_of_paths, p0 + p)
+        tops = all_tops[p]
+        sums = all_sums[p * per_path : (p + 1) * per_path]
         rows = x.shape[0]
         width = lanes(x)
         block_size = (dim + 2) * width
-        size = rows // width * block_size
+        blocks = rows // width
+        size = blocks * block_size
+        low = (task - p * parts) * blocks // parts
+        high = (task - p * parts + 1) * blocks // parts
+        of_state = (2 * dim + EXTRA) * width
+        state = all_states[p * blocks * of_state : (p + 1) * blocks * of_state]
+        state_at = low * of_state
         two = splat(x.dtype.type(2.0))
         zero = splat(x.dtype.type(0.0))
         count = high - low
@@ -488,8 +572,9 @@ def make_absorb(dim: int, shifts: bool):
         squares = vectors(count, x)
         shift = vectors(1, x)
         factors = vectors(2, x)
-        state_at = low * (2 * dim + EXTRA) * width
         store(shift, 0, zero)
+        if head == 0:
+            clear(state[low * of_state : high * of_state], dim, count)
         for block in range(low, high):
             by_lane(x, n, block * width, own, (block - low) * dim * width)
         # Heads outside: the sums of one head lie together.
@@ -516,12 +601,19 @@ def make_absorb(dim: int, shifts: bool):
                 continue
             block_scores(arrays.score, head + h, own, 0, z, 0, dim, count, squares, 0)
             for block in range(count):
-                absorb_shifted(
-                    head + h, x, n, own, block * dim * width, z, False, 0, rows, squares,
-                    block * width, arrays, state, state_at + block * (2 * dim + EXTRA) * width,
+                _absorb_other(
+                    shifts, head + h, x, n, own, block * dim * width, z, False, 0, rows, squares,
+                    block * width, arrays, state, state_at + block * of_state,
+                )  # fmt: skip
+        all_heads = len(arrays.score)
+        if head + heads == all_heads:
+            for block in range(low, high):
+                finish_tokens(
+                    x_of_paths[p0 + p], n, dim, block * width, float(all_heads), flow, sign, state,
+                    block * of_state, v[p0 + p], part[p0 + p, block],
                 )  # fmt: skip
 
-    return absorb_heads
+    return some_blocks
 
 
 # Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
@@ -602,82 +694,60 @@ def _padded_paths(x, unit):
     return tokens, weight
 
 
-# The loops for one d, and for scores that may need a shift or not, as the entry points call them.
-
-
-@made_by(make_rows)
-def _rows_of_blocks(
-    dim, shifts, x, n, weight, arrays, flow, sign, causal, start, blocks, v, out, space
-):  # fmt: skip
-    raise NotImplementedError
-
-
-@made_by(make_symmetric)
-def _symmetric_sums(
-    dim, shifts, x, n, weight, score, head, heads, strip, strips, ito, tops, sums, space
-):  # fmt: skip
-    raise NotImplementedError
-
-
-@made_by(make_absorb)
-def _absorb_heads(
-    dim, shifts, x, n, arrays, head, heads, strips, low, high, tops, sums, state
-):  # fmt: skip
-    raise NotImplementedError
-
-
 @functools.cache
-def _sums_of_dimension(dim: int, both: bool, shifts: bool):
-    """The compiled function for d = `dim` (0: any d), one way or `both`."""
+def _one_way(dim: int, shifts: bool, dtype: np.dtype):
+    """The function for d = `dim` (0: any d) and where its tasks lie."""
 
     def entry_points(source, cache):
         @njit(cache=cache, parallel=True, error_model="numpy")
         @variant(dim, "any" if shifts else "direct")
-        def one_way(x, arrays, flow, sign, causal, plan, scratch):
+        def one_way(x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
             """Each direction of a pair computed apart."""
             _ = source  # part of the cache key
             paths, n, _ = x.shape
             width = lanes(x)
             tokens, weight = _padded_paths(x, TILE)
-            blocks = (n + width - 1) // width
-            v = np.empty_like(x)
-            part = np.zeros((paths, blocks, N_TERMS))
+            blocks = part.shape[1]
             # A single block, if there is an odd one, comes first, and causal work grows with the
             # token: assigned in turn, tasks of all sizes go to all workers.
             odd = blocks % 2
             units = (blocks + 1) // 2
             space = plan.space * width
-            for worker in prange(plan.workers):
-                mine = scratch[worker * space : (worker + 1) * space]
-                for task in range(worker, paths * units, plan.workers):
-                    p = task // units
-                    unit = task - p * units
-                    first = 0 if unit == 0 else 2 * unit - odd
-                    count = 1 if unit == 0 and odd == 1 else 2
-                    _rows_of_blocks(
-                        dim, shifts, tokens[p], n, weight, of_path(arrays, p), flow, sign, causal,
-                        first * width, count, v[p], part[p, first : first + count], mine,
-                    )  # fmt: skip
-            return v, path_terms(part, arrays.score.shape[1], n)
+            workers = plan.workers
+            for worker in prange(workers):
+                for task in range(worker, paths * units, workers):
+                    call(tasks[0], (
+                        np.intp(task), np.intp(worker), units, odd, space, tokens, n, weight,
+                        arrays, flow, sign, causal, v, part, scratch,
+                    ))  # fmt: skip
+            return path_terms(part, arrays.score.shape[1], n)
 
+        return one_way, internal(make_rows(dim, shifts, source), cache=cache)
+
+    sums, task = compiled(entry_points)
+    return sums, (address(task, _types_of_rows(from_dtype(dtype))),)
+
+
+@functools.cache
+def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
+    """The same for tied heads and 2 <= d <= 8."""
+
+    def entry_points(source, cache):
         @njit(cache=cache, parallel=True, error_model="numpy")
         @variant(dim, "any" if shifts else "direct")
-        def both_ways(x, arrays, flow, sign, causal, plan, scratch):
+        def both_ways(x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
             """Tied symmetric heads, each kernel value used for both tokens."""
             _ = source  # part of the cache key
             paths, n, _ = x.shape
             score, _, _, _, sigma2 = arrays
+            ito = sigma2.shape[1] > 0
             all_heads = score.shape[1]
             width = lanes(x)
             tokens, weight = _padded_paths(x, width)
-            blocks = tokens.shape[1] // width
-            v = np.empty_like(x)
-            part = np.zeros((paths, blocks, N_TERMS))
+            blocks = part.shape[1]
             parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
             workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
-            size = blocks * (dim + 2) * width
-            per_path = batch * strips * size
-            row = (2 * dim + EXTRA) * width
+            per_path = batch * strips * blocks * (dim + 2) * width
             space = plan.space * width
             sums = scratch[workers * space : workers * space + together * per_path]
             state = scratch[workers * space + together * per_path :]
@@ -689,46 +759,58 @@ def _sums_of_dimension(dim: int, both: bool, shifts: bool):
                     # How heads are divided among tasks does not change a bit.
                     share = heads_of_task(count, heads, strips, workers)
                     groups = (heads + share - 1) // share
-                    tasks = count * groups * strips
                     for worker in prange(workers):
-                        mine = scratch[worker * space : (worker + 1) * space]
-                        for task in range(worker, tasks, workers):
-                            unit = task // strips
-                            strip = task - unit * strips
-                            if unit % 2 == 1:  # a worker that had a long strip has a short one
-                                strip = strips - 1 - strip
-                            p = unit // groups
-                            low = (unit - p * groups) * share
-                            some = min(share, heads - low)
-                            here = p * per_path + low * strips * size
-                            _symmetric_sums(
-                                dim, shifts, tokens[p0 + p], n, weight, score[p0 + p], head + low,
-                                some, strip, strips, sigma2.shape[1] > 0, tops[p, low : low + some],
-                                sums[here : here + some * strips * size], mine,
-                            )  # fmt: skip
+                        for task in range(worker, count * groups * strips, workers):
+                            call(tasks[0], (
+                                np.intp(task), np.intp(worker), groups, share, heads, strips,
+                                per_path, space, p0, head, tokens, n, weight, score, ito, tops,
+                                sums, scratch,
+                            ))  # fmt: skip
                     for task in prange(count * parts):
-                        p = task // parts
-                        q = p0 + p
-                        low = (task - p * parts) * blocks // parts
-                        high = (task - p * parts + 1) * blocks // parts
-                        its = state[p * blocks * row : (p + 1) * blocks * row]
-                        if head == 0:
-                            clear(its[low * row : high * row], dim, high - low)
-                        _absorb_heads(
-                            dim, shifts, tokens[q], n, of_path(arrays, q), head, heads, strips, low,
-                            high, tops[p], sums[p * per_path : (p + 1) * per_path], its,
-                        )  # fmt: skip
-                        if head + heads == all_heads:
-                            for block in range(low, high):
-                                finish_tokens(
-                                    x[q], n, dim, block * width, float(all_heads), flow, sign, its,
-                                    block * row, v[q], part[q, block],
-                                )  # fmt: skip
-            return v, path_terms(part, all_heads, n)
+                        call(tasks[1], (
+                            np.intp(task), parts, strips, per_path, p0, head, heads, x, tokens,
+                            arrays, flow, sign, tops, sums, state, v, part,
+                        ))  # fmt: skip
+            return path_terms(part, all_heads, n)
 
-        return both_ways if both else one_way
+        tasks = make_symmetric(dim, shifts, source), make_absorb(dim, shifts, source)
+        return both_ways, *(internal(task, cache=cache) for task in tasks)
 
-    return compiled(entry_points)
+    sums, first, second = compiled(entry_points)
+    real = from_dtype(dtype)
+    return sums, (address(first, _types_of_sums(real)), address(second, _types_of_blocks(real)))
+
+
+# Types of the arguments of the tasks, for tokens of the type `real`
+
+
+def _types_of_rows(real):
+    flat, array = real[::1], real[:, :, ::1]
+    terms = types.float64[:, :, ::1]
+    fixed = (array, types.intp, flat, _types_of_heads(real), *_FLOW, types.boolean)
+    return (types.intp,) * 5 + (*fixed, array, terms, flat)
+
+
+def _types_of_sums(real):
+    flat, array = real[::1], real[:, :, ::1]
+    score = _types_of_heads(real)[0]
+    fixed = (array, types.intp, flat, score, types.boolean)
+    return (types.intp,) * 10 + (*fixed, types.float64[:, ::1], flat, flat)
+
+
+def _types_of_blocks(real):
+    flat, array = real[::1], real[:, :, ::1]
+    terms = types.float64[:, :, ::1]
+    fixed = (array, array, _types_of_heads(real), *_FLOW, types.float64[:, ::1])
+    return (types.intp,) * 7 + (*fixed, flat, flat, array, terms)
+
+
+_FLOW = (types.intp, types.float64)  # the flow and the sign
+
+
+def _types_of_heads(real):
+    matrices = real[:, :, :, ::1]
+    return types.NamedTuple((matrices,) * 4 + (real[:, ::1],), Heads)
 
 
 def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
@@ -745,17 +827,21 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     -------
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
+    x = np.ascontiguousarray(x)
+    arrays = Heads(
+        *(np.ascontiguousarray(a, x.dtype) for a in (score, value, drift, noise, sigma2))
+    )
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
     both = bool(symmetric) and own_loops and n <= SYMMETRIC_TOKENS
     heads = score.shape[1]
-    arrays = Heads(score, value, drift, noise, sigma2)
     # |D^T x| <= d max |D_kl|; a NaN counts as large.
     bound = 0.9 * (DIRECT_BOUND_DOUBLE if x.itemsize == 8 else DIRECT_BOUND_SINGLE)
     small = d * max(score.max(initial=0), -score.min(initial=0)) < bound
-    sums = _sums_of_dimension(d if own_loops else 0, both, not small)
+    sums, tasks = (_both_ways if both else _one_way)(d if own_loops else 0, not small, x.dtype)
     with threads_for(paths * heads * n * n, PAIRS_OF_THREAD) as threads:
         plan, size = _plan(paths, n, d, heads, x.itemsize, threads, both)
-        return sums(
-            x, arrays, flow, sign, causal, plan, scratch(size, x.dtype)
-        )  # fmt: skip
+        v = np.empty_like(x)
+        part = np.zeros((paths, -(-n // (64 // x.itemsize)), N_TERMS))
+        space = scratch(size, x.dtype)
+        return v, sums(x, arrays, flow, sign, causal, plan, v, part, space, tasks)

@@ -14,11 +14,13 @@ neither threads nor other targets change a bit.
 import functools
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal, made_by, variant
 from wflow._core.simd import lanes, splat, store
+from wflow._core.tasks import address, call
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
 from wflow.kernels.pairs.sweep import (
@@ -63,20 +65,32 @@ def _weight_mask(weight, start, begin, stop, mask):
             mask[(j - start) * width + lane] = weight[j] if j <= begin + lane else 0.0
 
 
-def make_blocks(dim: int, weighted: bool, with_vectors: bool):
-    """The sums of some heads and blocks for d = `dim`."""
-    single, double = (
-        make_sweep(dim, blocks, both=False, ito=False, weighted=weighted, vectors=with_vectors)
-        for blocks in (1, 2)
-    )
-    marks = dim, "weighted" if weighted else "equal", "vectors" if with_vectors else "masses"
+def _make_loop(dim: int, blocks: int, weighted: bool, with_vectors: bool):
+    """The loop of `sweep` as an entry point may call it."""
+    sweep = make_sweep(dim, blocks, both=False, ito=False, weighted=weighted, vectors=with_vectors)
 
-    @variant(*marks)
+    @variant(dim, blocks, "weighted" if weighted else "equal", "vectors" if with_vectors else "m")
+    def loop(_dim, _blocks, _weighted, _with_vectors, y, w, z, at, first, last, acc, acc_at):
+        sweep(y, w, z, 0, z, at, z, 0, 0, z, 0, first, last, acc, acc_at)
+
+    return loop
+
+
+@made_by(_make_loop)
+def _loop(dim, blocks, weighted, with_vectors, y, w, z, at, first, last, acc, acc_at):
+    raise NotImplementedError
+
+
+def make_blocks(dim: int, weighted: bool, with_vectors: bool, source: str):
+    """The task for d = `dim`."""
+
+    @variant(dim, "weighted" if weighted else "equal", "vectors" if with_vectors else "masses")
     def blocks_of_targets(
-        _dim, _weighted, _with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, start,
-        blocks, head, last_head, space, shift, m, S,
+        x, y, n, unit, weight, bound, score, causal, divisor, start, blocks, head, last_head, space,
+        shift, m, S,
     ):  # fmt: skip
         """The heads head <= h < last_head for `blocks` blocks of targets of one path."""
+        _ = source  # part of the cache key
         own, z, z_high, z_low, acc, squares, one_shift, diagonal, mask = space
         width = lanes(x)
         rows = y.shape[0]
@@ -100,12 +114,12 @@ def make_blocks(dim: int, weighted: bool, with_vectors: bool):
             for first in range(0, free, CHUNK):
                 last = min(first + CHUNK, free)
                 if direct == 3:
-                    double(y, w, z, 0, z, 0, z, 0, 0, z, 0, first, last, acc, 0)
+                    _loop(dim, 2, weighted, with_vectors, y, w, z, 0, first, last, acc, 0)
                     continue
                 for block in range(blocks):
                     if direct >> block & 1:
-                        single(y, w, z, 0, z, block * dim * width, z, 0, 0, z, 0, first, last,
-                               acc, block * of_acc)  # fmt: skip
+                        _loop(dim, 1, weighted, with_vectors, y, w, z, block * dim * width, first,
+                              last, acc, block * of_acc)  # fmt: skip
             for block in range(blocks):
                 begin = start + block * width
                 last = min(begin + width, rows) if causal else rows
@@ -132,23 +146,15 @@ def make_blocks(dim: int, weighted: bool, with_vectors: bool):
     return blocks_of_targets
 
 
-@made_by(make_blocks)
-def _blocks_of_targets(
-    dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, start,
-    blocks, head, last_head, space, shift, m, S,
-):  # fmt: skip
-    raise NotImplementedError
-
-
 @functools.cache
-def _compiled_pass(dim: int, weighted: bool, with_vectors: bool):
-    """The compiled function for one d, with weights or without, with S or without."""
+def _compiled_pass(dim: int, weighted: bool, with_vectors: bool, dtype: np.dtype):
+    """The function for one d, with weights or without, with S or without; where its task lies."""
 
     def entry_points(source, cache):
         @njit(cache=cache, parallel=True, error_model="numpy")
         @variant(dim, weighted, with_vectors)
         def sums(
-            x, y, n, unit, weight, bound, score, causal, divisor, workers, groups, shift, m, S
+            x, y, n, unit, weight, bound, score, causal, divisor, workers, groups, shift, m, S, at
         ):  # fmt: skip
             _ = source  # part of the cache key
             paths, targets, _ = x.shape
@@ -167,15 +173,21 @@ def _compiled_pass(dim: int, weighted: bool, with_vectors: bool):
                     first = 0 if place == 0 else 2 * place - odd
                     count = 1 if place == 0 and odd == 1 else 2
                     q = p if weight.shape[0] > 1 else 0
-                    _blocks_of_targets(
-                        dim, weighted, with_vectors, x[p], y[p], n, unit, weight[q], bound[p],
-                        score[p], causal, divisor, first * width, count, group * heads // groups,
-                        (group + 1) * heads // groups, space, shift[p], m[p], S[p],
-                    )  # fmt: skip
+                    call(at, (
+                        x[p], y[p], n, unit, weight[q], bound[p], score[p], causal, divisor,
+                        first * width, count, np.intp(group * heads // groups),
+                        np.intp((group + 1) * heads // groups), space, shift[p], m[p], S[p],
+                    ))  # fmt: skip
 
-        return sums
+        return sums, internal(make_blocks(dim, weighted, with_vectors, source), cache=cache)
 
-    return compiled(entry_points)
+    sums, task = compiled(entry_points)
+    real = from_dtype(dtype)
+    flat, matrix, cube = real[::1], real[:, ::1], real[:, :, ::1]
+    size, double = types.intp, types.float64
+    of_sums = matrix, matrix, size, flat, matrix, double[::1], cube, types.boolean, double
+    given = *of_sums, *(size,) * 4, types.UniTuple(flat, 9), matrix, matrix, cube
+    return sums, address(task, given)
 
 
 def largest_squares(cloud: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -237,12 +249,13 @@ def pair_head_sums(
         weight[..., :n] = weights
     shift, m = (np.empty((paths, heads, targets), x.dtype) for _ in range(2))
     S = np.empty((paths, heads, targets if vectors else 0, d), x.dtype)
-    run = _compiled_pass(d, weights is not None, bool(vectors))
+    run, task = _compiled_pass(d, weights is not None, bool(vectors), x.dtype)
     units = -(-targets * x.itemsize // 128)
     with threads_for(paths * heads * targets * n, PAIRS_OF_THREAD) as workers:
         groups = min(heads, -(-4 * workers // (paths * units)) if workers > 1 else 1)
         run(
             x, y, n, unit, weight, direct_bounds(sources, weights), D, causal,
             float(n) if weights is None else 1.0, workers, groups, shift, m, S,
+            task,
         )  # fmt: skip
     return shift, m, S

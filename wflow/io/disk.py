@@ -218,7 +218,7 @@ class Overlay(io.RawIOBase):
         return len(view)
 
     def save(self, path: Path) -> None:
-        """Write the pages that were written, and the size, to the file on disk."""
+        """Write the pages that were written, and the size, to the file at `path`, unflushed."""
         with FileIO(path, "xb" if self._base is None else "r+b") as file:
             if self._base is None:
                 file.truncate(self._size)
@@ -228,7 +228,6 @@ class Overlay(io.RawIOBase):
                     file.seek(start)
                     page = np.frombuffer(self._pages[number], dtype=np.uint8)
                     write_all(file, page[: self._size - start])
-            os.fsync(file.fileno())
 
     def close(self) -> None:
         if self._base is not None:
@@ -256,7 +255,7 @@ class Overlay(io.RawIOBase):
 
 
 def lay_out(path: Path, layout: Layout, attrs: Mapping[str, Any]) -> Places:
-    """Make a netCDF-4 file with every variable in one piece, unfilled, and complete = 0.
+    """Make a netCDF-4 file with every variable in one piece, unfilled, unflushed; complete = 0.
 
     Returns
     -------
@@ -330,7 +329,7 @@ def _history(text: str) -> NDArray[np.bytes_]:
 
 
 def set_complete(path: Path, value: int, history: str | None = None) -> None:
-    """Change the attribute `complete` in place, without disturbing readers of the file.
+    """Change the attribute `complete` in place, unflushed, without disturbing readers of the file.
 
     Parameters
     ----------

@@ -380,9 +380,8 @@ class RunWriter:
                     f"{self.path} was made by another program while the run was computed; move it, "
                     f"then resume: the run is whole in {unfinished}"
                 )
-            os.fsync(self._file.fileno())
             self._seal(unfinished)
-            os.fsync(self._file.fileno())
+            os.fsync(self._file.fileno())  # where it fails, a resume breaks the seal
             os.replace(unfinished, self.path)
             disk.sync_directory(self.path.parent)
             disk.remove(checkpoint_of(self.path))

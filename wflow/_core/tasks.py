@@ -7,9 +7,11 @@ and the four are a call each.
 
 from typing import Any
 
+import numpy as np
 from numba.core import cgutils, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
 
 # Types of arguments that there is code for: a call with others would read memory that is not there.
 _known: set[tuple[types.Type, ...]] = set()
@@ -26,6 +28,12 @@ def address(task: Any, arguments: tuple[types.Type, ...]) -> int:
     task.compile(arguments)
     code = task.overloads[arguments]
     return code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
+
+
+def arrays(dtype: np.typing.DTypeLike) -> tuple[types.Array, ...]:
+    """Types of arrays in C order with one to four axes."""
+    real = from_dtype(np.dtype(dtype))
+    return tuple(types.Array(real, axes, "C") for axes in range(1, 5))
 
 
 @intrinsic

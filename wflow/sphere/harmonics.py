@@ -23,6 +23,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from wflow._core.compiled import internal
 from wflow._core.simd import fma, lanes, load, splat, store
 
 # Points that are worked on together: vectors of a block of harmonics, as the tile wants them.
@@ -63,7 +64,7 @@ def recursion_table(d: int, degree: int) -> NDArray[np.float64]:
     return np.concatenate([[degree + 2.0], start, steps])
 
 
-@njit(error_model="numpy")
+@internal
 def _sphere(own, degree, table, out, at):
     width = lanes(own)
     step = PAIR * width
@@ -110,7 +111,7 @@ def _sphere(own, degree, table, out, at):
         c1 = more1
 
 
-@njit(error_model="numpy")
+@internal
 def _circle(own, degree, table, out, at):
     width = lanes(own)
     step = PAIR * width

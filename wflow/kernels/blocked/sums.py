@@ -26,12 +26,11 @@ from operator import mul
 
 import numpy as np
 from numba import njit, prange, types
-from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal
 from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
-from wflow._core.tasks import address, call
+from wflow._core.tasks import address, arrays, call
 from wflow._core.threads import threads_for
 from wflow.kernels.blocked.products import (
     COLUMN_UNIT,
@@ -640,16 +639,17 @@ _sums, _forms, *_tasks = compiled(_entry_points)
 @lru_cache(maxsize=2)
 def _addresses(dtype: np.dtype) -> tuple[int, ...]:
     """Of the tasks, for tokens of that type."""
-    real = from_dtype(dtype)
-    flat, matrix, cube, heads = real[::1], real[:, ::1], real[:, :, ::1], real[:, :, :, ::1]
-    size, yes, double = types.intp, types.boolean, types.float64
+    flat, matrix, cube, matrices = arrays(dtype)
+    numbers, terms, _, _ = arrays(np.float64)
+    size, yes = types.intp, types.boolean
+    packing = *(size,) * 3, yes, yes, cube, *(matrices,) * 4, cube, matrix
     of_path = types.NamedTuple((cube,) * 4 + (flat,), Heads)
-    space = types.Tuple((flat,) * 8 + (types.UniTuple(flat, 7), types.UniTuple(double[::1], 2)))
-    packing = *(size,) * 3, yes, yes, cube, *(heads,) * 4, cube, matrix
-    arrays = matrix, flat, matrix, matrix, of_path
-    of_heads = size, size, *arrays, size, double, yes, yes, yes
-    work = *of_heads, size, size, space, matrix, double[:, ::1]
-    return address(_tasks[0], packing), address(_tasks[1], work)
+    space = types.Tuple((flat,) * 8 + (types.UniTuple(flat, 7), types.UniTuple(numbers, 2)))
+    given = size, size, matrix, flat, matrix, matrix, of_path, size, types.float64, yes, yes, yes
+    return (
+        address(_tasks[0], packing),
+        address(_tasks[1], (*given, size, size, space, matrix, terms)),
+    )
 
 
 def _worth_images(heads: int, n: int, d: int, itemsize: int) -> bool:
@@ -745,7 +745,7 @@ def blocked_sums(
     )
     # The number of threads is read here: compiled code that reads it cannot be kept on disk.
     products = 0 if diagonal else kinds + 1 - imaged
-    arrays = Heads(
+    of_heads = Heads(
         *(np.ascontiguousarray(a, x.dtype) for a in (score, value, drift, noise, sigma2))
     )
     v = np.empty_like(x)
@@ -753,6 +753,6 @@ def blocked_sums(
     pairs = paths * heads * n * d * (2 * n + products * d) // MULTIPLY_ADDS_OF_PAIR
     with threads_for(pairs, PAIRS_OF_THREAD) as slots:
         return v, _sums(
-            x, arrays, flow, sign, causal, tied, diagonal, slots, matrices, images, tokens, v, part,
-            _addresses(x.dtype),
+            x, of_heads, flow, sign, causal, tied, diagonal, slots, matrices, images, tokens, v,
+            part, _addresses(x.dtype),
         )  # fmt: skip

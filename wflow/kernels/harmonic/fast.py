@@ -8,15 +8,16 @@ Formulas, error bounds and costs: docs/theory/fast_sums.md.
 """
 
 import math
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
+from wflow._core.compiled import compiled, internal
 from wflow._core.simd import fma, lanes, load, lowest_lane, maximum, splat, store
+from wflow._core.tasks import address, arrays, call
 from wflow.kernels.blocked.products import (
     TILE_COLUMNS,
     tile_product,
@@ -83,9 +84,10 @@ from wflow.sphere.harmonics import PAIR, count, harmonics, quadrature, recursion
 # panels are used.
 
 GROUP = 8
+Floats = NDArray[np.float64]
 
 
-@njit(error_model="numpy")
+@internal
 def _exactly(
     x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, start, acc, shift, square
 ):  # fmt: skip
@@ -96,7 +98,7 @@ def _exactly(
     )  # fmt: skip
 
 
-@njit(error_model="numpy")
+@internal
 def _add(
     h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
 ):  # fmt: skip
@@ -106,7 +108,7 @@ def _add(
     )  # fmt: skip
 
 
-@njit(error_model="numpy")
+@internal
 def load_group(x, n, group, blocks, expanded, degree, table, own, basis):
     """Coordinates of a group of blocks, and if any head is `expanded` the harmonics there."""
     d = x.shape[1]
@@ -119,7 +121,7 @@ def load_group(x, n, group, blocks, expanded, degree, table, own, basis):
             harmonics(own[start * d * width :], d, degree, table, basis, at)
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def lowest_sum(tile, at, real, limit):
     """Smallest value of the first `real` lanes, and whether none is below `limit` or NaN."""
     low = np.inf
@@ -130,7 +132,7 @@ def lowest_sum(tile, at, real, limit):
     return low, good
 
 
-@njit(error_model="numpy")
+@internal
 def panel_product(basis, at, panel, size, columns, tile):
     """The first `columns` columns of a panel at two blocks of harmonics, into `tile`."""
     width = lanes(tile)
@@ -144,7 +146,7 @@ def panel_product(basis, at, panel, size, columns, tile):
         tile_product_4(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far, False)
 
 
-@njit(error_model="numpy")
+@internal
 def _gradients(own, at, by_order, degree, tile):
     """m and a gradient of its series at two blocks of the sphere, into the tile's first 4 columns.
 
@@ -246,7 +248,7 @@ def _gradients(own, at, by_order, degree, tile):
     store(tile, far + 3 * width, gz1)
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def _absorb_series(
     d, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
 ):  # fmt: skip
@@ -311,7 +313,7 @@ def _absorb_series(
     return missed
 
 
-@njit(error_model="numpy")
+@internal
 def _absorb_panel(
     d, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
 ):  # fmt: skip
@@ -326,7 +328,7 @@ def _absorb_panel(
     )  # fmt: skip
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def _finish_whole(
     d, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, line_at, v
 ):  # fmt: skip
@@ -385,7 +387,7 @@ def _finish_whole(
     store(sums, row, maximum(load(sums, row), load(state, rest + LARGEST * width)))
 
 
-@njit(error_model="numpy")
+@internal
 def _finish(x, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, v, terms):
     """Velocities of a block and its share of the terms, in `sums` or in `terms`."""
     width = lanes(state)
@@ -401,7 +403,7 @@ def _finish(x, n, begin, heads, flow, sign, own, own_at, state, at, sums, line, 
         finish_tokens(x, n, 2, begin, heads, flow, sign, state, at, v, terms)
 
 
-@njit(error_model="numpy")
+@internal
 def _fold_terms(sums, terms):
     """Add the lanes of `_finish_whole` to the terms."""
     width = lanes(sums)
@@ -414,131 +416,136 @@ def _fold_terms(sums, terms):
                 terms[term] = max(terms[term], math.sqrt(value))
 
 
-@njit(error_model="numpy")
-def _tokens_task(
-    x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table, by_order,
-    first, last, v, terms, lowest, redone,
-):  # fmt: skip
-    """Velocities and terms of the tokens first <= i < last, from panels of coefficients.
+def _make_tokens_task(source: str):
+    """The task that has nearly all of the work."""
 
-    order : heads in the order of the panels; alone : heads that are summed exactly
-    sizes : harmonics of each panel; limit : sum below which a head's value is summed exactly
-    by_order : empty, or from `gradient_table` the series of the single head, evaluated instead of
-        its panel
-    lowest (heads,) : smallest sum of each head that was taken from the series
-    """
-    score, value, drift, noise, sigma2 = arrays
-    no_ito = Heads(score, value, drift, noise, sigma2[:0])
-    rows, d = x.shape
-    width = lanes(x)
-    ito = sigma2.shape[0] > 0 and alone.shape[0] > 0
-    per_state = 2 * d + EXTRA
-    number = count(degree, d)
-    per_panel = TILE_COLUMNS // (d + 1)
-    # The harmonics of one pair of blocks, which one panel reads once, stay in the nearest cache.
-    together = PAIR if sizes.shape[0] <= 1 else GROUP
-    own = vectors(together * d, x)
-    basis = vectors(together * number, x)
-    tile = vectors(PAIR * TILE_COLUMNS, x)
-    state = vectors(together * per_state, x)
-    z = vectors(d, x)
-    z_low = vectors(d, x)
-    again = vectors(d + 2, x)
-    pair = vectors(rows if ito else 0, x)
-    mask = vectors(width, x)
-    shift = vectors(1, x)
-    square = vectors(1, x)
-    factors = vectors(2, x)
-    left = np.empty(per_panel, np.int64)
-    summed = np.empty(together, np.int64)  # heads in the running sums of a block
-    line = vectors(d, x)
-    sums = vectors(N_TERMS, x)
-    sums[:] = 0.0
-    heads = float(score.shape[0])
-    lowest[:] = np.inf
-    for group in range(first, last, together * width):
-        blocks = min(together, (last - group + width - 1) // width)
-        clear(state, d, blocks)
-        summed[:] = 0
-        stored = order.shape[0] > 0 and by_order.shape[0] == 0
-        load_group(x, n, group, blocks, stored, degree, table, own, basis)
-        for panel in range(sizes.shape[0]):
-            begin_head = panel * per_panel
-            end_head = min(begin_head + per_panel, order.shape[0])
-            for start in range(0, blocks, PAIR):
-                if by_order.shape[0] > 0:
-                    _gradients(own, start * d * width, by_order, degree, tile)
-                else:
-                    panel_product(
-                        basis, start * number * width, panels[panel], sizes[panel],
-                        (end_head - begin_head) * (d + 1), tile,
-                    )  # fmt: skip
-                for block in range(start, min(start + PAIR, blocks)):
-                    begin = group + block * width
-                    real = min(width, n - begin)
-                    place = (block - start) * TILE_COLUMNS * width
-                    mine = block * d * width
-                    at = block * per_state * width
-                    scales = at + 2 * d * width
-                    if real == width and state[scales + SCALED * width] == 0.0:
-                        missed = _absorb_panel(
-                            d, order, begin_head, end_head, tile, place, own, mine, arrays, limit,
-                            state, at, lowest, left,
-                        )  # fmt: skip
-                        if summed[block] == 0 and missed < end_head - begin_head:
-                            state[scales + E_GRADIENT * width :][:width] = 0.0
-                            state[scales + E_INVERSE * width :][:width] = 0.0
-                        summed[block] += end_head - begin_head - missed
+    def tokens_task(
+        x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
+        by_order, first, last, v, terms, lowest, redone,
+    ):  # fmt: skip
+        """Velocities and terms of the tokens first <= i < last, from panels of coefficients.
+
+        order : heads in the order of the panels; alone : heads that are summed exactly
+        sizes : harmonics of each panel; limit : sum below which a head's value is summed exactly
+        by_order : empty, or from `gradient_table` the series of the single head, evaluated instead
+            of its panel
+        lowest (heads,) : smallest sum of each head that was taken from the series
+        """
+        _ = source  # part of the cache key
+        score, value, drift, noise, sigma2 = arrays
+        no_ito = Heads(score, value, drift, noise, sigma2[:0])
+        rows, d = x.shape
+        width = lanes(x)
+        ito = sigma2.shape[0] > 0 and alone.shape[0] > 0
+        per_state = 2 * d + EXTRA
+        number = count(degree, d)
+        per_panel = TILE_COLUMNS // (d + 1)
+        # The harmonics of a pair of blocks, which one panel reads once, stay in the nearest cache.
+        together = PAIR if sizes.shape[0] <= 1 else GROUP
+        own = vectors(together * d, x)
+        basis = vectors(together * number, x)
+        tile = vectors(PAIR * TILE_COLUMNS, x)
+        state = vectors(together * per_state, x)
+        z = vectors(d, x)
+        z_low = vectors(d, x)
+        again = vectors(d + 2, x)
+        pair = vectors(rows if ito else 0, x)
+        mask = vectors(width, x)
+        shift = vectors(1, x)
+        square = vectors(1, x)
+        factors = vectors(2, x)
+        left = np.empty(per_panel, np.int64)
+        summed = np.empty(together, np.int64)  # heads in the running sums of a block
+        line = vectors(d, x)
+        sums = vectors(N_TERMS, x)
+        sums[:] = 0.0
+        heads = float(score.shape[0])
+        lowest[:] = np.inf
+        for group in range(first, last, together * width):
+            blocks = min(together, (last - group + width - 1) // width)
+            clear(state, d, blocks)
+            summed[:] = 0
+            stored = order.shape[0] > 0 and by_order.shape[0] == 0
+            load_group(x, n, group, blocks, stored, degree, table, own, basis)
+            for panel in range(sizes.shape[0]):
+                begin_head = panel * per_panel
+                end_head = min(begin_head + per_panel, order.shape[0])
+                for start in range(0, blocks, PAIR):
+                    if by_order.shape[0] > 0:
+                        _gradients(own, start * d * width, by_order, degree, tile)
                     else:
-                        missed = end_head - begin_head
-                        for s in range(missed):
-                            left[s] = s
-                    for which in range(missed):
-                        h = order[begin_head + left[which]]
-                        to = place + left[which] * (d + 1) * width
-                        low, good = lowest_sum(tile, to, real, limit[h])
-                        shifted = False
-                        if good:
-                            lowest[h] = min(lowest[h], low)
-                            head_scores(score, h, own, mine, z, 0, d, square)
-                            shift[:] = 0.0
-                        else:
-                            redone[0] += real
-                            shifted = _exactly(
-                                x, n, weight, score, h, own, mine, z, z_low, pair, False, mask,
-                                begin, again, shift, square,
-                            )  # fmt: skip
-                            tile[to : to + (d + 1) * width] = again[: (d + 1) * width]
-                        _add(
-                            h, summed[block] == 0, shifted, d, own, mine, tile, to, shift, square,
-                            no_ito, state, at, factors,
+                        panel_product(
+                            basis, start * number * width, panels[panel], sizes[panel],
+                            (end_head - begin_head) * (d + 1), tile,
                         )  # fmt: skip
-                        summed[block] += 1
-        for block in range(blocks):
-            begin = group + block * width
-            mine = block * d * width
-            if ito:
-                pair_table(x, n, own[mine:], 0, 0, rows, pair, 0)
-            for s in range(alone.shape[0]):
-                h = alone[s]
-                redone[0] += min(width, n - begin)
-                shifted = _exactly(
-                    x, n, weight, score, h, own, mine, z, z_low, pair, ito, mask, begin, again,
-                    shift, square,
+                    for block in range(start, min(start + PAIR, blocks)):
+                        begin = group + block * width
+                        real = min(width, n - begin)
+                        place = (block - start) * TILE_COLUMNS * width
+                        mine = block * d * width
+                        at = block * per_state * width
+                        scales = at + 2 * d * width
+                        if real == width and state[scales + SCALED * width] == 0.0:
+                            missed = _absorb_panel(
+                                d, order, begin_head, end_head, tile, place, own, mine, arrays,
+                                limit, state, at, lowest, left,
+                            )  # fmt: skip
+                            if summed[block] == 0 and missed < end_head - begin_head:
+                                state[scales + E_GRADIENT * width :][:width] = 0.0
+                                state[scales + E_INVERSE * width :][:width] = 0.0
+                            summed[block] += end_head - begin_head - missed
+                        else:
+                            missed = end_head - begin_head
+                            for s in range(missed):
+                                left[s] = s
+                        for which in range(missed):
+                            h = order[begin_head + left[which]]
+                            to = place + left[which] * (d + 1) * width
+                            low, good = lowest_sum(tile, to, real, limit[h])
+                            shifted = False
+                            if good:
+                                lowest[h] = min(lowest[h], low)
+                                head_scores(score, h, own, mine, z, 0, d, square)
+                                shift[:] = 0.0
+                            else:
+                                redone[0] += real
+                                shifted = _exactly(
+                                    x, n, weight, score, h, own, mine, z, z_low, pair, False, mask,
+                                    begin, again, shift, square,
+                                )  # fmt: skip
+                                tile[to : to + (d + 1) * width] = again[: (d + 1) * width]
+                            _add(
+                                h, summed[block] == 0, shifted, d, own, mine, tile, to, shift,
+                                square, no_ito, state, at, factors,
+                            )  # fmt: skip
+                            summed[block] += 1
+            for block in range(blocks):
+                begin = group + block * width
+                mine = block * d * width
+                if ito:
+                    pair_table(x, n, own[mine:], 0, 0, rows, pair, 0)
+                for s in range(alone.shape[0]):
+                    h = alone[s]
+                    redone[0] += min(width, n - begin)
+                    shifted = _exactly(
+                        x, n, weight, score, h, own, mine, z, z_low, pair, ito, mask, begin, again,
+                        shift, square,
+                    )  # fmt: skip
+                    _add(
+                        h, summed[block] == 0, shifted, d, own, mine, again, 0, shift, square,
+                        arrays if ito else no_ito, state, block * per_state * width, factors,
+                    )  # fmt: skip
+                    summed[block] += 1
+                _finish(
+                    x, n, begin, heads, flow, sign, own, mine, state, block * per_state * width,
+                    sums, line, v, terms,
                 )  # fmt: skip
-                _add(
-                    h, summed[block] == 0, shifted, d, own, mine, again, 0, shift, square,
-                    arrays if ito else no_ito, state, block * per_state * width, factors,
-                )  # fmt: skip
-                summed[block] += 1
-            _finish(
-                x, n, begin, heads, flow, sign, own, mine, state, block * per_state * width, sums,
-                line, v, terms,
-            )  # fmt: skip
-    _fold_terms(sums, terms)
+        _fold_terms(sums, terms)
+
+    return tokens_task
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def _largest_squares(d, flat, heads, own, most):
     """Raise `most` to |D_h^T x|^2 of two blocks and all heads; d a constant of the caller."""
     width = lanes(own)
@@ -567,11 +574,11 @@ def _entry_points(source, cache):
     @njit(cache=cache, parallel=True, error_model="numpy")
     def evaluate_tokens(
         x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
-        by_order,
+        by_order, task_at,
     ):  # fmt: skip
         """Velocities (n, d), sums of the terms, smallest series value per head, tokens redone.
 
-        x : (rows, d) padded tokens, weight (rows,); the rest as in `_tokens_task`.
+        x : (rows, d) padded tokens, weight (rows,); the rest as in `_make_tokens_task`.
         """
         _ = source  # part of the cache key
         d = x.shape[1]
@@ -584,11 +591,12 @@ def _entry_points(source, cache):
         lows = np.empty((tasks, heads))
         again = np.zeros((tasks, 1), np.int64)
         for task in prange(tasks):
-            _tokens_task(
+            call(task_at, (
                 x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
-                by_order, task * units // tasks * unit,
-                min((task + 1) * units // tasks * unit, n), v, parts[task], lows[task], again[task],
-            )  # fmt: skip
+                by_order, np.intp(task * units // tasks * unit),
+                min(np.intp((task + 1) * units // tasks * unit), n), v, parts[task], lows[task],
+                again[task],
+            ))  # fmt: skip
         terms = np.zeros(N_TERMS)
         lowest = np.full(heads, np.inf)
         redone = 0
@@ -667,13 +675,27 @@ def _entry_points(source, cache):
             place += 5 * number
         return out
 
-    return evaluate_tokens, largest_score, gradient_table
+    task = internal(_make_tokens_task(source), cache=cache)
+    return evaluate_tokens, largest_score, gradient_table, task
 
 
-evaluate_tokens, largest_score, gradient_table = compiled(_entry_points)
+_evaluate_tokens, largest_score, gradient_table, _tokens_task = compiled(_entry_points)
 
 
-Floats = NDArray[np.float64]
+@cache
+def _task_address() -> int:
+    flat, matrix, cube, _ = arrays(np.float64)
+    size, ints = types.intp, arrays(np.int64)[0]
+    heads = types.NamedTuple((cube,) * 4 + (flat,), Heads)
+    series = ints, ints, matrix, ints, flat, size, flat, flat
+    given = matrix, size, flat, heads, size, types.float64, *series
+    return address(_tokens_task, (*given, size, size, matrix, flat, flat, ints))
+
+
+def evaluate_tokens(*arguments: Any) -> tuple[Floats, Floats, Floats, int]:
+    """Run the compiled `evaluate_tokens` with its task."""
+    return _evaluate_tokens(*arguments, _task_address())
+
 
 # Times in ns of one core that `choose` compares, so set that it takes the fast sums from where they
 # are faster in benchmarks/fast_sums.py: a pair of tokens and head of the exact sums, each value

@@ -6,16 +6,18 @@ threads, and adds up what tasks leave in their order: threads do not change a bi
 """
 
 import math
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
 from numpy.typing import NDArray
 
 from wflow._core.checks import number
-from wflow._core.compiled import compiled
+from wflow._core.compiled import compiled, internal
 from wflow._core.errors import InputError
 from wflow._core.simd import fma, lanes, load, minimum, splat, store
+from wflow._core.tasks import address, arrays, call
 from wflow.kernels.harmonic import series
 from wflow.kernels.pairs.sweep import DIRECT_BOUND_DOUBLE, by_lane, vectors
 from wflow.sphere.harmonics import (
@@ -39,7 +41,7 @@ def task_count(points, unit):
     return min((points + unit - 1) // unit, _TASKS)
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def _gather(basis, radial, weights, columns, degree, d, sums):
     """sums[k, c] += sum over the points of radial_l Y_k weight_c, lane by lane.
 
@@ -72,7 +74,7 @@ def _gather(basis, radial, weights, columns, degree, d, sums):
             k += 1
 
 
-@njit(error_model="numpy")
+@internal
 def _fold_lanes(sums, number, out):
     """Sum of the lanes of `number` vectors."""
     width = lanes(sums)
@@ -83,7 +85,7 @@ def _fold_lanes(sums, number, out):
         out[place] = total
 
 
-@njit(error_model="numpy")
+@internal
 def _place(points, mass, matrix, first, last, start, own, zhat, r, growth, weights, products):
     """Four vectors of sources from `start` on: z = D y, |z|, exp|z|, and their weights.
 
@@ -144,53 +146,59 @@ def column_count(d, products):
     return 1 + d + (d * (d + 1) // 2 if products > 1 else 0)
 
 
-@njit(error_model="numpy")
-def _project(points, mass, matrix, bare, first, last, degree, top, table, products, out):
-    """Sum over sources first <= q < last of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out.
+def _make_project(source: str):
+    """The task of `coefficients`."""
 
-    `bare`: without the radial factor, matrix being the identity: moments of the sources.
-    out (K, columns); returns sum |w| exp|D y|.
-    """
-    d = points.shape[1]
-    width = lanes(points)
-    columns = column_count(d, products)
-    number = count(degree, d)
-    basis = vectors(_GATHER * number, points)
-    sums = vectors(number * columns, points)
-    radial = vectors((degree + 1) * _GATHER, points)
-    weights = vectors(columns * _GATHER, points)
-    single = d == 3 and columns == 1 and not bare
-    squares, scales = _steps(degree if single else 0, table)
-    own = vectors(d * _GATHER, points)
-    zhat = vectors(d * _GATHER, points)
-    r = vectors(_GATHER, points)
-    growth = vectors(_GATHER, points)
-    sums[:] = 0.0
-    radial[:] = 1.0
-    strength = 0.0
-    for start in range(first, last, _GATHER * width):
-        strength += _place(
-            points, mass, matrix, first, last, start, own, zhat, r, growth, weights, products
-        )
-        if not bare:
-            for vector in range(_GATHER):
-                radial_factors(r, vector * width, growth, d, degree, top, radial, _GATHER, vector)
+    def project(points, mass, matrix, bare, degree, top, table, products, out, strength):
+        """Sum over sources of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out (K columns,).
+
+        bare : without the radial factor, matrix being the identity: moments of the sources
+        strength (1,) : becomes sum |w| exp|D y|
+        """
+        _ = source  # part of the cache key
+        last, d = points.shape
+        width = lanes(points)
+        columns = column_count(d, products)
+        number = count(degree, d)
+        basis = vectors(_GATHER * number, points)
+        sums = vectors(number * columns, points)
+        radial = vectors((degree + 1) * _GATHER, points)
+        weights = vectors(columns * _GATHER, points)
+        single = d == 3 and columns == 1 and not bare
+        squares, scales = _steps(degree if single else 0, table)
+        own = vectors(d * _GATHER, points)
+        zhat = vectors(d * _GATHER, points)
+        r = vectors(_GATHER, points)
+        growth = vectors(_GATHER, points)
+        sums[:] = 0.0
+        radial[:] = 1.0
+        total = 0.0
+        for start in range(0, last, _GATHER * width):
+            total += _place(
+                points, mass, matrix, 0, last, start, own, zhat, r, growth, weights, products
+            )
+            if not bare:
+                for vector in range(_GATHER):
+                    at = vector * width
+                    radial_factors(r, at, growth, d, degree, top, radial, _GATHER, vector)
+            if single:
+                _sphere_group(zhat, weights, radial, True, degree, squares, sums)
+                continue
+            for pair in range(_GATHER // PAIR):
+                at = pair * PAIR * d * width
+                chosen = own[at:] if bare else zhat[at:]
+                harmonics(chosen, d, degree, table, basis, pair * number * PAIR * width)
+            _gather(basis, radial, weights, columns, degree, d, sums)
+        _fold_lanes(sums, number * columns, out)
         if single:
-            _sphere_group(zhat, weights, radial, True, degree, squares, sums)
-            continue
-        for pair in range(_GATHER // PAIR):
-            at = pair * PAIR * d * width
-            chosen = own[at:] if bare else zhat[at:]
-            harmonics(chosen, d, degree, table, basis, pair * number * PAIR * width)
-        _gather(basis, radial, weights, columns, degree, d, sums)
-    _fold_lanes(sums, number * columns, out)
-    if single:
-        for k in range(number):
-            out[k] *= scales[k]
-    return strength
+            for k in range(number):
+                out[k] *= scales[k]
+        strength[0] = total
+
+    return project
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def _weighted_group(x, mass, last, start, own, weights):
     """Coordinates and masses of four vectors of points from `start` on; no mass beyond `last`."""
     d = x.shape[1]
@@ -203,7 +211,7 @@ def _weighted_group(x, mass, last, start, own, weights):
             weights[vector * width + lane] = mass[block + lane] if inside else 0.0
 
 
-@njit(error_model="numpy", forceinline=True)
+@internal(forceinline=True)
 def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
     """sums_k += sum over four vectors of points of weight s_lm^-1 Y_k, lane by lane.
 
@@ -298,7 +306,7 @@ def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
         c3 = more
 
 
-@njit(error_model="numpy")
+@internal
 def _steps(degree, table):
     """-b_lm^2 of `_sphere_group` and s_lm at the places of the harmonics."""
     steps = int(table[0])
@@ -317,77 +325,87 @@ def _steps(degree, table):
     return squares, scales
 
 
-@njit(error_model="numpy")
-def _sphere_moments(x, mass, first, last, degree, table, out):
-    """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
-    width = lanes(x)
-    number = count(degree, 3)
-    squares, scales = _steps(degree, table)
-    sums = vectors(number, x)
-    own = vectors(3 * _GATHER, x)
-    weights = vectors(_GATHER, x)
-    sums[:] = 0.0
-    for start in range(first, last, _GATHER * width):
-        _weighted_group(x, mass, last, start, own, weights)
-        _sphere_group(own, weights, own, False, degree, squares, sums)
-    _fold_lanes(sums, number, out)
-    for k in range(number):
-        out[k] *= scales[k]
+def _make_sphere_moments(source: str):
+    """The task of `moments` for d = 3."""
+
+    def sphere_moments(x, mass, first, last, degree, table, out):
+        """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
+        _ = source  # part of the cache key
+        width = lanes(x)
+        number = count(degree, 3)
+        squares, scales = _steps(degree, table)
+        sums = vectors(number, x)
+        own = vectors(3 * _GATHER, x)
+        weights = vectors(_GATHER, x)
+        sums[:] = 0.0
+        for start in range(first, last, _GATHER * width):
+            _weighted_group(x, mass, last, start, own, weights)
+            _sphere_group(own, weights, own, False, degree, squares, sums)
+        _fold_lanes(sums, number, out)
+        for k in range(number):
+            out[k] *= scales[k]
+
+    return sphere_moments
 
 
-@njit(error_model="numpy")
-def _circle_moments(x, mass, first, last, degree, table, out):
-    """sum_j mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
+def _make_circle_moments(source: str):
+    """The task of `moments` for d = 2."""
 
-    The recursion of `harmonics`, started with mass_j: six operations a point and degree.
-    """
-    width = lanes(x)
-    number = count(degree, 2)
-    sums = vectors(number, x)
-    own = vectors(2 * _GATHER, x)
-    weights = vectors(_GATHER, x)
-    sums[:] = 0.0
-    zero = splat(0.0)
-    for start in range(first, last, _GATHER * width):
-        _weighted_group(x, mass, last, start, own, weights)
-        x0 = load(own, 0)
-        y0 = load(own, width)
-        x1 = load(own, 2 * width)
-        y1 = load(own, 3 * width)
-        x2 = load(own, 4 * width)
-        y2 = load(own, 5 * width)
-        x3 = load(own, 6 * width)
-        y3 = load(own, 7 * width)
-        c0 = load(weights, 0)
-        c1 = load(weights, width)
-        c2 = load(weights, 2 * width)
-        c3 = load(weights, 3 * width)
-        s0 = zero
-        s1 = zero
-        s2 = zero
-        s3 = zero
-        store(sums, 0, load(sums, 0) + ((c0 + c1) + (c2 + c3)))
-        for k in range(1, degree + 1):
-            more = fma(x0, c0, zero - y0 * s0)
-            s0 = fma(x0, s0, y0 * c0)
-            c0 = more
-            more = fma(x1, c1, zero - y1 * s1)
-            s1 = fma(x1, s1, y1 * c1)
-            c1 = more
-            more = fma(x2, c2, zero - y2 * s2)
-            s2 = fma(x2, s2, y2 * c2)
-            c2 = more
-            more = fma(x3, c3, zero - y3 * s3)
-            s3 = fma(x3, s3, y3 * c3)
-            c3 = more
-            place = (2 * k - 1) * width
-            store(sums, place, load(sums, place) + ((c0 + c1) + (c2 + c3)))
-            place += width
-            store(sums, place, load(sums, place) + ((s0 + s1) + (s2 + s3)))
-    _fold_lanes(sums, number, out)
-    out[0] *= table[0]
-    for k in range(1, number):
-        out[k] *= table[1]
+    def circle_moments(x, mass, first, last, degree, table, out):
+        """sum_j mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
+
+        The recursion of `harmonics`, started with mass_j: six operations a point and degree.
+        """
+        _ = source  # part of the cache key
+        width = lanes(x)
+        number = count(degree, 2)
+        sums = vectors(number, x)
+        own = vectors(2 * _GATHER, x)
+        weights = vectors(_GATHER, x)
+        sums[:] = 0.0
+        zero = splat(0.0)
+        for start in range(first, last, _GATHER * width):
+            _weighted_group(x, mass, last, start, own, weights)
+            x0 = load(own, 0)
+            y0 = load(own, width)
+            x1 = load(own, 2 * width)
+            y1 = load(own, 3 * width)
+            x2 = load(own, 4 * width)
+            y2 = load(own, 5 * width)
+            x3 = load(own, 6 * width)
+            y3 = load(own, 7 * width)
+            c0 = load(weights, 0)
+            c1 = load(weights, width)
+            c2 = load(weights, 2 * width)
+            c3 = load(weights, 3 * width)
+            s0 = zero
+            s1 = zero
+            s2 = zero
+            s3 = zero
+            store(sums, 0, load(sums, 0) + ((c0 + c1) + (c2 + c3)))
+            for k in range(1, degree + 1):
+                more = fma(x0, c0, zero - y0 * s0)
+                s0 = fma(x0, s0, y0 * c0)
+                c0 = more
+                more = fma(x1, c1, zero - y1 * s1)
+                s1 = fma(x1, s1, y1 * c1)
+                c1 = more
+                more = fma(x2, c2, zero - y2 * s2)
+                s2 = fma(x2, s2, y2 * c2)
+                c2 = more
+                more = fma(x3, c3, zero - y3 * s3)
+                s3 = fma(x3, s3, y3 * c3)
+                c3 = more
+                place = (2 * k - 1) * width
+                store(sums, place, load(sums, place) + ((c0 + c1) + (c2 + c3)))
+                place += width
+                store(sums, place, load(sums, place) + ((s0 + s1) + (s2 + s3)))
+        _fold_lanes(sums, number, out)
+        out[0] *= table[0]
+        for k in range(1, number):
+            out[k] *= table[1]
+
+    return circle_moments
 
 
 def _entry_points(source, cache):
@@ -463,7 +481,7 @@ def _entry_points(source, cache):
         return result
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def moments(x, mass, degree, table):
+    def moments(x, mass, degree, table, task_at):
         """sum_j mass_j Y_k(x_j) for all harmonics up to `degree`; x (n, d), mass (n,)."""
         _ = source  # part of the cache key
         n, d = x.shape
@@ -475,10 +493,7 @@ def _entry_points(source, cache):
         for task in prange(tasks):
             first = task * units // tasks * unit
             last = min((task + 1) * units // tasks * unit, n)
-            if d == 3:
-                _sphere_moments(x, mass, first, last, degree, table, parts[task])
-            else:
-                _circle_moments(x, mass, first, last, degree, table, parts[task])
+            call(task_at, (x, mass, np.intp(first), np.intp(last), degree, table, parts[task]))
         total = np.zeros(number)
         for task in range(tasks):
             for k in range(number):
@@ -517,7 +532,7 @@ def _entry_points(source, cache):
         return out
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def coefficients(points, mass, score, degrees, tops, table, products):
+    def coefficients(points, mass, score, degrees, tops, table, products, task_at):
         """Coefficients in the harmonics of sum_q w_q g(y_q) exp<x, D_h y_q>, for every head.
 
         Parameters
@@ -534,30 +549,59 @@ def _entry_points(source, cache):
         """
         _ = source  # part of the cache key
         d = points.shape[1]
-        q = points.shape[0]
         heads = score.shape[0]
         highest = degrees.max()
         columns = column_count(d, products)
         out = np.zeros((heads + 1, count(highest, d), columns))
         strength = np.zeros(heads)
-        identity = np.eye(d)
+        identity, none = np.eye(d), np.zeros(1)
         for task in prange(heads + 1):
             flat = out[task].reshape(count(highest, d) * columns)
             if task == heads:
-                _project(
-                    points, mass, identity, True, 0, q, highest, 0, table, min(products, 2), flat
-                )
+                call(task_at, (
+                    points, mass, identity, True, highest, 0, table, min(products, 2), flat,
+                    none,
+                ))  # fmt: skip
             else:
-                strength[task] = _project(
-                    points, mass, score[task], False, 0, q, degrees[task], tops[task], table,
-                    products, flat,
-                )  # fmt: skip
+                call(task_at, (
+                    points, mass, score[task], False, degrees[task], tops[task], table, products,
+                    flat, strength[task : task + 1],
+                ))  # fmt: skip
         return out, strength
 
-    return survey, lowest_along, moments, expand, coefficients
+    tasks = _make_project(source), _make_circle_moments(source), _make_sphere_moments(source)
+    loops = survey, lowest_along, moments, expand, coefficients
+    return *loops, *(internal(task, cache=cache) for task in tasks)
 
 
-survey, lowest_along, moments, expand, coefficients = compiled(_entry_points)
+survey, lowest_along, _moments, expand, _coefficients, *_tasks = compiled(_entry_points)
+
+
+@cache
+def _project_address() -> int:
+    flat, matrix, _, _ = arrays(np.float64)
+    size = types.intp
+    given = matrix, flat, matrix, types.boolean, size, size, flat, size, flat, flat
+    return address(_tasks[0], given)
+
+
+@cache
+def _moments_address(d: int) -> int:
+    flat, matrix, _, _ = arrays(np.float64)
+    size = types.intp
+    return address(_tasks[d - 1], (matrix, flat, size, size, size, flat, flat))
+
+
+def moments(
+    x: NDArray[np.float64], mass: NDArray[np.float64], degree: int, table: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Run the compiled `moments` with its task."""
+    return _moments(x, mass, degree, table, _moments_address(x.shape[1]))
+
+
+def coefficients(*arguments: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Run the compiled `coefficients` with its task."""
+    return _coefficients(*arguments, _project_address())
 
 
 # Degree: how many terms a head needs, what they cost, what error is left

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange, types
-from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal, made_by, variant
 from wflow._core.simd import fma, lane_sums, lanes, load, maximum, splat, store
-from wflow._core.tasks import address, call
+from wflow._core.tasks import address, arrays, call
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
     EXTRA,
@@ -725,7 +724,7 @@ def _one_way(dim: int, shifts: bool, dtype: np.dtype):
         return one_way, internal(make_rows(dim, shifts, source), cache=cache)
 
     sums, task = compiled(entry_points)
-    return sums, (address(task, _types_of_rows(from_dtype(dtype))),)
+    return sums, (address(task, _types_of_rows(dtype)),)
 
 
 @functools.cache
@@ -777,40 +776,35 @@ def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
         return both_ways, *(internal(task, cache=cache) for task in tasks)
 
     sums, first, second = compiled(entry_points)
-    real = from_dtype(dtype)
-    return sums, (address(first, _types_of_sums(real)), address(second, _types_of_blocks(real)))
+    return sums, (address(first, _types_of_sums(dtype)), address(second, _types_of_blocks(dtype)))
 
 
-# Types of the arguments of the tasks, for tokens of the type `real`
-
-
-def _types_of_rows(real):
-    flat, array = real[::1], real[:, :, ::1]
-    terms = types.float64[:, :, ::1]
-    fixed = (array, types.intp, flat, _types_of_heads(real), *_FLOW, types.boolean)
-    return (types.intp,) * 5 + (*fixed, array, terms, flat)
-
-
-def _types_of_sums(real):
-    flat, array = real[::1], real[:, :, ::1]
-    score = _types_of_heads(real)[0]
-    fixed = (array, types.intp, flat, score, types.boolean)
-    return (types.intp,) * 10 + (*fixed, types.float64[:, ::1], flat, flat)
-
-
-def _types_of_blocks(real):
-    flat, array = real[::1], real[:, :, ::1]
-    terms = types.float64[:, :, ::1]
-    fixed = (array, array, _types_of_heads(real), *_FLOW, types.float64[:, ::1])
-    return (types.intp,) * 7 + (*fixed, flat, flat, array, terms)
-
-
+# Types of the arguments of the tasks, for tokens of that type
 _FLOW = (types.intp, types.float64)  # the flow and the sign
 
 
-def _types_of_heads(real):
-    matrices = real[:, :, :, ::1]
-    return types.NamedTuple((matrices,) * 4 + (real[:, ::1],), Heads)
+def _types_of_heads(dtype):
+    _, matrix, _, matrices = arrays(dtype)
+    return types.NamedTuple((matrices,) * 4 + (matrix,), Heads)
+
+
+def _types_of_rows(dtype):
+    flat, _, cube, _ = arrays(dtype)
+    fixed = (cube, types.intp, flat, _types_of_heads(dtype), *_FLOW, types.boolean)
+    return (types.intp,) * 5 + (*fixed, cube, arrays(np.float64)[2], flat)
+
+
+def _types_of_sums(dtype):
+    flat, _, cube, matrices = arrays(dtype)
+    fixed = (cube, types.intp, flat, matrices, types.boolean)
+    return (types.intp,) * 10 + (*fixed, arrays(np.float64)[1], flat, flat)
+
+
+def _types_of_blocks(dtype):
+    flat, _, cube, _ = arrays(dtype)
+    _, tops, terms, _ = arrays(np.float64)
+    fixed = (cube, cube, _types_of_heads(dtype), *_FLOW, tops)
+    return (types.intp,) * 7 + (*fixed, flat, flat, cube, terms)
 
 
 def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):
@@ -828,20 +822,18 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
     x = np.ascontiguousarray(x)
-    arrays = Heads(
-        *(np.ascontiguousarray(a, x.dtype) for a in (score, value, drift, noise, sigma2))
-    )
+    heads = Heads(*(np.ascontiguousarray(a, x.dtype) for a in (score, value, drift, noise, sigma2)))
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
     both = bool(symmetric) and own_loops and n <= SYMMETRIC_TOKENS
-    heads = score.shape[1]
+    count = score.shape[1]
     # |D^T x| <= d max |D_kl|; a NaN counts as large.
     bound = 0.9 * (DIRECT_BOUND_DOUBLE if x.itemsize == 8 else DIRECT_BOUND_SINGLE)
     small = d * max(score.max(initial=0), -score.min(initial=0)) < bound
     sums, tasks = (_both_ways if both else _one_way)(d if own_loops else 0, not small, x.dtype)
-    with threads_for(paths * heads * n * n, PAIRS_OF_THREAD) as threads:
-        plan, size = _plan(paths, n, d, heads, x.itemsize, threads, both)
+    with threads_for(paths * count * n * n, PAIRS_OF_THREAD) as threads:
+        plan, size = _plan(paths, n, d, count, x.itemsize, threads, both)
         v = np.empty_like(x)
         part = np.zeros((paths, -(-n // (64 // x.itemsize)), N_TERMS))
         space = scratch(size, x.dtype)
-        return v, sums(x, arrays, flow, sign, causal, plan, v, part, space, tasks)
+        return v, sums(x, heads, flow, sign, causal, plan, v, part, space, tasks)

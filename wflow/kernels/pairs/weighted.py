@@ -15,12 +15,11 @@ import functools
 
 import numpy as np
 from numba import njit, prange, types
-from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal, made_by, variant
 from wflow._core.simd import lanes, splat, store
-from wflow._core.tasks import address, call
+from wflow._core.tasks import address, arrays, call
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
 from wflow.kernels.pairs.sweep import (
@@ -182,10 +181,9 @@ def _compiled_pass(dim: int, weighted: bool, with_vectors: bool, dtype: np.dtype
         return sums, internal(make_blocks(dim, weighted, with_vectors, source), cache=cache)
 
     sums, task = compiled(entry_points)
-    real = from_dtype(dtype)
-    flat, matrix, cube = real[::1], real[:, ::1], real[:, :, ::1]
-    size, double = types.intp, types.float64
-    of_sums = matrix, matrix, size, flat, matrix, double[::1], cube, types.boolean, double
+    flat, matrix, cube, _ = arrays(dtype)
+    size, bounds = types.intp, arrays(np.float64)[0]
+    of_sums = matrix, matrix, size, flat, matrix, bounds, cube, types.boolean, types.float64
     given = *of_sums, *(size,) * 4, types.UniTuple(flat, 9), matrix, matrix, cube
     return sums, address(task, given)
 

@@ -32,8 +32,9 @@ def large(symmetric: bool) -> None:
 
 
 def fast() -> None:
-    x = wflow.tokens.uniform(3000, 3, seed=0)  # enough that all passes of the series are worth it
-    evaluate(x[None], np.eye(3)[None, None], sums=Sums("fast"))
+    for d in (2, 3):
+        x = wflow.tokens.uniform(3000, d, seed=0)  # enough that all passes are worth it
+        evaluate(x[None], np.eye(d)[None, None], sums=Sums("fast"))
 
 
 def diffusion() -> None:

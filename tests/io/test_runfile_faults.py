@@ -1,6 +1,7 @@
 """Run files under kills, full disks, damage and foreign files."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from run_layouts import CONFIG, ROOT, a_layout, attrs, fill, finished, in_child
 from wflow import InputError, RunFileError
 from wflow.io import digests, disk, runfile
 from wflow.io.runfile import MemoryStore, RunWriter, open_run, run_status
-from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING
+from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
 
 
 def test_resume_restores_the_last_state_and_continues_the_file(tmp_path):
@@ -52,6 +53,30 @@ def test_run_that_died_between_its_last_two_acts_is_resumed_as_unfinished(tmp_pa
     writer.abandon()
     with h5py.File(tmp_path / "run.h5.partial") as file:
         assert int(file.attrs["complete"][0]) == 0
+
+
+@pytest.mark.parametrize("line", [b"", b'{"wflow', bytes(200)])
+def test_a_power_failure_within_the_last_writes_leaves_a_run_that_resumes(tmp_path, line):
+    # Nothing orders the last writes on the disk: any of their pages may be there without the rest.
+    path, unfinished = tmp_path / "run.h5", tmp_path / "run.h5.partial"
+    writer = RunWriter.create(path, a_layout(), attrs())
+    writer.checkpoint({"step": np.array(2)})
+    writer.abandon()
+    before = unfinished.read_bytes()
+    disk.set_complete(unfinished, 1, history_text([attrs()["history"], history_line("resumed")]))
+    after = unfinished.read_bytes()
+    pages = [slice(k, k + 4096) for k in range(0, len(before), 4096)]
+    pages = [page for page in pages if before[page] != after[page]]
+    assert pages
+    for there in itertools.product((False, True), repeat=len(pages)):
+        torn = bytearray(before)
+        for page in itertools.compress(pages, there):
+            torn[page] = after[page]
+        unfinished.write_bytes(torn + line)
+        assert run_status(path) == "partial"
+        writer, _ = RunWriter.resume(path, CONFIG)
+        writer.abandon()
+        assert unfinished.read_bytes() == before
 
 
 def test_resume_of_another_run_names_what_differs(tmp_path):
@@ -311,7 +336,7 @@ import sys
 import numpy as np
 import run_layouts as t
 from wflow.io.runfile import RunWriter, run_status
-from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING
+from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
 
 path, layout = sys.argv[1], t.a_layout(times=np.arange(60.0), paths=20)
 if run_status(path) == "partial":

@@ -1,6 +1,7 @@
 """The register loops against plain NumPy, and the names of their compiled variants."""
 
 from collections.abc import Callable
+from itertools import product
 
 import numba
 import numpy as np
@@ -9,7 +10,7 @@ from twin import symmetric, unit
 
 from wflow._core.simd import lanes
 from wflow.attention import cloud
-from wflow.kernels.pairs.fused import make_absorb, make_rows, make_symmetric
+from wflow.kernels.pairs import fused, weighted
 from wflow.kernels.pairs.sweep import DIMENSIONS, UNROLL, make_sweep, masked_sums
 
 
@@ -105,10 +106,34 @@ def variants_within(function: Callable) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("make", [make_rows, make_symmetric, make_absorb])
+MAKERS = {
+    "rows": lambda d: fused.make_rows(d, False, ""),
+    "symmetric": lambda d: fused.make_symmetric(d, False, ""),
+    "absorb": lambda d: fused.make_absorb(d, False, ""),
+    "one way": fused._make_one_way,
+    "tile": lambda d: fused._make_tile(d, False),
+    "table": fused._make_table,
+    "weighted": lambda d: weighted.make_blocks(d, True, False, ""),
+    "weighted loop": lambda d: weighted._make_loop(d, 2, True, False),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_variants_of_compiled_code_have_names_of_their_own(make):
     # Under one name, code kept by two processes was linked as one: NaN for one of the dimensions.
-    two, three = (variants_within(make(d, False, "")) for d in (2, 3))
+    two, three = (variants_within(make(d)) for d in (2, 3))
     assert len(two) == len(three)
-    assert two & three <= {"_absorb_none"}  # the same code for every d
-    assert make(3, True, "").__qualname__ not in three
+    assert not two & three
+
+
+def test_variants_for_the_same_dimension_have_names_of_their_own():
+    names = [fused._make_tile(3, ito).__qualname__ for ito in (True, False)]
+    names += [
+        weighted._make_loop(3, 1, *of).__qualname__ for of in product((True, False), repeat=2)
+    ]
+    names += [
+        weighted.make_blocks(3, *of, "").__qualname__ for of in product((True, False), repeat=2)
+    ]
+    for make in (fused.make_rows, fused.make_symmetric, fused.make_absorb):
+        names += [make(3, shifts, "").__qualname__ for shifts in (True, False)]
+    assert len(set(names)) == len(names)

@@ -53,9 +53,9 @@ def made_by(make: Callable[..., Callable]) -> Callable[[Callable], Callable]:
     """Decorator of a declaration f(*constants, *arguments), for which `make(*constants)` stands.
 
     The constants are the parameters of `make`, which is called while a compiled caller that names
-    them is compiled, and returns a plain function of the same arguments. An entry point that held
-    that function in a closure could not be found again on disk; one that called it through another
-    function would have its code optimised and translated once more.
+    them is compiled, and returns a plain function of the same arguments. An entry point or a task
+    that held that function in a closure could not be found again on disk; one that called it
+    through another function would have its code optimised and translated once more.
     """
     from numba.extending import overload
 
@@ -80,7 +80,8 @@ def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> 
 
     Parameters
     ----------
-    entry_points : returns the functions, made by `njit(cache=cache, ...)`
+    entry_points : returns the functions, made by `njit(cache=cache, ...)`, and the tasks of their
+        loops, made by `internal(..., cache=cache)`
     modules : other modules whose compiled functions are called
     """
     digest = hashlib.sha256(_shared())
@@ -102,6 +103,7 @@ def _started(functions: Any) -> Any:
     """The functions, of which parallel ones start the threads of this process when they must."""
     if isinstance(functions, tuple):
         return tuple(map(_started, functions))
+    assert "source" in functions.py_func.__code__.co_freevars, functions  # see `compiled`
     if not functions.targetoptions.get("parallel"):
         return functions
 
@@ -185,6 +187,7 @@ def _shared() -> bytes:
 
 _PACKAGE = Path(__file__).parents[1]
 _SHARED = (
+    _PACKAGE / "_core" / "compiled.py",
     _PACKAGE / "_core" / "simd.py",
     _PACKAGE / "_core" / "tasks.py",
     _PACKAGE / "sphere" / "harmonics.py",

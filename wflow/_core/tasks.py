@@ -13,8 +13,10 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-# Types of arguments that there is code for: a call with others would read memory that is not there.
-_known: set[tuple[types.Type, ...]] = set()
+# The tasks that have code for each list of types. A call with other types would read memory that is
+# not there; that the address belongs to these types is up to the caller. Kept here, for their code
+# goes with them.
+_known: dict[tuple[types.Type, ...], list[Any]] = {}
 
 
 def address(task: Any, arguments: tuple[types.Type, ...]) -> int:
@@ -23,11 +25,22 @@ def address(task: Any, arguments: tuple[types.Type, ...]) -> int:
     Parameters
     ----------
     task : made by ``internal(cache=cache)``, not parallel and without a result
+
+    Raises
+    ------
+    RuntimeError
+        Where the code on disk is that of other arguments.
     """
-    _known.add(arguments)
     task.compile(arguments)
-    code = task.overloads[arguments]
-    return code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
+    code = task.overloads.get(arguments)
+    place = code and code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
+    if not place:  # two processes may have written one file
+        raise RuntimeError(
+            f"the compiled code of {task.__name__} is not what was asked for; remove the folder of "
+            f"compiled code, {task.stats.cache_path}"
+        )
+    _known.setdefault(arguments, []).append(task)
+    return place
 
 
 def arrays(dtype: np.typing.DTypeLike) -> tuple[types.Array, ...]:

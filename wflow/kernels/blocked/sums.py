@@ -53,6 +53,7 @@ from wflow.kernels.pairs.headsums import (
     finish_block,
     of_path,
     path_terms,
+    type_of_heads,
 )
 from wflow.kernels.pairs.sweep import (
     LOG2E,
@@ -643,9 +644,9 @@ def _addresses(dtype: np.dtype) -> tuple[int, ...]:
     numbers, terms, _, _ = arrays(np.float64)
     size, yes = types.intp, types.boolean
     packing = *(size,) * 3, yes, yes, cube, *(matrices,) * 4, cube, matrix
-    of_path = types.NamedTuple((cube,) * 4 + (flat,), Heads)
     space = types.Tuple((flat,) * 8 + (types.UniTuple(flat, 7), types.UniTuple(numbers, 2)))
-    given = size, size, matrix, flat, matrix, matrix, of_path, size, types.float64, yes, yes, yes
+    heads = type_of_heads(dtype, paths=False)
+    given = size, size, matrix, flat, matrix, matrix, heads, size, types.float64, yes, yes, yes
     return (
         address(_tasks[0], packing),
         address(_tasks[1], (*given, size, size, space, matrix, terms)),

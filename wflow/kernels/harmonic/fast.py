@@ -64,6 +64,7 @@ from wflow.kernels.pairs.headsums import (
     add_share,
     clear,
     finish_tokens,
+    type_of_heads,
 )
 from wflow.kernels.pairs.sweep import (
     TILE,
@@ -150,7 +151,7 @@ def panel_product(basis, at, panel, size, columns, tile):
 def _gradients(own, at, by_order, degree, tile):
     """m and a gradient of its series at two blocks of the sphere, into the tile's first 4 columns.
 
-    With p_lm as in `series._sphere_moments`, A_m = sum_l a_lm p_lm(z), B_m alike, w = x + iy,
+    With p_lm as in `series._sphere_group`, A_m = sum_l a_lm p_lm(z), B_m alike, w = x + iy,
 
         m = sum_m A_m Re w^m + B_m Im w^m,    d/dz: the same with A'_m, B'_m,
         d/dx - i d/dy = sum_m m (A_m - i B_m) w^(m-1);
@@ -569,7 +570,7 @@ def _largest_squares(d, flat, heads, own, most):
 
 
 def _entry_points(source, cache):
-    """The compiled function that Python calls."""
+    """The compiled functions that Python calls, and the task."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
     def evaluate_tokens(
@@ -684,9 +685,9 @@ _evaluate_tokens, largest_score, gradient_table, _tokens_task = compiled(_entry_
 
 @cache
 def _task_address() -> int:
-    flat, matrix, cube, _ = arrays(np.float64)
+    flat, matrix, _, _ = arrays(np.float64)
     size, ints = types.intp, arrays(np.int64)[0]
-    heads = types.NamedTuple((cube,) * 4 + (flat,), Heads)
+    heads = type_of_heads(np.float64, paths=False)
     series = ints, ints, matrix, ints, flat, size, flat, flat
     given = matrix, size, flat, heads, size, types.float64, *series
     return address(_tokens_task, (*given, size, size, matrix, flat, flat, ints))

@@ -140,20 +140,9 @@ def _make_task(source: str):
                     head_scores(score, h, own, mine, z, 0, d, square)
                     _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
                     total += _share(
-                        score,
-                        h,
-                        n,
-                        begin,
-                        own,
-                        mine,
-                        z,
-                        square,
-                        acc,
-                        0,
-                        shift,
-                        True,
+                        score, h, n, begin, own, mine, z, square, acc, 0, shift, True,
                         gradient[block],
-                    )
+                    )  # fmt: skip
                 for lane in range(min(width, n - begin)):
                     radial = 0.0
                     for k in range(d):
@@ -167,7 +156,7 @@ def _make_task(source: str):
 
 
 def _entry_points(source, cache):
-    """The compiled function that Python calls."""
+    """The compiled function that Python calls, and the task."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
     def laplacian_tokens(

@@ -86,7 +86,7 @@ def _fold_lanes(sums, number, out):
 
 
 @internal
-def _place(points, mass, matrix, first, last, start, own, zhat, r, growth, weights, products):
+def _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, products):
     """Four vectors of sources from `start` on: z = D y, |z|, exp|z|, and their weights.
 
     Columns of weights: w; with `products` > 0 also w y_a, and w y_a y_b (1) or w z_a z_b (2), a <=
@@ -175,7 +175,7 @@ def _make_project(source: str):
         total = 0.0
         for start in range(0, last, _GATHER * width):
             total += _place(
-                points, mass, matrix, 0, last, start, own, zhat, r, growth, weights, products
+                points, mass, matrix, last, start, own, zhat, r, growth, weights, products
             )
             if not bare:
                 for vector in range(_GATHER):
@@ -409,7 +409,7 @@ def _make_circle_moments(source: str):
 
 
 def _entry_points(source, cache):
-    """The compiled functions that Python calls."""
+    """The compiled functions that Python calls, and the tasks."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
     def survey(x):
@@ -574,7 +574,10 @@ def _entry_points(source, cache):
     return *loops, *(internal(task, cache=cache) for task in tasks)
 
 
-survey, lowest_along, _moments, expand, _coefficients, *_tasks = compiled(_entry_points)
+(
+    survey, lowest_along, _moments, expand, _coefficients, _project, _circle_moments,
+    _sphere_moments,
+) = compiled(_entry_points)  # fmt: skip
 
 
 @cache
@@ -582,14 +585,15 @@ def _project_address() -> int:
     flat, matrix, _, _ = arrays(np.float64)
     size = types.intp
     given = matrix, flat, matrix, types.boolean, size, size, flat, size, flat, flat
-    return address(_tasks[0], given)
+    return address(_project, given)
 
 
 @cache
 def _moments_address(d: int) -> int:
     flat, matrix, _, _ = arrays(np.float64)
     size = types.intp
-    return address(_tasks[d - 1], (matrix, flat, size, size, size, flat, flat))
+    task = {2: _circle_moments, 3: _sphere_moments}[d]
+    return address(task, (matrix, flat, size, size, size, flat, flat))
 
 
 def moments(

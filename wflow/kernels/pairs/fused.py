@@ -29,6 +29,7 @@ from wflow.kernels.pairs.headsums import (
     finish_tokens,
     of_path,
     path_terms,
+    type_of_heads,
 )
 from wflow.kernels.pairs.sweep import (
     CHUNK,
@@ -148,7 +149,7 @@ def _absorb_other(
 
 
 def _make_one_way(dim: int):
-    """`one_way_loops` as an entry point may call them."""
+    """`one_way_loops` as a task may call them."""
     loop = one_way_loops(dim)
 
     @variant(dim)
@@ -783,14 +784,9 @@ def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
 _FLOW = (types.intp, types.float64)  # the flow and the sign
 
 
-def _types_of_heads(dtype):
-    _, matrix, _, matrices = arrays(dtype)
-    return types.NamedTuple((matrices,) * 4 + (matrix,), Heads)
-
-
 def _types_of_rows(dtype):
     flat, _, cube, _ = arrays(dtype)
-    fixed = (cube, types.intp, flat, _types_of_heads(dtype), *_FLOW, types.boolean)
+    fixed = (cube, types.intp, flat, type_of_heads(dtype, paths=True), *_FLOW, types.boolean)
     return (types.intp,) * 5 + (*fixed, cube, arrays(np.float64)[2], flat)
 
 
@@ -803,7 +799,7 @@ def _types_of_sums(dtype):
 def _types_of_blocks(dtype):
     flat, _, cube, _ = arrays(dtype)
     _, tops, terms, _ = arrays(np.float64)
-    fixed = (cube, cube, _types_of_heads(dtype), *_FLOW, tops)
+    fixed = (cube, cube, type_of_heads(dtype, paths=True), *_FLOW, tops)
     return (types.intp,) * 7 + (*fixed, flat, flat, cube, terms)
 
 

@@ -8,10 +8,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from wflow._core.compiled import internal
 from wflow._core.simd import exp2, fma, lanes, load, load_wide, maximum, splat, store
+from wflow._core.tasks import arrays
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
 # Columns of the table of terms that `fused_sums` returns for each path, and their places. Those
@@ -50,6 +52,12 @@ class Heads(NamedTuple):
     drift: NDArray[np.floating]
     noise: NDArray[np.floating]
     sigma2: NDArray[np.floating]
+
+
+def type_of_heads(dtype: np.typing.DTypeLike, paths: bool) -> types.NamedTuple:
+    """The type of `Heads` of all `paths`, or of one, in compiled code."""
+    numbers, matrices = arrays(dtype)[1::2] if paths else arrays(dtype)[:3:2]
+    return types.NamedTuple((matrices,) * 4 + (numbers,), Heads)
 
 
 @internal

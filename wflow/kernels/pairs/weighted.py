@@ -65,7 +65,7 @@ def _weight_mask(weight, start, begin, stop, mask):
 
 
 def _make_loop(dim: int, blocks: int, weighted: bool, with_vectors: bool):
-    """The loop of `sweep` as an entry point may call it."""
+    """The loop of `sweep` as a task may call it."""
     sweep = make_sweep(dim, blocks, both=False, ito=False, weighted=weighted, vectors=with_vectors)
 
     @variant(dim, blocks, "weighted" if weighted else "equal", "vectors" if with_vectors else "m")

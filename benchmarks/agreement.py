@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-NAMES = ("variant", "name", "method", "law", "n", "heads", "d", "dtype", "case", "backend")
+NAMES = (
+    "variant", "name", "method", "law", "n", "heads", "d", "dtype", "precision", "sums", "case",
+    "backend",
+)  # fmt: skip
 
 
 class Spread(NamedTuple):

@@ -5,8 +5,8 @@
 The cells are those of `studies/clustering.py` at its defaults: n = 32 tokens, beta from 0.5 to 10,
 d from 2 to 128, 20 random starts, 120 steps of rk4, and the number of clusters at three times.
 
-- wflow: `wflow.solve` into one run file per cell, and `wflow.clusters.over_time` on the file, as
-  the study does it. "in memory": without the run file, as torch does it.
+- wflow: `wflow.solve` into one run file per cell, and `wflow.clusters.over_time` on the run that it
+  returns, which reads the file. "in memory": without the run file, as torch does it.
 - torch, where it is installed: the same cells as batched matrix products in double precision
   without autograd, in memory, and the same count of clusters. What it does in a cell does not
   depend on beta, so it is timed for --torch-betas of the ten, spread over their range, and scaled.
@@ -50,10 +50,9 @@ def study() -> ModuleType:
 
 def by_wflow(task: dict[str, Any], scale: float, folder: Path | None) -> NDArray[np.float64]:
     """Numbers of clusters (start, when) of a cell, by way of a run file or in memory."""
-    run: Any = wflow.solve(**task) if folder is None else folder / "cell.h5"
-    if folder is not None:
-        wflow.solve(**task, out=run, if_exists="overwrite").close()
-    return np.asarray(clusters.over_time(run, scale, quantities=["count"])["count"].values)
+    to = {} if folder is None else {"out": folder / "cell.h5", "if_exists": "overwrite"}
+    with wflow.solve(**task, **to) as run:
+        return np.asarray(clusters.over_time(run, scale, quantities=["count"])["count"].values)
 
 
 def torch_cell() -> Callable[[dict[str, Any], float, bool], NDArray[np.float64]] | None:

@@ -109,9 +109,7 @@ def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     kinds = [Kind(3, False, True, dtype) for dtype in DTYPES]
     rates = {("matrix", dtype): matrix_product(dtype) for dtype in DTYPES}
     with threadpool_limits(threads, user_api="blas"):
-        taken = in_turn(
-            calls | limits.calls(kinds, _PAIRS, threads) | rates, rounds, least=0.05, pause=0.05
-        )  # fmt: skip
+        taken = in_turn(calls | limits.calls(kinds, _PAIRS, threads) | rates, rounds, least=0.05)
     rows = []
     for dtype, kind in zip(DTYPES, kinds, strict=True):
         pairs = heads * n * n

@@ -122,7 +122,7 @@ def row(d: int, n: int, heads: int, dtype: str, rounds: int, order: int) -> dict
         if step is not None:
             calls["torch"] = step
     with threadpool_limits(threads, user_api="blas"):
-        taken = in_turn(calls, rounds, least=0.1, pause=0.1)
+        taken = in_turn(calls, rounds, least=0.1)
     count = flops(d, n, heads)
     rate = 2.0 * order**3 / min(taken["product"])
     best = {name: min(values) for name, values in taken.items()}

@@ -62,7 +62,8 @@ def in_turn(
 ) -> dict[Any, list[float]]:
     """Seconds of every call in every round; a drift of the machine's speed hits all of them.
 
-    `pause` lets the idle threads of the call before, which spin for a while, fall asleep.
+    `pause` lets the idle threads of the call before, which spin for a while, fall asleep: those of
+    OpenBLAS after 2^28 cycles of the time stamp counter, 0.11 s at 2.4 GHz.
     """
     taken: dict[Any, list[float]] = {name: [] for name in calls}
     for call in calls.values():

@@ -50,7 +50,9 @@ def study() -> ModuleType:
 
 def by_wflow(task: dict[str, Any], scale: float, folder: Path | None) -> NDArray[np.float64]:
     """Numbers of clusters (start, when) of a cell, by way of a run file or in memory."""
-    to = {} if folder is None else {"out": folder / "cell.h5", "if_exists": "overwrite"}
+    to: dict[str, Any] = (
+        {} if folder is None else {"out": folder / "cell.h5", "if_exists": "overwrite"}
+    )
     with wflow.solve(**task, **to) as run:
         return np.asarray(clusters.over_time(run, scale, quantities=["count"])["count"].values)
 

@@ -434,8 +434,9 @@ def make_symmetric(dim: int, shifts: bool, source: str):
 
     @variant(dim, "any" if shifts else "direct")
     def some_sums(
-        task, worker, groups, share, batch_heads, strips, per_path, space, p0, first_head, tokens,
-        n, weight, scores, ito, all_tops, all_sums, scratch,
+        task, worker, groups, share, _parts, strips, per_path, space, p0, first_head, batch_heads,
+        x_of_paths, tokens, weight, heads_of_paths, _flow, _sign, all_tops, all_sums, _all_states,
+        _v, _part, scratch,
     ):  # fmt: skip
         """(m, S, q) of some heads for all blocks of one path, one strip of the pairs.
 
@@ -457,8 +458,10 @@ def make_symmetric(dim: int, shifts: bool, source: str):
         h0 = (unit - p * groups) * share
         heads = min(share, batch_heads - h0)
         head = first_head + h0
+        n = x_of_paths.shape[1]
         x = tokens[p0 + p]
-        score = scores[p0 + p]
+        score = heads_of_paths.score[p0 + p]
+        ito = heads_of_paths.sigma2.shape[1] > 0
         tops = all_tops[p, h0 : h0 + heads]
         rows = x.shape[0]
         width = lanes(x)
@@ -536,12 +539,13 @@ def make_symmetric(dim: int, shifts: bool, source: str):
 
 
 def make_absorb(dim: int, shifts: bool, source: str):
-    """The task that follows, for d = `dim`."""
+    """The task that follows, of the same arguments, for d = `dim`."""
 
     @variant(dim, "any" if shifts else "direct")
     def some_blocks(
-        task, parts, strips, per_path, p0, head, heads, x_of_paths, tokens, heads_of_paths, flow,
-        sign, all_tops, all_sums, all_states, v, part,
+        task, _worker, _groups, _share, parts, strips, per_path, _space, p0, head, heads,
+        x_of_paths, tokens, _weight, heads_of_paths, flow, sign, all_tops, all_sums, all_states, v,
+        part, _scratch,
     ):  # fmt: skip
         """Add the sums of the heads head <= h < head + heads to the running sums of some blocks.
 
@@ -567,11 +571,12 @@ def make_absorb(dim: int, shifts: bool, source: str):
         two = splat(x.dtype.type(2.0))
         zero = splat(x.dtype.type(0.0))
         count = high - low
-        own = vectors(count * dim, x)
-        z = vectors(count * dim if shifts else 0, x)
-        squares = vectors(count, x)
-        shift = vectors(1, x)
-        factors = vectors(2, x)
+        mine = vectors((2 if shifts else 1) * count * dim + count + 3, x)
+        shift, factors = mine[:width], mine[width : 3 * width]
+        at = (3 + count) * width
+        squares = mine[3 * width : at]
+        own = mine[at : at + count * dim * width]
+        z = mine[at + count * dim * width :]
         store(shift, 0, zero)
         if head == 0:
             clear(state[low * of_state : high * of_state], dim, count)
@@ -739,9 +744,7 @@ def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
             """Tied symmetric heads, each kernel value used for both tokens."""
             _ = source  # part of the cache key
             paths, n, _ = x.shape
-            score, _, _, _, sigma2 = arrays
-            ito = sigma2.shape[1] > 0
-            all_heads = score.shape[1]
+            all_heads = arrays.score.shape[1]
             width = lanes(x)
             tokens, weight = _padded_paths(x, width)
             blocks = part.shape[1]
@@ -759,25 +762,24 @@ def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
                     # How heads are divided among tasks does not change a bit.
                     share = heads_of_task(count, heads, strips, workers)
                     groups = (heads + share - 1) // share
-                    for worker in prange(workers):
-                        for task in range(worker, count * groups * strips, workers):
-                            call(tasks[0], (
-                                np.intp(task), np.intp(worker), groups, share, heads, strips,
-                                per_path, space, p0, head, tokens, n, weight, score, ito, tops,
-                                sums, scratch,
-                            ))  # fmt: skip
-                    for task in prange(count * parts):
-                        call(tasks[1], (
-                            np.intp(task), parts, strips, per_path, p0, head, heads, x, tokens,
-                            arrays, flow, sign, tops, sums, state, v, part,
-                        ))  # fmt: skip
+                    # One loop for both: a second would be compiled, too.
+                    for phase in range(2):
+                        number = count * (parts if phase else groups * strips)
+                        for worker in prange(workers):
+                            for task in range(worker, number, workers):
+                                call(tasks[phase], (
+                                    np.intp(task), np.intp(worker), groups, share, parts, strips,
+                                    per_path, space, p0, head, heads, x, tokens, weight, arrays,
+                                    flow, sign, tops, sums, state, v, part, scratch,
+                                ))  # fmt: skip
             return path_terms(part, all_heads, n)
 
         tasks = make_symmetric(dim, shifts, source), make_absorb(dim, shifts, source)
         return both_ways, *(internal(task, cache=cache) for task in tasks)
 
     sums, first, second = compiled(entry_points)
-    return sums, (address(first, _types_of_sums(dtype)), address(second, _types_of_blocks(dtype)))
+    given = _types_of_sums(dtype)
+    return sums, (address(first, given), address(second, given))
 
 
 # Types of the arguments of the tasks, for tokens of that type
@@ -791,16 +793,10 @@ def _types_of_rows(dtype):
 
 
 def _types_of_sums(dtype):
-    flat, _, cube, matrices = arrays(dtype)
-    fixed = (cube, types.intp, flat, matrices, types.boolean)
-    return (types.intp,) * 10 + (*fixed, arrays(np.float64)[1], flat, flat)
-
-
-def _types_of_blocks(dtype):
     flat, _, cube, _ = arrays(dtype)
     _, tops, terms, _ = arrays(np.float64)
-    fixed = (cube, cube, type_of_heads(dtype, paths=True), *_FLOW, tops)
-    return (types.intp,) * 7 + (*fixed, flat, flat, cube, terms)
+    fixed = (cube, cube, flat, type_of_heads(dtype, paths=True), *_FLOW, tops)
+    return (types.intp,) * 11 + (*fixed, flat, flat, cube, terms, flat)
 
 
 def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmetric):

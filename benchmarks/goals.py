@@ -39,23 +39,15 @@ WHY: dict[str, str] = {
     "takes 14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs "
     "takes 2.4, what ends a token 2.5, the way from Python into compiled code 2, memory 2; two "
     "threads halve the heads and half of the rest. Python takes 5 us more of each call",
-    TIED: "with AVX2 it depends on the process: d = 3, n = 4,000 took 51 to 54 ms (90 %) in one "
-    "run and 61 to 62 (76 %) in the other; at d = 8 the limit itself took 71 and 84. n = 1,000: "
-    "with AVX-512 one thread reaches 86 %, two have a strip of the pairs each, one longer by a "
-    "tenth at d = 2, or two groups of heads, each with a table of its own",
-    PRODUCTS: "not explained: rounds of one run take 3.8 to 14.5 ms, the same step in "
-    "`matrix_rate` 2.8, which is 79 % of its rate of products",
-    BLOCKED: "by one row, in which the rate of products fell, too, from 186 to 134 Gflop/s; a "
-    "second run found 1.88",
+    TIED: "at d = 8 with AVX2 two blocks of tokens have 19 running sums, and there are 16 "
+    "registers; d = 4 has 11. n = 1,000: with AVX-512 one thread reaches 86 %, two have a strip of "
+    "the pairs each, one longer by a tenth at d = 2, or two groups of heads, each with a table",
     SINGLE: "what a step does besides the pairs does not shrink with the precision",
-    FIRST: "with AVX-512 it took 11.4 to 13.5 s within a day. Of 21 s with AVX2 LLVM takes 12.4: "
-    "2.1 for the code that runs, 7.0 for copies of it that Numba makes on the way (each of two "
-    "parallel loops is optimised and translated as a kernel and as two wrappers), the rest for "
-    "the functions that it calls",
-    FILES: "a run file is flushed nine times, 3.2 ms each (29 of 190 ms a cell); opening it "
-    "twice, once to count the clusters, takes 44 ms",
+    FILES: "the difference to the runs in memory is that of the files: each is laid out, flushed "
+    "six times and opened",
     FIGURE: "255 s with AVX-512. With AVX2 arithmetic in registers alone, 0.949 ms a step of 64 "
-    "heads (`fused_step`), takes 659 s for 111 heads, 100 paths and 4,000 steps",
+    "heads (`fused_step`), takes 659 s for 111 heads, 100 paths and 4,000 steps; measured "
+    "before tied sums at d = 3 took a tenth less",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "

@@ -47,12 +47,12 @@ from wflow.kernels.pairs.headsums import (
     LARGEST,
     N_TERMS,
     TOTALS,
-    Heads,
     clear,
     common_scales,
     finish_block,
     of_path,
     path_terms,
+    prepared,
     type_of_heads,
 )
 from wflow.kernels.pairs.sweep import (
@@ -720,7 +720,6 @@ def blocked_sums(
     -------
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
-    x = np.ascontiguousarray(x)
     (paths, n, d), heads = x.shape, score.shape[1]
     shared = len(score) < paths
     tied, diagonal, imaged = symmetric, False, False
@@ -746,11 +745,7 @@ def blocked_sums(
     )
     # The number of threads is read here: compiled code that reads it cannot be kept on disk.
     products = 0 if diagonal else kinds + 1 - imaged
-    of_heads = Heads(
-        *(np.ascontiguousarray(a, x.dtype) for a in (score, value, drift, noise, sigma2))
-    )
-    v = np.empty_like(x)
-    part = np.zeros((paths, -(-n // (64 // x.itemsize)), N_TERMS))
+    x, of_heads, v, part = prepared(x, score, value, drift, noise, sigma2)
     pairs = paths * heads * n * d * (2 * n + products * d) // MULTIPLY_ADDS_OF_PAIR
     with threads_for(pairs, PAIRS_OF_THREAD) as slots:
         return v, _sums(

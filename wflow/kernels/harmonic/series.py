@@ -7,7 +7,7 @@ threads, and adds up what tasks leave in their order: threads do not change a bi
 
 import math
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange, types
@@ -603,9 +603,12 @@ def moments(
     return _moments(x, mass, degree, table, _moments_address(x.shape[1]))
 
 
-def coefficients(*arguments: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def coefficients(
+    points: NDArray[np.float64], mass: NDArray[np.float64], score: NDArray[np.float64],
+    degrees: NDArray[np.int64], tops: NDArray[np.int64], table: NDArray[np.float64], products: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
     """Run the compiled `coefficients` with its task."""
-    return _coefficients(*arguments, _project_address())
+    return _coefficients(points, mass, score, degrees, tops, table, products, _project_address())
 
 
 # Degree: how many terms a head needs, what they cost, what error is left

@@ -22,13 +22,12 @@ from wflow._core.tasks import address, arrays, call
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
     EXTRA,
-    N_TERMS,
-    Heads,
     absorb_blocks,
     clear,
     finish_tokens,
     of_path,
     path_terms,
+    prepared,
     type_of_heads,
 )
 from wflow.kernels.pairs.sweep import (
@@ -701,7 +700,7 @@ def _padded_paths(x, unit):
 
 @functools.cache
 def _one_way(dim: int, shifts: bool, dtype: np.dtype):
-    """The function for d = `dim` (0: any d) and where its tasks lie."""
+    """The function for d = `dim` (0: any d), and a tuple of where its tasks lie."""
 
     def entry_points(source, cache):
         @njit(cache=cache, parallel=True, error_model="numpy")
@@ -778,7 +777,7 @@ def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
         return both_ways, *(internal(task, cache=cache) for task in tasks)
 
     sums, first, second = compiled(entry_points)
-    given = _types_of_sums(dtype)
+    given = _types_of_tied(dtype)
     return sums, (address(first, given), address(second, given))
 
 
@@ -792,7 +791,7 @@ def _types_of_rows(dtype):
     return (types.intp,) * 5 + (*fixed, cube, arrays(np.float64)[2], flat)
 
 
-def _types_of_sums(dtype):
+def _types_of_tied(dtype):
     flat, _, cube, _ = arrays(dtype)
     _, tops, terms, _ = arrays(np.float64)
     fixed = (cube, cube, flat, type_of_heads(dtype, paths=True), *_FLOW, tops)
@@ -813,8 +812,7 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     -------
     v : (paths, n, d), terms : (paths, N_TERMS) float64 in the order of TERMS
     """
-    x = np.ascontiguousarray(x)
-    heads = Heads(*(np.ascontiguousarray(a, x.dtype) for a in (score, value, drift, noise, sigma2)))
+    x, heads, v, part = prepared(x, score, value, drift, noise, sigma2)
     paths, n, d = x.shape
     own_loops = d in DIMENSIONS
     both = bool(symmetric) and own_loops and n <= SYMMETRIC_TOKENS
@@ -825,7 +823,5 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     sums, tasks = (_both_ways if both else _one_way)(d if own_loops else 0, not small, x.dtype)
     with threads_for(paths * count * n * n, PAIRS_OF_THREAD) as threads:
         plan, size = _plan(paths, n, d, count, x.itemsize, threads, both)
-        v = np.empty_like(x)
-        part = np.zeros((paths, -(-n // (64 // x.itemsize)), N_TERMS))
         space = scratch(size, x.dtype)
         return v, sums(x, heads, flow, sign, causal, plan, v, part, space, tasks)

@@ -60,6 +60,18 @@ def type_of_heads(dtype: np.typing.DTypeLike, paths: bool) -> types.NamedTuple:
     return types.NamedTuple((matrices,) * 4 + (numbers,), Heads)
 
 
+def prepared(x, *heads):
+    """What compiled sums take: x, its `Heads`, room for velocities and for shares of the terms.
+
+    x and the heads are in C order and of one type, copies where they were not.
+    """
+    x = np.ascontiguousarray(x)
+    paths, n, _ = x.shape
+    same = Heads(*(np.ascontiguousarray(array, x.dtype) for array in heads))
+    blocks = -(-n // (64 // x.itemsize))
+    return x, same, np.empty_like(x), np.zeros((paths, blocks, N_TERMS))
+
+
 @internal
 def of_path(arrays, p):
     """The heads of one path, whose scores and values all paths may share."""

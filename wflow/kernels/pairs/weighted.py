@@ -253,7 +253,6 @@ def pair_head_sums(
         groups = min(heads, -(-4 * workers // (paths * units)) if workers > 1 else 1)
         run(
             x, y, n, unit, weight, direct_bounds(sources, weights), D, causal,
-            float(n) if weights is None else 1.0, workers, groups, shift, m, S,
-            task,
+            float(n) if weights is None else 1.0, workers, groups, shift, m, S, task,
         )  # fmt: skip
     return shift, m, S

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -11,10 +12,10 @@ import pytest
 import xarray as xr
 from run_layouts import finished
 
-from wflow import RunFileError
+from wflow import RunFileError, SaveAt, heads, meanfield, sampling, solve, tokens
 from wflow.io import lazy
 from wflow.io.reading import check_variables, dims_of
-from wflow.io.runfile import open_run
+from wflow.io.runfile import RunWriter, open_run
 
 OLD = Path(__file__).parent / "files" / "run_0.1.0.h5"
 
@@ -49,6 +50,58 @@ def test_dataset_is_that_of_h5netcdf(path, old):
             assert list(found[name].attrs.items()) == list(variable.attrs.items())
         found.attrs = expected.attrs
         xr.testing.assert_identical(found.load(), expected)
+
+
+def particles(out, **save):
+    law = heads.OrnsteinUhlenbeck(mean=np.eye(3))
+    how = {"heads": 2, "paths": 3, "t_final": 0.3, "dt": 0.1, "save": SaveAt(**save)}
+    return solve(tokens.uniform(n=5, d=3, seed=0), law, out=out, **how)
+
+
+def densities(out):
+    how = {"heads": np.eye(2)[None], "mesh": meanfield.Circle(16), "t_final": 0.1}
+    save = SaveAt(snapshots=(0.0, 0.1))
+    return meanfield.solve(lambda x: 1 + 0 * x[:, 0], heads.Frozen(), out=out, save=save, **how)
+
+
+def samples(out):
+    return sampling.ula(np.zeros((4, 2)), lambda x: x, h=0.1, beta=1.0, steps=3, out=out)
+
+
+@pytest.mark.parametrize(
+    "run_to",
+    [
+        particles,
+        partial(particles, snapshots=(0.0, 0.2), heads=True, paths=(1, 2)),
+        partial(particles, budget=False),
+        densities,
+        samples,
+    ],
+)
+def test_a_run_that_was_just_written_is_what_its_file_holds(tmp_path, run_to):
+    out = tmp_path / "run.h5"
+    with run_to(out) as run:
+        with open_run(out) as read:
+            assert list(run.variables) == list(read.variables)
+            assert list(run.sizes.items()) == list(read.sizes.items())
+            assert list(run.attrs.items()) == list(read.attrs.items())
+            assert [*map(type, run.attrs.values())] == [*map(type, read.attrs.values())]
+            assert run.encoding == read.encoding
+            for name, variable in read.variables.items():
+                assert run[name].dtype == variable.dtype
+                assert run[name].encoding == variable.encoding
+                assert list(run[name].attrs.items()) == list(variable.attrs.items())
+            xr.testing.assert_identical(run.load(), read.load())
+        again = pickle.loads(pickle.dumps(run))
+    xr.testing.assert_identical(again, run)
+
+
+def test_a_run_that_was_just_written_and_has_gone_is_refused(tmp_path, monkeypatch):
+    finish = RunWriter.finish
+    monkeypatch.setattr(RunWriter, "finish", lambda writer: finish(writer).unlink())
+    with pytest.raises(RunFileError, match=r"run\.h5 cannot be read as a run file"):
+        how = {"heads": np.eye(3)[None], "t_final": 0.1, "dt": 0.1}
+        solve(tokens.uniform(n=5, d=3, seed=0), heads.Frozen(), **how, out=tmp_path / "run.h5")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ once; h5netcdf, which reads any netCDF-4 file, asks HDF5 for them again and agai
 times as long. `contents` finds out whether a file holds what wflow writes and nothing else.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import h5py
@@ -15,7 +16,7 @@ from xarray.backends import BackendArray, BackendEntrypoint, CachingFileManager,
 from xarray.core import indexing
 
 from wflow.io import reading
-from wflow.io.schema import COORDINATES
+from wflow.io.schema import COORDINATES, VARIABLES, Layout
 
 # Attributes of HDF5 and netCDF-4 themselves, which are none of a Dataset.
 _HIDDEN = {
@@ -59,6 +60,23 @@ def contents(file: h5py.File, checked: reading.Checked) -> Contents | None:
         values = data[()] if name in COORDINATES else None
         variables[name] = _Variable(dims, data.shape, data.dtype, own, values)
     return Contents(variables, attrs)
+
+
+def of_layout(layout: Layout, attrs: Mapping[str, Any]) -> Contents:
+    """What a finished file holds that was laid out with these attributes, without reading it."""
+    held = layout.coordinates()
+    variables = {}
+    for name in (*held, *layout.names):
+        variable, values = VARIABLES[name], held.get(name)
+        dims = layout.dims(name) if values is None else variable.dims
+        shape = layout.shape(name) if values is None else values.shape
+        own = dict(variable.attrs)
+        variables[name] = _Variable(dims, shape, np.dtype(variable.dtype), own, values)
+    texts_and_numbers = {
+        name: value if isinstance(value, str) else np.atleast_1d(value)[0]
+        for name, value in {**attrs, "complete": 1}.items()
+    }
+    return Contents(variables, texts_and_numbers)
 
 
 def _attributes(thing: Any, known: set[str] | None = None) -> dict[str, Any] | None:

@@ -43,6 +43,8 @@ from wflow.io.schema import (
 if TYPE_CHECKING:
     import xarray
 
+    from wflow.io.lazy import Contents
+
 
 __all__ = [
     "MemoryStore",
@@ -134,8 +136,10 @@ class RunWriter:
         places: disk.Places,
         digests: Digests | None,
         history: Sequence[str] = (),
+        begun: tuple[Layout, Mapping[str, Any]] | None = None,
     ) -> None:
         self.path = path
+        self._begun = begun  # layout and attributes, of a file that was made here
         self._lock, self._created, self._places = lock, created, dict(places)
         self._digests = digests  # None: a file of an earlier version, which has none
         # The file has the first text until it is finished; lines of resumes join it then.
@@ -189,7 +193,7 @@ class RunWriter:
             disk.remove(checkpoint_of(path))  # of a run that is gone
             disk.place(new, partial_of(path))
             history = [attrs["history"]] if "history" in attrs else []
-            return cls(path, lock, created, places, digests, history)
+            return cls(path, lock, created, places, digests, history, (layout, attrs))
         except BaseException as error:
             disk.remove(new)
             lock.release()
@@ -391,6 +395,27 @@ class RunWriter:
             self.abandon()
         return self.path
 
+    def dataset(self) -> "xarray.Dataset":
+        """Give the finished run as a Dataset, equal to that of `open_run`.
+
+        What the file holds is known, unless an earlier process began it: it is not read again,
+        which takes longer than a small run's other work on its file.
+
+        Raises
+        ------
+        RunFileError
+            Where the file has gone, or cannot be read.
+        """
+        if self._begun is None:
+            return open_run(self.path)
+        from wflow.io import lazy
+
+        layout, attrs = self._begun
+        dataset = _lazily(self.path, str(self.path), lazy.of_layout(layout, attrs))
+        dataset.attrs["complete"] = 1
+        dataset.attrs["config"] = json.dumps(reading.parse_config(attrs["config"], self.path))
+        return dataset
+
     def abandon(self) -> None:
         """Close, and leave data and checkpoint where a later run resumes them."""
         self._file.close()
@@ -586,8 +611,6 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     ...         print(dict(run.energy.sizes))
     {'path': 1, 'time': 3}
     """
-    import xarray
-
     from wflow.io import lazy
 
     path = path_of(path, "path")
@@ -610,15 +633,11 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     if not attrs["complete"]:  # a Python file, for the reasons given in open_hdf5
         source = open_regular(path)
     try:
-        with signals_held():  # h5netcdf does not clean up after half an opening
-            if found is None:
-                dataset = xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
-            else:
-                dataset = lazy.open_dataset(source, found)
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        dataset = _lazily(path, source, found)
+    except RunFileError:
         if not attrs["complete"]:
             source.close()
-        raise RunFileError(f"{path} cannot be read as a run file: {error}") from None
+        raise
     dataset.attrs |= {name: attrs[name] for name in ("complete", "config")}
     if attrs["complete"]:
         return dataset
@@ -637,3 +656,24 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
         stacklevel=2,
     )
     return cut
+
+
+def _lazily(path: Path, source: Any, found: "Contents | None") -> "xarray.Dataset":
+    """The file `source`, by its name or open, as a Dataset; `found` is what it holds, if known.
+
+    Raises
+    ------
+    RunFileError
+        For a file that cannot be read.
+    """
+    import xarray
+
+    from wflow.io import lazy
+
+    try:
+        with signals_held():  # h5netcdf does not clean up after half an opening
+            if found is None:
+                return xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
+            return lazy.open_dataset(source, found)
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        raise RunFileError(f"{path} cannot be read as a run file: {error}") from None

@@ -35,7 +35,7 @@ from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import FLOWS, Flow, as_flow, flow_config
 from wflow.heads.laws import HeadLaw, law_config
 from wflow.heads.process import HeadProcess, HeadStep, as_law
-from wflow.io.runfile import MemoryStore, Store, dataset_attrs, open_run
+from wflow.io.runfile import MemoryStore, Store, dataset_attrs
 from wflow.io.schema import DensityLayout
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.meanfield.densities import as_density, as_mesh, as_nodes, entropy
@@ -712,4 +712,4 @@ def _in_file(
     warn_changed_itself(config, parts)
     raise_if_interrupted(caught, complete, out)
     _log.info("%s: complete", out)
-    return open_run(out)
+    return writer.dataset()

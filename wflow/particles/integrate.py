@@ -42,6 +42,9 @@ class Recorder:
     def __init__(self, problem: Problem, sink: Sink, first: int, last: int) -> None:
         self.problem, self.sink = problem, sink
         self.rows = slice(first, last)
+        held = [(at, p - first) for at, p in enumerate(problem.save.paths) if first <= p < last]
+        # Places of the snapshots of these paths in the store, and the paths, counted from `first`.
+        self._places, self._chosen = [at for at, _ in held], [path for _, path in held]
         self.records = len(problem.record_steps)
         steps = problem.snapshot_steps.tolist()
         self._snapshot_at = {step: at for at, step in reversed(list(enumerate(steps)))}
@@ -79,12 +82,11 @@ class Recorder:
         at = self._snapshot_at.get(step)
         if at is None:
             return
-        for place, path in enumerate(problem.save.paths):
-            if self.rows.start <= path < self.rows.stop:
-                local = path - self.rows.start
-                self.sink.write("tokens", (place, at), x[local])
-                if problem.save.heads:
-                    self.sink.write("heads", (place, at), D[local])
+        if self._chosen:
+            self.sink.write("tokens", (self._places, at), x[self._chosen])
+            if problem.save.heads:  # one by one: heads at rest are in memory once for all paths
+                for place, path in zip(self._places, self._chosen, strict=True):
+                    self.sink.write("heads", (place, at), D[path])
         # Summed path by path: the same bits for any batching.
         mean = np.zeros(x.shape[1:]) if total is None else total[at]
         for tokens in x:

@@ -300,7 +300,7 @@ def _in_file(
     warn_changed_itself(config, {"law": law_config(problem.law), "flow": flow_config(problem.flow)})
     raise_if_interrupted(caught, complete, out)
     _log.info("%s: complete", out)
-    return open_run(out)
+    return writer.dataset()
 
 
 # Runs in files, also of samplers

@@ -40,7 +40,7 @@ from wflow._core.progress import progress as progress_bar
 from wflow._core.rng import CounterNormals
 from wflow._core.signals import caught_signals
 from wflow._core.threads import numba_threads
-from wflow.io.runfile import MemoryStore, Store, dataset_attrs, open_run
+from wflow.io.runfile import MemoryStore, Store, dataset_attrs
 from wflow.io.schema import SampleLayout
 from wflow.particles.options import IfExists
 from wflow.particles.problem import array_config
@@ -659,7 +659,7 @@ def _in_file(
     warn_changed_itself(config, problem.parts())
     raise_if_interrupted(caught, complete, out)
     _log.info("%s: complete", out)
-    return open_run(out)
+    return writer.dataset()
 
 
 def _integrate(

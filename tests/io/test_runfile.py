@@ -44,8 +44,9 @@ def test_file_and_memory_give_the_same_dataset(tmp_path, changes):
     fill(writer, layout)
     fill(memory, layout)
     path = writer.finish()
-    with open_run(path) as ds:
-        xr.testing.assert_identical(ds.load(), memory.dataset(provenance))
+    for opened in (open_run(path), writer.dataset()):
+        with opened as ds:
+            xr.testing.assert_identical(ds.load(), memory.dataset(provenance))
     assert os.listdir(tmp_path) == ["run.h5"]
 
 
@@ -263,12 +264,17 @@ def test_reader_in_another_process_with_hdf5_locks_does_not_disturb_the_end(tmp_
     assert run_status(path) == "complete"
 
 
-def test_large_configuration_fits(tmp_path):
+@pytest.mark.parametrize("seed", [2**63, 2**64])
+def test_large_configuration_fits(tmp_path, seed):
     path = tmp_path / "run.h5"
-    provenance = dataset_attrs(CONFIG | {"values": np.zeros((200, 200))}, seed=2**63)
-    RunWriter.create(path, a_layout(), provenance).finish()
-    with open_run(path) as ds:
-        assert len(ds.attrs["config"]) > 100_000 and int(ds.attrs["seed"]) == 2**63
+    provenance = dataset_attrs(CONFIG | {"values": np.zeros((200, 200))}, seed=seed)
+    writer = RunWriter.create(path, a_layout(), provenance)
+    writer.add_history("and a line more")
+    writer.finish()
+    with open_run(path) as ds, writer.dataset() as same:
+        assert len(ds.attrs["config"]) > 100_000 and int(ds.attrs["seed"]) == seed
+        assert same.attrs == ds.attrs
+        assert np.asarray(same.attrs["seed"]).dtype == np.asarray(ds.attrs["seed"]).dtype
 
 
 def test_configuration_that_is_no_json_is_refused():

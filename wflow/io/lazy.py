@@ -2,7 +2,8 @@
 
 A backend of xarray for the files that wflow writes. Names, sizes and attributes are read by h5py,
 once; h5netcdf, which reads any netCDF-4 file, asks HDF5 for them again and again, which takes ten
-times as long. `contents` finds out whether a file holds what wflow writes and nothing else.
+times as long. `contents` finds out whether a file holds what wflow writes and nothing else;
+`of_layout` knows it of a file that was just written.
 """
 
 from collections.abc import Mapping
@@ -63,18 +64,16 @@ def contents(file: h5py.File, checked: reading.Checked) -> Contents | None:
 
 
 def of_layout(layout: Layout, attrs: Mapping[str, Any]) -> Contents:
-    """What a finished file holds that was laid out with these attributes, without reading it."""
+    """What a file of that layout with these attributes holds, without reading it."""
     held = layout.coordinates()
     variables = {}
     for name in (*held, *layout.names):
-        variable, values = VARIABLES[name], held.get(name)
-        dims = layout.dims(name) if values is None else variable.dims
-        shape = layout.shape(name) if values is None else values.shape
-        own = dict(variable.attrs)
-        variables[name] = _Variable(dims, shape, np.dtype(variable.dtype), own, values)
+        dims, shape, dtype = layout.dims(name), layout.shape(name), VARIABLES[name].dtype
+        own = VARIABLES[name].attrs
+        variables[name] = _Variable(dims, shape, np.dtype(dtype), own, held.get(name))
     texts_and_numbers = {
         name: value if isinstance(value, str) else np.atleast_1d(value)[0]
-        for name, value in {**attrs, "complete": 1}.items()
+        for name, value in attrs.items()
     }
     return Contents(variables, texts_and_numbers)
 

@@ -136,10 +136,11 @@ class RunWriter:
         places: disk.Places,
         digests: Digests | None,
         history: Sequence[str] = (),
-        begun: tuple[Layout, Mapping[str, Any]] | None = None,
+        laid_out: tuple[Layout, Mapping[str, Any]] | None = None,
     ) -> None:
         self.path = path
-        self._begun = begun  # layout and attributes, of a file that was made here
+        self._laid_out = laid_out  # layout and attributes; None: the run is resumed
+        self._finished: os.stat_result | None = None
         self._lock, self._created, self._places = lock, created, dict(places)
         self._digests = digests  # None: a file of an earlier version, which has none
         # The file has the first text until it is finished; lines of resumes join it then.
@@ -193,7 +194,7 @@ class RunWriter:
             disk.remove(checkpoint_of(path))  # of a run that is gone
             disk.place(new, partial_of(path))
             history = [attrs["history"]] if "history" in attrs else []
-            return cls(path, lock, created, places, digests, history, (layout, attrs))
+            return cls(path, lock, created, places, digests, history, (layout, dict(attrs)))
         except BaseException as error:
             disk.remove(new)
             lock.release()
@@ -386,6 +387,7 @@ class RunWriter:
                 )
             self._seal(unfinished)
             os.fsync(self._file.fileno())  # where it fails, a resume breaks the seal
+            self._finished = os.fstat(self._file.fileno())
             os.replace(unfinished, self.path)
             disk.sync_directory(self.path.parent)
             disk.remove(checkpoint_of(self.path))
@@ -398,23 +400,35 @@ class RunWriter:
     def dataset(self) -> "xarray.Dataset":
         """Give the finished run as a Dataset, equal to that of `open_run`.
 
-        What the file holds is known, unless an earlier process began it: it is not read again,
-        which takes longer than a small run's other work on its file.
+        A run that was not resumed is opened without reading what it holds, which is known: to read
+        and check it takes two fifths of a small run's time for its file.
 
         Raises
         ------
         RunFileError
             Where the file has gone, or cannot be read.
         """
-        if self._begun is None:
+        if self._laid_out is None or not self._in_place():
             return open_run(self.path)
         from wflow.io import lazy
 
-        layout, attrs = self._begun
-        dataset = _lazily(self.path, str(self.path), lazy.of_layout(layout, attrs))
-        dataset.attrs["complete"] = 1
-        dataset.attrs["config"] = json.dumps(reading.parse_config(attrs["config"], self.path))
+        layout, attrs = self._laid_out
+        config = json.dumps(reading.parse_config(attrs["config"], self.path))
+        shown = {**attrs, "config": config, "complete": 1}
+        if self._history:
+            shown["history"] = history_text(self._history)
+        dataset = _lazily(self.path, str(self.path), lazy.of_layout(layout, shown))
+        dataset.attrs["complete"] = 1  # an int, as `open_run` gives it
         return dataset
+
+    def _in_place(self) -> bool:
+        """Whether the file of that name is still the one that was finished here."""
+        try:
+            return self._finished is not None and os.path.samestat(
+                self._finished, os.stat(self.path)
+            )
+        except OSError:
+            return False
 
     def abandon(self) -> None:
         """Close, and leave data and checkpoint where a later run resumes them."""

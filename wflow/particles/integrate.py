@@ -83,7 +83,8 @@ class Recorder:
         if at is None:
             return
         if self._chosen:
-            self.sink.write("tokens", (self._places, at), x[self._chosen])
+            every = len(self._chosen) == len(x)  # in order, and not to be copied
+            self.sink.write("tokens", (self._places, at), x if every else x[self._chosen])
             if problem.save.heads:  # one by one: heads at rest are in memory once for all paths
                 for place, path in zip(self._places, self._chosen, strict=True):
                     self.sink.write("heads", (place, at), D[path])

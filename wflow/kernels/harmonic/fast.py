@@ -13,10 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal
-from wflow._core.simd import fma, lanes, load, lowest_lane, maximum, splat, store
+from wflow._core.simd import (
+    _VECTORS,
+    fma,
+    lanes,
+    load,
+    lowest_lane,
+    maximum,
+    native_lanes,
+    splat,
+    store,
+)
 from wflow._core.tasks import address, arrays, call
 from wflow.kernels.blocked.products import (
     TILE_COLUMNS,
@@ -147,6 +158,18 @@ def panel_product(basis, at, panel, size, columns, tile):
         tile_product_4(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far, False)
 
 
+@intrinsic
+def _in_one_register(typingctx, array):
+    """Whether a vector of the type of `array` is one register of the processor."""
+
+    def codegen(context, builder, sig, args):
+        vector = _VECTORS[sig.args[0].dtype]
+        whole = native_lanes(context, vector.dtype) == vector.lanes
+        return context.get_constant(types.boolean, whole)
+
+    return types.boolean(array), codegen
+
+
 @internal
 def _gradients(own, at, by_order, degree, tile):
     """m and a gradient of its series at two blocks of the sphere, into the tile's first 4 columns.
@@ -158,7 +181,70 @@ def _gradients(own, at, by_order, degree, tile):
 
     the series of A'_m and B'_m come from `gradient_table`. Four multiply-adds for two harmonics,
     half of what the panel of m and S takes. No harmonic is stored.
+
+    Seven vectors of a block stay in registers: of two blocks at once, where a register holds a
+    vector, so that their recursions overlap; else of one, or half of them would go to memory.
     """
+    if _in_one_register(own):
+        _gradients_of_pair(own, at, by_order, degree, tile)
+    else:
+        width = lanes(own)
+        for block in range(PAIR):
+            _gradients_of_block(
+                own, at + block * 3 * width, by_order, degree, tile, block * TILE_COLUMNS * width
+            )
+
+
+@internal
+def _gradients_of_block(own, at, by_order, degree, tile, to):
+    """`_gradients` of one block."""
+    width = lanes(own)
+    x = load(own, at)
+    y = load(own, at + width)
+    z = load(own, at + 2 * width)
+    zero = splat(0.0)
+    one = splat(1.0)
+    c = one
+    s = zero
+    lower_c = zero
+    lower_s = zero
+    total = zero
+    gx = zero
+    gy = zero
+    gz = zero
+    place = np.uintp(0)  # Numba asks of a signed index at every use whether it is negative
+    for m in range(degree + 1):
+        a = zero
+        b = zero
+        da = zero
+        db = zero
+        p = one
+        before = zero
+        for _ in range(m, degree + 1):
+            a = fma(splat(by_order[place]), p, a)
+            b = fma(splat(by_order[place + np.uintp(1)]), p, b)
+            da = fma(splat(by_order[place + np.uintp(2)]), p, da)
+            db = fma(splat(by_order[place + np.uintp(3)]), p, db)
+            back = splat(by_order[place + np.uintp(4)])
+            p, before = fma(z, p, back * before), p
+            place += np.uintp(5)
+        total = fma(a, c, fma(b, s, total))
+        gz = fma(da, c, fma(db, s, gz))
+        gx = fma(a, lower_c, fma(b, lower_s, gx))
+        gy = fma(b, lower_c, fma(zero - a, lower_s, gy))
+        after = splat(m + 1.0)
+        lower_c = after * c
+        lower_s = after * s
+        c, s = fma(x, c, zero - y * s), fma(x, s, y * c)
+    store(tile, to, total)
+    store(tile, to + width, gx)
+    store(tile, to + 2 * width, gy)
+    store(tile, to + 3 * width, gz)
+
+
+@internal
+def _gradients_of_pair(own, at, by_order, degree, tile):
+    """`_gradients` of two blocks in one loop."""
     width = lanes(own)
     x0 = load(own, at)
     y0 = load(own, at + width)

@@ -31,6 +31,7 @@ SPHERE_MAPS = tuple(  # d = 3 and 2
     f"fastest of {side} over wflow's fast sums, worst of all sizes"
     for side in ("ducc0 and finufft, d = 3", "finufft, d = 2")
 )
+COSTATES = "time of costates over checkpointing of each layer"
 FILES = "phase diagram with its run files"
 OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 FIRST = "first start of a study, with compilation (s)"
@@ -48,7 +49,7 @@ WHY: dict[str, str] = {
     "six times and opened",
     FIGURE: "255 s with AVX-512. With AVX2 arithmetic in registers alone, 0.949 ms a step of 64 "
     "heads (`fused_step`), takes 659 s for 111 heads, 100 paths and 4,000 steps; measured "
-    "before tied sums at d = 3 took a tenth less",
+    "before tied sums at d = 3 took a tenth less, and before compiled code aligned its stack",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
@@ -62,6 +63,8 @@ WHY: dict[str, str] = {
     "shared by the paths of one batch, all of them in the serial run",
     WORKERS: "besides what a step does in Python, the last tasks do not end together, and the "
     "file is finished and opened by one process",
+    COSTATES: "both compute each layer of the ResNet twice: equal within the spread of the rounds, "
+    "and met in the run before",
     SPHERE_MAPS[0]: "with AVX2, for the unnormalised flow, which needs one series for all heads: "
     "of 413 ms for 1,000,000 tokens and 64 heads that series takes 179, the moments of the tokens "
     "145, the largest score 39, degrees and coefficients 44. A library transforms grids, and "
@@ -268,7 +271,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
     ),
     "control": (
         Place("time of costates over back-propagation, all networks", 1.5, False, "times"),
-        Place("time of costates over checkpointing of each layer", 1.0, False, "times"),
+        Place(COSTATES, 1.0, False, "times"),
         Place("memory of costates over back-propagation, ResNet", 0.55, False, "%"),
         Place("memory of costates over back-propagation, GPT L", 0.35, False, "%"),
         Place("the same with every sqrt(L)-th state, ResNet", 0.25, False, "%"),

@@ -88,3 +88,19 @@ def test_comparisons_of_lanes_are_those_of_numpy(dtype):
         want = np.minimum(a, b), np.where(a < b, b, a), np.sqrt(a)
         assert np.array_equal(out, np.concatenate(want))
         assert (least, first) == (a.min(), place)
+
+
+def lanes_of(a):
+    return lanes(a)
+
+
+def doubled(a):
+    store(a, 0, load(a, 0) + load(a, 0))
+
+
+@pytest.mark.parametrize("function", [lanes_of, doubled])
+def test_functions_with_vectors_align_their_stack(function):
+    """A vector without a register would lie across two cache lines in some processes."""
+    compiled = numba.njit(function)
+    compiled(np.zeros(16))
+    assert "alignstack=64" in compiled.inspect_llvm(compiled.signatures[0])

@@ -45,8 +45,8 @@ WHY: dict[str, str] = {
     "multiply-adds, at d = 3 171 times for 128. n = 1,000: with AVX-512 one thread reaches 86 %, "
     "two have a strip of the pairs each, one longer by a tenth at d = 2, or two groups of heads",
     SINGLE: "what a step does besides the pairs does not shrink with the precision",
-    FILES: "the difference to the runs in memory is that of the files: each is laid out, flushed "
-    "six times and opened",
+    FILES: "the difference to the runs in memory is that of the files: each is laid out and "
+    "flushed six times",
     FIGURE: "255 s with AVX-512. With AVX2 arithmetic in registers alone, 0.949 ms a step of 64 "
     "heads (`fused_step`), takes 659 s for 111 heads, 100 paths and 4,000 steps; measured "
     "before tied sums at d = 3 took a tenth less, and before compiled code aligned its stack",

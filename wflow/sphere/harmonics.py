@@ -64,6 +64,12 @@ def recursion_table(d: int, degree: int) -> NDArray[np.float64]:
     return np.concatenate([[degree + 2.0], start, steps])
 
 
+@internal(forceinline=True)
+def multiplied(x, y, c, s):
+    """Real and imaginary part of (x + iy)(c + is)."""
+    return fma(x, c, splat(0.0) - y * s), fma(x, s, y * c)
+
+
 @internal
 def _sphere(own, degree, table, out, at):
     width = lanes(own)
@@ -103,12 +109,8 @@ def _sphere(own, degree, table, out, at):
                 here -= 2 * m * step
                 store(out, here, q0 * s0)
                 store(out, here + width, q1 * s1)
-        more0 = fma(x0, c0, zero - y0 * s0)
-        s0 = fma(x0, s0, y0 * c0)
-        c0 = more0
-        more1 = fma(x1, c1, zero - y1 * s1)
-        s1 = fma(x1, s1, y1 * c1)
-        c1 = more1
+        c0, s0 = multiplied(x0, y0, c0, s0)
+        c1, s1 = multiplied(x1, y1, c1, s1)
 
 
 @internal
@@ -128,12 +130,8 @@ def _circle(own, degree, table, out, at):
     c1 = norm
     s1 = zero
     for k in range(1, degree + 1):
-        more0 = fma(x0, c0, zero - y0 * s0)
-        s0 = fma(x0, s0, y0 * c0)
-        c0 = more0
-        more1 = fma(x1, c1, zero - y1 * s1)
-        s1 = fma(x1, s1, y1 * c1)
-        c1 = more1
+        c0, s0 = multiplied(x0, y0, c0, s0)
+        c1, s1 = multiplied(x1, y1, c1, s1)
         here = at + (2 * k - 1) * step
         store(out, here, c0)
         store(out, here + width, c1)

@@ -86,7 +86,14 @@ from wflow.kernels.pairs.sweep import (
     pair_table,
     vectors,
 )
-from wflow.sphere.harmonics import PAIR, count, harmonics, quadrature, recursion_table
+from wflow.sphere.harmonics import (
+    PAIR,
+    count,
+    harmonics,
+    multiplied,
+    quadrature,
+    recursion_table,
+)
 
 # Evaluation of the heads' series at the tokens
 # ---------------------------------------------
@@ -195,144 +202,102 @@ def _gradients(own, at, by_order, degree, tile):
             )
 
 
+@internal(forceinline=True)
+def _next_degree(factors, z, p, before, sums):
+    """p_(l+1)m, p_lm and the sums A_m, B_m, A'_m, B'_m with their terms of degree l."""
+    of_a, of_b, of_da, of_db, back = factors
+    a, b, da, db = sums
+    grown = fma(of_a, p, a), fma(of_b, p, b), fma(of_da, p, da), fma(of_db, p, db)
+    return fma(z, p, back * before), p, grown
+
+
+@internal(forceinline=True)
+def _with_order(found, sums, power, lower):
+    """m and its gradient with their terms of order m; `power` is w^m, `lower` m w^(m-1)."""
+    total, gx, gy, gz = found
+    a, b, da, db = sums
+    c, s = power
+    lower_c, lower_s = lower
+    return (
+        fma(a, c, fma(b, s, total)),
+        fma(a, lower_c, fma(b, lower_s, gx)),
+        fma(b, lower_c, fma(splat(0.0) - a, lower_s, gy)),
+        fma(da, c, fma(db, s, gz)),
+    )
+
+
+@internal(forceinline=True)
+def _keep(tile, to, found):
+    """Write m and its gradient into four columns."""
+    width = lanes(tile)
+    store(tile, to, found[0])
+    store(tile, to + width, found[1])
+    store(tile, to + 2 * width, found[2])
+    store(tile, to + 3 * width, found[3])
+
+
 @internal
 def _gradients_of_block(own, at, by_order, degree, tile, to):
     """`_gradients` of one block."""
     width = lanes(own)
-    x = load(own, at)
-    y = load(own, at + width)
-    z = load(own, at + 2 * width)
+    x, y, z = load(own, at), load(own, at + width), load(own, at + 2 * width)
     zero = splat(0.0)
     one = splat(1.0)
-    c = one
-    s = zero
-    lower_c = zero
-    lower_s = zero
-    total = zero
-    gx = zero
-    gy = zero
-    gz = zero
+    power = one, zero
+    lower = zero, zero
+    found = zero, zero, zero, zero
     place = np.uintp(0)  # Numba asks of a signed index at every use whether it is negative
     for m in range(degree + 1):
-        a = zero
-        b = zero
-        da = zero
-        db = zero
-        p = one
-        before = zero
+        p, before, sums = one, zero, (zero, zero, zero, zero)
         for _ in range(m, degree + 1):
-            a = fma(splat(by_order[place]), p, a)
-            b = fma(splat(by_order[place + np.uintp(1)]), p, b)
-            da = fma(splat(by_order[place + np.uintp(2)]), p, da)
-            db = fma(splat(by_order[place + np.uintp(3)]), p, db)
-            back = splat(by_order[place + np.uintp(4)])
-            p, before = fma(z, p, back * before), p
+            factors = (
+                splat(by_order[place]), splat(by_order[place + np.uintp(1)]),
+                splat(by_order[place + np.uintp(2)]), splat(by_order[place + np.uintp(3)]),
+                splat(by_order[place + np.uintp(4)]),
+            )  # fmt: skip
+            p, before, sums = _next_degree(factors, z, p, before, sums)
             place += np.uintp(5)
-        total = fma(a, c, fma(b, s, total))
-        gz = fma(da, c, fma(db, s, gz))
-        gx = fma(a, lower_c, fma(b, lower_s, gx))
-        gy = fma(b, lower_c, fma(zero - a, lower_s, gy))
+        found = _with_order(found, sums, power, lower)
         after = splat(m + 1.0)
-        lower_c = after * c
-        lower_s = after * s
-        c, s = fma(x, c, zero - y * s), fma(x, s, y * c)
-    store(tile, to, total)
-    store(tile, to + width, gx)
-    store(tile, to + 2 * width, gy)
-    store(tile, to + 3 * width, gz)
+        lower = after * power[0], after * power[1]
+        power = multiplied(x, y, power[0], power[1])
+    _keep(tile, to, found)
 
 
 @internal
 def _gradients_of_pair(own, at, by_order, degree, tile):
     """`_gradients` of two blocks in one loop."""
     width = lanes(own)
-    x0 = load(own, at)
-    y0 = load(own, at + width)
-    z0 = load(own, at + 2 * width)
-    x1 = load(own, at + 3 * width)
-    y1 = load(own, at + 4 * width)
-    z1 = load(own, at + 5 * width)
+    x0, y0, z0 = load(own, at), load(own, at + width), load(own, at + 2 * width)
+    at += 3 * width
+    x1, y1, z1 = load(own, at), load(own, at + width), load(own, at + 2 * width)
     zero = splat(0.0)
     one = splat(1.0)
-    c0 = one
-    s0 = zero
-    c1 = one
-    s1 = zero
-    lower_c0 = zero
-    lower_s0 = zero
-    lower_c1 = zero
-    lower_s1 = zero
-    m0 = zero
-    gx0 = zero
-    gy0 = zero
-    gz0 = zero
-    m1 = zero
-    gx1 = zero
-    gy1 = zero
-    gz1 = zero
-    place = 0
+    power0 = power1 = one, zero
+    lower0 = lower1 = zero, zero
+    found0 = found1 = zero, zero, zero, zero
+    place = np.uintp(0)
     for m in range(degree + 1):
-        a0 = zero
-        b0 = zero
-        da0 = zero
-        db0 = zero
-        a1 = zero
-        b1 = zero
-        da1 = zero
-        db1 = zero
-        p0 = one
-        p1 = one
-        before0 = zero
-        before1 = zero
+        p0, before0, sums0 = one, zero, (zero, zero, zero, zero)
+        p1, before1, sums1 = one, zero, (zero, zero, zero, zero)
         for _ in range(m, degree + 1):
-            factor = splat(by_order[place])
-            a0 = fma(factor, p0, a0)
-            a1 = fma(factor, p1, a1)
-            factor = splat(by_order[place + 1])
-            b0 = fma(factor, p0, b0)
-            b1 = fma(factor, p1, b1)
-            factor = splat(by_order[place + 2])
-            da0 = fma(factor, p0, da0)
-            da1 = fma(factor, p1, da1)
-            factor = splat(by_order[place + 3])
-            db0 = fma(factor, p0, db0)
-            db1 = fma(factor, p1, db1)
-            back = splat(by_order[place + 4])
-            next0 = fma(z0, p0, back * before0)
-            next1 = fma(z1, p1, back * before1)
-            before0 = p0
-            before1 = p1
-            p0 = next0
-            p1 = next1
-            place += 5
-        m0 = fma(a0, c0, fma(b0, s0, m0))
-        gz0 = fma(da0, c0, fma(db0, s0, gz0))
-        m1 = fma(a1, c1, fma(b1, s1, m1))
-        gz1 = fma(da1, c1, fma(db1, s1, gz1))
-        gx0 = fma(a0, lower_c0, fma(b0, lower_s0, gx0))
-        gy0 = fma(b0, lower_c0, fma(zero - a0, lower_s0, gy0))
-        gx1 = fma(a1, lower_c1, fma(b1, lower_s1, gx1))
-        gy1 = fma(b1, lower_c1, fma(zero - a1, lower_s1, gy1))
+            factors = (
+                splat(by_order[place]), splat(by_order[place + np.uintp(1)]),
+                splat(by_order[place + np.uintp(2)]), splat(by_order[place + np.uintp(3)]),
+                splat(by_order[place + np.uintp(4)]),
+            )  # fmt: skip
+            p0, before0, sums0 = _next_degree(factors, z0, p0, before0, sums0)
+            p1, before1, sums1 = _next_degree(factors, z1, p1, before1, sums1)
+            place += np.uintp(5)
+        found0 = _with_order(found0, sums0, power0, lower0)
+        found1 = _with_order(found1, sums1, power1, lower1)
         after = splat(m + 1.0)
-        lower_c0 = after * c0
-        lower_s0 = after * s0
-        lower_c1 = after * c1
-        lower_s1 = after * s1
-        more = fma(x0, c0, zero - y0 * s0)
-        s0 = fma(x0, s0, y0 * c0)
-        c0 = more
-        more = fma(x1, c1, zero - y1 * s1)
-        s1 = fma(x1, s1, y1 * c1)
-        c1 = more
-    store(tile, 0, m0)
-    store(tile, width, gx0)
-    store(tile, 2 * width, gy0)
-    store(tile, 3 * width, gz0)
-    far = TILE_COLUMNS * width
-    store(tile, far, m1)
-    store(tile, far + width, gx1)
-    store(tile, far + 2 * width, gy1)
-    store(tile, far + 3 * width, gz1)
+        lower0 = after * power0[0], after * power0[1]
+        lower1 = after * power1[0], after * power1[1]
+        power0 = multiplied(x0, y0, power0[0], power0[1])
+        power1 = multiplied(x1, y1, power1[0], power1[1])
+    _keep(tile, 0, found0)
+    _keep(tile, TILE_COLUMNS * width, found1)
 
 
 @internal(forceinline=True)

@@ -26,6 +26,7 @@ from wflow.sphere.harmonics import (
     PAIR,
     count,
     harmonics,
+    multiplied,
     radial_factors,
 )
 
@@ -292,18 +293,10 @@ def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
                 p1 = next1
                 p2 = next2
                 p3 = next3
-        more = fma(x0, c0, zero - y0 * s0)
-        s0 = fma(x0, s0, y0 * c0)
-        c0 = more
-        more = fma(x1, c1, zero - y1 * s1)
-        s1 = fma(x1, s1, y1 * c1)
-        c1 = more
-        more = fma(x2, c2, zero - y2 * s2)
-        s2 = fma(x2, s2, y2 * c2)
-        c2 = more
-        more = fma(x3, c3, zero - y3 * s3)
-        s3 = fma(x3, s3, y3 * c3)
-        c3 = more
+        c0, s0 = multiplied(x0, y0, c0, s0)
+        c1, s1 = multiplied(x1, y1, c1, s1)
+        c2, s2 = multiplied(x2, y2, c2, s2)
+        c3, s3 = multiplied(x3, y3, c3, s3)
 
 
 @internal
@@ -384,18 +377,10 @@ def _make_circle_moments(source: str):
             s3 = zero
             store(sums, 0, load(sums, 0) + ((c0 + c1) + (c2 + c3)))
             for k in range(1, degree + 1):
-                more = fma(x0, c0, zero - y0 * s0)
-                s0 = fma(x0, s0, y0 * c0)
-                c0 = more
-                more = fma(x1, c1, zero - y1 * s1)
-                s1 = fma(x1, s1, y1 * c1)
-                c1 = more
-                more = fma(x2, c2, zero - y2 * s2)
-                s2 = fma(x2, s2, y2 * c2)
-                c2 = more
-                more = fma(x3, c3, zero - y3 * s3)
-                s3 = fma(x3, s3, y3 * c3)
-                c3 = more
+                c0, s0 = multiplied(x0, y0, c0, s0)
+                c1, s1 = multiplied(x1, y1, c1, s1)
+                c2, s2 = multiplied(x2, y2, c2, s2)
+                c3, s3 = multiplied(x3, y3, c3, s3)
                 place = (2 * k - 1) * width
                 store(sums, place, load(sums, place) + ((c0 + c1) + (c2 + c3)))
                 place += width

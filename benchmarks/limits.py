@@ -23,7 +23,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from report import in_turn
 
-from wflow._core.simd import _fma, _splat, exp2_together, native_lanes
+from wflow._core.simd import _fma, _splat, exp2_together, native_lanes, register_lanes
 
 TOGETHER = (2, 4, 6, 8)
 _SUMS = 8  # two multiply-adds a cycle, each four cycles long
@@ -42,16 +42,6 @@ class Kind(NamedTuple):
         """Multiply-adds, or instructions of their price, of a pair of tokens."""
         exponential = 13 if self.dtype == "float64" else 10
         return self.d + exponential + (self.d + 1) * (2 if self.both else 1) + self.ito
-
-
-@intrinsic
-def register_lanes(typingctx, array):
-    """Lanes of a register of the processor with the element type of `array`."""
-
-    def codegen(context, builder, sig, args):
-        return ir.Constant(ir.IntType(types.intp.bitwidth), native_lanes(context, array.dtype))
-
-    return types.intp(array), codegen
 
 
 def _loop(kind: Kind, together: int) -> Any:

@@ -1,5 +1,9 @@
 """SIMD vectors: the exponential's table and the sums over lanes against plain NumPy and mpmath."""
 
+import os
+import re
+import subprocess
+import sys
 import types
 
 import mpmath
@@ -8,7 +12,8 @@ import numpy as np
 import pytest
 
 from wflow._core import simd
-from wflow._core.simd import exp2, lane_sums, lanes, load, store
+from wflow._core.compiled import internal
+from wflow._core.simd import align_stack, exp2, lane_sums, lanes, load, store
 
 
 @numba.njit
@@ -98,9 +103,59 @@ def doubled(a):
     store(a, 0, load(a, 0) + load(a, 0))
 
 
-@pytest.mark.parametrize("function", [lanes_of, doubled])
+inlined = internal(forceinline=True)(doubled)
+
+
+def by_inlined(a):
+    align_stack()
+    inlined(a)
+
+
+def unaligned(code: str) -> list[str]:
+    """Functions of LLVM modules that hold 64-byte vectors on a stack aligned to 16 bytes."""
+    found = []
+    for module in code.split("OPTIMIZED DUMP"):
+        attributes = dict(re.findall(r"^attributes (#\d+) = \{(.*)\}$", module, re.M))
+        for head, body in re.findall(r"^(define [^\n]*) \{\n(.*?)^\}$", module, re.M | re.S):
+            wraps = "@_ZN7cpython" in head or "@cfunc." in head  # for Python and C, never called
+            has = "".join(map(attributes.__getitem__, re.findall(r" (#\d+)", head)))
+            done = "alignstack=64" in has or "alwaysinline" in has
+            if re.search("<8 x double>|<16 x float>", body) and not (done or wraps):
+                found += re.findall("@[^(]*", head)
+    return found
+
+
+@pytest.mark.parametrize("function", [lanes_of, doubled, by_inlined])
 def test_functions_with_vectors_align_their_stack(function):
     """A vector without a register would lie across two cache lines in some processes."""
     compiled = numba.njit(function)
     compiled(np.zeros(16))
-    assert "alignstack=64" in compiled.inspect_llvm(compiled.signatures[0])
+    code = compiled.inspect_llvm(compiled.signatures[0])
+    assert "alignstack=64" in code
+    assert not unaligned(code)
+
+
+def test_a_function_of_inlined_vectors_that_does_not_ask_is_found():
+    compiled = numba.njit(lambda a: inlined(a))
+    compiled(np.zeros(16))
+    assert len(unaligned(compiled.inspect_llvm(compiled.signatures[0]))) == 1
+
+
+def test_kernels_align_their_stack(cases, tmp_path):
+    """Compiled anew: in a process whose compiled functions are printed."""
+    if not cases(0, 1):
+        pytest.skip("compiles for a minute: with --long")
+    run = """if True:
+        import numpy as np
+        import wflow
+        from wflow.kernels.evaluate import Sums, evaluate
+
+        heads = np.diag([1.0, 2.0, 3.0])[None, None]
+        for symmetric in (True, False):
+            evaluate(np.eye(6, 3)[None], heads, symmetric=symmetric)
+        evaluate(wflow.tokens.uniform(3000, 3, seed=0)[None], heads, sums=Sums("fast"))
+    """
+    env = os.environ | {"NUMBA_DUMP_OPTIMIZED": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    code = subprocess.check_output([sys.executable, "-c", run], text=True, env=env)
+    assert code.count("alignstack=64") > 20
+    assert not unaligned(code)

@@ -54,8 +54,9 @@ def _function(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list
 def _align_stack(builder: ir.IRBuilder) -> None:
     """Begin the stack of the function at a multiple of 64 bytes.
 
-    LLVM keeps 16, so that a vector for which there is no register may lie across two cache lines:
-    a process was slower by a fifth or not by the place at which its stack happened to begin.
+    LLVM keeps 16, so that a vector for which there is no register may lie across two cache lines;
+    whether it does depended on where the stack of the process began. LLVM drops this where it
+    inlines the function: one whose vectors all come from inlined functions calls `align_stack`.
     """
     attributes = builder.function.attributes
     attributes.alignstack = _BYTES
@@ -121,6 +122,21 @@ for _symbol, _instruction in (
 
 
 @intrinsic
+def align_stack(typingctx):
+    """Begin the stack of this function at a multiple of 64 bytes, as the vectors that lie in it.
+
+    `lanes`, `splat`, `load`, `store`, the sweeps and the tiles do so in the function that calls
+    them; one that only calls functions which are inlined into it needs this.
+    """
+
+    def codegen(context, builder, sig, args):
+        _align_stack(builder)
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
 def lanes(typingctx, array):
     """Number of lanes of a vector with the element type of `array` (a compile-time constant)."""
     count = _VECTORS[array.dtype].lanes
@@ -128,6 +144,16 @@ def lanes(typingctx, array):
     def codegen(context, builder, sig, args):
         _align_stack(builder)
         return ir.Constant(ir.IntType(types.intp.bitwidth), count)
+
+    return types.intp(array), codegen
+
+
+@intrinsic
+def register_lanes(typingctx, array):
+    """Lanes of a register of the processor with the element type of `array`: at most `lanes`."""
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(ir.IntType(types.intp.bitwidth), native_lanes(context, array.dtype))
 
     return types.intp(array), codegen
 

@@ -24,7 +24,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from wflow._core.compiled import internal
-from wflow._core.simd import fma, lanes, load, splat, store
+from wflow._core.simd import align_stack, fma, lanes, load, splat, store
 
 # Points that are worked on together: vectors of a block of harmonics, as the tile wants them.
 PAIR = 2
@@ -146,6 +146,7 @@ def harmonics(own, d, degree, table, out, at):
     own : (2, d) vectors of coordinates; out : `count` x 2 vectors, written from `at` on
     Cost: three multiply-adds and two products per two harmonics and vector.
     """
+    align_stack()
     if d == 3:
         _sphere(own, degree, table, out, at)
     else:

@@ -44,7 +44,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.compiled import compiled
 from wflow._core.errors import InputError
-from wflow._core.simd import first_equal, least_lane, load, minimum, splat, store, where_less
+from wflow._core.simd import (
+    align_stack,
+    first_equal,
+    least_lane,
+    load,
+    minimum,
+    splat,
+    store,
+    where_less,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -168,6 +177,7 @@ def _sink(keys, items, size, key, item):
 @njit(error_model="numpy")
 def _read_row(costs, width, v, open_v, base, distance, before, nearest, shut, i):
     """Read all blocks of row i that are not shut, into the nearest open column of each."""
+    align_stack()
     for block in range(width // BLOCK):
         if shut[block] == 0.0:
             nearest[block], _bound = _read_block(
@@ -336,6 +346,7 @@ def _entry_points(source, cache):
         Returns their number, or -1 where a path is of no finite length.
         """
         _ = source
+        align_stack()
         distance, before = np.empty(width), np.zeros(width)
         nearest = np.full(count, _INF)  # open column of each block
         shut, still_open = np.empty(count), np.empty(width // BLOCK, np.int64)

@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal
 from wflow._core.simd import (
-    _VECTORS,
+    align_stack,
     fma,
     lanes,
     load,
     lowest_lane,
     maximum,
-    native_lanes,
+    register_lanes,
     splat,
     store,
 )
@@ -111,6 +110,7 @@ def _exactly(
     x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, start, acc, shift, square
 ):  # fmt: skip
     """`block_sums` over all tokens, compiled once for its two places below."""
+    align_stack()
     return block_sums(
         x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, False, start, x.shape[0], acc,
         shift, square,
@@ -122,6 +122,7 @@ def _add(
     h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
 ):  # fmt: skip
     """`absorb`, compiled once for its two places below."""
+    align_stack()
     absorb(
         h, fresh, shifted, d, own, own_at, acc, acc_at, shift, square, arrays, state, at, factors
     )  # fmt: skip
@@ -165,18 +166,6 @@ def panel_product(basis, at, panel, size, columns, tile):
         tile_product_4(basis, at, two, panel, 0, TILE_COLUMNS, size, tile, 0, width, far, False)
 
 
-@intrinsic
-def _in_one_register(typingctx, array):
-    """Whether a vector of the type of `array` is one register of the processor."""
-
-    def codegen(context, builder, sig, args):
-        vector = _VECTORS[sig.args[0].dtype]
-        whole = native_lanes(context, vector.dtype) == vector.lanes
-        return context.get_constant(types.boolean, whole)
-
-    return types.boolean(array), codegen
-
-
 @internal
 def _gradients(own, at, by_order, degree, tile):
     """m and a gradient of its series at two blocks of the sphere, into the tile's first 4 columns.
@@ -189,10 +178,10 @@ def _gradients(own, at, by_order, degree, tile):
     the series of A'_m and B'_m come from `gradient_table`. Four multiply-adds for two harmonics,
     half of what the panel of m and S takes. No harmonic is stored.
 
-    Seven vectors of a block stay in registers: of two blocks at once, where a register holds a
-    vector, so that their recursions overlap; else of one, or half of them would go to memory.
+    A block has seven vectors. Where a vector is one register, two blocks run in one loop, so that
+    their recursions overlap; where it is several, two would not fit, and one runs at a time.
     """
-    if _in_one_register(own):
+    if lanes(own) == register_lanes(own):
         _gradients_of_pair(own, at, by_order, degree, tile)
     else:
         width = lanes(own)
@@ -250,6 +239,7 @@ def _gradients_of_block(own, at, by_order, degree, tile, to):
     for m in range(degree + 1):
         p, before, sums = one, zero, (zero, zero, zero, zero)
         for _ in range(m, degree + 1):
+            # A function that takes the array would count references to it, here and below.
             factors = (
                 splat(by_order[place]), splat(by_order[place + np.uintp(1)]),
                 splat(by_order[place + np.uintp(2)]), splat(by_order[place + np.uintp(3)]),
@@ -370,6 +360,7 @@ def _absorb_panel(
     d, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest, left
 ):  # fmt: skip
     """`_absorb_series` for either d."""
+    align_stack()
     if d == 3:
         return _absorb_series(
             3, order, first, last, tile, tile_at, own, own_at, arrays, limit, state, at, lowest,
@@ -671,6 +662,7 @@ def _entry_points(source, cache):
         tasks = task_count(blocks, 32)
         largest = np.zeros(tasks)
         for task in prange(tasks):
+            align_stack()
             own = vectors(PAIR * d, x)
             most = vectors(1, x)
             most[:] = 0.0

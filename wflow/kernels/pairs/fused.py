@@ -17,7 +17,7 @@ from numba import njit, prange, types
 from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled, internal, made_by, variant
-from wflow._core.simd import fma, lane_sums, lanes, load, maximum, splat, store
+from wflow._core.simd import align_stack, fma, lane_sums, lanes, load, maximum, splat, store
 from wflow._core.tasks import address, arrays, call
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
@@ -111,6 +111,7 @@ def _absorb_shifted(
     state_at,
 ):  # fmt: skip
     """Sums of head h for one block and scores of any size, added to the running sums."""
+    align_stack()
     score, _, _, _, sigma2 = arrays
     rows, d = x.shape
     ito = sigma2.shape[0] > 0
@@ -155,6 +156,7 @@ def _make_one_way(dim: int):
     def one_way(
         _dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
     ):  # fmt: skip
+        align_stack()
         loop(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at)
 
     return one_way

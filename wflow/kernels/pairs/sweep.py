@@ -26,6 +26,7 @@ from wflow._core.simd import (
     _fma,
     _lane_pointer,
     _splat,
+    align_stack,
     exp2,
     exp2_together,
     fma,
@@ -543,6 +544,7 @@ def shifted_sums(
     x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift
 ):  # fmt: skip
     """(m, S, q) exp(-shift) of head h for one block, with scores of any size."""
+    align_stack()
     weighted_shifted_sums(
         x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift,
         acc[:0],
@@ -653,4 +655,5 @@ def pair_rows(x, n, d, own, own_at, first, last, pair, pair_at):
 @internal
 def pair_table(x, n, own, own_at, first, last, pair, pair_at):
     """The same for any d."""
+    align_stack()
     pair_rows(x, n, x.shape[1], own, own_at, first, last, pair, pair_at)

@@ -1,7 +1,7 @@
 """Number of threads of the compiled functions."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numba
 
@@ -20,16 +20,19 @@ def available() -> int:
     return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
 
 
-@contextmanager
-def threads_for(pairs: int, each: int = _PAIRS) -> Iterator[int]:
+def threads_for(pairs: int, each: int = _PAIRS) -> AbstractContextManager[int]:
     """Give the compiled functions called within no more threads than `pairs` pairs are worth, so
     that every thread has `each` of them or more; yields their number."""
     start_threads()
     before = numba.get_num_threads()
     number = max(1, min(before, pairs // each))
     if number == before:  # setting it costs as much as a small step's arithmetic
-        yield number
-        return
+        return nullcontext(number)
+    return _fewer(number, before)
+
+
+@contextmanager
+def _fewer(number: int, before: int) -> Iterator[int]:
     numba.set_num_threads(number)
     try:
         yield number

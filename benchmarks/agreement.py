@@ -6,9 +6,12 @@ what a reader of one table, with its spread, would call the same number.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 NAMES = (
     "variant", "name", "method", "law", "n", "heads", "d", "dtype", "precision", "sums", "case",
@@ -52,10 +55,15 @@ def agree(one: Spread, other: Spread) -> bool:
 def compare(old: Path, new: Path) -> dict[str, Any]:
     """Compare two JSON files, or the files that two folders have in common.
 
+    Files of one date are one measurement, and left out.
+
     Returns
     -------
     compared : number of figures that both have; agreed : on how many they agree
     apart : file, figure, both medians and both spreads of the others, the worst ratio first
+    files : for each file its dates, `compared` and `agreed`, and by how much (share of the smaller
+        median) half of its medians differ at most, and nine of ten
+    once : files that are in one folder only, or are one measurement
     machines, dates : those of the old and of the new run
 
     Raises
@@ -66,37 +74,66 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
     if old.is_dir() and new.is_dir():
         names = sorted({f.name for f in old.glob("*.json")} & {f.name for f in new.glob("*.json")})
         pairs = [(old / name, new / name) for name in names if name != "agreement.json"]
+        once = sorted({f.stem for f in old.glob("*.json")} - {Path(name).stem for name in names})
     else:
-        pairs = [(old, new)]
+        pairs, once = [(old, new)], []
     apart: list[dict[str, Any]] = []
+    files: dict[str, dict[str, Any]] = {}
     compared, machines, dates = 0, set(), set()
     for before, after in pairs:
         try:
             documents = [json.loads(file.read_text(encoding="utf-8")) for file in (before, after)]
         except (OSError, ValueError) as error:
             raise SystemExit(f"cannot compare {before} and {after}: {error}") from None
+        taken = [document.get("date", "unknown") for document in documents]
+        if "date" in documents[0] and taken[0] == taken[1]:
+            once.append(before.stem)
+            continue
         machines |= {document.get("machine", "unknown") for document in documents}
-        dates.add(tuple(document.get("date", "unknown") for document in documents))
+        dates.add(tuple(taken))
         # Figures of the same name (rows without one of NAMES) are distinguished by their order.
         tables = [_numbered(document) for document in documents]
-        for name in tables[0].keys() & tables[1].keys():
+        common = sorted(tables[0].keys() & tables[1].keys())
+        differ, differences = 0, []
+        for name in common:
             one, other = tables[0][name], tables[1][name]
-            compared += 1
+            differences.append(_difference(one.median, other.median))
             if not agree(one, other):
+                differ += 1
                 apart.append({
                     "file": before.name, "figure": name, "old": one._asdict(),
-                    "new": other._asdict(), "ratio": other.median / one.median,
+                    "new": other._asdict(),
+                    "ratio": other.median / one.median if one.median else math.inf,
                 })  # fmt: skip
+        compared += len(common)
+        if common:
+            files[before.stem] = {
+                "dates": taken,
+                "compared": len(common),
+                "agreed": len(common) - differ,
+                "half_within": float(np.median(differences)),
+                "nine_of_ten_within": float(np.quantile(differences, 0.9)),
+            }
     if not compared:
         raise SystemExit(f"{old} and {new} have no figure in common: nothing to compare")
-    apart.sort(key=lambda row: -max(row["ratio"], 1 / row["ratio"]))
+    apart.sort(key=lambda row: -_difference(row["old"]["median"], row["new"]["median"]))
     return {
         "compared": compared,
         "agreed": compared - len(apart),
         "apart": apart,
+        "files": files,
+        "once": sorted(set(once) - {"agreement"}),
         "machines": sorted(machines),
         "dates": sorted(dates),
     }
+
+
+def _difference(one: float, other: float) -> float:
+    """By how much the larger of two numbers exceeds the smaller, as a share of it."""
+    small, large = sorted((abs(one), abs(other)))
+    if one == other:
+        return 0.0
+    return large / small - 1 if small and one * other > 0 else math.inf
 
 
 def _numbered(document: Any) -> dict[str, Spread]:

@@ -182,9 +182,9 @@ def main() -> int:
     ]
     ratios = [row for result in results for row in result.ratios]
 
-    def slowest(base: str) -> float:
+    def slowest(base: str) -> dict[str, Any]:
         rows = [row for row in ratios if (row["variant"], row["over"]) == ("costates", base)]
-        return float(max(row["median_times"] for row in rows))
+        return max(rows, key=lambda row: float(row["median_times"]))
 
     resnet, large = results[0].memory, results[-1].memory
     # Names as in benchmarks/goals.py.

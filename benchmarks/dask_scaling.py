@@ -196,12 +196,13 @@ def main() -> None:
               + (f"{count:>7}{length:>10.2f}" if length else ""))  # fmt: skip
     # Within a round the machine is the same: the median of ratios, not the ratio of medians.
     serial, one, two = (np.array(taken[name]) for name in clients)
-    overhead, scaling = float(np.median(one / serial) - 1), float(np.median(one / two))
+    overhead, scaling = spread(one / serial - 1, "share"), float(np.median(one / two))
     possible = float(np.median(machine_gain))
-    share = float(np.median(one / two / np.array(machine_gain)))
-    print(f"overhead of workers {100 * overhead:.1f} %, two workers over one {scaling:.2f} times, "
+    share = spread(one / two / np.array(machine_gain), "share")
+    print(f"overhead of workers {100 * overhead['median_share']:.1f} %, "
+          f"two workers over one {scaling:.2f} times, "
           f"two threads over one in registers {possible:.2f} times, "
-          f"share {100 * share:.1f} %, same bits: {all(bits)}")  # fmt: skip
+          f"share {100 * share['median_share']:.1f} %, same bits: {all(bits)}")  # fmt: skip
     command = "python benchmarks/dask_scaling.py"
     write(
         options.json, command, 1,

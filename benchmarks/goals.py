@@ -3,7 +3,7 @@
 Found numbers come from the JSON of the benchmarks. Why a goal is missed is known by people: WHY.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sections import figure
@@ -91,12 +91,18 @@ class Goal(NamedTuple):
     command: str
     unit: str = ""
     why: str = ""
+    ends: Sequence[float] | None = None  # smallest and largest of the rounds, where known
 
     @property
     def met(self) -> bool | None:
         if self.found is None:
             return None
         return self.found >= self.target if self.least else self.found <= self.target
+
+    @property
+    def decided(self) -> bool:
+        """Whether the target lies beside the spread of the rounds."""
+        return self.ends is None or not self.ends[0] < self.target < self.ends[1]
 
     def row(self) -> dict[str, str]:
         """The goal as a row of the table."""
@@ -105,10 +111,13 @@ class Goal(NamedTuple):
             verdict = "met"
         elif self.found is not None:
             verdict = f"missed by {_distance(self.found, self.target)}"
+        if self.ends is not None and not self.decided:
+            ends = f"{self._number(self.ends[0])} to {self._number(self.ends[1])}"
+            verdict = f"{verdict.partition(' ')[0]}, within its spread ({ends})"
         return {
             "goal": self.what,
             "target": f"{'at least' if self.least else 'at most'} {self._number(self.target)}",
-            "found": "–" if self.found is None else self._number(self.found),
+            "found": "–" if self.found is None else self._beside(self.found),
             "verdict": verdict,
             "benchmark": f"`{self.command.removeprefix('python ')}`",
         }
@@ -116,13 +125,20 @@ class Goal(NamedTuple):
     @property
     def reason(self) -> str:
         """Why it is missed or could not be measured, as far as anyone has said."""
-        return "" if self.met else "; ".join(filter(None, (self.why, WHY.get(self.what))))
+        if self.met and self.decided:
+            return ""
+        return "; ".join(filter(None, (self.why, WHY.get(self.what))))
 
-    def _number(self, value: float) -> str:
+    def _number(self, value: float, digits: int = 3) -> str:
         if self.unit == "%":
             return f"{100 * value:.1f} %"
-        text = f"{value:.1e}" if 0 < abs(value) < 1e-3 else figure(value)
+        text = f"{value:.1e}" if 0 < abs(value) < 1e-3 else figure(value, digits)
         return f"{text} {self.unit}".strip()
+
+    def _beside(self, found: float) -> str:
+        """The number with as many digits as tell it from the target."""
+        same = self._number(found) == self._number(self.target) and found != self.target
+        return self._number(found, 5 if same else 3)
 
 
 def _distance(found: float, target: float) -> str:
@@ -153,7 +169,7 @@ def collect(documents: Documents) -> list[Goal]:
 def _own(entry: Mapping[str, Any]) -> Goal:
     return Goal(
         entry["goal"], entry["found"], entry["target"], entry["least"], entry["command"],
-        entry.get("unit", ""), entry.get("why", ""),
+        entry.get("unit", ""), entry.get("why", ""), entry.get("ends"),
     )  # fmt: skip
 
 

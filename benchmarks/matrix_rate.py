@@ -6,10 +6,10 @@
 products count 2 flops per multiply-add: 4 d per head and pair of tokens for scores and sums, 2 d^2
 per head and token for each of D, its values, drift and noise, and 2 d per pair for the Gram matrix.
 "share" is these flops over time over the rate of NumPy's own product of two 2000 x 2000 matrices on
-the same threads: the exponentials and whatever else a step does count for nothing. "speed-up"
-compares with the sums in loops (`wflow.kernels.pairs.fused`), and, where torch is installed, with
-batched products and exponentials in torch, heads x n x n numbers in memory. The variants run in
-turn, round after round.
+the same threads: the exponentials and whatever else a step does count for nothing. Beside it the
+sums in loops (`wflow.kernels.pairs.fused`), and, where torch is installed, batched products and
+exponentials in torch, heads x n x n numbers in memory. The variants run in turn, round after round;
+a ratio is the median over the rounds of the ratio within a round.
 """
 
 import argparse
@@ -33,13 +33,17 @@ CASES = (
     (64, 2000, 8),
     (64, 20_000, 1),
     (128, 1000, 4),
+    (768, 128, 1),
     (768, 256, 1),
+    (768, 512, 1),
     (16, 1000, 8),
 )
 QUICK = ((64, 200, 12), (16, 200, 4))
 ORDER = 2000  # of the matrices whose product gives the rate
 PRECISIONS = ("float64", "float32")
 COMMAND = "python benchmarks/matrix_rate.py"
+DEEPEST = 768, 256  # dimension and tokens of the goal
+SIDES = ("loops", "torch")
 LARGEST_TORCH = 50_000_000  # numbers in its array of kernel values
 
 
@@ -124,20 +128,24 @@ def row(d: int, n: int, heads: int, dtype: str, rounds: int, order: int) -> dict
     with threadpool_limits(threads, user_api="blas"):
         taken = in_turn(calls, rounds, least=0.1)
     count = flops(d, n, heads)
-    rate = 2.0 * order**3 / min(taken["product"])
-    best = {name: min(values) for name, values in taken.items()}
-    return {
+    blocked, product = np.array(taken["blocked"]), np.array(taken["product"])
+    found: dict[str, Any] = {
         "d": d,
         "n": n,
         "heads": heads,
         "precision": dtype,
         **spread(taken["blocked"]),
-        "gflops": count / best["blocked"] / 1e9,
-        "rate_gflops": rate / 1e9,
-        "share": count / best["blocked"] / rate,
-        "speed_up_loops": best["loops"] / best["blocked"],
-        "speed_up_torch": best["torch"] / best["blocked"] if "torch" in best else None,
     }
+    found |= {
+        "gflops": count / float(np.median(blocked)) / 1e9,
+        "rate_gflops": 2.0 * order**3 / float(np.median(product)) / 1e9,
+        "share": float(np.median(product / blocked)) * count / (2.0 * order**3),
+    }
+    for name in [side for side in SIDES if side in taken]:
+        found[name] = spread(taken[name]) | {
+            "times_blocked": spread((np.array(taken[name]) / blocked).tolist(), "times")
+        }
+    return found
 
 
 def main() -> None:
@@ -153,18 +161,22 @@ def main() -> None:
         for dtype in PRECISIONS:
             found = row(d, n, heads, dtype, rounds, order)
             rows.append(found)
-            against = found["speed_up_torch"]
             print(
-                f"d {d:4} n {n:6} H {heads:3} {dtype}: {found['min_ms']:9.2f} ms, "
+                f"d {d:4} n {n:6} H {heads:3} {dtype}: {found['median_ms']:9.2f} ms, "
                 f"{found['gflops']:6.1f} of {found['rate_gflops']:6.1f} Gflop/s: "
-                f"{100 * found['share']:5.1f} %; {found['speed_up_loops']:.2f} times the loops"
-                + (f", {against:.2f} times torch" if against else "")
+                f"{100 * found['share']:5.1f} %; "
+                + ", ".join(
+                    f"{side} {found[side]['times_blocked']['median_times']:.2f} times"
+                    for side in SIDES
+                    if side in found
+                )
             )
     command = COMMAND + " --quick" * options.quick
-    deep = [one["speed_up_torch"] for one in rows if (one["d"], one["n"]) == (768, 256)]
-    slowest = min(filter(None, deep), default=None)
-    goals = [goal(DEEP, command, slowest, 1.0, least=True, unit="times")]
-    times = {(one["d"], one["n"], one["precision"]): one["min_ms"] for one in rows}
+    deep = [one["torch"]["times_blocked"] for one in rows
+            if (one["d"], one["n"]) == DEEPEST and "torch" in one]  # fmt: skip
+    least = min(deep, key=lambda ratio: ratio["median_times"], default=None)
+    goals = [goal(DEEP, command, least, 1.0, least=True, unit="times")]
+    times = {(one["d"], one["n"], one["precision"]): one["median_ms"] for one in rows}
     gains = [times[d, n, "float64"] / times[d, n, "float32"] for d, n, _ in times if d >= 64]
     goals.append(goal(BLOCKED, command, min(gains), 1.8, least=True, unit="times"))
     for one in goals:

@@ -31,23 +31,23 @@ WIDTH = 118
 # Title, JSON file, section; in the order of the page.
 SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("One step, side by side", "compare", sections.compare),
-    ("The exact sums and the machine's limit", "exact_sums", sections.anything),
-    ("Large dimensions: blocked matrix products", "matrix_rate", sections.anything),
+    ("The exact sums and the machine's limit", "exact_sums", sections.exact_sums),
+    ("Large dimensions: blocked matrix products", "matrix_rate", sections.matrix_rate),
     ("The fast sums", "fast_sums", sections.fast_sums),
-    ("The fast sums beside nonuniform Fourier transforms", "sphere_maps", sections.anything),
+    ("The fast sums beside nonuniform Fourier transforms", "sphere_maps", sections.sphere_maps),
     ("How the cost grows", "scaling", sections.scaling),
     (
         "The step of 64 heads and 200 tokens, and the memory of a study",
         "fused_step",
         sections.fused_step,
     ),
-    ("Figure 2 of [MHT]", "figure_two", sections.anything),
+    ("Figure 2 of [MHT]", "figure_two", sections.figure_two),
     ("Start-up", "startup", sections.startup),
-    ("Many paths on several workers", "dask_scaling", sections.anything),
+    ("Many paths on several workers", "dask_scaling", sections.dask_scaling),
     ("Wasserstein distances", "transport", sections.transport),
     ("A step of minimizing movements", "jko_step", sections.jko_step),
     ("Clustering phase diagram", "clustering_grid", sections.clustering_grid),
-    ("Digests of run files", "digests", sections.anything),
+    ("Digests of run files", "digests", sections.digests),
     ("On a GPU", "gpu_particles", sections.gpu_particles),
     ("Continuous-time networks", "continuous_networks", sections.anything),
     ("Attention of the proximal operator, and OT-Flow", "rwpo", sections.rwpo),
@@ -126,8 +126,9 @@ def machines(documents: dict[str, dict[str, Any]]) -> str:
         versions = {k: v for k, v in document.get("versions", {}).items() if v != "unknown"}
         listed = ", ".join(f"{package} {version}" for package, version in versions.items())
         where = document.get("machine") or document.get("device") or "unknown machine"
-        threads = document.get("threads", "unknown")
-        key = (str(where), f"{threads} threads", document.get("date", "")[:10], listed)
+        count = document.get("threads", "unknown")
+        threads = f"{count} thread{'' if count == 1 else 's'}"
+        key = (str(where), threads, document.get("date", "")[:10], listed)
         groups.setdefault(key, []).append(name)
     if not groups:
         return "Nothing has been measured yet."
@@ -141,9 +142,11 @@ def elsewhere(name: str, documents: dict[str, dict[str, Any]], here: list[goals.
     """How many goals another machine meets, and those on which it and this one differ."""
     found = {goal.what: goal for goal in goals.collect(documents)}
     dates = sorted({document["date"][:10] for document in documents.values() if "date" in document})
+    shared = [found[goal.what] for goal in here if goal.what in found]
     text = (
-        f"On another machine, {name} ({' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}; "
-        f"`benchmarks/results/{name}`): {goals.tally([*found.values()])}."
+        f"On another machine, {name} ({' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}, with "
+        f"the code of that day; `benchmarks/results/{name}`), of the same goals: "
+        f"{goals.tally(shared)}."
     )
     differ = [
         f"- {goal.what}: {'met' if goal.met else 'missed'} here ({goal.row()['found']}), "
@@ -160,18 +163,31 @@ def repeated(found: dict[str, Any] | None) -> str:
     """Whether a second run agreed."""
     if found is None:
         return "Whether a second run agrees: not measured (`make bench-again`)."
+    days = sorted({date[:16].replace("T", " ") for pair in found["dates"] for date in pair})
     text = (
-        f"A second run (`make bench-again`): {found['agreed']} of {found['compared']} medians lie "
-        "within the spread of the other run, as printed."
+        f"Two runs (`make bench` and `make bench-again`, {days[0]} to {days[-1]}, UTC): "
+        f"{found['agreed']} of {found['compared']} medians lie within the spread of the other run, "
+        "as printed. A spread of few rounds is narrow: by how much half of the medians of a "
+        "benchmark differ at most, and nine of ten, is beside it."
     )
-    apart = found["apart"]
-    if apart:
-        worst = "; ".join(
-            f"{row['file'].removesuffix('.json')}: {row['figure']} ({row['ratio']:.2f} times)"
-            for row in apart[:5]
-        )
-        text += f" Furthest apart: {worst}."
-    return text
+    table = sections.table([
+        {
+            "benchmark": name,
+            "medians": str(row["compared"]),
+            "within the spread": str(row["agreed"]),
+            "half differ by at most": f"{100 * row['half_within']:.1f} %",
+            "nine of ten by": f"{100 * row['nine_of_ten_within']:.1f} %",
+        }
+        for name, row in found["files"].items()
+    ])  # fmt: skip
+    worst = "; ".join(
+        f"{row['file'].removesuffix('.json')}: {row['figure']} ({row['ratio']:.2f} times)"
+        for row in found["apart"][:5]
+    )
+    rest = [f"Furthest apart: {worst}."] if worst else []
+    if found["once"]:
+        rest.append(f"Without a second run: {', '.join(found['once'])}.")
+    return "\n\n".join([text, table, " ".join(rest)])
 
 
 def check(old: Path, new: Path) -> int:

@@ -92,14 +92,20 @@ def spread(values: Sequence[float], unit: str = "ms") -> dict[str, float]:
 
 
 def goal(
-    what: str, command: str, found: float | None, target: float, *, least: bool, why: str = "",
-    unit: str = "",
+    what: str, command: str, found: float | Mapping[str, float] | None, target: float, *,
+    least: bool, why: str = "", unit: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """One goal as JSON: `found` is to be at least (`least`) or at most the target.
 
-    `found` is None where nothing was measured; `why` says why a goal was missed; `unit` is printed
-    after the numbers, and "%" makes percent of shares.
+    `found` is None where nothing was measured, or a `spread` in any unit: where its ends lie on
+    both sides of the target, the page says that the goal is not decided. `why` says why a goal was
+    missed; `unit` is printed after the numbers, and "%" makes percent of shares.
     """
+    ends = None
+    if isinstance(found, Mapping):
+        unit_of = next(key for key in found if key.startswith("median_")).removeprefix("median_")
+        ends = [float(found[f"{end}_{unit_of}"]) for end in ("min", "max")]
+        found = float(found[f"median_{unit_of}"])
     met = None if found is None else bool(found >= target if least else found <= target)
     return {
         "goal": what,
@@ -110,6 +116,7 @@ def goal(
         "unit": unit,
         "met": met,
         "why": why,
+        "ends": ends,
     }
 
 

@@ -1,7 +1,7 @@
 """Sections of docs/performance.md: each from the JSON of one benchmark, no number typed by hand."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wflow.study.frame import markdown_table
@@ -33,7 +33,9 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 
 def spread_cell(row: Document, unit: str = "ms") -> str:
-    """Median (smallest to largest), all with the decimals of the median."""
+    """Median (smallest to largest), all with the decimals of the median; one round, one number."""
+    if row.get("rounds") == 1:
+        return figure(row[f"median_{unit}"])
     median, least, most = (row[f"{end}_{unit}"] for end in ("median", "min", "max"))
     if not 1e-4 <= median < 1e9:
         return f"{median:.3g} ({least:.3g} to {most:.3g})"
@@ -52,7 +54,23 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def made_by(document: Document) -> str:
-    return f"    {document['command']}"
+    """The command, and how often it measured."""
+    text = f"    {document['command']}"
+    counts = sorted(set(_rounds(document)))
+    if not counts:
+        return text
+    return f"{text}\n\nRounds: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}."
+
+
+def _rounds(found: Any) -> Iterator[int]:
+    """The numbers of rounds of all spreads within."""
+    if isinstance(found, Mapping):
+        if isinstance(found.get("rounds"), int):
+            yield found["rounds"]
+        found = list(found.values())
+    if isinstance(found, list):
+        for part in found:
+            yield from _rounds(part)
 
 
 def compare(document: Document) -> str:
@@ -145,9 +163,9 @@ def _heading(entry: Document) -> str:
     return f"{entry['method']}, {fixed}"
 
 
-def anything(document: Document) -> str:
+def anything(document: Document, text: str = "") -> str:
     """The tables of a benchmark whose JSON holds rows: lists of objects, or objects by name."""
-    parts = [made_by(document)]
+    parts = [made_by(document), *filter(None, [text])]
     loose = []
     for key, value in document.items():
         if key in HEAD or not value:
@@ -157,6 +175,10 @@ def anything(document: Document) -> str:
             rows = [{"": name} | row for name, row in value.items()]
         elif isinstance(value, list) and all(isinstance(row, dict) for row in value):
             rows = value
+        elif isinstance(value, dict) and (end := next(iter(value))).startswith("median_"):
+            unit = end.removeprefix("median_")
+            loose.append(f"- {title}: {spread_cell(value, unit)} {unit}")
+            continue
         elif isinstance(value, dict) and not any(isinstance(v, dict) for v in value.values()):
             rest = ", ".join(f"{name} {_plain(v)}" for name, v in value.items() if _is_plain(v))
             loose.append(f"- {title}: {rest}")
@@ -170,6 +192,126 @@ def anything(document: Document) -> str:
     if loose:
         parts.append("\n".join(loose))
     return "\n\n".join(parts)
+
+
+def exact_sums(document: Document) -> str:
+    """Shares of the limit, and what a step costs besides its heads."""
+    rows = document["results"]
+    parts = [
+        made_by(document),
+        "One path, velocity and every energy term, on all threads. *Tied* heads use a kernel "
+        "value for both tokens of a pair, *general* ones compute each direction; *blocked* is "
+        "matrix products. The limit is the arithmetic alone, with every operand in a register (d "
+        "= 64: at the rate of NumPy's products, the exponentials in registers), measured in the "
+        "same rounds. It drifts with the machine from one benchmark of this page to another, and "
+        "a step with it: compare shares, not milliseconds, between benchmarks. *Share of "
+        "fastest* takes the fastest round of both.",
+        rows_table(rows),
+    ]
+    fits = _fixed_and_heads(rows)
+    if fits:
+        parts += [
+            "A step of 200 tokens as a + b H, from H = 8 and 64: a is what does not grow with the "
+            "heads (the way from Python into compiled code, the start of the threads, the table of "
+            "1 + <x, y>^2, what ends a token), b the heads themselves.",
+            table(fits),
+        ]
+    return "\n\n".join(parts)
+
+
+def _fixed_and_heads(rows: Sequence[Document]) -> list[dict[str, str]]:
+    """Microseconds that do and do not grow with the heads, by dimension, precision and sums."""
+    smallest = min(row["n"] for row in rows)
+    by_kind: dict[tuple[Any, ...], dict[int, Document]] = {}
+    for row in rows:
+        if row["n"] == smallest:
+            key = row["d"], row["precision"], row["sums"]
+            by_kind.setdefault(key, {})[row["heads"]] = row
+    found = []
+    for (d, precision, sums), of_heads in by_kind.items():
+        if len(of_heads) != 2:
+            continue
+        (few, one), (many, other) = sorted(of_heads.items())
+        each, limit = (
+            1e3 * (other[key] - one[key]) / (many - few) for key in ("median_ms", "limit_ms")
+        )
+        found.append({
+            "d": str(d),
+            "precision": precision,
+            "sums": sums,
+            "a, us": figure(1e3 * one["median_ms"] - few * each),
+            "b, us a head": figure(each),
+            "limit, us a head": figure(limit),
+            "limit / b": figure(limit / each),
+        })  # fmt: skip
+    return found
+
+
+def matrix_rate(document: Document) -> str:
+    """Blocked sums beside the rate of matrix products, loops and torch."""
+    rows = []
+    for row in document["rows"]:
+        cells = {
+            "d": str(row["d"]),
+            "n": f"{row['n']:,}",
+            "heads": str(row["heads"]),
+            "precision": row["precision"],
+            "blocked, ms": spread_cell(row),
+            "Gflop/s": figure(row["gflops"]),
+            "product, Gflop/s": figure(row["rate_gflops"]),
+            "share": figure(row["share"]),
+        }
+        for side in ("loops", "torch"):
+            there = row.get(side)
+            cells[f"{side}, ms"] = spread_cell(there) if there else "–"
+            ratio = there and spread_cell(there["times_blocked"], "times")
+            cells[f"{side} over blocked"] = ratio or "–"
+        rows.append(cells)
+    return "\n\n".join([
+        made_by(document),
+        "One path, velocity and every energy term, tied heads. *Share*: the flops of the step's "
+        "products over time, over the rate of NumPy's product of two matrices in the same rounds; "
+        "exponentials count for nothing. *Loops*: the sums for few coordinates. *torch*: batched "
+        "products and exponentials, with heads × n × n numbers in memory. Ratios are taken within "
+        "rounds.",
+        table(rows),
+    ])  # fmt: skip
+
+
+def sphere_maps(document: Document) -> str:
+    """Ratios by size and accuracy, then all times."""
+    cases: dict[tuple[Any, ...], dict[str, Document]] = {}
+    for row in document["times"]:
+        key = row["d"], row["flow"], row["heads"], row["n"]
+        cases.setdefault(key, {})[row["side"]] = row
+    rows = []
+    for (d, flow, heads, n), sides in cases.items():
+        cells = {"d": str(d), "flow": flow, "heads": str(heads), "n": f"{n:,}"}
+        for kind, title in (("", "within the tolerance"), (", as wflow", "as accurate as wflow")):
+            others = {
+                name.removesuffix(kind): row["median_ms"] for name, row in sides.items()
+                if name != "wflow" and name.endswith(", as wflow") == bool(kind)
+            }  # fmt: skip
+            fastest = min(others, key=lambda name: others[name], default=None)
+            cells[title] = (
+                f"{figure(others[fastest] / sides['wflow']['median_ms'])} ({fastest})"
+                if fastest
+                else "–"
+            )
+        rows.append(cells)
+    return "\n\n".join([
+        made_by(document),
+        "The velocity of one path from an array of tokens to an array of velocities, on one "
+        f"thread, to a tolerance of {document['tolerance']:.0e}, by wflow's fast sums and by "
+        "nonuniform Fourier transforms of ducc0 (d = 3) and finufft, of the same degree. A "
+        "library gets the largest epsilon at which its velocity is within the tolerance of the "
+        "exact one, and in the rows *as wflow* the largest at which it is as accurate as ours, "
+        "or 1e-13. *Error*: against the exact velocity, at some tokens. The time of the fastest "
+        "library over that of wflow:",
+        table(rows),
+        "All times:",
+        rows_table(document["times"]),
+    ])  # fmt: skip
 
 
 def rows_table(rows: Sequence[Document]) -> str:
@@ -390,6 +532,42 @@ def jko_step(document: Document) -> str:
     ])  # fmt: skip
 
 
+def figure_two(document: Document) -> str:
+    """The study behind figure 2 of [MHT], beside its arithmetic in registers."""
+    study = " ".join(document["problem"]["study"])
+    return anything(
+        document,
+        f"The whole command `studies/ou_heads.py {study}`: runs with every energy term, run "
+        "files, fits and figures. *Limit*: the pairs of all its steps by arithmetic in "
+        "registers, measured before and after it. *One path*: start, fits and figures, and a "
+        "hundredth of the steps.",
+    )
+
+
+def dask_scaling(document: Document) -> str:
+    """Workers beside the serial run."""
+    problem = document["problem"]
+    return anything(
+        document,
+        f"{problem['paths']} paths of {round(problem['t_final'] / problem['dt']):,} steps, n = "
+        f"{problem['n']}, d = {problem['d']}, H = {problem['heads']}, every energy term, one "
+        "thread each: the run by itself, and by one and two workers that were started before. "
+        "Tasks are meant to last 5 s, and up to three times as long where they hold few paths. "
+        "*Machine gain*: two threads over one for arithmetic in registers, measured "
+        "before and after each round; ratios are taken within rounds.",
+    )
+
+
+def digests(document: Document) -> str:
+    """What digests cost a run, and how fast they are checked."""
+    return anything(
+        document,
+        "Runs with and without digests of what they write. The goal's share is the time within the "
+        "hashing functions; the two runs of a round differ by more or less than that with the disk "
+        "and the caches.",
+    )
+
+
 def clustering_grid(document: Document) -> str:
     """The phase diagram: seconds of each side, whole and by dimension."""
     problem, counts = document["problem"], document["counts"]
@@ -401,7 +579,9 @@ def clustering_grid(document: Document) -> str:
         f"{round(problem['t_final'] / problem['dt'])} steps of {problem['scheme']}, and the number "
         "of clusters at three times. In memory, without run files, as torch does it: batched "
         "matrix products without autograd. The heads are beta I, a matrix like any other to torch; "
-        "wflow sees that it is diagonal. *torch, beta x* multiplies by the number in its place.",
+        "wflow sees that it is diagonal. *torch, beta x* multiplies by the number in its place. "
+        f"torch is timed for {len(problem['torch_betas'])} of the {len(problem['betas'])} betas, "
+        "whose cost is the same, and its seconds are scaled to all; the counts are compared there.",
         table([
             {"all cells": side, "s, median (min to max)": spread_cell(row, "s")}
             for side, row in document["seconds"].items()

@@ -285,6 +285,7 @@ def test_comparison_of_two_folders_names_what_differs(tmp_path):
         for stem, document in results(median).items():
             if name == "new":
                 document = json.loads(json.dumps(document).replace("1.5,", "2.55,"))
+                document["date"] = "2026-01-03T00:00"
             (tmp_path / name / f"{stem}.json").write_text(json.dumps(document))
     found = agreement.compare(tmp_path / "old", tmp_path / "new")
     # One row of compare and two of scaling; the start-up is the same in both.
@@ -294,7 +295,23 @@ def test_comparison_of_two_folders_names_what_differs(tmp_path):
     assert performance.check(tmp_path / "old", tmp_path / "new") == 1
     kept = json.loads((tmp_path / "old" / "agreement.json").read_text())
     assert "2 of 5 medians" in performance.repeated(kept)
-    assert performance.check(tmp_path / "old", tmp_path / "old") == 0
+    assert found["files"]["scaling"]["half_within"] == pytest.approx(0.3)
+    assert found["once"] == []
+
+
+def test_one_measurement_is_not_compared_with_itself(tmp_path):
+    for name, month in (("old", "01"), ("new", "02")):
+        (tmp_path / name).mkdir()
+        for stem, document in results(2.0).items():
+            if stem != "startup":
+                document["date"] = f"2026-{month}-03T00:00"
+            (tmp_path / name / f"{stem}.json").write_text(json.dumps(document))
+    (tmp_path / "old" / "alone.json").write_text("{}")
+    assert performance.check(tmp_path / "old", tmp_path / "new") == 0
+    kept = json.loads((tmp_path / "old" / "agreement.json").read_text())
+    assert kept["once"] == ["alone", "startup"]
+    text = performance.repeated(kept)
+    assert "Without a second run: alone, startup." in text and "2026-01-03 00:00" in text
 
 
 def test_figures_of_rows_in_a_list_are_known_by_their_keys():

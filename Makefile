@@ -29,7 +29,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python tests/public_names.py
 
-# One to two hours on two cores. Libraries of the extra that are missing are reported as such.
+# Some two hours on two cores. Libraries of the extra that are missing are reported as such.
 bench: benchmarks
 	$(BIN)/python benchmarks/performance.py
 

@@ -133,6 +133,20 @@ def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     return rows
 
 
+def measure_call(rounds: int) -> dict[str, dict[str, float]]:
+    """Microseconds of a call for two tokens and one head, on one thread: the start of a step."""
+    arguments = problem(2, 1, 3, DTYPES[0])
+    sums: Callable[..., Any] = fused.fused_sums
+    calls = {
+        name: functools.partial(sums, *arguments, name == "tied") for name in ("tied", "general")
+    }
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    taken = in_turn(calls, rounds, least=0.05, pause=0.05)
+    numba.set_num_threads(threads)
+    return {name: spread([1e6 * v for v in values], "us") for name, values in taken.items()}
+
+
 def _where(row: Row) -> str:
     return f"d = {row['d']}, n = {row['n']:,}, H = {row['heads']}, {row['sums']}"
 
@@ -196,12 +210,16 @@ def main() -> None:
                       f"{row['ns_per_pair']:>9.4f}{row['share_of_limit']:>9.3f}"
                       f"{row['over_double']:>9.2f}", flush=True)  # fmt: skip
             rows += measured
+    call = measure_call(rounds)
     reached = goals(rows)
+    for name, row in call.items():
+        print(f"a call for two tokens and one head, {name}: {row['median_us']:.1f} us")
     for entry in reached:
         print(f"{entry['goal']}: {entry['found']}, goal {entry['target']} {entry['why']}")
     write(
-        options.json, COMMAND, threads, problem={"paths": 1, "seed": 0}, results=rows, goals=reached
-    )
+        options.json, COMMAND, threads, problem={"paths": 1, "seed": 0}, results=rows, call=call,
+        goals=reached,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Found numbers come from the JSON of the benchmarks. Why a goal is missed is known by people: WHY.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -92,6 +93,7 @@ class Goal(NamedTuple):
     unit: str = ""
     why: str = ""
     ends: Sequence[float] | None = None  # smallest and largest of the rounds, where known
+    machine: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -153,8 +155,9 @@ def collect(documents: Documents) -> list[Goal]:
     found = []
     for name, places in PLACES.items():
         document = documents.get(name, {})
+        machine = document.get("machine", "")
         if "goals" in document:
-            found += [_own(entry) for entry in document["goals"]]
+            found += [_own(entry, machine) for entry in document["goals"]]
             continue
         for place in places:
             try:
@@ -162,14 +165,16 @@ def collect(documents: Documents) -> list[Goal]:
             except (KeyError, TypeError, IndexError, ValueError):
                 value = None  # no file, or one of another version
             command = COMMANDS.get(name, f"python benchmarks/{name}.py")
-            found.append(Goal(place.what, value, place.target, place.least, command, place.unit))
+            found.append(Goal(
+                place.what, value, place.target, place.least, command, place.unit, machine=machine
+            ))  # fmt: skip
     return found
 
 
-def _own(entry: Mapping[str, Any]) -> Goal:
+def _own(entry: Mapping[str, Any], machine: str) -> Goal:
     return Goal(
         entry["goal"], entry["found"], entry["target"], entry["least"], entry["command"],
-        entry.get("unit", ""), entry.get("why", ""), entry.get("ends"),
+        entry.get("unit", ""), entry.get("why", ""), entry.get("ends"), machine,
     )  # fmt: skip
 
 
@@ -181,8 +186,14 @@ def tally(goals: list[Goal]) -> str:
 
 def table(goals: list[Goal]) -> str:
     """The goals as a Markdown table; why some are missed; how many are met."""
-    text = f"{tally(goals)} on this machine."
     rows = [goal.row() for goal in goals]
+    machines = Counter(goal.machine for goal in goals if goal.machine).most_common()
+    for goal, row in zip(goals, rows, strict=True):
+        if goal.machine and goal.machine != machines[0][0]:
+            row["verdict"] += " (1)"
+    text = f"{tally(goals)}."
+    if len(machines) > 1:
+        text += f" (1): measured on {', '.join(name for name, _ in machines[1:])}."
     columns = {title: [row[title] for row in rows] for title in rows[0]}
     reasons = [f"- {goal.what}: {goal.reason}" for goal in goals if goal.reason]
     return "\n\n".join(filter(None, (text, markdown_table(columns), "\n".join(reasons))))

@@ -81,7 +81,8 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
 
 def page(documents: dict[str, dict[str, Any]], others: Others | None = None) -> str:
     """The whole page, Markdown; `others` are the documents of other machines by their folders."""
-    shown = {name: documents[name] for _, name, _ in SECTIONS if name in documents}
+    names = [*(name for _, name, _ in SECTIONS), *goals.COMMANDS]
+    shown = {name: documents[name] for name in names if name in documents}
     reached = goals.collect(documents)
     parts = [HEAD, machines(shown), "## Goals", goals.table(reached)]
     parts += [

@@ -216,6 +216,9 @@ def exact_sums(document: Document) -> str:
             "1 + <x, y>^2, what ends a token), b the heads themselves.",
             table(fits),
         ]
+    if "call" in document:
+        calls = (f"{name} {spread_cell(row, 'us')}" for name, row in document["call"].items())
+        parts.append(f"A call for 2 tokens and one head on one thread, us: {'; '.join(calls)}.")
     return "\n\n".join(parts)
 
 
@@ -309,9 +312,20 @@ def sphere_maps(document: Document) -> str:
         "or 1e-13. *Error*: against the exact velocity, at some tokens. The time of the fastest "
         "library over that of wflow:",
         table(rows),
+        *_parts_of_ours(document),
         "All times:",
         rows_table(document["times"]),
     ])  # fmt: skip
+
+
+def _parts_of_ours(document: Document) -> list[str]:
+    parts, of = document.get("parts"), document.get("parts_of")
+    if not parts or not of:
+        return []
+    return [
+        f"Where wflow's time goes, unnormalised, d = 3, n = {of['n']:,}, H = {of['heads']}:",
+        plain_times(parts),
+    ]
 
 
 def rows_table(rows: Sequence[Document]) -> str:

@@ -23,10 +23,13 @@ are not installed are reported as missing. ducc0 is GPL: it is used here and now
 
 import argparse
 import importlib
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numba
 import numpy as np
@@ -37,7 +40,7 @@ from numba import njit
 from numpy.typing import NDArray
 from report import RESULTS, goal, in_turn, spread, write
 
-from wflow.kernels.harmonic import series
+from wflow.kernels.harmonic import fast, series
 from wflow.kernels.harmonic.fast import fast_sums, table_of
 from wflow.kernels.harmonic.series import Plan, plan
 from wflow.kernels.pairs.headsums import SOFTMAX, UNNORMALISED
@@ -358,6 +361,41 @@ def measure(n: int, d: int, heads: int, flow: str, rounds: int) -> dict[str, Any
     return {"n": n, "d": d, "heads": heads, "flow": flow, "degree": degree, "rows": rows}
 
 
+# Where the time of wflow goes: functions of its module that follow each other, and their work
+PARTS = {
+    "plan": "norms, bounds and degrees",
+    "expand_heads": "moments of the tokens, and coefficients of the heads",
+    "evaluate_tokens": "the series and its gradient at the tokens",
+    "largest_score": "largest |D^T x|, for the terms",
+}
+
+
+def parts(n: int, heads: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of the parts of an unnormalised velocity on the sphere, and of all of it."""
+    x, D = (array[0] for array in problem(n, 3, heads)[:2])
+    taken: dict[str, list[float]] = {name: [] for name in ("all", *PARTS.values())}
+
+    def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begun = time.perf_counter()
+            found = function(*arguments)
+            taken[name][-1] += time.perf_counter() - begun
+            return found
+
+        return call
+
+    with ExitStack() as stack:
+        for function, name in PARTS.items():
+            stack.enter_context(
+                mock.patch.object(fast, function, timed(getattr(fast, function), name))
+            )
+        for _ in range(rounds + 1):  # the first is warm-up
+            for values in taken.values():
+                values.append(0.0)
+            timed(ours, "all")(x, D, "unnormalised")
+    return {name: spread(values[1:]) for name, values in taken.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[100_000, 1_000_000])
@@ -386,6 +424,12 @@ def main() -> None:
                         for name, row in case["rows"].items()
                     )
                     print(f"d={d} {flow} H={heads} n={n} L={case['degree']}: {said}", flush=True)
+    largest = max(options.tokens), max(options.heads)
+    split = parts(*largest, max(3, options.rounds)) if 3 in options.dimensions else {}
+    for name, row in split.items():
+        print(
+            f"unnormalised, d=3, n={largest[0]}, H={largest[1]}: {name}: {row['median_ms']:.1f} ms"
+        )
     times = [
         {key: value for key, value in case.items() if key != "rows"} | {"side": name} | row
         for case in cases
@@ -393,7 +437,7 @@ def main() -> None:
     ]
     write(
         options.json, COMMAND, 1, tolerance=TOLERANCE, times=times, missing=missing,
-        goals=goals(cases),
+        parts_of={"n": largest[0], "heads": largest[1]}, parts=split, goals=goals(cases),
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ what a reader of one table, with its spread, would call the same number.
 """
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,10 +59,11 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
     Returns
     -------
     compared : number of figures that both have; agreed : on how many they agree
-    apart : file, figure, both medians and both spreads of the others, the worst ratio first
-    files : for each file its dates, `compared` and `agreed`, and by how much (share of the smaller
-        median) half of its medians differ at most, and nine of ten
-    once : files that are in one folder only, or are one measurement
+    apart : file, figure, both medians and both spreads of the others, and their difference, the
+        largest first
+    files : for each file its dates, `compared` and `agreed`, and the median and the 90th percentile
+        of the differences of its medians, as shares of the larger
+    once : files that are in one folder only, are one measurement, or have no figure in common
     machines, dates : those of the old and of the new run
 
     Raises
@@ -74,7 +74,8 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
     if old.is_dir() and new.is_dir():
         names = sorted({f.name for f in old.glob("*.json")} & {f.name for f in new.glob("*.json")})
         pairs = [(old / name, new / name) for name in names if name != "agreement.json"]
-        once = sorted({f.stem for f in old.glob("*.json")} - {Path(name).stem for name in names})
+        every = {file.stem for folder in (old, new) for file in folder.glob("*.json")}
+        once = sorted(every - {Path(name).stem for name in names})
     else:
         pairs, once = [(old, new)], []
     apart: list[dict[str, Any]] = []
@@ -102,11 +103,12 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
                 differ += 1
                 apart.append({
                     "file": before.name, "figure": name, "old": one._asdict(),
-                    "new": other._asdict(),
-                    "ratio": other.median / one.median if one.median else math.inf,
+                    "new": other._asdict(), "difference": differences[-1],
                 })  # fmt: skip
         compared += len(common)
-        if common:
+        if not common:
+            once.append(before.stem)
+        else:
             files[before.stem] = {
                 "dates": taken,
                 "compared": len(common),
@@ -115,8 +117,10 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
                 "nine_of_ten_within": float(np.quantile(differences, 0.9)),
             }
     if not compared:
-        raise SystemExit(f"{old} and {new} have no figure in common: nothing to compare")
-    apart.sort(key=lambda row: -_difference(row["old"]["median"], row["new"]["median"]))
+        raise SystemExit(
+            f"{old} and {new} have no figure in common that was measured twice: nothing to compare"
+        )
+    apart.sort(key=lambda row: -row["difference"])
     return {
         "compared": compared,
         "agreed": compared - len(apart),
@@ -129,11 +133,8 @@ def compare(old: Path, new: Path) -> dict[str, Any]:
 
 
 def _difference(one: float, other: float) -> float:
-    """By how much the larger of two numbers exceeds the smaller, as a share of it."""
-    small, large = sorted((abs(one), abs(other)))
-    if one == other:
-        return 0.0
-    return large / small - 1 if small and one * other > 0 else math.inf
+    """By how much two numbers differ, as a share of the larger."""
+    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
 
 
 def _numbered(document: Any) -> dict[str, Spread]:

@@ -13,7 +13,7 @@ from wflow.study.frame import markdown_table
 
 Documents = Mapping[str, Mapping[str, Any]]
 
-# Title of a goal -> why it was missed, or met in part only; shown where the goal is not met.
+# Title of a goal -> why it was missed or not decided, or met in part only; shown there.
 SHORT = "exact sums, share of the machine's limit, n = 200, d = 2, 3, 4"
 TIED = "exact sums, tied, share of the machine's limit, n = 1,000 to 20,000, d = 2 to 8"
 SINGLE = "exact sums, single precision over double, steps over 0.3 ms"
@@ -37,20 +37,20 @@ FILES = "phase diagram with its run files"
 OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
-    SHORT: "the limit keeps everything in registers. With AVX-512, on one thread, d = 3, a step "
-    "takes 14 us and 8.3 us a head, of which the limit is 6.9: of the 14 the table of pairs "
-    "takes 2.4, what ends a token 2.5, the way from Python into compiled code 2, memory 2; two "
-    "threads halve the heads and half of the rest. Python takes 5 us more of each call",
+    SHORT: "what does not grow with the heads, a in the table of the section below, is a fifth of "
+    "a step of 8 heads, and more than half of it is the call itself: Python, arguments, the way "
+    "into compiled code. Of the heads alone, b there, the limit is 80 % and more",
     TIED: "at d = 8 with AVX2 two blocks of tokens have 19 running sums, and there are 16 "
     "registers: the loop reads or writes memory 401 times (173 times the stack) for 248 "
-    "multiply-adds, at d = 3 171 times for 128. n = 1,000: with AVX-512 one thread reaches 86 %, "
-    "two have a strip of the pairs each, one longer by a tenth at d = 2, or two groups of heads",
-    SINGLE: "what a step does besides the pairs does not shrink with the precision",
+    "multiply-adds, at d = 3 171 times for 128",
+    SINGLE: "what does not grow with the heads, a in the table of the section below, does not "
+    "shrink with the precision as the heads do",
+    BLOCKED: "the rounds of the shortest step, 200 tokens, differ by as much: `exact_sums` has the "
+    "same case",
     FILES: "the difference to the runs in memory is that of the files: each is laid out and "
     "flushed six times",
-    FIGURE: "255 s with AVX-512. With AVX2 arithmetic in registers alone, 0.949 ms a step of 64 "
-    "heads (`fused_step`), takes 659 s for 111 heads, 100 paths and 4,000 steps; measured "
-    "before tied sums at d = 3 took a tenth less, and before compiled code aligned its stack",
+    FIGURE: "with AVX2 the arithmetic alone, the limit in the section below, takes about twice the "
+    "goal. A run with AVX-512, whose file was not kept, took 255 s",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
     SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
@@ -63,18 +63,18 @@ WHY: dict[str, str] = {
     "sums (with AVX-512 0.3 ms of Python, 0.5 where they push its code out of the caches) is "
     "shared by the paths of one batch, all of them in the serial run",
     WORKERS: "besides what a step does in Python, the last tasks do not end together, and the "
-    "file is finished and opened by one process",
-    COSTATES: "both compute each layer of the ResNet twice: equal within the spread of the rounds, "
-    "and met in the run before",
-    SPHERE_MAPS[0]: "with AVX2, for the unnormalised flow, which needs one series for all heads: "
-    "of 413 ms for 1,000,000 tokens and 64 heads that series takes 179, the moments of the tokens "
-    "145, the largest score 39, degrees and coefficients 44. A library transforms grids, and "
-    "what it does for a token does not grow with the degree, here 28; ours also returns the energy "
-    "and its terms. Met for the softmax flow, and with AVX-512 for both",
+    "file is finished by one process",
+    COSTATES: "both compute each layer of the ResNet twice",
+    SPHERE_MAPS[0]: "for the unnormalised flow with many heads, which needs one series for all of "
+    "them. A library transforms grids, and what it does for a token does not grow with the degree; "
+    "ours runs the recursion through all degrees, and returns the energy and its terms. The "
+    "section below has the parts. Met for the softmax flow and for one head; with AVX-512 for both "
+    "flows",
     WRAPPER: "what is added to the loop is the cost. Its pass over the velocities forward takes "
     "less than one point; backward, two products and two sums of velocities that have left the "
     "caches take three, and as much from one function that fuses them, whose Python takes what "
-    "the passes save; the Python of a step takes half a point",
+    "the passes save; the Python of a step takes half a point. One node of the graph for all steps "
+    "took a tenth more than the loop, and is not used",
 }
 
 
@@ -103,7 +103,7 @@ class Goal(NamedTuple):
 
     @property
     def decided(self) -> bool:
-        """Whether the target lies beside the spread of the rounds."""
+        """Whether the target lies outside the spread of the rounds, where that is known."""
         return self.ends is None or not self.ends[0] < self.target < self.ends[1]
 
     def row(self) -> dict[str, str]:
@@ -114,8 +114,7 @@ class Goal(NamedTuple):
         elif self.found is not None:
             verdict = f"missed by {_distance(self.found, self.target)}"
         if self.ends is not None and not self.decided:
-            ends = f"{self._number(self.ends[0])} to {self._number(self.ends[1])}"
-            verdict = f"{verdict.partition(' ')[0]}, within its spread ({ends})"
+            verdict = f"inconclusive ({self._number(self.ends[0])} to {self._number(self.ends[1])})"
         return {
             "goal": self.what,
             "target": f"{'at least' if self.least else 'at most'} {self._number(self.target)}",
@@ -126,14 +125,14 @@ class Goal(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is missed or could not be measured, as far as anyone has said."""
+        """Why it is missed, undecided or not measured, as far as anyone has said."""
         if self.met and self.decided:
             return ""
         return "; ".join(filter(None, (self.why, WHY.get(self.what))))
 
     def _number(self, value: float, digits: int = 3) -> str:
         if self.unit == "%":
-            return f"{100 * value:.1f} %"
+            return f"{100 * value:.{digits - 2}f} %"
         text = f"{value:.1e}" if 0 < abs(value) < 1e-3 else figure(value, digits)
         return f"{text} {self.unit}".strip()
 
@@ -144,7 +143,8 @@ class Goal(NamedTuple):
 
 
 def _distance(found: float, target: float) -> str:
-    return f"{100 * abs(found / target - 1):.1f} %"
+    share = 100 * abs(found / target - 1)
+    return f"{share:.1f} %" if share >= 0.05 else f"{share:.1g} %"
 
 
 def collect(documents: Documents) -> list[Goal]:
@@ -179,21 +179,30 @@ def _own(entry: Mapping[str, Any], machine: str) -> Goal:
 
 
 def tally(goals: list[Goal]) -> str:
-    """How many goals are met."""
-    counts = [sum(goal.met is value for goal in goals) for value in (True, False, None)]
-    return f"{counts[0]} met, {counts[1]} missed, {counts[2]} not measured"
+    """How many goals are met, missed, ...; a spread that holds the target decides nothing."""
+    met, missed, none = (
+        sum(goal.met is value and goal.decided for goal in goals) for value in (True, False, None)
+    )
+    open_ = len(goals) - met - missed - none
+    return (
+        f"{met} met, {missed} missed, "
+        + f"{open_} inconclusive, " * bool(open_)
+        + f"{none} not measured"
+    )
 
 
 def table(goals: list[Goal]) -> str:
     """The goals as a Markdown table; why some are missed; how many are met."""
     rows = [goal.row() for goal in goals]
     machines = Counter(goal.machine for goal in goals if goal.machine).most_common()
+    others = {name: place for place, (name, _) in enumerate(machines[1:], 1)}
     for goal, row in zip(goals, rows, strict=True):
-        if goal.machine and goal.machine != machines[0][0]:
-            row["verdict"] += " (1)"
-    text = f"{tally(goals)}."
-    if len(machines) > 1:
-        text += f" (1): measured on {', '.join(name for name, _ in machines[1:])}."
+        if goal.machine in others and goal.found is not None:
+            row["verdict"] += f" ({others[goal.machine]})"
+    text = f"{tally(goals)}. A goal is inconclusive where its target lies within the spread of the "
+    text += "rounds; not every benchmark gives that of the number found."
+    for name, place in others.items():
+        text += f" ({place}): measured on {name}."
     columns = {title: [row[title] for row in rows] for title in rows[0]}
     reasons = [f"- {goal.what}: {goal.reason}" for goal in goals if goal.reason]
     return "\n\n".join(filter(None, (text, markdown_table(columns), "\n".join(reasons))))

@@ -55,7 +55,6 @@ SECTIONS: tuple[tuple[str, str, Callable[[sections.Document], str]], ...] = (
     ("Large texts: preparing them, and training from them", "token_files", sections.anything),
     ("The mean-field equation", "meanfield", sections.anything),
 )
-OPTIONAL = {"matrix_rate"}  # not by `make bench`: exact_sums has its figures too
 HEAD = """<!-- Written by benchmarks/performance.py from benchmarks/results/*.json: do not edit. -->
 # Performance
 
@@ -90,10 +89,11 @@ def page(documents: dict[str, dict[str, Any]], others: Others | None = None) -> 
         for name, other in (others or {}).items()
         if any(goal.met is not None for goal in goals.collect(other))
     ]
-    parts.append(repeated(documents.get("agreement")))
+    try:
+        parts.append(repeated(documents.get("agreement")))
+    except KeyError:  # of an earlier version
+        parts.append(repeated(None))
     for title, name, section in SECTIONS:
-        if name in OPTIONAL and name not in documents:
-            continue
         parts.append(f"## {title}")
         if name not in documents:
             parts.append(sections.NOT_MEASURED)
@@ -146,7 +146,7 @@ def elsewhere(name: str, documents: dict[str, dict[str, Any]], here: list[goals.
     shared = [found[goal.what] for goal in here if goal.what in found]
     text = (
         f"On another machine, {name} ({' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}, with "
-        f"the code of that day; `benchmarks/results/{name}`), of the same goals: "
+        f"the code of those days; `benchmarks/results/{name}`), of the same goals: "
         f"{goals.tally(shared)}."
     )
     differ = [
@@ -154,6 +154,7 @@ def elsewhere(name: str, documents: dict[str, dict[str, Any]], here: list[goals.
         f"{'met' if there.met else 'missed'} there ({there.row()['found']})"
         for goal in here
         if (there := found.get(goal.what)) and {goal.met, there.met} == {True, False}
+        if goal.decided and there.decided
     ]
     if not differ:
         return text + " No verdict differs."
@@ -168,21 +169,22 @@ def repeated(found: dict[str, Any] | None) -> str:
     text = (
         f"Two runs (`make bench` and `make bench-again`, {days[0]} to {days[-1]}, UTC): "
         f"{found['agreed']} of {found['compared']} medians lie within the spread of the other run, "
-        "as printed. A spread of few rounds is narrow: by how much half of the medians of a "
-        "benchmark differ at most, and nine of ten, is beside it."
+        "as printed. A spread of few rounds is narrow: the table gives the median and the 90th "
+        "percentile of the differences too, as shares of the larger median."
     )
     table = sections.table([
         {
             "benchmark": name,
             "medians": str(row["compared"]),
             "within the spread": str(row["agreed"]),
-            "half differ by at most": f"{100 * row['half_within']:.1f} %",
-            "nine of ten by": f"{100 * row['nine_of_ten_within']:.1f} %",
+            "median difference": f"{100 * row['half_within']:.1f} %",
+            "90th percentile": f"{100 * row['nine_of_ten_within']:.1f} %",
         }
         for name, row in found["files"].items()
     ])  # fmt: skip
     worst = "; ".join(
-        f"{row['file'].removesuffix('.json')}: {row['figure']} ({row['ratio']:.2f} times)"
+        f"{row['file'].removesuffix('.json')}: {row['figure']} "
+        f"({row['old']['median']:.3g} and {row['new']['median']:.3g})"
         for row in found["apart"][:5]
     )
     rest = [f"Furthest apart: {worst}."] if worst else []

@@ -98,7 +98,7 @@ def goal(
     """One goal as JSON: `found` is to be at least (`least`) or at most the target.
 
     `found` is None where nothing was measured, or a `spread` in any unit: where its ends lie on
-    both sides of the target, the page says that the goal is not decided. `why` says why a goal was
+    both sides of the target, the page calls the goal inconclusive. `why` says why a goal was
     missed; `unit` is printed after the numbers, and "%" makes percent of shares.
     """
     ends = None

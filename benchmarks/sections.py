@@ -1,4 +1,4 @@
-"""Sections of docs/performance.md: each from the JSON of one benchmark, no number typed by hand."""
+"""Sections of docs/performance.md: each from the JSON of a benchmark, no measured number typed."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -265,7 +265,7 @@ def matrix_rate(document: Document) -> str:
             "share": figure(row["share"]),
         }
         for side in ("loops", "torch"):
-            there = row.get(side)
+            there = row["loops"] if side == "loops" else row.get(side)  # torch may be missing
             cells[f"{side}, ms"] = spread_cell(there) if there else "–"
             ratio = there and spread_cell(there["times_blocked"], "times")
             cells[f"{side} over blocked"] = ratio or "–"
@@ -594,8 +594,9 @@ def clustering_grid(document: Document) -> str:
         "of clusters at three times. In memory, without run files, as torch does it: batched "
         "matrix products without autograd. The heads are beta I, a matrix like any other to torch; "
         "wflow sees that it is diagonal. *torch, beta x* multiplies by the number in its place. "
-        f"torch is timed for {len(problem['torch_betas'])} of the {len(problem['betas'])} betas, "
-        "whose cost is the same, and its seconds are scaled to all; the counts are compared there.",
+        f"All sides in memory are timed for {len(problem['torch_betas'])} of the "
+        f"{len(problem['betas'])} betas, which cost the same, and their seconds scaled to all; "
+        "clusters are compared there.",
         table([
             {"all cells": side, "s, median (min to max)": spread_cell(row, "s")}
             for side, row in document["seconds"].items()

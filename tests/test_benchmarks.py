@@ -291,11 +291,11 @@ def test_comparison_of_two_folders_names_what_differs(tmp_path):
     # One row of compare and two of scaling; the start-up is the same in both.
     assert (found["compared"], found["agreed"]) == (5, 2)
     assert {row["file"] for row in found["apart"]} == {"compare.json", "scaling.json"}
-    assert found["apart"][0]["ratio"] == pytest.approx(1.3)
+    assert found["apart"][0]["difference"] == pytest.approx(0.6 / 2.6)
     assert performance.check(tmp_path / "old", tmp_path / "new") == 1
     kept = json.loads((tmp_path / "old" / "agreement.json").read_text())
     assert "2 of 5 medians" in performance.repeated(kept)
-    assert found["files"]["scaling"]["half_within"] == pytest.approx(0.3)
+    assert found["files"]["scaling"]["half_within"] == pytest.approx(0.6 / 2.6)
     assert found["once"] == []
 
 
@@ -306,7 +306,7 @@ def test_one_measurement_is_not_compared_with_itself(tmp_path):
             if stem != "startup":
                 document["date"] = f"2026-{month}-03T00:00"
             (tmp_path / name / f"{stem}.json").write_text(json.dumps(document))
-    (tmp_path / "old" / "alone.json").write_text("{}")
+    (tmp_path / "new" / "alone.json").write_text("{}")
     assert performance.check(tmp_path / "old", tmp_path / "new") == 0
     kept = json.loads((tmp_path / "old" / "agreement.json").read_text())
     assert kept["once"] == ["alone", "startup"]
@@ -338,6 +338,26 @@ def test_goals_are_met_or_missed_by_how_much():
     nothing = goals.Goal("gpu", None, 1.0, True, "x.py")
     assert nothing.met is None
     assert nothing.row()["verdict"] == "not measured"
+
+
+def test_a_goal_whose_target_lies_within_the_spread_is_inconclusive():
+    row = {"median_times": 1.02, "min_times": 0.98, "max_times": 1.05, "rounds": 3}
+    found = [
+        report.goal("near", "python x.py", row, 1.0, least=False, unit="times"),
+        report.goal("far", "python x.py", row, 1.1, least=False, unit="times"),
+        report.goal("close", "python x.py", 1.7996, 1.8, least=True, unit="times"),
+        report.goal("share", "python x.py", 0.74996, 0.75, least=True, unit="%"),
+    ]
+    assert found[0]["found"] == 1.02 and found[0]["met"] is False
+    documents = {"startup": {"goals": found, "machine": "one"}}
+    documents["digests"] = {"goals": found[1:2], "machine": "two"}
+    rows = {goal.what: goal.row() for goal in goals.collect(documents)}
+    assert rows["near"]["verdict"] == "inconclusive (0.980 times to 1.05 times)"
+    assert rows["close"]["found"] == "1.7996 times"
+    assert rows["share"]["found"] == "74.996 %"
+    text = goals.table(goals.collect(documents))
+    assert "2 met, 2 missed, 1 inconclusive, " in text
+    assert "(1): measured on two." in text and "met (1)" in text
 
 
 def test_goals_without_a_benchmark_are_not_measured():
@@ -391,13 +411,44 @@ def test_rows_of_any_benchmark_become_a_table():
     assert "numpy" not in text
 
 
+def test_one_round_has_no_spread_and_the_section_says_how_many_there_were():
+    one = {"median_ms": 2.0, "min_ms": 2.0, "max_ms": 2.0, "rounds": 1}
+    rows = [one, one | {"min_ms": 1.0, "max_ms": 3.0, "rounds": 3}]
+    text = sections.anything({"command": "python x.py", "rows": rows})
+    assert "| 2.00                    |" in text and "2.00 (1.00 to 3.00)" in text
+    assert "Rounds: 1 to 3." in text
+    assert "2.00 (1.00 to 3.00) ms" in sections.anything({"command": "x", "gain": rows[1]})
+
+
+def test_a_step_is_split_into_what_grows_with_the_heads_and_what_does_not():
+    def row(heads: int, milliseconds: float) -> dict:
+        return {
+            "d": 3, "n": 200, "heads": heads, "precision": "float64", "sums": "tied",
+            "median_ms": milliseconds, "limit_ms": 0.01 * heads,
+        }  # fmt: skip
+
+    text = sections.exact_sums({"command": "x", "results": [row(8, 0.2), row(64, 1.32)]})
+    cells = [cell.strip() for cell in text.splitlines()[-1].split("|")[1:-1]]
+    assert cells == ["3", "float64", "tied", "40.0", "20.0", "10.0", "0.500"]
+
+
+def test_fastest_library_is_named_for_each_accuracy():
+    def row(side: str, milliseconds: float) -> dict:
+        spread = {f"{end}_ms": milliseconds for end in ("median", "min", "max")}
+        return spread | {"d": 3, "flow": "softmax", "heads": 1, "n": 10, "side": side, "error": 0.0}
+
+    times = [row("wflow", 2.0), row("ducc0", 3.0), row("finufft", 1.0), row("ducc0, as wflow", 4.0)]
+    text = sections.sphere_maps({"command": "x", "tolerance": 1e-10, "times": times})
+    assert "| 0.500 (finufft)      | 2.00 (ducc0)         |" in text
+
+
 def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
     documents = results()
     text = performance.page(documents)
     for expected in ("2.00 (1.50 to 2.50)", "1.500 ± 0.010", "1.25 (1.00 to 1.50)",
                      "JAX, jit: not installed (jax)", "2 cores of a test"):  # fmt: skip
         assert expected in text
-    missing = len(performance.SECTIONS) - len(performance.OPTIONAL) - len(documents)
+    missing = len(performance.SECTIONS) - len(documents)
     assert text.count(sections.NOT_MEASURED) == missing
     changed = copy.deepcopy(documents)
     changed["compare"]["times"][SHAPE.name]["wflow, exact"]["median_ms"] = 2.25

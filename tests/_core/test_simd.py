@@ -117,10 +117,13 @@ def unaligned(code: str) -> list[str]:
     for module in code.split("OPTIMIZED DUMP"):
         attributes = dict(re.findall(r"^attributes (#\d+) = \{(.*)\}$", module, re.M))
         for head, body in re.findall(r"^(define [^\n]*) \{\n(.*?)^\}$", module, re.M | re.S):
-            wraps = "@_ZN7cpython" in head or "@cfunc." in head  # for Python and C, never called
+            # A wrapper for Python or C into which all of it was inlined: no kernel is called so.
+            wraps = "@_ZN7cpython" in head or "@cfunc." in head
             has = "".join(map(attributes.__getitem__, re.findall(r" (#\d+)", head)))
             done = "alignstack=64" in has or "alwaysinline" in has
-            if re.search("<8 x double>|<16 x float>", body) and not (done or wraps):
+            own = re.search("<8 x double>|<16 x float>", body) and "vector.body" not in body
+            own = own or re.search(r"llvm.fma.v(8f64|16f32)", body)  # LLVM may make some itself
+            if own and not (done or wraps):
                 found += re.findall("@[^(]*", head)
     return found
 

@@ -229,6 +229,21 @@ def test_paths_do_not_influence_each_other():
             assert np.array_equal(alone[0], together[p])
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("f8", 20.0), ("f4", 8.0)])
+@pytest.mark.parametrize("symmetric_pass", [True, False])
+def test_loops_with_and_without_shifts_give_the_same_bits(dtype, size, symmetric_pass):
+    """Small by the sum of squares of all entries, not by the largest: the loops without."""
+    x = unit(np.random.default_rng(0), 2, 40, 3).astype(dtype)
+    D = np.stack([size * np.eye(3), 1e3 * np.eye(3)])[:, None].astype(dtype)
+    alone, terms = cloud.evaluate(x[:1], D[:1], symmetric=symmetric_pass)
+    together, all_terms = cloud.evaluate(x, D, symmetric=symmetric_pass)  # one path needs shifts
+    assert alone.tobytes() == together[:1].tobytes()
+    for name, values in terms.items():
+        assert values[0] == all_terms[name][0], name
+    D[0, 0, 0, 0] = np.nan
+    assert np.isnan(cloud.evaluate(x[:1], D[:1], symmetric=symmetric_pass)[0]).all()
+
+
 @pytest.mark.parametrize("paths", [1, 2, 5])
 @pytest.mark.parametrize("strips", [1, 2, 4, 8])
 def test_heads_are_divided_evenly_among_workers(paths, strips):

@@ -37,9 +37,9 @@ FILES = "phase diagram with its run files"
 OVER_TORCH = "phase diagram in memory, time of torch over that of wflow"
 FIRST = "first start of a study, with compilation (s)"
 WHY: dict[str, str] = {
-    SHORT: "what does not grow with the heads, a in the table of the section below, is a fifth of "
-    "a step of 8 heads, and more than half of it is the call itself: Python, arguments, the way "
-    "into compiled code. Of the heads alone, b there, the limit is 80 % and more",
+    SHORT: "what does not grow with the heads, a in the table of the section below, is a fifth to "
+    "a quarter of a step of 8 heads, and about half of it is the call itself: Python, arguments, "
+    "the way into compiled code. The heads alone, b there, reach 78 % and more",
     TIED: "at d = 8 with AVX2 two blocks of tokens have 19 running sums, and there are 16 "
     "registers: the loop reads or writes memory 401 times (173 times the stack) for 248 "
     "multiply-adds, at d = 3 171 times for 128",

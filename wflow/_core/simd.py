@@ -54,9 +54,9 @@ def _function(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list
 def _align_stack(builder: ir.IRBuilder) -> None:
     """Begin the stack of the function at a multiple of 64 bytes.
 
-    LLVM keeps 16, so that a vector for which there is no register may lie across two cache lines;
-    whether it does depended on where the stack of the process began. LLVM drops this where it
-    inlines the function: one whose vectors all come from inlined functions calls `align_stack`.
+    LLVM keeps 16, and a vector for which there is no register may then lie across two cache lines,
+    depending on where the stack of the process begins. LLVM drops this where it inlines the
+    function: one whose vectors all come from inlined functions calls `align_stack`.
     """
     attributes = builder.function.attributes
     attributes.alignstack = _BYTES

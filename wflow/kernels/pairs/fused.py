@@ -805,7 +805,7 @@ def _moderate(score: NDArray[np.floating]) -> bool:
     """Whether the entries say that |D^T x| of a unit token needs no shift; NaN says no."""
     bound = 0.9 * (DIRECT_BOUND_DOUBLE if score.itemsize == 8 else DIRECT_BOUND_SINGLE)
     if score.size <= _FEW_ENTRIES:
-        # |D^T x| <= |D|_F: a third of the time of the passes below, of a small step a twentieth.
+        # |D^T x| <= |D|_F, by one short call: the passes below are a twentieth of a small step.
         entries = score.reshape(-1)
         if entries.dot(entries) < bound * bound:
             return True

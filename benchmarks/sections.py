@@ -213,7 +213,7 @@ def exact_sums(document: Document) -> str:
         parts += [
             "A step of 200 tokens as a + b H, from H = 8 and 64: a is what does not grow with the "
             "heads (the way from Python into compiled code, the start of the threads, the table of "
-            "1 + <x, y>^2, what ends a token), b the heads themselves.",
+            "$1 + \\langle x_i, x_j\\rangle^2$, what ends a token), b the heads themselves.",
             table(fits),
         ]
     if "call" in document:

@@ -366,7 +366,7 @@ PARTS = {
     "plan": "norms, bounds and degrees",
     "expand_heads": "moments of the tokens, and coefficients of the heads",
     "evaluate_tokens": "the series and its gradient at the tokens",
-    "largest_score": "largest |D^T x|, for the terms",
+    "largest_score": "largest norm of D^T x, for the terms",
 }
 
 

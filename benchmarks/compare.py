@@ -173,8 +173,8 @@ class Limits:
         if at.d > self.LARGEST_D:
             ordered = at.heads * at.n * at.n
             return list(ordered * (pairs[0] + (4 * at.d + 2) / np.array(self.rates)))
-        both, apart = limits.pairs_of_step(at.n, at.heads, "float64", True)
-        return list(both * pairs[0] + apart * pairs[1])
+        each = {True: pairs[0], False: pairs[1]}
+        return list(limits.of_step(each, at.n, at.heads, "float64"))
 
 
 def measure(

@@ -67,12 +67,12 @@ def measure(d: int, n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     )  # fmt: skip
     rows = []
     for dtype, tied in step:
-        once, apart = limits.pairs_of_step(n, heads, dtype, tied)
+        each = {
+            both: limits.per_pair(taken, Kind(d, both, True, dtype), _PAIRS)
+            for both in (True, False)
+        }
         limit, least = (
-            sum(
-                pairs * float(of(limits.per_pair(taken, Kind(d, both, True, dtype), _PAIRS)))
-                for both, pairs in ((True, once), (False, apart))
-            )
+            limits.of_step({k: float(of(v)) for k, v in each.items()}, n, heads, dtype, tied)
             for of in (np.median, np.min)
         )
         seconds = float(np.median(taken[dtype, tied]))

@@ -30,14 +30,8 @@ SUMS = {both: limits.Kind(3, both, True, "float64") for both in (True, False)}
 def limit(paths: int, threads: int) -> float:
     """Seconds of the pairs of all steps by arithmetic in registers, measured now."""
     rates = limits.seconds_per_pair(SUMS.values(), threads)
-    total = 0.0
-    for heads in map(int, HEADS):
-        pairs = limits.pairs_of_step(N, heads, "float64", True)
-        total += sum(
-            count * float(np.median(rates[SUMS[both]]))
-            for both, count in zip((True, False), pairs, strict=True)
-        )
-    return total * paths * STEPS
+    each = {both: float(np.median(rates[kind])) for both, kind in SUMS.items()}
+    return paths * STEPS * sum(limits.of_step(each, N, int(h), "float64") for h in HEADS)
 
 
 def main() -> None:

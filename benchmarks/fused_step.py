@@ -26,7 +26,7 @@ from pathlib import Path
 import numba
 import numpy as np
 from goals import STUDY_MEMORY
-from limits import Kind, calls, pairs_of_step, per_pair
+from limits import Kind, calls, of_step, per_pair
 from processes import as_installed_by_pip, study_memory_mb
 from report import in_turn, write
 from variants import TERMS, plain_einsum
@@ -113,11 +113,9 @@ def main() -> None:
 
     taken = in_turn(variants | registers, options.rounds, least=0.05)
     times = {name: taken[name] for name in variants}
-    each = {kind.both: per_pair(taken, kind, LIMIT_PAIRS) for kind in kinds}
+    each = {kind.both: np.array(per_pair(taken, kind, LIMIT_PAIRS)) for kind in kinds}
     for name, tied in (("limit", True), ("limit, one way", False)):
-        once, apart = pairs_of_step(N, HEADS, "float64", tied)
-        rounds = zip(each[True], each[False], strict=True)
-        times[name] = [once * both + apart * single for both, single in rounds]
+        times[name] = of_step(each, N, HEADS, "float64", tied).tolist()
 
     table = {
         name: {

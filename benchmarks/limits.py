@@ -12,7 +12,7 @@ precisions.
 import argparse
 import functools
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numba
@@ -148,6 +148,17 @@ def pairs_of_step(n: int, heads: int, dtype: str, symmetric: bool) -> tuple[floa
     block = 8 if dtype == "float64" else 16
     within = float(heads) * n * min(block, n)
     return (float(heads) * n * n - within) / 2, within
+
+
+def of_step(
+    each: Mapping[bool, Any], n: int, heads: int, dtype: str, symmetric: bool = True
+) -> Any:
+    """Seconds of the arithmetic of one step, from those of a pair by whether it serves both tokens.
+
+    `each` holds numbers, or an array with one number a round.
+    """
+    once, apart = pairs_of_step(n, heads, dtype, symmetric)
+    return once * each[True] + apart * each[False]
 
 
 def seconds_per_pair(

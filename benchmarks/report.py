@@ -91,6 +91,12 @@ def spread(values: Sequence[float], unit: str = "ms") -> dict[str, float]:
     }
 
 
+def unit_of(found: Any) -> str | None:
+    """The unit of a `spread`, None for anything else."""
+    names = found if isinstance(found, Mapping) else ()
+    return next((key.removeprefix("median_") for key in names if key.startswith("median_")), None)
+
+
 def goal(
     what: str, command: str, found: float | Mapping[str, float] | None, target: float, *,
     least: bool, why: str = "", unit: str = "",
@@ -103,9 +109,9 @@ def goal(
     """
     ends = None
     if isinstance(found, Mapping):
-        unit_of = next(key for key in found if key.startswith("median_")).removeprefix("median_")
-        ends = [float(found[f"{end}_{unit_of}"]) for end in ("min", "max")]
-        found = float(found[f"median_{unit_of}"])
+        own = unit_of(found)
+        ends = [float(found[f"{end}_{own}"]) for end in ("min", "max")]
+        found = float(found[f"median_{own}"])
     met = None if found is None else bool(found >= target if least else found <= target)
     return {
         "goal": what,

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from report import unit_of
+
 from wflow.study.frame import markdown_table
 
 Document = Mapping[str, Any]
@@ -76,13 +78,12 @@ def _rounds(found: Any) -> Iterator[int]:
 def compare(document: Document) -> str:
     """Libraries side by side."""
     problem = document["problem"]
-    rounds = problem["starts"] * problem["rounds_per_start"]
     lines = [
         made_by(document),
         "One evaluation of the velocity and every energy term (softmax descent; drift, noise and "
         "Itô term), double precision, the same arrays for all. Every library runs in a separate "
-        f"process on {document['threads']} threads; the processes are asked in turn, {rounds} "
-        f"rounds in all, and restarted {problem['starts']} times. Before it is timed, each must "
+        f"process on {document['threads']} threads; the processes are asked in turn, and "
+        f"restarted {problem['starts']} times. Before it is timed, each must "
         f"agree with NumPy to {problem['agree_to']:.0e}; *gap* is the largest difference found. "
         "*Memory* is what a step adds at its peak; *first call* includes compilation, where the "
         "library compiles and does not find its code on disk.",
@@ -175,8 +176,7 @@ def anything(document: Document, text: str = "") -> str:
             rows = [{"": name} | row for name, row in value.items()]
         elif isinstance(value, list) and all(isinstance(row, dict) for row in value):
             rows = value
-        elif isinstance(value, dict) and (end := next(iter(value))).startswith("median_"):
-            unit = end.removeprefix("median_")
+        elif unit := unit_of(value):
             loose.append(f"- {title}: {spread_cell(value, unit)} {unit}")
             continue
         elif isinstance(value, dict) and not any(isinstance(v, dict) for v in value.values()):
@@ -264,11 +264,11 @@ def matrix_rate(document: Document) -> str:
             "product, Gflop/s": figure(row["rate_gflops"]),
             "share": figure(row["share"]),
         }
-        for side in ("loops", "torch"):
-            there = row["loops"] if side == "loops" else row.get(side)  # torch may be missing
+        for side, there in (("loops", row["loops"]), ("torch", row.get("torch"))):
             cells[f"{side}, ms"] = spread_cell(there) if there else "–"
-            ratio = there and spread_cell(there["times_blocked"], "times")
-            cells[f"{side} over blocked"] = ratio or "–"
+            cells[f"{side} over blocked"] = (
+                spread_cell(there["times_blocked"], "times") if there else "–"
+            )
         rows.append(cells)
     return "\n\n".join([
         made_by(document),
@@ -319,12 +319,12 @@ def sphere_maps(document: Document) -> str:
 
 
 def _parts_of_ours(document: Document) -> list[str]:
-    parts, of = document.get("parts"), document.get("parts_of")
-    if not parts or not of:
+    if not document.get("parts"):
         return []
+    of = document["parts_of"]
     return [
         f"Where wflow's time goes, unnormalised, d = 3, n = {of['n']:,}, H = {of['heads']}:",
-        plain_times(parts),
+        plain_times(document["parts"]),
     ]
 
 

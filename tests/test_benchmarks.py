@@ -310,6 +310,8 @@ def test_one_measurement_is_not_compared_with_itself(tmp_path):
     assert performance.check(tmp_path / "old", tmp_path / "new") == 0
     kept = json.loads((tmp_path / "old" / "agreement.json").read_text())
     assert kept["once"] == ["alone", "startup"]
+    with pytest.raises(SystemExit, match="measured twice"):
+        performance.check(tmp_path / "old", tmp_path / "old")
     text = performance.repeated(kept)
     assert "Without a second run: alone, startup." in text and "2026-01-03 00:00" in text
 

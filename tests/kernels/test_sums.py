@@ -206,6 +206,18 @@ def test_terms_that_overflow_are_infinite_and_never_nan(dtype, size, symmetric):
     assert terms["martingale"] == np.inf
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("f8", 1e200), ("f4", 1e30)])
+@pytest.mark.parametrize("d", [3, 10])
+def test_scores_whose_squares_overflow_raise_no_floating_point_error(d, dtype, size):
+    x = np.zeros((1, 30, d), dtype)  # of equal tokens, which attend to all alike
+    x[..., 0] = 1.0
+    D = matrices(2, d).astype(dtype)
+    with np.errstate(all="raise"):
+        found = evaluate(x, size * D, values=D).velocity
+    expected = D.mean((0, 1)) @ x[0, 0]
+    assert np.allclose(found[..., 1:], expected[1:], rtol=1e-5)
+
+
 @pytest.mark.parametrize("d", [3, 10])
 def test_terms_that_are_not_asked_for_are_zero_beyond_the_range_of_floats(d):
     x = clouds(50, d)

@@ -801,6 +801,7 @@ def _types_of_tied(dtype):
     return (types.intp,) * 11 + (*fixed, flat, flat, cube, terms, flat)
 
 
+@np.errstate(all="ignore")  # a sum of squares that overflows is above the bound
 def _moderate(score: NDArray[np.floating]) -> bool:
     """Whether the entries say that |D^T x| of a unit token needs no shift; NaN says no."""
     bound = 0.9 * (DIRECT_BOUND_DOUBLE if score.itemsize == 8 else DIRECT_BOUND_SINGLE)

@@ -5,8 +5,8 @@
 
 The velocity of n tokens on the sphere (d = 3) and the circle (d = 2) under H heads drawn as
 Z + Z^T, softmax and unnormalised, from an array x to an array v, one thread. All sides take the
-degrees of `series.plan`, and the coefficients of each head from the moments of the tokens (work
-that does not grow with n, by the same code); they differ in what is done per token:
+degrees of `series.plan` and `series.ends`, and the coefficients of each head from the moments of
+the tokens, work that does not grow with n, by the same code. They differ in what is done per token:
 
 - wflow: harmonics by recursion, sums in registers (`wflow.kernels.harmonic`);
 - ducc0, d = 3: `adjoint_synthesis_general` for the moments; a synthesis of spin 0 for m and one of
@@ -41,10 +41,10 @@ from numpy.typing import NDArray
 from report import RESULTS, goal, in_turn, spread, write
 
 from wflow.kernels.harmonic import fast, series
-from wflow.kernels.harmonic.fast import fast_sums, table_of
+from wflow.kernels.harmonic.fast import fast_sums, nodes_of, table_of
 from wflow.kernels.harmonic.series import Plan, plan
 from wflow.kernels.pairs.headsums import SOFTMAX, UNNORMALISED
-from wflow.sphere.harmonics import count, quadrature
+from wflow.sphere.harmonics import count
 from wflow.study.frame import machine
 
 COMMAND = "python benchmarks/sphere_maps.py"
@@ -71,16 +71,23 @@ def library(name: str) -> Any:
 # What no side does per token: from moments of the tokens to coefficients of the heads
 
 
-def coefficients(moment: Floats, D: Floats, chosen: Plan, products: int) -> Floats:
-    """Coefficients (heads, K, columns) of m_h, and with `products` of S_h / n, from the moments."""
+def coefficients(
+    moment: Floats, D: Floats, chosen: Plan, products: int
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Coefficients (heads, K, columns) of m_h, and with `products` of S_h / n, from the moments.
+
+    Also the degrees at which the tolerance lets the series of the heads end.
+    """
     d = D.shape[1]
-    last = int(chosen.degrees.max()) + 2
-    nodes, weights = quadrature(d, last)
-    mass = weights * series.expand(nodes, moment, last, table_of(d))
-    found = series.coefficients(nodes, mass, D, chosen.degrees, chosen.tops, table_of(d), products)[
-        0
-    ]
-    return found[:-1]
+    nodes, mass = nodes_of(moment, last_moment(chosen), d)
+    degrees, tops = chosen.degrees, chosen.tops
+    found = series.coefficients(nodes, mass, D, degrees, tops, table_of(d), products)[0][:-1]
+    return found, series.ends(found, d, np.zeros(len(D)), chosen.low, TOLERANCE)[0]
+
+
+def last_moment(chosen: Plan) -> int:
+    """Degree of the moments that a velocity needs."""
+    return int(chosen.degrees.max()) + 1
 
 
 # wflow
@@ -199,11 +206,12 @@ def ducc(x: Floats, D: Floats, flow: str, epsilon: float) -> Floats:
     n, heads = len(x), len(D)
     chosen = plan(x, D, TOLERANCE)
     loc = angles(x)
-    last = int(chosen.degrees.max()) + 2
+    last = last_moment(chosen)
     alm = sht.adjoint_synthesis_general(
         map=np.full((1, n), 1.0 / n), spin=0, lmax=last, loc=loc, epsilon=epsilon, nthreads=1
     )
-    c = coefficients(from_alm(alm[0], last), D, chosen, 0)[:, :, 0]
+    found, degrees = coefficients(from_alm(alm[0], last), D, chosen, 0)
+    c = found[:, : count(int(degrees.max()), 3), 0]
 
     def synthesis(alm: Complex, degree: int, spin: int) -> Floats:
         mode = "DERIV1" if spin else "STANDARD"
@@ -212,11 +220,12 @@ def ducc(x: Floats, D: Floats, flow: str, epsilon: float) -> Floats:
         )
 
     if flow == "unnormalised":
-        total = synthesis(to_alm(c.sum(axis=0), last - 2), last - 2, 1)
+        degree = int(degrees.max())
+        total = synthesis(to_alm(c.sum(axis=0), degree), degree, 1)
     else:
         total = np.zeros((2, n))
         for h in range(heads):
-            degree = int(chosen.degrees[h])
+            degree = int(degrees[h])
             alm = to_alm(c[h], degree)
             add_spin(synthesis(alm, degree, 0)[0], synthesis(alm, degree, 1), total)
     v = np.empty_like(x)
@@ -267,12 +276,14 @@ def finufft_circle(x: Floats, D: Floats, flow: str, epsilon: float) -> Floats:
     n, heads = len(x), len(D)
     chosen = plan(x, D, TOLERANCE)
     angle = angles(x)[:, 0]
-    degree = int(chosen.degrees.max())
-    found = type_one((angle,), (2 * degree + 5,), epsilon)[: degree + 3]
-    moment = np.empty(2 * degree + 5)
+    last = last_moment(chosen)
+    found = type_one((angle,), (2 * last + 1,), epsilon)[: last + 1]
+    moment = np.empty(2 * last + 1)
     moment[0] = found[0].real / np.sqrt(2 * np.pi)
     moment[1::2], moment[2::2] = found[1:].real / np.sqrt(np.pi), -found[1:].imag / np.sqrt(np.pi)
-    c = coefficients(moment, D, chosen, 0)[:, :, 0]
+    every, degrees = coefficients(moment, D, chosen, 0)
+    degree = int(degrees.max())
+    c = every[:, : count(degree, 2), 0]
     if flow == "unnormalised":
         c = c.sum(axis=0, keepdims=True)
     half = np.zeros((len(c), degree + 1), complex)  # of exp(i k t), k >= 0
@@ -294,11 +305,12 @@ def finufft_sphere(x: Floats, D: Floats, flow: str, epsilon: float) -> Floats:
     chosen = plan(x, D, TOLERANCE)
     loc = angles(x)
     places = (np.ascontiguousarray(loc[:, 0]), np.ascontiguousarray(loc[:, 1]))
-    degree = int(chosen.degrees.max())
-    basis = grid_basis(degree + 2)
+    basis = grid_basis(last_moment(chosen))
     found = type_one(places, basis.shape[1:], epsilon)
     weights = scipy.fft.fft2(found.conj()).real / found.size
-    c = coefficients(np.tensordot(basis, weights, 2), D, chosen, 1)
+    every, degrees = coefficients(np.tensordot(basis, weights, 2), D, chosen, 1)
+    degree = int(degrees.max())
+    c = every[:, : count(degree, 3)]
     c[:, :, 1:] = c[:, :, 1:] @ D.swapaxes(1, 2)
     if flow == "unnormalised":
         c = c.sum(axis=0, keepdims=True)

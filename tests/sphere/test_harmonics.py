@@ -12,7 +12,7 @@ from twin import unit
 from wflow._core.simd import lanes
 from wflow.kernels.harmonic.fast import table_of
 from wflow.kernels.harmonic.series import LARGEST_DEGREE, expand, relative_tails
-from wflow.sphere.harmonics import count, quadrature, radial_factors
+from wflow.sphere.harmonics import count, half_quadrature, quadrature, radial_factors
 
 TOP = {d: degree + 2 for d, degree in LARGEST_DEGREE.items()}
 
@@ -65,10 +65,12 @@ def test_circular_harmonics_are_sines_and_cosines():
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize("degree", [2, 9, 17])
 def test_quadrature_keeps_harmonics_orthonormal(d, degree):
-    nodes, weights = quadrature(d, degree)
-    Y = all_harmonics(nodes, degree)
-    gram = (weights[:, None] * Y).T @ Y
-    assert np.abs(gram - np.eye(count(degree, d))).max() <= 1e-13
+    half, some = half_quadrature(d, degree)
+    with_antipodes = np.concatenate([half, -half]), np.concatenate([some, some])
+    for nodes, weights in (quadrature(d, degree), with_antipodes):
+        Y = all_harmonics(nodes, degree)
+        gram = (weights[:, None] * Y).T @ Y
+        assert np.abs(gram - np.eye(count(degree, d))).max() <= 1e-13
 
 
 @njit(error_model="numpy")

@@ -188,9 +188,25 @@ def quadrature(d: int, degree: int) -> tuple[NDArray[np.float64], NDArray[np.flo
     d = 2: 2 degree + 1 equal angles. d = 3: Gauss-Legendre in z times equal angles,
     (degree + 1)(2 degree + 1) nodes.
     """
-    angles = 2 * math.pi * np.arange(2 * degree + 1) / (2 * degree + 1)
+    return _product_rule(d, degree, 2 * degree + 1, 2 * degree + 1)
+
+
+def half_quadrature(d: int, degree: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Nodes (q, d) and weights (q,) that with the antipodes integrate polynomials up to 2 degree.
+
+    As `quadrature` with 2 degree + 2 angles, of which the first half is returned; an antipode has
+    the weight of its node.
+    """
+    return _product_rule(d, degree, 2 * degree + 2, degree + 1)
+
+
+def _product_rule(
+    d: int, degree: int, number: int, kept: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Equal angles, the first `kept` of `number`, times Gauss-Legendre nodes where d = 3."""
+    angles = 2 * math.pi * np.arange(kept) / number
     around = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    share = 2 * math.pi / len(angles)
+    share = 2 * math.pi / number
     if d == 2:
         return around, np.full(len(angles), share)
     z, weight = np.polynomial.legendre.leggauss(degree + 1)

@@ -36,6 +36,7 @@ from wflow.kernels.blocked.products import (
 )
 from wflow.kernels.harmonic import series as passes
 from wflow.kernels.harmonic.series import (
+    AREA,
     EPSILON,
     LARGEST_DEGREE,
     ROUNDING,
@@ -43,8 +44,14 @@ from wflow.kernels.harmonic.series import (
     ROUNDING_SCORE,
     Plan,
     check_tolerance,
+    ends,
+    layout,
     node_count,
     plan,
+    shortened,
+    sizes_by_degree,
+    slopes_by_degree,
+    spare,
     task_count,
 )
 from wflow.kernels.pairs.fused import SYMMETRIC_TOKENS
@@ -88,9 +95,9 @@ from wflow.kernels.pairs.sweep import (
 from wflow.sphere.harmonics import (
     PAIR,
     count,
+    half_quadrature,
     harmonics,
     multiplied,
-    quadrature,
     recursion_table,
 )
 
@@ -746,7 +753,7 @@ def evaluate_tokens(*arguments: Any) -> tuple[Floats, Floats, Floats, int]:
 # used for both tokens or for one; what a path costs in any case; and per multiply-add or so of the
 # passes.
 EXACT_BOTH, EXACT = {2: 0.14, 3: 0.21}, {2: 0.20, 3: 0.31}
-FIXED, MOMENTS, NODES, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.06, 0.5, 0.06, 0.026, 4.0
+FIXED, MOMENTS, NODES, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.055, 0.5, 0.06, 0.018, 4.0
 FEWEST_TOKENS = 256  # below, the series never pays
 
 
@@ -783,9 +790,11 @@ def table_of(d: int) -> Floats:
 
 
 class Sources(NamedTuple):
-    """Points that replace the tokens: the tokens themselves, or fewer nodes.
+    """Points that replace the tokens: the tokens themselves, or fewer nodes and their antipodes.
 
-    points (q, d), mass (q,) : the same moments as the tokens, up to two degrees above the heads'
+    points (q, d) : tokens, or one of every two antipodes
+    mass (3, q) : w + w', w - w' and |w| + |w'| of the weights of a point and of its antipode, with
+        the same moments as the tokens, as far as the heads' sums need them
     factor : 1 + 2 sum |mass| for nodes, 1 for tokens: what a tail is multiplied by
     noise : N of `series.ROUNDING_NODES`
     """
@@ -796,31 +805,40 @@ class Sources(NamedTuple):
     noise: float
 
 
-def sources(x: Floats, degree: int, mass: Floats | None = None) -> Sources:
-    """Points and weights that replace the tokens (n, d) in heads up to a degree.
+def sources(x: Floats, last: int, mass: Floats | None = None) -> Sources:
+    """Points and weights that replace the tokens (n, d) in integrals of polynomials.
 
+    last : degree up to which the moments are the same
     mass : (n,) of any sign, sum |mass| = 1; None for 1/n
     """
     n, d = x.shape
-    if n <= node_count(degree, d):
-        return Sources(x, np.full(n, 1 / n) if mass is None else mass, 1.0, 0.0)
-    table = table_of(d)
-    last = degree + 2
+    if n <= node_count(last, d):
+        own = np.full(n, 1 / n) if mass is None else mass
+        return Sources(x, np.stack([own, own, np.abs(own)]), 1.0, 0.0)
     if mass is None:
-        moment = passes.moments(x, np.full(n, 1.0), last, table) / n
+        moment = passes.moments(x, np.full(n, 1.0), last, table_of(d)) / n
     else:
-        moment = passes.moments(x, mass, last, table)
-    nodes, weights = quadrature(d, last)
-    node_mass = weights * passes.expand(nodes, moment, last, table)
-    below = np.array([0] + [count(degree, d) for degree in range(last)])
-    norms = np.sqrt(np.add.reduceat(moment * moment, below))
+        moment = passes.moments(x, mass, last, table_of(d))
+    points, node_mass = nodes_of(moment, last, d)
+    first, sizes = layout(len(moment), d)
     # |mu_l| max_y |Y_l(y)| for every degree, over the whole sphere.
-    sizes = np.diff(below, append=len(moment))
-    noise = float(norms @ np.sqrt(sizes * weights.sum()))
+    noise = float(np.sqrt(np.add.reduceat(moment * moment, first)) @ np.sqrt(sizes * AREA[d]))
     if mass is not None:
         # Moments of weights of both signs cancel, their rounding errors do not.
         noise = max(noise, 1.0)
-    return Sources(nodes, node_mass, 1 + 2 * float(np.abs(node_mass).sum()), noise)
+    return Sources(points, node_mass, 1 + 2 * float(node_mass[2].sum()), noise)
+
+
+def nodes_of(moment: Floats, last: int, d: int) -> tuple[Floats, Floats]:
+    """Nodes (q, d), one of every two antipodes, and masses (3, q) of these moments up to `last`."""
+    points, weights = half_quadrature(d, last)
+    _, sizes = layout(len(moment), d)
+    odd = np.repeat(np.arange(last + 1) % 2, sizes)
+    # The density that has these moments is the sum of an even and an odd function.
+    alike = 2 * weights * passes.expand(points, moment * (1 - odd), last, table_of(d))
+    other = 2 * weights * passes.expand(points, moment * odd, last, table_of(d))
+    # |w| + |w'| for half the sum and half the difference of w and w'
+    return points, np.stack([alike, other, np.maximum(np.abs(alike), np.abs(other))])
 
 
 class Expansion(NamedTuple):
@@ -846,7 +864,7 @@ def expansion(
     """
     degrees = chosen.degrees[inside]
     degree = int(degrees.max())
-    points, masses, factor, noise = sources(x, degree, mass)
+    points, masses, factor, noise = sources(x, degree + min(products, 2), mass)
     coefficient, strength = passes.coefficients(
         points, masses, D[inside], degrees, chosen.tops[inside], table_of(x.shape[1]), products
     )
@@ -859,11 +877,10 @@ def expansion(
     return Expansion(coefficient[:-1], coefficient[-1], error)
 
 
-def by_degree(chosen: Plan) -> NDArray[np.int64]:
-    """Heads that a series serves; those of similar degree, which share a panel, lie together."""
-    inside = np.flatnonzero(chosen.degrees >= 0)
+def by_degree(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of falling degrees; series of similar degree, which share a panel, lie together."""
     # Ties by number, so that the order is one.
-    return inside[np.lexsort((inside, -chosen.degrees[inside]))]
+    return np.lexsort((np.arange(len(degrees)), -degrees))
 
 
 def panels_of(
@@ -896,11 +913,11 @@ def expand_heads(
     x : (n, d); D : (heads, d, d)
     products : 0 for sums of U, 1 for those of U y too, 2 for the integral of U <x, y>^2 too, 3 for
         U <x, D y>^2
-    packed : whether to make panels
+    packed : whether to make panels, of series no longer than the tolerance asks for
     """
     n, d = x.shape
     heads = len(D)
-    inside = by_degree(chosen)
+    inside = np.flatnonzero(chosen.degrees >= 0)
     nothing = np.zeros(heads)
     if not len(inside):
         none = np.empty(0, np.int64)
@@ -922,11 +939,17 @@ def expand_heads(
     # A head whose mean mobility misses the tolerance misses it at most tokens.
     with np.errstate(invalid="ignore"):
         kept = error[inside] * (1 + 1 / tolerance) <= mean[inside]
-    order = inside[kept]
+    order, degrees, coefficient = inside[kept], degrees[kept], coefficient[kept]
     alone = np.setdiff1d(np.arange(heads), order)
-    coefficient = coefficient[kept]
-    table = coefficient[: None if packed else 1, :, : 1 + d]
-    panels, sizes, degree = panels_of(table, degrees[kept], d, np.full(len(order), float(n)))
+    if packed and len(order):
+        degrees, missing = ends(coefficient, d, error[order], chosen.low[order], tolerance)
+        error[order] += missing
+    ranks = by_degree(degrees)
+    order, degrees, coefficient = order[ranks], degrees[ranks], coefficient[ranks]
+    table = coefficient[: None if packed else 0, :, : 1 + d]
+    panels, sizes, degree = panels_of(
+        table, degrees[: len(table)], d, np.full(len(table), float(n))
+    )
     limit[order] = n * error[order] * (1 + 1 / tolerance)
     return Series(
         order, alone, panels, sizes, error, mean, squares, limit, degree, coefficient, moment
@@ -1072,11 +1095,14 @@ def _of_summed_heads(
     summed[0, :, 0] = c[:, :, 0].sum(axis=0)
     if not tied:
         summed[0, :, 1:] = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], arrays.value[series.order])
+    end, error = _end_of_sum(summed, tied, arrays.value, series.error, chosen.low, tolerance)
+    series = series._replace(error=error)
     scale = n / heads
-    panels, sizes, degree = panels_of(summed, np.array([series.degree]), d, np.full(1, scale))
+    panels, sizes, degree = panels_of(summed, end, d, np.full(1, scale))
     by_order = gradient_table(scale * summed[0, :, 0], degree, table_of(d)) if tied else np.empty(0)
     none = np.empty((0, d, d))
-    single = Heads(np.zeros((1, d, d)), np.eye(d)[None], none, none, np.empty(0))
+    strongest = int(chosen.rho.argmax())
+    single = Heads(arrays.score[[strongest]], np.eye(d)[None], none, none, np.empty(0))
     v, total, _, _ = evaluate_tokens(
         x, n, np.empty(0), single, UNNORMALISED, sign, np.zeros(1, np.int64),
         np.empty(0, np.int64), panels, sizes, np.full(1, -np.inf), degree, table_of(d), by_order,
@@ -1086,8 +1112,32 @@ def _of_summed_heads(
         if len(matrices):
             applied = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], matrices[series.order])
             total[place] = n * n * np.sum(series.moment[: c.shape[1], 1 : d + 1] * applied)
-    total[MAX_SCORE] = largest_score(x, plain(arrays.score))
+    # That of the strongest head is known: a head whose norm is no larger counts no more.
+    others = chosen.rho * (1 + chosen.off) > total[MAX_SCORE]
+    others[strongest] = False
+    if others.any():
+        total[MAX_SCORE] = max(total[MAX_SCORE], largest_score(x, plain(arrays.score[others])))
     return series, v, total, n * np.exp(chosen.low)
+
+
+def _end_of_sum(
+    summed: Floats, tied: bool, value: NDArray[np.floating], error: Floats, low: Floats,
+    tolerance: float,
+) -> tuple[NDArray[np.int64], Floats]:  # fmt: skip
+    """Degree (1,) at which the series of all heads together may end, and errors of the heads then.
+
+    What is missing in sum_h m_h and in sum_h V_h S_h / n is shared out in proportion to what every
+    head has to spare, so that the bounds of the heads add up to it.
+    """
+    d = value.shape[1]
+    room = spare(error, low, tolerance)
+    rooms = np.array([room.sum(), room @ np.linalg.norm(value, 2, axis=(1, 2))])
+    of_vectors = slopes_by_degree(summed[:, :, 0]) if tied else sizes_by_degree(summed[:, :, 1:], d)
+    sizes = np.concatenate([sizes_by_degree(summed[:, :, :1], d), of_vectors])
+    degrees, _ = shortened(sizes, rooms)
+    end = degrees.max(keepdims=True)
+    missing = sizes[:, end[0] + 1 :].sum(axis=1)
+    return end, error + np.max(missing / np.where(missing > 0, rooms, 1.0)) * room
 
 
 def choose(
@@ -1145,7 +1195,7 @@ def predicted_cost(
     if not len(degrees):
         return cost
     top = int(degrees[0])
-    nodes = node_count(top, d)
+    nodes = node_count(top + 2, d)
     if n > nodes:
         cost += sets * (MOMENTS * n + NODES * nodes) * count(top + 2, d)
     columns = 4 + d + d * (d + 1) // 2

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import number
 from wflow._core.compiled import compiled, internal
 from wflow._core.errors import InputError
-from wflow._core.simd import fma, lanes, load, minimum, splat, store
+from wflow._core.simd import align_stack, fma, lanes, load, minimum, splat, store
 from wflow._core.tasks import address, arrays, call
 from wflow.kernels.harmonic import series
 from wflow.kernels.pairs.sweep import DIRECT_BOUND_DOUBLE, by_lane, vectors
@@ -46,8 +46,9 @@ def task_count(points, unit):
 def _gather(basis, radial, weights, columns, degree, d, sums):
     """sums[k, c] += sum over the points of radial_l Y_k weight_c, lane by lane.
 
-    Four vectors of points: basis (2 pairs, K, PAIR), radial (degree + 1, 4), weights (columns, 4),
-    sums (K, columns), all in vectors. Cost: columns + 1 products per harmonic and vector.
+    Four vectors of points: basis (2 pairs, K, PAIR), radial (degree + 1, 4), weights (2, columns,
+    4), for even and odd l, sums (K, columns), all in vectors. Cost: columns + 1 products per
+    harmonic and vector.
     """
     width = lanes(basis)
     other = count(degree, d) * PAIR * width
@@ -65,7 +66,7 @@ def _gather(basis, radial, weights, columns, degree, d, sums):
             y2 = load(basis, other + here) * r2
             y3 = load(basis, other + here + width) * r3
             for c in range(columns):
-                w = c * _GATHER * width
+                w = ((l & 1) * columns + c) * _GATHER * width
                 place = (k * columns + c) * width
                 total = fma(y0, load(weights, w), load(sums, place))
                 total = fma(y1, load(weights, w + width), total)
@@ -90,11 +91,17 @@ def _fold_lanes(sums, number, out):
 def _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, products):
     """Four vectors of sources from `start` on: z = D y, |z|, exp|z|, and their weights.
 
-    Columns of weights: w; with `products` > 0 also w y_a, and w y_a y_b (1) or w z_a z_b (2), a <=
-    b. Returns sum |w| exp|z|.
+    mass (3, q) : sum and difference of the weights of a source and of its antipode, and the sum of
+        their absolute values
+    weights (2, columns, 4) : for even l and odd l, w; with `products` > 0 also w y_a, and w y_a y_b
+        (2) or w z_a z_b (3), a <= b. A harmonic of odd l, and an odd product, change their sign at
+        the antipode.
+
+    Returns sum |w| exp|z|.
     """
     d = points.shape[1]
     width = lanes(points)
+    columns = column_count(d, products)
     z = np.empty(d)
     strength = 0.0
     for vector in range(_GATHER):
@@ -102,6 +109,7 @@ def _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, pro
         by_lane(points, last, block, own, vector * d * width)
         for lane in range(width):
             at = vector * width + lane
+            inside = block + lane < last
             square = 0.0
             for a in range(d):
                 total = 0.0
@@ -110,32 +118,33 @@ def _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, pro
                 z[a] = total
                 square += total * total
             norm = math.sqrt(square)
-            w = mass[block + lane] if block + lane < last else 0.0
             r[at] = norm
             growth[at] = math.exp(norm)
-            strength += abs(w) * growth[at]
+            strength += mass[2, block + lane] * growth[at] if inside else 0.0
             for a in range(d):
                 # Where z vanishes only degree 0 counts, and any direction will do.
                 unit = z[a] / norm if norm > 1e-150 else (1.0 if a == 0 else 0.0)
                 zhat[(vector * d + a) * width + lane] = unit
-            weights[at] = w
-            column = 1
-            if products > 0:
-                for a in range(d):
-                    y = own[(vector * d + a) * width + lane]
-                    weights[column * _GATHER * width + at] = w * y
-                    column += 1
-            if products > 1:
-                for a in range(d):
-                    for b in range(a, d):
-                        if products == 2:
-                            left = own[(vector * d + a) * width + lane]
-                            right = own[(vector * d + b) * width + lane]
-                        else:
-                            left = z[a]
-                            right = z[b]
-                        weights[column * _GATHER * width + at] = w * left * right
-                        column += 1
+            for parity in range(2):
+                alike = mass[parity, block + lane] if inside else 0.0
+                other = mass[1 - parity, block + lane] if inside else 0.0
+                place = parity * columns * _GATHER * width + at
+                weights[place] = alike
+                if products > 0:
+                    for a in range(d):
+                        place += _GATHER * width
+                        weights[place] = other * own[(vector * d + a) * width + lane]
+                if products > 1:
+                    for a in range(d):
+                        for b in range(a, d):
+                            if products == 2:
+                                left = own[(vector * d + a) * width + lane]
+                                right = own[(vector * d + b) * width + lane]
+                            else:
+                                left = z[a]
+                                right = z[b]
+                            place += _GATHER * width
+                            weights[place] = alike * left * right
     return strength
 
 
@@ -153,6 +162,7 @@ def _make_project(source: str):
     def project(points, mass, matrix, bare, degree, top, table, products, out, strength):
         """Sum over sources of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out (K columns,).
 
+        mass (3, q) : as for `_place`
         bare : without the radial factor, matrix being the identity: moments of the sources
         strength (1,) : becomes sum |w| exp|D y|
         """
@@ -164,7 +174,7 @@ def _make_project(source: str):
         basis = vectors(_GATHER * number, points)
         sums = vectors(number * columns, points)
         radial = vectors((degree + 1) * _GATHER, points)
-        weights = vectors(columns * _GATHER, points)
+        weights = vectors(2 * columns * _GATHER, points)
         single = d == 3 and columns == 1 and not bare
         squares, scales = _steps(degree if single else 0, table)
         own = vectors(d * _GATHER, points)
@@ -183,7 +193,12 @@ def _make_project(source: str):
                     at = vector * width
                     radial_factors(r, at, growth, d, degree, top, radial, _GATHER, vector)
             if single:
-                _sphere_group(zhat, weights, radial, True, degree, squares, sums)
+                for l in range(degree + 1):  # noqa: E741
+                    for vector in range(_GATHER):
+                        at = (l * _GATHER + vector) * width
+                        weight = load(weights, ((l & 1) * _GATHER + vector) * width)
+                        store(radial, at, weight * load(radial, at))
+                _sphere_group(zhat, radial, degree, squares, sums)
                 continue
             for pair in range(_GATHER // PAIR):
                 at = pair * PAIR * d * width
@@ -213,16 +228,17 @@ def _weighted_group(x, mass, last, start, own, weights):
 
 
 @internal(forceinline=True)
-def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
-    """sums_k += sum over four vectors of points of weight s_lm^-1 Y_k, lane by lane.
+def _sphere_group(own, radial, degree, squares, sums):
+    """sums_k += sum over four vectors of points of radial_l s_lm^-1 Y_k, lane by lane.
 
     The recursion of `harmonics` with q_lm = s_lm p_lm and p_mm = 1,
 
         p_lm = z p_(l-1)m - b_lm^2 p_(l-2)m,   s_lm = a_lm s_(l-1)m,   s_mm = start_m,
 
-    so that a step is one product and one multiply-add; the weight enters with (x + iy)^0. No
-    harmonic is stored. With `scaled`, a constant of the caller, times radial_l (degree + 1, 4).
-    Cost per point: two multiply-adds for each of the K harmonics, half a product if `scaled`.
+    so that a step is one product and one multiply-add. No harmonic is stored.
+
+    radial (degree + 1, 4) : with the weights of the points
+    Cost per point: two multiply-adds and half a product for each of the K harmonics.
     """
     width = lanes(own)
     zero = splat(0.0)
@@ -239,10 +255,10 @@ def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
     x3 = load(own, 9 * width)
     y3 = load(own, 10 * width)
     z3 = load(own, 11 * width)
-    c0 = load(weights, 0)
-    c1 = load(weights, width)
-    c2 = load(weights, 2 * width)
-    c3 = load(weights, 3 * width)
+    c0 = one
+    c1 = one
+    c2 = one
+    c3 = one
     s0 = zero
     s1 = zero
     s2 = zero
@@ -257,16 +273,11 @@ def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
         before2 = zero
         before3 = zero
         for l in range(m, degree + 1):  # noqa: E741
-            u0 = p0
-            u1 = p1
-            u2 = p2
-            u3 = p3
-            if scaled:
-                at = l * _GATHER * width
-                u0 = p0 * load(radial, at)
-                u1 = p1 * load(radial, at + width)
-                u2 = p2 * load(radial, at + 2 * width)
-                u3 = p3 * load(radial, at + 3 * width)
+            at = l * _GATHER * width
+            u0 = p0 * load(radial, at)
+            u1 = p1 * load(radial, at + width)
+            u2 = p2 * load(radial, at + 2 * width)
+            u3 = p3 * load(radial, at + 3 * width)
             middle = l * l + l
             place = (middle + m) * width
             total = fma(u0, c0, load(sums, place))
@@ -300,6 +311,169 @@ def _sphere_group(own, weights, radial, scaled, degree, squares, sums):
 
 
 @internal
+def _moment_group(own, weights, degree, steps, sums):
+    """Add four vectors of points to the sums of which `_moments_of_sums` makes moments.
+
+    With p_lm and b_lm as in `_sphere_group`, two degrees at a time: p_(m+2k+1)m = z Q_k and
+    p_(m+2k)m = Q_k + b_(m+2k+1)m^2 Q_(k-1), where
+
+        Q_(k+1) = (z^2 - b_(m+2k+2)m^2 - b_(m+2k+3)m^2) Q_k
+                  - b_(m+2k+2)m^2 b_(m+2k+1)m^2 Q_(k-1),
+
+    and Q_k = s_k R_k so that R_(k-1) enters with the factor one.
+
+    sums : for every m and k, m outermost, those of weight R_k (1, z) times Re w^m and Im w^m
+    Cost per point: one and a half multiply-adds for each harmonic.
+    """
+    align_stack()
+    width = lanes(own)
+    zero = splat(0.0)
+    one = splat(1.0)
+    x0 = load(own, 0)
+    y0 = load(own, width)
+    z0 = load(own, 2 * width)
+    x1 = load(own, 3 * width)
+    y1 = load(own, 4 * width)
+    z1 = load(own, 5 * width)
+    x2 = load(own, 6 * width)
+    y2 = load(own, 7 * width)
+    z2 = load(own, 8 * width)
+    x3 = load(own, 9 * width)
+    y3 = load(own, 10 * width)
+    z3 = load(own, 11 * width)
+    square0 = z0 * z0
+    square1 = z1 * z1
+    square2 = z2 * z2
+    square3 = z3 * z3
+    c0 = load(weights, 0)
+    c1 = load(weights, width)
+    c2 = load(weights, 2 * width)
+    c3 = load(weights, 3 * width)
+    s0 = zero
+    s1 = zero
+    s2 = zero
+    s3 = zero
+    place = np.uintp(0)
+    at = np.uintp(0)
+    step = np.uintp(width)
+    for m in range(degree + 1):
+        p0 = one
+        p1 = one
+        p2 = one
+        p3 = one
+        before0 = zero
+        before1 = zero
+        before2 = zero
+        before3 = zero
+        zc0 = z0 * c0
+        zc1 = z1 * c1
+        zc2 = z2 * c2
+        zc3 = z3 * c3
+        zs0 = z0 * s0
+        zs1 = z1 * s1
+        zs2 = z2 * s2
+        zs3 = z3 * s3
+        for _ in range((degree - m) // 2 + 1):
+            total = fma(p0, c0, load(sums, place))
+            total = fma(p1, c1, total)
+            total = fma(p2, c2, total)
+            store(sums, place, fma(p3, c3, total))
+            place += step
+            total = fma(p0, zc0, load(sums, place))
+            total = fma(p1, zc1, total)
+            total = fma(p2, zc2, total)
+            store(sums, place, fma(p3, zc3, total))
+            place += step
+            total = fma(p0, s0, load(sums, place))
+            total = fma(p1, s1, total)
+            total = fma(p2, s2, total)
+            store(sums, place, fma(p3, s3, total))
+            place += step
+            total = fma(p0, zs0, load(sums, place))
+            total = fma(p1, zs1, total)
+            total = fma(p2, zs2, total)
+            store(sums, place, fma(p3, zs3, total))
+            place += step
+            slope = splat(steps[at])
+            offset = splat(steps[at + np.uintp(1)])
+            at += np.uintp(2)
+            next0 = fma(fma(slope, square0, offset), p0, before0)
+            next1 = fma(fma(slope, square1, offset), p1, before1)
+            next2 = fma(fma(slope, square2, offset), p2, before2)
+            next3 = fma(fma(slope, square3, offset), p3, before3)
+            before0 = p0
+            before1 = p1
+            before2 = p2
+            before3 = p3
+            p0 = next0
+            p1 = next1
+            p2 = next2
+            p3 = next3
+        c0, s0 = multiplied(x0, y0, c0, s0)
+        c1, s1 = multiplied(x1, y1, c1, s1)
+        c2, s2 = multiplied(x2, y2, c2, s2)
+        c3, s3 = multiplied(x3, y3, c3, s3)
+
+
+@internal
+def _squared(l, m):  # noqa: E741
+    """b_lm^2 of `_sphere_group`; 0 for l = m + 1."""
+    below = (l - 1.0) * (l - 1.0)
+    return (below - m * m) / (4.0 * below - 1.0)
+
+
+@internal
+def _pairs_of_degrees(degree):
+    """For every m and k of `_moment_group` the two numbers of its step, and the scales s_k."""
+    number = 0
+    for m in range(degree + 1):
+        number += (degree - m) // 2 + 1
+    steps = np.empty(2 * number)
+    scales = np.empty(number)
+    at = 0
+    for m in range(degree + 1):
+        scale = 1.0
+        before = 0.0
+        for l in range(m, degree + 1, 2):  # noqa: E741
+            off = _squared(l + 2, m) + _squared(l + 3, m)
+            after = -_squared(l + 2, m) * _squared(l + 1, m) * before if l > m else off
+            scales[at] = scale
+            steps[2 * at] = scale / after
+            steps[2 * at + 1] = -off * steps[2 * at]
+            at += 1
+            scale, before = after, scale
+    return steps, scales
+
+
+@internal
+def _moments_of_sums(folded, scales, degree, normal, out):
+    """Moments (K,) from what `_moment_group` adds up, lanes folded (4 for every m and k).
+
+    normal (K,) : s_lm of `_sphere_group` at the places of the harmonics
+    """
+    at = 0
+    for m in range(degree + 1):
+        scale = 0.0
+        cosine = 0.0
+        sine = 0.0
+        for l in range(m, degree + 1, 2):  # noqa: E741
+            back = _squared(l + 1, m) * scale if l > m else 0.0
+            scale = scales[at]
+            middle = l * l + l
+            out[middle - m] = scale * folded[4 * at + 2] + back * sine
+            out[middle + m] = scale * folded[4 * at] + back * cosine
+            cosine = folded[4 * at]
+            sine = folded[4 * at + 2]
+            if l < degree:
+                middle += 2 * l + 2
+                out[middle - m] = scale * folded[4 * at + 3]
+                out[middle + m] = scale * folded[4 * at + 1]
+            at += 1
+    for k in range(count(degree, 3)):
+        out[k] *= normal[k]
+
+
+@internal
 def _steps(degree, table):
     """-b_lm^2 of `_sphere_group` and s_lm at the places of the harmonics."""
     steps = int(table[0])
@@ -325,18 +499,19 @@ def _make_sphere_moments(source: str):
         """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
         _ = source  # part of the cache key
         width = lanes(x)
-        number = count(degree, 3)
-        squares, scales = _steps(degree, table)
+        steps, scales = _pairs_of_degrees(degree)
+        _, normal = _steps(degree, table)
+        number = 4 * scales.shape[0]
         sums = vectors(number, x)
         own = vectors(3 * _GATHER, x)
         weights = vectors(_GATHER, x)
+        folded = np.empty(number)
         sums[:] = 0.0
         for start in range(first, last, _GATHER * width):
             _weighted_group(x, mass, last, start, own, weights)
-            _sphere_group(own, weights, own, False, degree, squares, sums)
-        _fold_lanes(sums, number, out)
-        for k in range(number):
-            out[k] *= scales[k]
+            _moment_group(own, weights, degree, steps, sums)
+        _fold_lanes(sums, number, folded)
+        _moments_of_sums(folded, scales, degree, normal, out)
 
     return sphere_moments
 
@@ -522,7 +697,7 @@ def _entry_points(source, cache):
 
         Parameters
         ----------
-        points (q, d), mass (q,) : sources; score (heads, d, d)
+        points (q, d), mass (3, q) : sources, as for `_place`; score (heads, d, d)
         degrees, tops (heads,) : degree of each head, and where its radial recursion starts
         products : 1 for g = 1, y_a; 2 and 3 add y_a y_b, or (D y)_a (D y)_b, for a <= b
 
@@ -569,7 +744,7 @@ def _entry_points(source, cache):
 def _project_address() -> int:
     flat, matrix, _, _ = arrays(np.float64)
     size = types.intp
-    given = matrix, flat, matrix, types.boolean, size, size, flat, size, flat, flat
+    given = matrix, matrix, matrix, types.boolean, size, size, flat, size, flat, flat
     return address(_project, given)
 
 
@@ -611,6 +786,11 @@ LARGEST_DEGREE = {2: DEGREE_CIRCLE, 3: DEGREE_SPHERE}
 # sums in extended precision, and doubled at least: benchmarks/fast_sums.py --check repeats that.
 ROUNDING, ROUNDING_SCORE, ROUNDING_NODES = 40.0, 8.0, 6.0
 EPSILON = 2.0**-53
+# Where |D_h mean(x)| is below, minus it bounds the log-mobility, without a pass over the tokens.
+_NEAR = 0.05
+# Share of the tolerance that the error of a series may take in all
+SPENT = 0.9
+AREA = {2: 2 * math.pi, 3: 4 * math.pi}
 # Tails are followed up to here: at |z| = 64 nothing of the series is left beyond.
 _TOP = 200
 
@@ -769,14 +949,81 @@ def plan_heads(
     with np.errstate(over="ignore", invalid="ignore"):
         rho = np.linalg.norm(D, 2, axis=(1, 2)) * (1 + 1e-14)
         along = D @ mean if mean.ndim == 1 else np.einsum("hab,hb->ha", D, mean)
-    low = series.lowest_along(x, np.ascontiguousarray(along))
+    low = -np.linalg.norm(along, axis=1) * (1 + off)
+    far = low < -_NEAR
     if signed is not None:
         low = np.where(signed, -rho, low)
+        far &= ~signed
+    if far.any():
+        low[far] = series.lowest_along(x, along[far])
     found = choose_degrees(rho, low, tolerance, d, LARGEST_DEGREE[d])
     return Plan(True, off, rho, low, *found)
 
 
-def node_count(degree: int, d: int) -> int:
-    """Nodes of the quadrature that replaces many tokens, for heads up to `degree`."""
-    last = degree + 2
-    return 2 * last + 1 if d == 2 else (last + 1) * (2 * last + 1)
+def sizes_by_degree(coefficient: Floats, d: int) -> Floats:
+    """Bounds of |sum_m c_lm Y_lm(x)|, anywhere, of series (heads, K, columns): (heads, L + 1).
+
+    |c_l| sqrt(dim_l / |sphere|), by Cauchy-Schwarz and the addition theorem; c_lm is a vector.
+    """
+    squares, dim = _squares_by_degree(coefficient, d)
+    return np.asarray(np.sqrt(squares * dim / AREA[d]))
+
+
+def slopes_by_degree(coefficient: Floats) -> Floats:
+    """Bounds of |grad sum_m c_lm Y_lm(x)|, anywhere on the sphere, of series (heads, K).
+
+    |c_l| sqrt(l (l + 1) dim_l / (2 |sphere|)): the sum over m of squares of a derivative along a
+    unit tangent is half of that of |grad Y_lm|^2.
+    """
+    squares, dim = _squares_by_degree(coefficient[:, :, None], 3)
+    l = np.arange(len(dim))  # noqa: E741
+    return np.asarray(np.sqrt(squares * dim * l * (l + 1) / (2 * AREA[3])))
+
+
+def _squares_by_degree(coefficient: Floats, d: int) -> tuple[Floats, Floats]:
+    """|c_l|^2 (heads, L + 1) of all columns, and the number of harmonics (L + 1,)."""
+    squares = np.einsum("hkc,hkc->hk", coefficient, coefficient)
+    first, dim = layout(coefficient.shape[1], d)
+    return np.add.reduceat(squares, first, axis=1), dim.astype(float)
+
+
+def layout(number: int, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Place of the first harmonic of every degree among so many, and how many there are of each."""
+    last = math.isqrt(number) - 1 if d == 3 else (number - 1) // 2
+    first = np.array([0] + [count(degree, d) for degree in range(last)])
+    return first, np.diff(first, append=number)
+
+
+def shortened(sizes: Floats, room: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Degrees at which series may end, and what is then missing at most.
+
+    sizes (heads, L + 1) : bounds of the terms of every degree
+    room (heads,) : what may be missing
+    """
+    missing = np.cumsum(sizes[:, ::-1], axis=1)[:, ::-1]  # from a degree on
+    missing = np.concatenate([missing[:, 1:], np.zeros((len(sizes), 1))], axis=1)
+    degrees = np.argmax(missing <= np.maximum(room, 0.0)[:, None], axis=1)
+    return degrees, missing[np.arange(len(sizes)), degrees]
+
+
+def spare(error: Floats, low: Floats, tolerance: float) -> Floats:
+    """What a head's series may miss beyond its error; low : lower bounds of log m_h."""
+    return np.asarray(np.maximum(SPENT * tolerance * np.exp(low) - error, 0.0))
+
+
+def ends(
+    coefficient: Floats, d: int, error: Floats, low: Floats, tolerance: float
+) -> tuple[NDArray[np.int64], Floats]:
+    """Degrees at which the series of heads may end, and what is then missing in m and S / n.
+
+    coefficient (heads, K, columns) : of 1, and the coordinates if any; others do not count
+    error, low (heads,) : as for `spare`
+    """
+    sizes = sizes_by_degree(coefficient[:, :, :1], d)
+    sizes = np.maximum(sizes, sizes_by_degree(coefficient[:, :, 1 : 1 + d], d))
+    return shortened(sizes, spare(error, low, tolerance))
+
+
+def node_count(last: int, d: int) -> int:
+    """Nodes without their antipodes that replace many tokens, of equal moments up to `last`."""
+    return last + 1 if d == 2 else (last + 1) * (last + 1)

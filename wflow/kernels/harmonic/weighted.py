@@ -40,6 +40,7 @@ from wflow.kernels.harmonic.series import (
     LARGEST_DEGREE,
     Plan,
     check_tolerance,
+    ends,
     plan_heads,
     task_count,
 )
@@ -149,13 +150,13 @@ def _one_path(
 ) -> tuple[Floats, Floats, Floats, float]:
     (targets, d), heads = x.shape, len(D)
     masses, norms = _masses(weights)
-    chosen = _plan(x, D, cloud, masses, tolerance)
+    chosen, signed = _plan(x, D, cloud, masses, tolerance)
     shift, m = np.zeros((heads, targets)), np.empty((heads, targets))
     S = np.empty((heads, targets if vectors else 0, d))
     if not chosen.finite:
         m[:], S[:] = np.nan, np.nan
         return shift, m, S, math.nan
-    order = by_degree(chosen)
+    order = np.flatnonzero(chosen.degrees >= 0)
     bound = np.full(heads, np.inf)  # of a head without a series
     norm = np.broadcast_to(norms, heads)
     if len(order):
@@ -165,13 +166,18 @@ def _one_path(
             mass = None if masses is None else masses[0 if len(masses) == 1 else order[k]]
             coefficient, _, bound[some] = expansion(cloud, D, chosen, some, int(vectors), mass)
             pieces.append(coefficient)
-        degrees = chosen.degrees[order]
-        size = count(int(degrees[0]), d)
+        size = count(int(chosen.degrees.max()), d)
         coefficient = np.zeros((len(order), size, pieces[0].shape[2]))
         for k, piece in enumerate(pieces):
             rows = slice(None) if len(pieces) == 1 else slice(k, k + 1)
             coefficient[rows, : piece.shape[1]] = piece
-        panels, sizes, degree = panels_of(coefficient, degrees, d, norm[order])
+        # Weights of both signs cancel, to how much no bound of a head's sums says beforehand.
+        low = np.where(signed[order], -np.inf, chosen.low[order])
+        degrees, missing = ends(coefficient, d, bound[order], low, tolerance)
+        bound[order] += missing
+        ranks = by_degree(degrees)
+        order, coefficient = order[ranks], coefficient[ranks]
+        panels, sizes, degree = panels_of(coefficient, degrees[ranks], d, norm[order])
         columns = coefficient.shape[2]
         evaluate_targets(x, order, panels, sizes, columns, degree, table_of(d), m, S)
     bound *= norm
@@ -205,18 +211,20 @@ def _masses(weights: Floats | None) -> tuple[Floats | None, Floats]:
 
 def _plan(
     x: Floats, D: Floats, cloud: Floats, masses: Floats | None, tolerance: float
-) -> Plan:  # fmt: skip
-    """Norms, bounds and degrees of the heads of one path."""
+) -> tuple[Plan, NDArray[np.bool_]]:  # fmt: skip
+    """Norms, bounds and degrees of the heads of one path; which have weights of both signs."""
     mean, off = passes.survey(cloud)
     mean, signed = mean[None], np.zeros(1, bool)
     if masses is not None:
         mean = np.abs(masses) @ cloud
         signed = (masses.min(axis=1) < 0) & (masses.max(axis=1) > 0)
         off += 0.0 * float(masses.sum())
-    return plan_heads(
+    signed = np.broadcast_to(signed, len(D))
+    chosen = plan_heads(
         x, D, tolerance, np.broadcast_to(mean, (len(D), x.shape[1])),
-        max(off, float(passes.survey(x)[1])) + 0.0 * off, np.broadcast_to(signed, len(D)),
+        max(off, float(passes.survey(x)[1])) + 0.0 * off, signed,
     )  # fmt: skip
+    return chosen, signed
 
 
 def choose_weighted(
@@ -238,7 +246,7 @@ def choose_weighted(
     sets = 1 if weights is None else weights.shape[1]
     for p in range(paths):
         masses = None if weights is None else _masses(plain(weights[p]))[0]
-        chosen = _plan(points[p], matrices[p], clouds[p], masses, tolerance)
+        chosen, _ = _plan(points[p], matrices[p], clouds[p], masses, tolerance)
         # What is not finite ends as NaN at once there.
         result[p] = not chosen.finite or exact > predicted_cost(
             points[p], matrices[p], chosen, tolerance, clouds[p], sets

@@ -306,11 +306,12 @@ def sphere_maps(document: Document) -> str:
         made_by(document),
         "The velocity of one path from an array of tokens to an array of velocities, on one "
         f"thread, to a tolerance of {document['tolerance']:.0e}, by wflow's fast sums and by "
-        "nonuniform Fourier transforms of ducc0 (d = 3) and finufft, of the same degree. A "
-        "library gets the largest epsilon at which its velocity is within the tolerance of the "
-        "exact one, and in the rows *as wflow* the largest at which it is as accurate as ours, "
-        "or 1e-13. *Error*: against the exact velocity, at some tokens. The time of the fastest "
-        "library over that of wflow:",
+        "nonuniform Fourier transforms of ducc0 (d = 3) and finufft, whose degrees come from the "
+        "same bounds; *degree* is that of the coefficients. A library gets the largest epsilon at "
+        "which its velocity is within the tolerance of the exact one, and in the rows *as wflow* "
+        "the largest at which it is as accurate as ours, or 1e-13; in both, none smaller than its "
+        "series is worth. *Error*: against the exact velocity, at some tokens, over the largest "
+        "one. The time of the fastest library over that of wflow:",
         table(rows),
         *_parts_of_ours(document),
         "All times:",

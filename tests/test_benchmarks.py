@@ -169,7 +169,8 @@ def test_sphere_maps_runs_as_a_command_and_says_what_is_missing(tmp_path):
                "2", "--rounds", "1", "--json", str(file)]  # fmt: skip
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     written = json.loads(file.read_text())
-    assert all(row["error"] <= sphere_maps.TOLERANCE for row in written["times"])
+    # The tolerance is that of the mobilities, the error that of the largest velocity.
+    assert all(row["error"] <= 4 * sphere_maps.TOLERANCE for row in written["times"])
     for d, libraries in sphere_maps.LIBRARIES.items():
         sides = {(row["flow"], row["side"]) for row in written["times"] if row["d"] == d}
         installed = set(libraries) - set(written["missing"])

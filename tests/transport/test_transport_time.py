@@ -1,13 +1,16 @@
 """Distances along the snapshots of a run: `wflow.transport.over_time`."""
 
+import threading
+
 import numpy as np
 import pytest
 
 import wflow
 from wflow import InputError, tokens, transport
+from wflow._core.threads import numba_threads
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.io import snapshots as reader
-from wflow.transport import distances
+from wflow.transport import distances, linear_assignment
 
 
 def cloud(n: int, d: int, seed: int) -> np.ndarray:
@@ -56,14 +59,71 @@ def test_over_time_starts_each_assignment_from_the_one_before(run_file, to, monk
     want = transport.over_time(run_file, to=to)
     starts, plain = [], distances.solve
 
-    def watched(costs, start=None):
+    def watched(costs, start=None, stop=None):
         starts.append(start)
-        return plain(costs, None)
+        return plain(costs, None, stop)
 
     monkeypatch.setattr(distances, "solve", watched)
     found = transport.over_time(run_file, to=to)
     assert [start is None for start in starts] == ([True] + [False] * (found.shape[1] - 1)) * 2
     assert np.array_equal(found, want)
+
+
+@pytest.fixture(scope="module")
+def long_series():
+    """40 snapshots of 520 tokens that move by a fraction of their spacing."""
+    return wflow.solve(
+        cloud(520, 3, 0),
+        OrnsteinUhlenbeck(np.eye(3)),
+        heads=2,
+        t_final=2.0,
+        dt=0.05,
+        save=wflow.SaveAt(snapshots=np.linspace(0, 2, 40)),
+        compute=wflow.Compute(threads=1),
+    )
+
+
+@pytest.mark.parametrize("to", ["final", "previous"])
+def test_pieces_of_a_series_side_by_side_give_the_same_bits(long_series, to, monkeypatch):
+    threads = set()
+    plain = distances.solve
+
+    def watched(costs, start=None, stop=None):
+        threads.add(threading.get_ident())
+        return plain(costs, start, stop)
+
+    monkeypatch.setattr(distances, "solve", watched)
+    with numba_threads(1):
+        alone = transport.over_time(long_series, to=to)
+    assert threads == {threading.get_ident()}
+    monkeypatch.setattr(distances, "current", lambda: 3)
+    found = transport.over_time(long_series, to=to)
+    assert len(threads) > 1
+    assert np.array_equal(alone, found)
+    clouds = long_series["tokens"].values[0]
+    others = [clouds[-1]] * 40 if to == "final" else clouds[:-1]
+    want = [transport.w2(x, y) for x, y in zip(clouds[40 - len(others) :], others, strict=True)]
+    assert found.values[0] == pytest.approx(want, rel=1e-14)
+
+
+def test_an_error_in_one_piece_ends_the_others(long_series, monkeypatch):
+    stopped = []
+    plain = distances.solve
+
+    def failing(costs, start=None, stop=None):
+        if start is None and not stopped:
+            stopped.append(stop)
+            raise ZeroDivisionError("as if by Ctrl-C")
+        return plain(costs, start, stop)
+
+    monkeypatch.setattr(distances, "solve", failing)
+    monkeypatch.setattr(distances, "current", lambda: 2)
+    with pytest.raises(ZeroDivisionError):
+        transport.over_time(long_series)
+    assert stopped[0].is_set()
+    costs = np.random.default_rng(0).uniform(size=(64, 64))
+    with pytest.raises(linear_assignment.Stopped):
+        linear_assignment.solve(costs, None, stopped[0])
 
 
 def test_over_time_to_a_cloud_and_to_another_run(run_file, tmp_path):

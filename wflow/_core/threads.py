@@ -20,6 +20,17 @@ def available() -> int:
     return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
 
 
+def current() -> int:
+    """Number of threads that compiled functions have when they are called now."""
+    start_threads()
+    return int(numba.get_num_threads())
+
+
+def one_thread() -> None:
+    """Give the compiled functions that this thread of Python calls no other threads."""
+    numba.set_num_threads(1)
+
+
 def threads_for(pairs: int, each: int = _PAIRS) -> AbstractContextManager[int]:
     """Give the compiled functions called within no more threads than `pairs` pairs are worth, so
     that every thread has `each` of them or more; yields their number."""

@@ -14,10 +14,13 @@ import importlib
 import math
 import os
 import sys
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +42,7 @@ from wflow._core.checks import (
 )
 from wflow._core.errors import InputError, WflowError
 from wflow._core.progress import progress as progress_bar
-from wflow._core.threads import threads_for
+from wflow._core.threads import current, one_thread, threads_for
 from wflow.attention.cloud import as_unit_tokens
 from wflow.io.snapshots import Cloud, cloud, clouds, opened, require_tokens
 from wflow.sphere.geodesics import pair_costs
@@ -283,12 +286,18 @@ def exact_cost(given: Pair, p: float, cost: str, before: Before | None = None) -
 class Before:
     """The assignment before the next one of a series, which is started from it.
 
-    The order of the columns stays that of the first one: it matters for speed alone.
+    The order of the columns stays that of the first one: it matters for speed alone. `stop` is the
+    event that ends an assignment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: threading.Event | None = None) -> None:
         self.order = np.empty(0, np.int64)
         self.solution: Solution | None = None
+        self.stop = stop
+
+
+# Not every threading layer of Numba lets two threads of Python call it at once.
+_COSTS = threading.Lock()
 
 
 def match(
@@ -298,7 +307,7 @@ def match(
     n = len(given.x)
     chordal = cost == "chordal"
     start = None
-    with threads_for(given.pairs):
+    with _COSTS, threads_for(given.pairs):
         if before is not None and before.order.size == n:
             order, start = before.order, before.solution
         else:
@@ -306,7 +315,7 @@ def match(
         filled = np.resize(order, -(-n // BLOCK) * BLOCK)  # the assignment wants whole blocks
         costs = pair_costs(given.x, given.y[filled], p, chordal)
     costs[:, n:] = np.inf
-    found = solve(costs, start)
+    found = solve(costs, start, None if before is None else before.stop)
     if before is not None:
         before.order, before.solution = order, found
     return order[found.columns], costs[np.arange(n), found.columns]
@@ -380,6 +389,88 @@ def _pairs(
         yield from ((x, before) for before, x in pairwise(snapshots))
     else:
         yield from zip(snapshots, reference, strict=False)
+
+
+# A series of large clouds is cut into an even number of pieces, of so many snapshots at most. An
+# assignment starts from the one before it in its piece, and pieces are solved side by side. They do
+# not depend on the number of threads, and so the distances do not.
+_PIECE = 8
+_SIDE_BY_SIDE = 2**31  # bytes of the costs of all that are
+_WORTH = 2**18  # pairs of tokens below which the way between threads takes what they save
+
+
+class _Piece(NamedTuple):
+    """Some consecutive places of the result in a row, and the pairs of clouds for them."""
+
+    row: int
+    columns: range
+    pairs: list[tuple[Cloud | None, Cloud | None]]
+
+
+def _pieces(
+    row: int, pairs: Iterator[tuple[Cloud | None, Cloud | None]], number: int, tokens: int
+) -> Iterator[_Piece]:
+    """The pieces of a series of `number` pairs of clouds, of so many tokens each."""
+    cuts = 2 * math.ceil(number / (2 * _PIECE)) if tokens * tokens >= _WORTH else 1
+    for columns in np.array_split(range(number), cuts):
+        some = list(islice(pairs, len(columns)))
+        if some:
+            yield _Piece(row, range(columns[0], columns[0] + len(some)), some)
+
+
+def _values(piece: _Piece, p: float, options: dict[str, Any], stop: threading.Event) -> list[float]:
+    """Distances of the pairs of a piece, NaN where a cloud is missing."""
+    before = Before(stop)
+    return [
+        math.nan if x is None or y is None else _wasserstein(x, y, p, before=before, **options)
+        for x, y in piece.pairs
+    ]
+
+
+def _side_by_side(piece: _Piece, options: dict[str, Any]) -> int:
+    """How many pieces like this one are solved at once: assignments leave other threads alone."""
+    for x, y in piece.pairs:
+        if x is None or y is None:
+            continue
+        given = _pair(x, y, options.get("weights_x"), options.get("weights_y"))
+        method = options.get("method", "auto")
+        if method == "auto":
+            method = choose(given, options.get("cost", "geodesic"))
+        if method != "exact" or not given.assigned:
+            return 1
+        if given.pairs < _WORTH:
+            return 1
+        return max(1, min(current(), _SIDE_BY_SIDE // (_BYTES["assignment"] * given.pairs)))
+    return 1
+
+
+def _solved(
+    pieces: Iterator[_Piece], p: float, options: dict[str, Any]
+) -> Iterator[tuple[_Piece, list[float]]]:
+    """Distances of all pieces in their order."""
+    stop = threading.Event()
+    first = next(pieces, None)
+    if first is None:
+        return
+    pieces = chain([first], pieces)
+    workers = _side_by_side(first, options)
+    if workers == 1:
+        yield from ((piece, _values(piece, p, options, stop)) for piece in pieces)
+        return
+    waiting: deque[tuple[_Piece, Future[list[float]]]] = deque()
+    with ThreadPoolExecutor(workers, initializer=one_thread) as pool:
+        try:
+            for piece in pieces:
+                waiting.append((piece, pool.submit(_values, piece, p, options, stop)))
+                if len(waiting) > 2 * workers:
+                    piece, found = waiting.popleft()
+                    yield piece, found.result()
+            while waiting:
+                piece, found = waiting.popleft()
+                yield piece, found.result()
+        finally:  # on an error, or Ctrl-C, the pool waits for what runs
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _reference(
@@ -1036,13 +1127,19 @@ def over_time(
         reference = _reference(to, ds, chosen, times, stack)
         values = np.full((len(chosen), len(times) - previous), np.nan)
         with progress_bar(values.size, "distances", progress) as advance:
-            for row, path in enumerate(chosen):
-                pairs = _pairs(clouds(ds, _place(ds, path)), None if previous else reference(path))
-                before = Before()
-                for column, (x, y) in enumerate(pairs):
-                    if x is not None and y is not None:
-                        values[row, column] = _wasserstein(x, y, p, before=before, **options)
-                    advance(1)
+            pieces = (
+                piece
+                for row, path in enumerate(chosen)
+                for piece in _pieces(
+                    row,
+                    _pairs(clouds(ds, _place(ds, path)), None if previous else reference(path)),
+                    values.shape[1],
+                    ds.sizes["token"],
+                )
+            )
+            for piece, found in _solved(pieces, p, options):
+                values[piece.row, piece.columns] = found
+                advance(len(found))
     attrs: dict[str, Any] = {
         "long_name": f"distance W_{p:g} to {_named(to)}",
         "units": "1",

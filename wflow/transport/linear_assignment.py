@@ -35,6 +35,7 @@ assignment problems, Computing 38 (1987). The blocks and their bounds are ours.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.compiled import compiled
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, WflowError
 from wflow._core.simd import (
     align_stack,
     first_equal,
@@ -226,7 +227,7 @@ def _read_bounded(
 def _entry_points(source, cache):
     """The compiled functions that Python calls."""
 
-    @njit(cache=cache, error_model="numpy")
+    @njit(cache=cache, error_model="numpy", nogil=True)
     def near_order(sample):
         """Columns of some rows of costs (k, m), in an order in which near ones follow each other.
 
@@ -257,7 +258,7 @@ def _entry_points(source, cache):
             parts.append((middle, end))
         return order
 
-    @njit(cache=cache, error_model="numpy")
+    @njit(cache=cache, error_model="numpy", nogil=True)
     def arranged(costs, order):
         """Costs (n, m) with columns in `order`, filled up by infinity: (n, width).
 
@@ -277,7 +278,7 @@ def _entry_points(source, cache):
             out[i, m:] = _INF
         return out, largest
 
-    @njit(cache=cache, error_model="numpy")
+    @njit(cache=cache, error_model="numpy", nogil=True)
     def least_by_column(costs, n, width, v):
         """v_j <- min_i C_ij."""
         _ = source
@@ -287,7 +288,7 @@ def _entry_points(source, cache):
                 store(v, k, minimum(load(costs, i * width + k), load(v, k)))
         v[n:] = 0.0
 
-    @njit(cache=cache, error_model="numpy")
+    @njit(cache=cache, error_model="numpy", nogil=True)
     def lower(costs, n, width, v, column_of, rounds):
         """v_j <- min(v_j, min_i C_ij - u_i) with u_i = C_is - v_s at s = column_of[i]; `rounds`."""
         _ = source
@@ -301,7 +302,7 @@ def _entry_points(source, cache):
                 break
             old[:] = v
 
-    @njit(cache=cache, error_model="numpy")
+    @njit(cache=cache, error_model="numpy", nogil=True)
     def begin(costs, n, width, v, bounds, count, column_of, row_of):
         """Bounds of all rows and blocks; rows take their best column, first those that have it.
 
@@ -339,7 +340,7 @@ def _entry_points(source, cache):
                 size += 1
         return left[:size]
 
-    @njit(cache=cache, error_model="numpy")
+    @njit(cache=cache, error_model="numpy", nogil=True)
     def augment(costs, n, width, v, bounds, count, column_of, row_of, left, unread, budget):
         """Assign rows of `left` by shortest augmenting paths, until all are or `budget` is spent.
 
@@ -411,12 +412,19 @@ class Solution(NamedTuple):
     v: FloatArray
 
 
-def solve(costs: FloatArray, start: Solution | None = None) -> Solution:
+class Stopped(WflowError):
+    """The event that ends an assignment was set."""
+
+
+def solve(
+    costs: FloatArray, start: Solution | None = None, stop: threading.Event | None = None
+) -> Solution:
     """An optimal assignment of costs (n, width) whose columns beyond n are infinite.
 
     width is n up to a multiple of `BLOCK`, and the columns are in the order of `near_order`.
     `start` is the solution of a similar problem with its columns in the same order. The other costs
-    must be finite and at most 1e300 in size: this is not checked.
+    must be finite and at most 1e300 in size: this is not checked. Other threads of Python run
+    meanwhile; a second or so after one of them sets `stop`, `Stopped` is raised.
     """
     n, width = costs.shape
     flat, v = costs.reshape(-1), np.zeros(width)
@@ -427,17 +435,17 @@ def solve(costs: FloatArray, start: Solution | None = None) -> Solution:
         v[:n] -= v[:n].max()  # along a series they would fall for ever
         begun = _begun(costs, v, column_of)
         if n <= WHOLE or begun.left.size <= _MOVED * n:
-            found = _searched(costs, begun)
+            found = _searched(costs, begun, stop)
             if _precise(costs, found):
                 return found
         v = np.zeros(width)
     _least_by_column(flat, n, width, v)
     begun = _begun(costs, v, np.full(n, -1))
     if n > WHOLE and begun.left.size > _MANY * n:
-        found = _searched(costs, _begun(costs, _from_part(costs), np.full(n, -1)))
+        found = _searched(costs, _begun(costs, _from_part(costs), np.full(n, -1)), stop)
         if _precise(costs, found):
             return found
-    return _searched(costs, begun)
+    return _searched(costs, begun, stop)
 
 
 class _Begun(NamedTuple):
@@ -460,12 +468,14 @@ def _begun(costs: FloatArray, v: FloatArray, column_of: IntArray) -> _Begun:
     return _Begun(v, column_of, row_of, bounds, np.empty(n * count), left)
 
 
-def _searched(costs: FloatArray, begun: _Begun) -> Solution:
+def _searched(costs: FloatArray, begun: _Begun, stop: threading.Event | None) -> Solution:
     """Assign the rows that are left."""
     n, width = costs.shape
     v, column_of, row_of, bounds, unread, left = begun
     count = bounds.size // n
     while left.size:
+        if stop is not None and stop.is_set():
+            raise Stopped("the assignment was stopped")
         done = _augment(
             costs.reshape(-1), n, width, v, bounds, count, column_of, row_of, left, unread, _BATCH
         )

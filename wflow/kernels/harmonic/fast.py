@@ -42,6 +42,7 @@ from wflow.kernels.harmonic.series import (
     ROUNDING,
     ROUNDING_NODES,
     ROUNDING_SCORE,
+    SPENT,
     Plan,
     check_tolerance,
     ends,
@@ -751,23 +752,41 @@ def evaluate_tokens(*arguments: Any) -> tuple[Floats, Floats, Floats, int]:
 # Times in ns of one core that `choose` compares, so set that it takes the fast sums from where they
 # are faster in benchmarks/fast_sums.py: a pair of tokens and head of the exact sums, each value
 # used for both tokens or for one; what a path costs in any case; and per multiply-add or so of the
-# passes.
+# passes. The evaluation is counted for all degrees of the plan, where two thirds of the harmonics
+# are evaluated.
 EXACT_BOTH, EXACT = {2: 0.14, 3: 0.21}, {2: 0.20, 3: 0.31}
 FIXED, MOMENTS, NODES, COEFFICIENTS, EVALUATION, PER_HEAD = 6e5, 0.055, 0.5, 0.06, 0.018, 4.0
 FEWEST_TOKENS = 256  # below, the series never pays
 
 
-class Series(NamedTuple):
-    """The series of the heads of one path, ready to be evaluated at its tokens.
+class Expanded(NamedTuple):
+    """The coefficients of the heads of one path that a series serves, and the others.
 
-    order, alone : heads in the order of their panels, and heads that are to be summed exactly
-    panels (panels, K * 12), sizes (panels,) : coefficients, times n, and how many count
+    order, alone : heads with a series, and heads that are to be summed exactly
+    degrees, coefficient, moment : of the heads in order; as in `Expansion`
     error (heads,) : bound of what is missing in a head's mean kernel value, anywhere
     mean (heads,) : mean mobility, the integral of m_h over the tokens
     squares (heads,) : integral over pairs of U <x, y>^2 or U <x, D y>^2, if asked for
+    """
+
+    order: NDArray[np.int64]
+    alone: NDArray[np.int64]
+    degrees: NDArray[np.int64]
+    coefficient: Floats
+    moment: Floats
+    error: Floats
+    mean: Floats
+    squares: Floats
+
+
+class Series(NamedTuple):
+    """The series of the heads of one path, ready to be evaluated at its tokens.
+
+    order, alone, mean, squares : as in `Expanded`, heads in the order of their panels
+    error (heads,) : with what is missing beyond the degrees that are evaluated
+    panels (panels, K * 12), sizes (panels,) : coefficients, times n, and how many count
     limit (heads,) : sum over tokens below which the tolerance is missed
-    degree : highest degree of all heads
-    coefficient (heads in order, K, columns), moment (K, columns) : as in `Expansion`
+    degree : highest degree that is evaluated of all heads
     """
 
     order: NDArray[np.int64]
@@ -779,8 +798,6 @@ class Series(NamedTuple):
     squares: Floats
     limit: Floats
     degree: int
-    coefficient: Floats
-    moment: Floats
 
 
 @lru_cache(maxsize=2)
@@ -903,9 +920,7 @@ def panels_of(
     return table.reshape(panels, size * TILE_COLUMNS), sizes, degree
 
 
-def expand_heads(
-    x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int, packed: bool = True
-) -> Series:
+def expanded(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int) -> Expanded:
     """Coefficients of all heads of one path and the bounds of their errors.
 
     Parameters
@@ -913,23 +928,18 @@ def expand_heads(
     x : (n, d); D : (heads, d, d)
     products : 0 for sums of U, 1 for those of U y too, 2 for the integral of U <x, y>^2 too, 3 for
         U <x, D y>^2
-    packed : whether to make panels, of series no longer than the tolerance asks for
     """
-    n, d = x.shape
+    d = x.shape[1]
     heads = len(D)
     inside = np.flatnonzero(chosen.degrees >= 0)
-    nothing = np.zeros(heads)
+    error, mean, squares = (np.zeros(heads) for _ in range(3))
     if not len(inside):
         none = np.empty(0, np.int64)
-        empty = np.empty((0, TILE_COLUMNS))
-        return Series(
-            none, np.arange(heads), empty, none, nothing, nothing, nothing, nothing, 0,
-            np.empty((0, 0, 0)), np.empty((0, 0)),
+        return Expanded(
+            none, np.arange(heads), none, np.empty((0, 0, 1 + d)), np.empty((0, 0)), error, mean,
+            squares,
         )  # fmt: skip
-    degrees = chosen.degrees[inside]
-    coefficient, moment, bound = expansion(x, D, chosen, inside, products)
-    error, mean, squares, limit = (np.zeros(heads) for _ in range(4))
-    error[inside] = bound
+    coefficient, moment, error[inside] = expansion(x, D, chosen, inside, products)
     mean[inside] = coefficient[:, :, 0] @ moment[:, 0]
     if products > 1:
         twice = np.array([1.0 if a == b else 2.0 for a in range(d) for b in range(a, d)])
@@ -939,24 +949,33 @@ def expand_heads(
     # A head whose mean mobility misses the tolerance misses it at most tokens.
     with np.errstate(invalid="ignore"):
         kept = error[inside] * (1 + 1 / tolerance) <= mean[inside]
-    order, degrees, coefficient = inside[kept], degrees[kept], coefficient[kept]
+    order = inside[kept]
     alone = np.setdiff1d(np.arange(heads), order)
-    if packed and len(order):
+    return Expanded(
+        order, alone, chosen.degrees[order], coefficient[kept], moment, error, mean, squares
+    )
+
+
+def expand_heads(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int) -> Series:
+    """Panels of the series of all heads, which end where the tolerance lets them; as `expanded`."""
+    n, d = x.shape
+    order, alone, degrees, coefficient, _, error, mean, squares = expanded(
+        x, D, chosen, tolerance, products
+    )
+    if len(order):
         degrees, missing = ends(coefficient, d, error[order], chosen.low[order], tolerance)
         error[order] += missing
     ranks = by_degree(degrees)
-    order, degrees, coefficient = order[ranks], degrees[ranks], coefficient[ranks]
-    table = coefficient[: None if packed else 0, :, : 1 + d]
+    order, degrees = order[ranks], degrees[ranks]
     panels, sizes, degree = panels_of(
-        table, degrees[: len(table)], d, np.full(len(table), float(n))
+        coefficient[ranks, :, : 1 + d], degrees, d, np.full(len(order), float(n))
     )
+    limit = np.zeros(len(D))
     limit[order] = n * error[order] * (1 + 1 / tolerance)
-    return Series(
-        order, alone, panels, sizes, error, mean, squares, limit, degree, coefficient, moment
-    )
+    return Series(order, alone, panels, sizes, error, mean, squares, limit, degree)
 
 
-def relative_error(series: Series, chosen: Plan, lowest: Floats, n: int) -> float:
+def relative_error(series: Series | Expanded, chosen: Plan, lowest: Floats, n: int) -> float:
     """Bound of the relative error of the mobilities, from each head's smallest series value."""
     rounding = 8 * EPSILON * (1 + min(float(chosen.rho.max()), 64.0))  # of the exact sums
     worst = rounding
@@ -1043,6 +1062,7 @@ def _one_path(
     if not chosen.finite:
         return np.full_like(x, np.nan), np.full(N_TERMS, np.nan), math.nan
     ito = len(sigma2) > 0
+    series: Series | Expanded
     found = None
     if flow == UNNORMALISED:
         found = _of_summed_heads(x, arrays, chosen, sign, tolerance)
@@ -1067,7 +1087,7 @@ def _one_path(
 
 def _of_summed_heads(
     x: Floats, arrays: Heads, chosen: Plan, sign: float, tolerance: float
-) -> tuple[Series, Floats, Floats, Floats] | None:
+) -> tuple[Expanded, Floats, Floats, Floats] | None:
     """The unnormalised velocity from one series, of sum_h V_h S_h, whatever the number of heads.
 
     On the sphere, and if V_h = D_h for all heads, it is the gradient of the series of sum_h m_h,
@@ -1077,7 +1097,7 @@ def _of_summed_heads(
     """
     n, d = x.shape
     heads = len(arrays.score)
-    if chosen.degrees.min() < 0:
+    if chosen.degrees.min() < 0 or not np.isfinite(arrays.value).all():
         return None
     tied = d == 3 and np.array_equal(arrays.score, arrays.value)
     tied = tied and chosen.degrees.max() < LARGEST_DEGREE[d]
@@ -1086,15 +1106,15 @@ def _of_summed_heads(
     longer = chosen._replace(degrees=chosen.degrees + 1) if tied else chosen
     if len(arrays.sigma2):
         products = 2
-    series = expand_heads(x, plain(arrays.score), longer, tolerance, products, False)
+    series = expanded(x, plain(arrays.score), longer, tolerance, products)
     within = series.error * (1 + 1 / tolerance) <= np.exp(chosen.low)
     if len(series.alone) or not within.all():
         return None
-    c = series.coefficient
+    c = series.coefficient  # of all heads, by number
     summed = np.zeros((1, c.shape[1], d + 1))
     summed[0, :, 0] = c[:, :, 0].sum(axis=0)
     if not tied:
-        summed[0, :, 1:] = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], arrays.value[series.order])
+        summed[0, :, 1:] = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], arrays.value)
     end, error = _end_of_sum(summed, tied, arrays.value, series.error, chosen.low, tolerance)
     series = series._replace(error=error)
     scale = n / heads
@@ -1110,9 +1130,9 @@ def _of_summed_heads(
     total[ENERGY] *= heads
     for place, matrices in powers:
         if len(matrices):
-            applied = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], matrices[series.order])
+            applied = np.einsum("hkb,hab->ka", c[:, :, 1 : d + 1], matrices)
             total[place] = n * n * np.sum(series.moment[: c.shape[1], 1 : d + 1] * applied)
-    # That of the strongest head is known: a head whose norm is no larger counts no more.
+    # A head whose norm is no larger than the score of the strongest one cannot raise it.
     others = chosen.rho * (1 + chosen.off) > total[MAX_SCORE]
     others[strongest] = False
     if others.any():
@@ -1205,7 +1225,7 @@ def predicted_cost(
     cost += len(x) * (EVALUATION * TILE_COLUMNS * panels + PER_HEAD * len(degrees))
     rho = chosen.rho[inside]
     error = chosen.tails[inside] + (ROUNDING + ROUNDING_SCORE * rho) * EPSILON
-    for place in np.flatnonzero(error > 0.9 * tolerance * np.exp(chosen.low[inside] - rho)):
+    for place in np.flatnonzero(error > SPENT * tolerance * np.exp(chosen.low[inside] - rho)):
         wanted = math.log(error[place] / tolerance) + float(rho[place])
         cost += exactly * _share_below(x, D[inside][place], wanted, cloud)
     return cost

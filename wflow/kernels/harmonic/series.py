@@ -314,13 +314,8 @@ def _sphere_group(own, radial, degree, squares, sums):
 def _moment_group(own, weights, degree, steps, sums):
     """Add four vectors of points to the sums of which `_moments_of_sums` makes moments.
 
-    With p_lm and b_lm as in `_sphere_group`, two degrees at a time: p_(m+2k+1)m = z Q_k and
-    p_(m+2k)m = Q_k + b_(m+2k+1)m^2 Q_(k-1), where
-
-        Q_(k+1) = (z^2 - b_(m+2k+2)m^2 - b_(m+2k+3)m^2) Q_k
-                  - b_(m+2k+2)m^2 b_(m+2k+1)m^2 Q_(k-1),
-
-    and Q_k = s_k R_k so that R_(k-1) enters with the factor one.
+    Two degrees at a time, by the recursion for Q_k in docs/theory/fast_sums.md, with Q_k = s_k R_k
+    so that R_(k-1) enters with the factor one.
 
     sums : for every m and k, m outermost, those of weight R_k (1, z) times Re w^m and Im w^m
     Cost per point: one and a half multiply-adds for each harmonic.
@@ -699,7 +694,7 @@ def _entry_points(source, cache):
         ----------
         points (q, d), mass (3, q) : sources, as for `_place`; score (heads, d, d)
         degrees, tops (heads,) : degree of each head, and where its radial recursion starts
-        products : 1 for g = 1, y_a; 2 and 3 add y_a y_b, or (D y)_a (D y)_b, for a <= b
+        products : 0 for g = 1; 1 adds y_a; 2 and 3 add y_a y_b, or (D y)_a (D y)_b, for a <= b
 
         Returns
         -------
@@ -786,7 +781,7 @@ LARGEST_DEGREE = {2: DEGREE_CIRCLE, 3: DEGREE_SPHERE}
 # sums in extended precision, and doubled at least: benchmarks/fast_sums.py --check repeats that.
 ROUNDING, ROUNDING_SCORE, ROUNDING_NODES = 40.0, 8.0, 6.0
 EPSILON = 2.0**-53
-# Where |D_h mean(x)| is below, minus it bounds the log-mobility, without a pass over the tokens.
+# Up to this |D_h mean(x)|, minus it is the lower bound of log m_h, without a pass over the tokens.
 _NEAR = 0.05
 # Share of the tolerance that the error of a series may take in all
 SPENT = 0.9
@@ -907,7 +902,8 @@ class Plan(NamedTuple):
     finite : whether all tokens and heads are
     off : largest | |x|^2 - 1 | over the tokens
     rho (heads,) : norms |D_h|, rounded up
-    low (heads,) : lower bounds of log m_h over the tokens, min_i <x_i, D_h mean(x)> (Jensen)
+    low (heads,) : lower bounds of log m_h over the tokens: min_i <x_i, D_h mean(x)> (Jensen), or
+        -|D_h mean(x)| where that is not much less
     degrees, tops, tails (heads,) : as from `choose_degrees`
     """
 
@@ -923,7 +919,7 @@ class Plan(NamedTuple):
 def plan(x: Floats, D: Floats, tolerance: float) -> Plan:
     """Norms, bounds and degrees of one path; x (n, d) and D (heads, d, d) in double precision.
 
-    Cost: n heads d multiply-adds.
+    Cost: n heads d multiply-adds at most.
     """
     mean, off = series.survey(x)
     return plan_heads(x, D, tolerance, mean, off)
@@ -998,11 +994,11 @@ def shortened(sizes: Floats, room: Floats) -> tuple[NDArray[np.int64], Floats]:
     """Degrees at which series may end, and what is then missing at most.
 
     sizes (heads, L + 1) : bounds of the terms of every degree
-    room (heads,) : what may be missing
+    room (heads,) : what may be missing, not below zero
     """
     missing = np.cumsum(sizes[:, ::-1], axis=1)[:, ::-1]  # from a degree on
     missing = np.concatenate([missing[:, 1:], np.zeros((len(sizes), 1))], axis=1)
-    degrees = np.argmax(missing <= np.maximum(room, 0.0)[:, None], axis=1)
+    degrees = np.argmin(missing > room[:, None], axis=1)
     return degrees, missing[np.arange(len(sizes)), degrees]
 
 
@@ -1025,5 +1021,5 @@ def ends(
 
 
 def node_count(last: int, d: int) -> int:
-    """Nodes without their antipodes that replace many tokens, of equal moments up to `last`."""
+    """Pairs of antipodal nodes that match the moments of any tokens up to degree `last`."""
     return last + 1 if d == 2 else (last + 1) * (last + 1)

@@ -180,7 +180,7 @@ def _one_path(
         panels, sizes, degree = panels_of(coefficient, degrees[ranks], d, norm[order])
         columns = coefficient.shape[2]
         evaluate_targets(x, order, panels, sizes, columns, degree, table_of(d), m, S)
-    bound *= norm
+    np.multiply(bound, norm, out=bound, where=np.isfinite(bound))  # weights may all be zero
     worst = 8 * EPSILON * (1 + min(float(chosen.rho.max(initial=0)), 64.0))  # of the exact sums
     for h in range(heads):
         size = np.abs(m[h])

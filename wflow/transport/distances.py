@@ -391,77 +391,76 @@ def _pairs(
         yield from zip(snapshots, reference, strict=False)
 
 
-# A series of large clouds is cut into an even number of pieces, of so many snapshots at most. An
-# assignment starts from the one before it in its piece, and pieces are solved side by side. They do
-# not depend on the number of threads, and so the distances do not.
+# A series is cut into an even number of pieces, of so many snapshots at most. With large clouds an
+# assignment starts from the one before it in its piece, and pieces are solved side by side; with
+# small ones from the one before it in the series. Neither depends on the number of threads, and so
+# the distances do not.
 _PIECE = 8
 _SIDE_BY_SIDE = 2**31  # bytes of the costs of all that are
 _WORTH = 2**18  # pairs of tokens below which the way between threads takes what they save
 
 
 class _Piece(NamedTuple):
-    """Some consecutive places of the result in a row, and the pairs of clouds for them."""
+    """Some consecutive places of the result in a row, the pairs of clouds for them, and a start."""
 
     row: int
     columns: range
     pairs: list[tuple[Cloud | None, Cloud | None]]
+    before: Before
+
+    def values(self, p: float, options: dict[str, Any]) -> list[float]:
+        """Distances of the pairs, NaN where a cloud is missing."""
+        return [
+            math.nan
+            if x is None or y is None
+            else _wasserstein(x, y, p, before=self.before, **options)
+            for x, y in self.pairs
+        ]
+
+    def at_once(self, options: dict[str, Any]) -> int:
+        """How many pieces like this one are solved at once: assignments let other threads run."""
+        for x, y in self.pairs:
+            if x is None or y is None:
+                continue
+            given = _pair(x, y, options.get("weights_x"), options.get("weights_y"))
+            method = options.get("method", "auto")
+            if method == "auto":
+                method = choose(given, options.get("cost", "geodesic"))
+            if method != "exact" or not given.assigned or given.pairs < _WORTH:
+                return 1
+            return max(1, min(current(), _SIDE_BY_SIDE // (_BYTES["assignment"] * given.pairs)))
+        return 1
 
 
 def _pieces(
-    row: int, pairs: Iterator[tuple[Cloud | None, Cloud | None]], number: int, tokens: int
+    row: int, pairs: Iterator[tuple[Cloud | None, Cloud | None]], number: int, stop: threading.Event
 ) -> Iterator[_Piece]:
-    """The pieces of a series of `number` pairs of clouds, of so many tokens each."""
-    cuts = 2 * math.ceil(number / (2 * _PIECE)) if tokens * tokens >= _WORTH else 1
-    for columns in np.array_split(range(number), cuts):
-        some = list(islice(pairs, len(columns)))
-        if some:
-            yield _Piece(row, range(columns[0], columns[0] + len(some)), some)
-
-
-def _values(piece: _Piece, p: float, options: dict[str, Any], stop: threading.Event) -> list[float]:
-    """Distances of the pairs of a piece, NaN where a cloud is missing."""
+    """The pieces of a series of `number` pairs of clouds."""
     before = Before(stop)
-    return [
-        math.nan if x is None or y is None else _wasserstein(x, y, p, before=before, **options)
-        for x, y in piece.pairs
-    ]
-
-
-def _side_by_side(piece: _Piece, options: dict[str, Any]) -> int:
-    """How many pieces like this one are solved at once: assignments leave other threads alone."""
-    for x, y in piece.pairs:
-        if x is None or y is None:
+    for columns in np.array_split(range(number), 2 * math.ceil(number / (2 * _PIECE))):
+        some = list(islice(pairs, len(columns)))
+        if not some:
             continue
-        given = _pair(x, y, options.get("weights_x"), options.get("weights_y"))
-        method = options.get("method", "auto")
-        if method == "auto":
-            method = choose(given, options.get("cost", "geodesic"))
-        if method != "exact" or not given.assigned:
-            return 1
-        if given.pairs < _WORTH:
-            return 1
-        return max(1, min(current(), _SIDE_BY_SIDE // (_BYTES["assignment"] * given.pairs)))
-    return 1
+        if any(x is not None and len(x) ** 2 >= _WORTH for x, _ in some):
+            before = Before(stop)
+        yield _Piece(row, range(columns[0], columns[0] + len(some)), some, before)
 
 
 def _solved(
-    pieces: Iterator[_Piece], p: float, options: dict[str, Any]
+    pieces: Iterator[_Piece], p: float, options: dict[str, Any], stop: threading.Event
 ) -> Iterator[tuple[_Piece, list[float]]]:
-    """Distances of all pieces in their order."""
-    stop = threading.Event()
-    first = next(pieces, None)
-    if first is None:
-        return
+    """Distances of all pieces in their order; `stop` is set at the end."""
+    first = next(pieces)
     pieces = chain([first], pieces)
-    workers = _side_by_side(first, options)
+    workers = first.at_once(options)
     if workers == 1:
-        yield from ((piece, _values(piece, p, options, stop)) for piece in pieces)
+        yield from ((piece, piece.values(p, options)) for piece in pieces)
         return
     waiting: deque[tuple[_Piece, Future[list[float]]]] = deque()
     with ThreadPoolExecutor(workers, initializer=one_thread) as pool:
         try:
             for piece in pieces:
-                waiting.append((piece, pool.submit(_values, piece, p, options, stop)))
+                waiting.append((piece, pool.submit(piece.values, p, options)))
                 if len(waiting) > 2 * workers:
                     piece, found = waiting.popleft()
                     yield piece, found.result()
@@ -1103,6 +1102,13 @@ def over_time(
         For a run without token snapshots or without one of the paths, another run of other times,
         or what `wasserstein` refuses.
 
+    Notes
+    -----
+    Assignments start from the one before. From 512 tokens on, a series is cut into pieces of eight
+    snapshots at most, which are solved side by side on as many threads as compiled functions have,
+    as far as their costs fit into 2 GiB. The pieces do not depend on the threads, nor do the
+    distances.
+
     Examples
     --------
     >>> import numpy as np, wflow
@@ -1126,6 +1132,7 @@ def over_time(
             raise InputError("the run has one snapshot; distances to the previous one need two")
         reference = _reference(to, ds, chosen, times, stack)
         values = np.full((len(chosen), len(times) - previous), np.nan)
+        stop = threading.Event()
         with progress_bar(values.size, "distances", progress) as advance:
             pieces = (
                 piece
@@ -1134,10 +1141,10 @@ def over_time(
                     row,
                     _pairs(clouds(ds, _place(ds, path)), None if previous else reference(path)),
                     values.shape[1],
-                    ds.sizes["token"],
+                    stop,
                 )
             )
-            for piece, found in _solved(pieces, p, options):
+            for piece, found in _solved(pieces, p, options, stop):
                 values[piece.row, piece.columns] = found
                 advance(len(found))
     attrs: dict[str, Any] = {

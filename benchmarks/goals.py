@@ -71,8 +71,7 @@ WHY: dict[str, str] = {
     SPHERE_MAPS[0]: "for the unnormalised flow with many heads, which needs one series for all of "
     "them. A library transforms grids, and what it does for a token does not grow with the degree; "
     "ours runs the recursion through all degrees, and returns the energy and its terms. The "
-    "section below has the parts. Met for the softmax flow and for one head; with AVX-512 for both "
-    "flows",
+    "section below has the parts",
     WRAPPER: "what is added to the loop is the cost. Its pass over the velocities forward takes "
     "less than one point; backward, two products and two sums of velocities that have left the "
     "caches take three, and as much from one function that fuses them, whose Python takes what "

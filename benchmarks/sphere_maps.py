@@ -395,7 +395,6 @@ PARTS = {
     "plan": "norms, bounds and degrees",
     "expanded": "moments of the tokens, and coefficients of the heads",
     "evaluate_tokens": "the series and its gradient at the tokens",
-    "largest_score": "largest norm of D^T x, for the terms",
 }
 
 

@@ -48,6 +48,7 @@ from wflow.study.frame import machine
 COMMAND = "python benchmarks/transport.py"
 N, SMALL, STEPS, TIMES, HEADS = 2000, 200, 4000, 50, 4
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
+SHORT = 200  # tokens up to which a call lasts a millisecond or two, and more rounds are taken
 SERIES = {200: 4000, 2000: 200}  # tokens and steps of the runs for `over_time`
 ITERATIONS = 10**9
 
@@ -115,7 +116,8 @@ def by_size(rounds: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
             x, y = make(n)
             calls = {"wflow": lambda: transport.w2(x, y), "POT": lambda: plain_geodesic(x, y)}  # noqa: B023
             difference = abs(calls["wflow"]() - calls["POT"]())
-            taken = alternated(calls, rounds if n <= N else min(rounds, 3))
+            some = rounds if n <= N else min(rounds, 3)
+            taken = alternated(calls, 6 * some if n <= SHORT else some)
             ratio = float(np.median(taken["wflow"]) / np.median(taken["POT"]))
             rows.append(
                 {"clouds": kind, "n": n, "times POT": ratio, "difference": difference}

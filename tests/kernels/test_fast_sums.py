@@ -6,6 +6,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from harmonic_values import all_harmonics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twin import Twin, symmetric, unit
@@ -17,7 +18,6 @@ from wflow.kernels.harmonic.series import (
     LARGEST_DEGREE,
     check_tolerance,
     choose_degrees,
-    expand,
     moments,
     plan,
     relative_tails,
@@ -197,8 +197,7 @@ def test_moments_are_sums_of_harmonics(d, degree):
     x[2:50, -1] *= 1e-3  # near the equator
     x /= np.linalg.norm(x, axis=1)[:, None]
     mass = rng.normal(size=200)
-    every = np.eye(count(degree, d))
-    expected = np.array([mass @ expand(x, row, degree, fast.table_of(d)) for row in every])
+    expected = mass @ all_harmonics(x, degree)
     found = moments(x, mass, degree, fast.table_of(d))
     assert np.abs(found - expected).max() <= 1e-15 * (degree + 10) * np.abs(mass).sum()
 
@@ -351,27 +350,16 @@ def test_bounds_of_a_degree_hold_everywhere_and_are_reached_somewhere(d):
         first = count(degree - 1, d) if degree else 0
         c = np.zeros((1, number, 3))
         c[0, first:] = rng.normal(size=(number - first, 3))
-        values = np.stack(
-            [
-                expand(x, np.ascontiguousarray(c[0, :, k]), degree, fast.table_of(d))
-                for k in (0, 1, 2)
-            ]
-        )
+        values = all_harmonics(x, degree) @ c[0]
         bound = series.sizes_by_degree(c, d)[0]
         assert np.all(bound[:-1] == 0)
-        assert np.linalg.norm(values, axis=0).max() <= bound[-1] * (1 + 1e-12)
+        assert np.linalg.norm(values, axis=1).max() <= bound[-1] * (1 + 1e-12)
         # A zonal function is as large as the bound at its pole.
-        pole = harmonics_at(x[:1], degree, d)[first:]
         zonal = np.zeros((1, number, 1))
-        zonal[0, first:, 0] = pole
-        found = expand(x[:1], np.ascontiguousarray(zonal[0, :, 0]), degree, fast.table_of(d))[0]
+        pole = all_harmonics(x[:1], degree)[0]
+        zonal[0, first:, 0] = pole[first:]
+        found = pole @ zonal[0, :, 0]
         assert found == pytest.approx(series.sizes_by_degree(zonal, d)[0, -1], rel=1e-12)
-
-
-def harmonics_at(x, degree, d):
-    """Values of all harmonics at one point."""
-    unit_vectors = np.eye(count(degree, d))
-    return np.array([expand(x, row, degree, fast.table_of(d))[0] for row in unit_vectors])
 
 
 def test_bounds_of_a_gradient_hold_everywhere_and_are_reached_somewhere():
@@ -383,13 +371,7 @@ def test_bounds_of_a_gradient_hold_everywhere_and_are_reached_somewhere():
     ahead, behind = (np.cos(step) * x + s * np.sin(step) * tangent for s in (1, -1))
     for degree in (1, 2, 7):
         first, number = count(degree - 1, 3), count(degree, 3)
-        rates = np.array(
-            [
-                (expand(ahead, row, degree, fast.table_of(3))
-                 - expand(behind, row, degree, fast.table_of(3))) / (2 * step)
-                for row in np.eye(number)
-            ]
-        )  # fmt: skip
+        rates = (all_harmonics(ahead, degree) - all_harmonics(behind, degree)).T / (2 * step)
         c = np.zeros((1, number))
         c[0, first:] = rng.normal(size=number - first)
         bound = series.slopes_by_degree(c)[0, -1]

@@ -5,6 +5,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from harmonic_values import all_harmonics
 from numba import njit
 from scipy.special import sph_harm_y
 from twin import unit
@@ -15,13 +16,6 @@ from wflow.kernels.harmonic.series import LARGEST_DEGREE, expand, relative_tails
 from wflow.sphere.harmonics import count, half_quadrature, quadrature, radial_factors
 
 TOP = {d: degree + 2 for d, degree in LARGEST_DEGREE.items()}
-
-
-def all_harmonics(x, degree):
-    """(n, K): each harmonic by itself, as the density with that single moment."""
-    d = x.shape[1]
-    every = np.eye(count(degree, d))
-    return np.stack([expand(x, moment, degree, table_of(d)) for moment in every], axis=1)
 
 
 def nasty_points(d):

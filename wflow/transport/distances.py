@@ -449,7 +449,7 @@ def _pieces(
 def _solved(
     pieces: Iterator[_Piece], p: float, options: dict[str, Any], stop: threading.Event
 ) -> Iterator[tuple[_Piece, list[float]]]:
-    """Distances of all pieces in their order; `stop` is set at the end."""
+    """Distances of all pieces in their order; `stop` ends those that threads have begun."""
     first = next(pieces)
     pieces = chain([first], pieces)
     workers = first.at_once(options)

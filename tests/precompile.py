@@ -7,11 +7,14 @@ is on disk already, this takes seconds.
 """
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from unittest.mock import patch
 
 import numpy as np
 
 import wflow
+from wflow._core import threads
 from wflow.kernels.evaluate import Sums, energy_laplacian, evaluate, head_sums
 
 DTYPES = ("float64", "float32")
@@ -87,9 +90,16 @@ TASKS += [
 ]
 
 
+def with_threads_and_without(task: Callable[..., None], *arguments: object) -> None:
+    task(*arguments)  # so little that it takes one thread
+    if threads.available() > 1:
+        with patch.object(threads, "current", lambda: 2):
+            task(*arguments)
+
+
 def main() -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for done in as_completed([pool.submit(*task) for task in TASKS]):
+        for done in as_completed([pool.submit(with_threads_and_without, *task) for task in TASKS]):
             done.result()
 
 

@@ -7,6 +7,7 @@ Names are loaded when they are first used: `import wflow` compiles and imports n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from wflow._core import forks as _forks  # notes whether threads had started before a fork
 from wflow._version import __version__ as __version__
 
 _HOMES = {

@@ -37,6 +37,13 @@ def test_the_code_of_a_page_with_networks_runs(page, tmp_path, monkeypatch, caps
     test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys)
 
 
+def test_the_example_of_processes_computes_in_one_process_too():
+    names: dict[str, object] = {"__name__": "page"}
+    for code in blocks("guide/processes"):
+        exec(compile(code, "guide/processes", "exec"), names)
+    assert names["final_energy"](0) == names["final_energy"](0) > 0
+
+
 def test_every_page_of_the_guide_is_listed_and_has_code():
     index = (DOCS / "guide" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\((\w+)\.md\)", index)

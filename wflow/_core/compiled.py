@@ -3,13 +3,12 @@
 import functools
 import hashlib
 import inspect
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 
@@ -89,51 +88,38 @@ def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> 
         digest.update(Path(file).read_bytes())
     source = digest.hexdigest()
     try:
-        return _started(entry_points(source, True))
+        return _callable(entry_points(source, True), True)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
         warnings.warn(
             "compiled code cannot be kept on disk, so every start compiles again (10 s or so); "
             "set NUMBA_CACHE_DIR to a folder that can be written",
             stacklevel=3,
         )
-        return _started(entry_points(source, False))
+        return _callable(entry_points(source, False), False)
 
 
-def _started(functions: Any) -> Any:
-    """The functions, of which parallel ones start the threads of this process when they must."""
+def _callable(functions: Any, cache: bool) -> Any:
+    """The functions; parallel ones run without threads where one thread is to compute."""
     if isinstance(functions, tuple):
-        return tuple(map(_started, functions))
+        return tuple(_callable(function, cache) for function in functions)
     assert "source" in functions.py_func.__code__.co_freevars, functions  # see `compiled`
     if not functions.targetoptions.get("parallel"):
         return functions
+    from wflow._core.threads import on_threads
 
-    @functools.wraps(functions)
-    def call(*arguments: Any) -> Any:
-        start_threads()
-        return functions(*arguments)
-
-    return call
+    return on_threads(functions, _sequential(functions.py_func, cache))
 
 
-@functools.cache
-def start_threads() -> None:
-    """Let Numba load its threads, with a short spin time while they wait.
+def _sequential(function: FunctionType, cache: bool) -> Any:
+    """The function compiled without parallel loops: the same operations in the same order."""
+    from numba import njit
 
-    A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
-    share the cores, the spinning takes the time of the thread it waits for: beside one busy process
-    a step took up to 50 times longer. The library reads the setting when it is loaded, now; it does
-    not stay in the environment, which belongs to the program.
-    """
-    import numba
-
-    given = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
-    if not given:
-        os.environ["GOMP_SPINCOUNT"] = "10000"
-    try:
-        numba.get_num_threads()
-    finally:
-        if not given:
-            os.environ.pop("GOMP_SPINCOUNT", None)
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, None, function.__closure__
+    )
+    copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
+    # Numba's cache on disk tells functions apart by their names, not by their options.
+    return njit(cache=cache, error_model="numpy", nogil=True)(variant("sequential")(copy))
 
 
 @contextmanager

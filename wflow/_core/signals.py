@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM: recorded and polled between steps, or raised as an error at once."""
 
 import _thread
+import os
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from wflow._core.errors import Interrupted
+from wflow._core.forks import threads_lost
 
 _KINDS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN = 0.02  # seconds until a signal is sent again whose error Python dropped
@@ -122,15 +124,21 @@ def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[Callab
     if not _on_main_thread():
         yield lambda: None
         return
-    previous: dict[int, Any] = {kind: signal.getsignal(kind) for kind in _KINDS}
+    # A fork may be sent SIGTERM by a threading layer that computed nothing: it must end there.
+    kinds = (signal.SIGINT,) if threads_lost() else _KINDS
+    previous: dict[int, Any] = {kind: signal.getsignal(kind) for kind in kinds}
+    process = os.getpid()
 
     def first(kind: int, frame: FrameType | None) -> None:
-        for other in _KINDS:
+        for other in kinds:
             signal.signal(other, outermost[other])
-        handle(kind, frame)
+        if kind == signal.SIGTERM and os.getpid() != process:  # a fork, which this block is not for
+            signal.raise_signal(kind)
+        else:
+            handle(kind, frame)
 
     def arm() -> None:
-        for kind in _KINDS:
+        for kind in kinds:
             signal.signal(kind, _First(first, outermost[kind]))
 
     outermost = {kind: getattr(old, "outermost", old) for kind, old in previous.items()}

@@ -1,18 +1,34 @@
-"""Number of threads of the compiled functions."""
+"""Number of threads of the compiled functions, and the start of Numba's threads.
 
-from collections.abc import Iterator
+A parallel function is compiled twice, with threads and without, each when it is first needed. Where
+one thread is to compute, the second is called, and Numba starts no threads: a process that has none
+can be forked. In a fork of a process that had started them, one thread always computes.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numba
 
 from wflow._core.checks import whole
-from wflow._core.compiled import start_threads
 from wflow._core.errors import InputError
+from wflow._core.forks import threads_lost, threads_started
 
 # Pairs of tokens below which another thread costs more than it saves. A thread that sleeps between
 # calls takes some 0.1 ms to wake, more on virtual cores: with 2^17 pairs a step of minimizing
 # movements took three times as long on two threads as on one.
 _PAIRS = 2**20
+
+
+class _Limit(threading.local):
+    number: int | None = None  # None: as many as Numba says
+
+
+_limit = _Limit()
 
 
 def available() -> int:
@@ -22,33 +38,24 @@ def available() -> int:
 
 def current() -> int:
     """Number of threads that compiled functions have when they are called now."""
-    start_threads()
-    return int(numba.get_num_threads())
+    if threads_lost():
+        return 1
+    if _limit.number is not None:
+        return _limit.number
+    return int(numba.get_num_threads()) if threads_started() else available()
 
 
 def one_thread() -> None:
     """Give the compiled functions that this thread of Python calls no other threads."""
-    numba.set_num_threads(1)
+    _limit.number = 1
 
 
 def threads_for(pairs: int, each: int = _PAIRS) -> AbstractContextManager[int]:
     """Give the compiled functions called within no more threads than `pairs` pairs are worth, so
     that every thread has `each` of them or more; yields their number."""
-    start_threads()
-    before = numba.get_num_threads()
+    before = current()
     number = max(1, min(before, pairs // each))
-    if number == before:  # setting it costs as much as a small step's arithmetic
-        return nullcontext(number)
-    return _fewer(number, before)
-
-
-@contextmanager
-def _fewer(number: int, before: int) -> Iterator[int]:
-    numba.set_num_threads(number)
-    try:
-        yield number
-    finally:
-        numba.set_num_threads(before)
+    return nullcontext(number) if number == before else _limited(number)
 
 
 @contextmanager
@@ -63,10 +70,68 @@ def numba_threads(threads: int | None, name: str = "threads") -> Iterator[None]:
     threads = whole(threads, name)
     if threads > available():
         raise InputError(f"{name} is {threads}: this machine offers {available()}")
-    start_threads()
-    before = numba.get_num_threads()
-    numba.set_num_threads(threads)
-    try:
+    with _limited(threads):
         yield
+
+
+@contextmanager
+def _limited(number: int) -> Iterator[int]:
+    before = _limit.number
+    _limit.number = number
+    try:
+        yield number
     finally:
-        numba.set_num_threads(before)
+        _limit.number = before
+
+
+def on_threads(parallel: Callable[..., Any], sequential: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `parallel`, or `sequential` where one thread is to compute.
+
+    Parameters
+    ----------
+    parallel, sequential : one function, compiled with parallel loops and without
+    """
+
+    @functools.wraps(parallel)
+    def call(*arguments: Any) -> Any:
+        number = current()
+        if number == 1:
+            return sequential(*arguments)
+        with _start_threads():
+            if _limit.number is None:
+                return parallel(*arguments)
+            before = numba.get_num_threads()
+            if before == number:
+                return parallel(*arguments)
+            numba.set_num_threads(number)
+            try:
+                return parallel(*arguments)
+            finally:
+                numba.set_num_threads(before)
+
+    return call
+
+
+@functools.cache
+def _start_threads() -> AbstractContextManager[Any]:
+    """Let Numba load its threads, with a short spin time while they wait.
+
+    A thread of GNU OpenMP that waits spins for milliseconds before it sleeps; where other programs
+    share the cores, the spinning takes the time of the thread it waits for: beside one busy process
+    a step took up to 50 times longer. The library reads the setting when it is loaded, now; it does
+    not stay in the environment, which belongs to the program.
+
+    Returns
+    -------
+    what a call holds while it computes: the threading layer `workqueue` ends a process in which two
+    threads of Python call it at once, so that there they wait for each other
+    """
+    given = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    if not given:
+        os.environ["GOMP_SPINCOUNT"] = "10000"
+    try:
+        numba.get_num_threads()
+    finally:
+        if not given:
+            os.environ.pop("GOMP_SPINCOUNT", None)
+    return threading.RLock() if numba.threading_layer() == "workqueue" else nullcontext()

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from wflow._core.compiled import compiled
 from wflow._core.simd import fma, lanes, load, minimum, splat, square_root, store, where_less
+from wflow._core.threads import threads_for
 from wflow.sphere.geometry import normalise_unchecked
 
 # Distances between all pairs of two clouds
@@ -112,7 +113,7 @@ def _entry_points(source, cache):
     return pair_costs
 
 
-pair_costs = compiled(_entry_points)
+_pair_costs = compiled(_entry_points)
 
 
 Array = NDArray[np.floating]
@@ -123,6 +124,12 @@ _ANTIPODAL = 1e-7  # of |x + y|, below which the direction from x to y is roundi
 def angles(x: Array, y: Array) -> Array:
     """Geodesic distances of unit vectors (..., d), accurate near 0 and near pi."""
     return 2 * np.arctan2(_norm(x - y), _norm(x + y))
+
+
+def pair_costs(x: Array, y: Array, p: float, chordal: bool) -> Array:
+    """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
+    with threads_for(len(x) * len(y)):
+        return _pair_costs(x, y, p, chordal)
 
 
 def squared_distances(x: Array, y: Array) -> Array:

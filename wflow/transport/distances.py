@@ -216,8 +216,7 @@ def root(value: float, p: float) -> float:
 
 
 def costs_of(given: Pair, p: float, cost: str) -> FloatArray:
-    with threads_for(given.pairs):
-        return pair_costs(given.x, given.y, p, cost == "chordal")
+    return pair_costs(given.x, given.y, p, cost == "chordal")
 
 
 def exact_kind(given: Pair, cost: str) -> str:
@@ -296,10 +295,6 @@ class Before:
         self.stop = stop
 
 
-# Not every threading layer of Numba lets two threads of Python call it at once.
-_COSTS = threading.Lock()
-
-
 def match(
     given: Pair, p: float, cost: str, before: Before | None = None
 ) -> tuple[NDArray[np.int64], FloatArray]:
@@ -307,13 +302,12 @@ def match(
     n = len(given.x)
     chordal = cost == "chordal"
     start = None
-    with _COSTS, threads_for(given.pairs):
-        if before is not None and before.order.size == n:
-            order, start = before.order, before.solution
-        else:
-            order = near_order(n, lambda rows: pair_costs(given.x[rows], given.y, p, chordal))
-        filled = np.resize(order, -(-n // BLOCK) * BLOCK)  # the assignment wants whole blocks
-        costs = pair_costs(given.x, given.y[filled], p, chordal)
+    if before is not None and before.order.size == n:
+        order, start = before.order, before.solution
+    else:
+        order = near_order(n, lambda rows: pair_costs(given.x[rows], given.y, p, chordal))
+    filled = np.resize(order, -(-n // BLOCK) * BLOCK)  # the assignment wants whole blocks
+    costs = pair_costs(given.x, given.y[filled], p, chordal)
     costs[:, n:] = np.inf
     found = solve(costs, start, None if before is None else before.stop)
     if before is not None:

@@ -21,6 +21,8 @@ from numba import njit, prange
 
 from wflow._core.compiled import compiled, internal
 from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._core.threads import threads_for
+from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
 from wflow.kernels.pairs.sweep import (
     LOG2E,
     TILE,
@@ -111,18 +113,7 @@ def _entry_points(source, cache):
     """The compiled function that Python calls."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def energy_laplacian(x, score):
-        """Mean gradients and the Laplacian of the energy, for every path.
-
-        Parameters
-        ----------
-        x : (paths, n, d) unit tokens
-        score : (paths, heads, d, d) symmetric D_h
-
-        Returns
-        -------
-        gbar : (paths, n, d) float64, tangential; Laplacian of E summed over the tokens : (paths,)
-        """
+    def sums(x, score):
         _ = source  # part of the cache key
         paths, n, d = x.shape
         heads = score.shape[1]
@@ -151,7 +142,24 @@ def _entry_points(source, cache):
             laplacian[p] /= heads * float(n) * n
         return gbar, laplacian
 
-    return energy_laplacian
+    return sums
 
 
-energy_laplacian = compiled(_entry_points)
+_energy_laplacian = compiled(_entry_points)
+
+
+def energy_laplacian(x, score):
+    """Mean gradients and the Laplacian of the energy, for every path.
+
+    Parameters
+    ----------
+    x : (paths, n, d) unit tokens
+    score : (paths, heads, d, d) symmetric D_h
+
+    Returns
+    -------
+    gbar : (paths, n, d) float64, tangential; Laplacian of E summed over the tokens : (paths,)
+    """
+    paths, n, _ = x.shape
+    with threads_for(paths * score.shape[1] * n * n, PAIRS_OF_THREAD):
+        return _energy_laplacian(x, score)

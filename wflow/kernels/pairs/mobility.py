@@ -16,6 +16,8 @@ from numba import njit, prange
 
 from wflow._core.compiled import compiled, internal
 from wflow._core.simd import exp2, fma, lanes, load, splat, store
+from wflow._core.threads import threads_for
+from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
 from wflow.kernels.pairs.sweep import TILE, by_lane, head_scores, padded, vectors
 
 
@@ -158,20 +160,7 @@ def _entry_points(source, cache):
     """The compiled function that Python calls."""
 
     @njit(cache=cache, parallel=True, error_model="numpy")
-    def weighted_sums(x, score, c, with_gradient):
-        """b of every cloud, and the gradient of sum_i c_i b_i by the tokens of each.
-
-        Parameters
-        ----------
-        x : (clouds, n, d) unit tokens
-        score : (clouds, heads, d, d) or (1, heads, d, d), symmetric, |D_h x| at most 64
-        c : (clouds, n)
-        with_gradient : False leaves the second pass out
-
-        Returns
-        -------
-        b (clouds, n), gradient (clouds, n, d) in R^d, not projected; empty without
-        """
+    def sums(x, score, c, with_gradient):
         _ = source  # part of the cache key
         clouds, n, d = x.shape
         heads = score.shape[1]
@@ -196,7 +185,26 @@ def _entry_points(source, cache):
                 _gradient(tokens, n, D, start, w[p], gradient[p])
         return b, gradient
 
-    return weighted_sums
+    return sums
 
 
-weighted_sums = compiled(_entry_points)
+_weighted_sums = compiled(_entry_points)
+
+
+def weighted_sums(x, score, c, with_gradient):
+    """b of every cloud, and the gradient of sum_i c_i b_i by the tokens of each.
+
+    Parameters
+    ----------
+    x : (clouds, n, d) unit tokens
+    score : (clouds, heads, d, d) or (1, heads, d, d), symmetric, |D_h x| at most 64
+    c : (clouds, n)
+    with_gradient : False leaves the second pass out
+
+    Returns
+    -------
+    b (clouds, n), gradient (clouds, n, d) in R^d, not projected; empty without
+    """
+    clouds, n, _ = x.shape
+    with threads_for(clouds * score.shape[1] * n * n, PAIRS_OF_THREAD):
+        return _weighted_sums(x, score, c, with_gradient)

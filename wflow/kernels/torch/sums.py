@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from wflow._core.errors import InputError
 from wflow._core.extras import install
+from wflow._core.forks import threads_lost
 from wflow.kernels.pairs.headsums import (
     DISSIPATION,
     ITO_POWER,
@@ -65,6 +66,8 @@ def resolve_device(device: str | None) -> str:
         )
     name = "cuda" if device is None else device
     if name == "cpu":
+        if threads_lost("torch"):
+            torch.set_num_threads(1)
         return name
     if not isinstance(name, str) or not re.fullmatch(r"cuda(:\d+)?", name):
         raise InputError(f"device is {device!r}: expected 'cpu', 'cuda' or 'cuda:N'")

@@ -1,0 +1,163 @@
+"""Forks, and threads of Python: what compiled functions compute there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wflow._core.threads import available
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+
+# One function for each module of parallel functions, and clouds that are worth two threads.
+_CALLS = """
+import multiprocessing, os, signal, sys
+import numpy as np
+import wflow
+from wflow._core.forks import threads_started
+from wflow._core.threads import numba_threads, threads_for
+from wflow.kernels.evaluate import energy_laplacian
+from wflow.sphere.geodesics import squared_distances
+from wflow.transport.circle import sliced_costs
+
+x, y = (wflow.tokens.uniform(1500, 3, seed=seed) for seed in (0, 1))
+D = np.eye(3)[None] + np.diag([0.1, 0.2, 0.3])
+law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
+calls = [
+    lambda: wflow.energy(x, D),
+    lambda: wflow.velocity(x, D + np.triu(np.ones((3, 3)), 1)),
+    lambda: energy_laplacian(x[None], D[None])[:2],
+    lambda: wflow.metric.Weighted().mobility(x[None], D),
+    lambda: squared_distances(x, y),
+    lambda: wflow.transport.entropic(x[:1100], y[:1100], max_iterations=60),
+    lambda: wflow.transport.wasserstein(x, y, method="sliced", projections=500),
+    lambda: wflow.solve(x, law, heads=2, t_final=0.02, dt=0.01, kappa=0.1).energy.values,
+]
+
+def bits(number):
+    return repr([np.asarray(part).tobytes() for part in as_tuple(calls[number]())])
+
+def as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+"""
+
+
+def run(code: str, *arguments: str, **environment: str) -> str:
+    """What a script prints, which two threads are offered to; it may take a minute."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CALLS + code, *arguments],
+        env=os.environ | {"NUMBA_NUM_THREADS": "2"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(available() < 2, reason="one thread: none is started")
+def test_forks_compute_the_bits_of_their_parent() -> None:
+    code = """
+here = [bits(number) for number in range(len(calls))]
+assert threads_started()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    there = pool.map_async(bits, range(len(calls))).get(250)
+print([a == b for a, b in zip(here, there)])
+"""
+    assert set(run(code)) <= set("[True, ]")
+
+
+def test_one_thread_and_few_tokens_start_no_threads() -> None:
+    code = """
+few = x[:10]
+wflow.energy(few, D), wflow.velocity(few, D), wflow.transport.w2(few, y[:10])
+wflow.metric.metric_derivative(few, y[:10], D), squared_distances(few, few)
+wflow.solve(few, law, heads=2, t_final=0.02, dt=0.01, kappa=0.1)
+assert not threads_started()
+wflow.solve(x, law, heads=2, t_final=0.02, dt=0.01, compute=wflow.Compute(threads=1))
+with numba_threads(1):
+    wflow.energy(x, D)
+print(threads_started())
+"""
+    assert run(code) == "False"
+
+
+def test_a_fork_of_a_fork_without_threads_may_start_them() -> None:
+    code = """
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    there = pool.map_async(bits, [0]).get(250)
+print(there == [bits(0)])
+"""
+    assert run(code) == "True"
+
+
+@pytest.mark.skipif(available() < 2, reason="one thread: none is started")
+def test_a_worker_of_a_data_loader_computes() -> None:
+    pytest.importorskip("torch")
+    code = """
+import torch
+
+class Energies(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return float(wflow.energy(x, (1 + number) * D))
+
+here = [wflow.energy(x, D), wflow.energy(x, 2 * D)]
+assert threads_started()
+loader = torch.utils.data.DataLoader(Energies(), batch_size=None, num_workers=1)
+print(list(loader) == here)
+"""
+    assert run(code) == "True"
+
+
+def test_a_fork_that_a_threading_layer_ends_records_nothing_uncomputed(tmp_path: Path) -> None:
+    code = """
+import numba
+
+@numba.njit(parallel=True)
+def ones(n):
+    out = np.zeros(n)
+    for i in numba.prange(n):
+        out[i] += 1.0
+    return out
+
+@wflow.heads.register
+class Decay(wflow.heads.HeadLaw):
+    def drift(self, D, t):
+        return -D * ones(4096).mean()
+
+    def to_config(self):
+        return {}
+
+def compute(**out):
+    run = wflow.solve(x[:20], Decay(), heads=1, t_final=0.05, dt=0.01, **out)
+    return run.energy.values.tobytes()
+
+expected = compute()
+child = os.fork()
+if child == 0:
+    compute(out=sys.argv[1])
+    os._exit(0)
+ended = os.waitpid(child, 0)[1]  # GNU OpenMP ends it, other layers compute
+ended = ended == 0 or os.WIFSIGNALED(ended) and os.WTERMSIG(ended) == signal.SIGTERM
+print(ended, compute(out=sys.argv[1], if_exists="resume") == expected)
+"""
+    assert run(code, str(tmp_path / "run.h5")) == "True True"
+
+
+@pytest.mark.skipif(available() < 2, reason="one thread: no layer is asked")
+def test_threads_of_python_share_a_layer_that_takes_one_at_a_time() -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+
+here = [bits(number) for number in (0, 1, 4, 7)]
+with ThreadPoolExecutor(4) as pool:
+    there = list(pool.map(bits, (0, 1, 4, 7) * 3))
+print(there == 3 * here)
+"""
+    assert run(code, NUMBA_THREADING_LAYER="workqueue") == "True"

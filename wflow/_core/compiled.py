@@ -3,10 +3,13 @@
 import functools
 import hashlib
 import inspect
+import itertools
+import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -88,14 +91,121 @@ def compiled(entry_points: Callable[[str, bool], Any], *modules: ModuleType) -> 
         digest.update(Path(file).read_bytes())
     source = digest.hexdigest()
     try:
-        return _callable(entry_points(source, True), True)
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
-        warnings.warn(
-            "compiled code cannot be kept on disk, so every start compiles again (10 s or so); "
-            "set NUMBA_CACHE_DIR to a folder that can be written",
-            stacklevel=3,
-        )
+        functions = entry_points(source, True)
+    except RuntimeError:  # Numba finds no folder that can be written
+        given = os.environ.get("NUMBA_CACHE_DIR")
+        beside = Path(entry_points.__code__.co_filename).with_name("__pycache__")
+        places = ", ".join(filter(None, (given, str(beside))))
+        _warn_not_kept(f"{places} or the user's cache folder (none of them can be written)")
         return _callable(entry_points(source, False), False)
+    return _callable(functions, True)
+
+
+COMPILING_TIME = "10 s to a minute"
+"""How long the kernels of one run take to compile: the exact sums, and the fast ones."""
+
+
+class _Cache:
+    """Disk cache of one function, where damaged files and a full disk cost time and no call.
+
+    Numba's own cache, `inner`, raises what a damaged index or a full disk raises, and links a file
+    of code as it is. Here the code lies in the same files, with a checksum and its key: what is
+    damaged, or belongs to other arguments (two processes may write one file), is compiled and
+    written again. Code that cannot be written runs all the same. Only this class uses the inner
+    parts of Numba's cache; the methods and the property are those that Numba calls.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._parts, self._files = inner, inner._impl, inner._cache_file
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._inner.cache_path)
+
+    def flush(self) -> None:
+        self._inner.flush()
+
+    def load_overload(self, types: Any, target: Any) -> Any:
+        """The code for these types of arguments; None where there is none that can be used."""
+        target.refresh()
+        key = self._inner._index_key(types, target.codegen())
+        name = self._names().get(key)
+        if name is None:
+            return None
+        try:
+            content = Path(self._files._data_path(name)).read_bytes()
+            checksum, body = content[:_CHECKSUM], content[_CHECKSUM:]
+            if hashlib.sha256(body).digest() != checksum:
+                raise ValueError("the checksum differs")
+            written, parts = pickle.loads(body)
+            if written != key:
+                raise ValueError("the code is that of other arguments")
+            return self._parts.rebuild(target, parts)
+        except OSError:  # removed, or not readable: it is written again
+            return None
+        except Exception as error:  # also what linking raises
+            self._forget(name, error)
+            return None
+
+    def save_overload(self, types: Any, code: Any) -> None:
+        """Keep the code; the index is written last, so that it never names a file of older code."""
+        if not self._parts.check_cachable(code):
+            return
+        key = self._inner._index_key(types, code.codegen)
+        body = self._files._dump((key, self._parts.reduce(code)))
+        names = self._names()
+        free = (self._files._data_name(number) for number in itertools.count(1))
+        name = names.get(key) or next(name for name in free if name not in names.values())
+        try:
+            self._parts.locator.ensure_cache_path()
+            with self._files._open_for_write(self._files._data_path(name)) as file:
+                file.write(hashlib.sha256(body).digest() + body)
+            if key not in names:
+                self._files._save_index(names | {key: name})
+        except OSError as error:
+            _warn_not_kept(f"{self.cache_path} ({error.strerror or error})")
+
+    def _names(self) -> dict[Any, str]:
+        """The index: the file of each key."""
+        try:
+            return dict(self._files._load_index())
+        except OSError:
+            return {}
+        except Exception as error:  # a damaged pickle may raise anything
+            self._forget(self._files._index_name, error)
+            return {}
+
+    def _forget(self, name: str, error: Exception) -> None:
+        """Remove the index of this function, so that its files are written again."""
+        with suppress(OSError):
+            os.unlink(self._files._index_path)
+        _warn_once(
+            "damaged",
+            f"the compiled code in {os.path.join(self.cache_path, str(name))} is damaged "
+            f"({type(error).__name__}: {error}), perhaps other files of this folder, too; what is "
+            f"damaged is compiled again ({COMPILING_TIME}) and replaced",
+        )
+
+
+_CHECKSUM = hashlib.sha256().digest_size
+warned: set[str] = set()  # the kinds of trouble that this process was warned of
+
+
+def _warn_not_kept(where: str) -> None:
+    """Warn that compiled code is lost at the end of this process."""
+    _warn_once(
+        "not kept",
+        f"compiled code cannot be kept in {where}: results are the same, but every start compiles "
+        f"again ({COMPILING_TIME}); make room there, or set NUMBA_CACHE_DIR to a folder that can "
+        "be written",
+    )
+
+
+def _warn_once(kind: str, text: str) -> None:
+    """Warn once in this process of each kind of trouble: many functions share a folder."""
+    if kind not in warned:
+        warned.add(kind)
+        warnings.warn(text, stacklevel=3)
 
 
 def _callable(functions: Any, cache: bool) -> Any:
@@ -103,6 +213,8 @@ def _callable(functions: Any, cache: bool) -> Any:
     if isinstance(functions, tuple):
         return tuple(_callable(function, cache) for function in functions)
     assert "source" in functions.py_func.__code__.co_freevars, functions  # see `compiled`
+    if cache:
+        functions._cache = _Cache(functions._cache)
     if not functions.targetoptions.get("parallel"):
         return functions
     from wflow._core.threads import on_threads
@@ -119,7 +231,10 @@ def _sequential(function: FunctionType, cache: bool) -> Any:
     )
     copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
     # Numba's cache on disk tells functions apart by their names, not by their options.
-    return njit(cache=cache, error_model="numpy", nogil=True)(variant("sequential")(copy))
+    compiled = njit(cache=cache, error_model="numpy", nogil=True)(variant("sequential")(copy))
+    if cache:
+        compiled._cache = _Cache(compiled._cache)
+    return compiled
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from wflow._core.compiled import compilation
+from wflow._core.compiled import COMPILING_TIME, compilation
 
 Advance = Callable[[int], None]
 _PACE = 2.0  # seconds per tenth of a run, under which a log has no need of lines
 _REFRESH = 0.25  # seconds: enough for the eye, and leaves the cores to the compiled loops
-COMPILING = "compiling (once per machine, about 10 s)"
+COMPILING = f"compiling (once per machine, {COMPILING_TIME})"
 
 
 @contextmanager

@@ -25,20 +25,11 @@ def address(task: Any, arguments: tuple[types.Type, ...]) -> int:
     Parameters
     ----------
     task : made by ``internal(cache=cache)``, not parallel and without a result
-
-    Raises
-    ------
-    RuntimeError
-        Where the code on disk is that of other arguments.
     """
     task.compile(arguments)
-    code = task.overloads.get(arguments)
-    place = code and code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
-    if not place:  # two processes may have written one file
-        raise RuntimeError(
-            f"the compiled code of {task.__name__} is not what was asked for; remove the folder of "
-            f"compiled code, {task.stats.cache_path}"
-        )
+    code = task.overloads[arguments]
+    place = code.library.get_pointer_to_function(code.fndesc.llvm_func_name)
+    assert place, task
     _known.setdefault(arguments, []).append(task)
     return place
 

@@ -1,0 +1,212 @@
+"""Damaged, full and read-only folders of compiled code cost time and one warning, never a call."""
+
+import importlib.util
+import random
+import resource
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from numba.core import event
+from numba.core.compiler import CompileResult
+
+from wflow._core import compiled
+
+KERNELS = """
+import numpy as np
+from numba import njit, prange, types
+from wflow._core.compiled import compiled, internal
+from wflow._core.tasks import address, arrays, call
+
+
+def entry_points(source, cache):
+    @njit(cache=cache)
+    def total(values):
+        _ = source
+        found = 0.0
+        for value in values:
+            found += value
+        return found
+
+    @njit(cache=cache, parallel=True)
+    def squares(values, out, task_at):
+        _ = source
+        for task in prange(len(values)):
+            call(task_at, (np.intp(task), values, out))
+
+    def put_square(task, values, out):
+        _ = source
+        out[task] = values[task] ** 2
+
+    return total, squares, internal(put_square, cache=cache)
+
+
+total, squares, put_square = compiled(entry_points)
+"""
+SERIAL = {"total", "put_square"}
+EVERY = SERIAL | {"squares"}
+
+
+class CodeCache:
+    """Kernels of the three kinds in `source`, whose compiled code lies in `folder`."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self.source, self.folder = source, folder
+
+    def files(self, pattern: str) -> list[Path]:
+        return sorted(file for file in self.folder.rglob(pattern) if file.is_file())
+
+    def start(self, dtype: str = "float64", *, parallel: bool = False) -> tuple[list[str], set]:
+        """Run as a new process does and check the results; returns warnings and what compiled."""
+        compiled.warned.clear()
+        spec = importlib.util.spec_from_file_location("small_kernels", self.source)
+        assert spec is not None and spec.loader is not None
+        module: Any = importlib.util.module_from_spec(spec)
+        values, out = np.arange(5, dtype=dtype), np.zeros(5, dtype)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            event.install_recorder("numba:compile") as seen,
+            warnings.catch_warnings(record=True) as said,
+        ):
+            warnings.simplefilter("always")
+            patch.setitem(sys.modules, spec.name, module)
+            spec.loader.exec_module(module)
+            flat = module.arrays(dtype)[0]
+            place = module.address(module.put_square, (numba.types.intp, flat, flat))
+            assert module.total(values) == 10.0
+            if parallel:
+                module.squares(values, out, place)
+                np.testing.assert_array_equal(out, values**2)
+        functions = [moment.data["dispatcher"].py_func for _, moment in seen.buffer]
+        names = {one.__name__ for one in functions if one.__module__ == "small_kernels"}
+        return [str(one.message) for one in said], names
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> CodeCache:
+    """The kernels and their code in double precision, which stay as they are."""
+    folder = tmp_path_factory.mktemp("whole")
+    source = folder / "small_kernels.py"
+    source.write_text(KERNELS)
+    made = CodeCache(source, folder / "code")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba.config, "CACHE_DIR", str(made.folder))
+        assert made.start(parallel=True) == ([], EVERY)
+        assert made.start(parallel=True) == ([], set())
+    return made
+
+
+@pytest.fixture
+def cache(whole: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodeCache:
+    shutil.copytree(whole.folder, tmp_path / "code")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "code"))
+    return CodeCache(whole.source, tmp_path / "code")
+
+
+def test_damaged_files_are_compiled_again_with_one_warning_and_then_load(cache: CodeCache) -> None:
+    spoiled = cache.files("*total*.nbi") + cache.files("*squares*.nbi")
+    spoiled += cache.files("*put_square*.nbc")
+    for file, size in zip(spoiled, (0, 200, 1000), strict=True):
+        file.write_bytes(file.read_bytes()[:size])
+    (said,), made = cache.start(parallel=True)
+    assert made == EVERY and any(str(file) in said for file in spoiled)
+    assert cache.start(parallel=True) == ([], set())
+
+
+def spoil(files: list[Path], rng: random.Random) -> str:
+    """Damage one of the files in a random manner; returns which and how."""
+    file = rng.choice(files)
+    content = bytearray(file.read_bytes())
+    kind = rng.choice(("cut", "garbage", "zeros", "bit", "other file", "folder"))
+    place, size = rng.randrange(len(content)), rng.randrange(1, 4096)
+    if kind == "cut":
+        del content[place:]
+    elif kind == "garbage":
+        content = bytearray(rng.randbytes(size))
+    elif kind == "zeros":  # as a power failure leaves
+        content[place : place + size] = bytes(len(content[place : place + size]))
+    elif kind == "bit":
+        content[place] ^= 1 << rng.randrange(8)
+    elif kind == "other file":
+        content = bytearray(rng.choice(files).read_bytes())
+    file.unlink()
+    if kind == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    return f"{file.name}: {kind} at {place} of {size}"
+
+
+def test_however_files_are_damaged_results_are_right(
+    cache: CodeCache, whole: CodeCache, cases: Callable[[int, int], int]
+) -> None:
+    rng, parallel = random.Random(1), bool(cases(0, 1))
+    for _ in range(cases(6, 120)):
+        shutil.rmtree(cache.folder)
+        shutil.copytree(whole.folder, cache.folder)
+        files = [file for file in cache.files("*.nb?") if parallel or "squares" not in file.name]
+        what = spoil(files, rng)
+        said, _ = cache.start(parallel=parallel)
+        assert len(said) <= 1, what
+        if "folder" not in what:  # a folder stays, for wflow did not make it
+            assert cache.start(parallel=parallel) == ([], set()), what
+
+
+def test_code_of_other_arguments_is_compiled_again(cache: CodeCache, tmp_path: Path) -> None:
+    """As two processes leave it that compile both precisions at one moment."""
+    shutil.move(cache.folder, tmp_path / "double")
+    cache.start("float32")
+    for file in cache.files("*.nbc"):
+        shutil.copy(tmp_path / "double" / file.relative_to(cache.folder), file)
+    (said,), made = cache.start("float32")
+    assert made == SERIAL and str(cache.folder) in said
+    assert cache.start("float32") == ([], set())
+
+
+def test_code_that_does_not_link_is_compiled_again(
+    cache: CodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rebuild(*parts: object) -> None:
+        raise RuntimeError("a symbol is missing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompileResult, "_rebuild", rebuild)
+        (said,), made = cache.start()
+    assert made == SERIAL and "a symbol is missing" in said
+    assert cache.start() == ([], set())
+
+
+def test_a_full_disk_is_warned_of_once_and_code_is_kept_when_there_is_room(
+    cache: CodeCache,
+) -> None:
+    shutil.rmtree(cache.folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        (said,), made = cache.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert made == SERIAL and str(cache.folder) in said
+    assert cache.files("*.tmp.*") == []
+    assert cache.start() == ([], SERIAL)
+    assert cache.start() == ([], set())
+
+
+def test_code_that_cannot_be_kept_anywhere_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "small_kernels.py"
+    source.write_text(KERNELS + "compiled(entry_points)\n")
+    for name in "code", "__pycache__", "home":  # no folders, which root could write
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "code"))
+    for name in "XDG_CACHE_HOME", "HOME":
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    (said,), made = CodeCache(source, tmp_path / "code").start()
+    assert made == SERIAL and str(tmp_path) in said

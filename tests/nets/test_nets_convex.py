@@ -165,6 +165,17 @@ def test_clouds_of_outputs_keep_the_bound_of_theorem_3(loss, p):
     assert 0 < found.ratio <= bound
 
 
+def test_targets_may_be_a_softmax_in_any_precision():
+    made, x0, _ = problem("cross-entropy", lam=0.1)
+    still = torch.zeros(made.steps, *x0.shape).double()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        y = torch.softmax(normal(len(x0), 3, seed=9), 1).to(dtype)
+        double = y.double() / y.double().sum(1, keepdim=True)
+        assert torch.equal(made.objective(still, x0, y), made.objective(still, x0, double))
+    with pytest.raises(InputError, match="sum one"):
+        made.objective(still, x0, (1.1 * double).float())
+
+
 def test_trajectories_of_one_target_do_not_meet():
     made, _, _ = problem("cross-entropy", lam=0.05)
     x0, y = normal(40, 5, seed=7), torch.tensor([[0.25, 0.5, 0.25]]).double().expand(40, 3)

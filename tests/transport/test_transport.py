@@ -1,5 +1,6 @@
 """Distances between clouds: a metric, exact where it says so, honest where it is not."""
 
+import math
 import subprocess
 import sys
 import warnings
@@ -436,6 +437,63 @@ def test_bad_clouds_are_refused(x, says):
     ):
         with pytest.raises(InputError, match=says):
             call(x, y)
+
+
+def softmax(rng: np.random.Generator, n: int, dtype: type) -> np.ndarray:
+    """In a low precision, with the error of a sum from left to right."""
+    e = np.exp(rng.standard_normal(n)).astype(dtype)
+    return e / np.cumsum(e, dtype=dtype)[-1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_weights_sum_to_one_to_the_rounding_of_their_type(dtype):
+    rng = np.random.default_rng(0)
+    x, y = cloud(7, 3, 0), cloud(5, 3, 1)
+    weights = softmax(rng, 7, dtype)
+    double = weights.astype(float) / weights.astype(float).sum()
+    for call in (transport.w2, transport.plan, transport.transport_map, transport.entropic):
+        want = call(x, y, weights_x=double)
+        np.testing.assert_allclose(call(x, y, weights_x=weights), want, rtol=1e-12)
+    for _ in range(60):
+        weights = softmax(rng, 7, dtype)
+        taken = distances._weights(list(weights), 7, "weights_x")
+        np.testing.assert_allclose(taken, weights / weights.sum(dtype=float), rtol=1e-15)
+    for n in (1, 2, 1000, 100_000):
+        distances._weights(softmax(rng, n, np.float32), n, "weights_x")
+    off = np.full(4, 0.25, dtype) * dtype(1 + 100 * np.finfo(dtype).eps)
+    with pytest.raises(InputError, match="sum to"):
+        transport.w2(x[:4], y, weights_x=off)
+    for wrong in (-off, np.zeros(4, dtype), off * dtype(np.nan)):
+        with pytest.raises(InputError, match="weights_x"):
+            transport.w2(x[:4], y, weights_x=wrong)
+
+
+def test_weights_in_double_precision_are_close_to_one_and_keep_their_bits():
+    weights = np.random.default_rng(0).random(6)
+    weights /= weights.sum()
+    while math.fsum(weights) != 1:
+        weights[0] += 1 - math.fsum(weights)
+    assert distances._weights(weights, 6, "weights_x").tobytes() == weights.tobytes()
+    for wrong in (
+        weights * (1 + 3e-8),
+        (weights * (1 + 3e-8)).tolist(),
+        np.longdouble(weights) * 1.1,
+    ):
+        with pytest.raises(InputError, match="in double precision"):
+            distances._weights(wrong, 6, "weights_x")
+
+
+def test_softmax_of_torch_is_taken_as_weights():
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    x, y = cloud(30, 3, 0), cloud(4, 3, 1)
+    for dtype in (torch.float32, torch.float16):
+        weights = torch.softmax(torch.randn(30, generator=generator), 0).to(dtype)
+        want = transport.w2(x, y, weights_x=(weights.double() / weights.double().sum()).numpy())
+        assert transport.w2(x, y, weights_x=weights) == pytest.approx(want, rel=1e-12)
+        assert transport.w2(x, y, weights_x=list(weights)) == pytest.approx(want, rel=1e-12)
+    with pytest.raises(InputError, match="bfloat16"):
+        transport.w2(x, y, weights_x=weights.bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,8 @@ def reals(
     try:
         if _has_mask(values):
             raise TypeError("it has masked entries; fill or remove them first")
+        if str(getattr(values, "dtype", "")).endswith("bfloat16"):
+            raise TypeError("NumPy has no bfloat16; convert them to single precision first")
         given = np.asarray(values)
         if given.dtype.kind not in "iuf" and given.size and not _holds_numbers(given):
             raise TypeError(f"it holds {_KINDS.get(given.dtype.kind, str(given.dtype))}")
@@ -279,6 +281,26 @@ def reals(
     if finite and not np.all(np.isfinite(array)):
         raise InputError(f"{name} holds values that are not finite; remove or repair them")
     return array  # type: ignore[return-value]  # single precision is for those who ask for it
+
+
+def rounding(dtype: Any) -> float:
+    """Unit of rounding of values of a NumPy type: that of floats, and at least that of doubles."""
+    kind = np.dtype(dtype)
+    return max(float(np.finfo(kind).eps) if kind.kind == "f" else 0.0, float(np.finfo(float).eps))
+
+
+def sum_tolerance(unit: float, count: int) -> float:
+    """How far the sum of weights may be from one, for what rounding leaves of `count` of them.
+
+    In single precision, softmax of torch and division by a cumulative sum are off by up to
+    sqrt(count) units in 1 to 10^6 weights. Callers divide by the sum in double precision.
+
+    Parameters
+    ----------
+    unit : unit of rounding of the type in which the weights were given, as of `rounding`
+    count : number of weights
+    """
+    return max(1e-8, min(unit * (8 + 2 * math.sqrt(count)), 0.01))
 
 
 def wholes(values: Any, name: str, least: int = 0) -> NDArray[np.int64]:

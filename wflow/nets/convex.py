@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wflow._core.checks import check_choice, number, positive, whole
+from wflow._core.checks import check_choice, number, positive, sum_tolerance, whole
 from wflow._core.errors import InputError, WflowError
 from wflow.nets.checks import tensor
 from wflow.nets.continuous import Trajectory
@@ -292,7 +292,7 @@ class ConvexProblem:
         x0 : Tensor, shape (batch, d)
             States X(0).
         y : Tensor, shape (batch, c)
-            Targets; for cross-entropy, >= 0 and of sum one.
+            Targets; for cross-entropy, >= 0 and of sum one to the rounding of their type.
 
         Returns
         -------
@@ -334,7 +334,7 @@ class ConvexProblem:
         x0 : Tensor, shape (batch, d)
             States X(0).
         y : Tensor, shape (batch, c)
-            Targets; for cross-entropy, >= 0 and of sum one.
+            Targets; for cross-entropy, >= 0 and of sum one to the rounding of their type.
 
         Returns
         -------
@@ -365,7 +365,7 @@ class ConvexProblem:
         x0 : Tensor, shape (batch, d)
             States X(0).
         y : Tensor, shape (batch, c)
-            Targets; for cross-entropy, >= 0 and of sum one.
+            Targets; for cross-entropy, >= 0 and of sum one to the rounding of their type.
 
         Returns
         -------
@@ -399,7 +399,7 @@ class ConvexProblem:
         x0 : Tensor, shape (batch, d)
             States X(0).
         y : Tensor, shape (batch, c)
-            Targets; for cross-entropy, >= 0 and of sum one.
+            Targets; for cross-entropy, >= 0 and of sum one to the rounding of their type.
         start : Tensor or int, default 0
             Velocities (M, batch, d), or a seed of standard normal ones.
         method : {"newton", "lbfgs"}
@@ -584,9 +584,12 @@ class ConvexProblem:
             )
         if not len(x0) or not (x0.isfinite().all() and y.isfinite().all()):
             raise InputError("x0 and y must hold finite numbers, of one sample at least")
+        unit = torch.finfo(y.dtype).eps if y.is_floating_point() else 0.0
         x0, y = x0.detach().double(), y.detach().double()
-        if self.loss == "cross-entropy" and not (
-            bool((y >= 0).all()) and torch.allclose(y.sum(-1), y.new_ones(()), atol=1e-12, rtol=0)
-        ):
-            raise InputError("targets of cross-entropy are >= 0 and of sum one, row by row")
+        if self.loss == "cross-entropy":
+            total = y.sum(-1, keepdim=True)
+            off = float((total - 1).abs().max())
+            if not bool((y >= 0).all()) or off > sum_tolerance(unit, c):
+                raise InputError("targets of cross-entropy are >= 0 and of sum one, row by row")
+            y = y / total if off > 1e-12 else y
         return x0, y

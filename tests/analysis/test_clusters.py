@@ -1,10 +1,11 @@
 """Clusters: known numbers of them, closed forms of entropy and order, series and limits of runs."""
 
 import math
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
@@ -131,6 +132,131 @@ def test_all_ways_to_find_components_agree(monkeypatch):
     for waiting in (3, 100, 10**6):
         monkeypatch.setattr(compiled, "_WAITING", waiting)
         np.testing.assert_array_equal(clusters.labels(x, 0.04), by_pairs)
+
+
+def angle_by_arccos(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.arccos(np.clip(x @ y, -1, 1)))
+
+
+def angle_by_chord(x: np.ndarray, y: np.ndarray) -> float:
+    return float(2 * np.arcsin(min(np.linalg.norm(x - y) / 2, 1)))
+
+
+def angle_by_transport(x: np.ndarray, y: np.ndarray) -> float:
+    return float(wflow.transport.distance(x[None], y[None])[0, 0])
+
+
+@pytest.mark.parametrize("angle", [angle_by_transport, angle_by_chord, angle_by_arccos])
+@pytest.mark.parametrize("d", [2, 3, 20, 300])
+@pytest.mark.parametrize(("dtype", "below"), [(np.float64, 1e-9), (np.float32, 1e-3)])
+def test_a_pair_is_joined_at_its_distance_and_not_below(angle, d, dtype, below):
+    rng = np.random.default_rng(d)
+    for distance in (*rng.uniform(0.1, 3, 10), 0.03):
+        x, v = np.linalg.qr(rng.standard_normal((d, 2)))[0].T
+        pair = np.stack([x, math.cos(distance) * x + math.sin(distance) * v]).astype(dtype)
+        if angle is angle_by_arccos and dtype == np.float32 and distance < 0.3:
+            continue  # an arccos of single precision knows these angles to a part in a thousand
+        scale = angle(*pair)
+        assert clusters.count(pair, scale) == 1
+        assert clusters.count(pair, scale * (1 - below)) == 2
+
+
+def ring(n: int) -> np.ndarray:
+    angles = 2 * np.pi * np.arange(n) / n
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def simplex(d: int) -> np.ndarray:
+    centred = np.eye(d + 1) - 1 / (d + 1)
+    basis = np.linalg.svd(centred)[2][:d]
+    return wflow.sphere.as_tokens(centred @ basis.T)
+
+
+def cell_600() -> np.ndarray:
+    golden = (1 + math.sqrt(5)) / 2
+    even = [p for p in permutations(range(4)) if sum(a > b for a, b in combinations(p, 2)) % 2 == 0]
+    signed = [[s * golden, t, u / golden, 0] for s, t, u in product((1, -1), repeat=3)]
+    snub = np.array([np.array(v)[list(p)] for v in signed for p in even]) / 2
+    return np.concatenate([np.eye(4), -np.eye(4), list(product((0.5, -0.5), repeat=4)), snub])
+
+
+POLYTOPES = {
+    **{f"{n} vertices": (ring(n), 2 * math.pi / n) for n in range(3, 41)},
+    **{f"simplex {d}": (simplex(d), math.acos(-1 / d)) for d in (2, 3, 4, 9)},
+    **{f"cube {d}": (np.array(list(product((1, -1), repeat=d))) / math.sqrt(d),
+                     math.acos(1 - 2 / d)) for d in (2, 3, 5)},
+    **{f"cross {d}": (np.concatenate([np.eye(d), -np.eye(d)]), math.pi / 2) for d in (2, 3, 7)},
+    "600-cell": (cell_600(), math.pi / 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POLYTOPES)
+def test_a_regular_polytope_is_one_cluster_at_its_gap_however_it_is_turned(name):
+    x, gap = POLYTOPES[name]
+    d = x.shape[1]
+    for seed in range(4):
+        turned = x @ special_ortho_group.rvs(d, random_state=seed) if seed else x
+        heights = compiled.merge_heights(turned)
+        assert len(turned) == len(x) and heights == pytest.approx(gap, rel=1e-12)
+        for scale in (gap, heights[0], heights[-1]):
+            assert clusters.count(turned, scale) == 1
+        assert clusters.count(turned, gap * (1 - 1e-9)) == len(x)
+        assert clusters.sizes(turned.astype(np.float32), gap).tolist() == [len(x)]
+
+
+@given(seed=SEEDS, n=st.integers(2, 25), d=st.integers(2, 5), clustered=st.booleans())
+@QUICK
+def test_partitions_change_at_the_merge_heights_and_at_the_scales_of_the_persistent_count(
+    seed, n, d, clustered
+):
+    rng = np.random.default_rng(seed)
+    x = caps(rng, min(d, 4), d, 1e-3)[0] if clustered else uniform(rng, n, d)
+    heights = compiled.merge_heights(x)
+    assume(heights[0] > 1e-5)  # below it, ties are wider than 1e-9
+    left = [clusters.count(x, height) for height in heights]
+    assert left == list(range(len(x) - 1, 0, -1))
+    assert [clusters.count(x, height * (1 - 1e-9)) for height in heights] == [k + 1 for k in left]
+    found = clusters.persistent_count(x)
+    assert clusters.count(x, found.scale_low) == found.count
+    assert clusters.count(x, found.scale_high * (1 - 1e-9)) == found.count
+    assert clusters.count(x, found.scale_high) < max(found.count, 2)
+
+
+@given(seed=SEEDS, scale=st.floats(0, math.pi), unit=st.sampled_from([2.0**-52, 2.0**-23]))
+@QUICK
+def test_the_number_of_clusters_falls_as_the_scale_grows(seed, scale, unit):
+    rng = np.random.default_rng(seed)
+    scales = np.sort(
+        scale * (1 + rng.uniform(-1e-5, 1e-5, 200) * rng.choice([1, 1e-5, 1e-10], 200))
+    )
+    reached = [compiled.reach(s, unit) for s in np.minimum(scales, math.pi)]
+    assert np.all(np.diff(reached) >= -1e-15)
+    x = ring(int(rng.integers(3, 30)))
+    counts = [clusters.count(x, s) for s in np.sort(np.append(rng.uniform(0, 3, 20), 0))]
+    assert np.all(np.diff(counts) <= 0)
+
+
+def test_large_clouds_join_ties_on_every_path(monkeypatch):
+    x = ring(2500) @ special_ortho_group.rvs(2, random_state=0)
+    gap = 2 * math.pi / 2500
+    for pairs, waiting in ((20_000_000, 1000), (0, 10**6), (0, 3)):
+        monkeypatch.setattr(compiled, "_PAIRS", pairs)
+        monkeypatch.setattr(compiled, "_WAITING", waiting)
+        assert clusters.count(x, gap) == 1 and clusters.count(x, gap * (1 - 1e-9)) == 2500
+
+
+def test_distances_are_those_of_directions_where_norms_are_off():
+    x = uniform(np.random.default_rng(0), 2, 3) * [[1 + 8e-10], [1 - 5e-10]]
+    assert clusters.count(x, angle_by_transport(*x)) == 1
+    assert clusters.count(x, angle_by_transport(*x) * (1 - 1e-9)) == 2
+
+
+def test_single_precision_tokens_that_agree_to_rounding_are_one():
+    rng = np.random.default_rng(0)
+    x = np.repeat(uniform(rng, 2, 3), 6, axis=0)
+    x = wflow.sphere.as_tokens(x + 3e-8 * rng.standard_normal(x.shape)).astype(np.float32)
+    found = clusters.persistent_count(x)
+    assert found.count == 2 and found.persistence <= math.pi / 8e-7
 
 
 def test_hundred_thousand_tokens_need_no_matrix_of_pairs():
@@ -280,6 +406,19 @@ def test_series_of_a_run_file_are_those_of_its_clouds(merging):
     np.testing.assert_array_equal(table["count"][:, -1], 1)
     assert np.all(table["count"][:, 0] > 4) and np.all(table["persistent_count"][:, -1] == 1)
     assert np.all(np.diff(table["order_parameter"].values[:, -5:]) > -1e-12)
+
+
+def test_ties_along_a_run_are_joined(merging):
+    with wflow.open(merging) as run:
+        run = run.load().copy(deep=True)
+    run["tokens"][:] = np.pad(ring(24), ((0, 0), (0, 1)))
+    gap = math.pi / 12
+    for ds in (run, run.astype(np.float32)):
+        table = ds.wflow.clusters(gap, quantities=["count", "largest_share"])
+        assert (table["count"] == 1).all() and (table["largest_share"] == 1).all()
+        assert (clusters.time_to_one_cluster(ds, gap) == 0).all()
+        assert (clusters.time_to_first_cluster(ds, gap, share=1.0) == 0).all()
+    assert (clusters.over_time(run, gap - 1e-9, quantities=["count"])["count"] == 24).all()
 
 
 def test_times_of_clusters_are_first_snapshots_and_nan_for_never(merging):

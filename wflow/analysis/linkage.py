@@ -2,6 +2,9 @@
 
 Chords take the place of geodesic distances, |x - y| = 2 sin(distance / 2), because they are exact
 for tokens that nearly agree. Memory is O(n) throughout: no matrix of pairs is formed.
+
+A scale is often the distance of a pair, and regular polytopes have many equal distances, so that
+ties are joined: `reach` says what the rounding of tokens and of a distance explains.
 """
 
 import math
@@ -14,6 +17,7 @@ from wflow._core.compiled import compiled
 
 FloatArray = NDArray[np.float64]
 
+_EPS = float(np.finfo(float).eps)
 _SMALL = 2000  # tokens up to which the flood needs no help
 _PAIRS = 20_000_000  # that the tree may list at once
 _WAITING = 1000  # tokens in the queue of the flood from which a tree finds all their neighbours
@@ -105,11 +109,26 @@ def _entry_points(source, cache):
 _flood, _spanning_tree = compiled(_entry_points)
 
 
-def components(x: FloatArray, scale: float) -> NDArray[np.int64]:
-    """Connected components of the graph of tokens at geodesic distance <= scale, by first token."""
+def reach(scale: float, unit: float = _EPS) -> float:
+    """Longest chord of tokens whose geodesic distance is the scale or less, rounding apart.
+
+    A cosine 1 - chord^2 / 2 is off by a few units of rounding, so that the chord of an arccos is
+    off by units / chord, which counts as rounding up to sqrt(unit) / 32 of the chord. Coordinates
+    are off by a unit. The sum increases with the scale.
+    """
+    chord = 2 * math.sin(scale / 2)
+    tie = min(16 * unit / chord, math.sqrt(unit) / 32 * chord) if chord > 0 else 0.0
+    return chord + tie + 2 * unit
+
+
+def components(x: FloatArray, scale: float, unit: float = _EPS) -> NDArray[np.int64]:
+    """Connected components of the graph of tokens at geodesic distance <= scale, by first token.
+
+    Ties are joined, to the rounding of tokens of this unit (`reach`).
+    """
     if scale >= math.pi:
         return np.zeros(len(x), np.int64)
-    chord = 2 * math.sin(scale / 2)
+    chord = reach(scale, unit)
     if len(x) <= _SMALL:
         return _flooded(x, chord)
     # Equal tokens, of which a cloud that has clustered is full, are more than a tree can split.

@@ -1,6 +1,7 @@
 """Signals that arrive where Python drops what a handler raises."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,8 +9,10 @@ import time
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+import wflow
 from wflow import Interrupted
 from wflow._core.signals import signals_as_errors
 
@@ -126,10 +129,6 @@ def test_the_second_signal_ends_the_process_though_the_first_met_a_finalizer() -
 
 def test_signals_beside_the_garbage_of_many_files_are_not_lost(tmp_path) -> None:
     """Weak references to h5py's and xarray's objects end all the time while a file is read."""
-    import numpy as np
-
-    import wflow
-
     file = tmp_path / "run.h5"
     with wflow.solve(np.eye(3), wflow.heads.Frozen(), heads=1, t_final=0.1, dt=0.1, out=file):
         pass
@@ -143,3 +142,70 @@ def test_signals_beside_the_garbage_of_many_files_are_not_lost(tmp_path) -> None
                     assert ds["time"].values.size
             raise AssertionError("the signal is lost")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+# What a signal ends
+# ------------------
+
+KINDS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_carries_on_after_errors_stops(tmp_path, kind, monkeypatch, capsys) -> None:
+    """And a script that this ends says how to resume, and has the status of the signal."""
+    begun = []
+
+    def drift(D, t):
+        if t > 0.05:
+            signal.raise_signal(kind)
+        return -D
+
+    def sweep() -> None:
+        for seed in range(3):
+            begun.append(seed)
+            out = tmp_path / f"{seed}.h5"
+            options = {"heads": 1, "t_final": 1.0, "dt": 0.1, "seed": seed, "out": out}
+            try:
+                wflow.solve(np.eye(3), wflow.heads.HeadLaw(drift), **options)
+            except Exception:
+                continue
+
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(KeyboardInterrupt, match="if_exists='resume'") as caught:
+        sweep()
+    assert begun == [0] and isinstance(caught.value, Interrupted)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.signum) == (str(caught.value), kind)
+    with pytest.raises(SystemExit) as end:
+        sys.excepthook(caught.type, caught.value, caught.tb)
+    assert end.value.code == 128 + kind
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "if_exists='resume'" in said
+
+
+def script(code: str, *flags: str, **options) -> subprocess.CompletedProcess[str]:
+    """What a script does that a signal ends."""
+    code = (
+        "import atexit, signal\nfrom wflow._core.signals import signals_as_errors\n"
+        "def stopped(kind):\n"
+        "    with signals_as_errors('ended it: resume it'):\n"
+        "        signal.raise_signal(kind)\n" + code
+    )
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_that_a_signal_ends_has_its_status_and_no_traceback(kind) -> None:
+    done = script(f"atexit.register(print, 'the end')\nstopped({int(kind)})\n")
+    assert (done.returncode, done.stdout) == (128 + kind, "the end\n")
+    assert done.stderr == f"wflow: {kind.name} ended it: resume it\n"
+
+
+def test_other_errors_of_a_script_and_of_a_session_are_shown_as_before() -> None:
+    caught = "try: stopped(2)\nexcept KeyboardInterrupt: pass\n"
+    done = script(caught + "raise KeyError('its own')\n")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "its own" in done.stderr
+    goes_on = script("stopped(2)\n", "-i", input="print('still here')\n")
+    assert goes_on.returncode == 0 and "still here" in goes_on.stdout
+    assert "Traceback" in goes_on.stderr and "ended it" in goes_on.stderr

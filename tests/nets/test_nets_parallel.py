@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from trainings import torchrun  # noqa: E402
 
-from wflow import InputError, WflowError  # noqa: E402
+from wflow import InputError, Interrupted, WflowError  # noqa: E402
 from wflow.nets import train  # noqa: E402
 from wflow.nets.continuous import ContinuousTransformer  # noqa: E402
 from wflow.nets.training import parallel  # noqa: E402
@@ -111,7 +111,7 @@ def main(folder):
     def refused(name, **options):
         try:
             run(**options)
-        except WflowError as error:
+        except (WflowError, Interrupted) as error:
             step = getattr(error, "step", None)
             errors[name] = [type(error).__name__, str(error), step]
 
@@ -203,6 +203,18 @@ def test_a_signal_to_one_process_stops_both_and_they_go_on_to_the_bit(two):
     assert kind == "Interrupted" and "SIGTERM" in message and "after step 6 of 10" in message
     found, expected = metrics(two / "signal"), metrics(two / "unbroken")
     xarray.testing.assert_identical(found.drop_vars("seconds"), expected.drop_vars("seconds"))
+
+
+def test_a_signal_in_what_process_0_does_alone_reaches_the_others(monkeypatch):
+    sent = []
+    monkeypatch.setattr(parallel.dist, "broadcast_object_list", lambda values, src: sent.append(1))
+
+    def task():
+        raise Interrupted("SIGTERM ended an evaluation", signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        parallel.Team(torch.device("cpu"), rank=0, count=2).share(task)
+    assert sent
 
 
 def test_what_process_0_refuses_all_refuse(two):

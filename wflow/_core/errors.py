@@ -1,8 +1,13 @@
-"""Exceptions of wflow, all derived from `WflowError`."""
+"""Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is none."""
 
 import signal
+import sys
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
+
+AnyError = TypeVar("AnyError", bound=BaseException)
 
 
 class WflowError(Exception):
@@ -82,8 +87,12 @@ class BlowUpError(WflowError, ArithmeticError):
         return partial(type(self), self.args[0], **details), ()
 
 
-class Interrupted(WflowError):
+class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM ended a run after a whole step; what was recorded can be resumed.
+
+    It is a `KeyboardInterrupt` and no `Exception`, so that a loop that carries on after errors
+    stops. A script that it ends prints the message, without a traceback, and has the exit status
+    128 + `signum`: 130 for SIGINT, 143 for SIGTERM.
 
     Parameters
     ----------
@@ -102,3 +111,36 @@ class Interrupted(WflowError):
     def __init__(self, message: str, signum: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.signum = int(signum)
+
+
+def last_words(error: BaseException) -> tuple[str, int]:
+    """What a program prints that ends by an exception of wflow, and its exit status."""
+    if isinstance(error, Interrupted):
+        return f"wflow: {error}", 128 + error.signum
+    return f"wflow: error: {error}", 2
+
+
+def without_traceback(error: AnyError) -> AnyError:
+    """Let a script that the error ends print its `last_words` alone; returns the error."""
+    vars(error)["without_traceback"] = True
+    if not isinstance(sys.excepthook, _LastWords):
+        sys.excepthook = _LastWords(sys.excepthook)
+    return error
+
+
+class _LastWords:
+    """A `sys.excepthook`; other errors, and sessions that go on, have the one before it."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        goes_on = hasattr(sys, "ps1") or sys.flags.inspect
+        if goes_on or not hasattr(error, "without_traceback"):
+            self.before(kind, error, trace)
+            return
+        message, status = last_words(error)
+        print(message, file=sys.stderr)
+        raise SystemExit(status)

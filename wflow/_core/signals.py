@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from wflow._core.errors import Interrupted
+from wflow._core.errors import Interrupted, without_traceback
 from wflow._core.forks import threads_lost
 
 _KINDS = (signal.SIGINT, signal.SIGTERM)
@@ -70,7 +70,12 @@ def signals_as_errors(after: str | Callable[[], str]) -> Iterator[None]:
         if not caught or isinstance(error, Interrupted):
             raise
         text = after if isinstance(after, str) else after()
-        raise Interrupted(f"{signal.Signals(caught[0]).name} {text}", caught[0]) from None
+        raise interrupted(caught[0], text) from None
+
+
+def interrupted(kind: int, text: str) -> Interrupted:
+    """The exception of a signal; `text` follows its name and says how to resume."""
+    return without_traceback(Interrupted(f"{signal.Signals(kind).name} {text}", kind))
 
 
 class _Arrived(KeyboardInterrupt):

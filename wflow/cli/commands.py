@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, shown_as
-from wflow._core.errors import InputError, Interrupted, WflowError
+from wflow._core.errors import InputError, Interrupted, WflowError, last_words
 from wflow._core.extras import install
 from wflow._core.hints import did_you_mean
 from wflow._core.signals import signals_as_errors
@@ -274,10 +274,8 @@ def guarded(main: Callable[[], int]) -> int:
                 status = main()
                 sys.stdout.flush()  # here, so that a closed pipe shows inside the guard
                 return status
-        except Interrupted as stop:
-            return _complain(f"wflow: {stop}", 128 + stop.signum)
-        except WflowError as error:
-            return _complain(f"wflow: error: {error}", 2)
+        except (Interrupted, WflowError) as error:
+            return _complain(*last_words(error))
         except KeyboardInterrupt:
             return _complain("wflow: interrupted", 130)
         except BrokenPipeError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice, file_name, number, switch, whole
-from wflow._core.errors import BlowUpError, InputError, Interrupted
+from wflow._core.errors import BlowUpError, InputError
 from wflow._core.extras import install
 from wflow._core.progress import progress
-from wflow._core.signals import caught_signals, signals_as_errors, signals_held
+from wflow._core.signals import caught_signals, interrupted, signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
 from wflow.particles.options import Compute, IfExists, option
 
@@ -273,11 +272,10 @@ def _end_parts(task: Task) -> None:
                 if not stopped:
                     advance(run.done(paths, time.monotonic() - begun))
         if caught:
-            raise Interrupted(
-                f"{signal.Signals(caught[0]).name} ended the run after a whole step; what there is "
-                f"of it is in {run.folder}. Give the same command with --resume (in Python: "
-                "if_exists='resume') to continue",
+            raise interrupted(
                 caught[0],
+                f"ended the run after a whole step; what there is of it is in {run.folder}. Give "
+                "the same command with --resume (in Python: if_exists='resume') to continue",
             )
         run.finish()
     except BlowUpError as error:
@@ -351,7 +349,7 @@ def solve(
     BlowUpError
         If the step size is too large.
     Interrupted
-        On SIGINT or SIGTERM.
+        A KeyboardInterrupt, on SIGINT or SIGTERM.
 
     Notes
     -----

@@ -201,7 +201,7 @@ def solve(
     BlowUpError
         For the last two later on, and for heads that leave the range of numbers.
     Interrupted
-        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
     See Also
     --------

@@ -4,7 +4,6 @@ from __future__ import annotations  # the signature of `solve` shows short names
 
 import json
 import logging
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -22,11 +21,11 @@ from wflow._core.checks import (
     file_name,
     switch,
 )
-from wflow._core.errors import BlowUpError, InputError, Interrupted
+from wflow._core.errors import BlowUpError, InputError
 from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
 from wflow._core.progress import Advance
 from wflow._core.progress import progress as progress_bar
-from wflow._core.signals import caught_signals
+from wflow._core.signals import caught_signals, interrupted
 from wflow._core.tableaux import Tableau
 from wflow._core.threads import numba_threads
 from wflow.attention.flows import Flow, flow_config
@@ -139,7 +138,7 @@ def solve(
     BlowUpError
         If the step size is too large; its `run` holds what was recorded when nothing is on disk.
     Interrupted
-        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
     See Also
     --------
@@ -358,10 +357,9 @@ def raise_if_interrupted(caught: Sequence[int], complete: bool, out: Path) -> No
         if complete
         else f"ended the run after a whole step; everything up to there is in {out}.partial"
     )
-    raise Interrupted(
-        f"{signal.Signals(caught[0]).name} {where}. "
-        "Give the same command with --resume (in Python: if_exists='resume') to continue",
+    raise interrupted(
         caught[0],
+        f"{where}. Give the same command with --resume (in Python: if_exists='resume') to continue",
     )
 
 

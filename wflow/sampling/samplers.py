@@ -144,7 +144,7 @@ def brwp(
         Where tokens or their gradients leave the range of numbers; its `score` is the largest
         coordinate before the step.
     Interrupted
-        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
     Warns
     -----
@@ -288,7 +288,7 @@ def myula(
     BlowUpError
         Where tokens or their gradients leave the range of numbers.
     Interrupted
-        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
     See Also
     --------
@@ -394,7 +394,7 @@ def ula(
     BlowUpError
         Where tokens or their gradients leave the range of numbers.
     Interrupted
-        On SIGINT or SIGTERM, after the step in progress, if `out` is given.
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
     See Also
     --------

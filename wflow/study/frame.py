@@ -471,7 +471,7 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
         Where the folder holds an earlier summary and neither --resume nor --overwrite is given,
         where it cannot be used, or where workers were asked for and there is no dask.
     Interrupted
-        On SIGINT and SIGTERM.
+        A KeyboardInterrupt, on SIGINT and SIGTERM.
 
     Examples
     --------

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wflow._core.errors import InputError, WflowError
+from wflow._core.errors import InputError, Interrupted, WflowError
 
 Result = TypeVar("Result")
 
@@ -130,7 +130,7 @@ class Team:
         if self.rank == 0:
             try:
                 outcome[0] = task()
-            except WflowError as error:
+            except (WflowError, Interrupted) as error:
                 outcome[1] = error
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:

@@ -17,7 +17,6 @@ share each batch; the result is that of one process, to rounding.
 
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import utils
 
 from wflow._core.checks import check_choice, function, number, path_of, positive, switch, whole
-from wflow._core.errors import InputError, Interrupted, WflowError
+from wflow._core.errors import InputError, WflowError
 from wflow._core.progress import progress
-from wflow._core.signals import caught_signals
+from wflow._core.signals import caught_signals, interrupted
 from wflow.nets.blocks import evaluating, kept_modes
 from wflow.nets.checks import listed, module, tensor, text
 from wflow.nets.continuous import ContinuousTransformer
@@ -798,7 +797,8 @@ def train(
     NonFiniteLossError
         Where loss, gradient or weights stop being finite.
     Interrupted
-        On SIGINT or SIGTERM, after the step in progress and a checkpoint, if `out` is given.
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress and a checkpoint, if
+        `out` is given.
 
     Notes
     -----
@@ -876,10 +876,9 @@ def train(
             else f"ended the training after step {run.done} of {config.steps}; all of it is in "
             f"{folder}"
         )
-        raise Interrupted(
-            f"{signal.Signals(signum).name} {where}. "
-            "Give the same command with --resume (in Python: resume=True) to continue",
+        raise interrupted(
             signum,
+            f"{where}. Give the same command with --resume (in Python: resume=True) to continue",
         )
     return run.dataset()
 

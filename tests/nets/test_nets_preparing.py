@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 from wflow import InputError, nets  # noqa: E402
+from wflow._core import processes  # noqa: E402
 from wflow.cli import main  # noqa: E402
 from wflow.nets.data import documents, preparing  # noqa: E402
 from wflow.nets.data.token_files import INDEX, JOURNAL, digest_of  # noqa: E402
@@ -435,13 +435,13 @@ def test_what_a_process_is_given_fits_into_its_pipe(tmp_path, monkeypatch):
 
     def executor(count, context, begin, values):
         given.append(pickle.dumps((begin, values)))
-        raise BrokenProcessPool
+        raise Power
 
-    monkeypatch.setattr(preparing, "ProcessPoolExecutor", executor)
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", executor)
     source = tmp_path / "texts"
     for k in range(300):
         write(source, "text", ["an owl"], name=f"a long name of a file {k}")
-    with pytest.raises(BrokenProcessPool):
+    with pytest.raises(Power):
         prepare(source, tmp_path / "out", workers=2, block=10)
     assert len(given[0]) < 2000
 

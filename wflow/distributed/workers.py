@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from wflow._core.checks import check_choice, file_name, number, switch, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.extras import install
+from wflow._core.processes import check_main_guard, starting_processes
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, interrupted, signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
@@ -106,6 +107,8 @@ def check_workers(workers: int, scheduler: Any) -> None:
         Where dask is not installed, for an address without a scheduler that answers within ten
         seconds, or for more workers than this machine can bear.
     """
+    if workers:
+        check_main_guard()
     if isinstance(scheduler, str) and not scheduler.strip():
         raise InputError(
             f"--scheduler is {scheduler!r}: expected an address such as tcp://host:8786; leave it "
@@ -146,19 +149,18 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
         "distributed.worker.profile.enabled": False,
     }
     # No limit of memory: runs stay small, and dask would kill a worker that nears it.
-    with (
-        _environment_restored(),
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            memory_limit=0,
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any free port
-            silence_logs="CRITICAL",
-        ) as cluster,
-    ):
-        yield cluster
+    with _environment_restored(), dask.config.set(settings):
+        with starting_processes("computed paths", "Take fewer workers", RuntimeError):
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                memory_limit=0,
+                dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any free port
+                silence_logs="CRITICAL",
+            )
+        with cluster:
+            yield cluster
 
 
 @contextmanager
@@ -343,7 +345,8 @@ def solve(
     ------
     InputError
         For arguments of `wflow.solve` that cannot be used, a scheduler that does not answer within
-        ten seconds, a law that cannot travel, or a folder that the workers do not share.
+        ten seconds, a law that cannot travel, a folder that the workers do not share, or a script
+        that starts workers without the guard of the notes.
     WflowError
         For a scheduler that is lost, or a task that ends every worker; what was computed is kept.
     BlowUpError

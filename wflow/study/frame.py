@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from wflow._core.errors import InputError
 from wflow._core.invocation import command_text
+from wflow._core.processes import check_main_guard
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors, signals_held
@@ -491,6 +492,8 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
     if not _first_process(flags):
         yield Session(name, flags)
         return
+    if isinstance(flags, Flags) and flags.workers:
+        check_main_guard()  # before the folder, which the script has already
     with ExitStack() as stack:
         stack.enter_context(signals_as_errors(lambda: _after_signal(flags)))
         stack.enter_context(log_on_stderr(flags.verbose))

@@ -22,7 +22,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO
-from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wflow._core.errors import InputError
+from wflow._core.processes import pool, starting_processes
 from wflow.nets.blocks import Flow, Stack
 from wflow.nets.control.sweep import Generators, Record, replaced
 from wflow.nets.dynamics import Step
@@ -457,13 +457,15 @@ class Workers:
         layers = [group.inside for group in groups]
         if self.count == 1 or sum(layers) < 2:
             return [maximise(group, rho, iterations, tolerance) for group in groups]
+        with starting_processes("maximised layers", "Take fewer workers"):
+            return self._apart(groups, layers, rho, iterations, tolerance)
+
+    def _apart(
+        self, groups: list[Group], layers: list[bool], rho: float, iterations: int, tolerance: float
+    ) -> list[Maximised]:
+        """Maximise groups in the processes, those without layers here."""
         if self.pool is None:
-            self.pool = ProcessPoolExecutor(
-                self.count,
-                mp_context=get_context("spawn"),
-                initializer=torch.set_num_threads,
-                initargs=(torch.get_num_threads(),),
-            )
+            self.pool = pool(self.count, torch.set_num_threads, torch.get_num_threads())
         waiting: list[Any] = []
         for place, (group, apart) in enumerate(zip(groups, layers, strict=True)):
             if not apart:

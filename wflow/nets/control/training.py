@@ -119,7 +119,8 @@ class MSA(Method):
         weights stay as they were, the step counts as a failure, and rho returns to the value
         given. After a step that needed none, rho is halved, down to that value.
     workers : int, default 1
-        Processes that maximise layers; the result is the same on one kind of device.
+        Processes that maximise layers; the result is the same on one kind of device. They import
+        the script that trains: there the call stands below ``if __name__ == "__main__":``.
     devices : tuple of str, optional
         Devices on which the processes work, in turn, such as ("cuda:0", "cuda:1").
 
@@ -130,7 +131,8 @@ class MSA(Method):
         processes, clipping, weight decay, compilation or bfloat16, a network with trained lengths
         of steps or without a body of layers, for dropout with devices of another kind, and for a
         plain method (rho = 0) whose Hamiltonian has no maximum, as that of the weights before the
-        layers, such as the embedding of a GPT, never has.
+        layers, such as the embedding of a GPT, never has; for a process that was killed, and a
+        script without the guard.
 
     Notes
     -----

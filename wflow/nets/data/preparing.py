@@ -15,16 +15,12 @@ matter, and the same text, of which the web holds copies, is never in both parts
 
 import hashlib
 import json
-import multiprocessing
 import os
 import re
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +31,7 @@ import numpy as np
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.files import claim_folder, opened, released, remove_drafts, replace_file
+from wflow._core.processes import check_main_guard, pool, starting_processes
 from wflow._core.progress import progress
 from wflow._version import __version__
 from wflow.nets.checks import text as given_text
@@ -143,23 +140,14 @@ _encoder: _Encoder  # of a process
 
 
 def _begin(rule: _Rule, folder: Path) -> None:
-    """Make a process ready; it ends when the one that started it does, in whatever way.
+    """Make a process ready.
 
     It reads the byte pairs from the folder. Sent through the pipe of a process that starts, which
     holds 64 KiB, they would let the first process wait for ever where this one dies before.
     """
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     _encoder = _Encoder(rule, _pairs(folder))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _encoded(block: Block) -> _Counts:
@@ -171,25 +159,20 @@ def _all(rule: _Rule, folder: Path, todo: Sequence[Block], workers: int) -> Iter
     if workers == 1 or not todo:
         yield from map(_Encoder(rule, _pairs(folder)), todo)
         return
-    spawn = multiprocessing.get_context("spawn")
     rule = rule._replace(corpus=replace(rule.corpus, files=()))  # blocks name their files
-    pool = ProcessPoolExecutor(min(workers, len(todo)), spawn, _begin, (rule, folder))
+    advice = "Repeat it with resume (--resume), and fewer workers (--workers)"
     waiting: deque[Future[_Counts]] = deque()
-    try:
-        for block in todo:
-            waiting.append(pool.submit(_encoded, block))
-            if len(waiting) > 2 * workers:
+    with starting_processes("made tokens", advice):
+        processes = pool(min(workers, len(todo)), _begin, rule, folder)
+        try:
+            for block in todo:
+                waiting.append(processes.submit(_encoded, block))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool:
-        raise InputError(
-            "a process that made tokens was killed, perhaps for want of memory, or could not "
-            "start: a script needs if __name__ == '__main__' around the call. Repeat it with "
-            "resume (--resume), and fewer workers (--workers)"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+        finally:
+            processes.shutdown(cancel_futures=True)
 
 
 # The folder
@@ -311,7 +294,8 @@ def prepare_text(
     ------
     InputError
         For texts that cannot be read, an output that exists, belongs to others or is damaged,
-        another preparation that runs there, a full disk, or a part without any document.
+        another preparation that runs there, a full disk, a part without any document, a process
+        that was killed, or a script without the guard.
 
     References
     ----------
@@ -337,6 +321,8 @@ def prepare_text(
         raise InputError(f"validation is {validation}: expected a share between 0 and 1")
     seed, block = whole(seed, "seed", 0), whole(block, "block")
     workers = whole(_cores() if workers is None else workers, "workers")
+    if workers > 1:
+        check_main_guard()
     folder, corpus = path_of(out, "out"), find(path_of(source, "source"), column, begins)
     given = tokenizer if isinstance(tokenizer, tuple) else _pairs(tokenizer)
     vocabulary, end = BytePairs(*given).vocabulary, end_of_text(given[0])

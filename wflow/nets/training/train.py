@@ -31,6 +31,7 @@ from torch.nn import utils
 
 from wflow._core.checks import check_choice, function, number, path_of, positive, switch, whole
 from wflow._core.errors import InputError, WflowError
+from wflow._core.processes import check_main_guard
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, interrupted
 from wflow.nets.blocks import evaluating, kept_modes
@@ -231,6 +232,9 @@ class Method:
 
     `TrainConfig` takes one as its optimizer; checkpoints, history and progress stay as they are.
     """
+
+    workers = 1
+    """Processes that take the steps; more than one import the script that starts them."""
 
     def as_dict(self) -> dict[str, Any]:
         """Settings for JSON, with the name of the method."""
@@ -826,6 +830,8 @@ def train(
     flags = {"resume": resume, "overwrite": overwrite, "tensorboard": tensorboard}
     resume, overwrite, tensorboard = (switch(value, name) for name, value in flags.items())
     _check_given(model, objective, config, evaluate, label)
+    if isinstance(config.optimizer, Method) and config.optimizer.workers > 1:
+        check_main_guard()
     folder = None if out is None else path_of(out, "out")
     if folder is None and (resume or overwrite or tensorboard):
         raise InputError("resume, overwrite and tensorboard need a folder: give out")

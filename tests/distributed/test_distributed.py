@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 import wflow
-from wflow import _version
+from wflow import _version, study
 from wflow.distributed import job
 from wflow.distributed import workers as pools
 from wflow.distributed.job import Parts, compute
@@ -29,7 +31,7 @@ from wflow.io.reading import lock_of
 from wflow.io.runfile import RunWriter, dataset_attrs
 
 library = pytest.importorskip("distributed", reason="the extra dask is not installed")
-
+from distributed.comm import connect  # noqa: E402
 
 SAVE = wflow.SaveAt(every=3, snapshots=[0, 0.2, 0.5], paths=[1, 2, 5], heads=True)
 
@@ -75,9 +77,7 @@ def in_parts(task: dict[str, Any], out: Path, cuts: list[int], if_exists: str = 
 def client() -> Iterator[Any]:
     """Two workers of one thread each."""
     with (
-        library.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
-        ) as workers,
+        pools.local_cluster(2, 1) as workers,
         library.Client(workers, set_as_default=False) as made,
     ):
         yield made
@@ -338,10 +338,117 @@ def test_a_worker_of_a_replaced_run_does_not_call_the_new_part_whole(tmp_path) -
 
 def test_a_scheduler_is_found_from_a_notebook_whose_thread_runs_a_loop(client) -> None:
     async def cell() -> str:
-        with pools._client_of(client.scheduler.address) as own:
+        with pools._client_of(client.scheduler.address, client.security) as own:
             return own.status
 
     assert asyncio.run(cell()) == "running"
+
+
+# Who takes part
+# --------------
+
+
+def pem(folder: Path, security: Any) -> list[str]:
+    """Files with the certificate of the cluster, that of a client and its key."""
+    contents = security.tls_ca_file, security.tls_client_cert, security.tls_client_key
+    files = [folder / name for name in ("ca.pem", "cert.pem", "key.pem")]
+    for file, content in zip(files, contents, strict=True):
+        file.write_text(content)
+    return [str(file) for file in files]
+
+
+def connected(address: str, security: Any) -> bool:
+    """Whether a server of dask takes messages of a client: those that run code are among them."""
+
+    async def greet() -> None:
+        comm = await connect(address, timeout=0.3, **security.get_connection_args("client"))
+        await comm.close()
+
+    try:
+        asyncio.run(greet())
+    except (OSError, TypeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("stranger", ["no certificate", "another certificate", "no encryption"])
+def test_a_stranger_runs_nothing_on_a_local_cluster(client, stranger) -> None:
+    """Scheduler, workers and what watches over them, all of them on the loopback interface."""
+    workers = client.scheduler_info()["workers"]
+    found = [client.scheduler.address, *workers, *(each["nanny"] for each in workers.values())]
+    assert len(found) == 5
+    assert all(address.startswith("tls://127.0.0.1:") for address in found)
+    assert all(connected(address, client.security) for address in found)
+    other = library.Security()
+    if stranger == "another certificate":
+        other = library.Security.temporary()
+    if stranger == "no encryption":
+        found = [address.replace("tls", "tcp") for address in found]
+    assert not any(connected(address, other) for address in found)
+
+
+def test_the_http_servers_of_a_local_cluster_have_no_page(client) -> None:
+    def listens(dask_worker: Any) -> tuple[str, int]:
+        server = dask_worker.http_server
+        return server.address, server.port
+
+    servers = [client.cluster.scheduler.http_server]
+    places = [(each.address, each.port) for each in servers] + [*client.run(listens).values()]
+    for host, port in places:
+        assert host == "127.0.0.1"
+        for page in ("", "info/main/workers.html", "json/identity.json", "metrics", "health"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(f"http://{host}:{port}/{page}", timeout=5)
+
+
+def test_a_scheduler_at_tls_is_joined_with_its_certificates(client, tmp_path) -> None:
+    address, (ca, cert, key) = client.scheduler.address, pem(tmp_path, client.security)
+    out = tmp_path / "run.h5"
+    security = library.Security(
+        tls_ca_file=ca, tls_client_cert=cert, tls_client_key=key, require_encryption=True
+    )
+    options = {"scheduler": address, "security": security}
+    with wflow.distributed.solve(**problem(), out=out, **options) as run:
+        assert run.attrs["complete"] == 1
+    # The same by the flags of a study, where the key may lie in the file of the certificate.
+    (tmp_path / "both.pem").write_text(Path(cert).read_text() + Path(key).read_text())
+    files = {"tls_ca_file": ca, "tls_cert": str(tmp_path / "both.pem")}
+    flags = study.Flags(out=tmp_path / "study", scheduler=address, **files)
+    flags.check()
+    with study.session("trial", flags) as session:
+        session.solve({"run": problem()})
+    with wflow.open(tmp_path / "study" / "run.h5") as again, wflow.open(out) as run:
+        check_same(again, run)
+
+
+def test_certificates_that_cannot_be_used(client, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(pools, "CONNECT_SECONDS", 1)
+    address, (ca, cert, key) = client.scheduler.address, pem(tmp_path, client.security)
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate")
+    others = pem(tmp_path, library.Security.temporary())
+    task = problem(out=tmp_path / "run.h5")
+
+    def of(*files: str) -> Any:
+        return pools.security_of(*files)
+
+    for options, said in (
+        ({"scheduler": address}, "--tls-ca-file, --tls-cert and --tls-key"),
+        ({"scheduler": address, "security": of(*others)}, "no dask scheduler"),
+        ({"scheduler": address, "security": of(str(text), cert, key)}, r"text\.pem"),
+        ({"scheduler": address, "security": of(ca, "nowhere", key)}, "nowhere"),
+        ({"scheduler": address, "security": 3}, "security is int"),
+        ({"scheduler": "tcp://127.0.0.1:9", "security": of(*others)}, "not encrypted"),
+        ({"scheduler": client, "security": of(*others)}, "give both, or neither"),
+        ({"workers": 1, "security": of(*others)}, "give both, or neither"),
+    ):
+        with pytest.raises(wflow.InputError, match=said):
+            wflow.distributed.solve(**task, **options)
+    for files in ({"tls_cert": cert}, {"tls_ca_file": ca, "tls_key": key}):
+        with pytest.raises(wflow.InputError, match="--tls-ca-file, --tls-cert"):
+            study.Flags(scheduler=address, **files).check()
+    with pytest.raises(wflow.InputError, match="--scheduler tls://"):
+        study.Flags(tls_ca_file=ca, tls_cert=cert).check()
 
 
 def dask(*words: str) -> subprocess.Popen:

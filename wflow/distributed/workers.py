@@ -29,7 +29,7 @@ from wflow.particles.options import Compute, IfExists, option
 
 if TYPE_CHECKING:
     import xarray
-    from distributed import Client
+    from distributed import Client, Security
 
     from wflow.distributed.plan import Task
 
@@ -53,6 +53,7 @@ def pool(
     workers: int = 0,
     scheduler: Any = None,
     *,
+    security: Security | None = None,
     threads: int | None = None,
     seconds: float | None = None,
 ) -> Iterator[Pool]:
@@ -62,15 +63,16 @@ def pool(
     ----------
     workers : worker processes started for this call; 0: one run after the other in this process
     scheduler : address of a dask scheduler that runs already, or a client of one
+    security : certificates for an address tls://; default: those of Dask's configuration
     threads : of each worker that is started here; default: the cores, shared between them
     seconds : what a task should take; default `TASK_SECONDS`
 
     Raises
     ------
     InputError
-        Where dask is not installed, or no scheduler answers within ten seconds.
+        As `check_workers` raises it, and where worker processes cannot start.
     """
-    check_workers(workers, scheduler)
+    check_workers(workers, scheduler, security)
     if not workers and scheduler is None:
         yield in_this_process
         return
@@ -92,20 +94,21 @@ def pool(
                 cluster = stack.enter_context(local_cluster(workers, threads))
                 client = stack.enter_context(Client(cluster, set_as_default=False))
             else:
-                client = stack.enter_context(_client_of(scheduler))
+                client = stack.enter_context(_client_of(scheduler, security))
         yield lambda tasks: by_workers(client, tasks, wanted)
         with signals_held():
             stack.close()
 
 
-def check_workers(workers: int, scheduler: Any) -> None:
+def check_workers(workers: int, scheduler: Any, security: Security | None = None) -> None:
     """Check that the place where runs are to be computed can be had, before anything is.
 
     Raises
     ------
     InputError
         Where dask is not installed, for an address without a scheduler that answers within ten
-        seconds, or for more workers than this machine can bear.
+        seconds, certificates that are missing or do not fit it, or for more workers than this
+        machine can bear.
     """
     if workers:
         check_main_guard()
@@ -121,24 +124,87 @@ def check_workers(workers: int, scheduler: Any) -> None:
         raise InputError(
             f"--workers is {workers}: expected at most {most}, {_WORKERS_PER_CORE} for each core"
         )
+    _check_installed(bool(workers))
+    from distributed import Client
+
+    if scheduler is not None and not isinstance(scheduler, Client):
+        _ring(scheduler, security)
+
+
+def _check_installed(certificates: bool = False) -> None:
+    """Raise InputError without dask, or without what makes the certificates of a cluster."""
     try:
-        from distributed import Client
+        import distributed  # noqa: F401
+
+        if certificates:
+            import cryptography  # noqa: F401
     except ImportError:
         raise InputError(
             f"--workers and --scheduler need dask: {install('dask')}, or leave them out"
         ) from None
-    if scheduler is not None and not isinstance(scheduler, Client):
-        _ring(scheduler)
+
+
+def security_of(ca_file: str | None, cert: str | None, key: str | None) -> Security | None:
+    """The certificates of the flags --tls-ca-file, --tls-cert and --tls-key, if they are given."""
+    if ca_file is None:
+        return None
+    _check_installed()
+    from distributed import Security
+
+    return Security(
+        require_encryption=True, tls_ca_file=ca_file, tls_client_cert=cert, tls_client_key=key
+    )
+
+
+def _connection(address: str, security: Security | None) -> dict[str, Any]:
+    """What dask needs to connect to an address.
+
+    Raises
+    ------
+    InputError
+        For tls:// without certificates, those that cannot be read, and those of another address.
+    """
+    from distributed import Security
+
+    asked: Any = Security() if security is None else security
+    if not isinstance(asked, Security):
+        raise InputError(
+            f"security is {type(asked).__name__}: expected distributed.Security(tls_ca_file=, "
+            "tls_client_cert=, tls_client_key=, require_encryption=True)"
+        )
+    encrypted, files = address.startswith("tls://"), asked.get_tls_config_for_role("client")
+    if encrypted and not (files["ca_file"] and files["cert"]):
+        raise InputError(
+            f"--scheduler {address} needs certificates: give --tls-ca-file, --tls-cert and "
+            "--tls-key (in Python: security=distributed.Security(...)), or name them in Dask's "
+            "configuration (distributed.comm.tls)"
+        )
+    if security is not None and not encrypted:
+        raise InputError(
+            f"certificates are given, and --scheduler {address} is not encrypted: expected an "
+            "address tls://HOST:PORT, or no certificates"
+        )
+    try:
+        return asked.get_connection_args("client")
+    except OSError as error:  # ssl.SSLError is one
+        raise InputError(
+            f"the certificates for --scheduler {address} cannot be used ({error}): expected PEM "
+            f"files that belong together, and they are {asked}"  # which shows no key
+        ) from None
 
 
 @contextmanager
 def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
-    """Worker processes on this machine, each with its share of the cores."""
+    """Worker processes on this machine, each with its share of the cores.
+
+    Scheduler and workers listen on the loopback interface, which all users of the machine share,
+    and take part only with those who have the key that is made here and stays in memory.
+    """
     import dask
-    from distributed import LocalCluster
+    from distributed import LocalCluster, Security
 
     share = str(threads or default_threads(workers))
-    settings = {
+    settings: dict[str, Any] = {
         # What limits the threads of BLAS must be there before it is loaded; dask sets it in this
         # process. Numba, which is loaded later, would refuse to compile here if it saw a change.
         "distributed.nanny.pre-spawn-environ": {name: share for name in _LIMITS},
@@ -147,6 +213,9 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
         "distributed.scheduler.worker-ttl": None,
         # It samples the stack a hundred times a second: half the time of a worker's event loop.
         "distributed.worker.profile.enabled": False,
+        # HTTP has no certificates: its servers, which cannot be left out, have no page.
+        "distributed.scheduler.http.routes": [],
+        "distributed.worker.http.routes": [],
     }
     # No limit of memory: runs stay small, and dask would kill a worker that nears it.
     with _environment_restored(), dask.config.set(settings):
@@ -155,6 +224,7 @@ def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
                 n_workers=workers,
                 threads_per_worker=1,
                 memory_limit=0,
+                security=Security.temporary(),
                 dashboard_address=None,
                 scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # any free port
                 silence_logs="CRITICAL",
@@ -177,16 +247,17 @@ def _environment_restored() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _ring(address: str) -> None:
+def _ring(address: str, security: Security | None) -> None:
     """Raise InputError where no scheduler answers: a client that cannot connect lives on long."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
-    from distributed import Security
     from distributed.comm import connect
 
+    how = _connection(address, security)
+
     async def ring() -> None:
-        comm = await connect(address, **Security().get_connection_args("client"))
+        comm = await connect(address, **how)
         await comm.close()
 
     try:
@@ -196,12 +267,12 @@ def _ring(address: str) -> None:
         raise _no_scheduler(address, error) from None
 
 
-def _client_of(address: str) -> Any:
+def _client_of(address: str, security: Security | None = None) -> Any:
     """A client of a scheduler that runs already."""
     from distributed import Client
 
     try:
-        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        return Client(address, timeout=CONNECT_SECONDS, security=security, set_as_default=False)
     except Exception as error:  # whatever else may answer there
         raise _no_scheduler(address, error) from None
 
@@ -305,6 +376,7 @@ def solve(
     out: str | Path,
     workers: int = 0,
     scheduler: str | Client | None = None,
+    security: Security | None = None,
     task_seconds: float = TASK_SECONDS,
     **options: Any,
 ) -> xarray.Dataset:
@@ -327,6 +399,9 @@ def solve(
         Worker processes started on this machine for this call; 0 for none.
     scheduler : str or distributed.Client, optional
         Address of a dask scheduler, such as "tcp://host:8786", or a client of it.
+    security : distributed.Security, optional
+        Certificates for an address such as "tls://host:8786"; by default those of Dask's
+        configuration.
     task_seconds : float, default 5.0
         What a task should take, in seconds; one path is the least.
     **options
@@ -345,8 +420,8 @@ def solve(
     ------
     InputError
         For arguments of `wflow.solve` that cannot be used, a scheduler that does not answer within
-        ten seconds, a law that cannot travel, a folder that the workers do not share, or a script
-        that starts workers without the guard of the notes.
+        ten seconds or is not trusted, a law that cannot travel, a folder that the workers do not
+        share, or a script that starts workers without the guard of the notes.
     WflowError
         For a scheduler that is lost, or a task that ends every worker; what was computed is kept.
     BlowUpError
@@ -379,11 +454,14 @@ def solve(
         raise InputError("scheduler is empty: give the address of a scheduler, or leave it out")
     if workers and scheduler is not None:
         raise InputError("workers starts a cluster and scheduler joins one: give one of them")
+    if security is not None and not isinstance(scheduler, str):
+        raise InputError("security is for the address of a scheduler: give both, or neither")
     compute = option(options.get("compute", Compute()), Compute, "compute")
     task = {"x0": x0, "law": law, "out": file_name(out, "out"), **options}
     task["progress"] = switch(shown, "progress")
     task["compute"] = replace(compute, threads=compute.threads or default_threads(workers))
     inspect.signature(solver.solve).bind(**task)  # TypeError for an option that there is not
-    with pool(workers, scheduler, threads=compute.threads, seconds=seconds) as run:
+    how: dict[str, Any] = {"security": security, "threads": compute.threads, "seconds": seconds}
+    with pool(workers, scheduler, **how) as run:
         run([task])
     return solver.open_run(out)

@@ -108,7 +108,13 @@ class Flags(OutputFlags):
     """Worker processes of dask (extra dask) that share the paths; 0: all in this process, as runs
     of the mean-field equation always are."""
     scheduler: Annotated[str | None, shown_as("ADDRESS", "none")] = None
-    """Address of a dask scheduler that runs already, such as tcp://host:8786."""
+    """Address of a dask scheduler that runs already, such as tcp://host:8786 or tls://host:8786."""
+    tls_ca_file: Annotated[str | None, shown_as("FILE", "that of Dask's configuration")] = None
+    """Certificate by which a scheduler at tls:// is trusted."""
+    tls_cert: Annotated[str | None, shown_as("FILE", "that of Dask's configuration")] = None
+    """Certificate that is shown to it."""
+    tls_key: Annotated[str | None, shown_as("FILE", "in the certificate's file")] = None
+    """Key of that certificate."""
     compute: Compute = Compute()
     """How the runs are computed."""
 
@@ -133,6 +139,12 @@ class Flags(OutputFlags):
         if self.workers and self.scheduler:
             raise InputError(
                 "--workers starts a cluster and --scheduler joins one: give one of them"
+            )
+        files = (self.tls_ca_file, self.tls_cert, self.tls_key)
+        if files != (None, None, None) and None in (self.scheduler, *files[:2]):
+            raise InputError(
+                "--tls-ca-file, --tls-cert and --tls-key are for --scheduler tls://HOST:PORT: give "
+                "all four, or --tls-key in the file of --tls-cert"
             )
 
 

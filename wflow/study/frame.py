@@ -25,7 +25,13 @@ from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors, signals_held
 from wflow.analysis.fits import mean_and_error
-from wflow.distributed.workers import check_workers, default_threads, in_this_process, pool
+from wflow.distributed.workers import (
+    check_workers,
+    default_threads,
+    in_this_process,
+    pool,
+    security_of,
+)
 from wflow.io.results import (
     REPORT,
     STUDY,
@@ -378,7 +384,10 @@ class Session:
         tasks = [{**task, **keep_or_replace(files[name], flags)} for name, task in runs.items()]
         equations = [task for task in tasks if "mesh" in task]
         if particles := [task for task in tasks if "mesh" not in task]:
-            with pool(flags.workers, flags.scheduler, threads=threads) as compute:
+            security = _security(flags)
+            with pool(
+                flags.workers, flags.scheduler, security=security, threads=threads
+            ) as compute:
                 compute(particles)
         in_this_process(equations)
         self.files |= files
@@ -504,8 +513,13 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
             refuse_existing(flags.out, SUMMARY)
         refuse_foreign(flags.out, [REPORT])
         if isinstance(flags, Flags):
-            check_workers(flags.workers, flags.scheduler)
+            check_workers(flags.workers, flags.scheduler, _security(flags))
         yield Session(name, flags)
+
+
+def _security(flags: Flags) -> Any:
+    """The certificates for --scheduler, or None."""
+    return security_of(flags.tls_ca_file, flags.tls_cert, flags.tls_key)
 
 
 def _first_process(flags: OutputFlags) -> bool:

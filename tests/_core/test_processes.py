@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -131,13 +132,14 @@ def test_networks_in_a_process_that_imports_the_script(in_a_started_process, tmp
 
 
 def test_a_process_that_dies_is_an_error_that_says_what_to_do() -> None:
-    """And it leaves the environment as it was."""
+    """And it leaves the environment as it was; until then Ctrl-C is for this process alone."""
     before = dict(os.environ)
     with (
         pytest.raises(InputError, match=r"that computed was killed.*Try again") as caught,
         starting_processes("computed", "Try again"),
         pool(1, int) as processes,
     ):
+        assert processes.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
         processes.submit(os._exit, 1).result()
     assert not hasattr(caught.value, "without_traceback")
     assert dict(os.environ) == before

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,74 @@ def test_an_earlier_save_is_replaced_and_nothing_else_is_touched(saved):
     gpt(depth=1).save_pretrained(saved)
     assert len(nets.GPT.from_pretrained(saved).body) == 1
     assert {file.name for file in saved.iterdir()} == FILES | {"notes.txt"}
+
+
+def left_by_kills(save, folder, copies, monkeypatch):
+    """Copies of a folder as a kill leaves it before and after each step that a save takes."""
+    made = []
+
+    def copied(step):
+        def call(*given, **named):
+            made.append(copies / f"{len(made)}")
+            shutil.copytree(folder, made[-1])
+            found = step(*given, **named)
+            made.append(copies / f"{len(made)}")
+            shutil.copytree(folder, made[-1])
+            return found
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("replace", "fsync", "unlink"):
+            patch.setattr(os, name, copied(getattr(os, name)))
+        patch.setattr(Path, "write_bytes", copied(Path.write_bytes))
+        save(folder)
+    return made
+
+
+def test_a_kill_while_a_save_replaces_another_leaves_one_of_both(tmp_path, monkeypatch):
+    old, new, later = (nets.ViT(image=(1, 2, 2), patch=2, width=2, depth=1) for _ in range(3))
+    old.save_pretrained(tmp_path / "net")
+    copies = left_by_kills(new.save_pretrained, tmp_path / "net", tmp_path / "a", monkeypatch)
+    assert len(copies) >= 12
+    found = [one_of(nets.ViT.from_pretrained(folder), [old, new]) for folder in copies]
+    assert found == sorted(found) and {*found} == {0, 1}
+    for k, folder in enumerate(copies[3::4]):  # a second kill, and the save after it
+        which = one_of(nets.ViT.from_pretrained(folder), [old, new])
+        within = tmp_path / f"b{k}"
+        for left in left_by_kills(later.save_pretrained, folder, within, monkeypatch)[::2]:
+            assert one_of(nets.ViT.from_pretrained(left), [old, new, later]) in (which, 2)
+        assert {file.name for file in folder.iterdir()} == FILES
+        assert one_of(nets.ViT.from_pretrained(folder), [old, new, later]) == 2
+
+
+def one_of(net, others):
+    """Number of the network with the same weights."""
+    state = net.state_dict()
+    for k, other in enumerate(others):
+        own = other.state_dict()
+        if list(own) == list(state) and all(torch.equal(own[name], state[name]) for name in own):
+            return k
+    return None
+
+
+def test_a_kill_of_a_first_save_leaves_no_network_or_the_new_one(tmp_path, monkeypatch):
+    (tmp_path / "net").mkdir()
+    new = gpt(depth=1)
+    copies = left_by_kills(new.save_pretrained, tmp_path / "net", tmp_path / "a", monkeypatch)
+    for folder in copies:
+        if (folder / "config.json").exists():
+            assert one_of(nets.GPT.from_pretrained(folder), [new]) == 0
+        gpt(depth=2).save_pretrained(folder)
+        assert {file.name for file in folder.iterdir()} == FILES
+
+
+def test_a_save_in_the_folder_of_a_training_goes_on_beside_its_lock(saved):
+    from wflow.nets.training import checkpoint
+
+    with checkpoint.locked(saved):
+        gpt(depth=1).save_pretrained(saved)
+    assert len(nets.GPT.from_pretrained(saved).body) == 1
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -163,10 +163,13 @@ def drafts(*paths: Path) -> Iterator[list[Path]]:
 
 
 def remove_drafts(folder: Path, names: Iterable[str]) -> None:
-    """Remove the drafts of files of these names that killed processes left; needs their lock."""
+    """Remove the drafts of files of these names that killed processes left; needs their lock.
+
+    Drafts of drafts are removed, too.
+    """
     stems = "|".join(map(re.escape, names))
     # Version 0.1.0 has 8 digits, and a dash in the drafts of studies.
-    pattern = re.compile(rf"({stems})[.-]([0-9a-f]{{8}}|[0-9a-f]{{16}})\.new")
+    pattern = re.compile(rf"({stems})([.-]([0-9a-f]{{8}}|[0-9a-f]{{16}})\.new)+")
     for file in folder.iterdir():
         if pattern.fullmatch(file.name) and stat.S_ISREG(file.lstat().st_mode):
             file.unlink(missing_ok=True)

@@ -3,11 +3,19 @@
 Nothing in such a folder can be executed. The configuration holds the SHA-256 of the file of the
 weights, so that a damaged file, or one of another save, is noticed. `Pretrained` gives the methods
 to the networks of `models` and to custom ones; GPT-2 folders are read in `models.gpt`.
+
+A save has three steps, and the second decides: the new weights are written beside the old ones
+under a name with their digest, the new configuration replaces the old one, and the new weights
+replace the old ones. The configuration names its weights by their digest, whichever of the two
+names they have, so that a process killed at any time leaves the old network or the new one.
 """
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +24,7 @@ from torch import Tensor, nn
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import kind_of_file, opened, replace_file
+from wflow._core.files import claim_folder, kind_of_file, opened, remove_drafts, replace_file
 from wflow._version import __version__
 from wflow.nets import registry
 
@@ -58,8 +66,9 @@ class Pretrained(nn.Module):
         ----------
         folder : str or Path
             Folder for `model.safetensors` and `config.json`; it is made where it is missing.
-            Earlier files of this function are replaced, each when the new one is whole, and
-            nothing else is.
+            Earlier files of this function are replaced, and nothing else is. A process that is
+            killed leaves the old network or the new one, and its drafts (`*.new`) are removed by
+            the next save.
 
         Raises
         ------
@@ -212,16 +221,49 @@ def _write(network: nn.Module, folder: Path) -> None:
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     text = json.dumps(whole, indent=2) + "\n"
+    lock = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(BlockingIOError):  # such as of a training in this folder: its drafts stay
+            _, lock = claim_folder(folder)
     except OSError as error:
         raise InputError(
             f"cannot make the folder {folder}: {error.strerror}; choose another"
         ) from None
-    _check_replaceable(folder / WEIGHTS, _own_weights)
-    _check_replaceable(folder / CONFIG, _own_config)
-    _replace(folder / WEIGHTS, data)
-    _replace(folder / CONFIG, text.encode())
+    try:
+        _check_replaceable(folder / WEIGHTS, _own_weights)
+        _check_replaceable(folder / CONFIG, _own_config)
+        if lock is not None:
+            _clean(folder)
+        fresh = _fresh(folder, whole["sha256"])
+        _replace(fresh, data)
+        _replace(folder / CONFIG, text.encode())
+        _settle(folder, fresh)
+    except OSError as error:
+        raise InputError(
+            f"cannot write into {folder}: {error.strerror}; choose another folder"
+        ) from None
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _clean(folder: Path) -> None:
+    """Take the last step of a save that was killed before it, and remove drafts of others."""
+    if _own_config(folder / CONFIG):
+        _settle(folder, _fresh(folder, read_config(folder).get("sha256")))
+    remove_drafts(folder, [CONFIG, WEIGHTS])
+
+
+def _fresh(folder: Path, sha256: Any) -> Path:
+    """Name of weights with that digest until they replace the old ones; of none, the final name."""
+    digits = re.match("[0-9a-f]{16}", sha256) if isinstance(sha256, str) else None
+    return folder / (f"{WEIGHTS}.{digits[0]}.new" if digits else WEIGHTS)
+
+
+def _settle(folder: Path, fresh: Path) -> None:
+    """Give the weights that the configuration names by their digest their final name."""
+    with suppress(FileNotFoundError):  # another process saved the same network
+        os.replace(fresh, folder / WEIGHTS)
 
 
 def _read(folder: Path, config: Mapping[str, Any], cls: type[Any]) -> Any:
@@ -237,7 +279,8 @@ def _read(folder: Path, config: Mapping[str, Any], cls: type[Any]) -> Any:
     if not isinstance(sha256, str):
         raise InputError(f"{path} is damaged, or was edited: it has no sha256; {_AGAIN}")
     network = {key: config[key] for key in ("network", "arguments", "body") if key in config}
-    state = read_weights(folder / WEIGHTS, sha256)
+    fresh = _fresh(folder, sha256)
+    state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, sha256)
     try:
         return registry.filled(network, state, cls, complete=False)
     except InputError as error:

@@ -12,7 +12,6 @@ same side of the baseline by more than the spread over seeds.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -33,7 +32,7 @@ from _texts import SCORES
 from _web_text import EXPERIMENT as WEB
 
 from wflow import InputError, study
-from wflow._core.files import opened, replace_file
+from wflow._core.files import opened, read_json, replace_file
 from wflow.cli import guarded
 from wflow.study import networks
 
@@ -253,7 +252,7 @@ def found(folders: Iterable[Path]) -> list[Source]:
             raise InputError(f"{folder} is no folder: expected one with the results of studies")
         for file in sorted(folder.rglob("summary.json")):
             with opened(file, "the summary of a study") as text:
-                document = json.load(text)
+                document = read_json(text, file)
             flags = document.get("config", {}).get("flags", {})
             if document.get("study") not in GPU or flags.get("preset") == "smoke":
                 continue

@@ -1,26 +1,34 @@
 """Safe opening of untrusted files, atomic replacement of files, and kernel file locks.
 
-Only regular files are opened, HDF5 files without locks and with their values stored inside. A file
-is written as a draft beside its name and moved into place, so that a process killed at any time
-leaves the old file or the new one.
+Only regular files are opened, HDF5 files without locks and with their values stored inside. What
+they hold is read after `check_memory` has compared its size with the free memory, and with the size
+of the file where it is packed: `read_whole`, `read_json`, `Unpacked`, `check_zip`, `array_header`,
+`values_of`. A file is written as a draft beside its name and moved into place, so that a process
+killed at any time leaves the old file or the new one.
 """
 
 import errno
+import io
+import json
 import math
 import os
 import re
 import secrets
 import stat
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from wflow._core.errors import InputError, RunFileError
+from wflow._core.memory import check_memory, most_unpacked
 
 if TYPE_CHECKING:
     import h5py
+    import numpy as np
+    from numpy.typing import NDArray
 
 try:
     import fcntl
@@ -50,6 +58,8 @@ def open_hdf5(path: Path) -> Iterator["h5py.File"]:
             yield file
     except RunFileError:
         raise
+    except InputError as error:
+        raise RunFileError(str(error)) from None
     except FileNotFoundError:
         raise RunFileError(f"{path} does not exist; give the path of a run file") from None
     except (PermissionError, IsADirectoryError) as error:
@@ -105,6 +115,156 @@ def opened(path: Path, expected: str) -> Iterator[BufferedReader]:
         ) from None
     with BufferedReader(raw) as file:
         yield file  # type: ignore[misc]  # of the raw stream, which is not used
+
+
+def read_whole(file: IO[bytes], path: Path | str, *, factor: float = 1.0) -> bytes:
+    """Contents of an open file, which must fit into memory.
+
+    Parameters
+    ----------
+    file : the file, open for reading
+    path : its name, for messages
+    factor : bytes of memory for each byte of the file
+
+    Raises
+    ------
+    InputError
+        For a file that is too large.
+    OSError
+        For one that cannot be read.
+    """
+    size = os.fstat(file.fileno()).st_size
+    check_memory(factor * size, f"{path} ({size:,} bytes)", "is it the right file?")
+    data = file.read(size + 1)
+    if len(data) > size:
+        raise InputError(f"{path} grew while it was read; read it again when it is whole")
+    return data
+
+
+LARGEST_JSON = 2**26
+"""Bytes of a JSON document; those of wflow and of Hugging Face have some kB, or few MB."""
+
+
+def read_json(file: IO[bytes], path: Path | str) -> Any:
+    """What a JSON document holds.
+
+    Raises
+    ------
+    InputError
+        For a document of more than `LARGEST_JSON` bytes, or one that memory has no room for.
+    ValueError, RecursionError
+        For what is no JSON.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > LARGEST_JSON:
+        raise InputError(
+            f"{path} has {size:,} bytes: expected a JSON document of at most {LARGEST_JSON:,}"
+        )
+    return json.loads(read_whole(file, path, factor=32.0))  # [] has 3 bytes, and takes 64
+
+
+class Unpacked(io.RawIOBase):
+    """An unpacked stream, read only: at most so many bytes in all as the packed file may hold.
+
+    Parameters
+    ----------
+    stream : what unpacks, such as gzip.GzipFile
+    path : the packed file, for messages
+    stored : bytes of the packed file
+    """
+
+    def __init__(self, stream: IO[bytes], path: Path | str, stored: int) -> None:
+        super().__init__()
+        self._stream, self._path, self._stored = stream, path, stored
+        self.left = math.inf  # bytes that may still be read at this place
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place; the bytes on the way are unpacked and dropped."""
+        goal = offset if whence == os.SEEK_SET else self.tell() + offset
+        self._check(goal)
+        return self._stream.seek(goal)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes; InputError where they are more than may be read."""
+        count = math.inf if size is None or size < 0 else size
+        if count > self.left:
+            raise InputError(
+                f"{self._path}: {count:,} bytes would be read, where at most {self.left:,} are "
+                "expected; it is damaged or hostile: get it again"
+            )
+        if count == math.inf:
+            count = max(0, int(most_unpacked(self._stored)) - self.tell()) + 1
+        data = self._stream.read(int(count))
+        self.left -= len(data)
+        self._check(self.tell())
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _check(self, place: int) -> None:
+        if place > most_unpacked(self._stored):
+            raise InputError(
+                f"{self._path} unpacks to more than {most_unpacked(self._stored):,.0f} bytes, and "
+                f"has {self._stored:,}; it is damaged or hostile: get it again"
+            )
+
+
+def check_zip(file: IO[bytes], path: Path | str) -> None:
+    """Raise InputError for a zip archive with packed files, or with more bytes than it has.
+
+    torch and `numpy.savez` write archives of stored files, whose sizes are those of the memory that
+    they take.
+
+    Raises
+    ------
+    zipfile.BadZipFile, NotImplementedError, ValueError, OSError
+        For a damaged archive.
+    """
+    size = os.fstat(file.fileno()).st_size
+    file.seek(0)
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or (
+        (total := sum(entry.file_size for entry in entries)) > size
+    ):
+        raise InputError(
+            f"{path} claims more bytes than it has: an archive of stored files was expected, and "
+            "it has packed or overlapping ones"
+        )
+    check_memory(total, f"{path}", "is it the right file?")
+    file.seek(0)
+
+
+def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+    """Shape, Fortran order and type of an array of NumPy; the stream is then at its values.
+
+    Raises
+    ------
+    ValueError
+        For another format, or a damaged header.
+    """
+    from numpy.lib import format as npy
+
+    first = npy.read_magic(stream) == (1, 0)
+    length = stream.read(2 if first else 4)
+    size = int.from_bytes(length, "little")
+    if size > 2**16:  # NumPy would read it first
+        raise ValueError(f"its header has {size:,} bytes, expected some hundred")
+    head = io.BytesIO(length + stream.read(size))
+    return npy.read_array_header_1_0(head) if first else npy.read_array_header_2_0(head)
 
 
 _KINDS = {
@@ -257,6 +417,9 @@ def check_stored(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset | h5
     if isinstance(data, h5py.Dataset) and not (data.external or data.is_virtual):
         stored = data.id.get_storage_size()
         if data.chunks is not None and data.size:
+            # HDF5 unpacks a whole chunk for each value of it.
+            size = math.prod(data.chunks) * data.dtype.itemsize
+            check_memory(size, f"{path}: a chunk of {name}", _ELSEWHERE, stored=_bytes_of(file))
             grid = math.prod(-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True))
             whole = data.id.get_num_chunks() == grid
         else:
@@ -270,6 +433,27 @@ def check_stored(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset | h5
     if not isinstance(data, h5py.Group):
         raise RunFileError(f"{path}: {name} keeps its values in another file; refused")
     return data
+
+
+_ELSEWHERE = "restore the file from a copy, or write it again in smaller parts"
+
+
+def _bytes_of(file: "h5py.File") -> int:
+    return int(file.id.get_filesize())
+
+
+def values_of(data: "h5py.Dataset", path: Path | str) -> "NDArray[Any]":
+    """All values of a variable that `check_stored` admitted.
+
+    Raises
+    ------
+    InputError
+        For more of them than the file can hold, or than fit into memory.
+    """
+    what = f"{path}: {(data.name or '').strip('/')} {data.shape}"
+    needed = data.size * data.dtype.itemsize
+    check_memory(needed, what, _ELSEWHERE, stored=_bytes_of(data.file))
+    return data[...]  # type: ignore[no-any-return]
 
 
 def _diagnosis(path: Path, error: BaseException) -> str:

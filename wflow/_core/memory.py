@@ -1,4 +1,8 @@
-"""Free memory, and an early error for what does not fit into it."""
+"""Free memory, and an early error for what does not fit into it or is larger than a file can hold.
+
+What is read from a file passes `check_memory` before memory is taken for it, with the bytes that
+the file has for it where they are packed: a file of 10 kB can claim to hold gigabytes.
+"""
 
 import math
 import os
@@ -7,6 +11,8 @@ from pathlib import Path
 from wflow._core.errors import InputError
 
 SMALL = 2.0**20  # bytes that are not worth a look at the system, which takes 0.3 ms
+UNPACKED = 2.0**26  # bytes that anything may unpack to, however small it is
+RATIO = 100.0  # bytes for each byte of the file beyond that; deflate reaches 1,032
 
 
 def free_memory() -> float:
@@ -14,14 +20,32 @@ def free_memory() -> float:
     return min(_of_machine(), _of_process(), _of_cgroups())
 
 
-def check_memory(needed: float, what: str, advice: str) -> None:
-    """Raise InputError where `what` needs more bytes than are free.
+def most_unpacked(stored: float) -> float:
+    """Largest number of bytes that so many bytes of a file may unpack to."""
+    return UNPACKED + RATIO * stored
+
+
+def check_memory(needed: float, what: str, advice: str, *, stored: float | None = None) -> None:
+    """Raise InputError where `what` needs more bytes than are free, or than it has in its file.
 
     Without this check a huge size is a MemoryError, a ValueError of NumPy, or the end of the
     process: a system that overcommits memory kills the process that writes to it.
+
+    Parameters
+    ----------
+    needed : bytes of memory
+    what : for the message
+    advice : what to do, for the message
+    stored : bytes that it has in its file, where they are unpacked before anybody asked for that
+        many: needs up to `most_unpacked` are then admitted
     """
     if needed <= SMALL:
         return
+    if stored is not None and needed > most_unpacked(stored):
+        raise InputError(
+            f"{what} would take {needed / 1e9:.3g} GB of memory, and has {stored / 1e6:.3g} MB in "
+            f"its file; expected at most {most_unpacked(stored) / 1e9:.3g} GB of so few; {advice}"
+        )
     free = free_memory()
     if needed > free:
         raise InputError(

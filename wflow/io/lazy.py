@@ -6,6 +6,7 @@ times as long. `contents` finds out whether a file holds what wflow writes and n
 `of_layout` knows it of a file that was just written.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from xarray.backends import BackendArray, BackendEntrypoint, CachingFileManager, DummyFileManager
 from xarray.core import indexing
 
+from wflow._core.files import values_of
+from wflow._core.memory import check_memory
 from wflow.io import reading
 from wflow.io.schema import COORDINATES, VARIABLES, Layout
 
@@ -58,7 +61,7 @@ def contents(file: h5py.File, checked: reading.Checked) -> Contents | None:
         own = _attributes(data, _KNOWN)
         if own is None:
             return None
-        values = data[()] if name in COORDINATES else None
+        values = values_of(data, file.filename) if name in COORDINATES else None
         variables[name] = _Variable(dims, data.shape, data.dtype, own, values)
     return Contents(variables, attrs)
 
@@ -110,6 +113,12 @@ class Values(BackendArray):
 
     def read(self, key: tuple[Any, ...]) -> NDArray[Any]:
         """Values at an index of slices, numbers and at most one increasing list of numbers."""
+        sizes = (
+            len(range(*k.indices(n))) if isinstance(k, slice) else np.size(k)
+            for k, n in zip(key, self.shape, strict=True)
+        )
+        needed = math.prod(sizes) * self.dtype.itemsize
+        check_memory(needed, f"{self.name} of a run file", "read a part of it")
         with self._files.acquire_context() as file:
             return file[self.name][key]
 

@@ -16,8 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.errors import RunFileError
-from wflow._core.files import BROKEN, check_stored, open_hdf5, open_regular, truncated
+from wflow._core.files import (
+    BROKEN,
+    check_stored,
+    check_zip,
+    open_hdf5,
+    open_regular,
+    read_json,
+    truncated,
+)
 from wflow._core.fingerprint import why_different
+from wflow._core.memory import most_unpacked
 from wflow.io.schema import COORDINATES, READABLE, SCHEMA, VARIABLES
 
 # Keys of the checkpoint that belong to the file and not to the solver's state.
@@ -195,7 +204,7 @@ def manifest_config(out: Path, *, advice: str = "") -> dict[str, Any]:
     file = manifest_of(out)
     try:
         with open_regular(file) as raw:
-            manifest = json.loads(raw.read() or b"")
+            manifest = read_json(raw, file)
         if manifest["schema"] != PARTS:
             raise ValueError(f"schema {manifest['schema']!r}, expected {PARTS!r}")
         return parse_config(manifest["config"], file)
@@ -250,6 +259,14 @@ def check_variables(file: h5py.File, path: Path) -> Checked:
                     f"{path}: {name} has {size} entries along {dim}, others have {sizes[dim]}"
                 )
         checked.variables[name] = dims, data
+    # The columns of a whole run together: one that is zero throughout packs far better.
+    total = sum(data.size * data.dtype.itemsize for _, data in checked.variables.values())
+    size = file.id.get_filesize()
+    if total > most_unpacked(size):
+        raise RunFileError(
+            f"{path} claims {total:,} bytes of values, and has {size:,}; expected at most "
+            f"{most_unpacked(size):,.0f} of so few: restore the file from a copy"
+        )
     return checked
 
 
@@ -330,6 +347,7 @@ def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
     advice = "run again with --overwrite"
     try:
         with open_regular(path) as raw:
+            check_zip(raw, path)
             loaded = np.load(raw, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise ValueError("a single array")

@@ -1,6 +1,5 @@
 """Atomic writing of result files, which replaces only files that wflow wrote."""
 
-import json
 import os
 import re
 import stat
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wflow._core.errors import InputError, RunFileError
-from wflow._core.files import drafts, open_hdf5
+from wflow._core.files import drafts, open_hdf5, open_regular, opened, read_json, read_whole
 from wflow.io.schema import FAMILY
 
 STUDY = "wflow-study/"  # how the schema of a summary begins
@@ -119,13 +118,14 @@ def written_by_wflow(file: Path, named: Collection[str] = ()) -> bool:
             return bool(summary_document(file))
         if file.suffix not in _MARKS:
             return False
-        content = file.read_bytes()
+        with opened(file, "a result") as raw:
+            content = read_whole(raw, file)
         return _bears(content, _MARKS[file.suffix]) or (
             file.suffix in _UNMARKED
             and _bears(content, _UNMARKED[file.suffix])
             and _belongs_to_results(file)
         )
-    except OSError:
+    except (OSError, InputError):
         return False
 
 
@@ -152,7 +152,8 @@ def summary_document(file: Path) -> dict[str, Any]:
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return {}
-        document = json.loads(file.read_text(encoding="utf-8"))
+        with open_regular(file) as raw:
+            document = read_json(raw, file)
         ours = str(document["schema"]).startswith(STUDY)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

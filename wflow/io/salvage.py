@@ -1,6 +1,7 @@
 """Run files that were cut: what can still be read of them, for a report."""
 
 import io
+import math
 import os
 import re
 import struct
@@ -14,6 +15,7 @@ import numpy as np
 
 from wflow._core.errors import RunFileError, WflowError
 from wflow._core.files import BROKEN, open_regular
+from wflow._core.memory import check_memory
 from wflow.io.runfile import open_run
 from wflow.io.schema import VARIABLES
 
@@ -106,13 +108,17 @@ def _cut(path: Path, reason: RunFileError, notes: list[str]) -> "Dataset":
     if not 0 < there < size or there > LARGEST:
         raise reason
     found: dict[str, tuple[Any, int]] = {}
+    total = 0
     with h5py.File(_Padded(path, size), "r") as file:
         for data in _variables_of(file, [m.start() for m in re.finditer(b"OHDR", _bytes(path))]):
             with suppress(*FAULTS):
+                size_of = max(data.size, math.prod(data.chunks or ())) * data.dtype.itemsize
+                check_memory(total + size_of, f"{path}: {data.name}", "restore it", stored=there)
                 name = _name_of(data)
                 start = data.id.get_offset() or 0
                 outside = data.external or data.is_virtual or start >= there
                 if name and name not in found and not outside:
+                    total += size_of
                     found[name] = (data[...], there - start - data.id.get_storage_size())
     if not {"time", "path"} <= set(found) or not np.isfinite(found["time"][0]).all():
         raise reason

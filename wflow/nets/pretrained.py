@@ -24,7 +24,15 @@ from torch import Tensor, nn
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import claim_folder, kind_of_file, opened, remove_drafts, replace_file
+from wflow._core.files import (
+    claim_folder,
+    kind_of_file,
+    opened,
+    read_json,
+    read_whole,
+    remove_drafts,
+    replace_file,
+)
 from wflow._version import __version__
 from wflow.nets import registry
 
@@ -140,10 +148,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: expected {_SAVED}")
     path = folder / CONFIG
-    with opened(path, f"the configuration in {_SAVED}") as file:
-        text = file.read()
     try:
-        found = json.loads(text)
+        with opened(path, f"the configuration in {_SAVED}") as file:
+            found = read_json(file, path)
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged, for it is no JSON ({error}): {_AGAIN}") from None
     if not isinstance(found, dict):
@@ -173,7 +182,7 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     """
     library = safetensors()
     with opened(path, "weights of a network") as file:
-        data = file.read()
+        data = read_whole(file, path, factor=2.0)  # the bytes, and the tensors made of them
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise InputError(
             f"{path} is damaged, or of another save than {CONFIG} beside it: its SHA-256 is not "
@@ -306,7 +315,8 @@ def _check_replaceable(path: Path, own: Callable[[Path], bool]) -> None:
 
 def _own_config(path: Path) -> bool:
     try:
-        found = json.loads(path.read_bytes())
+        with opened(path, "a configuration") as file:
+            found = read_json(file, path)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and str(found.get("format")).startswith(f"{_FORMAT}/")

@@ -1,45 +1,78 @@
 """Readers of arrays (n, d) in files of several formats, for `wflow.tokens.load`.
 
-Pickled objects are refused: nothing in a file is executed.
+Pickled objects are refused: nothing in a file is executed. Shape and type are known before values
+are read, in blocks of rows where the format allows it, so that memory is taken only for the rows
+that are wanted, and after a check.
 """
 
 import csv
 import os
 import warnings
+import zipfile
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.errors import InputError
 from wflow._core.extras import install
+from wflow._core.files import array_header, check_stored
 from wflow._core.memory import check_memory
 
 # Shape of an array and its type; None: Python objects, which are not read.
 Entry = tuple[tuple[int, ...], np.dtype[Any] | None]
 _NAME_IT = "name one with key=NAME, or as FILE::NAME on the command line"
 _REAL = "biuf"  # kinds of numpy types that are real numbers
+_BLOCK = 2**22  # bytes of rows that are read at once
+
+Floats = NDArray[np.float64]
+# Of the numbers of rows and columns, known before they are read: the rows that are wanted,
+# ascending, or None for all. Of a block of rows and the number of its first one: raises InputError.
+Pick = Callable[[int, int], NDArray[np.integer[Any]] | None]
+Check = Callable[[Floats, int], None]
 
 
-def read_array(file: Path, key: str | None = None) -> NDArray[np.float64]:
-    """Read the array (n, d) of a file.
+class Source(NamedTuple):
+    """An array in an open file.
+
+    shape, dtype : of the array
+    blocks : neighbouring rows, from the first to the last, float64 or of that type
+    held : bytes of memory that they take while they are read, beside what is kept of them
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Iterator[NDArray[Any]]
+    held: int = 0
+
+
+Take = Callable[[Source], Floats]  # is called while the file is open
+
+
+def read_array(
+    file: Path, key: str | None = None, pick: Pick | None = None, check: Check | None = None
+) -> Floats:
+    """Read the array (n, d) of a file, or some of its rows.
 
     Parameters
     ----------
     file : path that ends in one of SUFFIXES
     key : name of the array in the file; None: the only array of numbers with two dimensions
+    pick : rows that are wanted; None: all
+    check : of all rows, where only some are wanted
 
     Returns
     -------
-    float64 array (n, d), n, d >= 1, values not checked
+    float64 array (n, d), n, d >= 1, values not checked where all rows are wanted
 
     Raises
     ------
     InputError
-        For a missing, damaged, empty or unknown kind of file, a key that it lacks or needs, and
-        an array that is not (n, d) real numbers.
+        For a missing, damaged, empty or unknown kind of file, a key that it lacks or needs, an
+        array that is not (n, d) real numbers, and one that memory has no room for.
     """
     reader = _READERS.get(file.suffix.lower())
     if reader is None:
@@ -48,8 +81,9 @@ def read_array(file: Path, key: str | None = None) -> NDArray[np.float64]:
     if not os.path.isfile(file):  # unlike Path.is_file, false for a name that is too long
         state = "not a file" if os.path.exists(file) else "no such file"
         raise InputError(f"{file}: {state}; give the path of a file with one array (n, d)")
+    what = f"{file}" if key is None else f"{file}, {key!r}"
     try:
-        array = reader(file, key)
+        return reader(file, key, lambda source: _taken(what, source, pick, check))
     except InputError:
         raise
     # On a damaged or hostile file a parser raises anything, from struct.error to MemoryError.
@@ -58,15 +92,45 @@ def read_array(file: Path, key: str | None = None) -> NDArray[np.float64]:
             f"{file}: cannot be read as {file.suffix} ({type(error).__name__}: {error}); expected "
             "a whole file with an array of numbers (n, d); write it again"
         ) from error
-    what = f"{file}" if key is None else f"{file}, {key!r}"
-    if array.dtype.kind not in _REAL:
-        raise InputError(f"{what}: holds {array.dtype}; expected real numbers; convert it first")
-    if array.ndim != 2:
-        raise InputError(f"{what}: has shape {array.shape}; expected (n, d), one row per token")
-    if array.size == 0:
-        raise InputError(f"{what}: has shape {array.shape} and no values; give at least one row")
-    with np.errstate(over="ignore"):  # a long double out of range becomes inf
-        return array.astype(np.float64)
+
+
+def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) -> Floats:
+    """The rows that are wanted."""
+    shape, dtype, blocks, held = source
+    if dtype.kind not in _REAL:
+        raise InputError(f"{what}: holds {dtype}; expected real numbers; convert it first")
+    if len(shape) != 2:
+        raise InputError(f"{what}: has shape {shape}; expected (n, d), one row per token")
+    if 0 in shape:
+        raise InputError(f"{what}: has shape {shape} and no values; give at least one row")
+    rows = None if pick is None else pick(*shape)
+    count = shape[0] if rows is None else len(rows)
+    check_memory(8 * count * shape[1] + held, f"{what}: {shape}", "take fewer rows, by n or a part")
+    kept, first = np.empty((count, shape[1])), 0
+    for block in blocks:
+        with np.errstate(over="ignore"):  # a long double out of range becomes inf
+            values = block.astype(np.float64, copy=False)
+        last = first + len(values)
+        if rows is None:
+            kept[first:last] = values
+        else:
+            if check is not None:
+                check(values, first)
+            low, high = np.searchsorted(rows, (first, last))
+            kept[low:high] = values[rows[low:high] - first]
+        first = last
+    if first != shape[0]:
+        raise ValueError(f"it ends after {first} of {shape[0]} rows")
+    return kept
+
+
+def _of_array(array: NDArray[Any]) -> Source:
+    return Source(array.shape, array.dtype, iter([array]))
+
+
+def _step(row: int) -> int:
+    """Number of rows of so many bytes that are read at once."""
+    return max(1, _BLOCK // max(1, row))
 
 
 def optional_module(name: str, purpose: str) -> Any:
@@ -99,29 +163,57 @@ def _choose(file: Path, entries: dict[str, Entry], key: str | None, hint: str = 
     raise InputError(f"{file}: {problem}; it holds {listing or 'nothing'}; {_NAME_IT}{hint}")
 
 
-def _read_numpy(file: Path, key: str | None) -> NDArray[Any]:
-    with open(file, "rb") as handle:  # np.load leaves a damaged archive open that it opened itself
-        loaded = np.load(handle, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
+def _read_numpy(file: Path, key: str | None, take: Take) -> Floats:
+    with open(file, "rb") as handle:
+        packed = handle.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
+        handle.seek(0)
+        if not packed:
+            source = _stored(handle)
             if key is not None:
                 raise InputError(f"{file}: holds one array and no names; leave out the key {key!r}")
-            return loaded
-        if key is not None and key in loaded.files:
-            return loaded[key]
-        entries: dict[str, Entry] = {}
-        for name in loaded.files:
-            try:
-                array = loaded[name]
-                entries[name] = (array.shape, array.dtype)
-            except ValueError:  # pickled objects beside the numbers are not read
-                entries[name] = ((), None)
-        return loaded[_choose(file, entries, key)]
+            return take(source)
+        with zipfile.ZipFile(handle) as archive:
+            members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            entries: dict[str, Entry] = {}
+            for name, member in members.items():
+                try:
+                    with archive.open(member) as stream:
+                        shape, _, dtype = array_header(stream)
+                    entries[name] = (shape, None if dtype.hasobject else dtype)
+                except ValueError:  # what is no array beside the numbers is not read
+                    entries[name] = ((), None)
+            with archive.open(members[_choose(file, entries, key)]) as stream:
+                return take(_stored(stream))
 
 
-def _read_hdf5(file: Path, key: str | None) -> NDArray[Any]:
+def _stored(stream: IO[bytes]) -> Source:
+    """The array of NumPy in a stream."""
+    shape, fortran, dtype = array_header(stream)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
+    row = int(np.prod(shape[1:], dtype=object)) * dtype.itemsize
+    whole = row * shape[0] if shape else dtype.itemsize
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        if fortran:
+            yield np.frombuffer(_exactly(stream, whole), dtype).reshape(shape[::-1]).T
+            return
+        for first in range(0, shape[0], _step(row)):
+            count = min(_step(row), shape[0] - first)
+            yield np.frombuffer(_exactly(stream, count * row), dtype).reshape(count, *shape[1:])
+
+    return Source(shape, dtype, blocks(), whole if fortran else row * min(_step(row), whole))
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise ValueError("it ends within its values")
+    return data
+
+
+def _read_hdf5(file: Path, key: str | None, take: Take) -> Floats:
     import h5py
-
-    from wflow._core.files import check_stored
 
     entries: dict[str, Entry] = {}
 
@@ -136,50 +228,71 @@ def _read_hdf5(file: Path, key: str | None) -> NDArray[Any]:
         name = _choose(file, entries, None if key is None else key.strip("/"), hint)
         check_stored(handle, name, file)
         data = handle[name]
-        needed = data.size * (8 + data.dtype.itemsize)
-        check_memory(needed, f"{file}: {name} {data.shape}", "give a part")
-        return np.asarray(data)
+        row = int(np.prod(data.shape[1:], dtype=object)) * data.dtype.itemsize
+        step = _step(row)
+        if data.chunks is not None:  # which are unpacked as a whole
+            step += -step % data.chunks[0]
+        blocks = (data[k : k + step] for k in range(0, len(data) if data.shape else 0, step))
+        return take(Source(data.shape, data.dtype, blocks, row * step))
 
 
-def _read_parquet(file: Path, key: str | None) -> NDArray[Any]:
+def _read_parquet(file: Path, key: str | None, take: Take) -> Floats:
     arrow = optional_module("pyarrow", "parquet files")
     # Not read_table, which takes a folder of the name a=1 for a column.
     with optional_module("pyarrow.parquet", "parquet files").ParquetFile(file) as source:
-        table = source.read()
-    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
-    types = {k: table.schema.field(k).type for k in table.column_names if k not in index}
-    kind = arrow.types
-    lists = [
-        k
-        for k, t in types.items()
-        if kind.is_list(t) or kind.is_large_list(t) or kind.is_fixed_size_list(t)
-    ]
-    if lists or key is not None:
+        schema, groups = source.schema_arrow, range(source.metadata.num_row_groups)
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        types = {k: schema.field(k).type for k in schema.names if k not in index}
+        kind = arrow.types
+        lists = [
+            k
+            for k, t in types.items()
+            if kind.is_list(t) or kind.is_large_list(t) or kind.is_fixed_size_list(t)
+        ]
         name = lists[0] if key is None and len(lists) == 1 else key
-        if name not in lists:
-            raise InputError(f"{file}: key {key!r}, columns of lists {lists}; {_NAME_IT}")
+        if lists or key is not None:
+            if name not in lists:
+                raise InputError(f"{file}: key {key!r}, columns of lists {lists}; {_NAME_IT}")
+            types = {str(name): types[str(name)]}
+        for k, t in types.items():
+            if name is None and not (kind.is_floating(t) or kind.is_integer(t)):
+                raise InputError(
+                    f"{file}: column {k!r} holds {t}; expected numbers; drop the column"
+                )
+        read = [source.metadata.row_group(k) for k in groups]
+        values = sum(
+            group.column(k).num_values
+            for group in read
+            for k in range(group.num_columns)
+            if group.column(k).path_in_schema.partition(".")[0] in types
+        )
+        check_memory(3 * 8 * values, f"{file}: {values:,} values", "give a part")
+        table = source.read(columns=list(types))
+    if name is not None:
         column = table.column(name)
         width = np.unique([len(row) if row.is_valid else -1 for row in column])
         if len(width) > 1 or -1 in width:
             raise InputError(f"{file}: the lists of column {name!r} differ in length; repair them")
-        values = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-        return np.concatenate([[], *values]).reshape(len(column), width[0] if len(width) else 0)
-    for k, t in types.items():
-        if not (kind.is_floating(t) or kind.is_integer(t)):
-            raise InputError(f"{file}: column {k!r} holds {t}; expected numbers; drop the column")
+        parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+        flat = np.concatenate([[], *parts])
+        return take(_of_array(flat.reshape(len(column), width[0] if len(width) else 0)))
     columns = [table.column(k).to_numpy().astype(np.float64) for k in types]
-    return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
+    return take(
+        _of_array(np.stack(columns, axis=1) if columns else np.empty((source.metadata.num_rows, 0)))
+    )
 
 
-def _read_csv(file: Path, key: str | None) -> NDArray[Any]:
+def _read_csv(file: Path, key: str | None, take: Take) -> Floats:
     if key is not None:
         raise InputError(f"{file}: csv holds one array and no names; leave out the key {key!r}")
+    size = os.path.getsize(file)
+    check_memory(4 * size, f"{file} ({size:,} bytes)", "give a part")  # "0," is a number
     with open(file, encoding="utf-8-sig", newline="") as handle:
         start, fields = 0, list[str]()
         while not fields:
             start, line = handle.tell(), handle.readline()
             if not line:
-                return np.empty((0, 0))
+                return take(_of_array(np.empty((0, 0))))
             fields = next(csv.reader([line.strip()]), [])
         header = _is_header(file, fields)
         if not header:
@@ -187,9 +300,10 @@ def _read_csv(file: Path, key: str | None) -> NDArray[Any]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # for a header alone
-                return np.loadtxt(handle, delimiter=",", ndmin=2, comments=None, quotechar='"')
+                array = np.loadtxt(handle, delimiter=",", ndmin=2, comments=None, quotechar='"')
         except ValueError as error:
             raise InputError(f"{file}: {_first_fault(file, header) or error}") from None
+    return take(_of_array(array))
 
 
 def _is_header(file: Path, fields: list[str]) -> bool:

@@ -272,9 +272,25 @@ def load(
     n = None if n is None else whole(n, "n")
     d = None if d is None else _dimension(d)
     _generator(seed)
-    data = read_array(path_of(path, "path"), _key(key))
     what = f"{path}" if key is None else f"{path}, {key!r}"
-    return _place(data, what, n, d, seed, reduce=d is not None and d < data.shape[1])
+    total = 0
+
+    def pick(rows: int, columns: int) -> NDArray[np.int64] | None:
+        """The rows of the subset, unless all are needed for their principal axes."""
+        nonlocal total
+        _check_sizes(rows, columns, what, n, d)
+        total = rows
+        whole_file = n is None or (d is not None and d < columns)
+        return None if whole_file else _subset(rows, n, seed)
+
+    def check(block: Tokens, first: int) -> None:
+        _check_rows(block, what, first, total)
+
+    data = read_array(path_of(path, "path"), _key(key), pick, check)
+    reduce = d is not None and d < data.shape[1]
+    if n is not None and not reduce:
+        return as_tokens(data, name=what)
+    return _place(data, what, n, d, seed, reduce=reduce)
 
 
 def pca(z: ArrayLike, d: int) -> NDArray[np.float64]:
@@ -400,19 +416,8 @@ def _place(
 ) -> Tokens:
     """Check, reduce, choose n rows and normalise: the common end of `digits` and `load`."""
     rows, columns = data.shape
-    if n is not None and n > rows:
-        raise InputError(f"{what}: holds {rows} rows, n = {n} asked; choose n <= {rows}")
-    if columns < 2:
-        raise InputError(f"{what}: one column only; tokens need d >= 2: add a coordinate")
-    if d is not None and d > columns:
-        raise InputError(f"{what}: has {columns} columns, d = {d} asked; choose d <= {columns}")
-    _check_finite(data, what)
-    zero = np.flatnonzero(~data.any(axis=1))
-    if len(zero):
-        raise InputError(
-            f"{what}: row {zero[0]} of {rows} has norm zero and no direction on the sphere; remove "
-            f"it or shift the data {_ROWS}"
-        )
+    _check_sizes(rows, columns, what, n, d)
+    _check_rows(data, what, 0, rows)
     if reduce:
         floor = 64 * _EPS * float(np.abs(data).max())  # what is left of a row equal to the mean
         data = pca(data, columns if d is None else d)
@@ -427,8 +432,34 @@ def _place(
                 f"direction; remove it or choose larger d {_ROWS}"
             )
     if n is not None:
-        data = data[np.sort(_generator(seed).choice(rows, size=n, replace=False))]
+        data = data[_subset(rows, n, seed)]
     return as_tokens(data, name=what)
+
+
+def _subset(rows: int, n: int | None, seed: int) -> NDArray[np.int64]:
+    """Numbers of n rows, ascending, a random subset without replacement."""
+    return np.sort(_generator(seed).choice(rows, size=n, replace=False))
+
+
+def _check_sizes(rows: int, columns: int, what: str, n: int | None, d: int | None) -> None:
+    """Check that a file has as many rows and columns as are asked for."""
+    if n is not None and n > rows:
+        raise InputError(f"{what}: holds {rows} rows, n = {n} asked; choose n <= {rows}")
+    if columns < 2:
+        raise InputError(f"{what}: one column only; tokens need d >= 2: add a coordinate")
+    if d is not None and d > columns:
+        raise InputError(f"{what}: has {columns} columns, d = {d} asked; choose d <= {columns}")
+
+
+def _check_rows(data: Tokens, what: str, first: int, rows: int) -> None:
+    """Check that rows `first`, ... of a file are finite and have directions."""
+    _check_finite(data, what, first)
+    zero = np.flatnonzero(~data.any(axis=1))
+    if len(zero):
+        raise InputError(
+            f"{what}: row {first + zero[0]} of {rows} has norm zero and no direction on the "
+            f"sphere; remove it or shift the data {_ROWS}"
+        )
 
 
 def _canonical(axes: Tokens) -> Tokens:
@@ -468,12 +499,12 @@ def _check_size(n: int, d: int) -> None:
     check_memory(8 * 5 * n * d, f"a cloud of {n} tokens in R^{d}", "take a smaller n or d")
 
 
-def _check_finite(data: Tokens, what: str) -> None:
+def _check_finite(data: Tokens, what: str, first: int = 0) -> None:
     bad = np.flatnonzero(~np.isfinite(data).all(axis=1))
     if len(bad):
         row = data[bad[0]]
         column = int(np.argmin(np.isfinite(row)))
         raise InputError(
-            f"{what}: row {bad[0]}, column {column} is {row[column]}; {len(bad)} of {len(data)} "
-            f"rows hold values that are not finite; remove or repair them {_ROWS}"
+            f"{what}: row {first + bad[0]}, column {column} is {row[column]}; {len(bad)} of "
+            f"{len(data)} rows hold values that are not finite; remove or repair them {_ROWS}"
         )

@@ -22,7 +22,7 @@ from wflow._core.checks import number, whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import open_hdf5, opened, replace_file
+from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow.study.flags import OutputFlags, Switch
 from wflow.study.frame import Session, Verdict
 
@@ -295,8 +295,8 @@ def kept(folder: "Path", setting: object, run: Trained, examine: Callable[[], Re
     if os.path.lexists(file):
         with opened(file, "the record of a training") as source:
             try:
-                found = json.load(source)
-            except ValueError:  # damaged: it is made again
+                found = read_json(source, file)
+            except (ValueError, RecursionError):  # damaged: it is made again
                 found = None
         if isinstance(found, dict) and found.get("key") == key:
             return dict(found["record"])

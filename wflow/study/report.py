@@ -24,13 +24,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from wflow._core.checks import path_of, shown
 from wflow._core.errors import InputError, RunFileError, WflowError
-from wflow._core.files import open_hdf5, opened
+from wflow._core.files import check_stored, open_hdf5, opened
+from wflow._core.memory import check_memory
 from wflow._version import __version__
 from wflow.analysis.description import describe, mean_and_spread
 from wflow.io import digests, reading
@@ -59,6 +60,7 @@ _PICTURES = 700_000  # bytes of the figures of a study on its page
 _SECONDS = 1.5  # of checks and clusters, on the whole page
 _PAIRS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_READ = 1e9, 3e8, 2.5e-3
 _LOADED = 2**26  # bytes of a run that is read at once
+_HISTORIES = 2**30  # bytes of the histories of networks that are read, one column at a time
 _SCALE = 0.1  # radians, of the clusters
 _ENTRIES, _WORDS = 500, 300  # of a foreign file: variables or attributes, and characters of each
 
@@ -731,7 +733,8 @@ def _spectrum(ds: Dataset) -> list[tuple[str, ...]]:
         if name not in ds or not ds[name].size:
             continue
         part = ds[name] if name == "initial_heads" else ds[name].isel(snapshot_path=0, snapshot=-1)
-        heads = np.asarray(part.values, float)
+        most = max(1, LARGEST // (8 * max(1, math.prod(part.shape[1:]))))
+        heads = np.asarray(part[:most].values, float)
         heads = heads[np.isfinite(heads).all(axis=(1, 2))][:4096]
         if heads.size:
             values = _eigenvalues(heads)
@@ -972,42 +975,60 @@ def _read_text(study: Study) -> None:
     study.text = "\n\n".join(kept)
 
 
+class _History(NamedTuple):
+    """The history of a network: the dimension and length of each column, and how it ended."""
+
+    file: Path
+    columns: dict[str, tuple[str, int]]
+    ended: bool
+    loss: float | None  # the last one
+
+    def column(self, name: str, length: int) -> Floats:
+        with open_hdf5(self.file) as content:
+            return np.asarray(content[name][:length], dtype=float)
+
+
 def _read_histories(study: Study, files: Sequence[Path]) -> None:
     """Learning curves of the networks of a study: NAME-SEED/metrics.h5."""
-    models: dict[str, list[dict[str, tuple[str, Floats]]]] = {}
+    models: dict[str, list[_History]] = {}
     for file in files[:200]:
         found = re.fullmatch(r"(.+)-(\d+)", file.parent.name)
         if not found:
             continue
         try:
-            columns, ended = _history(file)
+            history = _history(file)
         except FAULTS as error:
             study.missing.append(f"{file.parent.name}: its history cannot be read ({error}).")
             continue
-        models.setdefault(found[1], []).append(columns)
-        if not ended:
+        models.setdefault(found[1], []).append(history)
+        if not history.ended:
             study.missing.append(
                 f"{file.parent.name}: the training did not reach its end; the curves of this model "
                 "end with the shortest history."
             )
     if not models:
         return
-    names = list(dict.fromkeys(n for runs in models.values() for run in runs for n in run))
-    roles = ("gradient", "dissipated", "weights", "martingale", "energy", "ito", "diffusion")
+    names = list(dict.fromkeys(n for runs in models.values() for run in runs for n in run.columns))
     drawn = [n for n in names if n not in ("step", "evaluation", "seconds")][:8]
+    room = _HISTORIES
     for name in drawn:
-        curves = []
+        curves: list[Curve] = []
         for place, (model, runs) in enumerate(models.items()):
-            held = [run for run in runs if name in run and run[name][1].size]
+            held = [run for run in runs if name in run.columns and run.columns[name][1]]
             if not held:
                 continue
-            length = min(run[name][1].size for run in held)
-            dim = held[0][name][0]
-            steps = held[0][dim][1] if dim in held[0] else np.arange(length, dtype=float)
-            x, values = _grouped(steps[:length], np.stack([run[name][1][:length] for run in held]))
-            mean, low, high = (f(values, axis=0) for f in (np.mean, np.min, np.max))
-            curve = Curve(model, roles[place % len(roles)], mean, x=x)
-            curves.append(curve if len(held) == 1 else replace(curve, low=low, high=high))
+            size = 8 * sum(run.columns[name][1] for run in held)
+            room -= size
+            if room < 0:
+                study.missing.append(
+                    f"{name} of {model} is not shown: the page reads {_HISTORIES:,} bytes of "
+                    "histories at most."
+                )
+                continue
+            try:
+                curves.append(_learning_curve(model, place, name, held))
+            except FAULTS as error:
+                study.missing.append(f"{name} of {model} cannot be read ({error}).")
         if curves:
             ends = [curve.x for curve in curves if curve.x is not None]
             longest = max(ends, key=np.size)
@@ -1017,31 +1038,47 @@ def _read_histories(study: Study, files: Sequence[Path]) -> None:
                 "histories as means over neighbouring steps.",
             )  # fmt: skip
     for model, runs in models.items():
-        most = max(run["step"][1].size if "step" in run else 0 for run in runs)
-        losses = [
-            float(run["loss"][1][-1]) for run in runs if "loss" in run and run["loss"][1].size
-        ]
+        most = max(run.columns.get("step", ("", 0))[1] for run in runs)
+        losses = [run.loss for run in runs if run.loss is not None]
         last = f"{np.mean(losses):.4g}" if losses else "–"
         study.networks.append((model, str(len(runs)), str(most), last))
 
 
-def _history(file: Path) -> tuple[dict[str, tuple[str, Floats]], bool]:
-    """Columns of a history, name -> (dimension, values), and whether the training ended."""
-    columns: dict[str, tuple[str, Floats]] = {}
+def _learning_curve(model: str, place: int, name: str, held: Sequence[_History]) -> Curve:
+    """A column of the runs of a model, read one by one."""
+    roles = ("gradient", "dissipated", "weights", "martingale", "energy", "ito", "diffusion")
+    length = min(run.columns[name][1] for run in held)
+    dim = held[0].columns[name][0]
+    steps = (
+        held[0].column(dim, length) if dim in held[0].columns else np.arange(length, dtype=float)
+    )
+    drawn = [_grouped(steps, run.column(name, length)[None]) for run in held]
+    x, values = drawn[0][0], np.concatenate([values for _, values in drawn])
+    mean, low, high = (f(values, axis=0) for f in (np.mean, np.min, np.max))
+    curve = Curve(model, roles[place % len(roles)], mean, x=x)
+    return curve if len(held) == 1 else replace(curve, low=low, high=high)
+
+
+def _history(file: Path) -> _History:
+    """What a history holds; values are read when they are drawn."""
+    columns: dict[str, tuple[str, int]] = {}
     with open_hdf5(file) as content:
         if "step" not in content:
             raise RunFileError(f"{file} holds no history of a training")
         ended = np.array_equal(np.ravel(content.attrs.get("complete", 0)), [1])
-        sizes = {name: content[name].shape for name in content if hasattr(content[name], "shape")}
-        for name, shape in sizes.items():
+        total = 0
+        for name in content:
             data = content[name]
-            if len(shape) != 1 or shape[0] > 10**7 or data.dtype.kind not in "fiu":
+            if len(getattr(data, "shape", None) or ()) != 1 or data.shape[0] > 10**7:
                 continue
-            if data.external or data.is_virtual:
+            if data.dtype.kind not in "fiu" or check_stored(content, name, file) is None:
                 continue
+            total += data.size * data.dtype.itemsize
             dims = reading.dims_of(data) if name not in ("step", "evaluation") else (name,)
-            columns[name] = (dims[0] or "step", np.asarray(data[...], dtype=float))
-    return columns, ended
+            columns[name] = (dims[0] or "step", data.shape[0])
+        check_memory(total, f"{file}", "train again", stored=file.stat().st_size)
+        loss = float(content["loss"][-1]) if columns.get("loss", ("", 0))[1] else None
+    return _History(file, columns, ended, loss)
 
 
 def _grouped(x: Floats, values: Floats, most: int = FRAMES) -> tuple[Floats, Floats]:

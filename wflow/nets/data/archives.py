@@ -4,6 +4,8 @@ Nothing is unpacked onto the disk. `files_of` lists a zip archive or a folder, w
 when they are asked for; `tar_files` reads a tar archive once, in a stream.
 """
 
+import bz2
+import gzip
 import hashlib
 import lzma
 import os
@@ -17,10 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from wflow._core.errors import InputError
-from wflow._core.files import opened
+from wflow._core.files import Unpacked, opened
+from wflow._core.memory import check_memory
 from wflow.nets.data.download import VARIABLE, DataFile, download, places
 
 # What damaged archives and files in them raise; an InputError is a ValueError.
@@ -145,6 +148,7 @@ def files_of(
         try:
             packed = stack.enter_context(zipfile.ZipFile(file))
             if inner is not None and inner in packed.namelist():
+                _check_unpacked(packed.getinfo(inner))  # its directory is read at once
                 within = stack.enter_context(packed.open(inner))
                 packed = stack.enter_context(zipfile.ZipFile(within))
         except BROKEN as error:
@@ -164,7 +168,13 @@ def _member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
     """A file of an archive; its length and checksum are those of the directory."""
     if info.file_size > most:
         raise ValueError(f"{info.file_size} bytes, expected at most {most}")
-    return packed.read(info)
+    _check_unpacked(info)
+    with packed.open(info) as file:
+        return file.read(info.file_size)  # read() unpacks more than that, where there is more
+
+
+def _check_unpacked(info: zipfile.ZipInfo) -> None:
+    check_memory(info.file_size, info.filename, "get it again", stored=info.compress_size)
 
 
 def _contents(path: Path, most: int) -> bytes:
@@ -186,24 +196,49 @@ def tar_files(source: Path, wanted: re.Pattern[str], most: int) -> Iterator[tupl
         For what is no tar archive or is cut off, and for a file of more than `most` bytes.
     """
     try:
-        with tarfile.open(source, "r|*") as members:
-            for member in members:
-                name = member.name.removeprefix("./")
-                if not (member.isfile() and wanted.fullmatch(name)):
-                    continue
-                if member.size > most:
-                    raise InputError(
-                        f"{source}: {name} has {member.size:,} bytes; expected at most {most:,}: "
-                        "get the archive again"
-                    )
-                stream = members.extractfile(member)
-                assert stream is not None  # a regular file
-                yield name, stream.read()
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        with opened(source, "a tar archive") as file, _unpacking(file) as stream:
+            unpacked = Unpacked(stream, source, os.fstat(file.fileno()).st_size)
+            unpacked.left = _HEADERS
+            with tarfile.open(fileobj=unpacked, mode="r:") as members:
+                while (member := members.next()) is not None:
+                    # What it keeps of each member, in memory, is not needed any more.
+                    members.members.clear()  # type: ignore[attr-defined]
+                    members.pax_headers.clear()  # type: ignore[attr-defined]
+                    name = member.name.removeprefix("./")
+                    if member.isfile() and wanted.fullmatch(name):
+                        if member.size > most:
+                            raise InputError(
+                                f"{source}: {name} has {member.size:,} bytes; expected at most "
+                                f"{most:,}: get the archive again"
+                            )
+                        contents = members.extractfile(member)
+                        assert contents is not None  # a regular file
+                        unpacked.left = most
+                        yield name, contents.read()
+                    unpacked.left = _HEADERS
+    except InputError:
+        raise
+    except BROKEN as error:
         raise InputError(
             f"{source}: cannot be read as a tar archive ({error}); it is cut off, damaged or "
             "another file: get it again"
         ) from None
+
+
+_HEADERS = 2**20  # bytes of the headers before one member of a tar archive; most have 512
+
+
+def _unpacking(file: IO[bytes]) -> IO[bytes]:
+    """The stream of a file that may be packed."""
+    begin = file.read(6)
+    file.seek(0)
+    if begin.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if begin.startswith(b"BZh"):
+        return bz2.BZ2File(file)
+    if begin.startswith((b"\xfd7zXZ\0", b"\x5d\0\0\x80")):
+        return lzma.LZMAFile(file)
+    return file
 
 
 # What may be missing

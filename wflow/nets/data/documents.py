@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import opened
+from wflow._core.files import opened, read_json
 
 KINDS = {
     ".jsonl": "jsonl",
@@ -160,7 +160,9 @@ def _saved(folder: Path) -> tuple[Path, ...]:
 def _json(path: Path) -> dict[str, Any]:
     with opened(path, "a description in JSON") as file:
         try:
-            found = json.load(file)
+            found = read_json(file, path)
+        except InputError:
+            raise
         except (ValueError, RecursionError):
             found = None
     if not isinstance(found, dict):

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import opened, replace_file
+from wflow._core.files import Unpacked, opened, read_whole, replace_file
+from wflow._core.memory import check_memory
 
 # The IDX format of MNIST: arrays of numbers behind a short header
 # ----------------------------------------------------------------
@@ -74,7 +75,7 @@ def read_idx(path: str | os.PathLike[str], *, dims: int | None = None) -> NDArra
     dims = None if dims is None else whole(dims, "dims", 1)
     with opened(path_of(path, "path"), "an IDX file") as file:
         try:
-            data = file.read()
+            data = read_whole(file, str(path))
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error}); expected an IDX file") from None
     return parse_idx(data, str(path), dims=dims)
@@ -108,6 +109,7 @@ def parse_idx(data: bytes, name: str, *, dims: int | None = None) -> NDArray[Any
     try:
         dtype, shape = _header(stream, name, dims)
         size = math.prod(shape) * dtype.itemsize
+        check_memory(size, f"{name}: an array of shape {shape}", "get it again", stored=len(data))
         body = _at_most(stream, size + 1)  # one byte more shows what should not be there
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(
@@ -295,30 +297,38 @@ def _read(files: Sequence[DataFile], paths: Sequence[Path]) -> Obtained:
 def checked(path: Path, sha256: str) -> bytes:
     """Contents of a file, uncompressed, whose SHA-256 must be the one given.
 
-    What is returned is what was checked: the file is read once. InputError names both checksums.
+    What is returned is what was checked: the file is read once, and unpacked into memory after its
+    checksum was found right. InputError names both checksums.
     """
-    data = _contents(path)
-    digest = hashlib.sha256(data).hexdigest()
+    with opened(path, "a file of a data set") as file:
+        try:
+            data = read_whole(file, path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    digest = _digest(data, path)
     if digest != sha256:
         raise InputError(
             f"{path}: the SHA-256 of its contents is {digest}, expected {sha256}; the file is "
             "damaged or another one, and was left as it is: move it away and get it again"
         )
-    return data
+    return gzip.decompress(data) if data[:2] == _GZIP else data
 
 
-def _contents(path: Path) -> bytes:
-    """Bytes of a file, uncompressed."""
+def _digest(data: bytes, path: Path) -> str:
+    """SHA-256 of the contents of a file, packed by gzip or not."""
+    if data[:2] != _GZIP:
+        return hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256()
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == _GZIP else data
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        with Unpacked(gzip.GzipFile(fileobj=io.BytesIO(data)), path, len(data)) as stream:  # type: ignore[arg-type]
+            while part := stream.read(_CHUNK):
+                digest.update(part)
+    except (EOFError, OSError, zlib.error) as error:
         raise InputError(
             f"{path}: its gzip stream is broken ({error}), and it was left as it is: move it away "
             "and get it again"
         ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return digest.hexdigest()
 
 
 def download(file: DataFile, among: Sequence[DataFile] = ()) -> Path:
@@ -365,9 +375,7 @@ def _fetch(pooch: Any, address: str, file: DataFile, draft: Path) -> None:
     """Download to a draft, which is moved into place after its contents were verified."""
     pooch.get_logger().info("Downloading data from %s", address)
     pooch.HTTPDownloader()(address, str(draft), None)
-    digest = (
-        pooch.file_hash(str(draft)) if file.packed else hashlib.sha256(_contents(draft)).hexdigest()
-    )
+    digest = pooch.file_hash(str(draft)) if file.packed else _digest(draft.read_bytes(), draft)
     if digest != file.sha256:
         raise InputError(f"the SHA-256 of its contents is {digest}, expected {file.sha256}")
 

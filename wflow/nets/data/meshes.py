@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from wflow._core.checks import path_of, reals, whole
 from wflow._core.errors import InputError
 from wflow._core.files import opened
+from wflow._core.memory import check_memory
 from wflow.nets.data.batches import Purpose, bits
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 OFF_BYTES = 1 << 29  # bound of one file; the largest of ModelNet40 have some ten MB
+_BYTES = 40  # of memory for each byte of a file: the lines, their words, and the numbers
 
 
 class Mesh(NamedTuple):
@@ -121,6 +123,7 @@ def parse_off(data: bytes, name: str) -> Mesh:
         raise InputError(
             f"{name}: begins with {begin}; expected an OFF file, which begins with OFF"
         )
+    check_memory(_BYTES * len(data), f"{name} ({len(data):,} bytes)", "get it again")
     lines = [
         line for line in (part.split(b"#")[0] for part in data[3:].splitlines()) if line.strip()
     ]
@@ -138,7 +141,7 @@ def parse_off(data: bytes, name: str) -> Mesh:
             "follow; the file is cut off or damaged: get it again"
         )
     try:
-        words = b" ".join(lines[1 : 1 + corners]).split()
+        words = _words(lines[1 : 1 + corners])
         vertices = np.array(words, dtype="S").astype(np.float64).reshape(corners, 3)
         triangles = _triangles(lines[1 + corners : 1 + corners + faces])
     except ValueError as error:
@@ -153,9 +156,19 @@ def parse_off(data: bytes, name: str) -> Mesh:
     return Mesh(vertices, triangles)
 
 
+def _words(lines: Sequence[bytes]) -> list[bytes]:
+    """Numbers of lines; NumPy takes the memory of the longest for each of them."""
+    words = b" ".join(lines).split()
+    sizes = [len(word) for word in words]
+    longest = max(sizes, default=0)
+    what = f"a table of numbers of {longest:,} characters"
+    check_memory(longest * len(words), what, "get it again", stored=sum(sizes))
+    return words
+
+
 def _triangles(lines: Sequence[bytes]) -> IntArray:
     """Triangles (m, 3) of the lines of faces."""
-    words = b" ".join(lines).split()
+    words = _words(lines)
     if len(words) == 4 * len(lines):
         table = np.array(words or [b"0"], dtype="S").astype(np.int64)[: len(words)].reshape(-1, 4)
         if (table[:, 0] == 3).all():

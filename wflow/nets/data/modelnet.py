@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import switch, whole
 from wflow._core.errors import InputError, RunFileError
-from wflow._core.files import check_stored, open_hdf5, replace_file
+from wflow._core.files import check_stored, open_hdf5, replace_file, values_of
 from wflow._core.progress import progress
 from wflow.nets.data.archives import (
     BROKEN,
@@ -214,8 +214,8 @@ def _kept(path: Path) -> _Drawn:
     with open_hdf5(path) as file:
         for name in ("train", "test", "faults"):
             check_stored(file, name, path)
-        faults = json.loads(bytes(file["faults"][:]))
-        return _Drawn([file["train"][:], file["test"][:]], [str(fault) for fault in faults])
+        train, test, faults = (values_of(file[name], path) for name in ("train", "test", "faults"))
+        return _Drawn([train, test], [str(fault) for fault in json.loads(bytes(faults))])
 
 
 def _keep(drawn: _Drawn, draft: Path) -> None:
@@ -303,7 +303,8 @@ def _hdf5_part(
         with h5py.File(io.BytesIO(data), "r") as file:
             for key in ("data", "label"):
                 check_stored(file, key, Path(name))
-            clouds, labels = file["data"][:], file["label"][:].astype(np.int64).reshape(-1)
+            clouds = values_of(file["data"], name)
+            labels = values_of(file["label"], name).astype(np.int64).reshape(-1)
     except (RunFileError, *BROKEN) as error:
         raise InputError(
             f"{name}: is no whole HDF5 file of points ({error}); get it again"

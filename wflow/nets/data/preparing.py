@@ -30,7 +30,15 @@ import numpy as np
 
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
-from wflow._core.files import claim_folder, opened, released, remove_drafts, replace_file
+from wflow._core.files import (
+    LARGEST_JSON,
+    claim_folder,
+    opened,
+    read_whole,
+    released,
+    remove_drafts,
+    replace_file,
+)
 from wflow._core.processes import check_main_guard, pool, starting_processes
 from wflow._core.progress import progress
 from wflow._version import __version__
@@ -347,8 +355,9 @@ def _pairs(folder: Folder) -> tuple[bytes, bytes]:
         return gpt2_pairs()
     contents = []
     for name in PAIRS:
-        with opened(path_of(folder, "tokenizer") / name, "byte pairs as GPT-2's") as file:
-            contents.append(file.read())
+        path = path_of(folder, "tokenizer") / name
+        with opened(path, "byte pairs as GPT-2's") as file:
+            contents.append(read_whole(file, path))
     return contents[0], contents[1]
 
 
@@ -463,8 +472,9 @@ def _whole(folder: Path, setting: dict[str, Any], *, resume: bool, overwrite: bo
 def _own(file: Path) -> None:
     """Raise InputError unless wflow wrote an index or a journal, damaged or not."""
     try:
-        mine = SCHEMA.encode() in file.read_bytes()
-    except OSError:
+        with opened(file, "an index of token files") as whole:
+            mine = SCHEMA.encode() in whole.read(LARGEST_JSON)
+    except (OSError, InputError):
         mine = False
     if not mine:
         raise InputError(f"{file} was not written by wflow: move it away, or choose another folder")

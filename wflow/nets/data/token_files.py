@@ -19,7 +19,7 @@ from torch import Tensor
 
 from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened
+from wflow._core.files import opened, read_json, read_whole
 from wflow._core.progress import progress
 from wflow.nets.data.tokenize import BytePairs
 
@@ -319,7 +319,7 @@ class TokenFiles:
         contents = []
         for name in PAIRS:
             with opened(self._folder / name, "the tokenizer of the token files") as file:
-                contents.append(file.read())
+                contents.append(read_whole(file, self._folder / name))
             if hashlib.sha256(contents[-1]).hexdigest() != self.description["tokenizer"][name]:
                 raise InputError(
                     f"{self._folder / name} is not the file that made the tokens: copy the folder "
@@ -360,7 +360,9 @@ def read_document(path: Path, what: str) -> dict[str, Any]:
     """
     with opened(path, what) as file:
         try:
-            found = json.load(file)
+            found = read_json(file, path)
+        except InputError:
+            raise
         except (ValueError, RecursionError):
             found = None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:

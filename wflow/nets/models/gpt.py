@@ -7,7 +7,9 @@ width 384 and 10.65 million parameters, the continuous-time model 5 blocks of wi
 layer norms and 6.16 million.
 """
 
+import os
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
-from wflow._core.files import opened
+from wflow._core.files import check_zip, opened
 from wflow.nets.blocks import (
     Block,
     Gelu,
@@ -506,8 +508,14 @@ def _published_weights(folder: Path) -> dict[str, Tensor]:
     if (folder / WEIGHTS).exists() or not (folder / _BIN).exists():
         return read_weights(folder / WEIGHTS)
     with opened(folder / _BIN, "weights of a GPT-2") as file:
+        size = os.fstat(file.fileno()).st_size
         try:
+            if zipfile.is_zipfile(file):
+                check_zip(file, folder / _BIN)
+            file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
+        except InputError:
+            raise
         except Exception as error:  # a damaged or hostile file can fail in any way
             raise InputError(
                 f"{_BIN} cannot be read as weights ({type(error).__name__}): it is damaged, or "
@@ -516,6 +524,12 @@ def _published_weights(folder: Path) -> dict[str, Tensor]:
             ) from None
     if not isinstance(state, Mapping):
         raise InputError(f"{_BIN} holds {type(state).__name__}: expected weights by name")
+    claimed = sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+    if claimed > 2 * size:  # a published file may hold one matrix under two names
+        raise InputError(
+            f"{_BIN} claims weights of {claimed:,} bytes, and has {size:,}: expected each weight "
+            "to be stored; get the folder again"
+        )
     return dict(state)
 
 

@@ -30,7 +30,14 @@ from torch import Tensor, nn
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow._core.files import claim_folder, kind_of_file, opened, remove_drafts, replace_file
+from wflow._core.files import (
+    check_zip,
+    claim_folder,
+    kind_of_file,
+    opened,
+    remove_drafts,
+    replace_file,
+)
 from wflow.io.reading import differences, open_hdf5
 from wflow.nets.checks import module
 from wflow.nets.registry import config as config_of
@@ -448,7 +455,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     with opened(path, WRITTEN) as file:
         size = os.fstat(file.fileno()).st_size
-        content = _loaded(path, file, size)
+        content = _loaded(path, file)
     form = content.get("format") if isinstance(content, dict) else None
     if not isinstance(form, str) or form not in _FORMATS:
         raise InputError(
@@ -478,20 +485,18 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _loaded(path: Path, file: BufferedReader, size: int) -> Any:
+def _loaded(path: Path, file: BufferedReader) -> Any:
     """Contents of a file, read by torch; nothing in it is executed."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-        if not stored or sum(entry.file_size for entry in entries) > size:
-            raise RuntimeError("it claims more bytes than it has")  # and would take the memory
-        file.seek(0)
+        check_zip(file, path)
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file can fail in any way
         named = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to disable checks
         reason = f"it asks for {named[1]}" if named else type(error).__name__
-        if isinstance(error, OSError | RuntimeError | zipfile.BadZipFile) and not named:
+        if (
+            isinstance(error, OSError | RuntimeError | InputError | zipfile.BadZipFile)
+            and not named
+        ):
             reason = (str(error).splitlines() or [reason])[0]
         raise InputError(
             f"{path} cannot be read as weights ({reason}): it is damaged, or holds other things "

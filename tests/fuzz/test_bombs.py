@@ -1,0 +1,304 @@
+"""Small files that claim to hold much: refused, or read in part, with little memory."""
+
+import io
+import operator
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import wflow
+from wflow import InputError
+from wflow._core import memory
+from wflow.io.reading import MARK, read_checkpoint
+from wflow.io.schema import VARIABLES
+
+Cases = Callable[[int, int], int]
+BLOCK = 2**20  # bytes of a piece of what is packed
+MOST = 110  # MB that may be taken: what is always admitted, and the buffers of the libraries
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Import what reads files: modules take memory, too."""
+    for name in ("report", "nets.GPT", "nets.data.mnist", "nets.data.read_reviews"):
+        with suppress(ImportError, AttributeError, InputError):
+            operator.attrgetter(name)(wflow)
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Assert that a block takes at most `MOST` MB."""
+    if not RESET.exists():
+        pytest.skip("the peak of the memory is not known on this system")
+
+    def megabytes(kind: str) -> float:
+        found = re.search(rf"{kind}:\s+(\d+) kB", STATUS.read_text())
+        assert found
+        return float(found[1]) / 1024
+
+    RESET.write_text("5")
+    before = megabytes("VmRSS")
+    yield
+    assert megabytes("VmHWM") - before < MOST
+
+
+def deflated(head: bytes, size: int, block: bytes = bytes(BLOCK)) -> tuple[bytes, int]:
+    """A stream of deflate of a head and at least `size` megabytes of a block, and its length."""
+
+    def piece(data: bytes) -> bytes:
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        return packer.compress(data) + packer.flush(zlib.Z_FULL_FLUSH)
+
+    count = size * 2**20 // len(block)
+    return piece(head) + piece(block) * count + b"\x03\0", len(head) + len(block) * count
+
+
+def gzipped(head: bytes, size: int) -> bytes:
+    packed, length = deflated(head, size)
+    return b"\x1f\x8b\x08" + bytes(6) + b"\xff" + packed + struct.pack("<II", 0, length % 2**32)
+
+
+def zipped(**members: tuple[bytes, int] | tuple[bytes, int, int]) -> bytes:
+    """A zip archive of packed files: bytes, length (which may be wrong) and checksum of each."""
+    body, entries = b"", b""
+    for name, (packed, length, *crc) in members.items():
+        fields = struct.pack("<HHHHH", 20, 0, 8, 0, 33)
+        sizes = struct.pack("<IIIHH", crc[0] if crc else 0, len(packed), length, len(name), 0)
+        place = bytes(10) + struct.pack("<I", len(body))
+        entries += b"PK\x01\x02" + b"\x14\0" + fields + sizes + place + name.encode()
+        body += b"PK\x03\x04" + fields + sizes + name.encode() + packed
+    count = len(members)
+    end = struct.pack("<HHHHIIH", 0, 0, count, count, len(entries), len(body), 0)
+    return body + entries + b"PK\x05\x06" + end
+
+
+def npy(shape: tuple[int, ...]) -> bytes:
+    head = io.BytesIO()
+    about = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, about)
+    return head.getvalue()
+
+
+def report_of_histories(folder: Path, size: int) -> None:
+    """Columns of a history that claim 10,000,000 numbers each, and have none."""
+    (folder / "net-0").mkdir()
+    with h5py.File(folder / "net-0" / "metrics.h5", "w") as file:
+        for name in ("step", *(f"loss{k}" for k in range(1 + size // 80))):
+            file.create_dataset(name, (10**7,), "f8", chunks=(10**6,), fillvalue=1.0)
+    page = wflow.report(folder)
+    raise InputError(page.read_text())  # the page says why they are not shown
+
+
+def tar_header(kind: bytes) -> Callable[[Path, int], None]:
+    def bomb(folder: Path, size: int) -> None:
+        reviews = pytest.importorskip("wflow.nets.data.reviews")
+        head = tarfile.TarInfo("aclImdb/train/pos/0_9.txt")
+        head.type, head.size = kind, size * 2**20
+        (folder / "a.tar.gz").write_bytes(gzipped(head.tobuf(tarfile.USTAR_FORMAT), size))
+        reviews.read_reviews(folder / "a.tar.gz")
+
+    return bomb
+
+
+def tar_of_sparse_members(folder: Path, size: int) -> None:
+    """A list of holes without an end."""
+    reviews = pytest.importorskip("wflow.nets.data.reviews")
+    head = bytearray(tarfile.TarInfo("aclImdb/train/pos/0_9.txt").tobuf(tarfile.GNU_FORMAT))
+    head[156:157], head[482:483] = b"S", b"\1"
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    packed, _ = deflated(bytes(head), size, (b"\1".rjust(505, b"0") + bytes(7)) * 2**11)
+    (folder / "a.tar.gz").write_bytes(b"\x1f\x8b\x08" + bytes(6) + b"\xff" + packed + bytes(8))
+    reviews.read_reviews(folder / "a.tar.gz")
+
+
+def mnist(folder: Path, size: int) -> None:
+    nets = pytest.importorskip("wflow.nets.data")
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzipped(b"", size))
+    nets.mnist(folder=folder)
+
+
+def idx(folder: Path, size: int) -> None:
+    nets = pytest.importorskip("wflow.nets.data")
+    head = b"\0\0\x08\1" + struct.pack(">I", size * 2**20)
+    (folder / "a.gz").write_bytes(gzipped(head, size))
+    nets.read_idx(folder / "a.gz")
+
+
+def gpt2(folder: Path, weights: bytes) -> None:
+    nets = pytest.importorskip("wflow.nets")
+    text = '{"model_type": "gpt2", "n_head": 1, "n_embd": 8000}'
+    (folder / "config.json").write_text(text)
+    (folder / "pytorch_model.bin").write_bytes(weights)
+    nets.GPT.from_pretrained(folder)
+
+
+def packed_weights(folder: Path, size: int) -> None:
+    torch = pytest.importorskip("torch")
+    file, count = io.BytesIO(), 70_001
+    torch.save({"wte.weight": torch.zeros(count)}, file)
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    packed = {}
+    for name, data in members.items():
+        if name.endswith("data.pkl"):
+            data = data.replace(struct.pack("<I", count), struct.pack("<I", size * 2**18))
+        whole = (deflated(data, 0), zlib.crc32(data))
+        packed[name] = (*whole[0], whole[1])
+        if name.endswith("data/0"):
+            packed[name] = deflated(b"", size)
+    gpt2(folder, zipped(**packed))
+
+
+def repeated_weights(folder: Path, size: int) -> None:
+    """One number that claims to be a matrix."""
+    torch = pytest.importorskip("torch")
+    file = io.BytesIO()
+    shape = (size * 2**20 // 32_000, 8000)
+    torch.save({"wte.weight": torch.zeros(1, 1).expand(shape)}, file)
+    gpt2(folder, file.getvalue())
+
+
+def settings_without_end(folder: Path, size: int) -> None:
+    nets = pytest.importorskip("wflow.nets")
+    with open(folder / "config.json", "wb") as file:
+        file.truncate(size * 2**20)
+    nets.GPT.from_pretrained(folder)
+
+
+def header_of_spaces(folder: Path, size: int) -> None:
+    head = b"\x93NUMPY\2\0" + struct.pack("<I", size * 2**20)
+    (folder / "a.npz").write_bytes(zipped(**{"x.npy": deflated(head, size, b" " * BLOCK)}))
+    wflow.tokens.load(folder / "a.npz")
+
+
+def other_arrays(folder: Path, size: int) -> None:
+    """An array that nobody asked for."""
+    packed = deflated(npy((size * 2**17,)), size)
+    (folder / "a.npz").write_bytes(zipped(**{"x.npy": packed}))
+    wflow.tokens.load(folder / "a.npz")
+
+
+def chunk_packed_twice(folder: Path, size: int) -> None:
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_chunk((size * 2**15, 4))
+    settings.set_deflate(9)
+    settings.set_deflate(9)
+    once = b"\x78\x9c" + deflated(b"", size)[0] + struct.pack(">I", 0)
+    with h5py.File(folder / "a.h5", "w") as file:
+        space = h5py.h5s.create_simple((size * 2**15, 4))
+        made = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, space, settings)
+        made.write_direct_chunk((0, 0), zlib.compress(once), 0)
+    wflow.tokens.load(folder / "a.h5", n=5)
+
+
+def cut_run(folder: Path, size: int) -> None:
+    """A variable of a file that was cut, most of which is missing."""
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(folder / "a.h5", "w", libver="latest") as file:
+        file.attrs["first"] = "a text, so that others are before the numbers"
+        for name in ("time", "path"):
+            space = h5py.h5s.create_simple((size * 2**17,))
+            kind = h5py.h5t.NATIVE_DOUBLE
+            data = h5py.h5d.create(file.id, name.encode(), kind, space, settings)
+            h5py.Dataset(data).attrs["long_name"] = VARIABLES[name].long_name
+    with open(folder / "a.h5", "r+b") as file:
+        file.truncate(20_000)
+    wflow.report(folder / "a.h5")
+
+
+def checkpoint(folder: Path, size: int) -> None:
+    packed = deflated(npy((size * 2**17,)), size)
+    (folder / "a.checkpoint").write_bytes(zipped(**{f"{MARK}.npy": packed}))
+    read_checkpoint(folder / "a.checkpoint")
+
+
+def member_that_is_longer(folder: Path, size: int) -> None:
+    """A file of a zip archive of 100 bytes, and of far more when it is unpacked."""
+    archives = pytest.importorskip("wflow.nets.data.archives")
+    packed, _ = deflated(b"", size)
+    (folder / "a.zip").write_bytes(zipped(**{"a.txt": (packed, 100)}))
+    with archives.files_of(folder / "a.zip") as files:
+        try:
+            files[0].read(10**6)
+        except archives.BROKEN as error:  # its checksum differs
+            raise InputError(str(error)) from None
+
+
+def mesh_of_one_long_number(folder: Path, size: int) -> None:
+    nets = pytest.importorskip("wflow.nets.data")
+    lines = ["OFF", "20000 1 0", "0" * (size * 2**20 // 60_000) + " 0 0"]
+    (folder / "a.off").write_text("\n".join([*lines, *["0 0 0"] * 19_999, "3 0 1 2", ""]))
+    nets.read_off(folder / "a.off")
+
+
+def constant_column(folder: Path, size: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    half = arrow.table({"x": np.zeros(size * 2**16), "y": np.zeros(size * 2**16)})
+    parquet.write_table(half, folder / "a.parquet")
+    wflow.tokens.load(folder / "a.parquet")
+
+
+BOMBS = [
+    report_of_histories,
+    tar_header(tarfile.XHDTYPE),
+    tar_header(tarfile.GNUTYPE_LONGNAME),
+    tar_of_sparse_members,
+    mnist,
+    idx,
+    packed_weights,
+    repeated_weights,
+    settings_without_end,
+    header_of_spaces,
+    other_arrays,
+    chunk_packed_twice,
+    cut_run,
+    checkpoint,
+    member_that_is_longer,
+    mesh_of_one_long_number,
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.__qualname__.partition(".")[0])
+def test_a_small_file_takes_little_memory(bomb, tmp_path: Path, cases: Cases) -> None:
+    with little_memory(), pytest.raises(InputError):
+        bomb(tmp_path, cases(300, 1500))
+    size = sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file())
+    assert size < 8e6
+
+
+def test_rows_of_a_packed_array_take_memory_for_themselves(tmp_path: Path, cases: Cases) -> None:
+    size = cases(150, 1500)
+    block = np.random.default_rng(0).standard_normal((4, 8))
+    head, piece = npy((size * 2**14, 8)), block.tobytes() * 2**12
+    packed, length = deflated(head, size, piece)
+    crc = zlib.crc32(head)
+    for _ in range(size * 2**20 // len(piece)):
+        crc = zlib.crc32(piece, crc)
+    (tmp_path / "a.npz").write_bytes(zipped(**{"x.npy": (packed, length, crc)}))
+    with little_memory():
+        found = wflow.tokens.load(tmp_path / "a.npz", n=5)
+    unit = block / np.linalg.norm(block, axis=1, keepdims=True)
+    assert all(np.isclose(unit, token).all(axis=1).any() for token in found)
+
+
+@pytest.mark.parametrize("bomb", [other_arrays, constant_column])
+def test_what_memory_has_no_room_for_is_refused(bomb, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 2e6)
+    with pytest.raises(InputError):
+        bomb(tmp_path, 20)

@@ -442,6 +442,21 @@ def _bytes_of(file: "h5py.File") -> int:
     return int(file.id.get_filesize())
 
 
+def check_claims(file: "h5py.File", variables: Iterable[Any], path: Path) -> None:
+    """Raise RunFileError where the variables of a file claim more than it can hold.
+
+    They are added up, since one that is zero throughout packs far better than all of them. They
+    need not fit into memory: a part of them is read at a time.
+    """
+    total = sum(data.size * data.dtype.itemsize for data in variables if data.shape is not None)
+    size = _bytes_of(file)
+    if total > most_unpacked(size):
+        raise RunFileError(
+            f"{path} claims {total:,} bytes of values, and has {size:,}; expected at most "
+            f"{most_unpacked(size):,.0f} of so few: {_ELSEWHERE}"
+        )
+
+
 def values_of(data: "h5py.Dataset", path: Path | str) -> "NDArray[Any]":
     """All values of a variable that `check_stored` admitted.
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from wflow._core.errors import RunFileError
 from wflow._core.files import (
     BROKEN,
+    check_claims,
     check_stored,
     check_zip,
     open_hdf5,
@@ -26,7 +27,6 @@ from wflow._core.files import (
     truncated,
 )
 from wflow._core.fingerprint import why_different
-from wflow._core.memory import most_unpacked
 from wflow.io.schema import COORDINATES, READABLE, SCHEMA, VARIABLES
 
 # Keys of the checkpoint that belong to the file and not to the solver's state.
@@ -259,14 +259,7 @@ def check_variables(file: h5py.File, path: Path) -> Checked:
                     f"{path}: {name} has {size} entries along {dim}, others have {sizes[dim]}"
                 )
         checked.variables[name] = dims, data
-    # The columns of a whole run together: one that is zero throughout packs far better.
-    total = sum(data.size * data.dtype.itemsize for _, data in checked.variables.values())
-    size = file.id.get_filesize()
-    if total > most_unpacked(size):
-        raise RunFileError(
-            f"{path} claims {total:,} bytes of values, and has {size:,}; expected at most "
-            f"{most_unpacked(size):,.0f} of so few: restore the file from a copy"
-        )
+    check_claims(file, (data for _, data in checked.variables.values()), path)
     return checked
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wflow._core.checks import path_of
 from wflow._core.errors import RunFileError
-from wflow._core.files import BROKEN, check_stored, open_hdf5
+from wflow._core.files import BROKEN, check_claims, check_stored, open_hdf5
 from wflow._core.signals import signals_held
 from wflow.io.reading import partial_of, parts_of
 from wflow.io.results import STUDY, summary_document
@@ -179,8 +179,8 @@ def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
         schema = str(content.attrs.get("schema", ""))
         if file.name == SUMMARY and not schema.startswith(STUDY):
             raise RunFileError(f"it is no summary of wflow: its schema is {schema!r}")
-        for name in content:
-            check_stored(content, name, file)
+        found = [check_stored(content, name, file) for name in content]
+        check_claims(content, (data for data in found if hasattr(data, "dtype")), file)
         created = str(content.attrs.get("created", ""))
     if file.name == SUMMARY and document and created != document.get("created", created):
         raise RunFileError("it is of another time than summary.json; run again with --resume")

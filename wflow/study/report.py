@@ -30,8 +30,7 @@ import numpy as np
 
 from wflow._core.checks import path_of, shown
 from wflow._core.errors import InputError, RunFileError, WflowError
-from wflow._core.files import check_stored, open_hdf5, opened
-from wflow._core.memory import check_memory
+from wflow._core.files import check_claims, check_stored, open_hdf5, opened
 from wflow._version import __version__
 from wflow.analysis.description import describe, mean_and_spread
 from wflow.io import digests, reading
@@ -1066,17 +1065,17 @@ def _history(file: Path) -> _History:
         if "step" not in content:
             raise RunFileError(f"{file} holds no history of a training")
         ended = np.array_equal(np.ravel(content.attrs.get("complete", 0)), [1])
-        total = 0
+        claimed = []
         for name in content:
             data = content[name]
             if len(getattr(data, "shape", None) or ()) != 1 or data.shape[0] > 10**7:
                 continue
             if data.dtype.kind not in "fiu" or check_stored(content, name, file) is None:
                 continue
-            total += data.size * data.dtype.itemsize
+            claimed.append(data)
             dims = reading.dims_of(data) if name not in ("step", "evaluation") else (name,)
             columns[name] = (dims[0] or "step", data.shape[0])
-        check_memory(total, f"{file}", "train again", stored=file.stat().st_size)
+        check_claims(content, claimed, file)
         loss = float(content["loss"][-1]) if columns.get("loss", ("", 0))[1] else None
     return _History(file, columns, ended, loss)
 

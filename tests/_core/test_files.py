@@ -1,5 +1,6 @@
 """Atomic replacement of files, drafts of killed processes, and kernel locks."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,7 +8,17 @@ import sys
 import pytest
 
 from wflow import InputError
-from wflow._core.files import draft_of, opened, remove_drafts, replace_file, take_lock
+from wflow._core import memory
+from wflow._core.files import (
+    Unpacked,
+    draft_of,
+    opened,
+    read_json,
+    read_whole,
+    remove_drafts,
+    replace_file,
+    take_lock,
+)
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -95,3 +106,34 @@ def test_only_regular_files_are_opened(tmp_path):
             opened(path, "words"),
         ):
             pass
+
+
+def test_a_stream_is_read_whole_and_never_beyond_what_its_file_may_hold():
+    data = bytes(range(256)) * 40
+    stream = Unpacked(io.BytesIO(data), "a.gz", 10)
+    assert stream.read() == data and stream.read(5) == b""
+    assert stream.seek(300) == 300 and stream.read(2) == data[300:302]
+    stream.left = 100
+    assert len(stream.read(60)) == 60
+    with pytest.raises(InputError, match=r"a\.gz"):
+        stream.read(60)
+    with pytest.raises(InputError, match=r"a\.gz"):
+        stream.seek(10**9)
+
+
+def test_a_file_is_read_where_memory_has_room_for_it(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text("[1, 2]" + " " * 2**21)
+    with open(path, "rb") as file:
+        assert read_json(file, path) == [1, 2]
+        file.seek(0)
+        assert len(read_whole(file, path)) == path.stat().st_size
+        monkeypatch.setattr(memory, "free_memory", lambda: 2e6)
+        for read in (read_json, read_whole):
+            file.seek(0)
+            with pytest.raises(InputError, match=r"a\.json"):
+                read(file, path)
+    with open(path, "r+b") as file:
+        file.truncate(2**27)
+        with pytest.raises(InputError, match=r"a\.json"):
+            read_json(file, path)

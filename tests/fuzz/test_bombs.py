@@ -277,13 +277,13 @@ BOMBS = [
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.__qualname__.partition(".")[0])
 def test_a_small_file_takes_little_memory(bomb, tmp_path: Path, cases: Cases) -> None:
     with little_memory(), pytest.raises(InputError):
-        bomb(tmp_path, cases(300, 1500))
+        bomb(tmp_path, cases(200, 1500))
     size = sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file())
     assert size < 8e6
 
 
 def test_rows_of_a_packed_array_take_memory_for_themselves(tmp_path: Path, cases: Cases) -> None:
-    size = cases(150, 1500)
+    size = cases(120, 1500)
     block = np.random.default_rng(0).standard_normal((4, 8))
     head, piece = npy((size * 2**14, 8)), block.tobytes() * 2**12
     packed, length = deflated(head, size, piece)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wflow import InputError, tokens
-from wflow.sphere import normalise
+from wflow.sphere import embeddings, normalise
 
 WITH_FILES = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -77,6 +77,37 @@ def test_subset_is_rows_of_the_whole_in_their_order_chosen_by_the_seed(tmp_path,
     rows = [int(np.flatnonzero((whole == token).all(axis=1))[0]) for token in part]
     assert len(set(rows)) == n and rows == sorted(rows)
     assert np.array_equal(part, tokens.load(path, d=d, n=n, seed=seed))
+
+
+@pytest.mark.parametrize("kind", ["npy", "fortran", "npz", "h5", "chunks"])
+def test_blocks_of_rows_give_what_the_whole_file_gives(tmp_path, monkeypatch, kind):
+    whole = tokens.load(write(tmp_path / "a.csv", DATA))
+    path = tmp_path / f"b.{kind if kind in ('npy', 'npz', 'h5') else 'h5'}"
+    if kind == "npy":
+        np.save(path, DATA)
+    elif kind == "npz":
+        np.savez_compressed(path, x=DATA)
+    elif kind == "fortran":
+        path = path.with_suffix(".npy")
+        np.save(path, np.asfortranarray(DATA))
+    else:
+        with h5py.File(path, "w") as handle:
+            handle.create_dataset("x", data=DATA, chunks=(7, 4) if kind == "chunks" else None)
+    monkeypatch.setattr(embeddings, "_BLOCK", 3 * 8 * DATA.shape[1])
+    assert np.array_equal(tokens.load(path), whole)
+    expected = tokens.load(tmp_path / "a.csv", n=5, seed=3)
+    assert np.array_equal(tokens.load(path, n=5, seed=3), expected)
+    assert np.array_equal(tokens.load(path, n=5, d=2), tokens.load(tmp_path / "a.csv", n=5, d=2))
+
+
+def test_a_subset_is_refused_for_a_bad_row_anywhere_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings, "_BLOCK", 1)
+    for value in (0.0, np.nan):
+        bad = DATA.copy()
+        bad[33] = value
+        np.save(tmp_path / "a.npy", bad)
+        with refused("row 33"):
+            tokens.load(tmp_path / "a.npy", n=1)
 
 
 def test_key_names_the_array_among_several(tmp_path):

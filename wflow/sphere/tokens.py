@@ -243,6 +243,8 @@ def load(
         centred and projected to their first d principal axes, then normalised.
     n : int, optional
         Number of tokens, a random subset without replacement chosen by the seed. None takes all.
+        Where d is None or d', a file .npy, .npz or HDF5 is read in blocks of rows, and only the
+        subset is kept in memory.
     key : str, optional
         Name of the array in .npz and HDF5, of a column of lists in .parquet. None takes the only
         one that has two dimensions.
@@ -258,7 +260,8 @@ def load(
     ------
     InputError
         For a missing, damaged, empty or unknown kind of file; text, objects or complex numbers;
-        values that are not finite or rows without a direction; n or d larger than the file holds.
+        values that are not finite or rows without a direction; n or d larger than the file holds;
+        an array that memory has no room for.
 
     Examples
     --------

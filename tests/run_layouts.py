@@ -1,6 +1,8 @@
 """Small run files for the tests of what writes and reads them."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +64,36 @@ def spoiled(path: Path, folder: Path, act: Callable[[h5py.File], None]) -> Path:
         file.attrs.update({"schema": "wflow-run/1", "complete": np.array([1])})
         act(file)
     return copy
+
+
+STEERING = "\x1b]0;x\x07\x1b[2J\x9b31m\r\b\x7f\u202etxt\u2066\u200f\u061c\u200b\ufeff\u2028\xad"
+"""Characters that steer a terminal, reverse text or are invisible."""
+_STEERING = re.compile(
+    r"[^\n\t -\ud7ff\ue000-\U0010ffff]"
+    r"|[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+
+
+def steers(text: str) -> list[str]:
+    """The characters of a text that none of wflow may print."""
+    return _STEERING.findall(text)
+
+
+def escapes(file: h5py.File) -> None:
+    """Write such characters into every text of a run file: attributes, names, configuration."""
+    config = json.loads(file.attrs["config"])
+    for key in ("flow", "direction"):
+        config[key] = f"{config.get(key, '')}{STEERING}"
+    config["law"]["name"] = f"Law{STEERING}\nstatus  complete"
+    config["law"][f"rate{STEERING}"] = STEERING
+    for name in ("title", "history", "command", "source", "references", "created", "platform"):
+        file.attrs[name] = f"{name}{STEERING}\n$(x)"
+    file.attrs[f"mine{STEERING}"] = STEERING
+    file.attrs["config"] = json.dumps(config)
+    for name in list(file):
+        file[name].attrs["units"] = STEERING
+        file[name].attrs[f"mine{STEERING}"] = STEERING
+    file.create_dataset(f"mine{STEERING}", data=3.0).attrs["long_name"] = STEERING
 
 
 def in_child(code: str, *arguments: str) -> subprocess.CompletedProcess:

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from run_layouts import spoiled
+from run_layouts import STEERING, escapes, spoiled, steers
 
 import wflow
 from wflow import InputError, Interrupted, RunFileError
@@ -289,6 +289,51 @@ def test_help_loads_neither_arrays_nor_figures():
 
 
 BYTES = os.fsdecode(b"run\xff.h5")  # a name that is not UTF-8
+
+
+def test_no_text_of_a_file_steers_the_terminal(runs, tmp_path, capsys):
+    evil = spoiled(runs["bare"], tmp_path, escapes)
+    evil = evil.rename(tmp_path / f"run{STEERING}\nforged.h5")
+    for command in ("info", "verify", "report"):
+        assert main([command, str(evil)]) in (0, 1)
+        said = capsys.readouterr()
+        assert not steers(said.out + said.err) and "\nforged" not in said.out
+        if command == "info":
+            assert all(line.startswith("  ") for line in said.out.splitlines()[1:])
+            assert "\nstatus" not in said.out
+    page = (tmp_path / f"run{STEERING}\nforged.html").read_text(encoding="utf-8")
+    assert not steers(page[: page.index("<script")])
+    with wflow.open(evil) as run:
+        shown = [repr(run), str(run.wflow), run.wflow._repr_html_(), run._repr_html_()]
+    assert not steers("".join(shown))
+    for words in (["info", str(evil), "more"], ["info", f"-{STEERING}"], ["plot", STEERING]):
+        try:
+            assert main(words) == 2
+        except SystemExit as stop:
+            assert stop.code == 2
+        said = capsys.readouterr().err
+        assert said and not steers(said)
+
+
+def test_commands_work_in_an_ascii_locale(runs, tmp_path):
+    names = [b"gr\xc3\xb6\xc3\x9fe.h5", b"\xff $(x)'.h5"]
+    for name in names:
+        shutil.copy(runs["bare"], tmp_path / os.fsdecode(name))
+    code = "import sys\nfrom wflow.cli import main\n"
+    code += "for line in sys.stdin.buffer.read().split(b'\\n'):\n"
+    code += "    words = line.decode('ascii', 'surrogateescape').split('\\t')\n"
+    code += "    assert main(words) == 0, words\n"
+    lines = [b"info\t" + names[0], b"verify\t" + names[0]]
+    lines += [*(b"report\t" + name for name in names), b"study\tlist"]
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=b"\n".join(lines), capture_output=True, cwd=tmp_path,
+        env=os.environ | ascii_locale | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"gr\\xf6\\xdfe.html" in done.stdout and done.stdout.isascii()
+    page = (tmp_path / os.fsdecode(b"gr\xc3\xb6\xc3\x9fe.html")).read_text(encoding="utf-8")
+    assert "größe.h5" in page
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "plot"])

@@ -20,6 +20,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from run_layouts import STEERING, escapes, spoiled, steers
 from scripts import STUDIES, script, shell
 
 import wflow
@@ -84,6 +85,7 @@ NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1
            "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",
            "\u0663", "2"]  # fmt: skip
 NAMES = ["", " ", ".", "..", "a" * 300, "a/" * 600, os.fsdecode(b"\xff\xfe"), "\u00e9\u4e2d",
+         f"-{STEERING}", STEERING, "a\nb", "$(x)'",
          "-", "--", "~", "none", "../../nowhere", "tcp://127.0.0.1:9", "tcp://", "localhost:x",
          "[::1]:1", "cuda:99", "digits", "uniform"]  # fmt: skip
 
@@ -117,6 +119,9 @@ def hostile(tmp_path: Path) -> Path:
     with wflow.solve(np.eye(3), wflow.heads.Frozen(), heads=1, t_final=0.1, dt=0.1,
                      out=folder / "run.h5"):  # fmt: skip
         pass
+    evil = spoiled(folder / "run.h5", folder, escapes)
+    shutil.copy(evil, folder / f"run{STEERING}\n.h5")
+    evil.rename(folder / os.fsdecode(b"run\xff$(x).h5"))
     for name in ("summary.h5", "summary.json"):  # of a study's folder, but foreign
         (folder / "folder" / name).write_text("mine")
     return folder
@@ -248,7 +253,10 @@ def outcome(
             return 1, "hangs"
         except BaseException:
             return 1, traceback.format_exc()
-    said = capsys.readouterr().err
+    printed = capsys.readouterr()
+    if found := steers(printed.out + printed.err):
+        return status, f"printed {found}"
+    said = printed.err
     if status not in (0, 2, *also):
         return status, f"status {status}: {said}"
     if status == 2:

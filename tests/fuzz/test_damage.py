@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from run_layouts import in_child, spoiled
+from run_layouts import escapes, in_child, spoiled, steers
 
 import wflow
 from wflow.analysis.verify import verify
@@ -266,6 +266,7 @@ HOSTILE: dict[str, Callable[[h5py.File], None]] = {
     "soft link": lambda f: f.__setitem__("soft", h5py.SoftLink("/energy")),
     "group": lambda f: f.create_group("inner").create_dataset("x", data=[1.0]),
     "huge sizes": bomb,
+    "escapes": escapes,
 }
 
 
@@ -273,12 +274,13 @@ HOSTILE: dict[str, Callable[[h5py.File], None]] = {
 def test_verify_and_info_never_raise_on_a_hostile_file(
     whole: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], cases
 ) -> None:
-    if list(HOSTILE).index(name) % cases(3, 1):
+    if list(HOSTILE).index(name) % cases(3, 1) and name != "escapes":
         pytest.skip("with --long")
     path = spoiled(whole, tmp_path, HOSTILE[name])
     for command in ("verify", "info"):
         assert main([command, str(path)]) in (0, 1, 2)
-        assert "Traceback" not in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err and not steers(said.out + said.err)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         detected(path)

@@ -188,12 +188,25 @@ def test_foreign_file_under_the_name_of_a_run_is_never_replaced(tmp_path, monkey
     assert file.read_text() == "not HDF5" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("flag", ["--out", "--tokens", "--device"])
-def test_words_that_are_not_utf8_are_refused(tmp_path, monkeypatch, flag) -> None:
+def test_a_study_takes_names_that_are_not_utf8(tmp_path, monkeypatch, undrawn, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"res\\udcffults is not valid UTF-8"):
-        call("ou_heads", monkeypatch, *SMALL, flag, os.fsdecode(b"res\xffults"))
-    assert not list(tmp_path.iterdir())
+    out, table = os.fsdecode(b"res\xff\x1bults"), os.fsdecode(b"tok\xffens.csv")
+    Path(table).write_text("1,0,0\n0,1,0\n0,0,1\n")
+    call(
+        "ou_heads",
+        monkeypatch,
+        *SMALL,
+        *["--n", "3", "--heads", "1", "--tokens"],
+        table,
+        "--out",
+        out,
+    )
+    assert r"res\udcff\x1bults" in capsys.readouterr().out
+    with wflow.open(Path(out, "H00001.h5")) as run:
+        assert run.attrs["command"].endswith(r"--tokens $'tok\377ens.csv' --out $'res\377\033ults'")
+    assert r"--out $&#x27;res\377\033ults&#x27;" in Path(out, "report.html").read_text("utf-8")
+    with pytest.raises(InputError, match=r"device is 'res\\udcffults'"):
+        call("ou_heads", monkeypatch, *SMALL, "--device", os.fsdecode(b"res\xffults"))
 
 
 def test_a_study_runs_from_a_folder_whose_name_is_not_utf8(tmp_path, monkeypatch, undrawn) -> None:
@@ -211,7 +224,7 @@ def test_a_study_runs_from_a_folder_whose_name_is_not_utf8(tmp_path, monkeypatch
     )
     assert study.run("trial", flags, lambda d: wflow.heads.Frozen()) == 0
     with wflow.open(tmp_path / "out" / "H00001.h5") as run:
-        assert run.attrs["command"] == r"'fol\udcffder/trial.py'"
+        assert run.attrs["command"] == r"$'fol\377der/trial.py'"
 
 
 def test_the_folder_is_refused_before_the_tokens_are_made(tmp_path, monkeypatch) -> None:

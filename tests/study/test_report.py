@@ -1,9 +1,12 @@
 """The report page: what it holds, how large it is, and what it says of damaged files."""
 
+import ast
 import base64
 import html
 import json
 import re
+import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import xarray as xr
+from run_layouts import steers
 
 import wflow
 from wflow import InputError, study
@@ -494,3 +498,15 @@ def test_findings_of_a_summary_may_be_anything(tmp_path, run) -> None:
         document = {"schema": "wflow-study/1", "study": 3, "findings": findings, "runs": 3}
         (tmp_path / "summary.json").write_text(json.dumps(document))
         page_of(tmp_path, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("name", ["H1 $(touch x).h5", 'it\'s `x` "$(x)"\x1b\u202e.h5'])
+def test_the_command_to_run_again_is_safe_to_paste(run, tmp_path, name) -> None:
+    page = report.write(shutil.copy(run, tmp_path / name), tmp_path / "page.html")
+    text = page.read_text("utf-8")
+    lines = html.unescape(re.search(r"<pre><code>(.*?)</code>", text, re.DOTALL)[1]).splitlines()
+    program, flag, code = shlex.split(lines[-1])
+    assert (program, flag) == ("python", "-c")
+    literal = re.fullmatch(r"import wflow; wflow\.rerun\((.*)\)", code)[1]
+    assert ast.literal_eval(literal) == name
+    assert not steers(text[: text.index("<script")])

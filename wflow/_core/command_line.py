@@ -1,13 +1,18 @@
-"""Command-line values: names of files and folders, and text that can be recorded."""
+"""Command lines: what `tyro` reads of them, and names of files and folders."""
 
+import io
 import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
+
+_SHOWN = 100  # characters of a word in a message
 
 
 def _path_of(expected: str) -> Callable[[list[str]], Path]:
@@ -51,23 +56,38 @@ def shown_as(metavar: str, default: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Refuse words of a command line that are not text: run files and summaries record them.
+def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
+    """Read a command line by `tyro.cli`; its messages quote words that can be printed, and short.
+
+    Parameters
+    ----------
+    kind : what is read
+    words : of the command line
+    options : of `tyro.cli`
 
     Raises
     ------
-    InputError
-        For bytes that are not UTF-8.
+    SystemExit
+        For `--help` (0) and for words that cannot be read (2).
     """
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            shown = word.encode(errors="backslashreplace").decode()
-            raise InputError(
-                f"{shown} is not valid UTF-8, and run files record the command line as text: "
-                "rename the file or folder"
-            ) from None
+    shown = [_shown(word) for word in words]
+    if shown == list(words):
+        return tyro.cli(kind, args=words, **options)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(kind, args=words, **options)
+    except SystemExit as stop:
+        if stop.code:
+            tyro.cli(kind, args=shown, **options)  # ends with the message, with these words
+            print(printable(said.getvalue()), end="", file=sys.stderr)
+        raise
+
+
+def _shown(word: str) -> str:
+    """A word as a message can quote it."""
+    word = printable(word)
+    return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
 
 
 def check_folder(name: str | Path | None, flag: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeGuard, TypeVar
 from numpy.typing import NDArray
 
 from wflow._core.checks import shown
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.fingerprint import NotComparable, fingerprint, why_different
 from wflow._core.reprs import call_text
 
@@ -269,7 +269,7 @@ def warn_not_comparable(config: Mapping[str, Any], stacklevel: int = 4) -> None:
     """
     _, reason = _not_comparable(config)
     if reason:
-        text = f"this run cannot be resumed because {reason}"
+        text = printable(f"this run cannot be resumed because {reason}")
         warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
 

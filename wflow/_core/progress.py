@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from wflow._core.compiled import COMPILING_TIME, compilation
+from wflow._core.errors import printable
 
 Advance = Callable[[int], None]
 _PACE = 2.0  # seconds per tenth of a run, under which a log has no need of lines
@@ -42,6 +43,7 @@ def progress(total: int, label: str = "", enabled: bool = True) -> Iterator[Adva
     if not enabled or total <= 0:
         yield lambda k: None
         return
+    label = printable(label, lines=False)
     with ExitStack() as stack:
         shown: Display
         if (publish := _notebook()) is not None:
@@ -91,7 +93,7 @@ def _bar(total: int, label: str) -> Iterator[_Bar]:
     from rich.progress import TimeRemainingColumn as Remaining
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),

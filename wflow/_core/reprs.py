@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from wflow._core.errors import printable
+
 _ENTRIES = 9  # numbers of an array that are written out
 _TEXT = 72  # characters of a text, or of an object of the user
 
@@ -66,6 +68,7 @@ def value_text(value: Any, digits: int | None = None) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # of an object of the user
         return f"<{type(value).__name__}>"
+    text = printable(text)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 3]}..."
 
 

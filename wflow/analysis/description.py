@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wflow._core.errors import printable
 from wflow.analysis.fits import mean_and_error
 from wflow.io.schema import DENSITY_SERIES, flow_name, head_count, law_name
 
@@ -26,8 +27,12 @@ def describe(ds: "Dataset") -> list[tuple[str, str]]:
 
     Returns
     -------
-    list of (name, text)
+    list of (name, text), printable, each on one line
     """
+    return [(name, printable(text, lines=False)) for name, text in _described(ds)]
+
+
+def _described(ds: "Dataset") -> list[tuple[str, str]]:
     config = json.loads(ds.attrs["config"])
     sizes = ds.sizes
     times = ds["time"].values

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme, scheme_from_config
 from wflow._core.checks import path_of, positive, switch
-from wflow._core.errors import InputError, RunFileError, WflowError
+from wflow._core.errors import InputError, RunFileError, WflowError, printable
 from wflow._core.files import open_regular
 from wflow._core.identity import is_custom_config
 from wflow._core.progress import progress as progress_bar
@@ -113,7 +113,8 @@ class Check(ShortResult):
     def __str__(self) -> str:
         word = {True: "pass", False: "FAIL", None: "skip"}[self.passed]
         figures = "" if math.isnan(self.value) else f"  {self.value:.3g} (limit {self.limit:.3g})"
-        return f"{word}  {self.name}{figures}" + (f"\n      {self.note}" if self.note else "")
+        note = f"\n      {self.note}" if self.note else ""
+        return printable(f"{word}  {self.name}{figures}{note}")
 
 
 def single(config: dict[str, Any]) -> bool:
@@ -422,7 +423,7 @@ class Report:
         summary = f"{verdict}: {counts[0]} of {sum(counts)} checks hold"
         skipped = len(self.checks) - sum(counts)
         summary += f", {skipped} could not be made" if skipped else ""
-        return "\n".join([f"{self.path}", *map(str, self.checks), summary])
+        return "\n".join([printable(str(self.path), lines=False), *map(str, self.checks), summary])
 
     def __repr__(self) -> str:
         held = sum(check.passed is True for check in self.checks)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, shown_as
-from wflow._core.errors import InputError, Interrupted, WflowError, last_words
+from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, read_words, shown_as
+from wflow._core.errors import InputError, Interrupted, WflowError, last_words, printable
 from wflow._core.extras import install
 from wflow._core.hints import did_you_mean
 from wflow._core.signals import signals_as_errors
@@ -36,7 +36,7 @@ class Info:
         with open_run(self.file) as ds:
             lines = describe(ds)
         width = max(len(name) for name, _ in lines)
-        print(self.file)
+        print(_name(self.file))
         for name, text in lines:
             print(f"  {name:<{width}}  {text}")
         return 0
@@ -58,7 +58,7 @@ class Plot:
         with open_run(self.file) as ds:
             written = plot_run(ds, self.file.parent if self.out is None else self.out)
         for path in written:
-            print(path)
+            print(_name(path))
         return 0
 
 
@@ -93,7 +93,7 @@ class Report:
     def __call__(self) -> int:
         from wflow.study.report import write
 
-        print(write(self.source, self.out))
+        print(_name(write(self.source, self.out)))
         return 0
 
 
@@ -165,7 +165,7 @@ class Data:
             overwrite=self.overwrite,
             show=True,
         )
-        print(f"{out}\n  {text.source}")
+        print(f"{_name(out)}\n  {printable(text.source)}")
         for half, kept in text.description["files"].items():
             print(f"  {half:<10}  {kept['documents']:,} documents, SHA-256 {kept['sha256']}")
         for key, what in (("empty", "empty, left out"), ("repaired", "no valid Unicode, repaired")):
@@ -232,14 +232,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return studies.run(*rest)  # whose script reads the flags
             case [name, *_] if not name.startswith("-") and name not in _NAMES:
                 raise InputError(f"there is no command {name!r}{_meant(name)}")
-        read = tyro.cli(
+        read = read_words(
             _Wflow,
+            words,
             prog="wflow",
             description=__doc__,
-            args=words,
             config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
         )
-        return read.command()
+        return int(read.command())
 
     return guarded(run)
 
@@ -302,10 +302,14 @@ def _print_whatever() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _name(path: Path) -> str:
+    return printable(str(path), lines=False)
+
+
 def _complain(message: str, status: int) -> int:
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)
     return status
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"wflow: warning: {message}", file=sys.stderr)
+    print(printable(f"wflow: warning: {message}"), file=sys.stderr)

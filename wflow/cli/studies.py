@@ -10,8 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from wflow._core.command_line import check_words
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.hints import did_you_mean
 from wflow._core.invocation import started_as
 
@@ -88,10 +87,9 @@ def run(name: str = "", *flags: str) -> int:
     Raises
     ------
     InputError
-        For a name that no study has, or flags that are not text.
+        For a name that no study has.
     """
     check_name(name)
-    check_words(flags)
     script = folder() / f"{name}.py"
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(script), *flags], [str(script.parent), *path]  # as for a script
@@ -108,6 +106,6 @@ def run(name: str = "", *flags: str) -> int:
 def _status(stop: SystemExit) -> int:
     """The exit status that Python makes of what was given to `sys.exit`."""
     if isinstance(stop.code, str):
-        print(stop.code, file=sys.stderr)
+        print(printable(stop.code), file=sys.stderr)
         return 1
     return stop.code or os.EX_OK  # None: no fault

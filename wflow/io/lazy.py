@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xarray.backends import BackendArray, BackendEntrypoint, CachingFileManager, DummyFileManager
 from xarray.core import indexing
 
+from wflow._core.errors import printable
 from wflow._core.files import values_of
 from wflow._core.memory import check_memory
 from wflow.io import reading
@@ -97,7 +98,36 @@ def _attributes(thing: Any, known: set[str] | None = None) -> dict[str, Any] | N
         if not isinstance(value, str | np.number):
             return None
         found[name] = value
-    return found
+    return _printable(found)
+
+
+def _printable(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Attributes, of which a repr prints names and texts as they are."""
+    return {
+        printable(name): printable(value) if isinstance(value, str) else value
+        for name, value in attrs.items()
+    }
+
+
+def foreign_dataset(source: Any) -> xarray.Dataset:
+    """Open a netCDF-4 file of any contents, by its name or as a Python file; names are printable.
+
+    Raises
+    ------
+    OSError, KeyError, ValueError, RuntimeError
+        For what cannot be read.
+    """
+    ds = xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
+    holders: list[Any] = [ds, *ds.variables.values()]
+    for holder in holders:
+        holder.attrs = _printable(holder.attrs)
+    names = {name: printable(str(name)) for name in (*ds.variables, *ds.sizes)}
+    changed = {name: text for name, text in names.items() if name != text}
+    if not changed:
+        return ds
+    renamed = ds.rename(changed)
+    renamed.set_close(ds.close)
+    return renamed
 
 
 class Values(BackendArray):

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import RunFileError
+from wflow._core.errors import RunFileError, printable
 from wflow._core.files import (
     BROKEN,
     check_claims,
@@ -131,8 +131,8 @@ def history_of(file: h5py.File) -> str | None:
     """Attribute `history` of a file, None where it has none that is a text."""
     value = file.attrs.get("history")
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return value if isinstance(value, str) else None
+        return printable(value.decode(errors="replace"))
+    return printable(value) if isinstance(value, str) else None
 
 
 def _such_as(summary: Path) -> str:

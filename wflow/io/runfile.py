@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError
+from wflow._core.errors import RunFileError, printable
 from wflow._core.files import draft_of, open_hdf5, open_regular, replace_file
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import signals_held
@@ -665,7 +665,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     cut.encoding["source"] = str(path)  # as xarray sets it where it opens the file itself
     reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
     warnings.warn(
-        f"{path} is not complete: it was recorded up to {reached} "
+        f"{printable(str(path))} is not complete: it was recorded up to {reached} "
         f"({ends['time']} of {dataset.sizes['time']} times); {RESUME}",
         stacklevel=2,
     )
@@ -680,14 +680,12 @@ def _lazily(path: Path, source: Any, found: "Contents | None") -> "xarray.Datase
     RunFileError
         For a file that cannot be read.
     """
-    import xarray
-
     from wflow.io import lazy
 
     try:
         with signals_held():  # h5netcdf does not clean up after half an opening
             if found is None:
-                return xarray.open_dataset(source, engine="h5netcdf", decode_times=False)
+                return lazy.foreign_dataset(source)
             return lazy.open_dataset(source, found)
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise RunFileError(f"{path} cannot be read as a run file: {error}") from None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.invocation import command_text
 from wflow._version import __version__
 
@@ -510,7 +510,7 @@ def history_line(what: str, when: datetime | None = None) -> str:
     """
     moment = (when or datetime.now(UTC)).isoformat(timespec="seconds")
     line = " ".join(f"{moment}: wflow {version_of('wflow')}: {what}".split())
-    raw = line.encode(errors="backslashreplace")
+    raw = printable(line).encode()
     if len(raw) > _LINE_BYTES:
         raw = raw[: _LINE_BYTES - 4] + b" ..."
     return raw.decode(errors="ignore")

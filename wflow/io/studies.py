@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError
+from wflow._core.errors import RunFileError, printable
 from wflow._core.files import BROKEN, check_claims, check_stored, open_hdf5
 from wflow._core.signals import signals_held
 from wflow.io.reading import partial_of, parts_of
@@ -81,7 +81,8 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
     document = summary_document(folder / "summary.json")
     with ExitStack() as stack, warnings.catch_warnings(record=True) as partial:
         warnings.simplefilter("always")
-        for name, file in _files(folder):
+        for stem, file in _files(folder):
+            name = printable(stem)
             try:
                 nodes[name] = _open(file, document)
             except RunFileError as error:
@@ -100,17 +101,17 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
     complete = bool(document) and not unfinished and not lost
     attrs = _attrs(document) | {"complete": int(complete)}
     if lost:
-        attrs["left_out"] = "; ".join(lost)
+        attrs["left_out"] = printable("; ".join(lost))
         unfinished.append(f"left out: {attrs['left_out']}")
     if unfinished:
         message = f"the study in {folder} is not complete: {'; '.join(unfinished)}"
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(printable(message), stacklevel=2)
     children: dict[str, Any] = {f"/{name}": ds for name, ds in nodes.items()}
     tree = xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **children})
     for name, ds in nodes.items():
         tree[name].set_close(ds.close)  # the tree holds copies, which close nothing
         tree[name].encoding |= {"source": ds.encoding.get("source", "")}
-    tree.name = folder.resolve().name
+    tree.name = printable(folder.resolve().name)
     return tree
 
 
@@ -173,7 +174,7 @@ def _is_run(file: Path) -> bool:
 def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
     if file.name not in (SUMMARY, METRICS):
         return open_run(file)
-    import xarray
+    from wflow.io import lazy
 
     with open_hdf5(file) as content:
         schema = str(content.attrs.get("schema", ""))
@@ -186,7 +187,7 @@ def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
         raise RunFileError("it is of another time than summary.json; run again with --resume")
     try:
         with signals_held():  # h5netcdf does not clean up after half an opening
-            return xarray.open_dataset(file, engine="h5netcdf", decode_times=False)
+            return lazy.foreign_dataset(file)
     except BROKEN as error:
         raise RunFileError(f"{file} cannot be read: {error}") from None
 
@@ -203,5 +204,5 @@ def _missing(folder: Path, document: dict[str, Any]) -> list[str]:
 
 def _attrs(document: dict[str, Any]) -> dict[str, Any]:
     """Attributes of the root: texts of the summary as they are, the rest as JSON."""
-    attrs = {key: value for key, value in document.items() if isinstance(value, str)}
+    attrs = {k: printable(v) for k, v in document.items() if isinstance(v, str)}
     return attrs | {key: json.dumps(document[key]) for key in _TEXTS if key in document}

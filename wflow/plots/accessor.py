@@ -9,7 +9,6 @@ and distances.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Sequence
@@ -21,9 +20,9 @@ import xarray
 from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow.io.schema import flow_name, head_count, law_name, solve_with
-from wflow.plots.charts import sparkline
+from wflow.plots.charts import escaped, sparkline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -307,26 +306,26 @@ class RunAccessor:
         rows = self._rows()
         width = max((len(words) for _, words, _, _ in rows), default=0)
         lines += [f"  {words:<{width}}  {_number(mean, error)}" for _, words, mean, error in rows]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
         try:
             title, facts = self._title(), self._facts()
         except InputError as error:
-            return f"<div>{html.escape(str(error))}</div>"
+            return f"<div>{escaped(str(error))}</div>"
         body = "".join(
-            f'<tr><td style="text-align: left">{html.escape(words)}</td>'
-            f'<td style="text-align: right">{html.escape(_number(mean, error))}</td></tr>'
+            f'<tr><td style="text-align: left">{escaped(words)}</td>'
+            f'<td style="text-align: right">{escaped(_number(mean, error))}</td></tr>'
             for _, words, mean, error in self._rows()
         )
         table = f"<table><tbody>{body}</tbody></table>" if body else ""
         curves = "".join(
-            f'<figure style="margin: 0">{svg}<figcaption>{html.escape(words)}</figcaption></figure>'
+            f'<figure style="margin: 0">{svg}<figcaption>{escaped(words)}</figcaption></figure>'
             for words, svg in self._curves()
         )
         return (
-            f"<div><strong>wflow run: {html.escape(title)}</strong>"
-            f"<div>{'<br/>'.join(map(html.escape, facts))}</div>"
+            f"<div><strong>wflow run: {escaped(title)}</strong>"
+            f"<div>{'<br/>'.join(map(escaped, facts))}</div>"
             f'<div style="display: flex; gap: 2em; align-items: center">{table}'
             f"<div>{curves}</div></div></div>"
         )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflow._core.errors import printable
 from wflow.plots.figure import BAND
 
 Floats = NDArray[np.floating]
@@ -70,16 +71,16 @@ class Chart:
     def data(self) -> dict[str, Any]:
         """The chart for the script: texts, and numbers in base64."""
         return {
-            "title": self.title,
+            "title": plain(self.title),
             "xlabel": self.xlabel,
             "x": _packed(self.x),
             "panels": [
                 {
-                    "label": panel.label,
+                    "label": plain(panel.label),
                     "log": panel.log,
                     "curves": [
                         {
-                            "name": curve.name,
+                            "name": plain(curve.name),
                             "role": curve.role,
                             "hidden": curve.hidden,
                             "y": _packed(curve.y),
@@ -281,8 +282,8 @@ def sparkline(time: ArrayLike, values: ArrayLike, width: int = 220, height: int 
 
 
 def plain(value: Any, longest: int = 2000) -> str:
-    """Any value as text, cut where it is long."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    """Any value as printable text, cut where it is long."""
+    text = printable(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
     return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 

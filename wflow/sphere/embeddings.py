@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.extras import install
 from wflow._core.files import array_header, check_stored
 from wflow._core.memory import check_memory
@@ -319,8 +319,9 @@ def _is_header(file: Path, fields: list[str]) -> bool:
         )
     if counted and len(names) > 2:  # two columns "0,1" are an ordinary token
         warnings.warn(
-            f"{file}: its first line {','.join(names[:3])},... is read as a token; if it numbers "
-            "the columns, write the file without it (in pandas: header=False)",
+            printable(f"{file}: its first line {','.join(names[:3])},...")
+            + " is read as a token; if it numbers the columns, write "
+            "the file without it (in pandas: header=False)",
             stacklevel=2,
         )
     return not counted

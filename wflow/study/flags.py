@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 import tyro
 
 from wflow._core.checks import Direction, FlowName, SchemeName, number, positive, whole
-from wflow._core.command_line import Folder, check_words, shown_as
+from wflow._core.command_line import Folder, read_words, shown_as
 from wflow._core.errors import InputError
 from wflow._core.extras import missing
 from wflow._core.invocation import program
@@ -301,7 +301,7 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     Raises
     ------
     InputError
-        Of `OutputFlags.check`, and for words that are not valid UTF-8.
+        Of `OutputFlags.check`.
     SystemExit
         For `--help` (0) and for arguments that cannot be read (2).
 
@@ -314,13 +314,12 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     4
     >>> sys.argv = given
     """
-    check_words(sys.argv[1:])
     text = inspect.cleandoc(description or "")
     if program():  # the examples as they are typed here
         text = re.sub(r"\bpython studies/(\w+)\.py", r"wflow study \1", text)
     description = "\n\n".join([text, *missing(flags.needs)])
-    given = tyro.cli(
-        flags, prog=program(), description=description, default=_preset(flags),
+    given: AnyFlags = read_words(
+        flags, sys.argv[1:], prog=program(), description=description, default=_preset(flags),
         registry=_options_of(flags),
     )  # fmt: skip
     given.check()

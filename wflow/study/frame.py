@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.invocation import command_text
 from wflow._core.processes import check_main_guard
 from wflow._core.progress import Advance, progress
@@ -448,12 +448,14 @@ class Session:
         if not _first_process(self.flags):
             return
         former = earlier_results(self.flags.out)
-        print(found)
+        print(printable(found))
         write_results(self.flags.out, table, document, figures, texts, stale=former)
         runs = len(self.files)
-        print(f"\nIn {self.flags.out}: {runs} run file{'s' if runs != 1 else ''}", end="")
-        print(f"; summary.h5, summary.json, summary.md and {REPORT}", end="")
-        print(f"; figures (PNG and PDF) {', '.join(figures)}" if figures else "")
+        print(printable(f"\nIn {self.flags.out}: {runs} run file"), end="")
+        print(
+            f"{'s' if runs != 1 else ''}; summary.h5, summary.json, summary.md and {REPORT}", end=""
+        )
+        print(printable(f"; figures (PNG and PDF) {', '.join(figures)}") if figures else "")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme
 from wflow._core.command_line import Folder
-from wflow._core.errors import InputError, WflowError
+from wflow._core.errors import InputError, WflowError, printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
 from wflow.io.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
@@ -277,18 +277,19 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         files = dict(zip(counts, opened.solve(tasks).values(), strict=True))
         table = summarise(files)
         fit = fit_scaling(table, flags.fit_from)
-        print(report(table, fit, flags.fit_from))
+        print(printable(report(table, fit, flags.fit_from)))
         figures = draw(flags, files, table, fit)
         stale = _stale(flags, files)
         write(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
         print(
-            f"\nIn {flags.out}: run files {', '.join(file.name for file in files.values())}; "
+            printable(f"\nIn {flags.out}: ")
+            + f"run files {', '.join(file.name for file in files.values())}; "
             f"{', '.join(FILES)} and {REPORT}; figures (PNG and PDF) {', '.join(figures)}"
         )
         others = _other_runs(flags, files, configuration(problem | {"heads": counts[-1]}))
     if others:
-        print(f"\nAlso in {flags.out}, and not in this summary:")
-        print("\n".join(f"  {other}" for other in others))
+        print(printable(f"\nAlso in {flags.out}, and not in this summary:"))
+        print(printable("\n".join(f"  {other}" for other in others)))
     return 0
 
 

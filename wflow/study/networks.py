@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow import nets
 from wflow._core.checks import number, whole
 from wflow._core.command_line import check_folder
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.extras import install
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow.study.flags import OutputFlags, Switch
@@ -270,7 +270,7 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
         )
         session.files[out.name] = out / train.METRICS
     except train.NonFiniteLossError as error:  # that is a result, and not the end of the study
-        print(f"{out.name}: {error}", file=sys.stderr)
+        print(printable(f"{out.name}: {error}"), file=sys.stderr)
         history, diverged = error.history, True
     device = train.device(run.config.device)
     return Trained(run.model.to(device).eval(), history, device, diverged)

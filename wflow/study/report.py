@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,8 +30,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from wflow._core.checks import path_of, shown
-from wflow._core.errors import InputError, RunFileError, WflowError
+from wflow._core.errors import InputError, RunFileError, WflowError, printable
 from wflow._core.files import check_claims, check_stored, open_hdf5, opened
+from wflow._core.invocation import shell_line
 from wflow._version import __version__
 from wflow.analysis.description import describe, mean_and_spread
 from wflow.io import digests, reading
@@ -758,9 +760,9 @@ def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Cl
                 reason = str(error)
         else:
             reason = "the checks of all runs on this page would take too long"
-        where = "NAME.h5" if file is None else file.name
+        verify_it = shell_line(["wflow", "verify", "NAME.h5" if file is None else file.name])
         left = verify.Check(
-            "all other checks", None, note=f"not made here: {reason}; see `wflow verify {where}`"
+            "all other checks", None, note=f"not made here: {reason}; see `{verify_it}`"
         )
         names = {"energy", "dissipated", "edi_residual"}
         small = 8 * math.prod(ds.sizes.get(dim, 0) for dim in ("path", "time")) <= LARGEST // 8
@@ -1210,16 +1212,30 @@ def _banner(lines: Sequence[str]) -> str:
     return f'<div class="banner" role="note"><strong>What is missing</strong><ul>{items}</ul></div>'
 
 
+def _words(command: str) -> list[str]:
+    """Words of a recorded command, at least one."""
+    try:
+        return shlex.split(command) or [""]
+    except ValueError:  # it was cut, or is none
+        return command.split() or [""]
+
+
 def _command(command: str, name: str | None) -> str:
     """How to run again: the command that was recorded, and `wflow.rerun` of the file."""
-    lines = []
+    lines, command = [], printable(command, lines=False)
     if command:
-        first = command.split()[0] if command.split() else ""
+        first = _words(command)[0]
         lines.append(f"python {command}" if first.endswith(".py") else command)
     if name:
-        lines.append(f"python -c {json.dumps(f'import wflow; wflow.rerun({name!r})')}")
+        lines.append(shell_line(["python", "-c", f"import wflow; wflow.rerun({_literal(name)})"]))
     text = "\n".join(lines)
     return f"<pre><code>{escaped(text)}</code></pre>" if text else ""
+
+
+def _literal(name: str) -> str:
+    """A name as Python reads it; in double quotes where it can be, which a shell quotes easily."""
+    text = repr(name)
+    return text if {"'", '"'} & {*name} else f'"{text[1:-1]}"'
 
 
 def _tiles(pairs: Rows) -> str:
@@ -1574,7 +1590,7 @@ def _markdown(text: str) -> str:
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     reader.disable(["image", "link", "autolink", "html_inline", "html_block"])
-    made = str(reader.render(text))
+    made = str(reader.render(printable(text)))
     made = re.sub(r"<(/?)h([1-4])>", lambda m: f"<{m[1]}h{int(m[2]) + 2}>", made)
     made = made.replace("<th>", '<th scope="col">').replace("<th style=", '<th scope="col" style=')
     made = made.replace("<table>", '<div class="scroll"><table class="numbers">')

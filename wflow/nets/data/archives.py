@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.files import Unpacked, opened
 from wflow._core.memory import check_memory
 from wflow.nets.data.download import VARIABLE, DataFile, download, places
@@ -279,4 +279,4 @@ def check_lost(
     text = f"{source}: of {total:,} {what} {'; '.join(problems)}"
     if len(broken) + missing > LOST * total:
         raise InputError(f"{text}; expected at most {100 * LOST:g} % of them: get it again")
-    warnings.warn(f"{text}; they are left out", stacklevel=stacklevel + 1)
+    warnings.warn(printable(f"{text}; they are left out"), stacklevel=stacklevel + 1)

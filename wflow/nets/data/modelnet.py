@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import switch, whole
-from wflow._core.errors import InputError, RunFileError
+from wflow._core.errors import InputError, RunFileError, printable
 from wflow._core.files import check_stored, open_hdf5, replace_file, values_of
 from wflow._core.progress import progress
 from wflow.nets.data.archives import (
@@ -204,7 +204,8 @@ def _cached(
             replace_file(path, functools.partial(_keep, drawn))
         except OSError as error:
             warnings.warn(
-                f"the points cannot be kept in {path} ({error}); they are drawn again next time",
+                printable(f"the points cannot be kept in {path} ({error})")
+                + "; they are drawn again next time",
                 stacklevel=4,
             )
     return drawn

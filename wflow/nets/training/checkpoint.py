@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.checks import path_of
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, printable
 from wflow._core.files import (
     check_zip,
     claim_folder,
@@ -469,8 +469,8 @@ def read(path: Path) -> dict[str, Any]:
     kind, version = _FORMATS[form]
     if version == 1 and DIGESTS not in content:
         warnings.warn(
-            f"{path} has no digests: written by an earlier version, its contents cannot be "
-            "checked; to have them, write it again (save_model, or resume the training)",
+            f"{printable(str(path))} has no digests: written by an earlier version, its contents "
+            "cannot be checked; to have them, write it again (save_model, or resume the training)",
             stacklevel=3,
         )
     elif damaged is not None:

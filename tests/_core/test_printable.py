@@ -1,0 +1,141 @@
+"""Text of files and names on a terminal: what steers it is shown as an escape."""
+
+import io
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import unicodedata
+import warnings
+
+import pytest
+
+import wflow
+from wflow._core.errors import printable
+from wflow._core.invocation import shell_line
+from wflow._core.progress import progress
+from wflow._core.reprs import value_text
+
+STEERING = (
+    "\x1b[31m\x9b1A\x07\r\b\x7f\u202e\u2066\u200e\u200f\u061c\u200b\u2060\ufeff\u2028\xad\udcff"
+)
+HONEST = [
+    "größe",
+    "Wärme ±0,5 µm",
+    "Ω ≥ ∫ρ log ρ",
+    "数据",
+    "مرحبا بالعالم",
+    "שלום",
+    "हिन्दी",
+    "❤️ 😀",
+    "a\u00a0b",
+    "e\u0301",
+    "C:\\x1b\n\tx",
+]
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_honest_text_stays_as_it_is(text) -> None:
+    assert printable(text) == text
+
+
+def test_what_steers_a_terminal_or_is_invisible_is_an_escape() -> None:
+    for character in filter(lambda c: not c.isprintable(), STEERING):
+        shown = printable(f"a{character}b")
+        assert shown.startswith("a\\") and shown.isascii() and shown.isprintable()
+    assert printable("a\n\tb") == "a\n\tb"
+    assert printable("a\n\tb", lines=False) == r"a\n\tb"
+
+
+def test_nothing_printable_is_a_control_or_a_direction() -> None:
+    codes = (
+        *range(0x3200),
+        *range(0xD800, 0xE000),
+        *range(0xFB00, 0x10000),
+        *range(0xE0000, 0xE1000),
+    )
+    left = {chr(code) for code in codes if printable(chr(code)) == chr(code)}
+    assert {c for c in left if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")} == {"\n", "\t"}
+    steering = {"BN", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    found = {c for c in left if unicodedata.bidirectional(c) in steering}
+    assert not {c for c in found if unicodedata.category(c) != "Cn"}
+
+
+def test_bytes_that_a_locale_did_not_decode_are_shown_as_text() -> None:
+    raw = "größe".encode()
+    assert printable(raw.decode("ascii", "surrogateescape")) == "größe"
+    assert printable(b"fol\xffder".decode("utf-8", "surrogateescape")) == r"fol\udcffder"
+
+
+WORDS = [
+    "wflow",
+    "",
+    "a b",
+    "$(touch x)",
+    "`x`",
+    "it's",
+    '"',
+    "\\",
+    "-x",
+    "a\nb",
+    "é",
+    "\x1b[31m'\\",
+]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_shell_reads_the_words_of_a_command_that_is_pasted() -> None:
+    words = [*WORDS, "\x1b'\\7", os.fsdecode(b"fol\xffder7")]
+    line = shell_line(words)
+    assert printable(line, lines=False) == line
+    script = os.fsencode(f"printf '%s\\0' {line}")
+    read = subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout
+    assert read.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+
+
+def test_errors_logs_labels_and_reprs_are_printable(capsys, caplog) -> None:
+    error = wflow.RunFileError(f"{STEERING} is damaged")
+    assert printable(str(error), lines=False) == str(error)
+    with caplog.at_level(logging.INFO, "wflow"):
+        logging.getLogger("wflow").info("%s: %d steps", STEERING, 3)
+    (record,) = caplog.records
+    assert printable(record.getMessage(), lines=False) == record.getMessage()
+
+    class Named:
+        def __repr__(self) -> str:
+            return STEERING
+
+    assert printable(value_text(Named()), lines=False) == value_text(Named())
+    with progress(1, f"{STEERING}\nforged") as advance:
+        advance(0)
+        progress_lines = capsys.readouterr().err
+    assert "\x1b" not in progress_lines
+
+
+def test_a_label_is_no_markup(monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress(2, "run[/b].h5[red]") as advance:
+        advance(2)
+    assert "run[/b].h5[red]" in sys.stderr.getvalue()
+
+
+def test_a_warning_of_an_unfinished_run_is_printable(tmp_path) -> None:
+    import h5py
+
+    file = tmp_path / f"run{STEERING[:5]}.h5"
+    wflow.solve(
+        wflow.tokens.uniform(3, 3, seed=0), wflow.heads.Frozen(),
+        heads=1, t_final=0.1, dt=0.1, out=file,
+    ).close()  # fmt: skip
+    with h5py.File(file, "r+") as content:
+        content.attrs["complete"] = 0
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        wflow.open(file).close()
+    (warning,) = said
+    assert printable(str(warning.message), lines=False) == str(warning.message)

@@ -114,11 +114,11 @@ def _of_cgroups(root: Path = Path("/")) -> float:
 def _left(group: Path, limit: str, usage: str, prefix: str) -> float:
     """Bytes that a control group has left; inf without a limit."""
     try:
-        most, used = float((group / limit).read_text()), float((group / usage).read_text())
+        most, used = (float((group / name).read_text(encoding="ascii")) for name in (limit, usage))
     except (OSError, ValueError):  # "max": no limit
         return math.inf
     try:  # pages of files count as used, and go when memory is wanted
-        lines = (group / "memory.stat").read_text().splitlines()
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
         sizes = dict(line.split() for line in lines)
         used -= sum(float(sizes[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
     except (OSError, ValueError, KeyError):

@@ -1049,7 +1049,8 @@ class _Run:
         dataset = self.dataset()
         arrays, text = partial(dataset.to_netcdf, engine="h5netcdf"), metrics_json(dataset)
         replace(self.folder / METRICS, METRICS, arrays)
-        replace(self.folder / METRICS_JSON, METRICS_JSON, lambda draft: draft.write_text(text))
+        write = partial(Path.write_text, data=text, encoding="utf-8")
+        replace(self.folder / METRICS_JSON, METRICS_JSON, write)
 
     def _not_finite(self, what: str, step: int) -> NonFiniteLossError:
         """The error for a step whose numbers are recorded."""

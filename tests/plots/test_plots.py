@@ -1,6 +1,7 @@
 """Figures from synthetic Datasets: they draw what the data says, and leave no state behind."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from wflow import InputError, plots
 from wflow.io.results import OF_ONE_RUN
 from wflow.plots import tokens
 from wflow.plots.figure import save
+from wflow.plots.style import warn_of_usetex
 
 
 def synthetic_run(
@@ -254,6 +256,32 @@ def test_plot_run_writes_png_and_pdf_of_every_figure(tmp_path: Path) -> None:
         assert OF_ONE_RUN.fullmatch(file.stem), "a study would not know it as one of its figures"
         start = b"%PDF" if file.suffix == ".pdf" else b"\x89PNG"
         assert file.read_bytes().startswith(start)
+
+
+def test_latex_is_not_needed_and_one_warning_says_so(tmp_path: Path) -> None:
+    run, settings = synthetic_run(paths=1), {"text.usetex": True, "font.family": "none"}
+    warn_of_usetex.cache_clear()
+    with matplotlib.rc_context(settings), pytest.warns(UserWarning, match=r"text\.usetex") as said:
+        save(plots.gradient_over_time({4: run}), tmp_path, "figure")
+        save(plots.gradient_over_time({4: run}), tmp_path, "figure")
+    assert len(said) == 1
+
+
+def test_settings_that_matplotlib_refuses_are_a_message() -> None:
+    code = "import wflow.plots.style as s\ntry:\n    s.style().__enter__()\n"
+    code += "except s.InputError as error:\n    print(error)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"MPLBACKEND": "nonsense"},
+    )  # fmt: skip
+    assert "MPLBACKEND" in done.stdout and not done.stderr
+
+
+def test_texts_of_a_figure_are_printable(tmp_path: Path) -> None:
+    figure = plots.gradient_over_time({4: synthetic_run()})
+    figure.axes[0].set_title("Law\x1b[31m\u202e")
+    save(figure, tmp_path, "figure")
+    assert figure.axes[0].get_title() == r"Law\x1b[31m\u202e"
 
 
 def test_run_without_an_energy_gets_tokens_and_speed(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import matplotlib.figure
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from PIL import Image
 
+from wflow._core.errors import printable
 from wflow.plots.style import style
 
 _CSS = 100.0  # pixels per inch at which a notebook shows a figure; the image has twice as many
@@ -26,6 +28,12 @@ class Figure(matplotlib.figure.Figure):
     not know the figure itself, which pyplot has not made, and does not show it again at the end of
     the cell.
     """
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure, with the texts printable that come from files."""
+        for text in self.findobj(Text):
+            text.set_text(printable(text.get_text()))
+        super().draw(renderer)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]] | None:
         if not self.axes:

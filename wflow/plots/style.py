@@ -1,13 +1,18 @@
 """Style of all figures, as settings of Matplotlib that hold while one is made or written."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+from wflow._core.errors import InputError
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "mathtext.fontset": "dejavusans",
+    "text.usetex": False,  # texts such as "10-90 % of paths" are none of LaTeX
     "font.size": 8.0,
     "axes.titlesize": 8.0,
     "axes.titlelocation": "left",
@@ -31,9 +36,27 @@ STYLE: dict[Any, Any] = {
 }
 
 
+@cache
+def warn_of_usetex() -> None:
+    """Warn once in a process."""
+    warnings.warn(
+        "text.usetex is set, and figures of wflow are drawn without LaTeX: their symbols are those "
+        "of Matplotlib's mathtext",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
 @contextmanager
 def style() -> Iterator[None]:
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ValueError as error:
+        raise InputError(
+            f"Matplotlib refuses its settings ({error}): correct its file matplotlibrc or the "
+            "environment variable MPLBACKEND, and draw the figures again"
+        ) from None
+    if matplotlib.rcParams["text.usetex"]:
+        warn_of_usetex()
     with matplotlib.rc_context(STYLE):
         yield

@@ -16,9 +16,11 @@ from wflow import (
     equilibria,
     fits,
     jko,
+    meanfield,
     metric,
     sphere,
     stationary,
+    study,
     tokens,
     transport,
 )
@@ -28,6 +30,7 @@ from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 X = tokens.uniform(6, 3, seed=0)
 D = np.diag([1.0, 0.5, -0.5])[None]
 LAW = OrnsteinUhlenbeck(np.eye(3), sigma2=0.0)
+LAW2 = OrnsteinUhlenbeck(np.eye(2), sigma2=0.0)
 RUN = {"heads": 2, "t_final": 0.2, "dt": 0.1}
 
 
@@ -361,3 +364,80 @@ def test_a_custom_drift_returns_real_numbers():
     with pytest.raises(InputError, match="expected real numbers that broadcast"):
         wflow.solve(X, law, **RUN)
     assert wflow.solve(X, Frozen(), **RUN)["energy"].notnull().all()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.float16(0.1),
+        np.float32(0.1),
+        np.longdouble("0.1"),
+        np.array(0.1, "f4"),
+        np.array(0.1),
+        Fraction(1, 10),
+        Decimal("0.1"),
+    ],
+    ids=repr,
+)
+def test_a_number_of_any_type_is_the_decimal_that_it_prints_as(given):
+    run = wflow.solve(X, LAW, heads=2, t_final=1, dt=given)
+    assert json.loads(run.attrs["config"])["dt"] == 0.1 and run.sizes["time"] == 11
+    assert checks.number(given, "x") == 0.1
+
+
+def test_a_step_of_an_array_of_single_precision_can_be_resumed_by_its_decimal(tmp_path):
+    options = {"heads": 2, "t_final": np.float32(0.3), "out": tmp_path / "run.h5"}
+    first = wflow.solve(X, LAW, **options, dt=np.linspace(0, 0.3, 4, dtype="f4")[1])
+    again = wflow.solve(X, LAW, **options | {"t_final": 0.3}, dt=0.1, if_exists="resume")
+    assert first.identical(again)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [True, np.True_, np.array(True), np.ma.masked, "0.1", 1j, np.timedelta64(1), np.array([0.1]),
+     Decimal("sNaN"), 10**400, np.array(10**400), np.datetime64("2020-01-01"), None],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_number_is_refused_as_a_step(given):
+    with pytest.raises(InputError, match="dt is"):
+        wflow.solve(X, LAW, heads=2, t_final=1, dt=given)
+
+
+def test_a_tensor_and_a_flag_of_single_precision_are_decimals_as_well():
+    torch = pytest.importorskip("torch")
+    assert checks.number(torch.tensor(0.1), "x") == 0.1
+    flags = study.Flags(dt=np.float32(0.1), t_final=Fraction(1, 2))
+    flags.check()
+    assert (flags.dt, flags.t_final) == (0.1, 0.5)
+
+
+def test_times_of_single_precision_are_those_of_the_steps():
+    times = np.array([0.0, 0.1, 0.2], "f4")
+    layers = np.arange(3.0)[:, None, None, None] * np.eye(3)
+    run = wflow.solve(
+        X,
+        wflow.heads.Schedule(times, layers, "constant"),
+        t_final=0.3,
+        dt=0.1,
+        save=wflow.SaveAt(snapshots=np.linspace(0, 0.3, 4, dtype="f4"), heads=True),
+    )
+    assert run.snapshot.values.tolist() == [0.0, 0.1, 0.2, 3 * 0.1]
+    assert run.heads.values[0, :, 0, 0, 0].tolist() == [0.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("time", [-0.01, 1.05, 1.0001, 1e300])
+def test_a_snapshot_outside_of_the_run_is_refused_not_moved_into_it(time):
+    with pytest.raises(InputError, match="between 0 and 1"):
+        wflow.solve(X, LAW, heads=2, t_final=1, dt=0.1, save=wflow.SaveAt(snapshots=[0, time]))
+    mesh = meanfield.Circle(8)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        meanfield.solve(
+            np.ones(8), LAW2, mesh=mesh, heads=2, t_final=1, dt=0.1,
+            save=wflow.SaveAt(snapshots=[0, time]),
+        )  # fmt: skip
+
+
+def test_a_snapshot_is_that_of_the_nearest_step_and_rounding_of_the_end_is_none_of_its_own():
+    asked = [-1e-12, 0.12, 0.449, np.sum(np.full(10, 0.1)), np.nextafter(1, 2)]
+    run = wflow.solve(X, LAW, heads=2, t_final=1, dt=0.1, save=wflow.SaveAt(snapshots=asked))
+    np.testing.assert_allclose(run.snapshot, [0, 0.1, 0.4, 1])

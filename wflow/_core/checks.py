@@ -217,13 +217,23 @@ def number(value: Any, name: str, least: float = -math.inf) -> float:
 
 
 def _real(value: Any, name: str) -> float:
-    known = isinstance(value, int | float | np.integer | np.floating)
-    if not known or isinstance(value, bool | np.timedelta64):  # a time span counts as an integer
-        raise InputError(f"{name} is {shown(value)}: expected a number")
+    """One real number as double: of lower precision, the decimal that it prints as.
+
+    Numbers are Python's and NumPy's, fractions, decimals, and arrays and tensors of no axis.
+    """
     try:
-        return float(value)
+        if getattr(value, "shape", None) == () and not _has_mask(value):
+            value = np.asarray(value)[()]
+        # A time span counts as an integer, and decimals as no number.
+        real = isinstance(value, numbers.Real | Decimal)
+        if not real or isinstance(value, bool | np.timedelta64):
+            raise TypeError
+        narrow = isinstance(value, np.floating) and np.finfo(value.dtype).bits < 64
+        return float(str(value) if narrow else value)
     except OverflowError:  # an integer beyond the range of doubles
         return math.inf
+    except Exception:  # whatever the object given does when it is asked for a number
+        raise InputError(f"{name} is {shown(value)}: expected a number") from None
 
 
 def switch(value: Any, name: str) -> bool:
@@ -301,6 +311,18 @@ def sum_tolerance(unit: float, count: int) -> float:
     count : number of weights
     """
     return max(1e-8, min(unit * (8 + 2 * math.sqrt(count)), 0.01))
+
+
+def times_of(values: Any, name: str) -> NDArray[np.float64]:
+    """Check an array of times as `reals` does; of lower precision, take what each prints as.
+
+    The steps of a run are decimals as a rule: 0.1 in single precision is the time of a step of 0.1.
+    """
+    checked = reals(values, name)
+    given = np.asarray(values)
+    if given.dtype.kind == "f" and given.dtype.itemsize < checked.dtype.itemsize:
+        return np.array([_real(each, name) for each in given.flat]).reshape(given.shape)
+    return checked
 
 
 def wholes(values: Any, name: str, least: int = 0) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import check_choice, number, reals, shown, switch, whole
+from wflow._core.checks import check_choice, number, reals, shown, switch, times_of, whole
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry, check_comparable, read_only, reading
 from wflow._core.reprs import ShortRepr, call_text, value_text
@@ -463,7 +463,7 @@ class _Checked(HeadLaw):
         return self._fitting(after, self._shape, np.float64, f"jump({t:g}, {dt:g})")
 
     def breaks(self) -> NDArray[np.float64]:
-        times = reals(self._law.breaks(), f"{_named(self._law, 'breaks')}()")
+        times = times_of(self._law.breaks(), f"{_named(self._law, 'breaks')}()")
         if times.ndim != 1 or np.any(np.diff(times) <= 0):
             raise InputError(
                 f"{_named(self._law, 'breaks')}() returned {shown(times)}: expected a list of "
@@ -843,7 +843,7 @@ class Schedule(HeadLaw):
     def __init__(
         self, times: Sequence[float], values: ArrayLike | QKV, interpolation: str = "linear"
     ) -> None:
-        self.times = reals(times, "times")
+        self.times = times_of(times, "times")
         if self.times.ndim != 1 or not self.times.size or np.any(np.diff(self.times) <= 0):
             raise InputError("times must be a non-empty list of increasing numbers")
         check_choice("interpolation", interpolation, ("linear", "constant"))

@@ -686,7 +686,7 @@ def generated(
             f"beginnings are of shape {tuple(beginnings.shape)} and targets {tuple(targets.shape)}:"
             " expected (texts, tokens) and (texts, new)"
         )
-    number(temperature, "temperature", 0)
+    temperature = number(temperature, "temperature", 0)
     batch, seed = whole(batch, "batch"), whole(seed, "seed", 0)
     place = _place(model)
     generator = torch.Generator(device=place).manual_seed(seed)

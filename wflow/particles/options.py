@@ -13,9 +13,9 @@ from wflow._core.checks import (
     Precision,
     check_choice,
     number,
-    reals,
     shown,
     switch,
+    times_of,
     whole,
     wholes,
 )
@@ -34,7 +34,8 @@ class SaveAt(ShortRepr):
     every : int, default 1
         The energy budget is recorded every so many steps, and at the end.
     snapshots : array_like of float, optional
-        Times at which tokens are kept (nearest steps). None keeps the start and the end.
+        Times from 0 to t_final at which tokens are kept (nearest steps). None keeps the start and
+        the end.
     paths : sequence of int, default (0,)
         Paths whose tokens are kept at the snapshots; the mean over all paths always is.
     heads : bool, default False
@@ -86,17 +87,17 @@ class SaveAt(ShortRepr):
         InputError
             For a value that cannot be used, whatever the run.
         """
-        times = None
+        found = None
         if self.snapshots is not None:
-            times = reals(self.snapshots, f"{name}.snapshots")
-            if times.ndim > 1:
+            found = times_of(self.snapshots, f"{name}.snapshots")
+            if found.ndim > 1:
                 raise InputError(
                     f"{name}.snapshots are {shown(self.snapshots)}: expected a list of times"
                 )
         paths = wholes(self.paths, f"{name}.paths")
         return SaveAt(
             every=whole(self.every, f"{name}.every"),
-            snapshots=None if times is None else tuple(times.reshape(-1).tolist()),
+            snapshots=None if found is None else tuple(found.reshape(-1).tolist()),
             paths=tuple(paths.tolist()),
             heads=switch(self.heads, f"{name}.heads"),
             budget=None if self.budget is None else switch(self.budget, f"{name}.budget"),

@@ -35,6 +35,7 @@ from wflow.kernels.evaluate import DIRECTIONS, Sums
 from wflow.particles.options import Compute, SaveAt, option
 from wflow.sphere.geometry import as_tokens
 
+_ROUNDING = 1e-6  # of times in single precision, in units of t_final
 _GENERAL = "flow='softmax', or a wflow.Flow whose class has general_heads = True"
 
 
@@ -319,13 +320,13 @@ def _snapshots(save: SaveAt, steps: int, dt: float) -> tuple[float, ...]:
     """Times of the steps nearest to the snapshots asked for, each once and in order."""
     if save.snapshots is None:
         return (0.0, steps * dt)
-    with np.errstate(over="ignore"):
-        nearest = np.rint(np.array(save.snapshots) / dt)
-    if np.any(nearest < 0) or np.any(nearest > steps):
+    times, end = np.array(save.snapshots), steps * dt
+    if np.any(times < -_ROUNDING * end) or np.any(times > (1 + _ROUNDING) * end):
         raise InputError(
-            f"save.snapshots {shown(list(save.snapshots))} must lie between 0 and {steps * dt:g}"
+            f"save.snapshots {shown(list(save.snapshots))} must lie between 0 and {end:g}"
         )
-    return tuple((np.unique(nearest.astype(np.int64)) * dt).tolist())
+    nearest = np.clip(np.rint(times / dt), 0, steps).astype(np.int64)
+    return tuple((np.unique(nearest) * dt).tolist())
 
 
 def _snapshot_paths(save: SaveAt, paths: int) -> tuple[int, ...]:

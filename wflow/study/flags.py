@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -76,13 +78,17 @@ class OutputFlags:
             raise InputError("--resume keeps what --overwrite would delete: give one of the two")
         for field in fields(self):
             given = getattr(self, field.name)
+            checked = []
             for value in given if isinstance(given, tuple) else (given,):
-                if isinstance(value, float):
-                    number(value, flag(field.name))
-                elif isinstance(value, int) and value > _LARGEST and "seed" not in field.name:
+                if isinstance(value, Real | Decimal) and not isinstance(value, Integral):
+                    value = number(value, flag(field.name))
+                checked.append(value)
+                if isinstance(value, int) and value > _LARGEST and "seed" not in field.name:
                     raise InputError(
                         f"{flag(field.name)} is {value}: expected a number up to {_LARGEST}"
                     )
+            plain = tuple(checked) if isinstance(given, tuple) else checked[0]
+            object.__setattr__(self, field.name, plain)  # the decimal 0.1 for np.float32(0.1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,8 +125,7 @@ def stability_bound(
     >>> nets.diagnostics.stability_bound(t_final=1.0, L=0.5, lam=1.0).inputs
     0.6666666666666666
     """
-    positive(t_final, "t_final")
-    number(L, "L", least=0.0)
+    t_final, L = positive(t_final, "t_final"), number(L, "L", least=0.0)
     check_choice("cost", cost, ("sum", "mean"))
     effective = positive(lam, "lam") / positive(loss_weight, "loss_weight")
     if cost == "mean":

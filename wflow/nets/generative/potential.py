@@ -25,7 +25,6 @@ Optimal Transport", AAAI 2021.
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from wflow._core.checks import positive, switch, whole
+from wflow._core.checks import number, positive, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.checks import in_memory, tensor
 from wflow.nets.pretrained import Pretrained
@@ -421,9 +420,12 @@ def points(value: Any, name: str, dim: int, weight: Tensor) -> Tensor:
 
 def time(value: Any) -> float:
     """Check a time: a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"t is {value!r:.40}: expected a finite number or a tensor of them")
-    return float(value)
+    try:
+        return number(value, "t")
+    except InputError:
+        raise InputError(
+            f"t is {shown(value)}: expected a finite number or a tensor of them"
+        ) from None
 
 
 class Weights(NamedTuple):

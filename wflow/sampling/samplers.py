@@ -65,6 +65,8 @@ State = dict[str, NDArray[Any]]
 
 _log = logging.getLogger("wflow")
 _LONELY = 2.0  # effective tokens that a token attends to, below which there is no interaction
+_FAST = 30.0  # moves of a step in units of its noise; below 15 in stable steps, h L <= 1.99
+_LARGEST = 1 / float(np.finfo(np.float64).eps)  # coordinates in which a step of one is rounding
 
 
 # The samplers
@@ -141,8 +143,8 @@ def brwp(
         For an argument that cannot be used, and a gradient that has another shape than its
         argument, or is not finite where the sampler begins.
     BlowUpError
-        Where tokens or their gradients leave the range of numbers; its `score` is the largest
-        coordinate before the step.
+        Where tokens or their gradients leave the range of numbers, or tokens become so large that
+        a step is lost in their rounding; its `score` is the largest coordinate before the step.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
@@ -150,7 +152,7 @@ def brwp(
     -----
     UserWarning
         For :math:`\beta\lambda^2 h > 0.05` (L1 norm), and where at the end tokens attend to
-        themselves alone.
+        themselves alone, or move ever faster.
 
     See Also
     --------
@@ -286,9 +288,15 @@ def myula(
         For an argument that cannot be used, a `smoothing` below h/2, and a gradient that has
         another shape than its argument, or is not finite where the sampler begins.
     BlowUpError
-        Where tokens or their gradients leave the range of numbers.
+        Where tokens or their gradients leave the range of numbers, or tokens become so large that
+        the noise of a step is lost in their rounding.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    Warns
+    -----
+    UserWarning
+        Where at the end tokens move ever faster: the step is too large for the target.
 
     See Also
     --------
@@ -392,9 +400,15 @@ def ula(
         For an argument that cannot be used, and a gradient that has another shape than its
         argument, or is not finite where the sampler begins.
     BlowUpError
-        Where tokens or their gradients leave the range of numbers.
+        Where tokens or their gradients leave the range of numbers, or tokens become so large that
+        the noise of a step is lost in their rounding.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
+
+    Warns
+    -----
+    UserWarning
+        Where at the end tokens move ever faster: the step is too large for the target.
 
     See Also
     --------
@@ -581,6 +595,29 @@ def _warn_lonely(run: xarray.Dataset) -> None:
         )
 
 
+def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
+    """Warn of a finished run whose tokens move ever faster, by more than their noise and size.
+
+    The last tells a step that is too large, above 2/L, from tokens on the way out of a saddle.
+    """
+    h, beta = problem.method.h, problem.method.beta
+    moves = h * np.sqrt(run["speed_sq"][:, [0, -1]].values)
+    path = int(moves[:, 1].argmax())
+    noise = math.sqrt(2 * h / beta * run.sizes["axis"])
+    last = run.isel(path=path, time=-1)
+    with np.errstate(over="ignore"):
+        size = math.sqrt(float((last["sample_mean"] ** 2 + last["sample_variance"]).sum()))
+    if moves[path, 1] > max(_FAST * noise, moves[path, 0], size):
+        warnings.warn(
+            f"the step h = {h:g} diverges: at the end a token of path {path} moves by "
+            f"{moves[path, 1]:.3g} in a step, more than at the start ({moves[path, 0]:.3g}) and "
+            f"than the noise of a step ({noise:.3g}); take a smaller h, below 2/L for a gradient "
+            "of Lipschitz constant L",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def _run(
     problem: _Problem,
     out: str | Path | None,
@@ -602,6 +639,7 @@ def _run(
         if file is not None:
             run = _in_file(problem, file, if_exists, bar, bool(progress), seconds)
             _warn_lonely(run)
+            _warn_diverging(problem, run)
             return run
         layout = problem.layout()
         needed = sum(8.0 * math.prod(layout.shape(name)) for name in layout.names)
@@ -616,6 +654,7 @@ def _run(
             raise
         run = store.dataset(attrs)
         _warn_lonely(run)
+        _warn_diverging(problem, run)
         return run
 
 
@@ -693,7 +732,9 @@ def _integrate(
     if state is None:
         keep(0)  # a run killed at any later moment can be resumed
     h = method.h
-    noise = 0.0 if method.attention else math.sqrt(2 * h / method.beta)
+    width = math.sqrt(2 * h / method.beta)  # of the noise, or of what a token attends to
+    noise = 0.0 if method.attention else width
+    most = _LARGEST * max(1.0, width, float(np.abs(problem.x0).max()))
     saved = time.monotonic()
     for step in range(first, problem.steps + 1):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -705,7 +746,7 @@ def _integrate(
                 if step == 0:
                     raise
                 raise _blow_up(x, int(np.abs(x).max(axis=(1, 2)).argmax()), step, h) from error
-            _check_finite(moved, x, step, h)
+            _check_range(moved, most, x, step, h)
             _record(problem, store, step, x, moved, diagnostics)
         tick(1)
         if step == problem.steps:
@@ -741,9 +782,9 @@ def _record(
         store.write("samples", (slice(0, problem.paths), shot), x)
 
 
-def _check_finite(values: Array, x: Array, step: int, h: float) -> None:
-    """Raise BlowUpError where the tokens of a path after a step are no numbers."""
-    good = np.isfinite(values).all(axis=(1, 2))
+def _check_range(values: Array, most: float, x: Array, step: int, h: float) -> None:
+    """Raise BlowUpError where the tokens of a path after a step are no numbers, or too large."""
+    good = (np.abs(values) <= most).all(axis=(1, 2))
     if not good.all():
         raise _blow_up(x, int(np.argmin(good)), step, h)
 

@@ -183,7 +183,7 @@ def over_time(table: xr.Dataset) -> Figure:
         for k, name in enumerate(table["network"].values):
             colour = COLOURS[k % len(COLOURS)]
             values = table[key].sel(network=name)
-            trained, error = mean_and_error(values.sel(heads="trained").values.T)
+            trained, error = mean_and_error(values.sel(heads="trained").values.T, finite=False)
             axis.plot(time, trained, color=colour, marker="os^Dv"[k % 5], markevery=PER_PASS)
             axis.fill_between(time, trained - error, trained + error, color=colour, alpha=0.25,
                               linewidth=0)  # fmt: skip
@@ -194,7 +194,7 @@ def over_time(table: xr.Dataset) -> Figure:
                                   alpha=0.10, linewidth=0)  # fmt: skip
             own = {"cosine": "network_cosine", "w2_initial": "network_moved"}.get(key)
             if own is not None:
-                value, bar = mean_and_error(table[own].sel(network=name).values)
+                value, bar = mean_and_error(table[own].sel(network=name).values, finite=False)
                 axis.errorbar(1.0, value, bar if np.isfinite(bar) else None, fmt="*", color=colour,
                               markersize=8, markeredgecolor="black", markeredgewidth=0.5,
                               capsize=2, zorder=4)  # fmt: skip

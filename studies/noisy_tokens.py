@@ -143,7 +143,7 @@ def balances(files: dict[float, Path]) -> "xr.Dataset":
             columns = {name: last[name].values for name in BUDGET}
             columns["energy_change"] = (last["energy"] - run["energy"][:, 0]).values
         for name, values in columns.items():
-            mean, error = mean_and_error(values)
+            mean, error = mean_and_error(values, finite=False)
             rows.setdefault(name, []).append(float(mean))
             rows.setdefault(f"{name}_error", []).append(float(error))
     import xarray  # here, so that --help does not wait for it

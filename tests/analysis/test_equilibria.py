@@ -1,5 +1,7 @@
 """Closed forms of extremal energies, against quadrature, known clouds and random measures."""
 
+import warnings
+
 import mpmath
 import numpy as np
 import pytest
@@ -63,6 +65,7 @@ def test_uniform_energy_is_the_integral_over_the_sphere(d):
     assert uniform_energy(1.7, d) == pytest.approx(mean / 2, rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:the energy leaves")
 def test_uniform_energy_overflows_to_infinity():
     assert uniform_energy(1e4, 3) == np.inf and np.isfinite(uniform_energy(700.0, 3))
 
@@ -217,6 +220,7 @@ def test_bad_input_is_refused():
         uniform_energy(1.0, 1)
 
 
+@pytest.mark.filterwarnings("ignore:the energy leaves")
 def test_energies_far_out_of_range_are_inf_and_never_nan():
     D = 800 * np.eye(3)
     assert pair_energy(-D, share=1.0) == 0.0 and pair_energy(D) == np.inf
@@ -256,3 +260,39 @@ def test_pair_is_stable_in_ascent_below_the_eigenvalue_that_the_docs_say(top):
     most = int(np.exp(2 * abs(top)))
     assert growth_of_pair(np.diag([top, 0.0]), 1, most + 2) > 0
     assert growth_of_pair(np.diag([top, 0.0]), 1, most + 1) < 1e-9
+
+
+NEAR = 709.6  # exp is in the range of doubles up to 709.78; the energies are, up to 710
+
+
+@pytest.mark.parametrize(
+    ("energy", "log"),
+    [
+        (lambda b: dirac_energy(b * np.eye(3)), lambda b: b - np.log(2)),
+        (lambda b: pair_energy(b * np.eye(3)), lambda b: b - np.log(4)),
+        (lambda b: pair_energy(-b * np.eye(3)), lambda b: b - np.log(4)),
+        (lambda b: maximum(b * np.eye(3)).energy, lambda b: b - np.log(2)),
+        (lambda b: maximum(-b * np.eye(3)).energy, lambda b: b - np.log(4)),
+        (lambda b: uniform_energy(b, 3), lambda b: b - np.log(4 * b)),
+        (lambda b: minimum(b * np.eye(3)).energy, lambda b: b - np.log(4 * b)),
+        (lambda b: sampled_energy(1, b, 3), lambda b: b - np.log(2)),
+        (lambda b: sampled_energy(8, b, 3), lambda b: b + np.log(7 / 32 / b + 1 / 16)),
+        (lambda b: minimal_cloud_energy(6, b, 3), lambda b: b - np.log(12)),
+        (lambda b: -lower_bound(np.eye(3), b * np.eye(3)), lambda b: b - np.log(6)),
+    ],
+)
+def test_energies_are_finite_where_they_are_in_range_and_beyond_it_inf_with_a_warning(energy, log):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.log(energy(NEAR)) == pytest.approx(log(NEAR), abs=1e-9)
+        below = float(np.float64(300.0))
+        assert np.log(energy(below)) == pytest.approx(log(below), abs=1e-9)
+    with pytest.warns(RuntimeWarning, match="reported as -?inf") as caught:
+        assert energy(800.0) == np.inf
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_the_larger_of_two_energies_out_of_range_is_known_by_its_logarithm():
+    with pytest.warns(RuntimeWarning, match="reported as inf"):
+        assert maximum(np.diag([800.0, -900.0])).kind == "pair"
+        assert maximum(np.diag([900.0, -800.0])).kind == "dirac"

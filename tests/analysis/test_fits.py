@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -273,3 +274,27 @@ def test_a_line_refuses_degenerate_input(x, y, match):
 def test_what_maps_no_means_to_means_is_refused(of, said):
     with pytest.raises(InputError, match=said):
         fits.line([0, 1, 2], np.ones((3, 2)), of=of)
+
+
+def test_a_law_whose_prefactor_is_out_of_range_has_values_in_range():
+    x = np.array([1e100, 2e100, 4e100])
+    for exponent in (-4, 4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit = power_law(x, ((x / 1e100) ** exponent)[:, None], resamples=5)
+            assert fit.prefactor == (np.inf if exponent < 0 else 0)
+            np.testing.assert_allclose(fit(x), (x / 1e100) ** exponent, rtol=1e-9)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_mean_of_what_is_not_finite_is_refused_as_a_fit_of_it_is(value):
+    samples = [[1.0, 2.0], [value, 3.0]]
+    for call in (mean_and_error, lambda y: fits.line([0, 1], y), lambda y: power_law([1, 2], y)):
+        with pytest.raises(InputError):
+            call(samples)
+
+
+def test_a_mean_and_its_error_are_finite_where_their_sums_are_not():
+    mean, error = mean_and_error([1e308, 1.2e308, 1.4e308])
+    assert float(mean) == pytest.approx(1.2e308)
+    assert float(error) == pytest.approx(0.2e308 / np.sqrt(3))

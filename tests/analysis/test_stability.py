@@ -1,5 +1,7 @@
 """The bound on W₂ between clouds under the same heads, and the rate at which they part."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -464,3 +466,13 @@ def test_bound_refuses_what_is_no_distance_or_exponent(distance, at):
 def test_seed_of_an_interval_is_checked():
     with pytest.raises(InputError, match="seed"):
         growth_rate([0, 1], np.ones((3, 2)), seed=-1)
+
+
+def test_a_growth_factor_is_finite_where_its_parts_are_not():
+    t = np.arange(5.0)
+    peak = wflow.stability.growth_rate(t, [1e-300, 1e300, 1e300, 1e300, 1e-300], resamples=5)
+    assert peak.prefactor == np.inf and peak.rate == pytest.approx(0, abs=1e-9)
+    steep = wflow.stability.growth_rate(1e4 + t, np.exp(300.0 * t - 600), resamples=5)
+    assert float(steep(2.0)) == pytest.approx(np.exp(600.0))
+    low = dataclasses.replace(steep, prefactor=1e-300, rate=400.0)
+    assert float(low(2.0)) == pytest.approx(np.exp(800 - 300 * np.log(10)))

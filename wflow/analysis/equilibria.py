@@ -19,7 +19,7 @@ from wflow._core.checks import number, reals, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import value_text
-from wflow.attention.cloud import as_unit_tokens
+from wflow.attention.cloud import as_unit_tokens, safe_exp, warn_overflow
 from wflow.heads.matrices import as_matrices
 
 FloatArray = NDArray[np.float64]
@@ -79,7 +79,7 @@ def uniform_energy(beta: float, d: int) -> float:
     Returns
     -------
     float
-        Energy; inf beyond abs(beta) of about 700.
+        Energy; inf, with a warning, beyond the range of doubles, abs(beta) of about 710.
 
     Raises
     ------
@@ -107,16 +107,20 @@ def uniform_energy(beta: float, d: int) -> float:
     >>> bool(np.isclose(wflow.equilibria.uniform_energy(2.0, 3), np.sinh(2.0) / 4))
     True
     """
+    b, d = abs(number(beta, "beta")), _dimension(d)
+    return _reported(_uniform_energy(b, d), b)
+
+
+def _uniform_energy(b: float, d: int) -> float:
     from scipy.special import gammaln, hyp0f1, ive
 
-    b, d = abs(number(beta, "beta")), _dimension(d)
     k = d / 2 - 1
     scaled = float(ive(k, b))
     # The series, which large d makes short, also where I_k leaves the range of doubles.
     if b < 1 or b * b < 8 * d or scaled < 1e-290:
         return 0.5 * float(hyp0f1(d / 2, b * b / 4))
     log = float(gammaln(d / 2)) + k * math.log(2 / b) + math.log(scaled) + b
-    return 0.5 * math.exp(log) if log < 709 else math.inf
+    return _half_exp(log)
 
 
 def dirac_energy(D: ArrayLike, v: ArrayLike | None = None) -> float:
@@ -132,7 +136,7 @@ def dirac_energy(D: ArrayLike, v: ArrayLike | None = None) -> float:
     Returns
     -------
     float
-        Energy [1]_.
+        Energy [1]_; inf, with a warning, beyond the range of doubles.
 
     Raises
     ------
@@ -150,8 +154,8 @@ def dirac_energy(D: ArrayLike, v: ArrayLike | None = None) -> float:
     >>> round(wflow.equilibria.dirac_energy(np.eye(3)), 6)  # e / 2
     1.359141
     """
-    matrix = _matrix(D)
-    return 0.5 * _exp(_score(matrix, v, leading=True))
+    score = _score(_matrix(D), v, leading=True)
+    return _reported(_half_exp(score), score)
 
 
 def pair_energy(D: ArrayLike, v: ArrayLike | None = None, share: float = 0.5) -> float:
@@ -198,7 +202,7 @@ def pair_energy(D: ArrayLike, v: ArrayLike | None = None, share: float = 0.5) ->
         raise InputError(f"share is {share}: expected a number from 0 to 1")
     s, same = _score(matrix, v, leading=False), p * p + (1 - p) * (1 - p)
     other = 2 * p * (1 - p)
-    return 0.5 * (same * _exp(s) + (other * _exp(-s) if other else 0.0))  # not 0 inf
+    return _reported(_half_exp(s, same) + _half_exp(-s, other), abs(s))
 
 
 def maximum(D: ArrayLike) -> Extremum:
@@ -240,10 +244,14 @@ def maximum(D: ArrayLike) -> Extremum:
     """
     values, vectors = np.linalg.eigh(_matrix(D))
     low, high = float(values[0]), float(values[-1])
-    dirac, pair = 0.5 * _exp(high), 0.5 * (0.5 * _exp(low) + 0.5 * _exp(-low))
-    if dirac >= pair:
-        return Extremum(dirac, "dirac", _eigenspace(values, vectors, high))
-    return Extremum(pair, "pair", _eigenspace(values, vectors, low))
+    dirac, pair = _half_exp(high), _half_exp(low, 0.5) + _half_exp(-low, 0.5)
+    if dirac == pair == math.inf:
+        point = high >= float(np.logaddexp(low, -low)) - _LOG_2
+    else:
+        point = dirac >= pair
+    if point:
+        return Extremum(_reported(dirac, high), "dirac", _eigenspace(values, vectors, high))
+    return Extremum(_reported(pair, -low), "pair", _eigenspace(values, vectors, low))
 
 
 def minimum(D: ArrayLike) -> Extremum:
@@ -287,9 +295,11 @@ def minimum(D: ArrayLike) -> Extremum:
     values, vectors = np.linalg.eigh(matrix)
     low, high = float(values[0]), float(values[-1])
     if low <= 1e-14 * high:  # zero but for rounding: the energies differ by less
-        return Extremum(0.5 * _exp(low), "dirac", _eigenspace(values, vectors, low))
+        return Extremum(_half_exp(low), "dirac", _eigenspace(values, vectors, low))
     if high - low <= 1e-12 * high:
-        return Extremum(uniform_energy((low + high) / 2, len(matrix)), "uniform", None)
+        beta = (low + high) / 2
+        energy = _reported(_uniform_energy(beta, len(matrix)), beta)
+        return Extremum(energy, "uniform", None)
     raise InputError(
         f"D is positive definite with eigenvalues {low:g} to {high:g}: its minimiser is spread out "
         "and has no closed form; bound the energy from below by lower_bound(x, D)"
@@ -329,8 +339,10 @@ def sampled_energy(n: int, beta: float, d: int) -> float:
     >>> bool(np.isclose(wflow.equilibria.sampled_energy(1, 2.0, 3), np.exp(2.0) / 2))
     True
     """
-    n = whole(n, "n")
-    return (1 - 1 / n) * uniform_energy(beta, d) + _exp(number(beta, "beta")) / (2 * n)
+    n, beta, d = whole(n, "n"), number(beta, "beta"), _dimension(d)
+    uniform = _uniform_energy(abs(beta), d)
+    own = math.exp(beta) / (2 * n) if beta < _IN_RANGE else _half_exp(beta - math.log(n))
+    return _reported((1 - 1 / n) * uniform + own if n > 1 else own, abs(beta))
 
 
 def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
@@ -395,7 +407,10 @@ def minimal_cloud_energy(n: int, beta: float, d: int) -> float:
             f"n = {2 * d}" + (", n = 12" if d == 3 else "") + ", or d = 2"
         )
     with np.errstate(over="ignore"):
-        return float(counts @ np.exp(b * products)) / (2 * n)
+        energy = float(counts @ np.exp(b * products)) / (2 * n)
+        if math.isinf(energy):  # the sum may be out of range, and the mean in it
+            energy = float(counts @ np.exp(b * products - math.log(2 * n)))
+    return _reported(energy, b)
 
 
 def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0) -> float:
@@ -415,7 +430,7 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
     Returns
     -------
     float
-        Bound; -inf where the energy of the cloud leaves the range of doubles.
+        Bound; -inf, with a warning, where it leaves the range of doubles.
 
     Raises
     ------
@@ -460,25 +475,31 @@ def lower_bound(x: ArrayLike, D: ArrayLike, *, starts: int = 256, seed: int = 0)
     keys = tokens @ matrix
     random = np.random.default_rng(seed).standard_normal((starts, d))
     y = np.concatenate([tokens, random / np.linalg.norm(random, axis=1, keepdims=True)])
+    scores = tokens @ keys.T
+    top, shift = float(scores.max()), 0.0
     with np.errstate(over="ignore"):
-        energy = 0.5 * float(np.exp(tokens @ keys.T).mean())
-        if not math.isfinite(energy):
-            return -math.inf
-        return float(_least_potential(y, keys)) - energy
+        energy = 0.5 * float(np.exp(scores).mean())
+        if math.isinf(energy):
+            shift = top
+            energy = 0.5 * float(np.exp(scores - shift).mean())
+        found = float(_least_potential(y, keys, shift)) - energy
+    if shift and found:
+        found = math.copysign(2 * _half_exp(math.log(abs(found)) + shift), found)
+    return _reported(found, top)
 
 
-def _least_potential(y: FloatArray, keys: FloatArray) -> float:
-    """Minimum over the sphere of (1/n) sum_j exp(<y, k_j>), searched from the points y (m, d)."""
+def _least_potential(y: FloatArray, keys: FloatArray, shift: float) -> float:
+    """Minimum over the sphere of e^-shift (1/n) sum_j exp(<y, k_j>), from the points y (m, d)."""
     from scipy.optimize import minimize
 
     def potential(point: FloatArray) -> tuple[float, FloatArray]:
         norm = float(np.linalg.norm(point))
         unit = point / norm
-        kernel = np.exp(keys @ unit) / len(keys)
+        kernel = np.exp(keys @ unit - shift) / len(keys)
         slope = kernel @ keys
         return float(kernel.sum()), (slope - (slope @ unit) * unit) / norm
 
-    level = np.exp(y @ keys.T).mean(axis=1)
+    level = np.exp(y @ keys.T - shift).mean(axis=1)
     best = math.inf
     for k in np.argsort(level)[:24]:  # the lowest points; others lead to higher minima
         found = minimize(potential, y[k], jac=True, method="BFGS", options={"gtol": 1e-12})
@@ -511,8 +532,23 @@ def _score(matrix: FloatArray, v: ArrayLike | None, *, leading: bool) -> float:
     return float(unit @ matrix @ unit)
 
 
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 709 else math.inf
+_IN_RANGE = 709.0  # exp of up to this is in the range of doubles
+_LOG_2 = math.log(2)
+
+
+def _half_exp(log: float, factor: float = 1.0) -> float:
+    """factor e^log / 2; inf beyond the range of doubles."""
+    if log < _IN_RANGE:
+        return 0.5 * (factor * math.exp(log))
+    log += math.log(factor) - _LOG_2 if factor else -math.inf
+    return safe_exp(log)
+
+
+def _reported(value: float, beta: float) -> float:
+    """A value that a function of this module returns; with a warning where it is infinite."""
+    if math.isinf(value):
+        warn_overflow("the energy", beta, value=value, stacklevel=4)
+    return value
 
 
 def _eigenspace(values: FloatArray, vectors: FloatArray, value: float) -> FloatArray:

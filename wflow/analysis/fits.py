@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import LARGEST_WHOLE, number, reals, shown, whole
+from wflow._core.checks import LARGEST_WHOLE, number, reals, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
@@ -88,6 +88,8 @@ class PowerLaw(ShortResult):
         Number of paths.
     points : int
         Number of abscissae.
+    log_prefactor : float
+        Logarithm of the prefactor, in range where the prefactor is 0 or inf.
     log_prefactors : ndarray, shape (resamples,)
         Logarithms of the prefactors of the fits to the resamples.
     exponents : ndarray, shape (resamples,)
@@ -114,13 +116,16 @@ class PowerLaw(ShortResult):
     resamples: int
     paths: int
     points: int
+    log_prefactor: float = field(repr=False, compare=False)
     log_prefactors: FloatArray = field(repr=False, compare=False)
     exponents: FloatArray = field(repr=False, compare=False)
 
     def __call__(self, x: ArrayLike) -> FloatArray:
         """Value of the fit: a x^b at x > 0, of any shape."""
+        known = 0 < self.prefactor < np.inf
+        log = np.log(self.prefactor) if known else self.log_prefactor
         with np.errstate(over="ignore"):
-            return np.exp(np.log(self.prefactor) + self.exponent * np.log(_positive(x, "x")))
+            return np.exp(log + self.exponent * np.log(_positive(x, "x")))
 
     def band(self, x: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Return the pointwise percentile band of the fitted curve.
@@ -259,6 +264,7 @@ def power_law(
         resamples=resamples,
         paths=paths,
         points=len(x),
+        log_prefactor=fit.intercept,
         log_prefactors=log_prefactors,
         exponents=exponents,
     )
@@ -360,7 +366,9 @@ def line(
     )
 
 
-def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, FloatArray]:
+def mean_and_error(
+    samples: ArrayLike, axis: int = -1, *, finite: bool = True
+) -> tuple[FloatArray, FloatArray]:
     """Return the mean over independent samples and its standard error.
 
     Parameters
@@ -369,6 +377,8 @@ def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, Floa
         Real samples.
     axis : int, default -1
         The axis of the samples.
+    finite : bool, default True
+        Whether samples that are not finite are refused. False passes them on, for tables.
 
     Returns
     -------
@@ -380,7 +390,7 @@ def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, Floa
     Raises
     ------
     InputError
-        For values that are not real numbers, an axis that does not exist, or no samples.
+        For values that are not real finite numbers, an axis that does not exist, or no samples.
 
     Examples
     --------
@@ -389,7 +399,7 @@ def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, Floa
     >>> float(mean), float(error)
     (2.0, 1.0)
     """
-    values = reals(samples, "samples", finite=False)
+    values = reals(samples, "samples", finite=switch(finite, "finite"))
     axis = whole(axis, "axis", -LARGEST_WHOLE)
     if not -values.ndim <= axis < values.ndim:
         raise InputError(f"samples have shape {values.shape} and no axis {axis}; choose another")
@@ -400,7 +410,14 @@ def mean_and_error(samples: ArrayLike, axis: int = -1) -> tuple[FloatArray, Floa
         mean = values.mean(axis=axis)
         if count == 1:
             return mean, np.full_like(mean, np.nan)
-        return mean, values.std(axis=axis, ddof=1) / np.sqrt(count)
+        error = values.std(axis=axis, ddof=1) / np.sqrt(count)
+        if not np.isfinite(error).all() and np.isfinite(values).all():  # squares, or the sum
+            largest = np.abs(values).max()
+            scaled = values / largest
+            mean = np.where(np.isfinite(mean), mean, largest * scaled.mean(axis=axis))
+            others = largest * (scaled.std(axis=axis, ddof=1) / np.sqrt(count))
+            error = np.where(np.isfinite(error), error, others)
+        return mean, error
 
 
 def json_number(value: Any) -> float | None:

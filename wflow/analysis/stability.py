@@ -35,6 +35,7 @@ from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
 from wflow.analysis.fits import interval, resampled_means
+from wflow.attention.cloud import safe_exp
 from wflow.attention.flows import Flow, as_flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run, made_again
 from wflow.heads.matrices import as_matrices
@@ -500,8 +501,12 @@ class GrowthRate(ShortResult):
 
     def __call__(self, t: ArrayLike) -> FloatArray:
         """Growth factor prefactor e^{rate t} of the fit, t counted from the first time."""
-        with np.errstate(over="ignore"):
-            return self.prefactor * np.exp(self.rate * reals(t, "t"))
+        exponent = self.rate * reals(t, "t")
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            factor = self.prefactor * np.exp(exponent)
+            # One of the two may be out of range where their product is not.
+            whole = np.isfinite(factor) & (factor > 0)
+            return np.where(whole, factor, np.exp(np.log(self.prefactor) + exponent))[()]
 
 
 def growth_rate(
@@ -575,7 +580,7 @@ def growth_rate(
     slopes = log @ centred / square  # (replicates,)
     rate = float(slopes.mean())
     gained = log - log[:, :1]
-    prefactor = math.exp(float(gained.mean()) - rate * float(since.mean()))
+    prefactor = safe_exp(float(gained.mean()) - rate * float(since.mean()))
     mean_rates = gained[:, 1:] / since[1:]
     top = np.unravel_index(np.argmax(mean_rates), mean_rates.shape)
     ci = (math.nan, math.nan)

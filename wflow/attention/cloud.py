@@ -7,6 +7,7 @@ docs/theory/fast_sums.md) linear in n. Memory: the result.
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -91,15 +92,23 @@ def _evaluate_one(
     )
 
 
-def warn_overflow(where: str, beta: float) -> None:
+def warn_overflow(where: str, beta: float, value: float = np.inf, stacklevel: int = 3) -> None:
     """Say that an energy term left the range of floats, and how large the scores are."""
     warnings.warn(
-        f"{where} leaves the range of floats and is reported as inf: scores reach "
+        f"{where} leaves the range of floats and is reported as {value}: scores reach "
         f"beta = {beta:.6g} (exp overflows at 709, in single precision at 88); velocities of "
         "softmax attention stay right",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=stacklevel,
     )
+
+
+_LARGEST_LOG = math.log(np.finfo(np.float64).max)
+
+
+def safe_exp(value: float) -> float:
+    """exp(value); inf beyond the range of doubles."""
+    return math.exp(value) if value <= _LARGEST_LOG else math.inf
 
 
 def _term(

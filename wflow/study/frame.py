@@ -314,7 +314,7 @@ def mean_text(samples: ArrayLike, style: str = ".4g", error_style: str = ".1g") 
     >>> study.mean_text([1.0, 3.0])
     '2 ± 1'
     """
-    mean, error = mean_and_error(samples)
+    mean, error = mean_and_error(samples, finite=False)
     return f"{float(mean):{style}} ± {float(error):{error_style}}"
 
 

@@ -188,7 +188,7 @@ def write(
     for k, heads in enumerate(files):
         row: dict[str, Any] = {"heads": heads, "file": files[heads].name}
         for key in table.data_vars:
-            mean, error = mean_and_error(table[key].values[k])
+            mean, error = mean_and_error(table[key].values[k], finite=False)
             row[str(key)] = {"mean": json_number(mean), "standard_error": json_number(error)}
         runs.append(row)
     document = provenance(name) | {
@@ -200,7 +200,7 @@ def write(
 
 
 def _cells(values: NDArray[Any]) -> list[str]:
-    means, errors = mean_and_error(values)
+    means, errors = mean_and_error(values, finite=False)
     return [
         f"{mean:.4g}" + (f" ± {error:.1g}" if math.isfinite(error) else "")
         for mean, error in zip(means, errors, strict=True)

@@ -30,7 +30,8 @@ from wflow.analysis.stationary.nodes import (
     heights,
     kernel,
 )
-from wflow.analysis.stationary.uniform import SIGNS, kind_of, safe_exp
+from wflow.analysis.stationary.uniform import SIGNS, kind_of
+from wflow.attention.cloud import safe_exp
 from wflow.attention.flows import Flow, as_flow
 from wflow.heads.matrices import as_matrices
 

@@ -22,6 +22,7 @@ from wflow.analysis.stationary.nodes import (
     gegenbauer_slopes,
     heights,
 )
+from wflow.attention.cloud import safe_exp, warn_overflow
 from wflow.attention.flows import Flow, as_flow, effective, softmax, unnormalised
 
 Floats = NDArray[np.float64]
@@ -47,7 +48,7 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
     Returns
     -------
     float
-        Eigenvalue a_l; infinite beyond the range of doubles.
+        Eigenvalue a_l; infinite, with a warning, beyond the range of doubles.
 
     Raises
     ------
@@ -71,8 +72,10 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
     """
     beta = number(beta, "beta")
     d, degree = whole(d, "d", least=2, most=_LARGEST), whole(degree, "degree", 0, most=_LARGEST)
-    value = safe_exp(_log_eigenvalue(abs(beta), d, degree))
-    return -value if beta < 0 and degree % 2 else value
+    value = _eigenvalue(beta, d, degree)
+    if math.isinf(value):
+        warn_overflow("the eigenvalue", abs(beta), value)
+    return value
 
 
 def growth_rate(
@@ -396,7 +399,7 @@ def _coefficient(
         terms = [_share(float(b), d, degree) for b in betas]
         return math.fsum(terms) / len(betas)
     if kind == "m":
-        terms = [kernel_eigenvalue(float(b), d, degree) for b in betas]
+        terms = [_eigenvalue(float(b), d, degree) for b in betas]
         return math.inf if math.inf in terms else math.fsum(terms) / len(betas)
     # In b the common scale of the eigenvalues cancels.
     own = betas if zeroth is None else zeroth
@@ -410,6 +413,10 @@ def _coefficient(
         / len(betas)
         * safe_exp(math.log(sum(safe_exp(top - b) for b in below) / len(own)))
     )
+
+
+def _eigenvalue(beta: float, d: int, degree: int) -> float:
+    return _signed(beta, degree, _log_eigenvalue(abs(beta), d, degree))
 
 
 def _signed(beta: float, degree: int, log: float) -> float:
@@ -427,9 +434,9 @@ def _share(beta: float, d: int, degree: int) -> float:
     above, below = float(ive(order + degree, beta)), float(ive(order, beta))
     if above >= SMALLEST and below >= SMALLEST:
         return sign * above / below
-    zeroth = kernel_eigenvalue(beta, d, 0)
+    zeroth = _eigenvalue(beta, d, 0)
     if math.isfinite(zeroth):
-        return sign * kernel_eigenvalue(beta, d, degree) / zeroth  # order >> beta
+        return sign * _eigenvalue(beta, d, degree) / zeroth  # order >> beta
     if degree == 1:
         # Between Amos' bounds, which agree to (order + 1) / beta^2, and with the same first terms
         # in 1 / beta as the ratio itself.
@@ -471,7 +478,3 @@ def _log_eigenvalue(beta: float, d: int, degree: int) -> float:
     log = root + (order + degree) * math.log(beta / (order + degree + root))
     log -= (math.log(2 * math.pi) + math.log(root)) / 2
     return float(gammaln(d / 2)) + order * math.log(2 / beta) + log
-
-
-def safe_exp(value: float) -> float:
-    return math.exp(value) if value < 709 else math.inf

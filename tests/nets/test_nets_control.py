@@ -12,7 +12,7 @@ from torch.nn import functional  # noqa: E402
 
 import wflow  # noqa: E402
 from wflow import InputError, nets  # noqa: E402
-from wflow.nets import control  # noqa: E402
+from wflow.nets import control, train  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -378,3 +378,27 @@ def other():
 def test_what_cannot_be_used_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call(nets.ControlledResNet(2, layers=2), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("name", ["states", "costates", "hamiltonian", "extremal", "optimality"])
+def test_no_state_that_is_not_finite_is_returned(name):
+    net, x = nets.ControlledResNet(2, layers=3, activation="relu"), torch.ones(4, 2)
+    x[1, 0] = torch.nan
+    others = () if name == "states" else (lambda out: out.square().mean(),)
+    with pytest.raises(control.NonFiniteCostateError, match="not finite"):
+        getattr(control, name)(net, x, *others)
+    x[1, 0] = 1.0
+    with torch.no_grad():
+        net.body.layers[1][0].bias.fill_(torch.inf)
+    with pytest.raises(control.NonFiniteCostateError, match="not finite") as caught:
+        getattr(control, name)(net, x, *others)
+    assert name != "states" or caught.value.layer == 2
+
+
+def test_an_objective_or_a_gradient_out_of_range_is_refused():
+    net, x = nets.ControlledResNet(2, layers=3, activation="relu"), torch.ones(4, 2)
+    for call in (control.extremal, control.gradients, control.costates):
+        with pytest.raises(train.NonFiniteLossError, match="objective"):
+            call(net, x, lambda out: out.square().mean() + torch.inf)
+        with pytest.raises(train.NonFiniteLossError, match=r"gradient of .*weight"):
+            call(net, 1e30 * x, lambda out: 1e15 * out.mean())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from wflow._core.checks import positive, whole
 from wflow.nets.checks import module
 from wflow.nets.control.maximise import Group, alone, groups_of, maximise, of_layer
-from wflow.nets.control.principle import Terminal, hamiltonian_along, objective_of, recorded
+from wflow.nets.control.principle import Terminal, examined, hamiltonian_along, objective_of
 from wflow.nets.control.sweep import body_of
 
 
@@ -122,7 +122,9 @@ def optimality(
     InputError
         As for `extremal`, and for numbers out of range.
     NonFiniteCostateError
-        Where a costate is infinite or NaN.
+        Where a state, a costate or the Hamiltonian is infinite or NaN.
+    NonFiniteLossError
+        Where the objective or the gradient of a parameter is.
 
     Notes
     -----
@@ -151,7 +153,7 @@ def optimality(
     """
     iterations, tolerance = whole(iterations, "iterations"), positive(tolerance, "tolerance")
     body_of(module(network, "network"))
-    record, _, _ = recorded(network, partial(objective_of, network, x, loss, weight))
+    record, _, _ = examined(network, partial(objective_of, network, x, loss, weight))
 
     def violated(group: Group) -> Violation:
         if not group.controls:

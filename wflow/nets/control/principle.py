@@ -1,6 +1,7 @@
 """States, costates, Hamiltonian and gradients of a network that is read as a control problem."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,16 @@ from wflow._core.checks import function, number, shown
 from wflow._core.errors import InputError
 from wflow.nets.blocks import Flow, Output, output_of
 from wflow.nets.checks import module
-from wflow.nets.control.sweep import Generators, Keep, Record, bodies_of, body_of, swept
+from wflow.nets.control.sweep import (
+    Generators,
+    Keep,
+    NonFiniteCostateError,
+    Record,
+    bodies_of,
+    body_of,
+    swept,
+)
+from wflow.nets.training.train import NonFiniteLossError
 
 Terminal = Callable[[Tensor], Tensor]
 
@@ -78,7 +88,9 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
         For a network with no body or with several, layers that change the shape, and a loss that
         is no number.
     NonFiniteCostateError
-        Where a costate is infinite or NaN.
+        Where a state, a costate or the Hamiltonian is infinite or NaN.
+    NonFiniteLossError
+        Where the objective or the gradient of a parameter is.
 
     Notes
     -----
@@ -111,7 +123,7 @@ def extremal(network: nn.Module, x: Tensor, loss: Terminal, *, weight: float = 1
     True
     """
     body_of(module(network, "network"))
-    record, total, gradients = recorded(network, partial(objective_of, network, x, loss, weight))
+    record, total, gradients = examined(network, partial(objective_of, network, x, loss, weight))
     times = torch.tensor([*record.times, record.times[-1] + record.lengths[-1]])
     return Extremal(
         times.double(),
@@ -142,6 +154,8 @@ def states(network: nn.Module, x: Tensor) -> Tensor:
     ------
     InputError
         For a network with no body or with several, and layers that change the shape.
+    NonFiniteCostateError
+        Where a state is infinite or NaN.
 
     Examples
     --------
@@ -155,6 +169,7 @@ def states(network: nn.Module, x: Tensor) -> Tensor:
     record = Record()
     with torch.enable_grad(), swept(network, 1, record):
         network(x)
+    _check_finite("states are", record.states)
     return torch.stack([state.detach() for state in record.states])
 
 
@@ -260,6 +275,8 @@ def gradients(
         For layers that change the shape, a loss that is no number, and `keep` < 1.
     NonFiniteCostateError
         Where a costate is infinite or NaN.
+    NonFiniteLossError
+        Where the objective or the gradient of a parameter is.
 
     Notes
     -----
@@ -285,7 +302,7 @@ def gradients(
         with swept(network, keep):
             total = objective_of(network, x, loss, weight)
         found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    return _filled(named, found)
+    return _finite(_filled(named, found), float(total.detach()))
 
 
 def objective_of(network: nn.Module, x: Tensor, loss: Terminal, weight: float) -> Tensor:
@@ -338,6 +355,15 @@ def recorded(
     return record, float(total.detach()), _filled(named, tuple(found))
 
 
+def examined(
+    network: nn.Module, objective: Callable[[], Tensor]
+) -> tuple[Record, float, dict[str, Tensor]]:
+    """What `recorded` returns, checked to be finite."""
+    record, total, gradients = recorded(network, objective)
+    _check_finite("states are", record.states)
+    return record, total, _finite(gradients, total)
+
+
 def _trainable(network: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in network.named_parameters() if p.requires_grad}
 
@@ -345,6 +371,35 @@ def _trainable(network: nn.Module) -> dict[str, nn.Parameter]:
 def _filled(named: dict[str, nn.Parameter], found: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
     pairs = zip(named.items(), found, strict=True)
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+
+
+def _finite(gradients: dict[str, Tensor], objective: float) -> dict[str, Tensor]:
+    """Gradients, checked like the objective to be finite."""
+    lost = [name for name, gradient in gradients.items() if _lost(gradient)]
+    if lost or not math.isfinite(objective):
+        what = f"the gradient of {lost[0]}" if lost else f"the objective, {objective},"
+        raise NonFiniteLossError(
+            f"{what} is not finite: start from smaller weights, or scale the loss",
+            step=-1,
+            loss=objective,
+            gradient_norm=math.nan,
+        )
+    return gradients
+
+
+def _lost(values: Tensor) -> bool:
+    return not bool(values.detach().isfinite().all())
+
+
+def _check_finite(what: str, along: Sequence[Tensor]) -> None:
+    """Raise NonFiniteCostateError for the first layer at which values along a network are lost."""
+    for layer, values in enumerate(along):
+        if _lost(values):
+            raise NonFiniteCostateError(
+                f"{what} not finite at layer {layer} of {len(along) - 1}: see that the input is "
+                "finite, lower t_final, or start from smaller weights",
+                layer=layer,
+            )
 
 
 @torch.no_grad()
@@ -365,4 +420,5 @@ def hamiltonian_along(record: Record) -> Tensor:
             if now.cost is not None:
                 value = value - record.gamma * now.cost(x, f)
             values.append(value)
+    _check_finite("the Hamiltonian is", values)
     return torch.stack(values)

@@ -37,7 +37,7 @@ Keep = int | Literal["sqrt"]
 
 
 class NonFiniteCostateError(NonFiniteLossError):
-    """A costate was infinite or NaN: the sweep stopped at this layer.
+    """A state or a costate was infinite or NaN: the sweep stopped at this layer.
 
     Attributes
     ----------

@@ -212,6 +212,18 @@ def test_distance_of_one_token_is_the_integral_of_the_root_of_b_at_second_order(
     assert all(one.converged for one in found)
 
 
+@pytest.mark.parametrize("segments", [1, 2, 3, 4])
+def test_a_distance_is_extrapolated_from_two_numbers_of_segments_or_not_at_all(segments):
+    D = np.array([[[1.5, 0.0], [0.0, -1.0]]])
+    found = metric.weighted_distance(circle(0.3), circle(1.2), D, segments=segments)
+    if segments < 4:
+        assert found.extrapolated is None and np.isfinite(found.value)
+        assert "extrapolated=None" in repr(found)
+    else:
+        exact = circle_distance(D, 0.3, 1.2)
+        assert abs(found.extrapolated - exact) < abs(found.value - exact) / 4
+
+
 def test_distance_for_zero_heads_is_w2() -> None:
     x, y, _ = problem(1, n=12)
     found = metric.weighted_distance(x, y, np.zeros((2, 3, 3)), segments=6)

@@ -582,9 +582,10 @@ class Distance(ShortResult):
         Token i of x goes to token coupling[i] of y.
     mobility : ndarray, shape (K + 1, n)
         Effective mobility b at the nodes.
-    extrapolated : float
-        Richardson's sqrt((4 A_K - A_{K/2})/3); NaN where there is no A_{K/2}: K odd or 2, or the
-        search was repeated from the geodesics with K segments.
+    extrapolated : float or None
+        Richardson's sqrt((4 A_K - A_{K/2})/3), for even K >= 4. None where no minimum of K/2
+        segments is known: K odd or 2, or the search was repeated from the geodesics with K
+        segments.
     bounds : Bounds
         The rigorous two-sided bound; `value` and W_b itself lie within it.
     path_lower : float
@@ -615,7 +616,7 @@ class Distance(ShortResult):
     curve: Array = field(repr=False)
     coupling: NDArray[np.intp] = field(repr=False)
     mobility: Array = field(repr=False)
-    extrapolated: float
+    extrapolated: float | None
     bounds: Bounds
     path_lower: float
     path_upper: float
@@ -813,7 +814,7 @@ def weighted_distance(
     D : array_like, shape (heads, d, d)
         Symmetric interaction matrices, of norms up to 64.
     segments : int, default 16
-        Number K of segments of the paths.
+        Number K of segments of the paths; an even one >= 4 gives `Distance.extrapolated`.
     tolerance : float, default 1e-6
         Bound on sqrt(g M^{-1} g / A), g the gradient of the action A and M the Hessian of the
         springs between the nodes; the error of the action is of the order tolerance^2 A.
@@ -909,7 +910,7 @@ def _distance(
             RuntimeWarning,
             stacklevel=3,
         )
-    extrapolated = math.nan
+    extrapolated = None  # not NaN, which would go on in silence
     if len(actions) > 1:
         extrapolated = math.sqrt(max(0.0, (4 * actions[-1] - actions[-2]) / 3))
     return Distance(

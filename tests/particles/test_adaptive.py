@@ -1,11 +1,13 @@
 """Adaptive steps: order of the pair, error control, independence of batches, resume, refusals."""
 
+import contextlib
 import dataclasses
 import inspect
 import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from scipy.optimize import brentq
 from twin import symmetric, unit
 
 import wflow
-from wflow import Dopri5, InputError
+from wflow import Dopri5, InputError, tokens
 from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
 from wflow.cli.commands import main
@@ -465,3 +467,19 @@ def test_flags_of_a_study_take_the_scheme():
     assert StudyFlags(scheme="dopri5").check() is None
     with pytest.raises(InputError, match="--scheme dopri5 needs heads without noise"):
         StudyFlags(scheme="dopri5", sigma2=2.0).check()
+
+
+@pytest.mark.parametrize("scheme", ["dopri5", "euler", "rk4"])
+@pytest.mark.parametrize("flow", ["softmax", "unnormalised"])
+def test_no_warning_of_numpy_comes_from_energies_and_steps_out_of_range(scheme, flow):
+    x0, layers = tokens.uniform(6, 3, seed=0), 1e3 * np.stack([np.eye(3), -np.eye(3)])[:, None]
+    for law in (Frozen(), Schedule([0.0, 1e-3], layers, "constant")):
+        heads = {} if isinstance(law, Schedule) else {"heads": layers[0]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "an energy term")  # by wflow, once a run
+            with contextlib.suppress(wflow.BlowUpError):
+                wflow.solve(
+                    x0, law, **heads, t_final=2e-3, dt=1e-3, scheme=scheme, direction="ascent",
+                    flow=flow,
+                )  # fmt: skip

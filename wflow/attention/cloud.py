@@ -123,7 +123,7 @@ def _term(
     terms = _evaluate_one(x, D, flow, direction, method, tolerance).terms
     value = float(terms[name][0])
     if not np.isfinite(value):
-        warn_overflow(name, float(terms["max_score"][0]))
+        warn_overflow(name, float(terms["max_score"][0]), stacklevel=4)
     return value
 
 
@@ -454,7 +454,7 @@ def _exp_in_range(log: NDArray[np.floating], beta: float, where: str) -> NDArray
     with np.errstate(over="ignore"):
         value = np.exp(log)
     if np.any(np.isinf(value)):
-        warn_overflow(where, beta)
+        warn_overflow(where, beta, stacklevel=4)
     return value
 
 

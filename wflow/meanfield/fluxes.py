@@ -127,10 +127,14 @@ class Fluxes:
                 shape=(len(places), size),
             )
             matrix = (sparse.identity(size) + dt * (self.mesh.net @ taken)).tocsc()
-            factors = linalg.splu(
-                matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
-                options={"SymmetricMode": True},
-            )  # fmt: skip
+            try:
+                factors = linalg.splu(
+                    matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
+                    options={"SymmetricMode": True},
+                )  # fmt: skip
+            except RuntimeError:  # only numbers out of range make it singular: the run blows up
+                result[path] = np.nan
+                continue
             new = factors.solve(values)
             result[path] = new * ((values @ self.mesh.areas) / (new @ self.mesh.areas))
         return result

@@ -462,9 +462,9 @@ class _Run:
                 dt = left / math.ceil(left / (_SAFETY * limit))
                 move = self.heads.begin(step, now, dt, self.stages)
             try:
-                density, terms = self.space.step(
-                    self.density, dt, first, functools.partial(self._later, now, dt, move, values)
-                )
+                later = functools.partial(self._later, now, dt, move, values)
+                with np.errstate(all="ignore"):
+                    density, terms = self.space.step(self.density, dt, first, later)
                 break
             except TooLong as error:
                 if not chosen:
@@ -489,7 +489,8 @@ class _Run:
         if values is not None:
             values = np.broadcast_to(values, move.D.shape)
         self.evaluations += 1
-        return self.space.evaluate(density, move.D, values, move.drift, move.noise, move.sigma2)
+        with np.errstate(all="ignore"):  # what is not finite is looked for afterwards
+            return self.space.evaluate(density, move.D, values, move.drift, move.noise, move.sigma2)
 
     def _later(
         self, now: float, dt: float, move: HeadStep, values: Any, at: int, density: Floats

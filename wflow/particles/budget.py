@@ -60,21 +60,25 @@ class Budget:
         """
         # All rates together: operations on arrays of a few numbers cost the same for each array.
         rates = list(self.integrals.values())
-        for terms, weight in zip(stages, weights, strict=True):
-            if weight:
-                self._sums[: len(rates), rows] += dt * weight * np.array([terms[r] for r in rates])
-        self._sums[len(rates) :, rows] += np.array([stages[0][name] for name in self.martingales])
+        with np.errstate(over="ignore", invalid="ignore"):  # the run warns of terms out of range
+            for terms, weight in zip(stages, weights, strict=True):
+                if weight:
+                    values = np.array([terms[r] for r in rates])
+                    self._sums[: len(rates), rows] += dt * weight * values
+            drawn = np.array([stages[0][name] for name in self.martingales])
+            self._sums[len(rates) :, rows] += drawn
 
     def add_jump(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
         """Count the energy of a jump of the heads as work of the weights."""
-        self.running["work_weights"] += after - before
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.running["work_weights"] += after - before
 
     def row(self, terms: Terms) -> Terms:
         """What a run file records at one time, from the terms at that time: name -> (paths,)."""
         if np.any(np.isnan(self.start)):
             self.start = terms["energy"].copy()
         run = self.running
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             rest = (
                 terms["energy"]
                 - self.start

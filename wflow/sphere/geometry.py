@@ -211,7 +211,8 @@ def _finite(result: FloatArray) -> FloatArray:
 
 def normalise_unchecked(x: FloatArray) -> FloatArray:
     """`normalise` for an array of floats (..., d) that is taken as it is."""
-    return x / np.sqrt(np.einsum("...k,...k->...", x, x))[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):  # the run looks for what is not finite
+        return x / np.sqrt(np.einsum("...k,...k->...", x, x))[..., None]
 
 
 def project_unchecked(x: FloatArray, v: FloatArray) -> FloatArray:

@@ -365,7 +365,7 @@ class Wrong(Flow):
         (Balanced, "flow is the class Balanced: expected an object of it"),
         (Flow(), "the flow Flow has no velocity"),
         (Wrong(lambda cloud: cloud.x[0]), r"Wrong.velocity\(cloud\) returned .* \(1, 3, 3\)"),
-        (Wrong(lambda cloud: None), r"Wrong.velocity\(cloud\) returned an array of object"),
+        (Wrong(lambda cloud: None), r"Wrong.velocity\(cloud\) returned a NoneType"),
         (Wrong(lambda cloud: cloud.x.__imul__(2.0)), "must not write into the cloud"),
         (Wrong(lambda cloud: cloud.log_mobility().__imul__(2.0)), "must not write into the cloud"),
     ],

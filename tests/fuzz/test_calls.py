@@ -294,7 +294,7 @@ def table(folder: Path) -> dict[str, Case]:
             resamples=20,
             seed=0,
         ),
-        "fits.mean_and_error": Case(fits.mean_and_error, samples=x, axis=0),
+        "fits.mean_and_error": Case(fits.mean_and_error, samples=x, axis=0, finite=True),
         "fits.json_number": Case(fits.json_number, value=1.5),
         "Flow": Case(wflow.Flow),
         "flows.Flow": Case(flows.Flow),

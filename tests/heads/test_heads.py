@@ -459,3 +459,49 @@ def test_bad_parameters_are_named(make, message):
 def test_frozen_heads_take_no_drift_that_their_configuration_would_not_show():
     with pytest.raises(TypeError):
         Frozen(lambda D, t: -D)
+
+
+@pytest.mark.parametrize(
+    ("drift", "diffusion"),
+    [
+        (lambda D, t: -D[0], None),  # of one path
+        (lambda D, t: -D.mean(axis=0), None),
+        (lambda D, t: -D[:, 0], None),  # of one head
+        (lambda D, t: D[0, 0, 0], None),
+        (None, lambda D, t: np.ones(D.shape[1])),
+        (None, lambda D, t: D[0, :, 0, 0] ** 2),
+    ],
+)
+@pytest.mark.parametrize("paths", [1, 2, 3])
+def test_what_a_law_returns_for_one_path_is_not_taken_for_all(drift, diffusion, paths):
+    class Own(HeadLaw):
+        symmetric = False
+
+        def drift(self, D, t):
+            return None if drift is None else drift(D, t)
+
+        def diffusion(self, D, t):
+            return 0.1 if diffusion is None else diffusion(D, t)
+
+    for law in (HeadLaw(drift, diffusion, symmetric=False), Own()):
+        with pytest.raises(InputError, match=r"returned an array .*expected real numbers"):
+            wflow.solve(
+                np.eye(3), law, heads=2, t_final=0.2, dt=0.1, paths=paths,
+                save=wflow.SaveAt(budget=False),
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        lambda D, t: -1.0,
+        lambda D, t: -np.ones((3, 3)),
+        lambda D, t: -np.ones((1, 1, 1, 1)),
+        lambda D, t: -np.ones((1, 2, 3, 3)),
+        lambda D, t: np.full(D.shape, -1, "f4"),
+    ],
+)
+def test_one_number_or_matrix_and_axes_of_one_are_repeated(drift):
+    options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "paths": 3}
+    same = wflow.solve(np.eye(3), HeadLaw(lambda D, t: np.full(D.shape, -1.0)), **options)
+    assert wflow.solve(np.eye(3), HeadLaw(drift), **options).energy.equals(same.energy)

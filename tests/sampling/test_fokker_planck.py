@@ -135,7 +135,7 @@ def test_cells_of_any_size_give_the_same_solution():
         ({"density": lambda x: x}, "smallest value -3.95"),
         ({"density": np.zeros(80)}, "the mass 0"),
         ({"potential": lambda x: np.where(x > 0, np.inf, x)}, "finite numbers"),
-        ({"potential": lambda x: 1.0}, "80 positions"),
+        ({"potential": lambda x: 1.0}, r"of shape \(80,\)"),
         ({"time_dependent": "yes"}, "True or False"),
     ],
 )

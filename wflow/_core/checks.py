@@ -313,6 +313,58 @@ def sum_tolerance(unit: float, count: int) -> float:
     return max(1e-8, min(unit * (8 + 2 * math.sqrt(count)), 0.01))
 
 
+def returned(
+    values: Any,
+    shape: tuple[int, ...],
+    name: str,
+    *,
+    finite: bool = True,
+    kind: Any = np.float64,
+    repeats: bool = False,
+) -> NDArray[Any]:
+    """Check what a function of the user returned: real numbers of a shape.
+
+    Parameters
+    ----------
+    values : what was returned
+    shape : that it should have
+    name : what the message calls the function
+    finite : refuse NaN and infinity
+    kind : floating-point type of the result
+    repeats : whether a single number, axes of length one, and, where there are more axes than two,
+        one matrix stand for all; an array that lacks the first axis is refused, for it may be that
+        of one path
+
+    Raises
+    ------
+    InputError
+        For anything that is no such array.
+    """
+    try:
+        given = reals(values, name, finite=False, single=True)
+        axes = {len(shape)} | ({0, 2 if len(shape) > 2 else 0} if repeats else set())
+        if given.ndim not in axes or not (repeats or given.shape == shape):
+            raise ValueError
+        with np.errstate(over="ignore"):  # what is beyond float32 is refused below
+            fit = given.astype(kind, copy=False)
+        if fit.shape != shape:
+            fit = np.broadcast_to(fit, shape)
+    except ValueError:  # InputError of the check is one, too
+        what = f"a {type(values).__name__}"
+        if isinstance(values, np.ma.MaskedArray):
+            what += " with masked entries"
+        elif isinstance(values, np.ndarray):
+            what = f"an array of {values.dtype} of shape {values.shape}"
+        expected = f"of shape {shape}"
+        if repeats:
+            expected = f"that broadcast to {shape} and have as many axes, or one number"
+            expected += " or matrix" if len(shape) > 2 else ""
+        raise InputError(f"{name} returned {what}: expected real numbers {expected}") from None
+    if finite and not np.isfinite(fit).all():
+        raise InputError(f"{name} returned a value that is not finite: expected finite numbers")
+    return fit
+
+
 def times_of(values: Any, name: str) -> NDArray[np.float64]:
     """Check an array of times as `reals` does; of lower precision, take what each prints as.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import LARGEST_WHOLE, number, reals, shown, switch, whole
+from wflow._core.checks import LARGEST_WHOLE, number, reals, returned, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import ShortResult
@@ -452,18 +452,13 @@ def json_number(value: Any) -> float | None:
 
 def _applied(of: Callable[[FloatArray], FloatArray], means: FloatArray) -> FloatArray:
     try:
-        found = np.asarray(of(means), np.float64)
+        found = of(means)
     except Exception as error:  # whatever the function does
         raise InputError(
             f"of is {shown(of)}: expected a function of means (..., m), such as np.log; it raised "
             f"{type(error).__name__}: {error}"
         ) from error
-    if found.shape != means.shape:
-        raise InputError(
-            f"of is {shown(of)}: it maps means of shape {means.shape} to {found.shape}, expected "
-            "the same shape"
-        )
-    return found
+    return returned(found, means.shape, f"of, of means {means.shape},", finite=False)
 
 
 def _line(x: FloatArray, y: FloatArray) -> tuple[Any, Any]:

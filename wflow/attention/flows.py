@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import Direction, FlowName, shown
+from wflow._core.checks import Direction, FlowName, returned, shown
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry, read_only, reading
 from wflow.kernels import evaluate as fused
@@ -761,12 +761,13 @@ def evaluate(
     with reading("flow", f"{flow.name}.velocity", "the cloud"):
         found = flow.velocity(cloud)
     sign = 1.0 if values is not None else DIRECTIONS[direction]
-    v = x.dtype.type(sign) * _tangential(cloud, _floats(found, f"{flow.name}.velocity", x.shape))
+    found = returned(found, x.shape, f"{flow.name}.velocity(cloud)", finite=False)
+    v = x.dtype.type(sign) * _tangential(cloud, found)
     with reading("flow", f"{flow.name}.log_metric", "the cloud"):
         log_b = flow.log_metric(cloud)
     if log_b is None:
         log_b = np.zeros(x.shape[:2])
-    b = _floats(log_b, f"{flow.name}.log_metric", x.shape[:2]).astype(np.float64)
+    b = returned(log_b, x.shape[:2], f"{flow.name}.log_metric(cloud)", finite=False)
     terms |= _terms_of(cloud, v.astype(np.float64), b, sign)
     if sums.have_error:
         terms["sum_error"] = np.maximum(terms["sum_error"], cloud.error)
@@ -780,17 +781,6 @@ def evaluator(flow: FlowName | Flow, **how: Any) -> Callable[..., Evaluation]:
     if FLOWS.is_custom(flow):
         return partial(evaluate, flow=flow, **how)
     return partial(fused.evaluate, flow=flow.name, **how)
-
-
-def _floats(found: Any, name: str, shape: tuple[int, ...]) -> Array:
-    array = np.asarray(found)
-    if array.shape != shape or array.dtype.kind != "f":
-        names = ("paths", "n", "d")[: len(shape)]
-        raise InputError(
-            f"{name}(cloud) returned an array of {array.dtype} of shape {array.shape}: expected "
-            f"floats of shape ({', '.join(names)}) = {shape}"
-        )
-    return array
 
 
 def _tangential(cloud: Cloud, v: Array) -> Array:

@@ -18,11 +18,11 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import check_choice, number, reals, shown, switch, times_of, whole
+from wflow._core.checks import check_choice, number, reals, returned, shown, switch, times_of, whole
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry, check_comparable, read_only, reading
 from wflow._core.reprs import ShortRepr, call_text, value_text
-from wflow.heads.matrices import Matrices, as_matrices, check_fits, fitting, is_symmetric
+from wflow.heads.matrices import Matrices, as_matrices, check_fits, is_symmetric
 
 __all__ = [
     "QKV",
@@ -80,10 +80,11 @@ class HeadLaw(Described):
     Parameters
     ----------
     drift : callable, optional
-        Function f of (D, t), with D of shape (paths, heads, d, d) and read-only, whose value
-        broadcasts to D. None for zero.
+        Function f of (D, t), with D of shape (paths, heads, d, d) and read-only, whose value has
+        as many axes and broadcasts to D, or is one number or matrix for all. None for zero.
     diffusion : float or callable, optional
-        Size sigma, or a function of (D, t) whose value broadcasts to (paths, heads). None for zero.
+        Size sigma, or a function of (D, t) whose value broadcasts to (paths, heads) from two axes,
+        or is one number. None for zero.
     symmetric : bool, default True
         Whether the law keeps symmetric heads symmetric. A law that does not has no energy.
 
@@ -165,7 +166,7 @@ class HeadLaw(Described):
             return None
         with _reading(self, "drift"):
             values = self._drift(read_only(D), t)
-        return fitting(values, D.shape, D.dtype, f"{_named(self, 'drift')}(D, {t:g})")
+        return _fitting(values, D.shape, D.dtype, f"{_named(self, 'drift')}(D, {t:g})")
 
     def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
         """Return the size sigma(D, t) of the noise.
@@ -397,7 +398,7 @@ def start_of(law: HeadLaw) -> tuple[Matrices, Matrices | None] | None:
     if start[1] is None:
         return scores, None
     name = f"{_named(law, 'initial')}(), of value matrices,"
-    return scores, fitting(start[1], scores.shape, np.float64, name)
+    return scores, _fitting(start[1], scores.shape, np.float64, name)
 
 
 def checked(law: HeadLaw, shape: tuple[int, ...]) -> HeadLaw:
@@ -484,13 +485,18 @@ class _Checked(HeadLaw):
         return value
 
     def _fitting(self, values: Any, shape: tuple[int, ...], kind: Any, name: str) -> Any:
-        return None if values is None else fitting(values, shape, kind, _named(self._law, name))
+        return None if values is None else _fitting(values, shape, kind, _named(self._law, name))
+
+
+def _fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> Matrices:
+    """What a function of a law returned, for all paths and heads."""
+    return returned(values, shape, name, kind=kind, repeats=True)
 
 
 def _sigma(law: HeadLaw, values: Any, D: Matrices, t: float) -> NDArray[np.floating]:
     """What `diffusion` of a law returned, as sigma (paths, heads)."""
     name = f"{_named(law, 'diffusion')}(D, {t:g})"
-    sigma = fitting(values, D.shape[:2], np.float64, name)
+    sigma = _fitting(values, D.shape[:2], np.float64, name)
     if np.any(sigma < 0):
         raise InputError(f"{name} returned {sigma.min():g}: sigma is >= 0")
     return sigma

@@ -11,30 +11,6 @@ from wflow._core.errors import InputError
 Matrices = NDArray[np.floating]  # (..., heads, d, d)
 
 
-def fitting(values: Any, shape: tuple[int, ...], kind: Any, name: str) -> NDArray[np.floating]:
-    """What a user's function returned, broadcast to the shape it should have."""
-    try:
-        given = reals(values, name, finite=False, single=True)
-        with np.errstate(over="ignore"):  # what is beyond float32 is refused below
-            fit = np.broadcast_to(given.astype(kind, copy=False), shape)
-    except ValueError:  # InputError of the check is one, too
-        raise InputError(
-            f"{name} returned {_described(values)}: expected real numbers that broadcast to {shape}"
-        ) from None
-    if not np.isfinite(fit).all():
-        raise InputError(f"{name} returned a value that is not finite")
-    return fit
-
-
-def _described(values: Any) -> str:
-    kind = type(values).__name__
-    if isinstance(values, np.ma.MaskedArray):
-        return f"a {kind} with masked entries"
-    if isinstance(values, np.ndarray):
-        return f"an array of {values.dtype} of shape {values.shape}"
-    return f"a {kind}"
-
-
 def is_symmetric(D: Matrices) -> bool:
     """Whether D = D^T to rounding, (..., d, d)."""
     equal = D.swapaxes(-1, -2) == D

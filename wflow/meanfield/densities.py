@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import reals, shown, whole
+from wflow._core.checks import reals, returned, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow.meanfield.mesh import Mesh, Nodes, points_of
@@ -98,12 +98,8 @@ def _at_centres(density: Callable[[Floats], Any], mesh: Nodes) -> Floats:
     alone: centres of Voronoi cells are not their centres of mass.
     """
     found = density(mesh.centres.copy())
-    values = reals(found, "the values of density(points)", finite=False)
-    if values.shape != (mesh.cells,):
-        raise InputError(
-            f"density(points) returned an array of shape {values.shape} for points of shape "
-            f"{mesh.centres.shape}: expected a number for every point, {(mesh.cells,)}"
-        )
+    name = f"density, of points {mesh.centres.shape},"
+    values = returned(found, (mesh.cells,), name, finite=False)
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
         place = int(np.argmax(bad))

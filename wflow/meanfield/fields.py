@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._core.checks import returned
 from wflow._core.identity import reading
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import Cloud, Flow
@@ -100,13 +101,17 @@ class Heads:
             self.points, np.ascontiguousarray(D), values=values, sums=self.sums, masses=masses
         )
         with reading("flow", f"{flow.name}.velocity", "the cloud"):
-            velocity = project_unchecked(self.points, np.asarray(flow.velocity(cloud), np.float64))
+            found = flow.velocity(cloud)
+        name, shape = f"{flow.name}.velocity(cloud)", self.points.shape
+        velocity = project_unchecked(self.points, returned(found, shape, name, finite=False))
         velocity = (1.0 if values is not None else self.sign) * velocity
         if not self.budget:
             return velocity, None, cloud
         with reading("flow", f"{flow.name}.log_metric", "the cloud"):
             log_b = flow.log_metric(cloud)
-        return velocity, None if log_b is None else np.asarray(log_b, np.float64), cloud
+        if log_b is not None:
+            log_b = returned(log_b, shape[:2], f"{flow.name}.log_metric(cloud)", finite=False)
+        return velocity, log_b, cloud
 
     def still(self) -> Terms:
         """Terms of heads at rest, which are zero."""

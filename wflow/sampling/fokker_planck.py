@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import function, positive, reals, shown, switch
+from wflow._core.checks import function, positive, reals, returned, shown, switch
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 
@@ -146,13 +146,7 @@ def evolve_density(
 
     def values(t: float) -> Array:
         given = potential(centres, t) if moving else potential(centres)
-        found = reals(given, "values of potential", finite=False)
-        if found.shape != centres.shape or not np.isfinite(found).all():
-            raise InputError(
-                f"potential returns {shown(given)} at {centres.size} positions and time {t:g}: "
-                "expected as many finite numbers"
-            )
-        return found
+        return returned(given, centres.shape, f"potential, at time {t:g},")
 
     stepper = _Stepper(values, centres, widths, beta, moving)
     state = _initial(density, centres, widths)
@@ -192,8 +186,10 @@ def _increasing(given: ArrayLike, name: str, least: int = 3) -> Array:
 
 def _initial(density: Density, centres: Array, widths: Array) -> Array:
     """The means of the cells at time 0, of mass one."""
-    given: Any = density(centres) if callable(density) else density
-    state = reals(given, "density")
+    if callable(density):
+        state = returned(density(centres), centres.shape, "density")
+    else:
+        state = reals(density, "density")
     if state.shape != centres.shape:
         raise InputError(
             f"density has shape {state.shape}: expected ({centres.size},), one number per cell"

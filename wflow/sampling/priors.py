@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from wflow._core.checks import check_choice, function, number, positive, reals, shown
+from wflow._core.checks import check_choice, function, number, positive, reals, returned, shown
 from wflow._core.errors import InputError
 
 __all__ = ["L1", "NoPrior", "Prior", "SmoothL1", "separable"]
@@ -541,7 +541,7 @@ class _Checked(Prior):
         self._prior = prior
 
     def value(self, x: ArrayLike) -> FloatArray:
-        return self._prior.value(x)
+        return self._of("value", self._prior.value(x), np.shape(x)[:-1])
 
     def prox(self, x: ArrayLike, h: float) -> FloatArray:
         return self._of("prox", self._prior.prox(x, h), np.shape(x))
@@ -562,14 +562,8 @@ class _Checked(Prior):
         return self._prior.largest_step(beta)
 
     def _of(self, what: str, found: ArrayLike, *shapes: tuple[int, ...]) -> FloatArray:
-        values = np.asarray(found, dtype=np.float64)
-        where = f"{type(self._prior).__name__}.{what}"
-        if values.shape not in shapes:
-            expected = " or ".join(map(str, shapes))
-            raise InputError(f"{where} has shape {values.shape}: expected {expected}")
-        if not np.isfinite(values).all():
-            raise InputError(f"{where} is not finite everywhere: expected finite values")
-        return values
+        shape = np.shape(found) if np.shape(found) in shapes else shapes[0]
+        return returned(found, shape, f"{type(self._prior).__name__}.{what}")
 
 
 # Functions of one coordinate

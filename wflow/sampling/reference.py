@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import function, number, positive, reals, switch, whole
+from wflow._core.checks import function, number, positive, reals, returned, switch, whole
 from wflow._core.compiled import compiled
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
@@ -563,16 +563,7 @@ def laplace_from_normal(xi: ArrayLike, lam: float) -> tuple[FloatArray, FloatArr
 
 def _values(log_density: LogDensity, x: FloatArray, name: str) -> FloatArray:
     """Log densities (n,) of points (n, d), checked."""
-    found = log_density(x)
-    try:
-        values = np.asarray(found, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} returns {type(found).__name__}: expected numbers (n,)") from None
-    if values.shape != x.shape[:1]:
-        raise InputError(
-            f"{name} returns shape {values.shape} for points of shape {x.shape}: expected "
-            f"{x.shape[:1]}"
-        )
+    values = returned(log_density(x), x.shape[:1], f"{name}, of points {x.shape},", finite=False)
     if np.isnan(values).any() or np.any(values == math.inf):
         raise InputError(
             f"{name} is NaN or +inf at {int((~(values < math.inf)).sum())} of {len(x)} points: "
@@ -670,13 +661,24 @@ def pcn(
     True
     """
     log_likelihood = _callable(log_likelihood, "log_likelihood")
-    mapped = (lambda xi: xi) if transform is None else _callable(transform, "transform")
+    transform = (lambda xi: xi) if transform is None else _callable(transform, "transform")
     dim, chains = whole(dim, "dim"), whole(chains, "chains")
     draws, warmup, thin, rngs = _counts(draws, warmup, thin, seed, chains, dim)
     log_step = math.log(positive(step, "step"))
     if log_step > 0:
         raise InputError(f"step is {step}: expected a number in (0, 1]")
     xi = np.stack([rng.standard_normal(dim) for rng in rngs])
+    x = transform(xi)
+    columns = np.shape(x)[1:]
+    if len(columns) != 1:
+        raise InputError(
+            f"transform returned shape {np.shape(x)} for points {xi.shape}: expected ({chains}, k)"
+        )
+
+    def mapped(xi: FloatArray) -> FloatArray:
+        name = f"transform, of points {xi.shape},"
+        return returned(transform(xi), (chains, *columns), name, finite=False)
+
     x = mapped(xi)
     value = _values(log_likelihood, x, "log_likelihood")
     for _ in range(100):
@@ -771,9 +773,7 @@ def _with_slope(log_density: LogDensity, points: FloatArray) -> tuple[FloatArray
     if not isinstance(found, tuple) or len(found) != 2:
         raise InputError("log_density returns no pair: expected the value and its gradient")
     value = _values(lambda _: found[0], points, "log_density")
-    slope = reals(found[1], "the gradient", finite=False)
-    if slope.shape != points.shape:
-        raise InputError(f"the gradient has shape {slope.shape}: expected {points.shape}")
+    slope = returned(found[1], points.shape, "the gradient of log_density", finite=False)
     return value, np.where(np.isfinite(value)[:, None] & np.isfinite(slope), slope, 0.0)
 
 

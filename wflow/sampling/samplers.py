@@ -28,6 +28,7 @@ from wflow._core.checks import (
     number,
     positive,
     reals,
+    returned,
     switch,
     whole,
     wholes,
@@ -526,19 +527,15 @@ class _Problem:
         name = getattr(self.grad, "__qualname__", type(self.grad).__name__)
         rows = x.reshape(-1, x.shape[-1])
         with reading("gradient", name, "the tokens"):
-            given = np.asarray(self.grad(read_only(rows)))
-        if given.shape != rows.shape or given.dtype.kind not in "fiu":
-            raise InputError(
-                f"grad returned an array of {given.dtype} of shape {given.shape} for tokens of "
-                f"shape {rows.shape}: expected real numbers of the same shape, a gradient a row"
-            )
+            found = self.grad(read_only(rows))
+        given = returned(found, rows.shape, "grad, of tokens in rows,", finite=False)
         if step == 0 and not np.isfinite(given).all():
             row = int(np.argmin(np.isfinite(given).all(axis=1)))
             raise InputError(
                 f"grad is {given[row][:4]} at the initial token {row % x.shape[-2]}, "
                 f"{rows[row][:4]} ...: expected finite numbers; check grad, or begin elsewhere"
             )
-        return given.astype(np.float64, copy=False).reshape(x.shape)
+        return given.reshape(x.shape)
 
 
 def _described(part: Any) -> dict[str, Any]:

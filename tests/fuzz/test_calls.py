@@ -1025,7 +1025,10 @@ def forms(value: Any, folder: Path) -> list[Any]:
         return [np.bool_(value)]
     if type(value) is int:
         return [np.int64(value), np.int16(value), np.array(value)]
-    return [np.float64(value), np.longdouble(value)] if type(value) is float else []
+    if type(value) is not float:
+        return []
+    decimals = [Fraction(repr(value)), Decimal(repr(value)), np.array(value)]
+    return [np.float64(value), np.longdouble(value), np.float32(value), *decimals]
 
 
 def strangers(name: str, argument: str, value: Any) -> list[Any]:

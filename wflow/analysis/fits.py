@@ -247,7 +247,7 @@ def power_law(
         return np.log(means) + np.log(largest)
 
     fit = line(log_x, y / largest[:, None], of=log, level=level, resamples=resamples, seed=seed)
-    level, resamples, paths = float(level), len(fit.slopes), y.shape[1]
+    level, resamples, paths = number(level, "level"), len(fit.slopes), y.shape[1]
     log_prefactors, exponents = fit.intercepts, fit.slopes
     with np.errstate(over="ignore"):  # a steep law over far-off x: its prefactor is inf
         prefactor, prefactors = float(np.exp(fit.intercept)), np.exp(log_prefactors)

@@ -155,10 +155,8 @@ def random_pairs(flags: Metric, session: study.Session) -> "Dataset":
         norm = flags.largest * rng.random()
         D *= norm / np.abs(np.linalg.eigvalsh(D)).max()
         result = metric.weighted_distance(x, y, D, segments=flags.segments)
-        bounds, extrapolated = result.bounds, result.extrapolated
-        if extrapolated is None:
-            extrapolated = np.nan
-        values = (bounds.w2, result.value, extrapolated, bounds.lower, bounds.upper,
+        bounds, finer = result.bounds, np.array(result.extrapolated, float)  # None is NaN
+        values = (bounds.w2, result.value, finer, bounds.lower, bounds.upper,
                   result.path_lower, result.path_upper, norm, len(D), result.converged)  # fmt: skip
         return dict(zip(PAIR, values, strict=True))
 

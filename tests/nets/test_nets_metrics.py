@@ -1,7 +1,9 @@
 """Metrics of texts: the libraries' documented examples, definitions, and what is refused."""
 
 import math
+import random
 import sys
+import warnings
 
 import pytest
 
@@ -68,6 +70,70 @@ def test_pairs_with_an_empty_text_are_skipped_and_counted(library):
     assert found[:4] == pytest.approx((100, 100, 100, 100))
     none = metrics.scores(iter([""]), iter(["a"]))
     assert (none.texts, none.skipped) == (0, 1) and all(map(math.isnan, none[:7]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Привет, мир: как дела?",
+        "मैं आज स्कूल जाता हूँ",
+        "猫坐在垫子上。",
+        "きょうは いい天気ですね",
+        "안녕하세요 세계 여러분 반갑습니다",
+        "היום יום יפה מאוד",
+        "สวัสดีชาวโลก",
+        "une journée d'été à Zürich",
+    ],
+)
+def test_a_text_of_any_script_has_the_rouge_of_its_words(library, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on BLEU of few words
+        same = metrics.scores([text], [text])
+        other = metrics.scores([text], ["eight English words that none of them has"])
+    assert same[1:4] == (100, 100, 100) and other[1:4] == (0, 0, 0)
+
+
+def test_words_differ_by_their_accents_and_not_by_how_these_are_written(library):
+    def rouge(one, other):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return metrics.scores([one], [other]).rouge1
+
+    assert rouge("été", "t") == rouge("मैं", "में") == rouge("猫", "狗") == 0  # vowel signs count
+    composed = "Été à la Straße, ｆｕｌｌ"
+    assert rouge(composed, "e\u0301te\u0301 a\u0300 LA strasse full") == 100
+    assert rouge("دا\u200cنا", "دانا") == 100  # a joiner is no letter
+    assert rouge("猫坐在垫子上", "狗坐在垫子上") == pytest.approx(100 * 5 / 6)  # by characters
+    assert rouge("running in Zürich", "runs in Zürich") == 100  # ASCII words are stemmed
+
+
+def test_the_words_of_ascii_texts_are_those_of_the_library(library):
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    rng, theirs, ours = random.Random(0), DefaultTokenizer(use_stemmer=True), metrics._Words()
+    for _ in range(300):
+        text = "".join(chr(rng.randrange(128)) for _ in range(rng.randrange(40)))
+        words = theirs.tokenize(text)
+        assert ours.tokenize(text) == words and ours.tokenize(f"{text} 猫") == [*words, "猫"]
+
+
+def test_texts_without_words_have_no_rouge(library):
+    with pytest.warns(UserWarning, match="1 of 2 pairs"):
+        found = metrics.scores(["🎉 !!", "so it is now"], ["🎉 !!", "so it is now"])
+    assert all(map(math.isnan, found[1:4])) and found.texts == 2
+    assert metrics.scores(["...", "a b c d"], ["the cat", "a b c d"]).rouge1 == 50  # nothing shared
+
+
+def test_equal_texts_score_no_more_than_100(library):
+    texts = [" ".join(f"w{k}" for k in range(count)) for count in range(4, 15)]
+    assert {metrics.bleu([text], [text]) for text in texts} == {100}
+    for count in (3, 7, 49):
+        assert max(metrics.scores(texts[:1] * count, texts[:1] * count)[:4]) <= 100
+
+
+def test_bleu_of_fewer_than_four_words_is_zero_with_a_warning(library):
+    with pytest.warns(UserWarning, match="four words"):
+        assert metrics.bleu(["the cat sat"], ["the cat sat"]) == 0
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ arXiv 2505.13499, Tables 10, 12 and 13.
 
 import math
 import os
+import re
+import unicodedata
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -64,7 +67,7 @@ class Scores(NamedTuple):
         BLEU-4 of the corpus.
     rouge1, rouge2, rougeL : float
         F-measures of words, of pairs of words, and of the longest common subsequence: means over
-        texts.
+        texts. NaN, with a warning, where a prediction and its reference have no word at all.
     bertscore : float
         F-measure of BERTScore, a mean over texts; NaN without an encoder.
     bert_precision, bert_recall : float
@@ -103,7 +106,7 @@ def scores(
     r"""Score texts by BLEU [1]_, ROUGE [2]_ and BERTScore [3]_, the scores of [4]_.
 
     A pair of which one text is empty, or white space alone, is skipped and counted: BERTScore and
-    ROUGE are not defined there.
+    ROUGE are not defined there. Texts may be in any script.
 
     Parameters
     ----------
@@ -132,9 +135,15 @@ def scores(
 
     Notes
     -----
-    BLEU is `bleu`. ROUGE-1, ROUGE-2 and ROUGE-L are F-measures with Porter's stemmer. With unit
-    vectors :math:`x_i` of the tokens of a reference and :math:`y_j` of those of a prediction,
-    BERTScore is
+    BLEU is `bleu`. ROUGE-1, ROUGE-2 and ROUGE-L are F-measures with Porter's stemmer, which changes
+    words of ASCII letters alone. Words are runs of letters, digits and their combining marks after
+    the normalisation NFKC and case folding of Unicode, so that é and e with an accent behind it are
+    the same. In scripts that put no spaces between words (Chinese characters, kana, Thai, Lao,
+    Khmer, Burmese) each character, with its marks, is a word. Texts in ASCII have the words of
+    rouge-score.
+
+    With unit vectors :math:`x_i` of the tokens of a reference and :math:`y_j` of those of a
+    prediction, BERTScore is
 
     .. math:: R = \frac{1}{n} \sum_{i=1}^n \max_j x_i \cdot y_j, \qquad
        P = \frac{1}{m} \sum_{j=1}^m \max_i x_i \cdot y_j, \qquad F = \frac{2 P R}{P + R},
@@ -170,19 +179,12 @@ def scores(
         nan = math.nan
         return Scores(nan, nan, nan, nan, nan, nan, nan, texts=0, skipped=skipped)
     predicted, given = (list(texts) for texts in zip(*kept, strict=True))
-    names = ("rouge1", "rouge2", "rougeL")
-    scorer = rouge.RougeScorer(names, use_stemmer=True)
-    totals = dict.fromkeys(names, 0.0)
-    for prediction, reference in kept:
-        found = scorer.score(reference, prediction)
-        for name in names:
-            totals[name] += 100 * found[name].fmeasure / len(kept)
     precision, recall, f_measure = [math.nan] * 3
     if read is not None:
         precision, recall, f_measure = read.score(predicted, given, place)
     return Scores(
         bleu=bleu(predicted, given),
-        **totals,
+        **_rouge(rouge, kept),
         bertscore=f_measure,
         bert_precision=precision,
         bert_recall=recall,
@@ -221,7 +223,8 @@ def bleu(predictions: Iterable[str], *references: Iterable[str], words: Words = 
 
     .. math:: \mathrm{BLEU} = 100 \, \min(1, e^{1 - r/c}) \, (p_1 p_2 p_3 p_4)^{1/4}.
 
-    Case counts, and orders without a match are smoothed (exponentially): see `signature`.
+    Case counts, and orders without a match are smoothed (exponentially): see `signature`. Where no
+    prediction has four words the score is 0, and a warning says so.
 
     References
     ----------
@@ -246,7 +249,14 @@ def bleu(predictions: Iterable[str], *references: Iterable[str], words: Words = 
         split = _library("sacremoses").MosesTokenizer(lang="en").tokenize
         predicted = [split(text, return_str=True) for text in predicted]
         given = [[split(text, return_str=True) for text in each] for each in given]
-    return float(measure.corpus_score(predicted, given).score)
+    found = measure.corpus_score(predicted, given)
+    if not found.totals[3]:  # no prediction has a sequence of four words
+        warnings.warn(
+            "no prediction has four words, and BLEU-4 is 0 whatever they are: give longer texts; "
+            "where a language has no spaces, put them between its words",
+            stacklevel=2,
+        )
+    return min(float(found.score), 100.0)  # the exponential of a sum of logarithms rounds
 
 
 def signature(words: Words = "moses") -> str:
@@ -290,6 +300,73 @@ def _bleu(words: Words) -> Any:
     return library.BLEU(tokenize="none" if words == "moses" else "13a", force=words == "moses")
 
 
+# Words of ROUGE
+# --------------
+
+_ALONE = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001aff0-\U0001b16f\U00020000-\U0003ffff]"
+)
+"""A character of Thai, Lao, Burmese, Khmer, kana or Chinese: no spaces are between words there."""
+
+
+class _Words:
+    """Tokenizer of rouge-score for texts in any script; of ASCII the words are its own."""
+
+    def __init__(self) -> None:
+        self._plain = _library("rouge_score.tokenizers").DefaultTokenizer(use_stemmer=True)
+
+    def tokenize(self, text: str) -> list[str]:
+        """Words of a text, stemmed where they are ASCII."""
+        if text.isascii():
+            return self._plain.tokenize(text)  # type: ignore[no-any-return]
+        found: list[str] = []
+        for word in _words(text):
+            found += self._plain.tokenize(word) if word.isascii() else [word]
+        return found
+
+
+def _words(text: str) -> list[str]:
+    """Runs of letters, digits and their marks; characters of scripts without spaces, one by one."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    found, word, single = [], "", False
+    for character in folded:
+        kind = unicodedata.category(character)
+        if kind == "Cf" and character != "\u200b":  # joiners and marks of direction are in words
+            continue
+        alone = kind != "Nd" and _ALONE.match(character) is not None
+        begins, goes_on = kind[0] in "LN", kind[0] == "M"
+        if word and not (goes_on or (begins and not alone and not single)):
+            found.append(word)
+            word = ""
+        if not word:
+            single = alone
+        if word or begins:
+            word += character
+    return [*found, word] if word else found
+
+
+def _rouge(library: Any, pairs: list[tuple[str, str]]) -> dict[str, float]:
+    """ROUGE in per cent, means over pairs of a prediction and its reference."""
+    names, words = ("rouge1", "rouge2", "rougeL"), _Words()
+    scorer = library.RougeScorer(names, use_stemmer=True, tokenizer=words)
+    totals, wordless = dict.fromkeys(names, 0.0), 0
+    for prediction, reference in pairs:
+        found = scorer.score(reference, prediction)
+        if not (found["rouge1"].fmeasure or any(map(words.tokenize, (prediction, reference)))):
+            wordless += 1
+        for name in names:
+            totals[name] += 100 * found[name].fmeasure / len(pairs)
+    if wordless:
+        warnings.warn(
+            f"{wordless} of {len(pairs)} pairs of texts have no word, neither the prediction nor "
+            "the reference, and ROUGE is not defined: it is NaN; leave them out",
+            stacklevel=3,
+        )
+        return dict.fromkeys(names, math.nan)
+    return {name: min(total, 100.0) for name, total in totals.items()}  # sums round
+
+
 # BERTScore
 # ---------
 
@@ -323,7 +400,8 @@ class _Encoder:
             weights,
             device=place,
         )  # (texts, 3)
-        precision, recall, f_measure = (100 * found.double().mean(0)).tolist()
+        # Products of unit vectors round, too.
+        precision, recall, f_measure = (100 * found.double().mean(0)).clamp(-100, 100).tolist()
         return precision, recall, f_measure
 
 

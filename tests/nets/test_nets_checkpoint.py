@@ -1,16 +1,20 @@
 """Checkpoints that were damaged, edited, or written for a network with other options."""
 
 import copy
+import json
+import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.torch_version import TorchVersion  # noqa: E402
 from trainings import Points, assert_same, crash, network, refused, run  # noqa: E402
 
 from wflow import InputError  # noqa: E402
-from wflow.nets import train  # noqa: E402
+from wflow.nets import checks, train  # noqa: E402
 from wflow.nets.models.gpt import GPT  # noqa: E402
 from wflow.nets.training.checkpoint import digests, sealed  # noqa: E402
 
@@ -334,3 +338,23 @@ def test_a_parameter_without_a_gradient_is_idle_and_resumes(tmp_path):
         run(tmp_path, model=partly(), batches=Points(fault=crash, at=9))
     assert torch.load(tmp_path / train.CHECKPOINT, weights_only=True)["optimizer"]["idle"]
     run(tmp_path, model=partly(9), resume=True)
+
+
+def test_an_old_torch_reads_no_file_in_which_code_could_run(tmp_path, monkeypatch):
+    """The bound of the extras is that of the check, and both ways to a pickle go through it."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = [entry for extra in project["optional-dependencies"].values() for entry in extra]
+    bounds = {entry for entry in extras if entry.startswith("torch")}
+    assert bounds == {f"torch>={'.'.join(map(str, checks.SAFE_TORCH))}"}
+    train.save_model(tmp_path / "weights.pt", network(3))
+    config = {"model_type": "gpt2", "n_head": 1, "n_embd": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    train.load_model(tmp_path / "weights.pt", network(4))
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+    for read in (
+        lambda: train.load_model(tmp_path / "weights.pt", network(4)),
+        lambda: GPT.from_pretrained(tmp_path),
+    ):
+        with pytest.raises(InputError, match=r"expected 2\.10 or newer.*pip install"):
+            read()

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import IO, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 
 Kind = Literal["real", "whole", "bool", "number"]
 P = ParamSpec("P")
@@ -114,6 +115,34 @@ def text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} is {type(value).__name__}: expected text")
     return value
+
+
+SAFE_TORCH = (2, 10)
+"""First version in which a file that is read as tensors alone runs no code (CVE-2026-24747)."""
+
+
+def check_torch() -> None:
+    """Raise InputError for a version of torch in which a crafted file of weights could run code."""
+    if torch.__version__ < SAFE_TORCH:
+        raise InputError(
+            f"torch {torch.__version__} may run code that a file of weights holds "
+            f"(CVE-2026-24747): expected {'.'.join(map(str, SAFE_TORCH))} or newer; update it "
+            f"with: {install('nets')}"
+        )
+
+
+def load_tensors(file: IO[bytes]) -> Any:
+    """Read on the CPU what `torch.save` wrote, as tensors and plain values; nothing is executed.
+
+    Raises
+    ------
+    InputError
+        As from `check_torch`.
+    Exception
+        Of any kind, for a file that is damaged or holds other things.
+    """
+    check_torch()
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def in_memory(make: Callable[P, R]) -> Callable[P, R]:

@@ -33,7 +33,7 @@ from wflow._core.checks import check_choice, number, path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow.nets.blocks import evaluating, output_of
-from wflow.nets.checks import listed, module, tensor
+from wflow.nets.checks import check_torch, listed, module, tensor
 from wflow.nets.training.parallel import device as device_of
 
 __all__ = [
@@ -463,6 +463,7 @@ def _described(name: str) -> tuple[Any, Any]:
 def _loading(name: str, read: Callable[[Any], Any]) -> Any:
     """What is read of an encoder by transformers, or an error that says what was expected."""
     transformers = _library("transformers")
+    check_torch()
     try:
         return read(transformers)
     except InputError:

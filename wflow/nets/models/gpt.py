@@ -30,7 +30,7 @@ from wflow.nets.blocks import (
     evaluating,
     layer_norm,
 )
-from wflow.nets.checks import in_memory, tensor
+from wflow.nets.checks import in_memory, load_tensors, tensor
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import CONFIG, WEIGHTS, Pretrained, read_config, read_weights
 from wflow.nets.registry import register
@@ -513,7 +513,7 @@ def _published_weights(folder: Path) -> dict[str, Tensor]:
             if zipfile.is_zipfile(file):
                 check_zip(file, folder / _BIN)
             file.seek(0)
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = load_tensors(file)
         except InputError:
             raise
         except Exception as error:  # a damaged or hostile file can fail in any way

@@ -39,7 +39,7 @@ from wflow._core.files import (
     replace_file,
 )
 from wflow.io.reading import differences, open_hdf5
-from wflow.nets.checks import module
+from wflow.nets.checks import check_torch, load_tensors, module
 from wflow.nets.registry import config as config_of
 from wflow.nets.registry import described, first_difference, other_weight
 from wflow.nets.training.history import METRICS, METRICS_JSON, History
@@ -487,9 +487,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def _loaded(path: Path, file: BufferedReader) -> Any:
     """Contents of a file, read by torch; nothing in it is executed."""
+    check_torch()
     try:
         check_zip(file, path)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        return load_tensors(file)
     except Exception as error:  # a damaged or hostile file can fail in any way
         named = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to disable checks
         reason = f"it asks for {named[1]}" if named else type(error).__name__

@@ -801,17 +801,32 @@ def wrong(rng):
             torch.full((4, 3), nan), torch.full((2, 4, 8), inf), draw(4, 3).to_sparse(),
             torch.empty(4, 3, device="meta"), torch.empty(2, 5, dtype=torch.int64, device="meta"),
             draw(4, 3).requires_grad_(), nn.Linear(8, 8), nn.Identity(), nn.Sequential(),
-            [nn.Linear(8, 8)], [3], nn.ReLU, network(),
+            [nn.Linear(8, 8)], [3], nn.ReLU, network(), *strange(),
         ]
     )  # fmt: skip
+
+
+def strange():
+    """Numbers and tensors that exist, and that few programs expect."""
+    numbers = [7e-46, 1e-45, 5e-324, 1e-300, 1e300]  # 0 or infinite in single precision
+    return [
+        *numbers, [[0, 1, 2], [0, 1]], [draw(4).to_sparse()],
+        torch.nested.nested_tensor([draw(3, 3), draw(2, 3)]),
+        torch.nested.nested_tensor([draw(4, 8), draw(4, 8)]),
+        torch.nested.nested_tensor([draw(3, 3), draw(2, 3)], layout=torch.jagged),
+        draw(4, 3).to_sparse_csr(), draw(2, 4, 8).to_sparse(),
+        torch.quantize_per_tensor(draw(4, 3), 0.1, 0, torch.qint8),
+        torch.zeros(4, 2, dtype=torch.complex64).conj().imag,
+        draw(4, 2).to(torch.float8_e4m3fn), ids(2, 5).to(torch.uint16), draw(1, 2).expand(4, 2),
+    ]  # fmt: skip
 
 
 def frozen(value):
     """What a value holds, to see afterwards that nobody has changed it."""
     if isinstance(value, torch.Tensor):
-        if value.is_meta or value.layout != torch.strided:
-            return tuple(value.shape)
-        flat = value.detach().resolve_conj().contiguous().reshape(-1)
+        if value.is_meta or value.layout != torch.strided or value.is_nested or value.is_quantized:
+            return id(value)
+        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         raw = flat.view(torch.uint8).numpy().tobytes()
         return value.dtype, tuple(value.shape), raw, value.requires_grad
     if isinstance(value, np.ndarray):

@@ -1,6 +1,8 @@
 """Damaged checkpoints and files of weights: refused with one message, or loaded bit by bit."""
 
+import contextlib
 import copy
+import hashlib
 import json
 import random
 import sys
@@ -17,6 +19,7 @@ from trainings import Points, crash, network, run  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.nets import train  # noqa: E402
+from wflow.nets.data import documents, token_files  # noqa: E402
 from wflow.nets.training import checkpoint as checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -168,3 +171,111 @@ def test_an_edited_configuration_gives_a_network_of_these_weights_or_one_message
             restored += 1
             assert bits(dict(found.state_dict())) == bits(whole["model"]), f"case {case}: {config}"
     assert restored  # steps, dropout and the like may be others
+
+
+# Fields of JSON files
+# --------------------
+
+STRANGE = [
+    None, True, -1, 0, 2**62, 10**30, 0.5, float("inf"), "", "x", "..", "/", "\0", "\ud800",
+    "a" * 5000, [], [None], [[1], 2], {}, {"x": 1},
+]  # fmt: skip
+
+
+def everywhere(tree, above=()):
+    """Paths of all entries of a JSON document, of its lists too."""
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in entries:
+        yield (*above, key)
+        if isinstance(value, dict | list):
+            yield from everywhere(value, (*above, key))
+
+
+def written(path, document):
+    path.write_text(json.dumps(document))
+
+
+def resealed(path, document):
+    written(path, document | {"sha256": token_files.digest_of(document)})
+
+
+def of_gpt2(folder):
+    """Configuration of a published GPT-2, beside its weights."""
+    sizes = {"wte": (7, 2), "wpe": (5, 2), "ln_f": (2,)} | {
+        f"h.0.{part}": shape
+        for part, shape in {
+            "ln_1": (2,), "ln_2": (2,), "attn.c_attn": (2, 6), "attn.c_proj": (2, 2),
+            "mlp.c_fc": (2, 8), "mlp.c_proj": (8, 2),
+        }.items()
+    }  # fmt: skip
+    state = {f"{name}.weight": torch.zeros(shape) for name, shape in sizes.items()}
+    state |= {f"{k}.bias": torch.zeros(v[-1]) for k, v in sizes.items() if k not in ("wte", "wpe")}
+    torch.save(state, folder / "pytorch_model.bin")
+    config = {
+        "model_type": "gpt2", "n_head": 1, "n_embd": 2, "n_layer": 1, "n_positions": 5,
+        "vocab_size": 7, "n_inner": None, "activation_function": "gelu", "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True, "tie_word_embeddings": True,
+    }  # fmt: skip
+    return folder / "config.json", config, written, lambda: nets.GPT.from_pretrained(folder)
+
+
+def of_tokens(folder):
+    """Index of token files; what a command prints and a training reads is asked of it."""
+    part = {"tokens": 4, "documents": 1, "sha256": hashlib.sha256(bytes(8)).hexdigest()}
+    for name in ("train.bin", "val.bin", "encoder.json", "vocab.bpe"):
+        (folder / name).write_bytes(bytes(8))
+    index = {
+        "schema": token_files.SCHEMA, "name": "trial", "vocabulary": 7, "end_of_text": 6,
+        "tokenizer": {name: part["sha256"] for name in token_files.PAIRS},
+        "documents": 2, "empty": 0, "repaired": 0, "files": {"train": part, "validation": part},
+    }  # fmt: skip
+
+    def read():
+        text = nets.data.TokenFiles(folder)
+        text.verify()
+        assert text.source and text.train[:2].tolist() == [0, 0]
+        assert all(f"{text.description[key]:,}" for key in ("documents", "empty", "repaired"))
+        with contextlib.suppress(InputError):  # these are no byte pairs
+            text.tokenizer()
+
+    return folder / "tokens.json", index, resealed, read
+
+
+def of_splits(folder):
+    """The splits of a saved data set, and the files of one."""
+    (folder / "train").mkdir()
+    (folder / "train" / "part.arrow").write_bytes(b"")
+    state = {"_data_files": [{"filename": "part.arrow"}], "_indices_data_files": None}
+    document = {"splits": ["train"], "state": state}
+
+    def write(path, changed):
+        written(path, {key: value for key, value in changed.items() if key != "state"})
+        written(folder / "train" / "state.json", changed.get("state"))
+
+    return folder / "dataset_dict.json", document, write, lambda: documents.find(folder)
+
+
+@pytest.mark.parametrize("make", [of_gpt2, of_tokens, of_splits])
+def test_a_field_of_a_json_file_that_is_something_else_is_read_or_refused(make, tmp_path, cases):
+    path, whole, write, read = make(tmp_path)
+    write(path, whole)
+    read()
+    changes = [(place, value) for place in everywhere(whole) for value in [*STRANGE, "removed"]]
+    random.Random(3).shuffle(changes)
+    refused = 0
+    for (*above, last), value in changes[: cases(60, len(changes))]:
+        document = copy.deepcopy(whole)
+        inside = document
+        for key in above:
+            inside = inside[key]
+        if value == "removed":
+            del inside[last]
+        else:
+            inside[last] = value
+        write(path, document)
+        try:
+            read()
+        except InputError as error:
+            assert len(str(error).splitlines()) == 1
+            refused += 1
+    assert refused

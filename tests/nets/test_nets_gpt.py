@@ -116,8 +116,17 @@ def test_generated_text_follows_the_softmax_of_the_logits():
     assert set(few.tolist()) == set(best.tolist())
     one = net.generate(start[:9], 1, top_k=1)[:, 1]
     assert (one == best[0]).all()
-    cold = net.generate(start[:9], 1, temperature=1e-30)[:, 1]
-    assert (cold == best[0]).all()
+    for temperature in (1e-30, 7e-46, 5e-324):  # the last two are 0 in single precision
+        cold = net.generate(start[:9], 1, temperature=temperature)[:, 1]
+        assert (cold == best[0]).all()
+
+
+def test_a_network_whose_logits_are_not_finite_generates_nothing():
+    net = small()
+    nn.init.constant_(net.head.norm.weight, math.nan)
+    for temperature in (0, 1.0):
+        with pytest.raises(InputError, match="logits are not finite"):
+            net.generate(TEXTS, 1, temperature=temperature)
 
 
 def test_generated_text_repeats_with_its_generator_and_leaves_the_network_as_it_was():
@@ -250,6 +259,12 @@ def test_weights_of_gpt_2_have_heads_of_width_64():
         ({"h.9.ln_1.weight": torch.zeros(6)}, "h.9.ln_1.weight is no weight of a GPT-2 of 3"),
         ({"encoder.weight": torch.zeros(6)}, "encoder.weight is no weight of a GPT-2 of 2 blocks"),
         ({"lm_head.weight": torch.zeros(11, 6)}, "differs from wte.weight"),
+        (
+            {"wte.weight": torch.zeros(11, 6).to_sparse()},
+            "wte.weight is stored as torch.sparse_coo",
+        ),
+        ({"ln_f.bias": torch.nested.nested_tensor([torch.zeros(6)])}, "ln_f.bias is nested"),
+        ({"lm_head.weight": torch.zeros(11, 6).to_sparse_csr()}, "torch.sparse_csr"),
         ({"lm_head.weight": torch.zeros(9, 6)}, r"of shape \(9, 6\) and differs .* \(11, 6\)"),
     ],
 )

@@ -649,5 +649,5 @@ def test_an_edited_index_is_refused(tmp_path, whole):
     del found["files"]
     found["sha256"] = digest_of(found)
     (out / INDEX).write_text(json.dumps(found))
-    with pytest.raises(InputError, match="does not say"):
+    with pytest.raises(InputError, match="no files: expected an object"):
         nets.data.TokenFiles(out)

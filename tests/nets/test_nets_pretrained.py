@@ -347,7 +347,7 @@ class Hostile:
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06: GPT computes with 1e-05"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         ({"n_inner": 13}, "n_inner = 13: expected 48"),
-        ({"n_head": None}, "n_head = None: expected a number"),
+        ({"n_head": None}, "no n_head: expected a whole number"),
         ({"n_head": 5}, "width 12 cannot be shared by 5 heads"),
         ({"vocab_size": 24}, "vocab_size is 24 in config.json and 23 by the weights"),
         ({"n_layer": 3}, "n_layer is 3 in config.json and 2 by the weights"),

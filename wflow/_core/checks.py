@@ -4,10 +4,10 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ MetricName = Literal["w2", "weighted"]
 Method = Literal["auto", "exact", "fast"]
 Backend = Literal["numba", "torch"]
 Precision = Literal["float64", "float32"]
+T = TypeVar("T")
 
 LARGEST_WHOLE = 2**63 - 1
 """Largest whole number that arrays and compiled functions can hold."""
@@ -401,6 +402,40 @@ def _has_mask(values: Any) -> bool:
     if isinstance(values, list | tuple):
         return any(_has_mask(entry) for entry in values)
     return isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
+
+
+_JSON = {
+    int: "a whole number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def field(record: Mapping[str, Any], name: str, kind: type[T], where: object) -> T:
+    """Take a field of a JSON object that a file holds, whose type is checked; true is no number.
+
+    Parameters
+    ----------
+    record : the object
+    name : of the field
+    kind : int, str, bool, list or dict
+    where : the file, for the message
+
+    Raises
+    ------
+    InputError
+        For a field that is missing or of another type.
+    """
+    value = record.get(name)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        found = f"{name} = {shown(value)}" if name in record else f"no {name}"
+        raise InputError(
+            f"{where} has {found}: expected {_JSON[kind]}; it is damaged, or was edited: get it "
+            "again"
+        )
+    return value
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:

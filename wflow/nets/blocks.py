@@ -669,9 +669,8 @@ def check_hidden(x: Tensor, width: int, mask: Tensor | None, weight: Tensor) -> 
         )
     if mask is None:
         return
-    if not isinstance(mask, Tensor):
-        raise InputError(f"the mask is {type(mask).__name__}: expected a tensor of torch.bool")
-    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+    tensor(mask, "the mask", "bool")
+    if mask.shape != x.shape[:2]:
         raise InputError(
             f"the mask is {mask.dtype} of shape {tuple(mask.shape)}: expected torch.bool of shape "
             f"{tuple(x.shape[:2])}, True where a token is there"

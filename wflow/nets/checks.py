@@ -21,6 +21,11 @@ _KINDS = {
     "bool": "torch.bool",
     "number": "real numbers",
 }
+# Types with which torch computes; those of 8 bits and fewer that it only stores are not among them.
+_REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_WHOLE = {torch.int8, torch.int16, torch.int32, torch.int64}
+_WHOLE |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+_TYPES = {"real": _REAL, "whole": _WHOLE, "bool": {torch.bool}, "number": _REAL | _WHOLE}
 
 
 def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Tensor:
@@ -44,20 +49,9 @@ def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Ten
     """
     if torch.compiler.is_compiling():
         return value  # type: ignore[no-any-return]
-    expected = f"expected {_KINDS[kind]}, as a dense tensor"
-    named = f"{name} {'are' if name.endswith('s') else 'is'}"
-    if not isinstance(value, Tensor):
-        raise InputError(f"{named} {type(value).__name__}: {expected}")
-    if value.layout != torch.strided or value.is_quantized:
-        raise InputError(f"{named} stored as {value.layout}, {value.dtype}: {expected}")
-    whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    kinds = {
-        "real": value.is_floating_point(),
-        "whole": whole,
-        "bool": value.dtype == torch.bool,
-        "number": whole or value.is_floating_point(),
-    }
-    if not kinds[kind]:
+    named, expected = _named(name), f"expected {_KINDS[kind]}, as a dense tensor"
+    check_dense(value, name, kind)
+    if value.dtype not in _TYPES[kind]:
         raise InputError(f"{named} {value.dtype}: {expected}")
     device = like.device if like is not None else None
     if value.device != device and (like is not None or value.is_meta):
@@ -69,7 +63,29 @@ def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Ten
             f"{named} {value.dtype}: expected {like.dtype}, the type of the weights; convert one "
             "of them, or use torch.autocast"
         )
-    return value
+    return (
+        value.resolve_neg() if value.is_neg() else value
+    )  # NumPy and torch.func know no such view
+
+
+def check_dense(value: Any, name: str, kind: Kind) -> None:
+    """Raise InputError for what is no dense tensor; only of one may sizes be asked."""
+    expected = f"expected {_KINDS[kind]}, as a dense tensor"
+    if not isinstance(value, Tensor):
+        raise InputError(f"{_named(name)} {type(value).__name__}: {expected}")
+    if not dense(value):
+        form = "nested" if value.is_nested else f"stored as {value.layout}"
+        raise InputError(f"{_named(name)} {form}, {value.dtype}: {expected}")
+
+
+def _named(name: str) -> str:
+    plural = name.endswith("s") and not name.endswith("bias")
+    return f"{name} {'are' if plural else 'is'}"
+
+
+def dense(value: Tensor) -> bool:
+    """Whether a tensor has one number for each index: no sparse, nested or quantised one has."""
+    return not value.is_nested and value.layout == torch.strided and not value.is_quantized
 
 
 def autocast(x: Tensor) -> bool:

@@ -763,6 +763,12 @@ def head_law(
     passes = whole(passes, "passes")
     scale = [sizes(layers[k], r) for k, r in zip(order.blocks, radii, strict=True)]
     heads = blocks[0].attention.heads
+    if not (0 < stretch < math.inf and math.isfinite(heads * order.gain / stretch)):
+        raise InputError(
+            f"t_final is {t_final}: expected a time such as {natural:g}, the network's own; values "
+            f"that are {1 / stretch if stretch else math.inf:g} times as large have no floating "
+            "point numbers"
+        )
     return TrainedHeads(
         QKV(
             np.stack([layer.query for layer in layers]),

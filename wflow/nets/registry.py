@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from wflow._core.errors import InputError
 from wflow._core.tableaux import Tableau
-from wflow.nets.checks import module
+from wflow.nets.checks import dense, module
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -270,13 +270,18 @@ def _check_values(state: Mapping[str, Any], empty: nn.Module) -> None:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    raw = [value.contiguous().flatten().view(torch.uint8) for value in (one, other)]
+    plain = (value.resolve_neg().resolve_conj().contiguous() for value in (one, other))
+    raw = [value.flatten().view(torch.uint8) for value in plain]
     return one.dtype == other.dtype and torch.equal(*raw)
 
 
 def _kind(value: Any, types: bool) -> str:
     if not isinstance(value, torch.Tensor):
         return "absent" if value is None else f"no tensor but {type(value).__name__}"
+    if not dense(value):
+        return "nested" if value.is_nested else f"stored as {value.layout}"
+    if not types and value.is_complex():  # a copy into real numbers would lose half of it
+        return f"complex, of shape {tuple(value.shape)}"
     return f"{value.dtype} {tuple(value.shape)}" if types else f"of shape {tuple(value.shape)}"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow import nets
-from wflow._core.checks import number, whole
+from wflow._core.checks import field, number, whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError, printable
 from wflow._core.extras import install
@@ -299,7 +299,7 @@ def kept(folder: "Path", setting: object, run: Trained, examine: Callable[[], Re
             except (ValueError, RecursionError):  # damaged: it is made again
                 found = None
         if isinstance(found, dict) and found.get("key") == key:
-            return dict(found["record"])
+            return field(found, "record", dict, file)
     record = examine()
     content = json.dumps({"key": key, "record": record})
     if folder.is_dir():  # none where the first step diverged

@@ -109,7 +109,10 @@ class RandomCrops:
         area = low + (high - low) * u[:, :_TRIES]
         least, most = np.log(self.ratio)
         shape = np.exp(least + (most - least) * u[:, _TRIES : 2 * _TRIES])  # (n, tries)
-        whole_ratio = whole(size[1], "columns") / whole(size[0], "rows")
+        sides = [whole(side, "a side of size") for side in listed(size, "size")]
+        if len(sides) != 2:
+            raise InputError(f"size has {len(sides)} entries: expected (rows, columns)")
+        whole_ratio = sides[1] / sides[0]
         width = np.sqrt(area * shape / whole_ratio)  # shares of the width
         height = np.sqrt(area / shape * whole_ratio)
         fits = (width <= 1) & (height <= 1)

@@ -87,9 +87,7 @@ def unit(images: Tensor) -> Tensor:
     >>> nets.data.unit(torch.tensor([0, 51, 255], dtype=torch.uint8)).tolist()
     [0.0, 0.20000000298023224, 1.0]
     """
-    if not isinstance(images, Tensor):
-        raise InputError(f"images are {type(images).__name__}; expected a tensor")
-    if images.dtype == torch.uint8:
+    if tensor(images, "images", "number").dtype == torch.uint8:
         return images.to(torch.float32) / 255
     if not images.is_floating_point():
         raise InputError(f"images are {images.dtype}; expected uint8, or floating point in [0, 1]")

@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from wflow._core.checks import field, path_of, shown
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import opened, read_json
@@ -127,34 +128,48 @@ def find(source: Path, column: str = "text", begins: str | None = None) -> Corpu
 
 def _split(folder: Path) -> Path:
     """The folder of the only split of a DatasetDict, or of its training part."""
-    names = _json(folder / "dataset_dict.json").get("splits")
-    if not isinstance(names, list) or not names:
-        raise InputError(f"{folder / 'dataset_dict.json'} names no splits; save the data set again")
-    if len(names) > 1:
+    path = folder / "dataset_dict.json"
+    splits = [_beside(path, name) for name in field(_json(path), "splits", list, path)]
+    if not splits:
+        raise InputError(f"{path} names no splits; save the data set again")
+    if len(splits) > 1:
         raise InputError(
-            f"{folder} holds the splits {', '.join(map(str, names))}: give the folder of one of "
-            f"them, such as {folder / str(names[0])}"
+            f"{folder} holds the splits {', '.join(split.name for split in splits)}: give the "
+            f"folder of one of them, such as {splits[0]}"
         )
-    return folder / Path(str(names[0])).name
+    if not splits[0].is_dir():
+        raise InputError(f"{splits[0]} is missing, and {path} names it")
+    return splits[0]
 
 
 def _saved(folder: Path) -> tuple[Path, ...]:
     """The files of a data set, in the order that its state.json gives."""
-    state = _json(folder / "state.json")
+    path = folder / "state.json"
+    state = _json(path)
     if state.get("_indices_data_files"):
         raise InputError(
             f"{folder} is a selection of rows of another data set: save it after "
             "flatten_indices() of the library datasets"
         )
-    listed = state.get("_data_files")
-    names = [entry.get("filename") for entry in listed or () if isinstance(entry, dict)]
-    if not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{folder / 'state.json'} names no files; save the data set again")
-    files = tuple(folder / Path(str(name)).name for name in names)
+    entries = field(state, "_data_files", list, path)
+    names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in entries]
+    files = tuple(_beside(path, name) for name in names)
+    if not files:
+        raise InputError(f"{path} names no files; save the data set again")
     for file in files:
         if not file.is_file():
-            raise InputError(f"{file} is missing, and {folder / 'state.json'} names it")
+            raise InputError(f"{file} is missing, and {path} names it")
     return files
+
+
+def _beside(path: Path, name: Any) -> Path:
+    """The file or folder beside a description that its last part names."""
+    last = path_of(name, f"a name in {path}").name if isinstance(name, str) else ""
+    if last in ("", ".."):
+        raise InputError(
+            f"{path} names {shown(name)}: expected the name of a file; save the data set again"
+        )
+    return path.with_name(last)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -228,7 +228,9 @@ def sample_surface(vertices: Any, faces: Any, points: int, *, seed: int = 0) -> 
     >>> nets.data.sample_surface(square, [[0, 1, 2], [0, 2, 3]], 5).shape
     (5, 3)
     """
-    vertices, faces = reals(vertices, "vertices"), np.asarray(faces)
+    vertices = reals(vertices, "vertices")
+    reals(faces, "faces")  # a ragged list is none
+    faces = np.asarray(faces)
     if faces.dtype.kind not in "iu":
         raise InputError(f"faces are {faces.dtype}: expected integers, numbers of the vertices")
     if vertices.ndim != 2 or faces.ndim != 2 or vertices.shape[1] != 3 or faces.shape[1] != 3:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wflow._core.checks import number, path_of, switch, whole
+from wflow._core.checks import field, number, path_of, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.files import (
     LARGEST_JSON,
@@ -55,6 +55,7 @@ from wflow.nets.data.token_files import (
     TokenFiles,
     digest_of,
     read_document,
+    written_part,
 )
 from wflow.nets.data.tokenize import BytePairs
 
@@ -192,7 +193,7 @@ class _Half:
 
     def __init__(self, folder: Path, half: str, kept: dict[str, Any]) -> None:
         self.final, self.path = folder / HALVES[half], folder / _UNFINISHED[half]
-        self.tokens, self.documents = kept["tokens"], kept["documents"]
+        self.tokens, self.documents, sha256 = written_part(kept, folder / JOURNAL)
         self.hash = hashlib.sha256()
         if not self.path.exists() and self.final.exists():  # a kill came between the last two steps
             os.replace(self.final, self.path)
@@ -202,7 +203,7 @@ class _Half:
         while place < end and (part := self.file.read(min(_BLOCK, end - place))):
             self.hash.update(part)
             place += len(part)
-        if place < end or self.hash.hexdigest() != kept["sha256"]:
+        if place < end or self.hash.hexdigest() != sha256:
             self.file.close()
             what = "is cut off" if place < end else "is damaged"
             raise InputError(
@@ -233,6 +234,7 @@ class _Half:
             self.file.close()
 
 
+_COUNTS = ("blocks", "empty", "repaired")  # of what was done
 _NOTHING = {"tokens": 0, "documents": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
@@ -507,21 +509,21 @@ def _prepare(
     journal = folder / JOURNAL
     todo = blocks(rule.corpus, size)
     if not journal.exists():
-        kept: dict[str, Any] = {"blocks": 0, "empty": 0, "repaired": 0}
+        kept: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
         kept |= {half: _NOTHING for half in HALVES}
         _write(journal, _document(setting=setting, **kept))
     for file, content in zip(PAIRS, pairs, strict=True):
         _write(folder / file, content)
     kept = read_document(journal, "the journal of a preparation")
-    done, empty, repaired = (kept[key] for key in ("blocks", "empty", "repaired"))
+    done, empty, repaired = (whole(field(kept, key, int, journal), key, 0) for key in _COUNTS)
     with ExitStack() as stack:
-        halves = {half: _Half(folder, half, kept[half]) for half in HALVES}
+        halves = {half: _Half(folder, half, field(kept, half, dict, journal)) for half in HALVES}
         for part in halves.values():
             stack.callback(part.close)
 
         def commit() -> dict[str, Any]:
             found: dict[str, Any] = {half: part.commit() for half, part in halves.items()}
-            counts = {"blocks": done, "empty": empty, "repaired": repaired}
+            counts = dict(zip(_COUNTS, (done, empty, repaired), strict=True))
             _write(journal, _document(setting=setting, **counts, **found))
             return found
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wflow._core.checks import path_of, whole
+from wflow._core.checks import field, path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.files import opened, read_json, read_whole
 from wflow._core.progress import progress
@@ -273,15 +273,16 @@ class TokenFiles:
     def __init__(self, folder: str | os.PathLike[str], *, vocabulary: int | None = None) -> None:
         place = path_of(folder, "folder")
         self._folder, self.description = place, read_index(place)
-        try:
-            self.vocabulary = whole(self.description["vocabulary"], "vocabulary", 1, most=MOST)
-            self.end_of_text = whole(self.description["end_of_text"], "end_of_text", 0, most=MOST)
-            files = {half: self.description["files"][half] for half in HALVES}
-            parts = [{key: files[half][key] for key in ("tokens", "sha256")} for half in HALVES]
-        except (KeyError, TypeError) as error:
-            raise InputError(
-                f"{place / INDEX} does not say what token files are ({error!r}); prepare them again"
-            ) from None
+        index, found = place / INDEX, self.description
+        self.vocabulary = whole(found.get("vocabulary"), "vocabulary", 1, most=MOST)
+        self.end_of_text = whole(found.get("end_of_text"), "end_of_text", 0, most=MOST)
+        field(found, "name", str, index)
+        for key in ("documents", "empty", "repaired"):
+            field(found, key, int, index)
+        for key in PAIRS:
+            field(field(found, "tokenizer", dict, index), key, str, index)
+        files = field(found, "files", dict, index)
+        parts = [written_part(field(files, half, dict, index), index) for half in HALVES]
         if vocabulary is not None and whole(vocabulary, "vocabulary") != self.vocabulary:
             raise InputError(
                 f"{folder} holds tokens of a vocabulary of {self.vocabulary:,}, and the network's "
@@ -289,8 +290,8 @@ class TokenFiles:
                 "the network"
             )
         self.train, self.validation = (
-            TokenFile(place / name, vocabulary=self.vocabulary, **kept)
-            for name, kept in zip(HALVES.values(), parts, strict=True)
+            TokenFile(place / name, vocabulary=self.vocabulary, tokens=tokens, sha256=sha256)
+            for name, (tokens, _, sha256) in zip(HALVES.values(), parts, strict=True)
         )
 
     @property
@@ -344,6 +345,12 @@ class TokenFiles:
         self.validation.verify(show=show)
 
 
+def written_part(found: Mapping[str, Any], where: Path) -> tuple[int, int, str]:
+    """Tokens, documents and SHA-256 of one of the two files, as index and journal hold them."""
+    counts = [whole(field(found, key, int, where), key, 0) for key in ("tokens", "documents")]
+    return counts[0], counts[1], field(found, "sha256", str, where)
+
+
 def digest_of(document: Mapping[str, Any]) -> str:
     """SHA-256 of a description without its own digest."""
     rest = {key: value for key, value in document.items() if key != "sha256"}
@@ -361,13 +368,14 @@ def read_document(path: Path, what: str) -> dict[str, Any]:
     with opened(path, what) as file:
         try:
             found = read_json(file, path)
+            digest = digest_of(found) if isinstance(found, dict) else None
         except InputError:
             raise
         except (ValueError, RecursionError):
             found = None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise InputError(f"{path} was not written by wflow: expected {what}")
-    if found.get("sha256") != digest_of(found):
+    if found.get("sha256") != digest:
         raise InputError(f"{path} is damaged, or was edited: expected {what}; prepare it again")
     return found
 

@@ -469,7 +469,7 @@ def _published(
     try:
         numbers = json.loads(encoder)
         lines = merges.decode("utf-8").splitlines()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(wrong.format(error)) from None
     values = numbers.values() if isinstance(numbers, dict) else [None]
     whole = [value for value in values if type(value) is int]
@@ -512,8 +512,10 @@ def numbers_of(tokens: Tensor | Iterable[int], vocabulary: int) -> NDArray[np.in
             raise InputError("tokens are booleans; expected whole numbers (n,)")
         try:
             array = np.asarray(given)
-        except ValueError:
-            raise InputError("tokens are lists of different lengths; expected (n,)") from None
+        except (RuntimeError, TypeError, ValueError):  # of tensors in the list, or of other lists
+            raise InputError(
+                "tokens are lists of different lengths, or no numbers; expected (n,)"
+            ) from None
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

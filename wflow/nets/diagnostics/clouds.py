@@ -233,10 +233,9 @@ def _order(order: float) -> dict[str, float]:
 
 def _flat(cloud: Tensor, name: str) -> NDArray[np.float64]:
     """A cloud as (samples, entries) in NumPy."""
-    if not isinstance(cloud, Tensor) or cloud.ndim < 2 or not cloud.numel():
-        shape = tuple(cloud.shape) if isinstance(cloud, Tensor) else type(cloud).__name__
-        raise InputError(f"{name} is {shape}: expected a tensor (samples, ...)")
     tensor(cloud, name, "number")
+    if cloud.ndim < 2 or not cloud.numel():
+        raise InputError(f"{name} is {tuple(cloud.shape)}: expected a tensor (samples, ...)")
     points = wide(cloud).flatten(1).cpu().numpy().astype(np.float64)
     if not np.isfinite(points).all():
         raise InputError(f"{name} holds values that are not finite; remove those samples")

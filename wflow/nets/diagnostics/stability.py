@@ -1,5 +1,6 @@
 """Stable forward propagation: how far outputs move when inputs and targets do ([OTT] Thm 2)."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -134,11 +135,12 @@ def stability_bound(
         effective /= whole(entries, "entries")
     elif entries is not None:
         raise InputError("entries belongs to cost='mean': leave it out")
-    share = t_final * L**2 / effective
+    least = t_final * L**2 if L < 1e150 else math.inf
+    share = least / effective if effective else math.inf
     if not share < 1:
         raise InputError(
             f"the bound needs lambda > T L^2, and lambda = {effective:.6g} (as the theorem counts "
-            f"it), T L^2 = {t_final * L**2:.6g}: take a larger lam, or an output layer of smaller "
+            f"it), T L^2 = {least:.6g}: take a larger lam, or an output layer of smaller "
             "norm (weight decay)"
         )
     return Bound(L / (1 - share), share / (1 - share))

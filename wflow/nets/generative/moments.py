@@ -143,8 +143,8 @@ def attention(
     check_choice("moments", moments, _MOMENTS)
     h = positive(h, "h")
     alone = switch(exclude_self, "exclude_self")
-    tensor(x, "x", "real")
-    tensor(context, "context", "real", x)
+    x = tensor(x, "x", "real")
+    context = tensor(context, "context", "real", x)
     if x.ndim != 2 or context.ndim != 2 or x.shape[1] != context.shape[1] or not len(context):
         raise InputError(
             f"x is of shape {tuple(x.shape)} and context {tuple(context.shape)}: expected (n, d) "
@@ -199,7 +199,7 @@ def log_normaliser(y: Tensor, *, h: float, lam: float | Tensor, beta: float | Te
     True
     """
     h = positive(h, "h")
-    tensor(y, "y", "real")
+    y = tensor(y, "y", "real")
     if y.ndim != 2:
         raise InputError(f"y is of shape {tuple(y.shape)}: expected (n, d)")
     lam, beta = _parameter(lam, "lam", y, zero=True), _parameter(beta, "beta", y)

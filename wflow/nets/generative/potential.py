@@ -375,9 +375,11 @@ class Potential(Pretrained):
     def _checked(self, x: Any, t: Any, y: Any) -> Tensor:
         """Join x, t and y to s, after checks."""
         x = points(x, "x", self.dim, self.w)
-        if isinstance(t, Tensor) and t.shape not in ((), x.shape[:1]):
+        if isinstance(t, Tensor) and tensor(t, "t", "number").shape not in ((), x.shape[:1]):
             raise InputError(f"t is of shape {tuple(t.shape)}: expected () or ({len(x)},)")
-        return self.joined(x, t if isinstance(t, Tensor) else time(t), self.features(y, len(x)))
+        return self.joined(
+            x, t if isinstance(t, Tensor) else time(t, x.dtype), self.features(y, len(x))
+        )
 
     def joined(self, x: Tensor, t: Tensor | float, y: Tensor | None) -> Tensor:
         """Join points, times and features to s, without checks.
@@ -418,10 +420,10 @@ def points(value: Any, name: str, dim: int, weight: Tensor) -> Tensor:
     return x
 
 
-def time(value: Any) -> float:
-    """Check a time: a finite number."""
+def time(value: Any, dtype: torch.dtype) -> float:
+    """Check a time: a number that is finite in the type of the points."""
     try:
-        return number(value, "t")
+        return number(value, "t", most=torch.finfo(dtype).max, least=-torch.finfo(dtype).max)
     except InputError:
         raise InputError(
             f"t is {shown(value)}: expected a finite number or a tensor of them"

@@ -12,13 +12,13 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from wflow._core.checks import number, path_of, switch, whole
+from wflow._core.checks import field, number, path_of, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.files import check_zip, opened
 from wflow.nets.blocks import (
@@ -283,8 +283,8 @@ class GPT(Pretrained):
         for name, size in zip(names, found, strict=True):
             if config.get(name, size) != size:
                 raise InputError(
-                    f"{folder} is damaged: {name} is {config[name]!r} in config.json and {size} by "
-                    "the weights; get the folder again"
+                    f"{folder} is damaged: {name} is {shown(config[name])} in config.json and "
+                    f"{size} by the weights; get the folder again"
                 )
         return net.eval()
 
@@ -343,7 +343,7 @@ class GPT(Pretrained):
             bias=True,
             gelu=gelu,
             dropout=dropout,
-        ).to(torch.promote_types(_real(state, "wte.weight"), torch.float32))
+        ).to(torch.promote_types(state["wte.weight"].dtype, torch.float32))
         ours = net._gpt2_names()
         for name in state:
             if name not in ours and not name.endswith((".attn.bias", ".attn.masked_bias")):
@@ -355,7 +355,8 @@ class GPT(Pretrained):
             for name, (parameter, transposed) in ours.items():
                 target = parameter.T if transposed else parameter
                 target.copy_(_fitting(state, name, tuple(target.shape)))
-        shared = isinstance(output, Tensor) and torch.equal(output, state["wte.weight"])
+        wte = state["wte.weight"]
+        shared = _is_weight(output, "lm_head.weight", wte.shape) and torch.equal(output, wte)
         if output is not None and not shared:
             raise InputError(
                 f"lm_head.weight is {_kind(output)} and differs from wte.weight: expected the same "
@@ -447,9 +448,9 @@ def _check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
     """Check ids of next tokens, in eager mode; ids themselves on the CPU only."""
     if torch.compiler.is_compiling():
         return
-    tensor(targets, "targets", "whole", tokens if isinstance(tokens, Tensor) else None)
+    tensor(targets, "targets", "whole", tensor(tokens, "token ids", "whole"))
     check_tokens(targets, vocabulary)
-    if isinstance(tokens, Tensor) and targets.shape != tokens.shape:
+    if targets.shape != tokens.shape:
         raise InputError(
             f"targets are of shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
             "expected the same"
@@ -460,10 +461,17 @@ def _draw(
     logits: Tensor, temperature: float, kept: int, generator: torch.Generator | None
 ) -> Tensor:
     """Draw token ids (batch, 1) from logits (batch, vocabulary), among the `kept` largest."""
+    values, ids = logits.float().topk(kept, dim=-1)  # (batch, kept), the largest first, NaN too
+    if not values[:, 0].isfinite().all():
+        raise InputError(
+            "the logits are not finite: expected finite ones; the network has diverged, or its "
+            "weights are damaged"
+        )
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    # Counted from their largest down: then no temperature, however low, makes them overflow.
-    values, ids = logits.float().topk(kept, dim=-1)  # (batch, kept), the largest first
+    # Counted from their largest down: then no temperature, however low, makes them overflow. One
+    # that is 0 in single precision would divide 0 by 0.
+    temperature = max(temperature, torch.finfo(values.dtype).tiny)
     chances = torch.softmax((values - values[:, :1]) / temperature, dim=-1)
     return ids.gather(1, torch.multinomial(chances, 1, generator=generator))
 
@@ -480,22 +488,20 @@ _SETTINGS: dict[str, tuple[Any, Any]] = {
 _BIN = "pytorch_model.bin"
 
 
-def _published_gelu(folder: Path, config: Mapping[str, Any]) -> Gelu:
+def _published_gelu(folder: Path, config: dict[str, Any]) -> Gelu:
     """The gelu of a GPT-2, after a check of all settings that GPT does not have."""
     path = folder / CONFIG
     for name, (expected, default) in _SETTINGS.items():
         if config.get(name, default) != expected:
             raise InputError(
-                f"{path} has {name} = {config[name]!r:.40}: GPT computes with {expected}; take "
+                f"{path} has {name} = {shown(config[name])}: GPT computes with {expected}; take "
                 "another network"
             )
-    for name in ("n_head", "n_embd"):
-        if type(config.get(name)) is not int:
-            raise InputError(f"{path} has {name} = {config.get(name)!r:.40}: expected a number")
-    inner = 4 * config["n_embd"]
+    field(config, "n_head", int, path)
+    inner = 4 * whole(field(config, "n_embd", int, path), f"n_embd in {path}")
     if config.get("n_inner") not in (None, inner):
-        raise InputError(f"{path} has n_inner = {config['n_inner']!r:.40}: expected {inner}")
-    name = config.get("activation_function", "gelu_new")
+        raise InputError(f"{path} has n_inner = {shown(config['n_inner'])}: expected {inner}")
+    name = field({"activation_function": "gelu_new"} | config, "activation_function", str, path)
     if name not in _GELUS:
         raise InputError(
             f"{path} has activation_function = {name!r:.40}: expected one of {', '.join(_GELUS)}"
@@ -533,18 +539,10 @@ def _published_weights(folder: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _real(state: Mapping[str, Tensor], name: str) -> torch.dtype:
-    """Type of a weight, which must be of real numbers."""
-    dtype = state[name].dtype
-    if not dtype.is_floating_point:
-        raise InputError(f"{name} is {dtype}: expected real numbers")
-    return dtype
-
-
 def _matrix_shape(state: Mapping[str, Any], name: str) -> tuple[int, int]:
     """Shape of the matrix of that name."""
     weight = state.get(name)
-    if not isinstance(weight, Tensor) or weight.ndim != 2:
+    if not _is_weight(weight, name) or weight.ndim != 2:
         raise InputError(f"{name} is {_kind(weight)}: expected a matrix, as in a published GPT-2")
     return weight.shape[0], weight.shape[1]
 
@@ -558,12 +556,20 @@ def _published_heads(width: int) -> int:
 def _fitting(state: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Tensor:
     """The weight of that name, if it has that shape."""
     weight = state.get(name)
-    if not isinstance(weight, Tensor) or tuple(weight.shape) != shape or weight.is_complex():
+    if not _is_weight(weight, name, shape):
         raise InputError(
             f"{name} is {_kind(weight)}: expected shape {shape}; is it a GPT-2 of that size, with "
             "matrices as (in, out)?"
         )
     return weight
+
+
+def _is_weight(value: Any, name: str, shape: tuple[int, ...] | None = None) -> TypeGuard[Tensor]:
+    """Whether it is a tensor, of that shape; InputError for one that is not of real numbers."""
+    if not isinstance(value, Tensor):
+        return False
+    tensor(value, name, "real")
+    return shape is None or tuple(value.shape) == tuple(shape)
 
 
 def _kind(weight: Any) -> str:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from wflow._core.checks import check_choice, switch, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import Stack, check_hidden, layer_norm, rate, share
-from wflow.nets.checks import in_memory
+from wflow.nets.checks import check_dense, in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
@@ -180,15 +180,13 @@ class SetTransformer(Pretrained):
 
     def _check(self, points: Tensor, mask: Tensor | None) -> None:
         features = self.features
-        if not isinstance(points, Tensor):
-            raise InputError(f"clouds are {type(points).__name__}: expected a tensor")
+        check_dense(points, "clouds", "real")
         if points.ndim != 3 or points.shape[1] == 0 or points.shape[2] != features:
             raise InputError(
                 f"clouds are of shape {tuple(points.shape)}: expected (batch, points, {features}), "
                 "with at least one point"
             )
-        if not points.is_floating_point():
-            raise InputError(f"clouds are {points.dtype}: expected floating point")
+        tensor(points, "clouds", "real", self.head.linear.weight)
         check_hidden(points, features, mask, self.head.linear.weight)
         if mask is None:
             return

@@ -12,7 +12,7 @@ from torch.nn import functional
 from wflow._core.checks import number, whole
 from wflow._core.errors import InputError
 from wflow.nets.blocks import Block, Stack, layer_norm, rate
-from wflow.nets.checks import in_memory, tensor
+from wflow.nets.checks import check_dense, in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import Pretrained
 from wflow.nets.registry import register
@@ -186,8 +186,7 @@ class PatchEmbedding(nn.Module):
         return f"image={self.image}, patch={self.patch}, dropout={self.dropout}"
 
     def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise InputError(f"images is {type(images).__name__}: expected a tensor")
+        check_dense(images, "images", "real")
         if images.ndim != 4 or images.shape[1:] != self.image:
             raise InputError(
                 f"images are of shape {tuple(images.shape)}: expected (batch, "

@@ -39,7 +39,7 @@ from wflow._core.files import (
     replace_file,
 )
 from wflow.io.reading import differences, open_hdf5
-from wflow.nets.checks import check_torch, load_tensors, module
+from wflow.nets.checks import check_torch, dense, load_tensors, module
 from wflow.nets.registry import config as config_of
 from wflow.nets.registry import described, first_difference, other_weight
 from wflow.nets.training.history import METRICS, METRICS_JSON, History
@@ -131,7 +131,7 @@ def _tensors(
     if most is not None and next(counter) > most:
         raise UnknownContent("it has more entries than bytes")
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        if not dense(value) or value.is_meta:
             raise UnknownContent(f"{path} is no tensor of plain numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise UnknownContent(f"{path} has more entries than are stored")

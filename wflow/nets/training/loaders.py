@@ -261,7 +261,12 @@ def rows_of(values: Any, name: str, most: int, *, exact: bool) -> tuple[Tensor, 
         raise InputError(
             f"{name} is {type(values).__name__}: expected a tuple of tensors of {most} rows{advice}"
         )
-    shapes = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in batch]
+    shapes = [
+        tuple(t.shape)
+        if isinstance(t, Tensor) and (t.layout != torch.strided or not t.is_nested)
+        else type(t).__name__
+        for t in batch
+    ]
     rows = shapes[0][0] if shapes and isinstance(shapes[0], tuple) and shapes[0] else 0
     same = all(isinstance(shape, tuple) and shape[:1] == (rows,) for shape in shapes)
     if not same or not rows or rows > most or (exact and rows != most):

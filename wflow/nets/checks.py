@@ -133,16 +133,16 @@ def text(value: Any, name: str) -> str:
     return value
 
 
-SAFE_TORCH = (2, 10)
+SAFE_TORCH = "2.10"
 """First version in which a file that is read as tensors alone runs no code (CVE-2026-24747)."""
 
 
 def check_torch() -> None:
     """Raise InputError for a version of torch in which a crafted file of weights could run code."""
-    if torch.__version__ < SAFE_TORCH:
+    if torch.__version__ < SAFE_TORCH:  # compared as versions, not as text
         raise InputError(
             f"torch {torch.__version__} may run code that a file of weights holds "
-            f"(CVE-2026-24747): expected {'.'.join(map(str, SAFE_TORCH))} or newer; update it "
+            f"(CVE-2026-24747): expected {SAFE_TORCH} or newer; update it "
             f"with: {install('nets')}"
         )
 

@@ -265,7 +265,7 @@ CALLS = {
     "blocks.Stack": lambda: (blocks.Stack, {"blocks": [blocks.Block(**BLOCK)]}),
     "blocks.Stack.forward": lambda: (
         blocks.Stack([blocks.Block(**BLOCK)]),
-        {"x": draw(2, 4, 8), "valid": None},
+        {"x": draw(2, 4, 8), "valid": torch.ones(2, 4, dtype=torch.bool)},
     ),
     "blocks.TokenEmbedding": lambda: (
         blocks.TokenEmbedding,

@@ -1,12 +1,15 @@
 """Parts of networks: equal to torch's own modules, masks that hide, clear errors."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from wflow import InputError  # noqa: E402
+from wflow import InputError, nets  # noqa: E402
+from wflow.nets import control  # noqa: E402
 from wflow.nets.blocks import (  # noqa: E402
     Attention,
     Block,
@@ -15,6 +18,7 @@ from wflow.nets.blocks import (  # noqa: E402
     TokenEmbedding,
     check_tokens,
 )
+from wflow.nets.models.text import EncoderBlock, PooledHead  # noqa: E402
 
 DOUBLE = torch.float64
 CAUSAL = pytest.mark.parametrize("causal", [False, True])
@@ -319,3 +323,60 @@ def test_an_empty_batch_and_any_length_pass_where_they_may():
     assert TokenEmbedding(7, 5, 8)(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3, 8)
     assert Block(8, 2, hidden=12)(torch.zeros(0, 3, 8)).shape == (0, 3, 8)
     check_tokens(torch.zeros(1, 99, dtype=torch.long), 7)
+
+
+# Tokens that are not there
+
+WIDTH = 8
+SETS = {"features": WIDTH, "classes": 3, "width": WIDTH, "heads": 2, "inducing": 3}
+
+
+def layer(**options):
+    return Block(WIDTH, 2, hidden=16, **options)
+
+
+def in_time(net):
+    net.body = nets.ContinuousTransformer(net.body, steps=2)
+    return net
+
+
+MASKED = {  # networks with the arguments that take a mask
+    "attention": (lambda: Attention(WIDTH, 2, causal=True), ("mask",)),
+    "block": (lambda: layer(), ("mask",)),
+    "block without norms": (lambda: layer(norm=False, causal=True), ("mask",)),
+    "encoder block": (lambda: EncoderBlock(WIDTH, 2, hidden=16), ("mask",)),
+    "pooling": (lambda: PooledHead(WIDTH, 3, pooling="max"), ("mask",)),
+    "stack": (lambda: Stack([layer(), layer()]), ("valid", "mask")),
+    "continuous": (
+        lambda: nets.ContinuousTransformer([layer()], steps=2, velocity="residual"),
+        ("valid", "mask"),
+    ),
+    "node": (lambda: nets.NodeTransformer([layer(), layer()], steps=2), ("valid", "mask")),
+    "dynamics": (lambda: control.Dynamics([layer()], transport=0.1), ("valid", "mask")),
+    "set": (lambda: nets.SetTransformer(**SETS, norm=True), ("mask",)),
+    "set in time": (lambda: in_time(nets.SetTransformer(**SETS)), ("mask",)),
+    "published set": (
+        lambda: nets.SetTransformer(**SETS, form="published", embedding="block"),
+        ("mask",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_what_tokens_hold_that_are_not_there_reaches_neither_result_nor_gradient(name):
+    make, names = MASKED[name]
+    torch.manual_seed(0)
+    net, x = make(), torch.randn(3, 5, WIDTH)
+    there = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 1, 0, 1]], dtype=torch.bool)
+
+    def measured(held):
+        net.zero_grad()
+        found = net(torch.where(there[:, :, None], x, held), **dict.fromkeys(names, there))
+        parts = found if isinstance(found, tuple) else (found,)
+        parts = [part[there] if part.shape[:2] == there.shape else part for part in parts]
+        torch.stack([part.sin().sum() for part in parts]).sum().backward()
+        return [*(part.detach() for part in parts), *(p.grad for p in net.parameters())]
+
+    want = measured(torch.zeros(()))
+    for held in (math.nan, math.inf, 1e30):
+        torch.testing.assert_close(measured(torch.tensor(held)), want)

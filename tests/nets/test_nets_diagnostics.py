@@ -329,3 +329,11 @@ def test_diagnostics_leave_no_graph_and_take_half_precision():
         assert not value.requires_grad and value.dtype == torch.float64
     half = path._replace(states=path.states.bfloat16())
     assert torch.isfinite(diag.straightness(half)).all()
+
+
+def test_tokens_that_are_not_there_count_in_no_diagnostic_whatever_they_hold():
+    there, states = torch.tensor([[True, True], [True, False]]), normal(4, 2, 2, 3)
+    gone = torch.where(there[..., None], states, math.nan)
+    for measure in (diag.straightness, diag.speed_variation):
+        want, found = (measure(trajectory(x), valid=there) for x in (states, gone))
+        assert torch.equal(want, found)

@@ -251,8 +251,8 @@ class Attention(nn.Module):
         x : Tensor, shape (batch, tokens, width)
             Hidden states.
         mask : Tensor, shape (batch, tokens), optional
-            True where a token is there: only those are seen. What comes out for tokens that are not
-            there is finite and means nothing.
+            True where a token is there: only those are seen, whatever the others hold, NaN too.
+            What comes out for tokens that are not there is finite and means nothing.
 
         Returns
         -------
@@ -265,6 +265,7 @@ class Attention(nn.Module):
             For other shapes, or a mask that is not bool.
         """
         check_hidden(x, self.width, mask, self.qkv.weight)
+        x = present(x, mask)
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.heads, self.head_width)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (batch, heads, tokens, k)
@@ -481,10 +482,11 @@ class Block(nn.Module):
             Hidden states after the block.
         """
         check_hidden(x, self.attention.width, mask, self.attention.qkv.weight)
-        x = x + self.attention(self.norm_attention(x), mask=mask)
+        # Not x itself: a gradient that is summed in another order has other last bits.
+        x = x + self.attention(self.norm_attention(present(x, mask)), mask=mask)
         if self.feed_forward is None:
             return x
-        change = self.feed_forward(self.norm_feed_forward(x))
+        change = self.feed_forward(self.norm_feed_forward(present(x, mask)))
         return x + change if self.skip else change
 
     def extra_repr(self) -> str:
@@ -528,8 +530,8 @@ class Stack(nn.Module):
         x : Tensor, shape (batch, tokens, width)
             Hidden states.
         valid : Tensor, shape (batch, tokens), optional
-            Taken and not used: it says which tokens count in a transport cost, and a discrete
-            network has none. So a network calls a stack and its wrapper alike.
+            True where a token is there: NaN in the others is not handed on. A network calls a stack
+            and its wrapper alike, in whose transport cost only these tokens count.
         **context : object
             Handed to each block, such as a padding mask.
 
@@ -538,6 +540,7 @@ class Stack(nn.Module):
         Tensor, shape (batch, tokens, width)
             Hidden states after the last block.
         """
+        x = present(x, valid)
         for block in self.blocks:
             x = hidden_states(block(x, **context))
         return x
@@ -658,6 +661,28 @@ def rate(dropout: Any) -> float:
     return float(dropout)
 
 
+_LARGE = 2.0**40  # products of larger states may be infinite
+
+
+def present(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Hidden states of which those that are not there are finite: others reach the result as NaN.
+
+    Attention gives them the weight 0, and 0 * NaN is NaN, in the result and in the gradient of the
+    weights. Numbers below 2^40 stay, for pooling may read them ("max with padding").
+    """
+    if mask is None:
+        return x
+    if not torch.compiler.is_compiling():
+        tensor(mask, "the mask", "bool", x)
+        if not mask.ndim or mask.shape != x.shape[: mask.ndim]:
+            raise InputError(
+                f"the mask is of shape {tuple(mask.shape)}: expected the first dimensions of the "
+                f"hidden states {tuple(x.shape)}, such as (batch, tokens)"
+            )
+    mask = mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
+    return torch.where((x.abs() < _LARGE) | mask, x, 0)
+
+
 def check_hidden(x: Tensor, width: int, mask: Tensor | None, weight: Tensor) -> None:
     """Check hidden states (batch, tokens, width) that meet a weight, and a mask (batch, tokens)."""
     if torch.compiler.is_compiling():
@@ -669,7 +694,7 @@ def check_hidden(x: Tensor, width: int, mask: Tensor | None, weight: Tensor) -> 
         )
     if mask is None:
         return
-    tensor(mask, "the mask", "bool")
+    tensor(mask, "the mask", "bool", x)
     if mask.shape != x.shape[:2]:
         raise InputError(
             f"the mask is {mask.dtype} of shape {tuple(mask.shape)}: expected torch.bool of shape "

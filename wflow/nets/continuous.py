@@ -18,7 +18,15 @@ from torch.utils.checkpoint import checkpoint
 from wflow._core.checks import check_choice, positive, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.tableaux import TABLEAUX
-from wflow.nets.blocks import Flow, Output, Stack, as_flow, at_least_single, hidden_states
+from wflow.nets.blocks import (
+    Flow,
+    Output,
+    Stack,
+    as_flow,
+    at_least_single,
+    hidden_states,
+    present,
+)
 from wflow.nets.checks import autocast, modules, tensor
 from wflow.nets.registry import register
 
@@ -208,7 +216,7 @@ class ContinuousTransformer(nn.Module):
             For blocks that change the shape.
         """
         size = self._size(x, valid)
-        x = unrounded(x)
+        x = unrounded(present(x, valid))
         step: Callable[..., _Step] = self._step
         if self.checkpointing and torch.is_grad_enabled():
             step = _recomputed(self._step)
@@ -236,7 +244,7 @@ class ContinuousTransformer(nn.Module):
             States, times, cost and velocity of each step.
         """
         size = self._size(x, valid)
-        x = unrounded(x)
+        x = unrounded(present(x, valid))
         states, squares, velocities = [x], [], []
         for _ in range(self.steps):
             velocities.append(self._velocity(x, context))

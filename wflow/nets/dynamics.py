@@ -21,7 +21,7 @@ from wflow._core.adaptive import scheme_from_config
 from wflow._core.checks import check_choice, function, number, positive, shown, switch, whole
 from wflow._core.errors import InputError
 from wflow._core.tableaux import TABLEAUX, Tableau
-from wflow.nets.blocks import Flow, Stack, at_least_single, hidden_states
+from wflow.nets.blocks import Flow, Stack, at_least_single, hidden_states, present
 from wflow.nets.checks import modules, tensor
 from wflow.nets.registry import register
 
@@ -407,7 +407,8 @@ class Dynamics(nn.Module):
         InputError
             For layers that change the shape, and states that are no real numbers.
         """
-        return self.plan(x, valid=valid, **context).run(x, self.lengths)
+        plan = self.plan(x, valid=valid, **context)
+        return plan.run(present(x, valid), self.lengths)
 
     def plan(self, x: Tensor, *, valid: Tensor | None = None, **context: Any) -> Plan:
         """The steps for given states.
@@ -488,7 +489,7 @@ def _running_cost(
     """L(x, u): one number, in single precision at least."""
     total: Tensor | None = None
     if transport:
-        moved = f if valid is None else f * valid
+        moved = f if valid is None else f.masked_fill(~valid, 0)
         norm = torch.linalg.vector_norm(moved, dtype=at_least_single(f.dtype))
         total = norm.square() * (transport / (2 * len(x)))
     if penalty:

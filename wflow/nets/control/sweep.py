@@ -27,7 +27,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from wflow._core.checks import whole
 from wflow._core.errors import InputError
-from wflow.nets.blocks import Flow, Stack, at_least_single
+from wflow.nets.blocks import Flow, Stack, at_least_single, present
 from wflow.nets.checks import tensor
 from wflow.nets.continuous import ContinuousTransformer, NodeTransformer, unrounded
 from wflow.nets.dynamics import Dynamics, Plan, Step, as_tableau, velocity_of
@@ -569,6 +569,7 @@ def _swept(
     tensor(x, "states", "real")
     if not torch.is_grad_enabled():
         return type(body).forward(body, x, valid=valid, **context)  # type: ignore[no-any-return]
+    x = present(x, valid)
     if isinstance(body, ContinuousTransformer | NodeTransformer):
         x = unrounded(x)
     if record is not None:

@@ -220,7 +220,8 @@ def _moves(trajectory: Trajectory, per: Per, valid: Tensor | None) -> Tensor:
             f"samples and tokens of states {tuple(states.shape)}"
         )
     mask = valid.to(moves.device, torch.bool)
-    return moves * mask.reshape(1, *mask.shape, *[1] * (moves.ndim - 1 - mask.ndim))
+    there = mask.reshape(1, *mask.shape, *[1] * (moves.ndim - 1 - mask.ndim))
+    return moves.masked_fill(~there, 0)
 
 
 def _checked(trajectory: Any) -> Trajectory:

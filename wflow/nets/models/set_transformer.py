@@ -155,7 +155,8 @@ class SetTransformer(Pretrained):
             Floating point, any number of points >= 1.
         mask : Tensor, shape (batch, points), optional
             True where a point is there, at least one of a cloud: only those are seen, pooled, and
-            counted in the transport cost. By default all of them.
+            counted in the transport cost, whatever the others hold, NaN too. By default all of
+            them.
 
         Returns
         -------
@@ -173,6 +174,7 @@ class SetTransformer(Pretrained):
         if mask is None:
             state, cost = as_flow(self.body(self.embed(points)))
             return Output(self.head(state), cost)
+        points = _blanked(points, mask)
         block = isinstance(self.embed, InducedBlock)
         hidden = self.embed(points, mask=mask) if block else self.embed(points)
         state, cost = as_flow(self.body(hidden, valid=mask, mask=mask))
@@ -190,14 +192,17 @@ class SetTransformer(Pretrained):
         check_hidden(points, features, mask, self.head.linear.weight)
         if mask is None:
             return
-        if mask.device != points.device:
-            raise InputError(f"the mask is on {mask.device}: expected {points.device}")
         if mask.device.type == "cpu" and not mask.any(1).all():
             empty = int((~mask.any(1)).nonzero()[0, 0])
             raise InputError(
                 f"cloud {empty} has no point that the mask says is there: expected at least one; "
                 "leave empty clouds out"
             )
+
+
+def _blanked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Points or hidden states with 0 where none is: 0 * NaN would be NaN for all that see them."""
+    return x if mask is None else x.masked_fill(~mask[:, :, None], 0)
 
 
 class CrossBlock(nn.Module):
@@ -299,6 +304,8 @@ class InducedBlock(nn.Module):
         `mask` is bool (batch, points), True where a point is there: only those are seen.
         """
         check_hidden(x, self.features, mask, self.inducing)
+        if not x.requires_grad:  # points; the hidden states of a network are finite
+            x = _blanked(x, mask)
         inducing = self.inducing.expand(x.shape[0], -1, -1)
         summary = self.gather(inducing, x, mask=mask)  # (batch, m, width)
         return self.spread(x, summary)
@@ -341,7 +348,7 @@ class PoolingHead(nn.Module):
 
         `mask` is bool (batch, points), True where a point is there: only those are pooled.
         """
-        hidden = functional.dropout(hidden, self.dropout, self.training)
+        hidden = functional.dropout(_blanked(hidden, mask), self.dropout, self.training)
         if self.feed_forward is not None:
             hidden = functional.relu(self.feed_forward(hidden))
         seeds = self.seeds.expand(hidden.shape[0], -1, -1)  # (batch, k, width)

@@ -25,6 +25,7 @@ from wflow.nets.blocks import (
     check_hidden,
     check_tokens,
     layer_norm,
+    present,
     rate,
 )
 from wflow.nets.checks import in_memory
@@ -255,7 +256,7 @@ class EncoderBlock(nn.Module):
         """Map hidden states (batch, tokens, width) to the same shape; mask as for `Attention`."""
         check_hidden(x, self.attention.width, mask, self.attention.qkv.weight)
         seen = functional.dropout(self.attention(x, mask=mask), self.dropout, self.training)
-        x = self.norm_attention(x + seen)
+        x = self.norm_attention(present(x + seen, mask))
         change = self.down(functional.relu(self.up(x)))  # through (batch, tokens, hidden)
         change = functional.dropout(change, self.dropout, self.training)
         return self.norm_feed_forward(x + change if self.skip else change)
@@ -287,7 +288,7 @@ class PooledHead(nn.Module):
 
         `mask` is bool (batch, tokens), True where a token is there; None has all of them there.
         """
-        hidden = self.norm(hidden)
+        hidden = self.norm(present(hidden, mask))
         if mask is None or self.pooling == "max with padding":
             mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         return self.linear(self._pooled(hidden, mask[:, :, None]))

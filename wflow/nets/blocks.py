@@ -673,7 +673,7 @@ def present(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x
     if not torch.compiler.is_compiling():
-        tensor(mask, "the mask", "bool", x)
+        tensor(mask, "the mask", "bool", tensor(x, "hidden states", "number", x))
         if not mask.ndim or mask.shape != x.shape[: mask.ndim]:
             raise InputError(
                 f"the mask is of shape {tuple(mask.shape)}: expected the first dimensions of the "

@@ -187,7 +187,12 @@ class GradientFlow(Pretrained):
         """
         count, weight = whole(n, "n"), self.potential.w
         generator = torch.Generator().manual_seed(whole(seed, "seed", 0))
-        z = torch.randn(count, self.dim, dtype=torch.float64, generator=generator)
+        try:
+            z = torch.randn(count, self.dim, dtype=torch.float64, generator=generator)
+        except RuntimeError:  # of torch's allocator
+            raise InputError(
+                f"{count:,} points of {self.dim} numbers do not fit into the memory: draw fewer"
+            ) from None
         return z.to(weight)
 
     def extra_repr(self) -> str:

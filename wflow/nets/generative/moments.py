@@ -141,7 +141,7 @@ def attention(
     check_choice("kernel", kernel, KERNELS)
     check_choice("prox", prox, PROXES)
     check_choice("moments", moments, _MOMENTS)
-    h = positive(h, "h")
+    h = weight(h, "h", bound=1e30)
     alone = switch(exclude_self, "exclude_self")
     x = tensor(x, "x", "real")
     context = tensor(context, "context", "real", x)
@@ -198,7 +198,7 @@ def log_normaliser(y: Tensor, *, h: float, lam: float | Tensor, beta: float | Te
     >>> torch.allclose(value, torch.tensor([torch.pi]).log() / 2)
     True
     """
-    h = positive(h, "h")
+    h = weight(h, "h", bound=1e30)
     y = tensor(y, "y", "real")
     if y.ndim != 2:
         raise InputError(f"y is of shape {tuple(y.shape)}: expected (n, d)")
@@ -374,12 +374,12 @@ class _Average(torch.autograd.Function):
         return by_query, by_keys, by_bias, by_values, None
 
 
-def weight(value: Any, name: str, *, zero: bool = False) -> float:
-    """Check lambda or beta: a number whose kernel is in the range of single precision."""
+def weight(value: Any, name: str, *, zero: bool = False, bound: float = _LARGEST) -> float:
+    """Check lambda, beta or a step: a number whose kernel is in the range of single precision."""
     found = number(value, name, 0) if zero else positive(value, name)
-    if found > _LARGEST or 0 < found < 1 / _LARGEST:
+    if found > bound or 0 < found < 1 / bound:
         raise InputError(
-            f"{name} is {found:.3g}: expected a number from {1 / _LARGEST:g} to {_LARGEST:g}"
+            f"{name} is {found:.3g}: expected a number from {1 / bound:g} to {bound:g}"
             + (", or 0" if zero else "")
         )
     return found

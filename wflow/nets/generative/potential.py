@@ -25,6 +25,7 @@ Optimal Transport", AAAI 2021.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -423,11 +424,12 @@ def points(value: Any, name: str, dim: int, weight: Tensor) -> Tensor:
 def time(value: Any, dtype: torch.dtype) -> float:
     """Check a time: a number that is finite in the type of the points."""
     try:
-        return number(value, "t", most=torch.finfo(dtype).max, least=-torch.finfo(dtype).max)
+        checked = number(value, "t")
     except InputError:
-        raise InputError(
-            f"t is {shown(value)}: expected a finite number or a tensor of them"
-        ) from None
+        checked = math.inf
+    if not abs(checked) <= torch.finfo(dtype).max:
+        raise InputError(f"t is {shown(value)}: expected a finite number or a tensor of them")
+    return checked
 
 
 class Weights(NamedTuple):

@@ -231,7 +231,7 @@ def _sequential(function: FunctionType, cache: bool) -> Any:
     )
     copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
     # Numba's cache on disk tells functions apart by their names, not by their options.
-    compiled = njit(cache=cache, error_model="numpy", nogil=True)(variant("sequential")(copy))
+    compiled: Any = njit(cache=cache, error_model="numpy", nogil=True)(variant("sequential")(copy))
     if cache:
         compiled._cache = _Cache(compiled._cache)
     return compiled

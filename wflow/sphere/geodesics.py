@@ -126,7 +126,7 @@ def angles(x: Array, y: Array) -> Array:
     return 2 * np.arctan2(_norm(x - y), _norm(x + y))
 
 
-def pair_costs(x: Array, y: Array, p: float, chordal: bool) -> Array:
+def pair_costs(x: Array, y: Array, p: float, chordal: bool) -> NDArray[np.float64]:
     """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
     with threads_for(len(x) * len(y)):
         return _pair_costs(x, y, p, chordal)

@@ -30,7 +30,6 @@ FLOORS = [
     "cli",
 ]
 FACADE = {"wflow", "wflow.__main__"}  # hands names on, and is imported by no module
-LONGEST = 18  # modules in a chain of imports
 STUDIES = ROOT.parent / "studies"
 LINES = 250  # of a study
 
@@ -73,13 +72,6 @@ def floor(module: str) -> int:
     return FLOORS.index(module.split(".")[1])
 
 
-@functools.cache
-def longest(module: str) -> tuple[str, ...]:
-    """The longest chain of imports that begins with a module."""
-    chains = (longest(other) for other in imports(module) if other not in FACADE)
-    return (module, *max(chains, key=len, default=()))
-
-
 def test_the_package_is_a_table_of_contents() -> None:
     files = {file.name for file in ROOT.iterdir() if file.is_file()}
     assert files == {"__init__.py", "__main__.py", "_version.py", "py.typed"}
@@ -120,12 +112,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
     for module in FILES:
         visit(module, ())
-
-
-def test_the_longest_chain_of_imports_is_short() -> None:
-    chain = max((longest(module) for module in FILES if module not in FACADE), key=len)
-    print(f"{len(chain)} modules: {' -> '.join(chain)}")
-    assert len(chain) <= LONGEST
 
 
 def replaced(tree: ast.AST, homes: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -226,6 +226,7 @@ def table(folder: Path) -> dict[str, Case]:
             out=file,
             workers=0,
             scheduler=None,
+            security=None,
             task_seconds=1.0,
             **{**options, "if_exists": "overwrite"},
         ),

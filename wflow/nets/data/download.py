@@ -20,7 +20,7 @@ from wflow._core.checks import path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import Unpacked, opened, read_whole, replace_file
-from wflow._core.memory import check_memory
+from wflow._core.memory import check_memory, most_unpacked
 
 # The IDX format of MNIST: arrays of numbers behind a short header
 # ----------------------------------------------------------------
@@ -109,8 +109,12 @@ def parse_idx(data: bytes, name: str, *, dims: int | None = None) -> NDArray[Any
     try:
         dtype, shape = _header(stream, name, dims)
         size = math.prod(shape) * dtype.itemsize
-        check_memory(size, f"{name}: an array of shape {shape}", "get it again", stored=len(data))
-        body = _at_most(stream, size + 1)  # one byte more shows what should not be there
+        asked = f"{name}: an array of shape {shape}", "get it again"
+        most = int(most_unpacked(len(data)))
+        check_memory(min(size, most), *asked)
+        body = _at_most(stream, min(size, most) + 1)  # one byte more shows what should not be there
+        if len(body) > most:
+            check_memory(size, *asked, stored=len(data))
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(
             f"{name}: its gzip stream is broken ({error}); get the file again"

@@ -15,6 +15,7 @@ import pytest
 from numba.core.extending import _Intrinsic
 
 import wflow
+from wflow._core import compiled
 from wflow._core.compiled import _SHARED
 
 _SPIN = "GOMP_SPINCOUNT"
@@ -90,6 +91,27 @@ def test_the_key_of_compiled_code_covers_the_whole_folder_of_kernels():
     assert all(file.is_file() for file in _SHARED)
 
 
+def test_a_warning_of_the_cache_points_at_the_line_that_called_wflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "warned", set())
+    monkeypatch.setattr(
+        compiled._Cache, "_names", lambda self: compiled._warn_not_kept("a folder") or {}
+    )
+    with pytest.warns(UserWarning, match="a folder") as said:
+        compiled.compiled(_one_function)(1.0)
+    assert {warning.filename for warning in said} == {__file__}
+
+
+def _one_function(source, cache):
+    @numba.njit(cache=cache)
+    def function(x):
+        _ = source
+        return x
+
+    return function
+
+
 def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake():
     code = (
         "import os; before = dict(os.environ)\n"
@@ -100,10 +122,11 @@ def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake():
         "    seen.append(os.environ.get('GOMP_SPINCOUNT'))\n"
         "    return launch()\n"
         "parallel._launch_threads = launched\n"
-        "wflow.energy([[1.0, 0.0], [0.0, 1.0]], [[[1.0, 0.0], [0.0, 1.0]]])\n"
+        "wflow.energy(wflow.tokens.uniform(1000, 2, seed=0), [[[1.0, 0.0], [0.0, 1.0]]])\n"
         "print(seen[0]); assert dict(os.environ) == before\n"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", _SPIN)}
+    environment["NUMBA_NUM_THREADS"] = "2"
     for given, expected in ({}, "10000"), ({_SPIN: "7"}, "7"), ({"OMP_WAIT_POLICY": "a"}, "None"):
         done = subprocess.run(
             [sys.executable, "-c", code],

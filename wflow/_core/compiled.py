@@ -181,9 +181,9 @@ class _Cache:
             os.unlink(self._files._index_path)
         _warn_once(
             "damaged",
-            f"the compiled code in {os.path.join(self.cache_path, str(name))} is damaged "
-            f"({type(error).__name__}: {error}), perhaps other files of this folder, too; what is "
-            f"damaged is compiled again ({COMPILING_TIME}) and replaced",
+            f"the compiled code in {os.path.join(self.cache_path, str(name))} cannot be used "
+            f"({type(error).__name__}: {error}), nor perhaps other files of this folder; such code "
+            f"is compiled again ({COMPILING_TIME}) and replaced",
         )
 
 
@@ -203,9 +203,13 @@ def _warn_not_kept(where: str) -> None:
 
 def _warn_once(kind: str, text: str) -> None:
     """Warn once in this process of each kind of trouble: many functions share a folder."""
-    if kind not in warned:
-        warned.add(kind)
-        warnings.warn(text, stacklevel=3)
+    if kind in warned:
+        return
+    warned.add(kind)
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("wflow", "numba"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)  # the line that called wflow
 
 
 def _callable(functions: Any, cache: bool) -> Any:

@@ -22,9 +22,10 @@ def threads_started() -> bool:
     if layer is None:
         return False
     try:
-        return bool(layer())
+        layer()
     except ValueError:  # by its documentation, before any thread
         return False
+    return True
 
 
 def _forked() -> None:

@@ -129,9 +129,8 @@ def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[Callab
     if not _on_main_thread():
         yield lambda: None
         return
-    # A fork may be sent SIGTERM by a threading layer that computed nothing: it must end there.
     kinds = (signal.SIGINT,) if threads_lost() else _KINDS
-    previous: dict[int, Any] = {kind: signal.getsignal(kind) for kind in kinds}
+    previous: dict[int, Any] = {kind: signal.getsignal(kind) for kind in _KINDS}
     process = os.getpid()
 
     def first(kind: int, frame: FrameType | None) -> None:
@@ -148,6 +147,8 @@ def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[Callab
 
     outermost = {kind: getattr(old, "outermost", old) for kind, old in previous.items()}
     try:
+        if threads_lost():  # SIGTERM may be of a layer that computed nothing: the process ends
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         arm()
         yield arm
     finally:

@@ -97,7 +97,9 @@ def on_threads(parallel: Callable[..., Any], sequential: Callable[..., Any]) -> 
         number = current()
         if number == 1:
             return sequential(*arguments)
-        with _start_threads():
+        with _one_at_a_time:
+            held = _start_threads()
+        with held:
             if _limit.number is None:
                 return parallel(*arguments)
             before = numba.get_num_threads()
@@ -110,6 +112,9 @@ def on_threads(parallel: Callable[..., Any], sequential: Callable[..., Any]) -> 
                 numba.set_num_threads(before)
 
     return call
+
+
+_one_at_a_time = threading.RLock()
 
 
 @functools.cache
@@ -134,4 +139,4 @@ def _start_threads() -> AbstractContextManager[Any]:
     finally:
         if not given:
             os.environ.pop("GOMP_SPINCOUNT", None)
-    return threading.RLock() if numba.threading_layer() == "workqueue" else nullcontext()
+    return _one_at_a_time if numba.threading_layer() == "workqueue" else nullcontext()

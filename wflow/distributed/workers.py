@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from wflow._core.checks import check_choice, file_name, number, switch, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.extras import install
-from wflow._core.processes import check_main_guard, starting_processes
+from wflow._core.processes import starting_processes
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, interrupted, signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
@@ -110,8 +110,6 @@ def check_workers(workers: int, scheduler: Any, security: Security | None = None
         seconds, certificates that are missing or do not fit it, or for more workers than this
         machine can bear.
     """
-    if workers:
-        check_main_guard()
     if isinstance(scheduler, str) and not scheduler.strip():
         raise InputError(
             f"--scheduler is {scheduler!r}: expected an address such as tcp://host:8786; leave it "
@@ -140,7 +138,8 @@ def _check_installed(certificates: bool = False) -> None:
             import cryptography  # noqa: F401
     except ImportError:
         raise InputError(
-            f"--workers and --scheduler need dask: {install('dask')}, or leave them out"
+            f"--workers and --scheduler need dask, and cryptography for --workers: "
+            f"{install('dask')}, or leave them out"
         ) from None
 
 

@@ -330,6 +330,12 @@ def test_weights_in_a_pickle_are_read_as_tensors_alone(library, tmp_path, legacy
     torch.save([1, 2], path)
     with refused("holds list: expected weights by name"):
         nets.GPT.from_pretrained(tmp_path)
+    state = theirs.state_dict()
+    name = "transformer.wte.weight"
+    state[name] = state[name].to_sparse()
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    with refused("wte.weight is .*expected floating point, as a dense tensor"):
+        nets.GPT.from_pretrained(tmp_path)
 
 
 class Hostile:

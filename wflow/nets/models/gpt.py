@@ -30,7 +30,7 @@ from wflow.nets.blocks import (
     evaluating,
     layer_norm,
 )
-from wflow.nets.checks import in_memory, load_tensors, tensor
+from wflow.nets.checks import dense, in_memory, load_tensors, tensor
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import CONFIG, WEIGHTS, Pretrained, read_config, read_weights
 from wflow.nets.registry import register
@@ -530,7 +530,8 @@ def _published_weights(folder: Path) -> dict[str, Tensor]:
             ) from None
     if not isinstance(state, Mapping):
         raise InputError(f"{_BIN} holds {type(state).__name__}: expected weights by name")
-    claimed = sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+    weights = [value for value in state.values() if isinstance(value, Tensor) and dense(value)]
+    claimed = sum(weight.nbytes for weight in weights)
     if claimed > 2 * size:  # a published file may hold one matrix under two names
         raise InputError(
             f"{_BIN} claims weights of {claimed:,} bytes, and has {size:,}: expected each weight "

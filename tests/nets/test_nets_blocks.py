@@ -18,6 +18,7 @@ from wflow.nets.blocks import (  # noqa: E402
     TokenEmbedding,
     check_tokens,
 )
+from wflow.nets.models.set_transformer import CrossBlock, InducedBlock  # noqa: E402
 from wflow.nets.models.text import EncoderBlock, PooledHead  # noqa: E402
 
 DOUBLE = torch.float64
@@ -340,6 +341,13 @@ def in_time(net):
     return net
 
 
+class Seen(CrossBlock):
+    """A block whose two queries see the tokens."""
+
+    def forward(self, y, *, mask):
+        return super().forward(torch.ones(len(y), 2, WIDTH), y, mask=mask)
+
+
 MASKED = {  # networks with the arguments that take a mask
     "attention": (lambda: Attention(WIDTH, 2, causal=True), ("mask",)),
     "block": (lambda: layer(), ("mask",)),
@@ -359,11 +367,16 @@ MASKED = {  # networks with the arguments that take a mask
         lambda: nets.SetTransformer(**SETS, form="published", embedding="block"),
         ("mask",),
     ),
+    "induced": (lambda: InducedBlock(WIDTH, 2, 3), ("mask",)),
+    "seen": (lambda: Seen(WIDTH, 2), ("mask",)),
 }
 
 
+@pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", MASKED)
-def test_what_tokens_hold_that_are_not_there_reaches_neither_result_nor_gradient(name):
+def test_what_tokens_hold_that_are_not_there_reaches_neither_result_nor_gradient(
+    name, gradient
+):
     make, names = MASKED[name]
     torch.manual_seed(0)
     net, x = make(), torch.randn(3, 5, WIDTH)
@@ -371,11 +384,13 @@ def test_what_tokens_hold_that_are_not_there_reaches_neither_result_nor_gradient
 
     def measured(held):
         net.zero_grad()
-        found = net(torch.where(there[:, :, None], x, held), **dict.fromkeys(names, there))
+        given = torch.where(there[:, :, None], x, held).requires_grad_(gradient)
+        found = net(given, **dict.fromkeys(names, there))
         parts = found if isinstance(found, tuple) else (found,)
         parts = [part[there] if part.shape[:2] == there.shape else part for part in parts]
         torch.stack([part.sin().sum() for part in parts]).sum().backward()
-        return [*(part.detach() for part in parts), *(p.grad for p in net.parameters())]
+        found = [*(part.detach() for part in parts), *(p.grad for p in net.parameters())]
+        return [*found, given.grad[there]] if gradient else found
 
     want = measured(torch.zeros(()))
     for held in (math.nan, math.inf, 1e30):

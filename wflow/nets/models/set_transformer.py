@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from wflow._core.checks import check_choice, switch, whole
 from wflow._core.errors import InputError
-from wflow.nets.blocks import Stack, check_hidden, layer_norm, rate, share
+from wflow.nets.blocks import Stack, check_hidden, layer_norm, present, rate, share
 from wflow.nets.checks import check_dense, in_memory, tensor
 from wflow.nets.continuous import Output, as_flow
 from wflow.nets.pretrained import Pretrained
@@ -174,7 +174,7 @@ class SetTransformer(Pretrained):
         if mask is None:
             state, cost = as_flow(self.body(self.embed(points)))
             return Output(self.head(state), cost)
-        points = _blanked(points, mask)
+        points = present(points, mask)
         block = isinstance(self.embed, InducedBlock)
         hidden = self.embed(points, mask=mask) if block else self.embed(points)
         state, cost = as_flow(self.body(hidden, valid=mask, mask=mask))
@@ -198,11 +198,6 @@ class SetTransformer(Pretrained):
                 f"cloud {empty} has no point that the mask says is there: expected at least one; "
                 "leave empty clouds out"
             )
-
-
-def _blanked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Points or hidden states with 0 where none is: 0 * NaN would be NaN for all that see them."""
-    return x if mask is None else x.masked_fill(~mask[:, :, None], 0)
 
 
 class CrossBlock(nn.Module):
@@ -247,6 +242,7 @@ class CrossBlock(nn.Module):
         `mask` is bool (batch, m), True where a token of y is there; a row of which none is there
         sees them all, which is finite and means nothing.
         """
+        y = present(y, mask)
         asked = self.query(x)  # (batch, n, width)
         query = asked.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (batch, heads, n, k)
         pair = self.key_value(y).unflatten(2, (2, self.heads, -1))  # (batch, m, 2, heads, k)
@@ -304,8 +300,7 @@ class InducedBlock(nn.Module):
         `mask` is bool (batch, points), True where a point is there: only those are seen.
         """
         check_hidden(x, self.features, mask, self.inducing)
-        if not x.requires_grad:  # points; the hidden states of a network are finite
-            x = _blanked(x, mask)
+        x = present(x, mask)
         inducing = self.inducing.expand(x.shape[0], -1, -1)
         summary = self.gather(inducing, x, mask=mask)  # (batch, m, width)
         return self.spread(x, summary)
@@ -348,7 +343,7 @@ class PoolingHead(nn.Module):
 
         `mask` is bool (batch, points), True where a point is there: only those are pooled.
         """
-        hidden = functional.dropout(_blanked(hidden, mask), self.dropout, self.training)
+        hidden = functional.dropout(present(hidden, mask), self.dropout, self.training)
         if self.feed_forward is not None:
             hidden = functional.relu(self.feed_forward(hidden))
         seeds = self.seeds.expand(hidden.shape[0], -1, -1)  # (batch, k, width)

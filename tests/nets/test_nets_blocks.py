@@ -374,9 +374,7 @@ MASKED = {  # networks with the arguments that take a mask
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", MASKED)
-def test_what_tokens_hold_that_are_not_there_reaches_neither_result_nor_gradient(
-    name, gradient
-):
+def test_what_tokens_hold_that_are_not_there_reaches_neither_result_nor_gradient(name, gradient):
     make, names = MASKED[name]
     torch.manual_seed(0)
     net, x = make(), torch.randn(3, 5, WIDTH)

@@ -1,6 +1,7 @@
 """Tokens from files: every format gives the same rows, and other contents are refused."""
 
 import sys
+import zipfile
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wflow import InputError, tokens
+from wflow._core import memory
 from wflow.sphere import embeddings, normalise
 
 WITH_FILES = settings(
@@ -98,6 +100,64 @@ def test_blocks_of_rows_give_what_the_whole_file_gives(tmp_path, monkeypatch, ki
     expected = tokens.load(tmp_path / "a.csv", n=5, seed=3)
     assert np.array_equal(tokens.load(path, n=5, seed=3), expected)
     assert np.array_equal(tokens.load(path, n=5, d=2), tokens.load(tmp_path / "a.csv", n=5, d=2))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_of_a_file_much_smaller_than_its_array_no_subset_is_read(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "UNPACKED", 2e5)
+    monkeypatch.setattr(embeddings, "_BLOCK", 2**14)
+    path, packed = tmp_path / f"a{suffix}", np.ones((10_000, 6))
+    if suffix == ".npz":
+        np.savez_compressed(path, packed)
+        assert tokens.load(path, n=5).shape == (5, 6)  # its blocks are small
+        np.savez_compressed(path, np.asfortranarray(packed))
+    else:
+        write(path, packed)
+    assert path.stat().st_size < 3_000
+    with refused(f"a{suffix}"):
+        tokens.load(path, n=5)
+    assert tokens.load(path).shape == (10_000, 6)
+
+
+@pytest.mark.parametrize("n", [None, 20])
+def test_tokens_are_read_where_memory_has_room_for_their_copies(tmp_path, monkeypatch, n):
+    np.save(tmp_path / "a.npy", DATA)
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(embeddings, "_BLOCK", 1)
+    free = 4 * 8 * 6 * (n or 40)
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    with refused("a.npy"):
+        tokens.load(tmp_path / "a.npy", n=n)
+    free += 10**5
+    assert len(tokens.load(tmp_path / "a.npy", n=n)) == (n or 40)
+
+
+def test_parquet_is_read_one_row_group_at_a_time(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="reading parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    whole = tokens.load(write(tmp_path / "a.csv", DATA))
+    columns = {f"c{i}": column for i, column in enumerate(DATA.T)}
+    for table in (columns, {"emb": arrow.array(DATA.tolist())}):
+        parquet.write_table(arrow.table(table), tmp_path / "a.parquet", row_group_size=7)
+        assert np.array_equal(tokens.load(tmp_path / "a.parquet"), whole)
+        some = tokens.load(tmp_path / "a.csv", n=9, seed=2)
+        assert np.array_equal(tokens.load(tmp_path / "a.parquet", n=9, seed=2), some)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_an_array_of_negative_size_is_damaged(tmp_path, suffix):
+    header = {"descr": "<f8", "fortran_order": False, "shape": (-1, 6)}
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(DATA.tobytes())
+    if suffix == ".npz":
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            archive.write(tmp_path / "a.npy", "x.npy")
+    for options in ({}, {"n": 5}):
+        with refused(f"a{suffix}") as caught:
+            tokens.load(tmp_path / f"a{suffix}", **options)
+        assert "holds -1 rows" not in str(caught.value)
 
 
 def test_a_subset_is_refused_for_a_bad_row_anywhere_in_the_file(tmp_path, monkeypatch):

@@ -264,7 +264,10 @@ def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[An
     if size > 2**16:  # NumPy would read it first
         raise ValueError(f"its header has {size:,} bytes, expected some hundred")
     head = io.BytesIO(length + stream.read(size))
-    return npy.read_array_header_1_0(head) if first else npy.read_array_header_2_0(head)
+    found = npy.read_array_header_1_0(head) if first else npy.read_array_header_2_0(head)
+    if min(found[0], default=0) < 0:
+        raise ValueError(f"its header has the shape {found[0]}, expected sizes >= 0")
+    return found
 
 
 _KINDS = {

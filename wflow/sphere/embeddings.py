@@ -2,10 +2,12 @@
 
 Pickled objects are refused: nothing in a file is executed. Shape and type are known before values
 are read, in blocks of rows where the format allows it, so that memory is taken only for the rows
-that are wanted, and after a check.
+that are wanted, and after a check. Where the blocks are large, they are compared with the size of
+the file, too: it may be packed.
 """
 
 import csv
+import math
 import os
 import warnings
 import zipfile
@@ -27,6 +29,7 @@ Entry = tuple[tuple[int, ...], np.dtype[Any] | None]
 _NAME_IT = "name one with key=NAME, or as FILE::NAME on the command line"
 _REAL = "biuf"  # kinds of numpy types that are real numbers
 _BLOCK = 2**22  # bytes of rows that are read at once
+COPIES = 5  # of tokens in memory: they, what they come from, and what puts them on the sphere
 
 Floats = NDArray[np.float64]
 # Of the numbers of rows and columns, known before they are read: the rows that are wanted,
@@ -41,12 +44,14 @@ class Source(NamedTuple):
     shape, dtype : of the array
     blocks : neighbouring rows, from the first to the last, float64 or of that type
     held : bytes of memory that they take while they are read, beside what is kept of them
+    stored : bytes of the file
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     blocks: Iterator[NDArray[Any]]
     held: int = 0
+    stored: int | None = None
 
 
 Take = Callable[[Source], Floats]  # is called while the file is open
@@ -96,7 +101,7 @@ def read_array(
 
 def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) -> Floats:
     """The rows that are wanted."""
-    shape, dtype, blocks, held = source
+    shape, dtype, blocks, held, stored = source
     if dtype.kind not in _REAL:
         raise InputError(f"{what}: holds {dtype}; expected real numbers; convert it first")
     if len(shape) != 2:
@@ -105,7 +110,10 @@ def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) ->
         raise InputError(f"{what}: has shape {shape} and no values; give at least one row")
     rows = None if pick is None else pick(*shape)
     count = shape[0] if rows is None else len(rows)
-    check_memory(8 * count * shape[1] + held, f"{what}: {shape}", "take fewer rows, by n or a part")
+    if rows is not None:
+        check_memory(held, f"{what}: {shape}", "write it in smaller parts", stored=stored)
+    needed = 8 * COPIES * count * shape[1] + held
+    check_memory(needed, f"{what}: {shape}", "take fewer rows, by n or a part")
     kept, first = np.empty((count, shape[1])), 0
     for block in blocks:
         with np.errstate(over="ignore"):  # a long double out of range becomes inf
@@ -168,7 +176,7 @@ def _read_numpy(file: Path, key: str | None, take: Take) -> Floats:
         packed = handle.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
         handle.seek(0)
         if not packed:
-            source = _stored(handle)
+            source = _stored(handle, file)
             if key is not None:
                 raise InputError(f"{file}: holds one array and no names; leave out the key {key!r}")
             return take(source)
@@ -183,26 +191,28 @@ def _read_numpy(file: Path, key: str | None, take: Take) -> Floats:
                 except ValueError:  # what is no array beside the numbers is not read
                     entries[name] = ((), None)
             with archive.open(members[_choose(file, entries, key)]) as stream:
-                return take(_stored(stream))
+                return take(_stored(stream, file))
 
 
-def _stored(stream: IO[bytes]) -> Source:
-    """The array of NumPy in a stream."""
+def _stored(stream: IO[bytes], file: Path) -> Source:
+    """The array of NumPy in a stream of a file."""
     shape, fortran, dtype = array_header(stream)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
-    row = int(np.prod(shape[1:], dtype=object)) * dtype.itemsize
-    whole = row * shape[0] if shape else dtype.itemsize
+    rows = shape[0] if shape else 1
+    row = math.prod(shape[1:]) * dtype.itemsize
 
     def blocks() -> Iterator[NDArray[Any]]:
         if fortran:
-            yield np.frombuffer(_exactly(stream, whole), dtype).reshape(shape[::-1]).T
+            yield np.frombuffer(_exactly(stream, rows * row), dtype).reshape(shape[::-1]).T
             return
-        for first in range(0, shape[0], _step(row)):
-            count = min(_step(row), shape[0] - first)
+        for first in range(0, rows, _step(row)):
+            count = min(_step(row), rows - first)
             yield np.frombuffer(_exactly(stream, count * row), dtype).reshape(count, *shape[1:])
 
-    return Source(shape, dtype, blocks(), whole if fortran else row * min(_step(row), whole))
+    # A block as it is stored, and a copy where it is unpacked or converted.
+    held = (row + 8 * math.prod(shape[1:])) * (rows if fortran else min(_step(row), rows))
+    return Source(shape, dtype, blocks(), held, os.path.getsize(file))
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:
@@ -228,7 +238,7 @@ def _read_hdf5(file: Path, key: str | None, take: Take) -> Floats:
         name = _choose(file, entries, None if key is None else key.strip("/"), hint)
         check_stored(handle, name, file)
         data = handle[name]
-        row = int(np.prod(data.shape[1:], dtype=object)) * data.dtype.itemsize
+        row = math.prod(data.shape[1:]) * data.dtype.itemsize
         step = _step(row)
         if data.chunks is not None:  # which are unpacked as a whole
             step += -step % data.chunks[0]
@@ -259,27 +269,35 @@ def _read_parquet(file: Path, key: str | None, take: Take) -> Floats:
                 raise InputError(
                     f"{file}: column {k!r} holds {t}; expected numbers; drop the column"
                 )
-        read = [source.metadata.row_group(k) for k in groups]
-        values = sum(
-            group.column(k).num_values
-            for group in read
-            for k in range(group.num_columns)
-            if group.column(k).path_in_schema.partition(".")[0] in types
-        )
-        check_memory(3 * 8 * values, f"{file}: {values:,} values", "give a part")
-        table = source.read(columns=list(types))
-    if name is not None:
-        column = table.column(name)
-        width = np.unique([len(row) if row.is_valid else -1 for row in column])
-        if len(width) > 1 or -1 in width:
-            raise InputError(f"{file}: the lists of column {name!r} differ in length; repair them")
-        parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-        flat = np.concatenate([[], *parts])
-        return take(_of_array(flat.reshape(len(column), width[0] if len(width) else 0)))
-    columns = [table.column(k).to_numpy().astype(np.float64) for k in types]
-    return take(
-        _of_array(np.stack(columns, axis=1) if columns else np.empty((source.metadata.num_rows, 0)))
-    )
+        counts = [
+            sum(
+                group.column(i).num_values
+                for i in range(group.num_columns)
+                if group.column(i).path_in_schema.partition(".")[0] in types
+            )
+            for group in map(source.metadata.row_group, groups)
+        ]
+        rows = source.metadata.num_rows
+        width = len(types) if name is None else -(-sum(counts) // max(1, rows))
+
+        def blocks() -> Iterator[Floats]:
+            for k in groups:
+                table = source.read_row_group(k, columns=list(types))
+                if name is None:
+                    columns = [table.column(k).to_numpy().astype(np.float64) for k in types]
+                    yield np.stack(columns, axis=1)
+                    continue
+                column = table.column(name)
+                if any(not row.is_valid or len(row) != width for row in column):
+                    raise InputError(
+                        f"{file}: the lists of column {name!r} differ in length; repair them"
+                    )
+                parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+                yield np.concatenate([[], *parts]).reshape(len(column), width)
+
+        held = 3 * 8 * max(counts, default=0)
+        shape = rows, width
+        return take(Source(shape, np.dtype(np.float64), blocks(), held, os.path.getsize(file)))
 
 
 def _read_csv(file: Path, key: str | None, take: Take) -> Floats:

@@ -18,7 +18,7 @@ from wflow._core.checks import number, path_of, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.hints import did_you_mean
 from wflow._core.memory import check_memory
-from wflow.sphere.embeddings import SUFFIXES, optional_module, read_array
+from wflow.sphere.embeddings import COPIES, SUFFIXES, optional_module, read_array
 from wflow.sphere.geometry import as_tokens
 
 __all__ = [
@@ -243,8 +243,9 @@ def load(
         centred and projected to their first d principal axes, then normalised.
     n : int, optional
         Number of tokens, a random subset without replacement chosen by the seed. None takes all.
-        Where d is None or d', a file .npy, .npz or HDF5 is read in blocks of rows, and only the
-        subset is kept in memory.
+        Where d is None or d', a file .npy, .npz, .parquet or HDF5 is read in blocks of rows, and
+        only the subset is kept in memory. An array of NumPy in Fortran order is one block, a row
+        group of .parquet another; one much larger than its file is refused.
     key : str, optional
         Name of the array in .npz and HDF5, of a column of lists in .parquet. None takes the only
         one that has two dimensions.
@@ -498,8 +499,7 @@ def _spread(spread: Any) -> float:
 
 
 def _check_size(n: int, d: int) -> None:
-    # The tokens, the noise they come from, and what puts them on the sphere.
-    check_memory(8 * 5 * n * d, f"a cloud of {n} tokens in R^{d}", "take a smaller n or d")
+    check_memory(8 * COPIES * n * d, f"a cloud of {n} tokens in R^{d}", "take a smaller n or d")
 
 
 def _check_finite(data: Tokens, what: str, first: int = 0) -> None:

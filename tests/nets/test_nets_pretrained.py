@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ pytest.importorskip("safetensors")
 from torch import nn  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
+from wflow._core.files import in_turn  # noqa: E402
 from wflow.nets import pretrained  # noqa: E402
 
 FILES = {"config.json", "model.safetensors"}
@@ -167,6 +171,47 @@ def test_a_kill_of_a_first_save_leaves_no_network_or_the_new_one(tmp_path, monke
             assert one_of(nets.GPT.from_pretrained(folder), [new]) == 0
         gpt(depth=2).save_pretrained(folder)
         assert {file.name for file in folder.iterdir()} == FILES
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_saves_to_one_folder_at_once_leave_one_of_them(tmp_path, monkeypatch, training):
+    from wflow.nets.training import checkpoint
+
+    others = [gpt(depth=1) for _ in range(4)]
+    replace = os.replace
+
+    def slow(*paths):
+        time.sleep(0.005)
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", slow)
+    with checkpoint.locked(tmp_path / "net") if training else nullcontext():
+        with ThreadPoolExecutor(4) as pool:  # a lock is that of an open file, not of a process
+            saves = [pool.submit(other.save_pretrained, tmp_path / "net") for other in others * 2]
+        for save in saves:
+            save.result()
+    assert {file.name for file in (tmp_path / "net").iterdir()} == FILES
+    assert one_of(nets.GPT.from_pretrained(tmp_path / "net"), others) is not None
+
+
+def test_a_save_waits_for_another_one_and_not_for_ever(saved, monkeypatch):
+    monkeypatch.setattr(pretrained, "_PATIENCE", 0.05)
+    before = {file: file.read_bytes() for file in saved.iterdir()}
+    with in_turn(saved / pretrained._LOCK, 0), refused(str(saved)):
+        gpt(depth=1).save_pretrained(saved)
+    assert {file: file.read_bytes() for file in saved.iterdir()} == before
+    gpt(depth=1).save_pretrained(saved)
+    assert len(nets.GPT.from_pretrained(saved).body) == 1
+
+
+def test_a_first_save_that_fails_leaves_no_folder(tmp_path, monkeypatch):
+    def full(path, writer):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pretrained, "replace_file", full)
+    with refused("No space left on device"):
+        gpt(depth=1).save_pretrained(tmp_path / "a" / "net")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_save_in_the_folder_of_a_training_goes_on_beside_its_lock(saved):

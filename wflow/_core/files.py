@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import stat
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -396,14 +397,59 @@ def released(made: Iterable[Path], lock: int | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for path in made:  # innermost first
-            if any(path.iterdir()):
-                break
-            path.rmdir()
+        with suppress(OSError):  # another process has begun to write there
+            for path in made:  # innermost first
+                path.rmdir()
         raise
     finally:
         if lock is not None:
             os.close(lock)
+
+
+@contextmanager
+def in_turn(path: Path, patience: float) -> Iterator[None]:
+    """Make the folder of a lock file, and wait until no other process has the lock.
+
+    Unlike `claim_folder` it is for writers of a few seconds, beside a process that has the folder.
+    The file is removed at the end, and the folder where the block fails and leaves it empty. What a
+    killed process leaves is the file without a lock, which the next one takes.
+
+    Parameters
+    ----------
+    path : the lock file
+    patience : seconds to wait
+
+    Raises
+    ------
+    BlockingIOError
+        Where another process has the lock for longer.
+    OSError
+        For a folder that cannot be made or written.
+    """
+    end, folder = time.monotonic() + patience, path.parent
+    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    while (number := _taken(path)) is None:
+        if time.monotonic() > end:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+        time.sleep(0.01)
+    with released(made, number):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _taken(path: Path) -> int | None:
+    """Number of an open lock file whose lock was taken; None where another process has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Who had the lock may have taken the folder away, or the file since it was opened here.
+    with suppress(FileNotFoundError):
+        number = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        with suppress(FileNotFoundError):
+            if take_lock(number) and os.path.samestat(os.fstat(number), os.stat(path)):
+                return number
+        os.close(number)
+    return None
 
 
 def check_stored(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset | h5py.Group | None":

@@ -25,7 +25,7 @@ from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import (
-    claim_folder,
+    in_turn,
     kind_of_file,
     opened,
     read_json,
@@ -76,7 +76,7 @@ class Pretrained(nn.Module):
             Folder for `model.safetensors` and `config.json`; it is made where it is missing.
             Earlier files of this function are replaced, and nothing else is. A process that is
             killed leaves the old network or the new one, and its drafts (`*.new`) are removed by
-            the next save.
+            the next save. Processes that save to one folder at once do so in turn.
 
         Raises
         ------
@@ -230,37 +230,28 @@ def _write(network: nn.Module, folder: Path) -> None:
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     text = json.dumps(whole, indent=2) + "\n"
-    lock = None
     try:
-        with suppress(BlockingIOError):  # such as of a training in this folder: its drafts stay
-            _, lock = claim_folder(folder)
+        with in_turn(folder / _LOCK, _PATIENCE):
+            _check_replaceable(folder / WEIGHTS, _own_weights)
+            _check_replaceable(folder / CONFIG, _own_config)
+            _settle(folder)  # the last step of a save that was killed before it
+            remove_drafts(folder, [CONFIG, WEIGHTS])
+            _replace(_fresh(folder, whole["sha256"]), data)
+            _replace(folder / CONFIG, text.encode())
+            _settle(folder)
+    except BlockingIOError:
+        raise InputError(
+            f"another process has saved to {folder} for {_PATIENCE:g} s: expected an end of it; "
+            "stop it, or choose another folder"
+        ) from None
     except OSError as error:
         raise InputError(
-            f"cannot make the folder {folder}: {error.strerror}; choose another"
+            f"cannot write into the folder {folder}: {error.strerror}; choose another"
         ) from None
-    try:
-        _check_replaceable(folder / WEIGHTS, _own_weights)
-        _check_replaceable(folder / CONFIG, _own_config)
-        if lock is not None:
-            _clean(folder)
-        fresh = _fresh(folder, whole["sha256"])
-        _replace(fresh, data)
-        _replace(folder / CONFIG, text.encode())
-        _settle(folder, fresh)
-    except OSError as error:
-        raise InputError(
-            f"cannot write into {folder}: {error.strerror}; choose another folder"
-        ) from None
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
-def _clean(folder: Path) -> None:
-    """Take the last step of a save that was killed before it, and remove drafts of others."""
-    if _own_config(folder / CONFIG):
-        _settle(folder, _fresh(folder, read_config(folder).get("sha256")))
-    remove_drafts(folder, [CONFIG, WEIGHTS])
+_LOCK = f"{WEIGHTS}.lock.new"  # a training has the lock of its folder, and saves do not wait for it
+_PATIENCE = 600.0  # seconds; a save takes some
 
 
 def _fresh(folder: Path, sha256: Any) -> Path:
@@ -269,10 +260,12 @@ def _fresh(folder: Path, sha256: Any) -> Path:
     return folder / (f"{WEIGHTS}.{digits[0]}.new" if digits else WEIGHTS)
 
 
-def _settle(folder: Path, fresh: Path) -> None:
+def _settle(folder: Path) -> None:
     """Give the weights that the configuration names by their digest their final name."""
-    with suppress(FileNotFoundError):  # another process saved the same network
-        os.replace(fresh, folder / WEIGHTS)
+    if _own_config(folder / CONFIG):
+        fresh = _fresh(folder, read_config(folder).get("sha256"))
+        with suppress(FileNotFoundError):  # they have it
+            os.replace(fresh, folder / WEIGHTS)
 
 
 def _read(folder: Path, config: Mapping[str, Any], cls: type[Any]) -> Any:

@@ -639,6 +639,10 @@ def test_the_command_prepares_and_says_what_it_made(tmp_path, whole, capsys):
     assert main([*command, "--resume"]) == 0
 
 
+def resealed(found):
+    return found | {"sha256": digest_of(found)}
+
+
 def test_an_edited_index_is_refused(tmp_path, whole):
     out = tmp_path / "whole"
     found = json.loads((out / INDEX).read_text())
@@ -646,8 +650,13 @@ def test_an_edited_index_is_refused(tmp_path, whole):
     (out / INDEX).write_text(json.dumps(found))
     with pytest.raises(InputError, match="was edited"):
         nets.data.TokenFiles(out)
+    found["vocabulary"] -= 1
+    for name, value in (("vocabulary", None), ("end_of_text", "0"), ("documents", -1)):
+        (out / INDEX).write_text(json.dumps(resealed(found | {name: value})))
+        with pytest.raises(InputError, match=name) as caught:
+            nets.data.TokenFiles(out)
+        assert str(out / INDEX) in str(caught.value)
     del found["files"]
-    found["sha256"] = digest_of(found)
-    (out / INDEX).write_text(json.dumps(found))
+    (out / INDEX).write_text(json.dumps(resealed(found)))
     with pytest.raises(InputError, match="no files: expected an object"):
         nets.data.TokenFiles(out)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wflow._core.checks import field, path_of, whole
+from wflow._core.checks import LARGEST_WHOLE, field, path_of, whole
 from wflow._core.errors import InputError
 from wflow._core.files import opened, read_json, read_whole
 from wflow._core.progress import progress
@@ -274,11 +274,11 @@ class TokenFiles:
         place = path_of(folder, "folder")
         self._folder, self.description = place, read_index(place)
         index, found = place / INDEX, self.description
-        self.vocabulary = whole(found.get("vocabulary"), "vocabulary", 1, most=MOST)
-        self.end_of_text = whole(found.get("end_of_text"), "end_of_text", 0, most=MOST)
+        self.vocabulary = _count(found, "vocabulary", index, 1, MOST)
+        self.end_of_text = _count(found, "end_of_text", index, 0, MOST)
         field(found, "name", str, index)
         for key in ("documents", "empty", "repaired"):
-            field(found, key, int, index)
+            _count(found, key, index)
         for key in PAIRS:
             field(field(found, "tokenizer", dict, index), key, str, index)
         files = field(found, "files", dict, index)
@@ -347,8 +347,14 @@ class TokenFiles:
 
 def written_part(found: Mapping[str, Any], where: Path) -> tuple[int, int, str]:
     """Tokens, documents and SHA-256 of one of the two files, as index and journal hold them."""
-    counts = [whole(field(found, key, int, where), key, 0) for key in ("tokens", "documents")]
+    counts = [_count(found, key, where) for key in ("tokens", "documents")]
     return counts[0], counts[1], field(found, "sha256", str, where)
+
+
+def _count(
+    found: Mapping[str, Any], name: str, where: Path, least: int = 0, most: float = LARGEST_WHOLE
+) -> int:
+    return whole(field(found, name, int, where), f"{name} in {where}", least, most=most)
 
 
 def digest_of(document: Mapping[str, Any]) -> str:

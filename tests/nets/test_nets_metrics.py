@@ -132,8 +132,11 @@ def test_equal_texts_score_no_more_than_100(library):
 
 
 def test_bleu_of_fewer_than_four_words_is_zero_with_a_warning(library):
-    with pytest.warns(UserWarning, match="four words"):
+    with pytest.warns(UserWarning, match="four words") as direct:
         assert metrics.bleu(["the cat sat"], ["the cat sat"]) == 0
+    with pytest.warns(UserWarning, match="four words") as among:
+        assert metrics.scores(["the cat sat"], ["the cat sat"]).bleu == 0
+    assert direct[0].filename == among[0].filename == __file__
 
 
 @pytest.fixture

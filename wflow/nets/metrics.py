@@ -183,7 +183,7 @@ def scores(
     if read is not None:
         precision, recall, f_measure = read.score(predicted, given, place)
     return Scores(
-        bleu=bleu(predicted, given),
+        bleu=_corpus_bleu(predicted, [given], "moses"),
         **_rouge(rouge, kept),
         bertscore=f_measure,
         bert_precision=precision,
@@ -238,6 +238,12 @@ def bleu(predictions: Iterable[str], *references: Iterable[str], words: Words = 
     >>> nets.metrics.bleu(["to be or not to be"], ["to be or not to be"])  # doctest: +SKIP
     100.0
     """
+    return _corpus_bleu(predictions, references, words)
+
+
+def _corpus_bleu(
+    predictions: Iterable[str], references: Iterable[Iterable[str]], words: Words
+) -> float:
     measure = _bleu(words)
     predicted = _texts(predictions, "predictions")
     given = [_texts(each, "references") for each in references]
@@ -254,7 +260,7 @@ def bleu(predictions: Iterable[str], *references: Iterable[str], words: Words = 
         warnings.warn(
             "no prediction has four words, and BLEU-4 is 0 whatever they are: give longer texts; "
             "where a language has no spaces, put them between its words",
-            stacklevel=2,
+            stacklevel=3,
         )
     return min(float(found.score), 100.0)  # the exponential of a sum of logarithms rounds
 

@@ -105,6 +105,7 @@ def test_points_on_a_surface_are_uniform_with_respect_to_area():
         ([[0, 1, -1]], "faces have vertices -1 to 1"),
         ([[0.0, 1.0, 2.0]], "faces are float64: expected integers"),
         ([[0, 1, 2], [0, 1]], "faces must be an array"),
+        (torch.nested.nested_tensor([torch.arange(3), torch.arange(2)]), "is a nested tensor"),
     ],
 )
 def test_surfaces_without_area_are_refused(faces, message):

@@ -279,6 +279,8 @@ def reals(
             raise TypeError("it has masked entries; fill or remove them first")
         if str(getattr(values, "dtype", "")).endswith("bfloat16"):
             raise TypeError("NumPy has no bfloat16; convert them to single precision first")
+        if getattr(values, "is_nested", False) is True:
+            raise TypeError("it is a nested tensor; pad it to a dense one")
         given = np.asarray(values)
         if given.dtype.kind not in "iuf" and given.size and not _holds_numbers(given):
             raise TypeError(f"it holds {_KINDS.get(given.dtype.kind, str(given.dtype))}")

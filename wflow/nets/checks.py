@@ -63,9 +63,8 @@ def tensor(value: Any, name: str, kind: Kind, like: Tensor | None = None) -> Ten
             f"{named} {value.dtype}: expected {like.dtype}, the type of the weights; convert one "
             "of them, or use torch.autocast"
         )
-    return (
-        value.resolve_neg() if value.is_neg() else value
-    )  # NumPy and torch.func know no such view
+    # NumPy and torch.func know no negative view.
+    return value.resolve_neg() if value.is_neg() else value
 
 
 def check_dense(value: Any, name: str, kind: Kind) -> None:

@@ -261,9 +261,9 @@ def rows_of(values: Any, name: str, most: int, *, exact: bool) -> tuple[Tensor, 
         raise InputError(
             f"{name} is {type(values).__name__}: expected a tuple of tensors of {most} rows{advice}"
         )
-    shapes = [
+    shapes = [  # sparse and jagged tensors have one; it is an error of other nested tensors
         tuple(t.shape)
-        if isinstance(t, Tensor) and (t.layout != torch.strided or not t.is_nested)
+        if isinstance(t, Tensor) and not (t.is_nested and t.layout == torch.strided)
         else type(t).__name__
         for t in batch
     ]

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -11,6 +12,7 @@ from wflow import InputError
 from wflow._core import memory
 from wflow._core.files import (
     Unpacked,
+    check_zip,
     draft_of,
     opened,
     read_json,
@@ -121,6 +123,24 @@ def test_a_stream_is_read_whole_and_never_beyond_what_its_file_may_hold():
         stream.seek(10**9)
 
 
+def test_an_archive_stores_the_bytes_that_it_claims(tmp_path):
+    def checked(kind, count):
+        """Check an archive of so many names, all of which stand for the same bytes."""
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", kind) as archive:
+            archive.writestr("x", bytes(1000))
+            archive.filelist *= count
+        with open(tmp_path / "a.zip", "rb") as file:
+            check_zip(file, "a.zip")
+            assert file.tell() == 0
+
+    checked(zipfile.ZIP_STORED, 1)
+    with pytest.raises(InputError, match="packed"):
+        checked(zipfile.ZIP_DEFLATED, 1)
+    with pytest.raises(InputError, match=r"claims .*3,000") as caught:
+        checked(zipfile.ZIP_STORED, 3)
+    assert "packed" not in str(caught.value)
+
+
 def test_a_file_is_read_where_memory_has_room_for_it(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_text("[1, 2]" + " " * 2**21)
@@ -134,6 +154,8 @@ def test_a_file_is_read_where_memory_has_room_for_it(tmp_path, monkeypatch):
             with pytest.raises(InputError, match=r"a\.json"):
                 read(file, path)
     with open(path, "r+b") as file:
+        with pytest.raises(InputError, match=r"a\.json"):
+            read_json(file, path, most=2**21)
         file.truncate(2**27)
         with pytest.raises(InputError, match=r"a\.json"):
             read_json(file, path)

@@ -14,6 +14,7 @@ from torch.torch_version import TorchVersion  # noqa: E402
 from trainings import Points, assert_same, crash, network, refused, run  # noqa: E402
 
 from wflow import InputError  # noqa: E402
+from wflow._core import memory  # noqa: E402
 from wflow.nets import checks, train  # noqa: E402
 from wflow.nets.models.gpt import GPT  # noqa: E402
 from wflow.nets.training.checkpoint import digests, sealed  # noqa: E402
@@ -264,8 +265,17 @@ def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path):
     ):
         for entry in whole.infolist():
             packed.writestr(entry.filename, whole.read(entry))
-    with pytest.raises(InputError, match="claims more bytes than it has"):
+    with pytest.raises(InputError, match=r"z\.pt is an archive of packed files"):
         train.load_model(tmp_path / "z.pt", network())
+
+
+def test_a_whole_file_that_memory_has_no_room_for_is_not_called_damaged(tmp_path, monkeypatch):
+    train.save_model(tmp_path / "w.pt", network())
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 10)
+    with pytest.raises(InputError, match=r"w\.pt") as caught:
+        train.load_model(tmp_path / "w.pt", network())
+    assert "damaged" not in str(caught.value) and "again" not in str(caught.value)
 
 
 def test_a_tensor_that_repeats_its_memory_is_saved_in_full(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from wflow import InputError  # noqa: E402
+from wflow._core import memory  # noqa: E402
 from wflow.nets import data  # noqa: E402
 from wflow.nets.data import datasets, download  # noqa: E402
 from wflow.nets.data.download import (  # noqa: E402
@@ -343,6 +344,17 @@ def test_a_download_with_another_checksum_names_both_and_keeps_nothing(tmp_path,
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
+def test_a_download_that_memory_has_no_room_for_is_not_read(server, monkeypatch):
+    pytest.importorskip("pooch")
+    folder, address = server
+    (folder / "file.txt").write_bytes(b"content")
+    file = DataFile("set/file.txt", sha(b"content"), (address + "file.txt",))
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 3)
+    with refused("cannot download file.txt"):
+        download.download(file)
+
+
 def test_a_download_that_fails_names_every_address_and_the_alternative(server):
     pytest.importorskip("pooch")
     _, address = server
@@ -518,6 +530,7 @@ def test_a_compact_text_has_the_vocabulary_of_the_tokens_that_occur():
     [
         ({"encoder.json": b"not json"}, "expected the files of GPT-2"),
         ({"encoder.json": b"[1, 2]"}, "not numbered"),
+        ({"encoder.json": b"[1, 2]" + b" " * 2**24}, r"encoder\.json has .* bytes: expected"),
         ({"encoder.json": b'{"a": 1, "b": 1}'}, "not numbered"),
         ({"encoder.json": b'{"a": [0]}'}, "not numbered"),
         ({"encoder.json": b'{"a": 0, "b": 1}'}, "254 of the 256 bytes"),

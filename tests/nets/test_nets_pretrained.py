@@ -263,6 +263,10 @@ def test_weights_of_another_save_are_noticed(saved, tmp_path):
         nets.GPT.from_pretrained(saved)
 
 
+def padded(path, count):
+    path.write_bytes(path.read_bytes() + b" " * count)
+
+
 def edited(folder, **changes):
     path = folder / "config.json"
     config = json.loads(path.read_text()) | changes
@@ -280,6 +284,7 @@ def edited(folder, **changes):
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is damaged"),
         (lambda f: (f / "config.json").write_text("[]"), "holds list: expected an object"),
         (lambda f: (f / "config.json").write_text("{}"), "is of another program"),
+        (lambda f: padded(f / "config.json", 2**22), "config.json has .* bytes: expected"),
         (lambda f: edited(f, format=None, model_type="bert"), "is of a bert of another library"),
         (lambda f: edited(f, format="wflow-network/9"), "a newer wflow wrote it"),
         (lambda f: edited(f, sha256=None), "it has no sha256"),

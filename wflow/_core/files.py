@@ -146,22 +146,37 @@ LARGEST_JSON = 2**26
 """Bytes of a JSON document; those of wflow and of Hugging Face have some kB, or few MB."""
 
 
-def read_json(file: IO[bytes], path: Path | str) -> Any:
+def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) -> Any:
     """What a JSON document holds.
+
+    Parameters
+    ----------
+    file : the file, open for reading
+    path : its name, for messages
+    most : bytes that the document may have
 
     Raises
     ------
     InputError
-        For a document of more than `LARGEST_JSON` bytes, or one that memory has no room for.
+        For a larger document, or one that memory has no room for.
     ValueError, RecursionError
         For what is no JSON.
     """
-    size = os.fstat(file.fileno()).st_size
-    if size > LARGEST_JSON:
-        raise InputError(
-            f"{path} has {size:,} bytes: expected a JSON document of at most {LARGEST_JSON:,}"
-        )
-    return json.loads(read_whole(file, path, factor=32.0))  # [] has 3 bytes, and takes 64
+    _check_json(os.fstat(file.fileno()).st_size, path, most)
+    return parse_json(read_whole(file, path), path, most=most)
+
+
+def parse_json(data: bytes, path: Path | str, *, most: int = LARGEST_JSON) -> Any:
+    """What a JSON document in memory holds, as `read_json`."""
+    _check_json(len(data), path, most)
+    return json.loads(data)
+
+
+def _check_json(size: int, path: Path | str, most: int) -> None:
+    if size > most:
+        raise InputError(f"{path} has {size:,} bytes: expected a JSON document of at most {most:,}")
+    # [] has 3 bytes, and takes 64.
+    check_memory(32.0 * size, f"{path} ({size:,} bytes)", "is it the right file?")
 
 
 class Unpacked(io.RawIOBase):
@@ -224,7 +239,7 @@ class Unpacked(io.RawIOBase):
 
 
 def check_zip(file: IO[bytes], path: Path | str) -> None:
-    """Raise InputError for a zip archive with packed files, or with more bytes than it has.
+    """Raise InputError for a zip archive with packed files, or with more bytes than are stored.
 
     torch and `numpy.savez` write archives of stored files, whose sizes are those of the memory that
     they take.
@@ -238,12 +253,16 @@ def check_zip(file: IO[bytes], path: Path | str) -> None:
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or (
-        (total := sum(entry.file_size for entry in entries)) > size
-    ):
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise InputError(
-            f"{path} claims more bytes than it has: an archive of stored files was expected, and "
-            "it has packed or overlapping ones"
+            f"{path} is an archive of packed files: expected stored ones, as torch and NumPy write "
+            "them; unpack it, and write it again without compression"
+        )
+    total = sum(entry.file_size for entry in entries)
+    if total > size:
+        raise InputError(
+            f"{path} claims files of {total:,} bytes, and has {size:,}: expected each to be "
+            "stored; it is damaged or hostile: get it again"
         )
     check_memory(total, f"{path}", "is it the right file?")
     file.seek(0)

@@ -25,9 +25,11 @@ from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import (
+    LARGEST_JSON,
     in_turn,
     kind_of_file,
     opened,
+    parse_json,
     read_json,
     read_whole,
     remove_drafts,
@@ -39,6 +41,7 @@ from wflow.nets import registry
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "wflow-network"
 _VERSION = 1
+_CONFIG_BYTES = 2**22  # most of a configuration; usual ones have a thousandth of that
 _SAVED = "a folder of save_pretrained"
 
 
@@ -150,7 +153,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         with opened(path, f"the configuration in {_SAVED}") as file:
-            found = read_json(file, path)
+            found = read_json(file, path, most=_CONFIG_BYTES)
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
@@ -309,7 +312,7 @@ def _check_replaceable(path: Path, own: Callable[[Path], bool]) -> None:
 def _own_config(path: Path) -> bool:
     try:
         with opened(path, "a configuration") as file:
-            found = read_json(file, path)
+            found = read_json(file, path, most=_CONFIG_BYTES)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and str(found.get("format")).startswith(f"{_FORMAT}/")
@@ -320,7 +323,7 @@ def _own_weights(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            head = json.loads(file.read(min(size, 2**26)))
+            head = parse_json(file.read(min(size, LARGEST_JSON)), path)
     except (OSError, ValueError, RecursionError):
         return False
     marks = head.get("__metadata__") if isinstance(head, dict) else None

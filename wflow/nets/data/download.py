@@ -379,7 +379,11 @@ def _fetch(pooch: Any, address: str, file: DataFile, draft: Path) -> None:
     """Download to a draft, which is moved into place after its contents were verified."""
     pooch.get_logger().info("Downloading data from %s", address)
     pooch.HTTPDownloader()(address, str(draft), None)
-    digest = pooch.file_hash(str(draft)) if file.packed else _digest(draft.read_bytes(), draft)
+    if file.packed:
+        digest = pooch.file_hash(str(draft))
+    else:
+        with opened(draft, "a download") as found:
+            digest = _digest(read_whole(found, draft), draft)
     if digest != file.sha256:
         raise InputError(f"the SHA-256 of its contents is {digest}, expected {file.sha256}")
 

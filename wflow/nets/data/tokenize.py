@@ -15,7 +15,7 @@ from torch import Tensor
 from wflow._core.checks import switch, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import replace_file
+from wflow._core.files import parse_json, replace_file
 from wflow.nets.checks import listed, tensor
 from wflow.nets.checks import text as given_text
 from wflow.nets.data.download import cache_folder
@@ -458,6 +458,9 @@ def _key(texts: list[str], vocabulary: int, lowercase: bool) -> str:
     return digest.hexdigest()
 
 
+_ENCODER_BYTES = 2**24  # most; that of GPT-2 has 2**20
+
+
 def _published(
     encoder: bytes, merges: bytes, letters: Iterable[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -467,8 +470,10 @@ def _published(
     """
     wrong = "encoder.json and vocab.bpe cannot be used ({}); expected the files of GPT-2"
     try:
-        numbers = json.loads(encoder)
+        numbers = parse_json(encoder, "encoder.json", most=_ENCODER_BYTES)
         lines = merges.decode("utf-8").splitlines()
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(wrong.format(error)) from None
     values = numbers.values() if isinstance(numbers, dict) else [None]

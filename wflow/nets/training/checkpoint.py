@@ -491,13 +491,12 @@ def _loaded(path: Path, file: BufferedReader) -> Any:
     try:
         check_zip(file, path)
         return load_tensors(file)
+    except InputError:
+        raise
     except Exception as error:  # a damaged or hostile file can fail in any way
         named = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to disable checks
         reason = f"it asks for {named[1]}" if named else type(error).__name__
-        if (
-            isinstance(error, OSError | RuntimeError | InputError | zipfile.BadZipFile)
-            and not named
-        ):
+        if isinstance(error, OSError | RuntimeError | zipfile.BadZipFile) and not named:
             reason = (str(error).splitlines() or [reason])[0]
         raise InputError(
             f"{path} cannot be read as weights ({reason}): it is damaged, or holds other things "

@@ -111,7 +111,9 @@ def _taken(what: str, source: Source, pick: Pick | None, check: Check | None) ->
     rows = None if pick is None else pick(*shape)
     count = shape[0] if rows is None else len(rows)
     if rows is not None:
-        check_memory(held, f"{what}: {shape}", "write it in smaller parts", stored=stored)
+        check_memory(
+            held, f"{what}: {shape}", "write it in C order, or in smaller row groups", stored=stored
+        )
     needed = 8 * COPIES * count * shape[1] + held
     check_memory(needed, f"{what}: {shape}", "take fewer rows, by n or a part")
     kept, first = np.empty((count, shape[1])), 0

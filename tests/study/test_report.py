@@ -176,6 +176,19 @@ def test_positions_on_the_page_are_those_of_the_file(run) -> None:
         assert np.abs(drawn - ds["tokens"].values[0]).max() < 3e-5
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 1)])
+def test_clusters_of_a_run_are_those_of_its_precision(dtype, count, tmp_path) -> None:
+    angle = np.ravel(6e-4 * np.arange(4)[:, None] + [0, 1.2e-7])  # pairs, a unit of single apart
+    x = np.stack([np.sin(angle), np.cos(angle)], axis=1)
+    options = {"heads": np.zeros((1, 2, 2)), "t_final": 1.0, "dt": 0.5}
+    save, compute = wflow.SaveAt(snapshots=[1.0]), wflow.Compute(dtype=dtype)
+    run = wflow.solve(x, wflow.heads.Frozen(), save=save, compute=compute, **options)
+    text, _ = page_of(run, tmp_path / "page.html")
+    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    drawn = charts["r0-clusters"]["panels"][0]["curves"][1]["y"]["f4"]
+    assert np.frombuffer(base64.b64decode(drawn), "<f4").tolist() == [count]
+
+
 def test_what_a_file_says_is_text_and_never_markup(tmp_path) -> None:
     attack = "<script>alert(1)</script><img src=http://x onerror=alert(2)>{{data}}"
     run = solve()

@@ -34,7 +34,7 @@ from wflow._core.reprs import ShortResult
 from wflow.analysis.linkage import components, merge_heights
 from wflow.attention.cloud import as_unit_tokens, velocity
 from wflow.attention.flows import Flow
-from wflow.io.snapshots import all_clouds, cloud, clouds, opened, require_tokens
+from wflow.io.snapshots import all_clouds, cloud, clouds, opened, require_tokens, token_type
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -703,7 +703,7 @@ def over_time(
     names, progress = _names(quantities), switch(progress, "progress")
     with opened(run) as ds:
         require_tokens(ds)
-        unit = rounding(ds["tokens"].dtype)
+        unit = rounding(token_type(ds))
         shape = ds.sizes["snapshot_path"], ds.sizes["snapshot"]
         values = {name: np.full(shape, np.nan) for name in names}
         with progress_bar(shape[0] * shape[1], "clusters", progress) as advance:
@@ -845,7 +845,7 @@ def _first_time(
 
     with opened(run) as ds:
         require_tokens(ds)
-        unit = rounding(ds["tokens"].dtype)
+        unit = rounding(token_type(ds))
         times = ds["snapshot"].values
         paths = ds["snapshot_path"].load()
         first = np.full(len(paths), np.nan)

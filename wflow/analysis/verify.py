@@ -44,6 +44,7 @@ from wflow.io.schema import (
     budget_running,
     flow_name,
     head_count,
+    single,
 )
 from wflow.kernels.evaluate import Sums, head_sums
 from wflow.meanfield.densities import entropy
@@ -115,10 +116,6 @@ class Check(ShortResult):
         figures = "" if math.isnan(self.value) else f"  {self.value:.3g} (limit {self.limit:.3g})"
         note = f"\n      {self.note}" if self.note else ""
         return printable(f"{word}  {self.name}{figures}{note}")
-
-
-def single(config: dict[str, Any]) -> bool:
-    return config.get("compute", {}).get("dtype") == "float32"
 
 
 def worst_of(values: Array) -> float:

@@ -463,6 +463,11 @@ def flow_name(config: Mapping[str, Any]) -> str:
     return str(flow.get("name", "?") if isinstance(flow, Mapping) else flow)
 
 
+def single(config: Mapping[str, Any]) -> bool:
+    """Whether a run was computed in single precision; its tokens are stored in double anyway."""
+    return bool(config.get("compute", {}).get("dtype") == "float32")
+
+
 def solve_with(save: str) -> str:
     """Advice for a run that lacks something: the option that records it."""
     return f"Solve it again with save=wflow.SaveAt({save})"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow.io.schema import solve_with
+from wflow.io.schema import single, solve_with
 from wflow.sphere.geometry import as_tokens
 
 if TYPE_CHECKING:
@@ -46,6 +46,15 @@ def require_tokens(ds: "Dataset", what: str = "the run") -> None:
         raise InputError(
             f"{what} holds no tokens. {solve_with('snapshots=[times], paths=[the paths]')}"
         )
+
+
+def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
+    """Type in which the tokens of a run were computed, whatever they are stored in."""
+    from wflow.io.reading import parse_config
+
+    config = parse_config(ds.attrs.get("config", "{}"), "the run")
+    narrow = single(config) or ds["tokens"].dtype == np.float32
+    return np.float32 if narrow else np.float64
 
 
 def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:

@@ -39,7 +39,7 @@ from wflow.io import digests, reading
 from wflow.io.reading import final_of
 from wflow.io.results import CREATOR, OF_ONE_RUN, REPORT, replace_files, summary_document
 from wflow.io.salvage import FAULTS, LARGEST, opened_in_part
-from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, solve_with
+from wflow.io.schema import FAMILY, VARIABLES, head_count, law_name, single, solve_with
 from wflow.plots.charts import Chart, Curve, Floats, Panel, escaped, plain
 from wflow.plots.figure import MAX_FRAMES as FRAMES  # of the times of a curve or cloud
 from wflow.plots.figure import MAX_TOKENS as TOKENS
@@ -204,10 +204,10 @@ class Cloud:
         if "tokens" in ds and ds["tokens"].size:
             path = int(np.ravel(ds["snapshot_path"].values)[0])
             stored = ds["tokens"].isel(snapshot_path=0).transpose("snapshot", "token", "axis")
-            whose, single = f"Tokens of path {path}", True
+            whose, of_one = f"Tokens of path {path}", True
         elif "tokens_mean" in ds and ds["tokens_mean"].size:
             stored = ds["tokens_mean"].transpose("snapshot", "token", "axis")
-            whose, single = "Means of the tokens over the paths", False
+            whose, of_one = "Means of the tokens over the paths", False
         else:
             return None
         frames, n, d = stored.shape
@@ -231,7 +231,7 @@ class Cloud:
         drawn = unit.shape[1]
         number = f"all {n:,}" if drawn == n else f"{drawn:,} of the {n:,}"
         caption = f"{whose}: {number} tokens at {len(times)} of the {frames} recorded times."
-        return cls(times, points, unit, d, caption + note, single)
+        return cls(times, points, unit, d, caption + note, of_one)
 
     def data(self) -> dict[str, Any]:
         """The cloud for the script: positions as 16-bit integers, 32767 for 1.5."""
@@ -393,7 +393,8 @@ class Section:
                     self.no_tokens = "The times of the tokens are not in what is left of the file."
         elif self.cloud.clusters:
             cloud = self.cloud
-            self._chart("clusters", "the clusters", lambda: _cluster_chart(cloud, clock))
+            draw = lambda: _cluster_chart(cloud, self.config, clock)  # noqa: E731
+            self._chart("clusters", "the clusters", draw)
         self._chart("heads", "the heads", lambda: _heads_chart(ds))
         self.spectrum = self._try("the heads", lambda: _spectrum(ds)) or []
         self.checks = self._try("the checks", lambda: _checks(ds, file, self.config, clock)) or []
@@ -614,9 +615,9 @@ def _density(ds: Dataset) -> str:
     from wflow.plots.densities import density_snapshots
     from wflow.plots.style import style
 
-    single = ds.sizes.get("path", 1) == 1 and "density" in ds
-    whose = f"path {int(ds['snapshot_path'][0])}" if single else "mean over the paths"
-    figure = density_snapshots(ds, which=int(ds["snapshot_path"][0]) if single else "mean")
+    alone = ds.sizes.get("path", 1) == 1 and "density" in ds
+    whose = f"path {int(ds['snapshot_path'][0])}" if alone else "mean over the paths"
+    figure = density_snapshots(ds, which=int(ds["snapshot_path"][0]) if alone else "mean")
     drawn = io.BytesIO()
     with style():
         figure.savefig(drawn, format="png", dpi=110, metadata={"Software": CREATOR})
@@ -644,14 +645,14 @@ def _balance_rows(ds: Dataset, config: Mapping[str, Any]) -> list[tuple[str, str
     return rows
 
 
-def _cluster_chart(cloud: Cloud, clock: Clock) -> Chart | None:
+def _cluster_chart(cloud: Cloud, config: Mapping[str, Any], clock: Clock) -> Chart | None:
     """Numbers of clusters and order of the tokens that are drawn."""
     from wflow.analysis import clusters
 
     norms = np.linalg.norm(cloud.unit, axis=-1, keepdims=True)
     if not (np.abs(norms - 1) < 1e-3).all():
         return None
-    unit = cloud.unit / norms
+    unit = (cloud.unit / norms).astype(np.float32 if single(config) else np.float64)
     frames, n, _ = unit.shape
     mean = np.linalg.norm(unit.mean(axis=1), axis=-1)
     second = np.einsum("tni,tnj->tij", unit, unit) / n

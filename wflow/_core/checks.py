@@ -334,9 +334,8 @@ def returned(
     name : what the message calls the function
     finite : refuse NaN and infinity
     kind : floating-point type of the result
-    repeats : whether a single number, axes of length one, and, where there are more axes than two,
-        one matrix stand for all; an array that lacks the first axis is refused, for it may be that
-        of one path
+    repeats : whether one number, or one matrix of the last two axes, may be returned for all; other
+        shapes are refused, for they may be of one path or head
 
     Raises
     ------
@@ -345,13 +344,11 @@ def returned(
     """
     try:
         given = reals(values, name, finite=False, single=True)
-        axes = {len(shape)} | ({0, 2 if len(shape) > 2 else 0} if repeats else set())
-        if given.ndim not in axes or not (repeats or given.shape == shape):
+        if given.shape not in ((shape, (), shape[-2:]) if repeats else (shape,)):
             raise ValueError
         with np.errstate(over="ignore"):  # what is beyond float32 is refused below
             fit = given.astype(kind, copy=False)
-        if fit.shape != shape:
-            fit = np.broadcast_to(fit, shape)
+        fit = np.broadcast_to(fit, shape) if fit.shape != shape else fit
     except ValueError:  # InputError of the check is one, too
         what = f"a {type(values).__name__}"
         if isinstance(values, np.ma.MaskedArray):
@@ -360,8 +357,8 @@ def returned(
             what = f"an array of {values.dtype} of shape {values.shape}"
         expected = f"of shape {shape}"
         if repeats:
-            expected = f"that broadcast to {shape} and have as many axes, or one number"
-            expected += " or matrix" if len(shape) > 2 else ""
+            one = "one number" if len(shape) == 2 else "one number or matrix"
+            expected = f"that broadcast to {shape}: of that shape, or {one}"
         raise InputError(f"{name} returned {what}: expected real numbers {expected}") from None
     if finite and not np.isfinite(fit).all():
         raise InputError(f"{name} returned a value that is not finite: expected finite numbers")

@@ -81,10 +81,10 @@ class HeadLaw(Described):
     ----------
     drift : callable, optional
         Function f of (D, t), with D of shape (paths, heads, d, d) and read-only, whose value has
-        as many axes and broadcasts to D, or is one number or matrix for all. None for zero.
+        that shape, or is one number or one matrix (d, d) for all. None for zero.
     diffusion : float or callable, optional
-        Size sigma, or a function of (D, t) whose value broadcasts to (paths, heads) from two axes,
-        or is one number. None for zero.
+        Size sigma, or a function of (D, t) whose value has shape (paths, heads), or is one number.
+        None for zero.
     symmetric : bool, default True
         Whether the law keeps symmetric heads symmetric. A law that does not has no energy.
 

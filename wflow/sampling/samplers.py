@@ -153,7 +153,7 @@ def brwp(
     -----
     UserWarning
         For :math:`\beta\lambda^2 h > 0.05` (L1 norm), and where at the end tokens attend to
-        themselves alone, or move ever faster.
+        themselves alone, or move in a step by more than the cloud has moved and spread.
 
     See Also
     --------
@@ -297,7 +297,8 @@ def myula(
     Warns
     -----
     UserWarning
-        Where at the end tokens move ever faster: the step is too large for the target.
+        Where the step is too large for the target: at the end tokens move in a step by more than
+        the cloud has moved and spread since the start.
 
     See Also
     --------
@@ -409,7 +410,8 @@ def ula(
     Warns
     -----
     UserWarning
-        Where at the end tokens move ever faster: the step is too large for the target.
+        Where the step is too large for the target: at the end tokens move in a step by more than
+        the cloud has moved and spread since the start.
 
     See Also
     --------
@@ -593,18 +595,18 @@ def _warn_lonely(run: xarray.Dataset) -> None:
 
 
 def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
-    """Warn of a finished run whose tokens move ever faster, by more than their noise and size.
+    """Warn of a finished run whose tokens move ever faster, by more than noise, way and spread.
 
-    The last tells a step that is too large, above 2/L, from tokens on the way out of a saddle.
+    The last two tell a step that is too large, above 2/L, from tokens on the way out of a saddle.
     """
     h, beta = problem.method.h, problem.method.beta
     moves = h * np.sqrt(run["speed_sq"][:, [0, -1]].values)
     path = int(moves[:, 1].argmax())
     noise = math.sqrt(2 * h / beta * run.sizes["axis"])
-    last = run.isel(path=path, time=-1)
+    mean, variance = (run[name][path].values for name in ("sample_mean", "sample_variance"))
     with np.errstate(over="ignore"):
-        size = math.sqrt(float((last["sample_mean"] ** 2 + last["sample_variance"]).sum()))
-    if moves[path, 1] > max(_FAST * noise, moves[path, 0], size):
+        gone = math.sqrt(float(((mean[-1] - mean[0]) ** 2 + variance[-1]).sum()))
+    if moves[path, 1] > max(_FAST * noise, moves[path, 0], gone):
         warnings.warn(
             f"the step h = {h:g} diverges: at the end a token of path {path} moves by "
             f"{moves[path, 1]:.3g} in a step, more than at the start ({moves[path, 0]:.3g}) and "

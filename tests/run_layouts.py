@@ -83,17 +83,17 @@ def escapes(file: h5py.File) -> None:
     """Write such characters into every text of a run file: attributes, names, configuration."""
     config = json.loads(file.attrs["config"])
     for key in ("flow", "direction"):
-        config[key] = f"{config.get(key, '')}{STEERING}"
+        config[key] = f"{config.get(key, '')}{STEERING}\nforged"
     config["law"]["name"] = f"Law{STEERING}\nstatus  complete"
     config["law"][f"rate{STEERING}"] = STEERING
     for name in ("title", "history", "command", "source", "references", "created", "platform"):
         file.attrs[name] = f"{name}{STEERING}\n$(x)"
-    file.attrs[f"mine{STEERING}"] = STEERING
+    file.attrs[f"mine{STEERING}\nforged"] = STEERING
     file.attrs["config"] = json.dumps(config)
     for name in list(file):
         file[name].attrs["units"] = STEERING
         file[name].attrs[f"mine{STEERING}"] = STEERING
-    file.create_dataset(f"mine{STEERING}", data=3.0).attrs["long_name"] = STEERING
+    file.create_dataset(f"mine{STEERING}\nforged", data=3.0).attrs["long_name"] = STEERING
 
 
 def in_child(code: str, *arguments: str) -> subprocess.CompletedProcess:

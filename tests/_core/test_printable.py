@@ -95,10 +95,10 @@ def test_a_shell_reads_the_words_of_a_command_that_is_pasted() -> None:
 
 
 def test_errors_logs_labels_and_reprs_are_printable(capsys, caplog) -> None:
-    error = wflow.RunFileError(f"{STEERING} is damaged")
+    error = wflow.RunFileError(f"{STEERING}\nforged is damaged")
     assert printable(str(error), lines=False) == str(error)
     with caplog.at_level(logging.INFO, "wflow"):
-        logging.getLogger("wflow").info("%s: %d steps", STEERING, 3)
+        logging.getLogger("wflow").info("%s: %d steps", f"{STEERING}\nforged", 3)
     (record,) = caplog.records
     assert printable(record.getMessage(), lines=False) == record.getMessage()
 
@@ -110,7 +110,7 @@ def test_errors_logs_labels_and_reprs_are_printable(capsys, caplog) -> None:
     with progress(1, f"{STEERING}\nforged") as advance:
         advance(0)
         progress_lines = capsys.readouterr().err
-    assert "\x1b" not in progress_lines
+    assert "\x1b" not in progress_lines and "\nforged" not in progress_lines
 
 
 def test_a_label_is_no_markup(monkeypatch) -> None:
@@ -127,7 +127,7 @@ def test_a_label_is_no_markup(monkeypatch) -> None:
 def test_a_warning_of_an_unfinished_run_is_printable(tmp_path) -> None:
     import h5py
 
-    file = tmp_path / f"run{STEERING[:5]}.h5"
+    file = tmp_path / f"run{STEERING[:5]}\nforged.h5"
     wflow.solve(
         wflow.tokens.uniform(3, 3, seed=0), wflow.heads.Frozen(),
         heads=1, t_final=0.1, dt=0.1, out=file,

@@ -297,7 +297,7 @@ def test_no_text_of_a_file_steers_the_terminal(runs, tmp_path, capsys):
     for command in ("info", "verify", "report"):
         assert main([command, str(evil)]) in (0, 1)
         said = capsys.readouterr()
-        assert not steers(said.out + said.err) and "\nforged" not in said.out
+        assert not steers(said.out + said.err) and "\nforged" not in said.out + said.err
         if command == "info":
             assert all(line.startswith("  ") for line in said.out.splitlines()[1:])
             assert "\nstatus" not in said.out
@@ -305,14 +305,17 @@ def test_no_text_of_a_file_steers_the_terminal(runs, tmp_path, capsys):
     assert not steers(page[: page.index("<script")])
     with wflow.open(evil) as run:
         shown = [repr(run), str(run.wflow), run.wflow._repr_html_(), run._repr_html_()]
-    assert not steers("".join(shown))
-    for words in (["info", str(evil), "more"], ["info", f"-{STEERING}"], ["plot", STEERING]):
+    assert not steers("".join(shown)) and "\nforged" not in shown[0] + shown[1]
+    for words in (
+        ["info", str(evil), "more"], ["info", f"-{STEERING}\nforged"], ["plot", STEERING],
+        ["info", str(tmp_path / "no\nforged.h5")], ["study", "no\nforged"],
+    ):  # fmt: skip
         try:
             assert main(words) == 2
         except SystemExit as stop:
             assert stop.code == 2
         said = capsys.readouterr().err
-        assert said and not steers(said)
+        assert said and not steers(said) and "\nforged" not in said
 
 
 def test_commands_work_in_an_ascii_locale(runs, tmp_path):

@@ -86,7 +86,7 @@ def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
 
 def _shown(word: str) -> str:
     """A word as a message can quote it."""
-    word = printable(word)
+    word = printable(word, lines=False)
     return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
 
 

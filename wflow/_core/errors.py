@@ -39,7 +39,7 @@ def printable(text: str, *, lines: bool = True) -> str:
     text : str
         Any text.
     lines : bool, default True
-        False for a name or a field, which is one line.
+        False for a name, a field or a message, which is one line.
 
     Returns
     -------
@@ -68,8 +68,8 @@ def _escape(found: re.Match[str]) -> str:
 def _printable_record(record: logging.LogRecord) -> bool:
     """Make the message of a record printable; every record passes."""
     message = record.getMessage()
-    if message != printable(message):
-        record.msg, record.args = printable(message), None
+    if message != (text := printable(message, lines=False)):
+        record.msg, record.args = text, None
     return True
 
 
@@ -87,7 +87,7 @@ class WflowError(Exception):
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__())  # messages quote files and their names
+        return printable(super().__str__(), lines=False)  # messages quote files and their names
 
 
 class InputError(WflowError, ValueError):
@@ -185,7 +185,7 @@ class Interrupted(KeyboardInterrupt):
 def last_words(error: BaseException) -> tuple[str, int]:
     """What a program prints that ends by an exception of wflow, and its exit status."""
     if isinstance(error, Interrupted):
-        return f"wflow: {printable(str(error))}", 128 + error.signum
+        return f"wflow: {printable(str(error), lines=False)}", 128 + error.signum
     return f"wflow: error: {error}", 2
 
 

@@ -269,7 +269,7 @@ def warn_not_comparable(config: Mapping[str, Any], stacklevel: int = 4) -> None:
     """
     _, reason = _not_comparable(config)
     if reason:
-        text = printable(f"this run cannot be resumed because {reason}")
+        text = printable(f"this run cannot be resumed because {reason}", lines=False)
         warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
 

@@ -81,9 +81,14 @@ def starting_processes(
                 os.environ[_MARK] = before
 
 
+class _Unguarded(InputError):
+    def __str__(self) -> str:
+        return str(self.args[0])  # two lines, which quote nothing
+
+
 def _unguarded() -> InputError:
     return without_traceback(
-        InputError(
+        _Unguarded(
             "the processes that were to compute import this script, which starts processes itself\n"
             'put the call under `if __name__ == "__main__":`, and start the script again'
         )

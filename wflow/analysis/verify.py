@@ -114,8 +114,8 @@ class Check(ShortResult):
     def __str__(self) -> str:
         word = {True: "pass", False: "FAIL", None: "skip"}[self.passed]
         figures = "" if math.isnan(self.value) else f"  {self.value:.3g} (limit {self.limit:.3g})"
-        note = f"\n      {self.note}" if self.note else ""
-        return printable(f"{word}  {self.name}{figures}{note}")
+        lines = [f"{word}  {self.name}{figures}", *([f"      {self.note}"] if self.note else [])]
+        return "\n".join(printable(line, lines=False) for line in lines)
 
 
 def worst_of(values: Array) -> float:

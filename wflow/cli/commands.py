@@ -286,7 +286,7 @@ def guarded(main: Callable[[], int]) -> int:
             message = "needs more memory than there is; smaller --n, --heads or --paths, "
             return _complain(f"wflow: error: {message}larger --save.every", 2)
         except OSError as error:
-            what = f"{error.filename}: " if error.filename else ""
+            what = f"{_name(error.filename)}: " if error.filename else ""
             return _complain(f"wflow: error: {what}{error.strerror or error}", 2)
 
 
@@ -302,7 +302,7 @@ def _print_whatever() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _name(path: Path) -> str:
+def _name(path: Path | str) -> str:
     return printable(str(path), lines=False)
 
 
@@ -312,4 +312,4 @@ def _complain(message: str, status: int) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(printable(f"wflow: warning: {message}"), file=sys.stderr)
+    print(printable(f"wflow: warning: {message}", lines=False), file=sys.stderr)

@@ -104,7 +104,7 @@ def _attributes(thing: Any, known: set[str] | None = None) -> dict[str, Any] | N
 def _printable(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
     """Attributes, of which a repr prints names and texts as they are."""
     return {
-        printable(name): printable(value) if isinstance(value, str) else value
+        printable(name, lines=False): printable(value) if isinstance(value, str) else value
         for name, value in attrs.items()
     }
 
@@ -121,7 +121,7 @@ def foreign_dataset(source: Any) -> xarray.Dataset:
     holders: list[Any] = [ds, *ds.variables.values()]
     for holder in holders:
         holder.attrs = _printable(holder.attrs)
-    names = {name: printable(str(name)) for name in (*ds.variables, *ds.sizes)}
+    names = {name: printable(str(name), lines=False) for name in (*ds.variables, *ds.sizes)}
     changed = {name: text for name, text in names.items() if name != text}
     if not changed:
         return ds

@@ -665,7 +665,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     cut.encoding["source"] = str(path)  # as xarray sets it where it opens the file itself
     reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
     warnings.warn(
-        f"{printable(str(path))} is not complete: it was recorded up to {reached} "
+        f"{printable(str(path), lines=False)} is not complete: it was recorded up to {reached} "
         f"({ends['time']} of {dataset.sizes['time']} times); {RESUME}",
         stacklevel=2,
     )

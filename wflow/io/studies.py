@@ -82,7 +82,7 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
     with ExitStack() as stack, warnings.catch_warnings(record=True) as partial:
         warnings.simplefilter("always")
         for stem, file in _files(folder):
-            name = printable(stem)
+            name = printable(stem, lines=False)
             try:
                 nodes[name] = _open(file, document)
             except RunFileError as error:
@@ -101,17 +101,17 @@ def open_study(folder: str | Path) -> "xarray.DataTree":
     complete = bool(document) and not unfinished and not lost
     attrs = _attrs(document) | {"complete": int(complete)}
     if lost:
-        attrs["left_out"] = printable("; ".join(lost))
+        attrs["left_out"] = printable("; ".join(lost), lines=False)
         unfinished.append(f"left out: {attrs['left_out']}")
     if unfinished:
         message = f"the study in {folder} is not complete: {'; '.join(unfinished)}"
-        warnings.warn(printable(message), stacklevel=2)
+        warnings.warn(printable(message, lines=False), stacklevel=2)
     children: dict[str, Any] = {f"/{name}": ds for name, ds in nodes.items()}
     tree = xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **children})
     for name, ds in nodes.items():
         tree[name].set_close(ds.close)  # the tree holds copies, which close nothing
         tree[name].encoding |= {"source": ds.encoding.get("source", "")}
-    tree.name = printable(folder.resolve().name)
+    tree.name = printable(folder.resolve().name, lines=False)
     return tree
 
 

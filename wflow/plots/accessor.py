@@ -306,7 +306,7 @@ class RunAccessor:
         rows = self._rows()
         width = max((len(words) for _, words, _, _ in rows), default=0)
         lines += [f"  {words:<{width}}  {_number(mean, error)}" for _, words, mean, error in rows]
-        return printable("\n".join(lines))
+        return "\n".join(printable(line, lines=False) for line in lines)
 
     def _repr_html_(self) -> str:
         try:

@@ -339,7 +339,7 @@ def _is_header(file: Path, fields: list[str]) -> bool:
         )
     if counted and len(names) > 2:  # two columns "0,1" are an ordinary token
         warnings.warn(
-            printable(f"{file}: its first line {','.join(names[:3])},...")
+            printable(f"{file}: its first line {','.join(names[:3])},...", lines=False)
             + " is read as a token; if it numbers the columns, write "
             "the file without it (in pandas: header=False)",
             stacklevel=2,

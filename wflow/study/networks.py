@@ -270,7 +270,7 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
         )
         session.files[out.name] = out / train.METRICS
     except train.NonFiniteLossError as error:  # that is a result, and not the end of the study
-        print(printable(f"{out.name}: {error}"), file=sys.stderr)
+        print(printable(f"{out.name}: {error}", lines=False), file=sys.stderr)
         history, diverged = error.history, True
     device = train.device(run.config.device)
     return Trained(run.model.to(device).eval(), history, device, diverged)

@@ -279,4 +279,4 @@ def check_lost(
     text = f"{source}: of {total:,} {what} {'; '.join(problems)}"
     if len(broken) + missing > LOST * total:
         raise InputError(f"{text}; expected at most {100 * LOST:g} % of them: get it again")
-    warnings.warn(printable(f"{text}; they are left out"), stacklevel=stacklevel + 1)
+    warnings.warn(printable(f"{text}; they are left out", lines=False), stacklevel=stacklevel + 1)

@@ -204,7 +204,7 @@ def _cached(
             replace_file(path, functools.partial(_keep, drawn))
         except OSError as error:
             warnings.warn(
-                printable(f"the points cannot be kept in {path} ({error})")
+                printable(f"the points cannot be kept in {path} ({error})", lines=False)
                 + "; they are drawn again next time",
                 stacklevel=4,
             )

@@ -469,8 +469,9 @@ def read(path: Path) -> dict[str, Any]:
     kind, version = _FORMATS[form]
     if version == 1 and DIGESTS not in content:
         warnings.warn(
-            f"{printable(str(path))} has no digests: written by an earlier version, its contents "
-            "cannot be checked; to have them, write it again (save_model, or resume the training)",
+            f"{printable(str(path), lines=False)} has no digests: written by an earlier version, "
+            "its contents cannot be checked; to have them, write it again (save_model, or resume "
+            "the training)",
             stacklevel=3,
         )
     elif damaged is not None:

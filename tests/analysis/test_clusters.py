@@ -236,6 +236,16 @@ def test_the_number_of_clusters_falls_as_the_scale_grows(seed, scale, unit):
     assert np.all(np.diff(counts) <= 0)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("angle", [1e-3, 0.1, 1.0, 2.0, 3.0])
+def test_ties_are_as_wide_as_stated(angle, dtype):
+    x = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype)
+    chord, unit = pdist(x)[0], np.finfo(dtype).eps
+    tie = min(16 * unit / chord, chord * math.sqrt(unit) / 32) + 2 * unit
+    for share, expected in ((0.7, 1), (1.3, 2)):
+        assert clusters.count(x, 2 * math.asin((chord - share * tie) / 2)) == expected
+
+
 def test_large_clouds_join_ties_on_every_path(monkeypatch):
     x = ring(2500) @ special_ortho_group.rvs(2, random_state=0)
     gap = 2 * math.pi / 2500

@@ -209,7 +209,7 @@ def _with_unit(x: ArrayLike) -> tuple[FloatArray, float]:
 
 
 def labels(x: ArrayLike, scale: float) -> NDArray[np.int64]:
-    """Return the cluster of every token by single linkage at a scale.
+    r"""Return the cluster of every token by single linkage at a scale.
 
     Clusters are the components of the graph dist(x_i, x_j) <= scale, with the geodesic distance
     ``2 arcsin(|x - y| / 2)``, where distances that exceed the scale by rounding alone are ties and
@@ -236,10 +236,12 @@ def labels(x: ArrayLike, scale: float) -> NDArray[np.int64]:
     -----
     Apart from ties the result is exact. A distance and the scale tie where rounding explains what
     they differ by, be the scale from `wflow.transport.distance`, from a chord or from an arccos:
-    about 4e-15 / scale, and 5e-10 scale + 5e-16 at most; for tokens in single precision 2e-6 /
-    scale, and 1.1e-5 scale + 2.5e-7 at most. Near pi chords hardly change with the distance: there
-    it is 1e-7, and 2e-3 in single precision. The vertices of a regular polytope are one cluster at
-    the length of its edges.
+    with the chord c = 2 sin(scale / 2), tokens are linked where
+
+    .. math:: |x - y| \le c + \min(16\,\epsilon / c,\, c \sqrt\epsilon / 32) + 2\epsilon,
+
+    epsilon = 2.2e-16, and 1.2e-7 for tokens in single precision. The vertices of a regular polytope
+    are one cluster at the length of its edges.
 
     It takes up to n^2 d / 2 multiply-adds, n d for a cloud in few tight clusters; from 2000 tokens
     on a k-d tree searches clouds that are not dense. Memory grows like n.

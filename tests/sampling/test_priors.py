@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from wflow import InputError, sampling
+from wflow.sampling import priors
 
 PRIORS = (
     sampling.NoPrior(),
@@ -181,7 +182,9 @@ def test_functions_of_the_wrong_shape_are_refused():
     [
         ("prox", lambda x, h: x[..., :1], r"Custom.prox returned .*: expected .*5, 2\)"),
         ("prox", lambda x, h: x * np.nan, "Custom.prox returned .* not finite"),
+        ("prox", lambda x, h: [[1.0], [1.0, 2.0]], r"Custom.prox returned a list: .*5, 2\)"),
         ("prox_derivative", lambda x, h: 1.0, r"prox_derivative returned a float.*5, 2\)"),
+        ("prox_derivative", lambda x, h: 1.0, r"prox_derivative returned .*5, 2, 2\)"),
     ],
 )
 def test_a_custom_prior_that_breaks_the_contract_is_refused(name, found, match):
@@ -195,6 +198,22 @@ def test_a_custom_prior_that_breaks_the_contract_is_refused(name, found, match):
         sampling.layer(x, **given)
     with pytest.raises(InputError, match=match):
         sampling.brwp(x, np.copy, steps=2, **given)
+
+
+def test_the_potential_of_a_constraint_is_infinite_outside():
+    class Halfspace(sampling.Prior):
+        def value(self, x):
+            return np.where(np.all(x >= 0, axis=-1), 0.0, np.inf)
+
+        def prox(self, x, h):
+            return np.maximum(x, 0.0)
+
+        def prox_derivative(self, x, h):
+            return np.where(x > 0, 1.0, 0.0)
+
+    x = np.array([[1.0, 2.0], [1.0, -2.0]])
+    assert priors.as_prior(Halfspace()).value(x).tolist() == [0.0, np.inf]
+    assert np.isfinite(sampling.myula(x, np.copy, Halfspace(), h=0.01, steps=2).sample_mean).all()
 
 
 def test_a_function_that_is_not_convex_has_no_proximal_map():

@@ -201,12 +201,22 @@ def test_the_diagnostics_are_those_of_arviz():
         assert abs(float(reference.ess(x)) / ess - 1) < 0.005
 
 
+def test_a_transform_is_called_once_for_each_step():
+    calls = []
+    transform = lambda xi: calls.append(1) or 2 * xi  # noqa: E731
+    reference.pcn(lambda x: -(x.sum(1) ** 2), 2, draws=8, warmup=3, transform=transform)
+    assert len(calls) == 1 + 3 + 8
+
+
 def test_what_users_return_for_one_chain_is_not_taken_for_all():
     start = np.zeros((3, 2))
     for call in (
         lambda: reference.pcn(lambda x: -x[:1].sum(1), 2, chains=3, draws=8),
         lambda: reference.pcn(lambda x: -x.sum(1), 2, chains=3, draws=8, transform=lambda x: x[:1]),
         lambda: reference.pcn(lambda x: -x.sum(1), 2, chains=3, draws=8, transform=lambda x: x[0]),
+        lambda: reference.pcn(
+            lambda x: 0 * x.sum(1), 2, draws=8, transform=lambda x: [[1], [1, 2]]
+        ),
         lambda: reference.metropolis(lambda x: -x[0].sum(), start, draws=8),
         lambda: reference.metropolis(lambda x: (-x.sum(1), -x[0]), start, gradient=True, draws=8),
         lambda: sampling.ula(start, lambda x: x[:1], h=0.1, steps=2),

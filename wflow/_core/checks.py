@@ -324,6 +324,7 @@ def returned(
     finite: bool = True,
     kind: Any = np.float64,
     repeats: bool = False,
+    other: tuple[int, ...] | None = None,
 ) -> NDArray[Any]:
     """Check what a function of the user returned: real numbers of a shape.
 
@@ -336,6 +337,7 @@ def returned(
     kind : floating-point type of the result
     repeats : whether one number, or one matrix of the last two axes, may be returned for all; other
         shapes are refused, for they may be of one path or head
+    other : another shape that it may have
 
     Raises
     ------
@@ -344,18 +346,19 @@ def returned(
     """
     try:
         given = reals(values, name, finite=False, single=True)
-        if given.shape not in ((shape, (), shape[-2:]) if repeats else (shape,)):
+        if given.shape not in (shape, other, *(((), shape[-2:]) if repeats else ())):
             raise ValueError
         with np.errstate(over="ignore"):  # what is beyond float32 is refused below
             fit = given.astype(kind, copy=False)
-        fit = np.broadcast_to(fit, shape) if fit.shape != shape else fit
+        if repeats and fit.shape != shape:
+            fit = np.broadcast_to(fit, shape)
     except ValueError:  # InputError of the check is one, too
         what = f"a {type(values).__name__}"
         if isinstance(values, np.ma.MaskedArray):
             what += " with masked entries"
         elif isinstance(values, np.ndarray):
             what = f"an array of {values.dtype} of shape {values.shape}"
-        expected = f"of shape {shape}"
+        expected = f"of shape {shape}" + (f" or {other}" if other else "")
         if repeats:
             one = "one number" if len(shape) == 2 else "one number or matrix"
             expected = f"that broadcast to {shape}: of that shape, or {one}"

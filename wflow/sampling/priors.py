@@ -535,13 +535,16 @@ def as_prior(value: Any) -> Prior:
 
 
 class _Checked(Prior):
-    """A custom prior, whose results are checked for their shapes and to be finite."""
+    """A custom prior, whose results are checked for their shapes and to be finite.
+
+    Its value may be infinite: the potential of a constraint is.
+    """
 
     def __init__(self, prior: Prior) -> None:
         self._prior = prior
 
     def value(self, x: ArrayLike) -> FloatArray:
-        return self._of("value", self._prior.value(x), np.shape(x)[:-1])
+        return self._of("value", self._prior.value(x), np.shape(x)[:-1], finite=False)
 
     def prox(self, x: ArrayLike, h: float) -> FloatArray:
         return self._of("prox", self._prior.prox(x, h), np.shape(x))
@@ -549,7 +552,7 @@ class _Checked(Prior):
     def prox_derivative(self, x: ArrayLike, h: float) -> FloatArray:
         shape = np.shape(x)
         found = self._prior.prox_derivative(x, h)
-        return self._of("prox_derivative", found, shape, (*shape, shape[-1]))
+        return self._of("prox_derivative", found, shape, other=(*shape, shape[-1]))
 
     def envelope(self, x: ArrayLike, h: float) -> FloatArray:
         return self._of("envelope", self._prior.envelope(x, h), np.shape(x)[:-1])
@@ -561,9 +564,10 @@ class _Checked(Prior):
     def largest_step(self, beta: float) -> float:
         return self._prior.largest_step(beta)
 
-    def _of(self, what: str, found: ArrayLike, *shapes: tuple[int, ...]) -> FloatArray:
-        shape = np.shape(found) if np.shape(found) in shapes else shapes[0]
-        return returned(found, shape, f"{type(self._prior).__name__}.{what}")
+    def _of(
+        self, what: str, found: ArrayLike, shape: tuple[int, ...], **options: Any
+    ) -> FloatArray:
+        return returned(found, shape, f"{type(self._prior).__name__}.{what}", **options)
 
 
 # Functions of one coordinate

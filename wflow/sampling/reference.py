@@ -668,18 +668,16 @@ def pcn(
     if log_step > 0:
         raise InputError(f"step is {step}: expected a number in (0, 1]")
     xi = np.stack([rng.standard_normal(dim) for rng in rngs])
-    x = transform(xi)
-    columns = np.shape(x)[1:]
-    if len(columns) != 1:
+    x = reals(transform(xi), "what transform returned", finite=False)
+    if x.ndim != 2 or len(x) != chains:
         raise InputError(
-            f"transform returned shape {np.shape(x)} for points {xi.shape}: expected ({chains}, k)"
+            f"transform returned shape {x.shape} for points {xi.shape}: expected ({chains}, k)"
         )
+    shape = x.shape
 
     def mapped(xi: FloatArray) -> FloatArray:
-        name = f"transform, of points {xi.shape},"
-        return returned(transform(xi), (chains, *columns), name, finite=False)
+        return returned(transform(xi), shape, f"transform, of points {xi.shape},", finite=False)
 
-    x = mapped(xi)
     value = _values(log_likelihood, x, "log_likelihood")
     for _ in range(100):
         lost = np.isinf(value)

@@ -19,7 +19,7 @@ from wflow._core.checks import number, reals, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.reprs import value_text
-from wflow.attention.cloud import as_unit_tokens, safe_exp, warn_overflow
+from wflow.attention.cloud import LARGEST_LOG, as_unit_tokens, safe_exp, warn_overflow
 from wflow.heads.matrices import as_matrices
 
 FloatArray = NDArray[np.float64]
@@ -341,7 +341,7 @@ def sampled_energy(n: int, beta: float, d: int) -> float:
     """
     n, beta, d = whole(n, "n"), number(beta, "beta"), _dimension(d)
     uniform = _uniform_energy(abs(beta), d)
-    own = math.exp(beta) / (2 * n) if beta < _IN_RANGE else _half_exp(beta - math.log(n))
+    own = _half_exp(beta, 1 / n)
     return _reported((1 - 1 / n) * uniform + own if n > 1 else own, abs(beta))
 
 
@@ -532,13 +532,12 @@ def _score(matrix: FloatArray, v: ArrayLike | None, *, leading: bool) -> float:
     return float(unit @ matrix @ unit)
 
 
-_IN_RANGE = 709.0  # exp of up to this is in the range of doubles
 _LOG_2 = math.log(2)
 
 
 def _half_exp(log: float, factor: float = 1.0) -> float:
-    """factor e^log / 2; inf beyond the range of doubles."""
-    if log < _IN_RANGE:
+    """factor e^log / 2, with a factor <= 1; inf beyond the range of doubles."""
+    if log <= LARGEST_LOG:
         return 0.5 * (factor * math.exp(log))
     log += math.log(factor) - _LOG_2 if factor else -math.inf
     return safe_exp(log)
@@ -547,7 +546,7 @@ def _half_exp(log: float, factor: float = 1.0) -> float:
 def _reported(value: float, beta: float) -> float:
     """A value that a function of this module returns; with a warning where it is infinite."""
     if math.isinf(value):
-        warn_overflow("the energy", beta, value=value, stacklevel=4)
+        warn_overflow("the energy", beta, value=value, stacklevel=4, closed=True)
     return value
 
 

@@ -92,23 +92,35 @@ def _evaluate_one(
     )
 
 
-def warn_overflow(where: str, beta: float, value: float = np.inf, stacklevel: int = 3) -> None:
-    """Say that an energy term left the range of floats, and how large the scores are."""
-    warnings.warn(
+def warn_overflow(
+    where: str, beta: float, value: float = np.inf, stacklevel: int = 3, *, closed: bool = False
+) -> None:
+    """Say that a value left the range of floats, and how large the scores are.
+
+    Parameters
+    ----------
+    where : the value
+    beta : largest score
+    value : what is reported
+    stacklevel : of the warning
+    closed : whether it is a closed form, and not of tokens that a flow moves
+    """
+    text = (
         f"{where} leaves the range of floats and is reported as {value}: scores reach "
-        f"beta = {beta:.6g} (exp overflows at 709, in single precision at 88); velocities of "
-        "softmax attention stay right",
-        RuntimeWarning,
-        stacklevel=stacklevel,
+        f"beta = {beta:.6g}, and exp overflows at 709"
     )
+    if not closed:
+        text += ", in single precision at 88; velocities of softmax attention stay right"
+    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
-_LARGEST_LOG = math.log(np.finfo(np.float64).max)
+LARGEST_LOG = math.log(np.finfo(np.float64).max)
+"""Largest number whose exponential is in the range of doubles."""
 
 
 def safe_exp(value: float) -> float:
     """exp(value); inf beyond the range of doubles."""
-    return math.exp(value) if value <= _LARGEST_LOG else math.inf
+    return math.exp(value) if value <= LARGEST_LOG else math.inf
 
 
 def _term(

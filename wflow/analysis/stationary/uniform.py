@@ -74,7 +74,7 @@ def kernel_eigenvalue(beta: float, d: int, degree: int) -> float:
     d, degree = whole(d, "d", least=2, most=_LARGEST), whole(degree, "degree", 0, most=_LARGEST)
     value = _eigenvalue(beta, d, degree)
     if math.isinf(value):
-        warn_overflow("the eigenvalue", abs(beta), value)
+        warn_overflow("the eigenvalue", abs(beta), value, closed=True)
     return value
 
 

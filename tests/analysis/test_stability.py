@@ -472,7 +472,11 @@ def test_a_growth_factor_is_finite_where_its_parts_are_not():
     t = np.arange(5.0)
     peak = wflow.stability.growth_rate(t, [1e-300, 1e300, 1e300, 1e300, 1e-300], resamples=5)
     assert peak.prefactor == np.inf and peak.rate == pytest.approx(0, abs=1e-9)
+    assert float(peak(0.0)) == np.inf
+    falling = wflow.stability.growth_rate(t, [1e-300, 1e308, 1e300, 1e100, 1e-300], resamples=5)
+    assert falling.prefactor == np.inf
+    assert np.log10(falling(4.0)) == pytest.approx(280)  # of the decades 363.2 - 20.8 t
     steep = wflow.stability.growth_rate(1e4 + t, np.exp(300.0 * t - 600), resamples=5)
     assert float(steep(2.0)) == pytest.approx(np.exp(600.0))
-    low = dataclasses.replace(steep, prefactor=1e-300, rate=400.0)
+    low = dataclasses.replace(steep, log_prefactor=-300 * np.log(10), rate=400.0)
     assert float(low(2.0)) == pytest.approx(np.exp(800 - 300 * np.log(10)))

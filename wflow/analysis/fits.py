@@ -122,10 +122,8 @@ class PowerLaw(ShortResult):
 
     def __call__(self, x: ArrayLike) -> FloatArray:
         """Value of the fit: a x^b at x > 0, of any shape."""
-        known = 0 < self.prefactor < np.inf
-        log = np.log(self.prefactor) if known else self.log_prefactor
         with np.errstate(over="ignore"):
-            return np.exp(log + self.exponent * np.log(_positive(x, "x")))
+            return np.exp(self.log_prefactor + self.exponent * np.log(_positive(x, "x")))
 
     def band(self, x: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """Return the pointwise percentile band of the fitted curve.

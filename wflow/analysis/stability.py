@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -479,6 +479,8 @@ class GrowthRate(ShortResult):
         Number of times.
     resamples : int
         Number of resamples.
+    log_prefactor : float
+        Logarithm of the prefactor, in range where the prefactor is 0 or inf.
 
     Examples
     --------
@@ -498,15 +500,12 @@ class GrowthRate(ShortResult):
     replicates: int
     points: int
     resamples: int
+    log_prefactor: float = field(repr=False, compare=False)
 
     def __call__(self, t: ArrayLike) -> FloatArray:
         """Growth factor prefactor e^{rate t} of the fit, t counted from the first time."""
-        exponent = self.rate * reals(t, "t")
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            factor = self.prefactor * np.exp(exponent)
-            # One of the two may be out of range where their product is not.
-            whole = np.isfinite(factor) & (factor > 0)
-            return np.where(whole, factor, np.exp(np.log(self.prefactor) + exponent))[()]
+        with np.errstate(over="ignore"):
+            return np.exp(self.log_prefactor + self.rate * reals(t, "t"))
 
 
 def growth_rate(
@@ -580,7 +579,7 @@ def growth_rate(
     slopes = log @ centred / square  # (replicates,)
     rate = float(slopes.mean())
     gained = log - log[:, :1]
-    prefactor = safe_exp(float(gained.mean()) - rate * float(since.mean()))
+    log_prefactor = float(gained.mean()) - rate * float(since.mean())
     mean_rates = gained[:, 1:] / since[1:]
     top = np.unravel_index(np.argmax(mean_rates), mean_rates.shape)
     ci = (math.nan, math.nan)
@@ -590,13 +589,14 @@ def growth_rate(
     return GrowthRate(
         rate=rate,
         ci=ci,
-        prefactor=prefactor,
+        prefactor=safe_exp(log_prefactor),
         largest=float(mean_rates[top]),
         largest_at=float(t[top[1] + 1]),
         level=level,
         replicates=len(slopes),
         points=len(t),
         resamples=resamples,
+        log_prefactor=log_prefactor,
     )
 
 

@@ -450,12 +450,10 @@ class Session:
         former = earlier_results(self.flags.out)
         print(printable(found))
         write_results(self.flags.out, table, document, figures, texts, stale=former)
-        runs = len(self.files)
-        print(printable(f"\nIn {self.flags.out}: {runs} run file"), end="")
-        print(
-            f"{'s' if runs != 1 else ''}; summary.h5, summary.json, summary.md and {REPORT}", end=""
-        )
-        print(printable(f"; figures (PNG and PDF) {', '.join(figures)}") if figures else "")
+        runs = f"{len(self.files)} run file{'s' if len(self.files) != 1 else ''}"
+        made = f"In {self.flags.out}: {runs}; summary.h5, summary.json, summary.md and {REPORT}"
+        made += f"; figures (PNG and PDF) {', '.join(figures)}" if figures else ""
+        print(f"\n{printable(made, lines=False)}")
 
 
 @contextmanager

@@ -281,15 +281,15 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         figures = draw(flags, files, table, fit)
         stale = _stale(flags, files)
         write(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
-        print(
-            printable(f"\nIn {flags.out}: ")
-            + f"run files {', '.join(file.name for file in files.values())}; "
-            f"{', '.join(FILES)} and {REPORT}; figures (PNG and PDF) {', '.join(figures)}"
-        )
+        runs = ", ".join(file.name for file in files.values())
+        made = f"In {flags.out}: run files {runs}; {', '.join(FILES)} and {REPORT}; "
+        made += f"figures (PNG and PDF) {', '.join(figures)}"
+        print(f"\n{printable(made, lines=False)}")
         others = _other_runs(flags, files, configuration(problem | {"heads": counts[-1]}))
     if others:
-        print(printable(f"\nAlso in {flags.out}, and not in this summary:"))
-        print(printable("\n".join(f"  {other}" for other in others)))
+        lines = [f"Also in {flags.out}, and not in this summary:"]
+        lines += [f"  {other}" for other in others]
+        print("\n" + "\n".join(printable(line, lines=False) for line in lines))
     return 0
 
 

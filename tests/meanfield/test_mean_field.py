@@ -493,6 +493,32 @@ def test_heads_out_of_range_blow_up_without_warnings_of_numpy(beta, scheme):
             )  # fmt: skip
 
 
+@pytest.mark.parametrize(("mesh", "scheme"), [(Circle(32), "ssp3"), (meanfield.Fourier(10), "rk4")])
+@pytest.mark.parametrize("method", ["velocity", "log_metric", "drift"])
+def test_warnings_of_functions_of_the_user_are_not_ignored(method, mesh, scheme):
+    def warns(name):
+        return np.log(np.zeros(1) if name == method else np.ones(1))[0]
+
+    class Own(wflow.Flow):
+        name = "own"
+
+        def velocity(self, cloud):
+            warns("velocity")
+            return 0 * cloud.x
+
+        def log_metric(self, cloud):
+            warns("log_metric")
+            return np.zeros(cloud.x.shape[:2])
+
+    # A stage of the schemes is at t = 0.005, within the step.
+    law = HeadLaw(lambda D, t: 0 * D * (t == 0.005 and warns("drift") != 1))
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        meanfield.solve(
+            lambda x: 1 + 0.1 * x[:, 0], law, mesh=mesh, heads=np.eye(2)[None], t_final=0.01,
+            dt=0.01, kappa=0.1, flow=Own(), scheme=scheme,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("method", ["velocity", "log_metric"])
 @pytest.mark.parametrize("mesh", [meanfield.Circle(8), meanfield.Fourier(4)], ids=repr)
 def test_what_a_flow_returns_for_one_path_is_not_taken_for_all(method, mesh):

@@ -1,6 +1,7 @@
 """What the heads do to densities: sums at the nodes, velocities, their part of the budget."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import returned
 from wflow._core.identity import reading
 from wflow._core.tableaux import Tableau
-from wflow.attention.flows import Cloud, Flow
+from wflow.attention.flows import FLOWS, Cloud, Flow
 from wflow.heads.matrices import Matrices
 from wflow.kernels.evaluate import DIRECTIONS, HeadSums, Sums, head_sums
 from wflow.meanfield.arcs import ArcSums
@@ -78,6 +79,8 @@ class Heads:
         self.nodes, self.flow, self.sums = nodes, setting.flow, setting.sums
         self.sign, self.budget = DIRECTIONS[setting.direction], setting.budget
         self.kappa = setting.kappa
+        self.errors: Any = np.geterr()  # for functions of the user, whatever is ignored around
+        self._of_flow: Any = self.errors if FLOWS.is_custom(setting.flow) else {}
         self.points = np.array(
             np.broadcast_to(nodes.centres, (setting.paths, *nodes.centres.shape))
         )
@@ -100,14 +103,14 @@ class Heads:
         cloud = Cloud(
             self.points, np.ascontiguousarray(D), values=values, sums=self.sums, masses=masses
         )
-        with reading("flow", f"{flow.name}.velocity", "the cloud"):
+        with np.errstate(**self._of_flow), reading("flow", f"{flow.name}.velocity", "the cloud"):
             found = flow.velocity(cloud)
         name, shape = f"{flow.name}.velocity(cloud)", self.points.shape
         velocity = project_unchecked(self.points, returned(found, shape, name, finite=False))
         velocity = (1.0 if values is not None else self.sign) * velocity
         if not self.budget:
             return velocity, None, cloud
-        with reading("flow", f"{flow.name}.log_metric", "the cloud"):
+        with np.errstate(**self._of_flow), reading("flow", f"{flow.name}.log_metric", "the cloud"):
             log_b = flow.log_metric(cloud)
         if log_b is not None:
             log_b = returned(log_b, shape[:2], f"{flow.name}.log_metric(cloud)", finite=False)

@@ -497,9 +497,11 @@ class _Run:
     ) -> Any:
         """The stage `at` of the step from `now`."""
         tableau = self.space.tableau
-        D, drift = move.stage(tableau.nodes[at], tableau.matrix[at])
         when = now + tableau.nodes[at] * dt
-        stage = self._evaluate(values(when), density, _later_heads(move, D, drift))
+        with np.errstate(**self.space.errors):
+            D, drift = move.stage(tableau.nodes[at], tableau.matrix[at])
+            known = values(when)
+        stage = self._evaluate(known, density, _later_heads(move, D, drift))
         self._check_finite(when, density, stage)
         return stage
 

@@ -12,8 +12,8 @@ import warnings
 import pytest
 
 import wflow
-from wflow._core.errors import printable
 from wflow._core.invocation import shell_line
+from wflow._core.printable import printable
 from wflow._core.progress import progress
 from wflow._core.reprs import value_text
 

@@ -1,6 +1,6 @@
 """Internals shared by all packages of wflow, not meant to be imported by users.
 
-Errors, checks of arguments, safe opening and atomic replacement of files, counter-based random
+Errors, printable texts, checks of arguments, safe opening and atomic replacement of files, random
 numbers, fingerprints of code, threads, forks, signals, progress, free memory, Butcher tableaux,
 adaptive steps, command-line values, and the two tools of compiled code: SIMD vectors and the cache
 on disk.

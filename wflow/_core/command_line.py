@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
+from wflow._core.printable import printable
 
 _SHOWN = 100  # characters of a word in a message
 

@@ -1,13 +1,6 @@
-"""Exceptions of wflow, and what of a file's text may be printed.
-
-Errors derive from `WflowError`; `Interrupted` is none, but a `KeyboardInterrupt`.
-
-What a stranger's file holds, and its name, may carry characters that move the cursor, write over
-other lines, reverse the order of letters or cannot be seen: `printable` shows them as escapes.
-"""
+"""Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is none."""
 
 import logging
-import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,54 +8,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from wflow._core.printable import printable
+
 AnyError = TypeVar("AnyError", bound=BaseException)
-
-# Control characters, line and paragraph separators, surrogates, and what Unicode calls ignorable
-# (bidirectional and invisible characters) but the variation selectors of emoji.
-_HIDDEN = (
-    r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb"
-    r"\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-)
-_OF_LINES = re.compile(f"[{_HIDDEN}]")
-UNPRINTABLE = re.compile(rf"[{_HIDDEN}\t\n]")
-
-
-def printable(text: str, *, lines: bool = True) -> str:
-    r"""Write characters that steer a terminal or cannot be seen as escapes, such as \x1b.
-
-    Letters of all scripts stay. So do newlines and tabs, unless `lines` is False. Bytes of a name
-    that Python did not decode are read as UTF-8 where they are that, whatever the locale.
-
-    Parameters
-    ----------
-    text : str
-        Any text.
-    lines : bool, default True
-        False for a name, a field or a message, which is one line.
-
-    Returns
-    -------
-    str
-        The text, which UTF-8 can encode.
-    """
-    pattern = _OF_LINES if lines else UNPRINTABLE
-    if not pattern.search(text):
-        return text
-    return pattern.sub(_escape, decoded(text))
-
-
-def decoded(text: str) -> str:
-    """Text whose undecoded bytes are decoded, if they are UTF-8."""
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError:
-        return text
-
-
-def _escape(found: re.Match[str]) -> str:
-    """The escape of a character, as Python writes it."""
-    return found[0].encode("unicode_escape", "backslashreplace").decode()
 
 
 def _printable_record(record: logging.LogRecord) -> bool:

@@ -15,8 +15,9 @@ from typing import Any, Generic, Self, TypeGuard, TypeVar
 from numpy.typing import NDArray
 
 from wflow._core.checks import shown
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.fingerprint import NotComparable, fingerprint, why_different
+from wflow._core.printable import printable
 from wflow._core.reprs import call_text
 
 _NAMED = ("law", "flow", "grad", "prior")  # parts of the configuration of a run that may be custom

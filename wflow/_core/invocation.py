@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from wflow._core.errors import UNPRINTABLE, decoded
+from wflow._core.printable import UNPRINTABLE, decoded
 
 _program: tuple[str, ...] = ()  # the words in the place of sys.argv[0]; empty: sys.argv[0] itself
 

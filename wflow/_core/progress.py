@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from wflow._core.compiled import COMPILING_TIME, compilation
-from wflow._core.errors import printable
+from wflow._core.printable import printable
 
 Advance = Callable[[int], None]
 _PACE = 2.0  # seconds per tenth of a run, under which a log has no need of lines

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from wflow._core.errors import printable
+from wflow._core.printable import printable
 
 _ENTRIES = 9  # numbers of an array that are written out
 _TEXT = 72  # characters of a text, or of an object of the user

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wflow._core.errors import printable
+from wflow._core.printable import printable
 from wflow.analysis.fits import mean_and_error
 from wflow.io.schema import DENSITY_SERIES, flow_name, head_count, law_name
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme, scheme_from_config
 from wflow._core.checks import path_of, positive, switch
-from wflow._core.errors import InputError, RunFileError, WflowError, printable
+from wflow._core.errors import InputError, RunFileError, WflowError
 from wflow._core.files import open_regular
 from wflow._core.identity import is_custom_config
+from wflow._core.printable import printable
 from wflow._core.progress import progress as progress_bar
 from wflow._core.reprs import ShortResult
 from wflow._core.tableaux import Tableau

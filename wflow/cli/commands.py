@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, read_words, shown_as
-from wflow._core.errors import InputError, Interrupted, WflowError, last_words, printable
+from wflow._core.errors import InputError, Interrupted, WflowError, last_words
 from wflow._core.extras import install
 from wflow._core.hints import did_you_mean
+from wflow._core.printable import printable
 from wflow._core.signals import signals_as_errors
 from wflow._version import __version__
 from wflow.cli import studies

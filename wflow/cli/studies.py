@@ -10,9 +10,10 @@ import runpy
 import sys
 from pathlib import Path
 
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.hints import did_you_mean
 from wflow._core.invocation import started_as
+from wflow._core.printable import printable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PLACES = (_PACKAGE / "_studies", _PACKAGE.parent / "studies")  # of a wheel, of a checkout

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from xarray.backends import BackendArray, BackendEntrypoint, CachingFileManager, DummyFileManager
 from xarray.core import indexing
 
-from wflow._core.errors import printable
 from wflow._core.files import values_of
 from wflow._core.memory import check_memory
+from wflow._core.printable import printable
 from wflow.io import reading
 from wflow.io.schema import COORDINATES, VARIABLES, Layout
 

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import RunFileError, printable
+from wflow._core.errors import RunFileError
 from wflow._core.files import (
     BROKEN,
     check_claims,
@@ -27,6 +27,7 @@ from wflow._core.files import (
     truncated,
 )
 from wflow._core.fingerprint import why_different
+from wflow._core.printable import printable
 from wflow.io.schema import COORDINATES, READABLE, SCHEMA, VARIABLES
 
 # Keys of the checkpoint that belong to the file and not to the solver's state.

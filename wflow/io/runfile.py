@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError, printable
+from wflow._core.errors import RunFileError
 from wflow._core.files import draft_of, open_hdf5, open_regular, replace_file
+from wflow._core.printable import printable
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import signals_held
 from wflow.io import disk, reading

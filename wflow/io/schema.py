@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.invocation import command_text
+from wflow._core.printable import printable
 from wflow._version import __version__
 
 FAMILY = "wflow-run/"

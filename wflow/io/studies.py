@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError, printable
+from wflow._core.errors import RunFileError
 from wflow._core.files import BROKEN, check_claims, check_stored, open_hdf5
+from wflow._core.printable import printable
 from wflow._core.signals import signals_held
 from wflow.io.reading import partial_of, parts_of
 from wflow.io.results import STUDY, summary_document

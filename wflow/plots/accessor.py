@@ -20,7 +20,8 @@ import xarray
 from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
+from wflow._core.printable import printable
 from wflow.io.schema import flow_name, head_count, law_name, solve_with
 from wflow.plots.charts import escaped, sparkline
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.errors import printable
+from wflow._core.printable import printable
 from wflow.plots.figure import BAND
 
 Floats = NDArray[np.floating]

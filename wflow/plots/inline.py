@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
-from wflow._core.errors import printable
+from wflow._core.printable import printable
 from wflow.plots.style import style
 
 _CSS = 100.0  # pixels per inch at which a notebook shows a figure; the image has twice as many

@@ -19,10 +19,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import array_header, check_stored
 from wflow._core.memory import check_memory
+from wflow._core.printable import printable
 
 # Shape of an array and its type; None: Python objects, which are not read.
 Entry = tuple[tuple[int, ...], np.dtype[Any] | None]

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.invocation import command_text
+from wflow._core.printable import printable
 from wflow._core.processes import check_main_guard
 from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme
 from wflow._core.command_line import Folder
-from wflow._core.errors import InputError, WflowError, printable
+from wflow._core.errors import InputError, WflowError
+from wflow._core.printable import printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
 from wflow.io.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign

@@ -20,9 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 from wflow import nets
 from wflow._core.checks import field, number, whole
 from wflow._core.command_line import check_folder
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
+from wflow._core.printable import printable
 from wflow.study.flags import OutputFlags, Switch
 from wflow.study.frame import Session, Verdict
 

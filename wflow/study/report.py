@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from wflow._core.checks import path_of, shown
-from wflow._core.errors import InputError, RunFileError, WflowError, printable
+from wflow._core.errors import InputError, RunFileError, WflowError
 from wflow._core.files import check_claims, check_stored, open_hdf5, opened
 from wflow._core.invocation import shell_line
+from wflow._core.printable import printable
 from wflow._version import __version__
 from wflow.analysis.description import describe, mean_and_spread
 from wflow.io import digests, reading

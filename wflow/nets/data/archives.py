@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.files import Unpacked, opened
 from wflow._core.memory import check_memory
+from wflow._core.printable import printable
 from wflow.nets.data.download import VARIABLE, DataFile, download, places
 
 # What damaged archives and files in them raise; an InputError is a ValueError.

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import switch, whole
-from wflow._core.errors import InputError, RunFileError, printable
+from wflow._core.errors import InputError, RunFileError
 from wflow._core.files import check_stored, open_hdf5, replace_file, values_of
+from wflow._core.printable import printable
 from wflow._core.progress import progress
 from wflow.nets.data.archives import (
     BROKEN,

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from wflow._core.checks import path_of
-from wflow._core.errors import InputError, printable
+from wflow._core.errors import InputError
 from wflow._core.files import (
     check_zip,
     claim_folder,
@@ -38,6 +38,7 @@ from wflow._core.files import (
     remove_drafts,
     replace_file,
 )
+from wflow._core.printable import printable
 from wflow.io.reading import differences, open_hdf5
 from wflow.nets.checks import check_torch, dense, load_tensors, module
 from wflow.nets.registry import config as config_of

@@ -244,8 +244,8 @@ def _write(network: nn.Module, folder: Path) -> None:
             _settle(folder)
     except BlockingIOError:
         raise InputError(
-            f"another process has saved to {folder} for {_PATIENCE:g} s: expected an end of it; "
-            "stop it, or choose another folder"
+            f"another process has been saving to {folder} for {_PATIENCE:g} s; stop it, or choose "
+            "another folder"
         ) from None
     except OSError as error:
         raise InputError(

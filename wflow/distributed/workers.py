@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from numpy.typing import ArrayLike
 
-from wflow._core.checks import check_choice, file_name, number, switch, whole
+from wflow._core.checks import check_choice, file_name, number, shown, switch, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.extras import install
 from wflow._core.processes import starting_processes
@@ -125,8 +125,13 @@ def check_workers(workers: int, scheduler: Any, security: Security | None = None
     _check_installed(bool(workers))
     from distributed import Client
 
-    if scheduler is not None and not isinstance(scheduler, Client):
+    if isinstance(scheduler, str):
         _ring(scheduler, security)
+    elif scheduler is not None and not isinstance(scheduler, Client):
+        raise InputError(
+            f"scheduler is {shown(scheduler)}: expected an address such as tcp://host:8786, or a "
+            "distributed.Client"
+        )
 
 
 def _check_installed(certificates: bool = False) -> None:

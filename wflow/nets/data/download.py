@@ -110,10 +110,12 @@ def parse_idx(data: bytes, name: str, *, dims: int | None = None) -> NDArray[Any
         dtype, shape = _header(stream, name, dims)
         size = math.prod(shape) * dtype.itemsize
         asked = f"{name}: an array of shape {shape}", "get it again"
-        most = int(most_unpacked(len(data)))
-        check_memory(min(size, most), *asked)
-        body = _at_most(stream, min(size, most) + 1)  # one byte more shows what should not be there
-        if len(body) > most:
+        huge = size > most_unpacked(len(data))
+        if not huge:
+            check_memory(size, *asked)
+        # One byte more shows what should not be there, and the first bytes a file that is cut off.
+        body = _at_most(stream, _CHUNK if huge else size + 1)
+        if huge and len(body) == _CHUNK:
             check_memory(size, *asked, stored=len(data))
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(

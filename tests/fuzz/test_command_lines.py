@@ -81,8 +81,9 @@ OF_NETWORKS = ("cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontr
                "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
                "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text")  # fmt: skip
 
+LARGE = "1000000000000"  # a size that is refused, or a time that a run may take years to reach
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
-           "1000000000000", "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",
+           LARGE, "9" * 30, "9" * 400, "", " ", "x", "True", "None", "1,2", "0x10",
            "\u0663", "2"]  # fmt: skip
 NAMES = ["", " ", ".", "..", "a" * 300, "a/" * 600, os.fsdecode(b"\xff\xfe"), "\u00e9\u4e2d",
          f"-{STEERING}", STEERING, "a\nb", "$(x)'",
@@ -287,7 +288,7 @@ def test_a_wrong_flag_of_a_study_is_a_message(
         monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *line])
         status, fault = outcome(module.main, lambda: snapshot(work, hostile), capsys)
         refused += status == 2
-        accepted += [line] if status is None else []
+        accepted += [line] if status is None and LARGE not in line else []
         if list(work.iterdir()):
             fault += f" left {list(work.iterdir())}"
         wrong += [f"{' '.join(line)}: {fault}"] if fault else []

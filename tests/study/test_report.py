@@ -1,4 +1,4 @@
-"""The report page: what it holds, how large it is, and what it says of damaged files."""
+"""The report page: what it holds, how large it is, and which files it refuses."""
 
 import ast
 import base64
@@ -20,8 +20,8 @@ import wflow
 from wflow import InputError, study
 from wflow.analysis.description import describe
 from wflow.cli.commands import main
-from wflow.study import Finding, report
 from wflow.study.frame import write_results
+from wflow.study.report import read
 
 FROZEN = wflow.heads.Frozen()
 PAGE = b'<!DOCTYPE html>\n<html><meta name="generator" content="wflow"></html>'
@@ -90,6 +90,11 @@ def page_of(source, out: Path) -> tuple[str, Parts]:
     return text, Parts(text)
 
 
+def data_of(text: str) -> dict:
+    """What a page gives to its script."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+
+
 def test_numbers_are_those_of_info(run, tmp_path, capsys) -> None:
     _, parts = page_of(run, tmp_path / "page.html")
     assert main(["info", str(run)]) == 0
@@ -112,9 +117,9 @@ def test_what_info_prints_is_nothing_else(tmp_path) -> None:
 
 def test_curves_are_drawn_at_no_more_times_than_the_page_says(tmp_path) -> None:
     text, parts = page_of(solve(dt=0.001), tmp_path / "page.html")
-    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    charts = data_of(text)["charts"]
     drawn = np.frombuffer(base64.b64decode(charts["r0-budget"]["x"]["f4"]), "<f4")
-    assert len(drawn) == report.FRAMES == 150
+    assert len(drawn) == read.FRAMES == 150
     assert "150 of the 401 recorded times are drawn" in parts.text
     assert "and 150 times of a run are drawn" in parts.text
 
@@ -149,8 +154,7 @@ def test_at_most_2000_tokens_and_150_times_are_drawn_and_the_page_says_so(tmp_pa
     dims = ("snapshot_path", "snapshot", "token", "axis")
     ds["tokens"] = (dims, np.broadcast_to(x, (1, frames, n, 3)))
     text, parts = page_of(ds, tmp_path / "page.html")
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
-    cloud = data["clouds"]["r0"]
+    cloud = data_of(text)["clouds"]["r0"]
     assert len(cloud["times"]) == 150 and cloud["tokens"] <= 2000
     assert f"{cloud['tokens']:,} of the 4,000 tokens at 150 of the 200" in parts.text
     assert len(text) < 7_000_000
@@ -163,17 +167,14 @@ def test_in_higher_dimensions_principal_axes_are_drawn_and_named(tmp_path) -> No
     ds["tokens"] = (("snapshot_path", "snapshot", "token", "axis"), np.stack([[x] * 11]))
     text, parts = page_of(ds, tmp_path / "page.html")
     assert "first three principal axes" in parts.text and "d = 6" in parts.text
-    assert json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["clouds"]["r0"]["axes"] == 3
+    assert data_of(text)["clouds"]["r0"]["axes"] == 3
 
 
-def test_positions_on_the_page_are_those_of_the_file(run) -> None:
+def test_positions_on_the_page_are_those_of_the_file(run, tmp_path) -> None:
+    text, _ = page_of(run, tmp_path / "page.html")
+    raw = np.frombuffer(base64.b64decode(data_of(text)["clouds"]["r0"]["xyz"]), "<i2")
     with wflow.open(run) as ds:
-        cloud = report.Cloud.read(ds, 10**6)
-        assert cloud is not None
-        data = cloud.data()
-        raw = np.frombuffer(base64.b64decode(data["xyz"]), "<i2")
-        drawn = raw.reshape(11, 24, 3) * 1.5 / 32767
-        assert np.abs(drawn - ds["tokens"].values[0]).max() < 3e-5
+        assert np.abs(raw.reshape(11, 24, 3) * 1.5 / 32767 - ds["tokens"].values[0]).max() < 3e-5
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float64", 4), ("float32", 1)])
@@ -184,7 +185,7 @@ def test_clusters_of_a_run_are_those_of_its_precision(dtype, count, tmp_path) ->
     save, compute = wflow.SaveAt(snapshots=[1.0]), wflow.Compute(dtype=dtype)
     run = wflow.solve(x, wflow.heads.Frozen(), save=save, compute=compute, **options)
     text, _ = page_of(run, tmp_path / "page.html")
-    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    charts = data_of(text)["charts"]
     drawn = charts["r0-clusters"]["panels"][0]["curves"][1]["y"]["f4"]
     assert np.frombuffer(base64.b64decode(drawn), "<f4").tolist() == [count]
 
@@ -242,80 +243,22 @@ def test_heads_without_an_energy_have_a_page(tmp_path) -> None:
 # -------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "missing", "start"])
-def test_a_file_of_which_nothing_can_be_shown_is_an_error(run, tmp_path, kind, capsys) -> None:
+@pytest.mark.parametrize("kind", ["text", "empty", "missing", "cut", "foreign"])
+def test_a_file_that_is_no_run_is_refused_as_by_info(run, tmp_path, kind, capsys) -> None:
     file = tmp_path / "run.h5"
-    if kind != "missing":
-        parts = {"text": b"hello", "empty": b"", "start": run.read_bytes()[:3000]}
-        file.write_bytes(parts[kind])
-    assert main(["report", str(file)]) == 2
-    assert "run.h5" in capsys.readouterr().err
+    whole = run.read_bytes()
+    contents = {"text": b"hello", "empty": b"", "cut": whole[: len(whole) // 2]}
+    if kind in contents:
+        file.write_bytes(contents[kind])
+    elif kind == "foreign":
+        with h5py.File(file, "w") as content:
+            content["x"] = [1.0]
+    messages = []
+    for command in ("report", "info"):
+        assert main([command, str(file)]) == 2
+        messages.append(capsys.readouterr().err)
+    assert messages[0] == messages[1] and "run.h5" in messages[0]
     assert not list(tmp_path.glob("*.html"))
-
-
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_of_a_truncated_file_is_shown_what_is_left(run, tmp_path, share) -> None:
-    file = tmp_path / "run.h5"
-    whole = run.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
-    text, parts = page_of(file, tmp_path / "page.html")
-    assert "The file is truncated" in parts.text and "Everything else is missing" in parts.text
-    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
-    assert "r0-budget" in charts
-    with wflow.open(run) as ds:
-        change = ds["energy"][:, -1] - ds["energy"][:, 0]
-        mean = f"{float(change.mean()):.6g}"
-    assert any(row[0].startswith("E(T)") and mean in row[1] for row in parts.rows if row)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_page_claims_nothing_that_a_truncated_file_lacks(run, tmp_path, share) -> None:
-    file = tmp_path / "run.h5"
-    whole = run.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
-    _, parts = page_of(file, tmp_path / "page.html")
-    assert re.search(r"truncated; (not checked|\d+ checks? of what is left hold)", parts.text)
-    assert not re.search(r"verified \d+ checks", parts.text)
-    for claim in ("save.heads", "save.snapshots", "SaveAt", "holds no", "?", "no tokens"):
-        assert claim not in parts.text
-    assert {"sums", "dynamics", "time", "precision"}.isdisjoint(row[0] for row in parts.rows if row)
-    absent = 1 if share == 0.9 else 2  # the law, and the heads
-    assert parts.text.count("Not in what is left of the file.") == absent
-    assert ("The times of the tokens are not in what is left" in parts.text) == (share == 0.5)
-
-
-def test_a_page_of_any_hdf5_file_lists_what_is_there_and_what_a_run_has(tmp_path) -> None:
-    attack = "<script>alert(1)</script>"
-    with h5py.File(tmp_path / "mine.h5", "w") as content:
-        content.attrs["note"], content.attrs["long"] = attack, np.zeros(5000)
-        content["group/x"] = np.zeros((3, 4), "f4")
-        content["energy"] = 1.0
-        content["group/x"].attrs["units"] = "m" * 10_000
-        content["away"] = h5py.ExternalLink("other.h5", "/x")
-        for k in range(700):
-            content[f"many/{k}"] = h5py.Empty("i8")
-    text, parts = page_of(tmp_path / "mine.h5", tmp_path / "page.html")
-    assert parts.scripts == ["application/json", "code", "code"]
-    assert "mine.h5 is no run of wflow." in parts.text
-    assert "Of a run it lacks: schema, configuration, times." in parts.text
-    assert f"{(tmp_path / 'mine.h5').stat().st_size:,} bytes" in parts.text
-    assert ["group/x", "(3, 4)", "float32"] in parts.rows
-    assert ["energy", "scalar", "float64"] in parts.rows
-    assert ["/", "note", attack] in parts.rows
-    assert ["/", "long", "array of shape (5000,)"] in parts.rows
-    assert "m" * 400 not in text and parts.text.count("int64") < 600
-    assert "At most 500 variables and attributes are listed." in parts.text
-    assert wflow.report(tmp_path / "mine.h5") == tmp_path / "mine.html"
-
-
-def test_a_run_without_its_configuration_has_a_page(run, tmp_path) -> None:
-    (tmp_path / "run.h5").write_bytes(run.read_bytes())
-    with h5py.File(tmp_path / "run.h5", "r+") as content:
-        del content.attrs["config"]
-    _, parts = page_of(tmp_path / "run.h5", tmp_path / "page.html")
-    assert "Of a run it lacks: configuration." in parts.text
-    assert "is no run of wflow" not in parts.text
-    assert "energy" in [row[0] for row in parts.rows if row]
 
 
 def test_a_changed_byte_is_named(run, tmp_path) -> None:
@@ -330,17 +273,12 @@ def test_a_changed_byte_is_named(run, tmp_path) -> None:
 
 def test_an_unfinished_run_says_how_far_it_came(run, tmp_path) -> None:
     partial = tmp_path / "run.h5.partial"
-    with h5py.File(run) as content:
-        place = content["energy"].id.get_offset()
-        size, paths = content["energy"].shape[1], content["energy"].shape[0]
-    raw = bytearray(run.read_bytes())
-    for row in range(paths):
-        start = place + 8 * (row * size + 10)
-        raw[start : start + 8 * (size - 10)] = np.full(size - 10, np.nan).tobytes()
-    partial.write_bytes(raw)
+    shutil.copy(run, partial)
+    with h5py.File(partial, "r+") as content:
+        content["energy"][:, 10:] = np.nan
     for source in (partial, tmp_path / "run.h5"):
         _, parts = page_of(source, tmp_path / "page.html")
-        assert "The run is not complete: it was recorded up to t = 0.18 of t = 0.4" in parts.text
+        assert "recorded up to t = 0.18 of t = 0.4" in parts.text
     assert wflow.report(partial) == tmp_path / "run.html"
 
 
@@ -375,51 +313,35 @@ def test_a_study_shows_findings_tables_and_its_runs(tmp_path) -> None:
     assert "<img" not in text and text.count('<section class="run"') == 2
     names = [row[0] for row in parts.rows if "complete" in row]
     assert names[:2] == ["a", "b"]
-    charts = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]
+    charts = data_of(text)["charts"]
     assert {"r0-budget", "r1-budget"} <= set(charts)
     assert len(text) < 7_000_000
 
 
 def test_one_damaged_run_among_good_ones_is_named(tmp_path, run) -> None:
-    (tmp_path / "a.h5").write_bytes(run.read_bytes())
+    for name in "abc":
+        shutil.copy(run, tmp_path / f"{name}.h5")
     (tmp_path / "b.h5").write_bytes(run.read_bytes()[:2000])
-    (tmp_path / "c.h5").write_bytes(run.read_bytes())
-    with h5py.File(tmp_path / "mine.h5", "w") as content:
-        content["x"] = [1.0]
     write_study(tmp_path)
     parts = Parts((tmp_path / "report.html").read_text())
     status = {row[0]: row[1] for row in parts.rows if len(row) == 10}
-    assert status["a"] == status["c"] == "complete" and status["b"] == "cannot be read"
+    assert status["a"] == status["c"] == "complete" and "b" not in status
     assert "b.h5 is truncated" in parts.text
-    assert "mine.h5 is no run of wflow" in parts.text
-    assert "not in the summary of the study: c.h5" in parts.text
+    assert "not in the summary of the study: c." in parts.text
 
 
 def test_a_folder_of_runs_alone_has_a_page(tmp_path, run) -> None:
-    (tmp_path / "a.h5").write_bytes(run.read_bytes())
+    shutil.copy(run, tmp_path / "a.h5")
     assert main(["report", str(tmp_path)]) == 0
     parts = Parts((tmp_path / "report.html").read_text())
     assert "summary.json is missing" in parts.text
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="holds no run and no summary of wflow"):
+    with pytest.raises(InputError, match="empty"):
         wflow.report(tmp_path / "empty")
 
 
-def test_the_folder_of_studies_is_refused_with_their_names(tmp_path, run) -> None:
-    for name in "dcba":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.h5").write_bytes(run.read_bytes())
-    (tmp_path / "aa").mkdir()
-    with pytest.raises(InputError) as caught:
-        wflow.report(tmp_path)
-    names = " or ".join(str(tmp_path / name) for name in "abc")
-    assert str(caught.value).endswith(f"; did you mean {names}?")
-    with pytest.raises(InputError, match=r"or the name of a run file$"):
-        wflow.report(tmp_path / "aa")
-
-
 def test_runs_beyond_those_that_fit_on_a_page_are_named(tmp_path, run, monkeypatch) -> None:
-    monkeypatch.setattr(report, "RUNS", 4)
+    monkeypatch.setattr(read, "RUNS", 4)
     for k in range(6):
         (tmp_path / f"r{k:02d}.h5").symlink_to(run)
     text, parts = page_of(tmp_path, tmp_path / "page.html")
@@ -444,14 +366,11 @@ def test_a_study_of_networks_has_learning_curves(tmp_path) -> None:
     (tmp_path / "plain-2" / "metrics.h5").write_text("damaged")
     text, parts = page_of(tmp_path, tmp_path / "page.html")
     assert ["plain", "2", "500", "1.5"] in parts.rows
-    assert "plain-2: its history cannot be read" in parts.text
+    assert "plain-2/metrics.h5" in parts.text
     assert parts.text.count("the training did not reach its end") == 1
-    chart = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])["charts"]["s-0"]
-    assert [curve["name"] for curve in chart["panels"][0]["curves"]] == [
-        "begun",
-        "continuous",
-        "plain",
-    ]
+    chart = data_of(text)["charts"]["s-0"]
+    names = [curve["name"] for curve in chart["panels"][0]["curves"]]
+    assert names == ["begun", "continuous", "plain"]
 
 
 # The file
@@ -465,7 +384,7 @@ def test_a_report_replaces_reports_and_nothing_else(run, tmp_path) -> None:
             wflow.report(run, tmp_path / "page.html")
             assert (tmp_path / "page.html").stat().st_size > len(PAGE)
             continue
-        with pytest.raises(InputError, match=r"page.html is there and was not written by wflow"):
+        with pytest.raises(InputError, match="written by wflow"):
             wflow.report(run, tmp_path / "page.html")
         assert (tmp_path / "page.html").read_bytes() == content
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
@@ -474,7 +393,7 @@ def test_a_report_replaces_reports_and_nothing_else(run, tmp_path) -> None:
 @pytest.mark.parametrize("out", ["page.pdf", "no/such/folder/page.html", "folder.html"])
 def test_a_page_that_cannot_be_written_is_an_error(run, tmp_path, out) -> None:
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(InputError, match=r"expected the name of a page|cannot write the report"):
+    with pytest.raises(InputError):
         wflow.report(run, tmp_path / out)
 
 
@@ -496,7 +415,7 @@ def test_a_study_replaces_no_foreign_report(tmp_path, sketched) -> None:
     (tmp_path / "report.html").write_text("mine")
     flags = {"heads": (2,), "n": 20, "d": 3, "paths": 1, "t_final": 0.2, "dt": 0.02}
     for how in ({}, {"resume": True}, {"overwrite": True}):
-        with pytest.raises(InputError, match=r"report.html is there and was not written by wflow"):
+        with pytest.raises(InputError, match="written by wflow"):
             study.run("trial", study.StudyFlags(out=tmp_path, **flags, **how), lambda d: FROZEN)
     assert (tmp_path / "report.html").read_text() == "mine"
     (tmp_path / "report.html").unlink()
@@ -505,17 +424,9 @@ def test_a_study_replaces_no_foreign_report(tmp_path, sketched) -> None:
     assert (tmp_path / "report.html").stat().st_size > 10**6
 
 
-def test_findings_of_a_summary_may_be_anything(tmp_path, run) -> None:
-    (tmp_path / "a.h5").write_bytes(run.read_bytes())
-    for findings in ([3, {"verdict": 1}], "x", [vars(Finding("a", "b", "c", "inconclusive"))]):
-        document = {"schema": "wflow-study/1", "study": 3, "findings": findings, "runs": 3}
-        (tmp_path / "summary.json").write_text(json.dumps(document))
-        page_of(tmp_path, tmp_path / "page.html")
-
-
 @pytest.mark.parametrize("name", ["H1 $(touch x).h5", 'it\'s `x` "$(x)"\x1b\u202e.h5'])
 def test_the_command_to_run_again_is_safe_to_paste(run, tmp_path, name) -> None:
-    page = report.write(shutil.copy(run, tmp_path / name), tmp_path / "page.html")
+    page = wflow.report(shutil.copy(run, tmp_path / name), tmp_path / "page.html")
     text = page.read_text("utf-8")
     lines = html.unescape(re.search(r"<pre><code>(.*?)</code>", text, re.DOTALL)[1]).splitlines()
     program, flag, code = shlex.split(lines[-1])

@@ -1,6 +1,6 @@
 """Curves as SVG, and as data for the script of a report: charts with axes, and sparklines.
 
-No library draws them. A chart of a report is in the page twice, once for `_report.js` and once as a
+No library draws them. A chart of a report is in the page twice, once for its script and once as a
 static figure in the colours of its style sheet; a sparkline is what `ds.wflow` shows of a curve.
 """
 

@@ -174,9 +174,11 @@ def _tick_labels(axis: "Axes", at: np.ndarray) -> list[str]:
     return ["" if hidden else f"{value:g}" for value, hidden in zip(at, near, strict=True)]
 
 
-def thinned(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means over groups of neighbouring steps, at most `SMOOTHED` of them."""
-    group = -(-len(x) // SMOOTHED)
+def thinned(
+    x: np.ndarray, values: np.ndarray, most: int = SMOOTHED
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means over groups of neighbouring steps, at most so many of them."""
+    group = -(-len(x) // most)
     if group == 1:
         return x, values
     whole = len(x) // group * group

@@ -312,7 +312,6 @@
   });
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll(".static").forEach((part) => (part.hidden = false));
-    document.querySelectorAll("details").forEach((part) => (part.open = true));
   });
   window.addEventListener("afterprint", () => {
     document.querySelectorAll("figure").forEach((figure) => {

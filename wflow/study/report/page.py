@@ -1,0 +1,594 @@
+"""One HTML page of what `read` gives, which opens from disk and asks no network.
+
+The template is `page.html`, with `page.css` and `page.js`, beside this module. Everything that
+comes from a file is text for the page and never markup, and the policy of the page admits no script
+but the two that this module puts into it, by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wflow._core.checks import path_of, shown
+from wflow._core.errors import InputError
+from wflow._core.invocation import shell_line
+from wflow._core.printable import printable
+from wflow._version import __version__
+from wflow.io.results import REPORT, replace_files
+from wflow.io.schema import law_name
+from wflow.plots.charts import Chart, escaped, plain
+from wflow.plots.figure import evenly
+from wflow.plots.tokens import view
+from wflow.study.report.read import (
+    FRAMES,
+    TOKENS,
+    Clock,
+    Cloud,
+    Section,
+    Study,
+    read_file,
+    read_run,
+    read_study,
+)
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+
+def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = None) -> Path:
+    """Write the report of a run or of a study, one HTML page, and return where it is.
+
+    The page holds what was run and how to run it again, the energy budget, the tokens at most 150
+    times, their clusters, the heads, the checks of `wflow.verify` and, for a study, its tables,
+    figures and findings. It opens from disk, without a network. What is missing of an unfinished
+    run or study is named on the page.
+
+    Parameters
+    ----------
+    source : path_like or xarray.Dataset
+        Run file, ``.partial`` of an unfinished run, folder of a study, or a run in memory.
+    out : path_like, optional
+        The page, ``*.html``. Default: ``report.html`` in the folder, ``RUN.html`` beside the run
+        file, and ``report.html`` in the current folder for a run in memory. An earlier report is
+        replaced.
+
+    Returns
+    -------
+    pathlib.Path
+        Where the page is.
+
+    Raises
+    ------
+    InputError
+        For a page that cannot be written or would replace a file that wflow did not write.
+    RunFileError
+        For a file that is no run or is damaged, and a folder that holds nothing of wflow.
+
+    Examples
+    --------
+    >>> import tempfile, wflow
+    >>> x0 = wflow.tokens.cross_polytope(n=20, d=3, seed=0)
+    >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=0.01, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = wflow.report(run, f"{folder}/run.html")
+    ...     page.stat().st_size < 7_000_000
+    True
+    """
+    if hasattr(source, "data_vars"):
+        place, page = Path(REPORT), _page_of_run(_in_memory(source))  # type: ignore[arg-type]
+    else:
+        if not isinstance(source, str | os.PathLike):
+            raise InputError(
+                f"source is {shown(source)}: expected a run file, the folder of a study, or the "
+                "Dataset of wflow.solve"
+            )
+        path = path_of(source, "source")
+        if path.is_dir():
+            place, page = path / REPORT, _page_of_study(read_study(path, Clock()))
+        else:
+            section = read_file(path, Clock())
+            known = section.name.endswith((".h5", ".hdf5", ".nc"))  # dt0.01 must not become dt0
+            stem = Path(section.name).stem if known else section.name
+            place, page = path.with_name(f"{stem}.html"), _page_of_run(section)
+    if out is not None:
+        place = path_of(out, "out")
+        if place.suffix != ".html" or place.is_dir():
+            raise InputError(f"out is {place}: expected the name of a page, such as report.html")
+    text = page.html()
+    try:
+        replace_files(place.parent, {place.name: lambda file: file.write_text(text, "utf-8")})
+    except OSError as error:
+        raise InputError(
+            f"cannot write the report {place}: {error.strerror or error}; choose another --out"
+        ) from None
+    return place
+
+
+def _in_memory(ds: Dataset) -> Section:
+    if not isinstance(ds.attrs.get("config"), str) or "path" not in ds.sizes:
+        raise InputError(
+            "source is a Dataset that is no run: expected that of wflow.solve or wflow.open"
+        )
+    source = ds.encoding.get("source")
+    return read_run(ds, Path(source).name if isinstance(source, str) else "run", Clock())
+
+
+@dataclass(eq=False)
+class Page:
+    """The parts of a page: HTML, already escaped, and data for the script."""
+
+    title: str
+    lead: str
+    body: list[str] = field(default_factory=list)
+    charts: dict[str, Any] = field(default_factory=dict)
+    clouds: dict[str, Any] = field(default_factory=dict)
+
+    def chart(self, chart: Chart, key: str) -> str:
+        """A chart: its data for the script, and the figure."""
+        self.charts[key] = chart.data()
+        return chart.figure(key)
+
+    def html(self) -> str:
+        """The whole page."""
+        folder = Path(__file__).parent
+        style, script, frame = (
+            (folder / f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
+        )
+        plots = _plot_library()
+        body = self.body
+        if not plots:
+            body = [_banner(["plotly is not installed: the curves are static."]), *body]
+        charts = self.charts if plots else {}
+        data = json.dumps({"charts": charts, "clouds": self.clouds}, allow_nan=False)
+        parts = {
+            "title": escaped(self.title),
+            "lead": self.lead,
+            "body": "\n".join(body),
+            "style": style,
+            "data": data.replace("<", "\\u003c"),
+            "plots": plots,
+            "script": script,
+            "hashes": " ".join(f"'sha256-{_sha256(code)}'" for code in (plots, script)),
+            "written": escaped(
+                f"Written by wflow {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, "
+                f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
+                f"At most {TOKENS:,} tokens and {FRAMES} times of a run are drawn."
+            ),
+        }
+        # In one pass: what is put in is never searched for places.
+        return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], frame)
+
+
+def _sha256(code: str) -> str:
+    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+
+def _plot_library() -> str:
+    """The script of plotly, which is a file of its package; empty where it is not installed."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or not found.origin:
+        return ""
+    file = Path(found.origin).with_name("package_data") / "plotly.min.js"
+    try:
+        text = file.read_text("utf-8")
+    except OSError:
+        return ""
+    return "" if "</script" in text.lower() else text
+
+
+# Parts of a page
+# ---------------
+
+
+def _prose(value: Any) -> str:
+    """Any value as text of a page, with what stands between backticks as code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(value))
+
+
+def _absent(why: str) -> str:
+    return f'<p class="absent">{_prose(why)}</p>'
+
+
+def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = "") -> str:
+    """A table whose first column names the rows."""
+    top = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escaped(first)}</th>'
+        + "".join(f"<td>{escaped(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    top = f"<thead><tr>{top}</tr></thead>" if top else ""
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
+
+
+def _banner(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escaped(line)}</li>" for line in lines)
+    return f'<div class="banner" role="note"><strong>What is missing</strong><ul>{items}</ul></div>'
+
+
+def _tiles(pairs: Iterable[tuple[str, str]]) -> str:
+    items = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>"
+        for name, value in pairs
+        if value
+    )
+    return f'<dl class="tiles">{items}</dl>' if items else ""
+
+
+def _picture(content: bytes, description: str, caption: str) -> str:
+    data = base64.b64encode(content).decode()
+    return (
+        f'<figure><img alt="{escaped(description)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escaped(caption)}</figcaption></figure>"
+    )
+
+
+def _command(command: str, file: str | None = None) -> str:
+    """How to run again: the command that was recorded, and `wflow.rerun` of the file."""
+    lines, command = [], printable(command, lines=False)
+    if command:
+        try:
+            first = shlex.split(command)[0]
+        except (ValueError, IndexError):  # it was cut, or is none
+            first = command.split(" ")[0]
+        lines.append(f"python {command}" if first.endswith(".py") else command)
+    if file:
+        name = repr(file)  # in double quotes where it can be, which a shell quotes easily
+        name = name if {"'", '"'} & {*file} else f'"{name[1:-1]}"'
+        lines.append(shell_line(["python", "-c", f"import wflow; wflow.rerun({name})"]))
+    text = "\n".join(lines)
+    return f"<pre><code>{escaped(text)}</code></pre>" if text else ""
+
+
+def _markdown(text: str) -> str:
+    """Markdown as HTML: no HTML of its own, no links and no images, which could ask a network."""
+    from markdown_it import MarkdownIt
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.disable(["image", "link", "autolink", "html_inline", "html_block"])
+    made = str(reader.render(printable(text)))
+    made = re.sub(r"<(/?)h([1-4])>", lambda m: f"<{m[1]}h{int(m[2]) + 2}>", made)
+    made = made.replace("<th>", '<th scope="col">').replace("<th style=", '<th scope="col" style=')
+    made = made.replace("<table>", '<div class="scroll"><table class="numbers">')
+    return made.replace("</table>", "</table></div>")
+
+
+# Tokens
+# ------
+
+
+def _cloud_data(cloud: Cloud) -> dict[str, Any]:
+    """Tokens for the script: positions as 16-bit integers, 32767 for 1.5."""
+    whole = np.round(np.clip(cloud.points / 1.5, -1, 1) * 32767).astype("<i2")
+    return {
+        "times": [float(f"{t:.6g}") for t in cloud.times],
+        "tokens": cloud.points.shape[1],
+        "axes": cloud.points.shape[2],
+        "d": cloud.d,
+        "xyz": base64.b64encode(whole.tobytes()).decode(),
+    }
+
+
+def _cloud_svg(cloud: Cloud) -> str:
+    """The tokens at up to five times, seen from one side."""
+    frames = evenly(len(cloud.times), 5)
+    size = 150.0
+    width = size * len(frames)
+    parts = [
+        f'<svg viewBox="0 0 {width:g} {size + 22:g}" role="img" style="max-width:{width:g}px" '
+        f'aria-label="{escaped(cloud.caption)}">'
+    ]
+    step = max(1, math.ceil(cloud.points.shape[1] / 250))
+    for k, frame in enumerate(frames):
+        points = cloud.points[frame, ::step]
+        seen = points @ view().T if points.shape[1] == 3 else np.c_[points, np.ones(len(points))]
+        centre, radius = size * (k + 0.5), size / 2 - 8
+        parts.append(f'<circle class="ball" cx="{centre:g}" cy="{size / 2:g}" r="{radius:g}"/>')
+        near = seen[:, 2] >= 0
+        for side, there in (("far", seen[~near]), ("near", seen[near])):
+            d = "".join(
+                f"M{centre + radius * x:.1f} {size / 2 - radius * y:.1f}h0" for x, y in there[:, :2]
+            )
+            parts.append(f'<path class="token {side}" d="{d}"/>')
+        parts.append(
+            f'<text class="tick mid" x="{centre:g}" y="{size + 14:g}">'
+            f"t = {cloud.times[frame]:.4g}</text>"
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def _cloud_figure(cloud: Cloud, name: str) -> str:
+    """The viewer, and the static figure that is shown without a script."""
+    last = len(cloud.times) - 1
+    caption = escaped(cloud.caption)
+    start = f"t = {cloud.times[0]:.4g}"
+    turn = (
+        '<label class="check"><input type="checkbox" class="turn"> turn</label>'
+        "<p>Drag the sphere, or use the arrow keys on it.</p>"
+    )
+    return (
+        f'<figure class="cloud" data-cloud="{name}"><div class="live" hidden>'
+        f'<canvas tabindex="0" role="img" aria-label="{caption}"></canvas>'
+        '<div class="controls"><button type="button" class="play" aria-pressed="false">'
+        f'Play</button><input type="range" min="0" max="{last}" value="0" step="1" '
+        f'aria-label="Time of the snapshot" aria-valuetext="{start}"><output>{start}</output>'
+        '<label>colour <select class="tint"><option value="depth">depth</option>'
+        '<option value="start">place at the first time</option></select></label>'
+        f"{turn if cloud.points.shape[2] == 3 else ''}</div></div>"
+        f'<div class="static">{_cloud_svg(cloud)}</div><figcaption>{caption}</figcaption></figure>'
+    )
+
+
+# A run
+# -----
+
+
+def _page_of_run(section: Section) -> Page:
+    page = Page(section.name, _chips([section]))
+    page.body.append(f'<section class="run">{_section_html(section, "r0", page, 2)}</section>')
+    return page
+
+
+def _chips(sections: Sequence[Section]) -> str:
+    """What was run, in a line of facts, as far as all runs share them."""
+    keys = {"flow": "dynamics", "heads H": "heads", "tokens": "tokens", "paths": "paths",
+            "time": "time", "seed": "seed"}  # fmt: skip
+    facts = {"law": {law_name(section.config) for section in sections}}
+    facts |= {text: {section.fact(key) for section in sections} for text, key in keys.items()}
+    items = "".join(
+        f"<li><span>{text}</span> {escaped(value)}</li>"
+        for text, values in facts.items()
+        if len(values) == 1
+        for value in values
+        if value and "?" not in value
+    )
+    return f'<ul class="chips">{items}</ul>' if items else ""
+
+
+def _section_html(section: Section, key: str, page: Page, level: int) -> str:
+    """One run: its parts in order, those that are missing named."""
+    parts = [
+        _banner(section.missing),
+        _tiles(
+            [
+                ("energy at the start", section.fact("E(0)")),
+                ("energy at the end", section.fact("E(T)")),
+                ("residual of the balance", section.fact("edi_residual(T)")),
+                ("G², second half", section.fact("upper_gradient_sq").partition(",")[0]),
+                ("speed², second half", section.fact("speed_sq").partition(",")[0]),
+                ("effective tokens", section.fact("ess(T)")),
+                ("absorbed coordinates", section.fact("absorbed(T)")),
+                ("verified", section.verdict()),
+            ]
+        ),
+    ]
+
+    def title(name: str, text: str) -> None:
+        parts.append(f'<h{level} id="{key}-{name}">{text}</h{level}>')
+
+    def chart(name: str, text: str, absent: str) -> None:
+        title(name, text)
+        found = section.charts.get(name)
+        parts.append(page.chart(found, f"{key}-{name}") if found else _absent(absent))
+
+    sampler = "sampler" in section.config
+    if sampler:
+        chart("sampler", "Diagnostics", "Nothing was recorded.")
+        chart("gradient", "Speed", "Nothing was recorded.")
+    else:
+        chart("budget", "Energy budget", "The run holds no energy.")
+        if section.balance:
+            head = ("at the last time", "mean ± standard error")
+            parts.append(_table(section.balance, head, "numbers"))
+        chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
+        if "mesh" in section.config:
+            title("tokens", "Density")
+            parts.append(_density_html(section))
+            chart("free_energy", "Free energy", "The run holds no entropy.")
+        else:
+            title("tokens", "Tokens")
+            if section.cloud is None:
+                parts.append(_absent(section.no_tokens))
+            else:
+                page.clouds[key] = _cloud_data(section.cloud)
+                parts.append(_cloud_figure(section.cloud, key))
+        if "clusters" in section.charts:
+            chart("clusters", "Clusters", "")
+        chart("heads", "Heads", "The heads were not recorded over time (save.heads).")
+        law = section.fact("law") or "not recorded"
+        parts.append(f'<p class="law">Head law: {escaped(law)}</p>')
+    if section.spectrum:
+        titles = ("", "least eigenvalue", "mean", "largest", "mean Frobenius norm")
+        parts.append(_table(section.spectrum, titles, "numbers"))
+    title("checks", "Verification")
+    parts.append(_checks_html(section))
+    title("numbers", "Numbers")
+    parts.append("<p>What <code>wflow info</code> prints.</p>")
+    parts.append(_table(section.facts, kind="info"))
+    title("provenance", "Provenance")
+    again = section.file.name if section.file and section.complete and not sampler else None
+    parts.append(_command(section.fact("command"), again))
+    parts.append(_table(section.provenance, kind="info"))
+    return "\n".join(part for part in parts if part)
+
+
+def _density_html(section: Section) -> str:
+    if section.density is None:
+        return _absent("No density can be drawn: no snapshot of it was recorded.")
+    words, content = section.density
+    return f'<div class="pictures">{_picture(content, words, words)}</div>'
+
+
+def _checks_html(section: Section) -> str:
+    words = {True: "pass", False: "fail", None: "skip"}
+    rows = []
+    for check in section.checks:
+        word = words[check.passed]
+        known = not math.isnan(check.value)
+        cells = [f"{value:.3g}" if known else "" for value in (check.value, check.limit)]
+        note = f"<small>{_prose(check.note)}</small>" if check.note else ""
+        rows.append(
+            f'<tr><td><span class="badge {word}">{word}</span></td><th scope="row">'
+            f"{escaped(check.name)}{note}</th><td>{cells[0]}</td><td>{cells[1]}</td></tr>"
+        )
+    head = "".join(f'<th scope="col">{text}</th>' for text in ("", "check", "found", "limit"))
+    return (
+        f"<p>{escaped(section.verdict())}, as <code>wflow verify</code> makes them.</p>"
+        f'<div class="scroll"><table class="checks"><thead><tr>{head}</tr></thead><tbody>'
+        f"{''.join(rows)}</tbody></table></div>"
+    )
+
+
+# A study
+# -------
+
+
+def _page_of_study(study: Study) -> Page:
+    document = study.document
+    page = Page(f"Study {study.name}", _chips(study.sections))
+    body = page.body
+    body.append(_banner(study.missing))
+    if command := document.get("command"):
+        body.append("<h2>Command</h2>" + _command(plain(command)))
+    body.append(_findings_html(document.get("findings", [])))
+    body.append(_tables_html(study))
+    if study.charts:
+        body.append('<section><h2 id="learning">Learning curves</h2>')
+        head = ("model", "seeds", "steps", "last loss, mean")
+        body.append(_table(study.networks, head, "numbers"))
+        for k, chart in enumerate(study.charts.values()):
+            body.append(f"<h3>{escaped(chart.title)}</h3>{page.chart(chart, f's-{k}')}")
+        body.append("</section>")
+    if study.pictures:
+        body.append('<section><h2 id="figures">Figures</h2><div class="pictures">')
+        for stem, content in study.pictures.items():
+            words = stem.replace("_", " ")
+            body.append(_picture(content, f"Figure of the study: {words}", words))
+        body.append("</div></section>")
+    if study.sections:
+        body.append(_runs_html(study, page))
+    rows = [
+        (key, plain(value if isinstance(value, str) else json.dumps(value)))
+        for key in ("schema", "created", "versions", "config")
+        if (value := document.get(key)) is not None
+    ]
+    if rows:
+        body.append('<section><h2 id="provenance">Provenance of the summary</h2>')
+        body.append(_table(rows, kind="info") + "</section>")
+    return page
+
+
+def _findings_html(findings: Sequence[Mapping[str, str]]) -> str:
+    if not findings:
+        return ""
+    badges = {"confirmed": "pass", "not confirmed": "fail"}
+    cards = "".join(
+        f'<li><span class="badge {badges.get(entry["verdict"], "part")}">'
+        f'{escaped(entry["verdict"])}</span><p class="claim">{_prose(entry["prediction"])} '
+        f"<cite>{_prose(entry['source'])}</cite></p><p>{_prose(entry['found'])}</p></li>"
+        for entry in findings
+    )
+    return f'<section><h2 id="findings">Findings</h2><ul class="findings">{cards}</ul></section>'
+
+
+def _tables_html(study: Study) -> str:
+    """The tables of the study: its text, or the numbers of its runs and their fit."""
+    parts = []
+    if study.text:
+        parts.append(f'<div class="prose">{_markdown(study.text)}</div>')
+    runs, fit = study.document.get("runs"), study.document.get("fit")
+    if isinstance(runs, list):
+        titles = {
+            "upper_gradient_sq": "G² (t ≥ T/2)",
+            "dissipation": "dissipation (t ≥ T/2)",
+            "energy_initial": "E(0)",
+            "energy_final": "E(T)",
+            "edi_residual_final": "residual",
+            "edi_residual_upper_gradient_final": "residual with G²",
+        }
+        keys = [key for key in titles if all(key in row for row in runs)]
+        rows = [(str(row["heads"]), *(_mean_cell(row[key]) for key in keys)) for row in runs]
+        parts.append(_table(rows, ("heads H", *(titles[key] for key in keys)), "numbers"))
+        parts.append("<p>Mean ± standard error over the paths.</p>")
+    if fit:
+        head = ("", "value", "interval", "standard error")
+        parts.append("<h3>Fit G² = a H^b</h3>" + _table(_fit_rows(fit), head, "numbers"))
+    return f'<section><h2 id="table">Table</h2>{"".join(parts)}</section>' if parts else ""
+
+
+def _mean_cell(value: Mapping[str, float | None]) -> str:
+    mean, error = value["mean"], value["standard_error"]
+    if mean is None:
+        return "–"
+    return f"{mean:.4g}" + (f" ± {error:.1g}" if error is not None else "")
+
+
+def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Prefactor, exponent and the other numbers of a fit, as the summary has them."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.5g}"
+
+    for name, symbol in (("prefactor", "a"), ("exponent", "b")):
+        low, high = map(number, fit[f"{name}_ci"])
+        interval = f"{100 * fit['level']:.0f} %: {low} to {high}" if low and high else ""
+        yield symbol, number(fit[name]), interval, number(fit[f"{name}_error"])
+    yield "Pearson correlation", number(fit["pearson"]), "", ""
+    yield "head counts", number(fit["points"]), "", ""
+    yield "fit from H =", number(fit["heads_from"]), "", ""
+
+
+def _runs_html(study: Study, page: Page) -> str:
+    """The list of runs, and a section for each of them."""
+    columns = {"status": "status", "heads": "heads", "tokens": "tokens", "paths": "paths",
+               "E(0)": "E(0)", "E(T)": "E(T)", "edi_residual(T)": "residual",
+               "upper_gradient_sq": "G²"}  # fmt: skip
+    rows = [
+        (section.name, *(section.fact(key).partition(", mean")[0] for key in columns),
+         section.verdict())
+        for section in study.sections
+    ]  # fmt: skip
+    head = ("run", *columns.values(), "verification")
+    parts = ['<section><h2 id="runs">Runs</h2>', _table(rows, head, "runs")]
+    if study.rest:
+        names = ", ".join(study.rest[:200])
+        parts.append(
+            f"<p>{len(study.rest)} more runs have no section on this page: {escaped(names)}. "
+            "<code>wflow report FILE</code> writes a page for each.</p>"
+        )
+    several = len(study.sections) > 1
+    if several:
+        options = "".join(
+            f'<option value="r{k}">{escaped(section.name)}</option>'
+            for k, section in enumerate(study.sections)
+        )
+        parts.append(
+            '<p class="choose" hidden><label>Run <select id="choose">'
+            f"{options}</select></label></p>"
+        )
+    parts.append("</section>")
+    for k, section in enumerate(study.sections):
+        parts.append(
+            f'<section class="run" id="r{k}"><h2 class="name">Run {escaped(section.name)}</h2>'
+            f"{_chips([section]) if several else ''}"
+            f"{_section_html(section, f'r{k}', page, 3)}</section>"
+        )
+    return "\n".join(parts)

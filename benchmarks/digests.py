@@ -27,7 +27,8 @@ import wflow
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.io import digests, runfile
 from wflow.io.digests import Digests
-from wflow.io.runfile import RunLayout, RunWriter, dataset_attrs
+from wflow.io.schema import RunLayout, dataset_attrs
+from wflow.io.store import RunWriter
 
 COMMAND = "python benchmarks/digests.py"
 RUNS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ _HOMES = {
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
-    "open": ("wflow.io.runfile", "open_run"),
+    "open": ("wflow.io.read", "open_run"),
     "report": ("wflow.study.report", "write"),
     "open_study": ("wflow.io.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
         velocity,
     )
     from wflow.attention.flows import Flow
-    from wflow.io.runfile import open_run as open
+    from wflow.io.read import open_run as open
     from wflow.io.studies import open_study
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve

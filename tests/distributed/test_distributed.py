@@ -27,8 +27,9 @@ from wflow.distributed import workers as pools
 from wflow.distributed.job import Parts, compute
 from wflow.distributed.plan import Run
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
-from wflow.io.reading import lock_of
-from wflow.io.runfile import RunWriter, dataset_attrs
+from wflow.io.read import lock_of
+from wflow.io.schema import dataset_attrs
+from wflow.io.store import RunWriter
 
 library = pytest.importorskip("distributed", reason="the extra dask is not installed")
 from distributed.comm import connect  # noqa: E402

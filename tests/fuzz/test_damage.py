@@ -21,8 +21,9 @@ from wflow.analysis.verify import verify
 from wflow.cli import main
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.io import digests, disk
-from wflow.io.reading import checkpoint_of, partial_of
-from wflow.io.runfile import RunWriter, config_text, dataset_attrs
+from wflow.io.read import checkpoint_of, partial_of
+from wflow.io.schema import config_text, dataset_attrs
+from wflow.io.store import RunWriter
 from wflow.particles.problem import problem_of
 from wflow.particles.solver import integrate_into
 

@@ -28,7 +28,7 @@ from wflow._core.rng import CounterNormals
 from wflow.analysis.verify import Check, verify
 from wflow.distributed.plan import Run
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, law_config
-from wflow.io.reading import differences
+from wflow.io.read import differences
 from wflow.study.flags import OutputFlags
 from wflow.study.folder import check_output
 

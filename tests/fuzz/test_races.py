@@ -13,7 +13,8 @@ import pytest
 import wflow
 from wflow.analysis.verify import verify
 from wflow.heads import OrnsteinUhlenbeck
-from wflow.io.runfile import RunWriter, dataset_attrs
+from wflow.io.schema import dataset_attrs
+from wflow.io.store import RunWriter
 
 Outcome = tuple[str, str]
 

@@ -15,8 +15,8 @@ from run_layouts import finished
 
 from wflow import RunFileError, SaveAt, heads, meanfield, sampling, solve, tokens
 from wflow.io import lazy
-from wflow.io.reading import check_variables, dims_of
-from wflow.io.runfile import RunWriter, open_run
+from wflow.io.read import check_variables, dims_of, open_run
+from wflow.io.store import RunWriter
 
 OLD = Path(__file__).parent / "files" / "run_0.1.0.h5"
 

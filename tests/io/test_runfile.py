@@ -21,8 +21,9 @@ from wflow import InputError, RunFileError
 from wflow._core.errors import Interrupted
 from wflow._core.signals import signals_as_errors
 from wflow.io import disk
-from wflow.io.runfile import MemoryStore, RunWriter, dataset_attrs, open_run, run_status
-from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, SCHEMA
+from wflow.io.read import open_run, run_status
+from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, SCHEMA, dataset_attrs
+from wflow.io.store import MemoryStore, RunWriter
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ import xarray as xr
 from run_layouts import CONFIG, ROOT, a_layout, attrs, fill, finished, in_child
 
 from wflow import InputError, RunFileError
-from wflow.io import digests, disk, runfile
-from wflow.io.runfile import MemoryStore, RunWriter, open_run, run_status
+from wflow.io import disk, read, store
+from wflow.io.read import open_run, run_status
 from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
+from wflow.io.store import MemoryStore, RunWriter
 
 
 def test_resume_restores_the_last_state_and_continues_the_file(tmp_path):
@@ -112,7 +113,7 @@ def test_resume_of_another_run_names_what_differs(tmp_path):
     ],
 )
 def test_settings_that_differ_are_named_as_people_know_them(held, asked, named):
-    assert runfile.differences(held, asked) == named
+    assert read.differences(held, asked) == named
 
 
 def test_resume_without_a_partial_file_or_after_the_end_says_so(tmp_path):
@@ -152,7 +153,7 @@ def test_resume_refuses_a_bad_checkpoint_and_says_what_to_do(tmp_path, damage):
 def test_truncated_file_is_refused(tmp_path, share):
     path = finished(tmp_path / "run.h5")
     raw = path.read_bytes()
-    path.write_bytes(raw[: int(share * digests.find(path).end)])
+    path.write_bytes(raw[: int(share * len(raw))])
     with pytest.raises(RunFileError, match=r"empty|truncated|damaged"):
         open_run(path)
     os.rename(path, tmp_path / "run.h5.partial")
@@ -244,7 +245,7 @@ def test_file_that_the_system_does_not_let_grow_leaves_nothing_behind(tmp_path, 
         import numpy as np
         import run_layouts as t
         from wflow import RunFileError
-        from wflow.io.runfile import RunWriter
+        from wflow.io.store import RunWriter
         layout = t.a_layout(times=np.arange(20000.0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
         try:
@@ -293,7 +294,7 @@ def test_failing_disk_in_mid_run_keeps_what_was_recorded(tmp_path, monkeypatch, 
         with pytest.raises(RunFileError, match="what was recorded stays"):
             writer.write("energy", (0, 4), 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(runfile.np, "savez", fail)
+        patch.setattr(store.np, "savez", fail)
         with pytest.raises(RunFileError, match="what was recorded stays"):
             writer.checkpoint({"step": np.array(4)})
     writer.abandon()
@@ -312,7 +313,7 @@ def test_second_process_cannot_write_to_a_run_in_progress(tmp_path):
         import sys
         import run_layouts as t
         from wflow import RunFileError
-        from wflow.io.runfile import RunWriter
+        from wflow.io.store import RunWriter
         acts = (
             lambda: RunWriter.resume(sys.argv[1], t.CONFIG),
             lambda: RunWriter.create(sys.argv[1], t.a_layout(), t.attrs(), overwrite=True),
@@ -335,7 +336,8 @@ WRITER = """
 import sys
 import numpy as np
 import run_layouts as t
-from wflow.io.runfile import RunWriter, run_status
+from wflow.io.read import run_status
+from wflow.io.store import RunWriter
 from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
 
 path, layout = sys.argv[1], t.a_layout(times=np.arange(60.0), paths=20)

@@ -17,7 +17,7 @@ from wflow._core import checks
 from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.io.reading import nested
+from wflow.io.read import nested
 from wflow.kernels.evaluate import BACKENDS, DIRECTIONS, FLOWS, METHODS, RANGE
 from wflow.particles.problem import problem_of
 

@@ -142,21 +142,50 @@ def test_what_a_blown_up_run_recorded_stays_readable(tmp_path):
 def test_a_later_path_that_blows_up_leaves_the_earlier_ones_readable(tmp_path):
     out = tmp_path / "run.h5"
     x0 = [[[1.0, 0.0], [-1.0, 0.01]], [[1.0, 0.0], [0.9, 0.43]]]
+    options = {"heads": [10 * np.eye(2)], "t_final": 1.0, "dt": 0.1, "flow": "unnormalised"}
     with pytest.raises(wflow.BlowUpError) as caught:
         wflow.solve(
             x0,
             Frozen(),
-            heads=[10 * np.eye(2)],
-            t_final=1.0,
-            dt=0.1,
             paths=2,
-            compute=wflow.Compute(batch=1),
-            flow="unnormalised",
+            compute=wflow.Compute(batch=1, stop_at_blow_up=True),
             out=out,
+            **options,
         )
     assert caught.value.path == 1 and caught.value.time == 0
     with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
         assert np.isfinite(ds.energy[0]).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 6])
+@pytest.mark.parametrize("scheme", ["euler", "rk4"])
+def test_a_path_that_blows_up_is_nan_from_there_on_and_ends_no_other(tmp_path, scheme, batch):
+    x0 = np.array([[[1.0, 0.0], [-1.0, 0.001 * path]] for path in range(1, 7)])
+    x0[2] = [[1.0, 0.0], [0.9, 0.43]]
+    options = {"heads": [10 * np.eye(2)], "t_final": 0.4, "dt": 0.1, "flow": "unnormalised",
+               "scheme": scheme, "compute": wflow.Compute(batch=batch)}  # fmt: skip
+    lost = np.arange(6) == 2
+    alone = wflow.solve(x0[~lost], Frozen(), paths=5, **options)
+    with pytest.warns(RuntimeWarning, match="path 2"):
+        run = wflow.solve(x0, Frozen(), paths=6, out=tmp_path / "run.h5", **options)
+    for name in ("energy", "edi_residual"):
+        np.testing.assert_array_equal(run[name][~lost], alone[name])
+    assert np.isnan(run["energy"][2]).all() and np.isnan(run["tokens_mean"][-1]).all()
+    assert wflow.verify.verify(tmp_path / "run.h5").passed
+
+
+def test_paths_that_blow_up_one_after_the_other_resume_and_extend_to_the_same_bits(tmp_path):
+    law = OrnsteinUhlenbeck(np.eye(3), rate=25.0, sigma2=1.0)
+    options = {"heads": 1, "dt": 0.1, "paths": 6, "seed": 2}
+    with pytest.warns(RuntimeWarning, match="path"):
+        whole = wflow.solve(np.eye(3), law, t_final=3.0, **options)
+    counts = np.isfinite(whole["energy"]).sum("time").values
+    assert 1 < counts.min() < counts.max() and len(set(counts.tolist())) > 2
+    out = tmp_path / "run.h5"
+    with pytest.warns(RuntimeWarning):
+        wflow.solve(np.eye(3), law, t_final=1.5, out=out, **options).close()
+        longer = wflow.solve(np.eye(3), law, t_final=3.0, out=out, if_exists="resume", **options)
+    np.testing.assert_array_equal(longer["energy"], whole["energy"])
 
 
 def test_a_signal_in_the_last_step_finishes_the_file_and_is_not_swallowed(tmp_path):

@@ -13,6 +13,8 @@ from twin import symmetric, unit
 import wflow
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
+from wflow.io.driver import Group, Paths
+from wflow.io.store import MemoryStore
 from wflow.particles.integrate import Batch
 from wflow.particles.problem import problem_of
 
@@ -442,8 +444,11 @@ def test_a_step_that_blows_up_stops_with_time_path_and_score():
 def test_a_step_is_refused_beyond_its_limits_and_not_at_them(name, most):
     x0 = unit(np.random.default_rng(0), 8, 3)
     dt = 0.25  # 40 dt is the largest turn
-    problem = problem_of(x0, Frozen(), heads=[np.eye(3)], t_final=dt, dt=dt, paths=2)
-    batch = Batch(problem, 0, 2, set())
+    compute = wflow.Compute(stop_at_blow_up=True)
+    problem = problem_of(
+        x0, Frozen(), heads=[np.eye(3)], t_final=dt, dt=dt, paths=2, compute=compute
+    )
+    batch = Batch(problem, Paths(Group(problem, MemoryStore(problem.layout())), 0, 2), None)
     terms = {key: np.array([1.0, -1.0]) for key in (*batch.budget.rates, "sum_error")}
     terms |= {key: np.array([1.0, 1.0]) for key in ("max_speed", "max_score", "speed_sq")}
     batch._check(0.0, terms | {name: np.array([1.0, most])})
@@ -451,6 +456,7 @@ def test_a_step_is_refused_beyond_its_limits_and_not_at_them(name, most):
         with pytest.raises(wflow.BlowUpError) as caught:
             batch._check(0.0, terms | {name: np.array([1.0, beyond])})
         assert caught.value.path == 1
+        batch.paths.lost[:] = False
 
 
 @pytest.mark.parametrize("direction", ["descent", "ascent"])

@@ -13,7 +13,7 @@ import pytest
 import wflow
 from wflow import InputError, sampling
 from wflow._core.threads import available
-from wflow.io.runfile import RunWriter
+from wflow.io.store import RunWriter
 from wflow.sampling import targets
 
 X0 = np.random.default_rng(0).standard_normal((40, 2)) * 2

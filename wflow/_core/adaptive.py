@@ -242,6 +242,7 @@ class AdaptiveSteps:
     ----------
     time : (paths,), where each path is
     evaluations : (paths,), evaluations of the velocity so far, those of rejected steps included
+    stuck : paths for which no step was short enough in the last attempt
     """
 
     def __init__(self, control: Dopri5, paths: int) -> None:
@@ -252,6 +253,7 @@ class AdaptiveSteps:
         self._error = np.full(paths, _LEAST_ERROR)  # of the last accepted step
         self._taken = np.zeros(paths)  # its length
         self._rejected = np.zeros(paths, bool)  # whether the last attempt was
+        self.stuck: list[int] = []
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything needed to continue with the same steps."""
@@ -314,12 +316,8 @@ class AdaptiveSteps:
 
         Returns
         -------
-        (k,), whether the step of each path is accepted
-
-        Raises
-        ------
-        FloatingPointError
-            For steps that fall below the rounding of the time, with the path.
+        (k,), whether the step of each path is accepted; `stuck` then holds the paths whose steps
+        fall below the rounding of the time
         """
         rows, good = tried.rows, errors <= 1
         self.evaluations[rows] += self.control.tableau.stages - 1
@@ -329,10 +327,9 @@ class AdaptiveSteps:
             )
         after = np.where(tried.clipped, tried.end, tried.t + tried.dt)
         self.time[rows[good]] = after[good]
-        lost = rows[~good]
-        lost = lost[self._length[lost] <= _ROUNDING * np.maximum(self.time[lost], 1e-100)]
-        if lost.size:
-            raise FloatingPointError(int(lost[0]))
+        shorter = rows[~good]
+        least = _ROUNDING * np.maximum(self.time[shorter], 1e-100)
+        self.stuck = shorter[self._length[shorter] <= least].tolist()
         return good
 
     def _control(self, row: int, error: float, taken: float, clipped: bool) -> None:

@@ -1,8 +1,10 @@
 """Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is none."""
 
+import inspect
 import logging
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -161,3 +163,11 @@ class _LastWords:
         message, status = last_words(error)
         print(message, file=sys.stderr)
         raise SystemExit(status)
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn at the line of the user that called wflow, however deep the call is."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("wflow", "numba"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

@@ -18,13 +18,14 @@ from wflow._core.errors import InputError, RunFileError
 from wflow.attention.flows import Flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run
 from wflow.io import digests
-from wflow.io.runfile import MemoryStore, open_run
+from wflow.io.driver import integrate
+from wflow.io.read import open_run
 from wflow.io.schema import EVALUATIONS, VARIABLES, command_text, history_line
+from wflow.io.store import MemoryStore
 from wflow.meanfield import solver as equation
 from wflow.meanfield.mesh import Circle, Nodes, Sphere
 from wflow.meanfield.spectral import Fourier, Harmonics
 from wflow.particles import solver
-from wflow.particles.integrate import integrate
 from wflow.particles.problem import options_of, problem_of
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def replayed(ds: xarray.Dataset, pairs: float, nudge: float = 0.0) -> dict[str, 
     if evaluations * problem.heads * float(problem.x0.shape[-2]) ** 2 > pairs:
         return None
     store = MemoryStore(problem.layout())
-    integrate(problem, store, batch=1)
+    integrate(problem, store)
     return _first_series(store)
 
 
@@ -312,7 +313,7 @@ def _replayed_densities(
     if evaluations * run.paths * run.heads * cells * width > pairs:
         return None
     store = MemoryStore(problem.layout())
-    equation.integrate(problem, store)
+    integrate(problem, store)
     return _first_series(store)
 
 

@@ -125,7 +125,7 @@ def _refuse(config: Config) -> None:
 
 def check_same_weights(config: Config, other: Config) -> None:
     """Raise InputError unless both runs have the same heads at the same times, and one flow."""
-    from wflow.io.runfile import differences
+    from wflow.io.read import differences
 
     differ = {key.split(".")[0].split(" ")[0] for key in differences(config, other)} - _FREE
     law = made_again(config["law"])

@@ -32,7 +32,7 @@ class Info:
 
     def __call__(self) -> int:
         from wflow.analysis.description import describe
-        from wflow.io.runfile import open_run
+        from wflow.io.read import open_run
 
         with open_run(self.file) as ds:
             lines = describe(ds)
@@ -53,7 +53,7 @@ class Plot:
     """Folder for the figures."""
 
     def __call__(self) -> int:
-        from wflow.io.runfile import open_run
+        from wflow.io.read import open_run
         from wflow.plots.runs import plot_run
 
         with open_run(self.file) as ds:

@@ -23,14 +23,21 @@ import numpy as np
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.files import open_hdf5, replace_file
 from wflow._core.threads import numba_threads
-from wflow.io import digests, disk, reading
+from wflow.io import digests, disk
+from wflow.io import read as reading
 from wflow.io.disk import InUse, disk_error
-from wflow.io.reading import checkpoint_of, manifest_of, partial_of, parts_of
-from wflow.io.runfile import RunWriter, config_text, dataset_attrs, differences, never_started
-from wflow.io.schema import history_line
-from wflow.particles.integrate import State
+from wflow.io.driver import State, create, integrate_into
+from wflow.io.read import (
+    checkpoint_of,
+    differences,
+    manifest_of,
+    never_started,
+    partial_of,
+    parts_of,
+)
+from wflow.io.schema import config_text, dataset_attrs, history_line
+from wflow.io.store import RunWriter
 from wflow.particles.problem import Problem
-from wflow.particles.solver import integrate_into, write_initial_state
 
 # One run, or some of its paths
 # -----------------------------
@@ -182,7 +189,7 @@ def _opened(
         disk.set_aside_damaged(file)
     attrs = dataset_attrs(config, problem.seed, job.command)
     replace = own or never_started(file, json.loads(config))
-    return RunWriter.create(file, problem.layout(), attrs, overwrite=replace), None
+    return create(file, problem, attrs, overwrite=replace), None
 
 
 # Parts on disk
@@ -325,9 +332,9 @@ class Parts:
         lines = [history_line(self.job.command)]
         attrs = dataset_attrs(self.job.config, problem.seed, self.job.command, history=lines)
         disk.set_aside_damaged(draft)
-        writer = RunWriter.create(draft, problem.layout(), attrs, overwrite=True)
+        writer = create(draft, problem, attrs, overwrite=True)
         try:
-            write_initial_state(problem, writer)
+            problem.start(writer)
         except BaseException:
             writer.discard()
             raise

@@ -10,8 +10,7 @@ from wflow._core.identity import check_comparable, warn_not_comparable
 from wflow._core.invocation import command_text
 from wflow.distributed.job import Job, Parts, Range, check_manifest, gaps
 from wflow.io import disk
-from wflow.io.reading import manifest_of
-from wflow.io.runfile import run_status
+from wflow.io.read import manifest_of, run_status
 from wflow.particles.problem import Problem, problem_of_task
 from wflow.particles.solver import batch_size, open_finished
 

@@ -25,7 +25,8 @@ from wflow._core.processes import starting_processes
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, interrupted, signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
-from wflow.particles.options import Compute, IfExists, option
+from wflow.io.driver import IfExists
+from wflow.particles.options import Compute, option
 
 if TYPE_CHECKING:
     import xarray
@@ -326,7 +327,7 @@ def in_this_process(tasks: list[Task]) -> None:
 
 def has_parts(task: Task) -> bool:
     """Whether a task continues a run that workers began."""
-    from wflow.io.reading import manifest_of
+    from wflow.io.read import manifest_of
 
     return task.get("if_exists") == "resume" and manifest_of(Path(task["out"])).exists()
 

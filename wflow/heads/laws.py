@@ -1051,7 +1051,7 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
         For a custom law that is not given, another law than that of the run, and one that cannot
         be compared.
     """
-    from wflow.io.reading import differences  # loads h5py
+    from wflow.io.read import differences  # loads h5py
     from wflow.io.schema import config_text
 
     if not isinstance(config["law"], dict):

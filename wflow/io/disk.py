@@ -1,36 +1,26 @@
-"""Run files on disk: write locks, rules of replacement, and the bytes of a file."""
+"""The names of a run on disk: which may be written, by which process, and how they are removed."""
 
 import contextlib
 import errno
-import io
-import itertools
 import json
-import math
 import os
 import platform
 import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import h5netcdf
 import h5py
-import numpy as np
-from numpy.typing import NDArray
 
 from wflow._core.errors import RunFileError
-from wflow._core.files import remove_drafts, take_lock
-from wflow._core.signals import signals_held
-from wflow.io import digests
-from wflow.io.digests import Places
-from wflow.io.reading import (
+from wflow._core.files import kind_of_file, remove_drafts, take_lock
+from wflow.io.read import (
     checkpoint_of,
     final_of,
+    former_of,
     is_checkpoint,
     lock_of,
     manifest_config,
@@ -38,15 +28,12 @@ from wflow.io.reading import (
     partial_of,
     parts_of,
 )
-from wflow.io.schema import FAMILY, HISTORY_BYTES, VARIABLES, Layout
+from wflow.io.schema import FAMILY, Layout
 
-Index = int | slice | Sequence[int] | NDArray[np.integer]
-_PAGE = 4096  # bytes
-_BLOCK = 1 << 20  # bytes written at a time where a file is filled
 _OWNER = b'{"wflow": "lock", '  # start of a lock file
 # Files in the folder of the parts of a run: parts, their states, the draft of the whole, jobs.
 _PART = re.compile(
-    r"((\d+-\d+(\..*)?|whole)\.h5(\.(partial|checkpoint|lock|damaged))*|run\.json|run\.new|lock)"
+    r"((\d+-\d+(\..*)?|whole)\.h5(\.(partial|checkpoint|old|lock|damaged))*|run\.json|run\.new|lock)"
     r"(\.[0-9a-f]{16}\.new)?|job-[0-9a-f]+\.pkl"
 )
 
@@ -55,8 +42,19 @@ _PART = re.compile(
 _MANIFEST_DRAFT = re.compile(r"run\.json\.[0-9a-f]{16}\.new")
 
 
+def files_of(path: Path) -> tuple[Path, Path, Path, Path]:
+    """All names under which a run keeps data: whole, unfinished, its last two states."""
+    return path, partial_of(path), checkpoint_of(path), former_of(path)
+
+
 def check_target(path: Path, layout: Layout, overwrite: bool) -> None:
     """Check that a run can be written to a path before anything is.
+
+    Parameters
+    ----------
+    path : name of the finished file
+    layout : sizes of the run
+    overwrite : whether a run that is there is replaced
 
     Raises
     ------
@@ -69,7 +67,7 @@ def check_target(path: Path, layout: Layout, overwrite: bool) -> None:
         raise RunFileError(f"{path} is a directory; give the name of a file in it")
     if not folder.is_dir():
         raise RunFileError(f"the directory {folder} does not exist; make it, or choose another")
-    for taken in (path, partial_of(path), checkpoint_of(path)):
+    for taken in files_of(path):
         check_replaceable(taken)
     _check_parts(path)
     for taken in (path, partial_of(path)):
@@ -85,8 +83,7 @@ def check_target(path: Path, layout: Layout, overwrite: bool) -> None:
             "continue them with --resume (wflow.distributed.solve(..., if_exists='resume')), or "
             "replace them with --overwrite (if_exists='overwrite')"
         )
-    needed = sum(8 * math.prod(layout.shape(name)) for name in layout.names)
-    free = shutil.disk_usage(folder).free
+    needed, free = layout.bytes, shutil.disk_usage(folder).free
     if needed > free:
         raise RunFileError(
             f"{path} needs {needed / 1e6:.1f} MB and the disk has {free / 1e6:.1f} MB left; free "
@@ -132,8 +129,7 @@ def check_replaceable(path: Path) -> None:
     except OSError as error:
         raise disk_error(error, "look at", path) from None
     if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
-        what = kinds.get(stat.S_IFMT(mode), "no regular file but a device, pipe or socket")
+        what = kind_of_file(mode)
         raise RunFileError(f"{path} is {what}, which a run never replaces; choose another name")
     try:
         ours = _is_ours(path)
@@ -156,296 +152,8 @@ def _is_ours(path: Path) -> bool:
                     return str(opened.attrs.get("schema", "")).startswith(FAMILY)
             except Exception:  # too damaged for HDF5
                 file.seek(0)
-                return FAMILY.encode() in file.read(_BLOCK)
+                return FAMILY.encode() in file.read(1 << 20)
     return start[:4] == b"PK\3\4" and is_checkpoint(path)
-
-
-class Overlay(io.RawIOBase):
-    """A file in memory over a file on disk (or over nothing), as pages that were written.
-
-    HDF5 works on it in place of the disk: it does not survive a full one (the process crashes).
-    `save` then brings the pages to the disk, where a failure is an ordinary OSError.
-    """
-
-    def __init__(self, base: Path | None = None) -> None:
-        self._base = None if base is None else open(base, "rb", buffering=0)  # noqa: SIM115
-        self._size = 0 if self._base is None else self._base.seek(0, os.SEEK_END)
-        self._pages: dict[int, bytearray] = {}
-        self._at = 0
-
-    def copy(self) -> "Overlay":
-        """The same pages again; of an overlay over nothing."""
-        other = Overlay()
-        other._size = self._size
-        other._pages = {number: bytearray(page) for number, page in self._pages.items()}
-        return other
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def truncate(self, size: int | None = None) -> int:
-        self._size = self._at if size is None else size
-        return self._size
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._size - self._at))
-        for number, begin, end, done in self._pieces(count):
-            view[done : done + end - begin] = self._page(number)[begin:end]
-        self._at += count
-        return count
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for number, begin, end, done in self._pieces(len(view)):
-            page = self._pages.setdefault(number, self._page(number))
-            page[begin:end] = view[done : done + end - begin]
-        self._at += len(view)
-        self._size = max(self._size, self._at)
-        return len(view)
-
-    def save(self, path: Path) -> None:
-        """Write the pages that were written, and the size, to the file at `path`, unflushed."""
-        with FileIO(path, "xb" if self._base is None else "r+b") as file:
-            if self._base is None:
-                file.truncate(self._size)
-            for number in sorted(self._pages):
-                start = number * _PAGE
-                if self._base is None or self._from_base(number) != self._pages[number]:
-                    file.seek(start)
-                    page = np.frombuffer(self._pages[number], dtype=np.uint8)
-                    write_all(file, page[: self._size - start])
-
-    def close(self) -> None:
-        if self._base is not None:
-            self._base.close()
-        super().close()
-
-    def _pieces(self, count: int) -> Iterator[tuple[int, int, int, int]]:
-        """Pages under the next bytes: number, begin and end in the page, bytes done before."""
-        done = 0
-        while done < count:
-            number, begin = divmod(self._at + done, _PAGE)
-            end = min(_PAGE, begin + count - done)
-            yield number, begin, end, done
-            done += end - begin
-
-    def _page(self, number: int) -> bytearray:
-        return self._pages[number] if number in self._pages else self._from_base(number)
-
-    def _from_base(self, number: int) -> bytearray:
-        raw = b""
-        if self._base is not None:
-            self._base.seek(number * _PAGE)
-            raw = self._base.read(_PAGE) or b""
-        return bytearray(raw.ljust(_PAGE, b"\0"))
-
-
-def lay_out(path: Path, layout: Layout, attrs: Mapping[str, Any]) -> Places:
-    """Make a netCDF-4 file with every variable in one piece, unfilled, unflushed; complete = 0.
-
-    Returns
-    -------
-    places of the values of each variable in the file
-    """
-    coordinates = layout.coordinates()
-    used = {dim for name in layout.names for dim in layout.dims(name)}
-    sizes = tuple((dim, size) for dim, size in layout.sizes.items() if dim in used)
-    variables = tuple((name, layout.dims(name)) for name in layout.names)
-    with signals_held():  # h5netcdf does not clean up after half an opening
-        empty, places = _empty(sizes, tuple(coordinates), variables)
-        with empty.copy() as overlay:
-            for name, values in coordinates.items():
-                overlay.seek(places[name][0])
-                overlay.write(values.view(np.uint8).data)
-            with h5py.File(overlay, "r+") as file:
-                for name, value in {**attrs, "complete": 0}.items():
-                    if name == "history":
-                        file.attrs.create(name, _history(value), dtype=_HISTORY)
-                    else:  # numbers are arrays, as netCDF writes them
-                        file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)
-            overlay.save(path)
-    return places
-
-
-@lru_cache(maxsize=4)
-def _empty(
-    sizes: tuple[tuple[str, int], ...],
-    coordinates: tuple[str, ...],
-    variables: tuple[tuple[str, tuple[str, ...]], ...],
-) -> tuple[Overlay, Places]:
-    """A file without attributes and values, cached: HDF5 takes 0.1 s for one, and cells are alike.
-
-    Returns
-    -------
-    the file, and the places of the values of each variable in it
-    """
-    overlay = Overlay()
-    with h5netcdf.File(overlay, "w") as file:
-        file.dimensions = dict(sizes)
-        for name, dims in (*((name, (name,)) for name in coordinates), *variables):
-            variable = file.create_variable(name, dims, VARIABLES[name].dtype)
-            variable.attrs.update(VARIABLES[name].attrs)
-            # The first value written makes HDF5 give the variable its place in the file.
-            variable[(0,) * len(dims)] = 0
-    with h5py.File(overlay, "r") as opened:
-        names = [*coordinates, *(name for name, _ in variables)]
-        places = {name: (opened[name].id.get_offset(), opened[name].shape) for name in names}
-    return overlay, places
-
-
-def fill(path: Path, layout: Layout, places: Places) -> None:
-    """Write NaN over all values, block by block, so that the disk allocates the space now."""
-    block = np.full(_BLOCK // 8, np.nan, dtype="<f8").view(np.uint8)
-    with open(path, "r+b", buffering=0) as file:
-        for name in layout.names:
-            offset, shape = places[name]
-            size = 8 * math.prod(shape)
-            file.seek(offset)
-            for start in range(0, size, _BLOCK):
-                write_all(file, block[: size - start])
-        os.fsync(file.fileno())
-
-
-# Of one length, so that a resume adds its line without moving anything in the file.
-_HISTORY = h5py.string_dtype("utf-8", HISTORY_BYTES)
-
-
-def _history(text: str) -> NDArray[np.bytes_]:
-    return np.array(text.encode(), dtype=_HISTORY)
-
-
-def set_complete(path: Path, value: int, history: str | None = None) -> None:
-    """Change the attribute `complete` in place, unflushed, without disturbing readers of the file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    value : int
-        1 for a finished run, 0 for an unfinished one.
-    history : str, optional
-        Text of the attribute `history`; by default it stays as it is, and so it does in a file
-        that was laid out without room for it.
-
-    Raises
-    ------
-    OSError
-        Where the disk fails.
-    """
-    with signals_held(), Overlay(path) as overlay:
-        with h5py.File(overlay, "r+") as file:
-            file.attrs.modify("complete", np.array([value], dtype="i8"))
-            if history is not None and _has_room(file):
-                file.attrs.modify("history", _history(history))
-        overlay.save(path)
-
-
-def _has_room(file: h5py.File) -> bool:
-    """Whether the attribute `history` can be changed in place."""
-    return "history" in file.attrs and file.attrs.get_id("history").dtype == _HISTORY
-
-
-def unseal(path: Path, end: int | None = None, history: str | None = None) -> None:
-    """Mark a finished file unfinished again: without digests, and with complete = 0.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    end : int, optional
-        Its length without digests; None where these are whole and hold it.
-    history : str, optional
-        Text of the attribute `history` that it was laid out with.
-    """
-    if end is None and (stored := digests.find(path)) is not None:
-        end = stored.end
-    if end is not None and end < path.stat().st_size:
-        os.truncate(path, end)
-    set_complete(path, 0, history)
-
-
-def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], tuple[int, ...]]:
-    """Find the values of an index in an array stored in C order.
-
-    Parameters
-    ----------
-    shape : of the array
-    index : an int, a slice of step one or a sequence of ints per leading dimension
-
-    Returns
-    -------
-    starts of pieces without gaps, all of one size, counted in values; and the shape of the result
-
-    Raises
-    ------
-    IndexError
-        For too many entries, a step other than one, or a number out of range.
-    """
-    if len(index) > len(shape):
-        raise IndexError(f"{len(index)} indices for the dimensions {shape}")
-    picks: list[range | list[int]] = []
-    result: list[int] = []
-    for size, entry in itertools.zip_longest(shape, index, fillvalue=slice(None)):
-        assert isinstance(size, int)
-        if isinstance(entry, slice):
-            chosen = range(*entry.indices(size))
-            if chosen.step != 1:
-                raise IndexError(f"slices must have step one, got {entry}")
-            picks.append(chosen)
-            result.append(len(chosen))
-        else:
-            numbers = np.asarray(entry)
-            numbers = numbers if numbers.size else numbers.astype(int)  # [] has no type
-            if numbers.dtype.kind not in "iu" or numbers.ndim > 1:
-                raise IndexError(f"an index is an int, a slice or a list of ints, got {entry!r}")
-            if np.any((numbers < -size) | (numbers >= size)):
-                raise IndexError(f"index {entry!r} is out of range for a size of {size}")
-            picks.append((numbers.reshape(-1) % size).tolist())
-            result += [numbers.size] if numbers.ndim else []
-    # Behind the last dimension that is cut, the values of one piece lie side by side.
-    inner = len(shape)
-    while inner and picks[inner - 1] == range(shape[inner - 1]):
-        inner -= 1
-    outer = picks[:inner]
-    if outer and isinstance(outer[-1], range):
-        outer[-1] = outer[-1][:1]
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(inner)]
-    starts = [
-        sum(number * stride for number, stride in zip(numbers, strides, strict=True))
-        for numbers in itertools.product(*outer)
-    ]
-    return (starts if all(result) else []), tuple(result)
-
-
-def write_all(file: FileIO, data: NDArray[np.uint8]) -> None:
-    """Write bytes at the present place, however many calls the system makes of it."""
-    done = 0
-    while done < data.size:
-        done += file.write(data[done:].data) or 0
-
-
-def read_all(file: FileIO, data: NDArray[np.uint8]) -> None:
-    """Read bytes from the present place until `data` is full."""
-    done = 0
-    while done < data.size:
-        count = file.readinto(data[done:].data)
-        if not count:
-            raise OSError(errno.EIO, "the file is shorter than it was")
-        done += count
 
 
 class InUse(RunFileError):
@@ -536,7 +244,7 @@ class RunLock:
 def _owner(file: FileIO) -> dict[str, Any] | None:
     """The process that a lock file names; None for a file of another program."""
     file.seek(0)
-    raw = file.read(_PAGE) or b""
+    raw = file.read(4096) or b""
     file.seek(0)
     if not raw or not raw.startswith(_OWNER[: len(raw)]):
         return None if raw else {}
@@ -590,7 +298,7 @@ def remove_run(path: Path) -> None:
 
     The lock of the run must be held, and `check_target` have passed.
     """
-    remove(path, partial_of(path), checkpoint_of(path))
+    remove(*files_of(path))
     if manifest_of(path).exists():
         remove_parts(path)
 
@@ -610,7 +318,7 @@ def set_aside_damaged(path: Path) -> None:
     """
     lock = RunLock(path)
     try:
-        for left in (path, partial_of(path), checkpoint_of(path)):
+        for left in files_of(path):
             try:
                 check_replaceable(left)
             except RunFileError:

@@ -18,9 +18,11 @@ from wflow._core.printable import printable
 from wflow._version import __version__
 
 FAMILY = "wflow-run/"
-SCHEMA = f"{FAMILY}2"
-# Files of version 1 have no digests.
-READABLE = (f"{FAMILY}1", SCHEMA)
+SCHEMA = f"{FAMILY}3"
+# Files of earlier schemas are read; their digests, where they have some, are not compared.
+READABLE = (f"{FAMILY}1", f"{FAMILY}2", SCHEMA)
+STATE = "state"
+"""Group of a run file with the state of all paths at the end, from which the run is extended."""
 
 _MHT = "Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870"
 _GLPR = (
@@ -220,6 +222,11 @@ class Layout(ABC):
         """Sizes of a variable in this run, in the order of `dims(name)`."""
         sizes = self.sizes
         return tuple(sizes[dim] for dim in self.dims(name))
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all values."""
+        return sum(8.0 * float(np.prod(self.shape(name))) for name in self.names)
 
     def coordinates(self) -> dict[str, NDArray[Any]]:
         """Values of the coordinates that the variables of this run use."""

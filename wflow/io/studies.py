@@ -12,9 +12,8 @@ from wflow._core.errors import RunFileError
 from wflow._core.files import BROKEN, check_claims, check_stored, open_hdf5
 from wflow._core.printable import printable
 from wflow._core.signals import signals_held
-from wflow.io.reading import partial_of, parts_of
+from wflow.io.read import open_run, partial_of, parts_of
 from wflow.io.results import STUDY, summary_document
-from wflow.io.runfile import open_run
 from wflow.io.schema import FAMILY
 
 if TYPE_CHECKING:

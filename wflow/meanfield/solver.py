@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,24 +17,20 @@ from wflow._core.checks import (
     Direction,
     FlowName,
     check_choice,
-    file_name,
     number,
     positive,
     shown,
     switch,
 )
 from wflow._core.errors import BlowUpError, InputError
-from wflow._core.identity import warn_changed_itself
 from wflow._core.memory import check_memory
-from wflow._core.progress import progress as progress_bar
-from wflow._core.signals import caught_signals
-from wflow._core.threads import numba_threads
 from wflow.attention.cloud import warn_overflow
-from wflow.attention.flows import FLOWS, Flow, as_flow, flow_config
-from wflow.heads.laws import HeadLaw, law_config
+from wflow.attention.flows import FLOWS, Flow, as_flow
+from wflow.heads.laws import HeadLaw
 from wflow.heads.process import HeadProcess, HeadStep, as_law
-from wflow.io.runfile import MemoryStore, Store, dataset_attrs
+from wflow.io.driver import IfExists, Paths, State, run
 from wflow.io.schema import DensityLayout
+from wflow.io.store import Store
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.meanfield.densities import as_density, as_mesh, as_nodes, entropy
 from wflow.meanfield.fields import Setting, Stage, TooLong
@@ -44,23 +38,15 @@ from wflow.meanfield.mesh import Circle, Nodes
 from wflow.meanfield.spectral import Modes, Spectral, resolved
 from wflow.meanfield.volumes import Volumes
 from wflow.particles.budget import Budget, Terms
-from wflow.particles.options import Compute, IfExists, SaveAt
+from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, array_config, problem_of
-from wflow.particles.solver import (
-    name_what_is_left,
-    open_finished,
-    open_writer,
-    raise_if_interrupted,
-)
 
 if TYPE_CHECKING:
     import xarray
 
 SchemeName = Literal["euler", "ssp2", "ssp3", "imex", "heun", "rk4"]
 Floats = NDArray[np.floating]
-State = dict[str, NDArray[Any]]
 
-_log = logging.getLogger("wflow")
 _RECORDS = 100  # units of time of a run without dt
 _SAFETY = 0.9  # share of the bound that a step of chosen length takes, for its later stages
 _SHORTEST = 1e-12  # share of a unit of time below which no step is worth it
@@ -82,6 +68,56 @@ class MeanField:
     scheme: SchemeName
     reconstruct: bool
     chosen: bool
+
+    label, first_path = "mean field", 0
+
+    @property
+    def steps(self) -> int:
+        return self.particles.steps
+
+    @property
+    def paths(self) -> int:
+        return self.particles.paths
+
+    @property
+    def batch(self) -> int:
+        """All paths: they share their steps."""
+        return self.particles.paths
+
+    @property
+    def seed(self) -> int:
+        return self.particles.seed
+
+    @property
+    def threads(self) -> int | None:
+        return self.particles.threads
+
+    @property
+    def checkpoint_every(self) -> float:
+        return self.particles.checkpoint_every
+
+    @property
+    def stop_at_blow_up(self) -> bool:
+        return self.particles.stop_at_blow_up
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of the configuration that may be custom."""
+        return self.particles.parts()
+
+    def start(self, store: Store) -> None:
+        """Write the mesh and the initial state."""
+        store.write("centres", (), self.mesh.centres)
+        store.write("areas", (), self.mesh.areas)
+        store.write("initial_density", (), self.density)
+        if "initial_heads" in self.layout().names:
+            store.write("initial_heads", (), self.particles.scores)
+
+    def total(self) -> None:
+        """No sum over groups of paths: there is one."""
+
+    def solver(self, first: int, last: int, paths: Paths, total: None) -> Densities:
+        """The densities of some paths at time 0."""
+        return Densities(self, paths)
 
     def layout(self) -> DensityLayout:
         """Sizes of the run's file."""
@@ -271,28 +307,7 @@ def solve_problem(
     history: Sequence[str] = (),
 ) -> xarray.Dataset:
     """Compute a run; `history` are the lines of its attribute, without them one for the command."""
-    file = None if out is None else file_name(out, "out")
-    check_choice("if_exists", if_exists, get_args(IfExists))
-    if file is None and if_exists != "error":
-        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
-    shows = switch(progress, "progress")
-    particles = problem.particles
-    bar = functools.partial(progress_bar, particles.steps + 1, "mean field", shows)
-    with numba_threads(particles.compute.threads, "compute.threads"):
-        if file is not None:
-            return _in_file(problem, file, if_exists, bar, shows, history)
-        layout = problem.layout()
-        needed = sum(8.0 * math.prod(layout.shape(name)) for name in layout.names)
-        check_memory(needed, "the run", "raise save.every, keep fewer snapshots, or give out")
-        store = MemoryStore(layout)
-        attrs = dataset_attrs(problem.config(), particles.seed, history=history)
-        try:
-            with bar() as tick:
-                integrate(problem, store, tick=tick)
-        except BlowUpError as error:
-            error.run = store.dataset(attrs, complete=False)
-            raise
-        return store.dataset(attrs)
+    return run(problem, out, if_exists, progress, history)
 
 
 def problem_of_task(
@@ -380,22 +395,23 @@ def _no_options(given: Any) -> Compute:
     raise InputError(f"compute is {shown(given)}: expected a wflow.Compute")
 
 
-class _Run:
+class Densities:
     """Densities, heads and budget of all paths at one time."""
 
-    def __init__(self, problem: MeanField) -> None:
-        self.problem, self.mesh = problem, problem.mesh
+    def __init__(self, problem: MeanField, paths: Paths) -> None:
+        self.problem, self.mesh, self.paths = problem, problem.mesh, paths
         particles = problem.particles
-        self.paths = range(particles.paths)
+        numbers = range(paths.first, paths.last)
+        self.names = set(problem.layout().names)
         self.heads = HeadProcess(
-            particles.law, particles.scores, seed=particles.seed, paths=self.paths
+            particles.law, particles.scores, seed=particles.seed, paths=numbers
         )
         self.budgeted = bool(particles.save.budget)
         symmetric = particles.values is None and (
             self.budgeted or (particles.law.symmetric and _symmetric(particles.scores))
         )
         setting = Setting(
-            particles.flow, particles.direction, particles.sums, problem.kappa, particles.paths,
+            particles.flow, particles.direction, particles.sums, problem.kappa, len(numbers),
             symmetric, self.budgeted,
         )  # fmt: skip
         self.space: Any  # Spectral or Volumes, whose stages differ
@@ -405,29 +421,44 @@ class _Run:
             mesh = as_mesh(problem.mesh)
             self.space = Volumes(mesh, setting, problem.scheme, problem.reconstruct)
         self.stages = self.space.tableau.stages
-        self.density = np.array(
-            np.broadcast_to(problem.density, (particles.paths, self.mesh.cells)), order="C"
-        )
+        shared = problem.density if problem.density.ndim == 1 else problem.density[numbers]
+        self.start = np.broadcast_to(shared, (len(numbers), self.mesh.cells))
+        self.density = np.array(self.start, order="C")
         sign = DIRECTIONS[particles.direction]
         self.sign = sign
-        self.budget = Budget(particles.paths, sign, diffusion=True)
-        self.evaluations = np.zeros(particles.paths)
+        self.budget = Budget(len(numbers), sign, diffusion=True)
+        self.evaluations = np.zeros(len(numbers))
         self.length = math.inf  # of the last step that was chosen
-        self.warned = False
 
     def state(self) -> State:
         return {
             "density": self.density, "D": self.heads.D, "evaluations": self.evaluations,
-            "length": np.array(self.length), **self.budget.state(),
+            "length": np.full(len(self.density), self.length), **self.budget.state(),
         }  # fmt: skip
 
     def restore(self, state: State) -> None:
         self.density, self.heads.D = state["density"], state["D"]
-        self.evaluations, self.length = state["evaluations"], float(state["length"])
+        self.evaluations, self.length = state["evaluations"], float(state["length"][0])
         self.budget.restore(state)
 
-    def advance(self, step: int, record: Callable[[int, _Run, Stage], None]) -> None:
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def lose(self, path: int, error: BlowUpError) -> None:
+        """Give up a path, which rests at its start from now on and records nothing."""
+        self.paths.lose(path, error)
+
+    def rest(self) -> None:
+        """Put the paths that blew up where everything that they still take part in is finite."""
+        lost = self.paths.lost
+        self.density[lost] = self.start[lost]
+        if not np.isfinite(self.heads.D[lost]).all():
+            self.heads.D[lost] = self.problem.particles.scores
+
+    def advance(self, step: int) -> int:
         """Evaluate and record at the start of a unit of time, then pass it (the last is none)."""
+        if self.paths.lost.any():
+            self.rest()
         particles = self.problem.particles
         unit = particles.dt
         now, end, last = step * unit, (step + 1) * unit, step == particles.steps
@@ -444,21 +475,23 @@ class _Run:
             self._check_finite(now, self.density, stage)
             if first:
                 self._check(now, stage)
-                record(step, self, stage)
+                self._record(step, stage)
                 first = False
                 if last:
-                    return
+                    break
             now = self._step(now, dt, end, move, values, stage, step)
+        return step + 1
 
     def _step(self, now, dt, end, move, values, first: Stage, step: int) -> float:
         """One step from `now`, and the time after it."""
         chosen = self.problem.chosen  # steps of dt are held to the bound by the scheme
-        limit = float(self.space.bound(first).min()) if chosen else math.inf
+        lives = ~self.paths.lost
+        limit = float(self.space.bound(first)[lives].min()) if chosen else math.inf
         while True:
             if chosen and dt > limit * _SAFETY:
                 left = end - now
                 if limit < _SHORTEST * self.problem.particles.dt:
-                    self._refuse(now, np.array([limit]), step, dt)
+                    raise self._refusal(now, np.array([limit]), step, dt)
                 dt = left / math.ceil(left / (_SAFETY * limit))
                 move = self.heads.begin(step, now, dt, self.stages)
             try:
@@ -467,14 +500,25 @@ class _Run:
                     density, terms = self.space.step(self.density, dt, first, later)
                 break
             except TooLong as error:
-                if not chosen:
-                    self._refuse(now, error.bounds, step, dt)
-                limit = min(0.7 * limit, float(error.bounds.min()))
+                if chosen:
+                    limit = min(0.7 * limit, float(error.bounds[lives].min()))
+                    continue
+                path = int(np.argmin(error.bounds))
+                refusal = self._refusal(now, error.bounds, step, dt)
+                if isinstance(refusal, InputError) or self.paths.lost[path]:
+                    raise refusal from None
+                self.lose(path, refusal)
+                self.rest()
+                first = self._evaluate(values(now), self.density, move)
         self.density = density
         self.length = _SAFETY * limit if chosen else math.inf
         weights = self.space.tableau.weights
         self.heads.D = move.end(weights)
-        self.heads.check_finite(now + dt)
+        for path in np.flatnonzero(~np.isfinite(self.heads.D).all(axis=(1, 2, 3)) & lives):
+            try:
+                self.heads.check_finite(now + dt)
+            except BlowUpError as error:
+                self.lose(int(path), error)
         if self.budgeted:
             self.heads.check_symmetric(now + dt, " and run with save=SaveAt(budget=False)")
             self.budget.advance(terms, weights, dt)
@@ -519,36 +563,37 @@ class _Run:
 
     def _check_finite(self, now: float, density: Floats, stage: Stage) -> None:
         good = stage.finite & np.isfinite(density).all(axis=1)
-        if not good.all():
-            path = int(np.argmin(good))
+        for path in np.flatnonzero(~good & ~self.paths.lost).tolist():
             score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
             remedy = "take weaker heads, or flow='softmax'"
             if FLOWS.is_custom(self.problem.particles.flow):
                 remedy = "take weaker heads, and see what the flow returns"
             elif self.problem.particles.flow.name == "softmax":
                 remedy = "take weaker heads"
-            raise BlowUpError(
+            text = (
                 f"the velocities leave the range of numbers at time {now:g} in path {path}: scores "
-                f"reach |D| = {score:.4g}; {remedy}",
-                time=now, path=path, score=score,
-            )  # fmt: skip
+                f"reach |D| = {score:.4g}; {remedy}"
+            )
+            self.lose(path, BlowUpError(text, time=now, path=path, score=score))
 
     def _check(self, now: float, stage: Stage) -> None:
-        lost = self.space.refusal(self.density)
-        if lost is not None:
-            path, text = lost
+        while (refused := self.space.refusal(self.density)) is not None:
+            path, text = refused
             score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
-            raise BlowUpError(
-                f"at time {now:g} in path {path} {text}", time=now, path=path, score=score
-            )
-        if self.budgeted and not self.warned:
-            rates = [stage.terms[name] for name in self.budget.rates]
+            text = f"at time {now:g} in path {path} {text}"
+            self.lose(path, BlowUpError(text, time=now, path=path, score=score))
+            self.rest()
+        if self.budgeted and "overflow" not in self.paths.warned:
+            rates = [stage.terms[name][~self.paths.lost] for name in self.budget.rates]
             if not np.isfinite(rates).all():
-                self.warned = True
+                self.paths.warned.add("overflow")
                 score = float(np.linalg.norm(self.heads.D, 2, axis=(2, 3)).max())
                 warn_overflow(f"an energy term of time {now:g}", score)
 
-    def _refuse(self, now: float, bounds: Floats, step: int, dt: float) -> None:
+    def _refusal(
+        self, now: float, bounds: Floats, step: int, dt: float
+    ) -> InputError | BlowUpError:
+        """The error for a step that is too long; at the start it is the caller's."""
         path = int(np.argmin(bounds))
         if self.problem.chosen:
             least = _SHORTEST * self.problem.particles.dt
@@ -560,9 +605,9 @@ class _Run:
         else:
             text = self._too_long(now, bounds[path], path, dt)
         if step == 0:
-            raise InputError(text)
+            return InputError(text)
         score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
-        raise BlowUpError(text, time=now, path=path, score=score)
+        return BlowUpError(text, time=now, path=path, score=score)
 
     def _too_long(self, now: float, bound: float, path: int, dt: float) -> str:
         chooses = self.problem.particles.law.deterministic
@@ -574,6 +619,37 @@ class _Run:
             f"{'or ' if bound > 0 else 'take '}{self.space.REMEDY}"
         )
 
+    def _record(self, step: int, stage: Stage) -> None:
+        """Write what is recorded at the start of a unit of time."""
+        particles, store = self.problem.particles, self.paths
+        at = int(np.searchsorted(particles.record_steps, step))
+        if particles.record_steps[at] == step:
+            row = self._row(stage)
+            for name in sorted(row.keys() & self.names):
+                store.write(name, (slice(store.first, store.last), at), row[name])
+        shot = int(np.searchsorted(particles.snapshot_steps, step))
+        if shot < len(particles.snapshot_steps) and particles.snapshot_steps[shot] == step:
+            for place, path in enumerate(particles.save.paths):
+                if "density" in self.names:
+                    store.write("density", (place, shot), self.density[path])
+                if "heads" in self.names:
+                    store.write("heads", (place, shot), self.heads.D[path])
+            if "density_mean" in self.names:
+                store.write("density_mean", (shot,), self.density.mean(axis=0))
+
+    def _row(self, stage: Stage) -> Terms:
+        row: dict[str, Any] = {
+            "entropy": entropy(self.density, self.mesh.areas),
+            "evaluations": self.evaluations,
+            **self.space.series(stage, self.density),
+        }
+        if "error" in stage.terms:
+            row["sum_error"] = stage.terms["error"]
+        if self.budgeted:
+            row |= self.budget.row(stage.terms)
+            row["free_energy"] = -self.sign * row["energy"] - self.problem.kappa * row["entropy"]
+        return row
+
 
 def _later_heads(move: HeadStep, D: NDArray, drift: NDArray | None) -> HeadStep:
     """What a later stage of a step evaluates: its heads, and their drift without the noise."""
@@ -582,137 +658,3 @@ def _later_heads(move: HeadStep, D: NDArray, drift: NDArray | None) -> HeadStep:
 
 def _symmetric(D: NDArray) -> bool:
     return bool(np.array_equal(D, np.swapaxes(D, -1, -2)))
-
-
-class _Recorder:
-    """Writes what is recorded at the start of a unit of time."""
-
-    def __init__(self, problem: MeanField, store: Store) -> None:
-        self.problem, self.store = problem, store
-        self.names = set(problem.layout().names)
-        self.records = problem.particles.record_steps
-        self.snapshots = problem.particles.snapshot_steps
-
-    def start(self) -> None:
-        problem, store = self.problem, self.store
-        store.write("centres", (), problem.mesh.centres)
-        store.write("areas", (), problem.mesh.areas)
-        store.write("initial_density", (), problem.density)
-        if "initial_heads" in self.names:
-            store.write("initial_heads", (), problem.particles.scores)
-
-    def __call__(self, step: int, run: _Run, stage: Stage) -> None:
-        at = int(np.searchsorted(self.records, step))
-        if at < len(self.records) and self.records[at] == step:
-            row = self._row(run, stage)
-            for name in row.keys() & self.names:
-                self.store.write(name, (slice(0, len(run.paths)), at), row[name])
-        shot = int(np.searchsorted(self.snapshots, step))
-        if shot < len(self.snapshots) and self.snapshots[shot] == step:
-            save = self.problem.particles.save
-            for place, path in enumerate(save.paths):
-                if "density" in self.names:
-                    self.store.write("density", (place, shot), run.density[path])
-                if "heads" in self.names:
-                    self.store.write("heads", (place, shot), run.heads.D[path])
-            if "density_mean" in self.names:
-                self.store.write("density_mean", (shot,), run.density.mean(axis=0))
-
-    def _row(self, run: _Run, stage: Stage) -> Terms:
-        row: dict[str, Any] = {
-            "entropy": entropy(run.density, run.mesh.areas),
-            "evaluations": run.evaluations,
-            **run.space.series(stage, run.density),
-        }
-        if "error" in stage.terms:
-            row["sum_error"] = stage.terms["error"]
-        if run.budgeted:
-            row |= run.budget.row(stage.terms)
-            row["free_energy"] = -run.sign * row["energy"] - self.problem.kappa * row["entropy"]
-        return row
-
-
-def integrate(
-    problem: MeanField,
-    store: Store,
-    *,
-    state: State | None = None,
-    save: Callable[[State], None] | None = None,
-    seconds: float = math.inf,
-    stopping: Callable[[], bool] = lambda: False,
-    tick: Callable[[int], None] = lambda steps: None,
-) -> bool:
-    """Pass all units of time, from the start or a saved state; whether the end was reached."""
-    run, record = _Run(problem), _Recorder(problem, store)
-    first = 0
-    if state is None:
-        record.start()
-    else:
-        run.restore(state)
-        first = int(state["step"])
-        tick(first)
-
-    def keep(step: int) -> None:
-        if save is not None:
-            save({"step": np.array(step), **run.state()})
-
-    if state is None:
-        keep(0)  # a run killed at any later moment can be resumed
-    saved = time.monotonic()
-    for step in range(first, problem.particles.steps + 1):
-        run.advance(step, record)
-        tick(1)
-        if step == problem.particles.steps:
-            break
-        stop = stopping()
-        if stop or time.monotonic() - saved > seconds:
-            keep(step + 1)
-            saved = time.monotonic()
-        if stop:
-            return False
-    return True
-
-
-def _in_file(
-    problem: MeanField,
-    out: Path,
-    if_exists: IfExists,
-    bar: Callable[[], Any],
-    progress: bool,
-    history: Sequence[str],
-) -> xarray.Dataset:
-    config, particles = problem.config(), problem.particles
-    opened = open_writer(
-        out, config, problem.layout, particles.seed, if_exists, progress=progress, history=history
-    )
-    if opened is None:
-        return open_finished(config, out)
-    writer, state = opened
-    try:
-        with caught_signals() as caught, bar() as tick:
-            complete = integrate(
-                problem,
-                writer,
-                state=state,
-                save=writer.checkpoint,
-                seconds=particles.compute.checkpoint_every,
-                stopping=lambda: bool(caught),
-                tick=tick,
-            )
-        if complete:
-            writer.finish()
-        else:
-            writer.abandon()
-    except BaseException as error:
-        if isinstance(error, InputError) and state is None:
-            writer.discard()  # nothing was computed
-        else:
-            writer.abandon()
-        if isinstance(error, BlowUpError):
-            name_what_is_left(error, out)
-        raise
-    parts = {"law": law_config(particles.law), "flow": flow_config(particles.flow)}
-    warn_changed_itself(config, parts)
-    raise_if_interrupted(caught, complete, out)
-    _log.info("%s: complete", out)
-    return writer.dataset()

@@ -1,9 +1,6 @@
 """Time integration of batches of paths, and what is recorded of them."""
 
 import math
-import time
-from collections.abc import Callable
-from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +11,7 @@ from wflow._core.rng import TOKEN_NOISE, CounterNormals
 from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import evaluator
 from wflow.heads.process import Drift, HeadProcess
+from wflow.io.driver import Paths
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mark_overflow
 from wflow.particles.budget import Budget, Terms
 from wflow.particles.problem import Problem
@@ -30,21 +28,24 @@ _ASYMMETRIC = " and run with save=SaveAt(budget=False)"
 _BUFFER = 512  # record times held in memory before they go to the store
 
 
-class Sink(Protocol):
-    """Where records go: memory or a run file."""
-
-    def write(self, name: str, index: tuple, values: NDArray) -> None: ...
-
-
 class Recorder:
-    """Collects what a batch of paths records and hands it to the store in blocks."""
+    """Collects what a batch of paths records and hands it to the store in blocks.
 
-    def __init__(self, problem: Problem, sink: Sink, first: int, last: int) -> None:
-        self.problem, self.sink = problem, sink
+    Parameters
+    ----------
+    problem : the run
+    sink : where the records of these paths go
+    total : sum of the tokens of the paths before them, which is added to; None: there are none
+    """
+
+    def __init__(self, problem: Problem, sink: Paths, total: NDArray | None) -> None:
+        self.problem, self.sink, self._total = problem, sink, total
+        first, last = sink.first, sink.last
         self.rows = slice(first, last)
         held = [(at, p - first) for at, p in enumerate(problem.save.paths) if first <= p < last]
         # Places of the snapshots of these paths in the store, and the paths, counted from `first`.
-        self._places, self._chosen = [at for at, _ in held], [path for _, path in held]
+        self._places = slice(held[0][0], held[-1][0] + 1) if held else slice(0)
+        self._chosen = [path for _, path in held]
         self.records = len(problem.record_steps)
         steps = problem.snapshot_steps.tolist()
         self._snapshot_at = {step: at for at, step in reversed(list(enumerate(steps)))}
@@ -76,7 +77,7 @@ class Recorder:
                 self.sink.write(name, (self.rows, columns), values[:, : self._filled])
             self._filled = 0
 
-    def snapshot(self, step: int, x: NDArray, D: NDArray, total: NDArray | None) -> None:
+    def snapshot(self, step: int, x: NDArray, D: NDArray) -> None:
         """Keep tokens and heads of the chosen paths, and the mean over all paths."""
         problem = self.problem
         at = self._snapshot_at.get(step)
@@ -86,10 +87,10 @@ class Recorder:
             every = len(self._chosen) == len(x)  # in order, and not to be copied
             self.sink.write("tokens", (self._places, at), x if every else x[self._chosen])
             if problem.save.heads:  # one by one: heads at rest are in memory once for all paths
-                for place, path in zip(self._places, self._chosen, strict=True):
+                for place, path in enumerate(self._chosen, start=self._places.start):
                     self.sink.write("heads", (place, at), D[path])
         # Summed path by path: the same bits for any batching.
-        mean = np.zeros(x.shape[1:]) if total is None else total[at]
+        mean = np.zeros(x.shape[1:]) if self._total is None else self._total[at]
         for tokens in x:
             mean += tokens
         if self.rows.stop == problem.paths:
@@ -97,11 +98,12 @@ class Recorder:
 
 
 class Batch:
-    """Paths first <= p < last: their tokens, heads and energy budget at one time."""
+    """A group of paths: their tokens, heads and energy budget at one time."""
 
-    def __init__(self, problem: Problem, first: int, last: int, warned: set[str]) -> None:
-        self.problem, self.first, self.last = problem, first, last
-        self.warned = warned  # kinds of warnings that the run has given
+    def __init__(self, problem: Problem, paths: Paths, total: NDArray | None) -> None:
+        self.problem, self.paths = problem, paths
+        self.recorder = Recorder(problem, paths, total)
+        first, last = paths.first, paths.last
         self.scheme = problem.scheme
         self.numbers = range(problem.first_path + first, problem.first_path + last)
         self.heads = HeadProcess(
@@ -116,7 +118,8 @@ class Batch:
         shared = problem.x0 if problem.x0.ndim == 2 else problem.x0[first:last]
         count = last - first
         # In C order whatever the number of paths: sums over the layout have the same bits.
-        self.x = np.array(np.broadcast_to(shared, (count, *shared.shape[-2:])), kind, order="C")
+        self.start = np.broadcast_to(np.asarray(shared, kind), (count, *shared.shape[-2:]))
+        self.x = np.array(self.start, order="C")
         self.budget = Budget(count, DIRECTIONS[problem.direction], problem.kappa > 0)
         self._sums_of = evaluator(
             problem.flow,
@@ -141,22 +144,34 @@ class Batch:
         self.heads.restore(state["D"])
         self.budget.restore(state)
 
-    def advance(self, step: int, recorder: Recorder, total: NDArray | None) -> int:
-        """Evaluate and record at the start of a step, then take it (the last one is no step).
+    def flush(self) -> None:
+        self.recorder.flush()
 
-        Returns
-        -------
-        the step to continue with: `step` itself where it is under way
-        """
+    def lose(self, path: int, error: BlowUpError) -> None:
+        """Give up a path, which rests at its start from now on and records nothing."""
+        self.flush()
+        self.paths.lose(path, error)
+
+    def rest(self) -> None:
+        """Put the paths that blew up where everything that they still take part in is finite."""
+        lost = self.paths.lost
+        self.x[lost] = self.start[lost]
+        if not np.isfinite(self.heads.D[lost]).all():
+            self.heads.D[lost] = self.problem.scores
+
+    def advance(self, step: int) -> int:
+        """Evaluate and record at the start of a step, then take it (the last one is no step)."""
+        if self.paths.lost.any():
+            self.rest()
         problem, t, dt = self.problem, step * self.problem.dt, self.problem.dt
         move = self.heads.begin(step, t, dt, self.scheme.stages)
         values = self.heads.values(t)
         first = self._evaluate(values(t), self.x, move.D, move.drift, move.noise, move.sigma2)
         token_noise = self._diffuse(step, first.terms)
         self._check(t, first.terms)
-        if recorder.wants(step):
-            recorder.series(step, self._row(first.terms))
-        recorder.snapshot(step, self.x, move.D, total)
+        if self.recorder.wants(step):
+            self.recorder.series(step, self._row(first.terms))
+        self.recorder.snapshot(step, self.x, move.D)
         if step == problem.steps:
             return step + 1
 
@@ -225,35 +240,33 @@ class Batch:
         return row | ({"sum_error": terms["sum_error"]} if "sum_error" in terms else {})
 
     def _check(self, t: float, terms: Terms) -> None:
-        """Stop a run that has left the range in which its numbers mean anything."""
+        """Lose the paths that have left the range in which their numbers mean anything."""
         within = np.abs([terms[name] for name in self._watched]) <= self._limits
         if np.count_nonzero(within) == within.size:  # mostly; false for NaN
             return
         turn = self.problem.dt * terms["max_speed"]
         good = np.isfinite(terms["speed_sq"]) & (turn <= _MAX_STEP)
         good &= terms["max_score"] <= _MAX_SCORE
-        if not good.all():
-            bad = int(np.argmin(good))
+        for bad in np.flatnonzero(~good & ~self.paths.lost):
             path, D = self.numbers[bad], self.heads.D[bad]
             score = float(np.linalg.norm(D, axis=(1, 2)).max())
             if np.isfinite(D).all():
                 score = float(terms["max_score"][bad])
-            raise BlowUpError(
+            text = (
                 f"the step dt = {self.problem.dt:g} blows up at time {t:g} in path {path}: scores "
                 f"reach |D^T x| = {score:.4g} and the fastest token would move by "
-                f"{float(turn[bad]):.4g} in one step; take a smaller dt, or weaker heads",
-                time=t,
-                path=path,
-                score=score,
+                f"{float(turn[bad]):.4g} in one step; take a smaller dt, or weaker heads"
             )
+            self.lose(bad, BlowUpError(text, time=t, path=path, score=score))
         self._warn_overflow(t, terms)
 
     def _warn_overflow(self, t: float, terms: Terms) -> None:
-        if not self.problem.save.budget or "overflow" in self.warned:
+        if not self.problem.save.budget or "overflow" in self.paths.warned:
             return
-        if not np.isfinite([terms[name] for name in self.budget.rates]).all():
-            self.warned.add("overflow")
-            warn_overflow(f"an energy term of time {t:g}", float(terms["max_score"].max()))
+        lives = ~self.paths.lost
+        if not np.isfinite([terms[name][lives] for name in self.budget.rates]).all():
+            self.paths.warned.add("overflow")
+            warn_overflow(f"an energy term of time {t:g}", float(terms["max_score"][lives].max()))
 
 
 class AdaptiveBatch(Batch):
@@ -263,55 +276,57 @@ class AdaptiveBatch(Batch):
     divide the time into legs. Steps end at the end of a leg, where the paths wait for each other.
     """
 
-    def __init__(self, problem: Problem, first: int, last: int, warned: set[str]) -> None:
+    def __init__(self, problem: Problem, paths: Paths, total: NDArray | None) -> None:
         assert problem.control is not None
-        super().__init__(problem, first, last, warned)
-        self.steps = AdaptiveSteps(problem.control, last - first)
+        super().__init__(problem, paths, total)
+        self.steps = AdaptiveSteps(problem.control, len(self.x))
         self._marks = np.union1d(problem.record_steps, problem.snapshot_steps)
         self._breaks = self.heads.breaks()
         self._leg = -1  # number of the leg under way; -1 at a recorded time, before the record
         self._stage: Stage | None = None  # where each path is; None in a restored state
 
     def state(self) -> State:
-        return super().state() | self.steps.state() | {"leg": np.array(self._leg)}
+        return super().state() | self.steps.state() | {"leg": np.full(len(self.x), self._leg)}
 
     def restore(self, state: State) -> None:
         super().restore(state)
         self.steps.restore(state)
-        self._leg, self._stage = int(state["leg"]), None
+        self._leg, self._stage = int(state["leg"][0]), None
 
-    def advance(self, step: int, recorder: Recorder, total: NDArray | None) -> int:
+    def advance(self, step: int) -> int:
         """Record at a recorded time, then try one step of every path towards the next.
 
         The last stage of a step serves as the first of the next. At the start of a leg, where
         heads or drift may have jumped, the velocity is evaluated again.
         """
-        problem = self.problem
+        problem, recorder = self.problem, self.recorder
         spans = self._spans(step)
+        if self.paths.lost.any():
+            self.rest()
         if self._leg < 0:
             self._begin(0, spans[0])
             assert self._stage is not None
             if recorder.wants(step):
                 row = self._row(self._stage.terms)
                 recorder.series(step, row | {"evaluations": self.steps.evaluations.astype(float)})
-            recorder.snapshot(step, self.x, self.heads.D, total)
+            recorder.snapshot(step, self.x, self.heads.D)
             if step == problem.steps:
                 return step + 1
         start, end = spans[self._leg]
+        self.steps.time[self.paths.lost] = end
         within, stage_at = self._slopes(start, end)
         if self._stage is None:  # counted before the state was saved
             self._stage = self._here(within, stage_at)
-        try:
-            rows, lengths, terms = attempt(
-                self.steps, self.x, self.heads.D, end, self._stage, within, stage_at
-            )
-        except FloatingPointError as lost:
-            self._stop(lost.args[0], "no step is short enough for the tolerances of Dopri5")
+        rows, lengths, terms = attempt(
+            self.steps, self.x, self.heads.D, end, self._stage, within, stage_at
+        )
+        for path in self.steps.stuck:
+            self._stop(path, "no step is short enough for the tolerances of Dopri5")
         self._check_at(self._stage.terms)
         if problem.save.budget:
             self.heads.check_symmetric(float(self.steps.time.max()), _ASYMMETRIC)
             self.budget.advance(terms, self.scheme.weights, lengths, rows)
-        if (self.steps.time < end).any():
+        if ((self.steps.time < end) & ~self.paths.lost).any():
             return step
         self._jump(start, end - start)
         if self._leg + 1 < len(spans):
@@ -352,103 +367,20 @@ class AdaptiveBatch(Batch):
         return stage_at(times, self.x, D, within(D, times))
 
     def _check_at(self, terms: Terms) -> None:
-        """Stop a run that has left the range in which its numbers mean anything."""
+        """Lose the paths that have left the range in which their numbers mean anything."""
         good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= _MAX_SCORE)
-        if not good.all():
-            bad = int(np.argmin(good))
+        for bad in np.flatnonzero(~good & ~self.paths.lost):
             self._stop(bad, "the run blows up", float(terms["max_score"][bad]))
         self._warn_overflow(float(self.steps.time.max()), terms)
 
-    def _stop(self, place: int, what: str, score: float | None = None) -> NoReturn:
+    def _stop(self, place: int, what: str, score: float | None = None) -> None:
         path, time = self.numbers[place], float(self.steps.time[place])
         D = self.heads.D[place]
         if score is None or not np.isfinite(D).all():
             score = float(np.linalg.norm(D, axis=(1, 2)).max())
-        raise BlowUpError(
+        text = (
             f"{what} at time {time:g} in path {path}: scores reach |D^T x| = {score:.4g}; take "
             "weaker heads or an earlier t_final, a larger rtol, or a scheme of steps dt such as "
-            "'rk4'; a law whose drift jumps must list the times in its breaks()",
-            time=time,
-            path=path,
-            score=score,
+            "'rk4'; a law whose drift jumps must list the times in its breaks()"
         )
-
-
-def integrate(
-    problem: Problem,
-    sink: Sink,
-    *,
-    batch: int,
-    state: State | None = None,
-    save: Callable[[State], None] | None = None,
-    save_every: float = 15.0,
-    stopping: Callable[[], bool] = lambda: False,
-    tick: Callable[[int], None] = lambda steps: None,
-) -> bool:
-    """Run all paths, `batch` at a time, from the start or from a saved state.
-
-    Parameters
-    ----------
-    save : called with everything needed to continue, every `save_every` seconds, after the records
-        up to there are in the sink
-    stopping : called after every step; True ends the integration after saving
-    tick : called with the number of steps that were done
-
-    Returns
-    -------
-    whether the run is complete
-    """
-    batch = batch if state is None else int(state["batch"])
-    starts = range(0, problem.paths, batch)
-    total = None
-    if len(starts) > 1:
-        total = np.zeros((len(problem.snapshot_steps), *problem.x0.shape[-2:]))
-    begin, first_step = 0, 0
-    if state is not None:
-        begin, first_step = int(state["first"]), int(state["step"])
-        if total is not None:
-            total = state["total"]
-        tick(first_step + (begin // batch) * (problem.steps + 1))
-
-    saved = time.monotonic()
-    warned: set[str] = set()
-    for first in starts:
-        if first < begin:
-            continue
-        kind = Batch if problem.control is None else AdaptiveBatch
-        paths = kind(problem, first, min(first + batch, problem.paths), warned)
-        recorder = Recorder(problem, sink, paths.first, paths.last)
-        if state is not None and first == begin:
-            paths.restore(state)
-        else:
-            first_step = 0
-
-        def keep(step: int, paths: Batch = paths, recorder: Recorder = recorder) -> None:
-            """Save everything needed to continue at the start of `step`."""
-            recorder.flush()
-            if save is not None:
-                done = {"batch": batch, "first": paths.first, "step": step}
-                sums = {} if total is None else {"total": total}
-                save({k: np.array(v) for k, v in done.items()} | sums | paths.state())
-
-        if first == begin and state is None:
-            keep(0)  # a run killed at any later moment can be resumed
-        step = first_step
-        while step <= problem.steps:
-            try:
-                following = paths.advance(step, recorder, total)
-            except BaseException:
-                recorder.flush()  # what was recorded stays readable
-                raise
-            tick(following - step)
-            step = following
-            if step > problem.steps:
-                break
-            stop = stopping()
-            if stop or time.monotonic() - saved > save_every:
-                keep(step)
-                saved = time.monotonic()
-            if stop:
-                return False
-        recorder.flush()
-    return True
+        self.lose(place, BlowUpError(text, time=time, path=path, score=score))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from wflow._core.checks import (
 )
 from wflow._core.errors import InputError
 from wflow._core.reprs import ShortRepr
-
-IfExists = Literal["error", "overwrite", "resume"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -128,6 +126,9 @@ class Compute(ShortRepr):
         Paths that are integrated together. None means as many as fit into some memory.
     checkpoint_every : float, default 15.0
         Seconds between the states from which a killed run resumes.
+    stop_at_blow_up : bool, default False
+        Whether a path that blows up ends the run. Otherwise its values, and means over all paths,
+        are NaN from there on, and the others continue.
 
     Raises
     ------
@@ -137,7 +138,7 @@ class Compute(ShortRepr):
 
     Notes
     -----
-    Threads, batch and checkpoint_every do not change a bit of the result.
+    Threads, batch, checkpoint_every and stop_at_blow_up do not change a bit of the result.
 
     In the theory: :ref:`pair sums <theory-pair-sums>`, :ref:`fast sums <theory-fast-sums>`,
     :ref:`sums on a GPU <theory-gpu-sums>`.
@@ -157,6 +158,7 @@ class Compute(ShortRepr):
     threads: int | None = None
     batch: int | None = None
     checkpoint_every: float = 15.0
+    stop_at_blow_up: bool = False
 
     def checked(self, name: str = "compute") -> "Compute":
         """Return these options as plain numbers.
@@ -185,6 +187,7 @@ class Compute(ShortRepr):
             threads=None if threads is None else whole(threads, f"{name}.threads"),
             batch=None if batch is None else whole(batch, f"{name}.batch"),
             checkpoint_every=number(self.checkpoint_every, f"{name}.checkpoint_every", least=0.0),
+            stop_at_blow_up=switch(self.stop_at_blow_up, f"{name}.stop_at_blow_up"),
         )
 
 

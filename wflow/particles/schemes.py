@@ -128,11 +128,6 @@ def attempt(
     rows : (k,), the paths whose step was accepted
     lengths : (k,), of these steps
     terms : of every stage, each (k,), for the budget
-
-    Raises
-    ------
-    FloatingPointError
-        For steps that fall below the rounding of the time, with the path.
     """
     control, tableau = steps.control, steps.control.tableau
     if not steps.begun:

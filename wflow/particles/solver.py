@@ -2,57 +2,24 @@
 
 from __future__ import annotations  # the signature of `solve` shows short names
 
-import json
-import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
 from wflow._core.adaptive import Dopri5
-from wflow._core.checks import (
-    Direction,
-    FlowName,
-    SchemeName,
-    check_choice,
-    file_name,
-    switch,
-)
-from wflow._core.errors import BlowUpError, InputError
-from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
-from wflow._core.progress import Advance
-from wflow._core.progress import progress as progress_bar
-from wflow._core.signals import caught_signals, interrupted
+from wflow._core.checks import Direction, FlowName, SchemeName
+from wflow._core.errors import InputError
 from wflow._core.tableaux import Tableau
-from wflow._core.threads import numba_threads
-from wflow.attention.flows import Flow, flow_config
-from wflow.heads.laws import QKV, HeadLaw, law_config
-from wflow.io.reading import partial_of
-from wflow.io.runfile import (
-    MemoryStore,
-    RunWriter,
-    config_text,
-    dataset_attrs,
-    differences,
-    never_started,
-    open_run,
-    run_status,
-)
-from wflow.io.schema import Layout
-from wflow.particles.integrate import State, integrate
-from wflow.particles.options import Compute, IfExists, SaveAt
+from wflow.attention.flows import Flow
+from wflow.heads.laws import QKV, HeadLaw
+from wflow.io.driver import IfExists, run
+from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, problem_of
 
 if TYPE_CHECKING:
     import xarray
-
-Bar = Callable[[], AbstractContextManager[Advance]]
-
-_log = logging.getLogger("wflow")
-_BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
 
 
 def solve(
@@ -203,208 +170,13 @@ def solve_problem(
     history: Sequence[str] = (),
 ) -> xarray.Dataset:
     """Compute a run; `history` are the lines of its attribute, without them one for the command."""
-    file = None if out is None else file_name(out, "out")
-    check_choice("if_exists", if_exists, get_args(IfExists))
-    progress = switch(progress, "progress")
-    problem.check_size(in_memory=file is None)
-    if file is None and if_exists != "error":
-        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
-    batches = -(-problem.paths // batch_size(problem))
-    label = f"{problem.heads} head{'s' if problem.heads > 1 else ''}"
-    bar = partial(progress_bar, batches * (problem.steps + 1), label, progress)
-    with numba_threads(problem.compute.threads, "compute.threads"):
-        try:
-            if file is None:
-                return _in_memory(problem, bar, history)
-            return _in_file(problem, bar, file, if_exists, progress, history)
-        except MemoryError:
-            records = problem.paths * (problem.steps // problem.save.every + 1)
-            raise InputError(
-                f"the run needs more memory than there is: {records:.3g} record times over "
-                f"{problem.paths} paths of {problem.x0.shape[-2]} tokens, {problem.heads} heads; "
-                "raise save.every or dt, or take fewer paths, tokens or heads"
-            ) from None
-
-
-def batch_size(problem: Problem) -> int:
-    """Paths that are integrated together: as asked for, or as many as fit into some memory."""
-    if problem.compute.batch is not None:
-        return min(problem.compute.batch, problem.paths)
-    n, d = problem.x0.shape[-2:]
-    running_sums = min(problem.heads, 8) * n * (2 * d + 9)
-    stages = 0 if problem.control is None else problem.scheme.stages
-    per_path = 8 * ((6 + stages) * n * d + (8 + stages) * problem.heads * d * d)
-    per_path += 8 * (running_sums + 8 * 1024)
-    return max(1, min(problem.paths, _BATCH_BYTES[problem.compute.backend] // per_path))
-
-
-def write_initial_state(problem: Problem, sink) -> None:
-    names = problem.layout().names
-    if "initial_tokens" in names:
-        sink.write("initial_tokens", (), problem.x0)
-    if "initial_heads" in names:
-        sink.write("initial_heads", (), problem.scores)
-
-
-def _in_memory(problem: Problem, bar: Bar, history: Sequence[str]) -> xarray.Dataset:
-    store = MemoryStore(problem.layout())
-    attrs = dataset_attrs(problem.config(), problem.seed, history=history)
-    write_initial_state(problem, store)
+    problem.check_size(in_memory=out is None)
     try:
-        with bar() as tick:
-            integrate(problem, store, batch=batch_size(problem), tick=tick)
-    except BlowUpError as error:
-        error.run = store.dataset(attrs)
-        raise
-    return store.dataset(attrs)
-
-
-def _in_file(
-    problem: Problem,
-    bar: Bar,
-    out: Path,
-    if_exists: IfExists,
-    progress: bool,
-    history: Sequence[str],
-) -> xarray.Dataset:
-    config = problem.config()
-    opened = open_writer(
-        out, config, problem.layout, problem.seed, if_exists, progress=progress, history=history
-    )
-    if opened is None:
-        return open_finished(config, out)
-    writer, state = opened
-    if state is None:
-        _log.info("%s: %d paths of %d steps", out, problem.paths, problem.steps)
-    else:
-        _log.info("%s: continued from step %d of %d", out, int(state["step"]), problem.steps)
-
-    def save(state: State) -> None:
-        writer.checkpoint(state)
-        _log.info("%s: saved at step %d, path %d", out, int(state["step"]), int(state["first"]))
-
-    try:
-        with caught_signals() as caught, bar() as tick:
-            complete = integrate_into(
-                writer,
-                problem,
-                state=state,
-                save=save,
-                stopping=lambda: bool(caught),
-                tick=tick,
-            )
-    except BlowUpError as error:
-        name_what_is_left(error, out)
-        raise
-    warn_changed_itself(config, {"law": law_config(problem.law), "flow": flow_config(problem.flow)})
-    raise_if_interrupted(caught, complete, out)
-    _log.info("%s: complete", out)
-    return writer.dataset()
-
-
-# Runs in files, also of samplers
-# -------------------------------
-
-
-def open_writer(
-    out: Path,
-    config: dict[str, Any],
-    layout: Callable[[], Layout],
-    seed: int,
-    if_exists: IfExists,
-    *,
-    progress: bool = False,
-    history: Sequence[str] = (),
-) -> tuple[RunWriter, State | None] | None:
-    """Lay out the file of a run, or open it where it was interrupted.
-
-    Parameters
-    ----------
-    layout : called where the file is new
-
-    Returns
-    -------
-    the writer and the state to continue from, which is None at the start of a run; None for a run
-    that is finished
-    """
-    if if_exists == "resume" and never_started(out, config):
-        if_exists = "overwrite"
-    if if_exists == "resume" and run_status(out) != "absent":
-        check_comparable(config)
-        if run_status(out) == "complete":
-            return None
-        return RunWriter.resume(out, config_text(config), progress=progress)
-    warn_not_comparable(config, stacklevel=6)
-    attrs = dataset_attrs(config, seed, history=history)
-    return RunWriter.create(out, layout(), attrs, overwrite=if_exists == "overwrite"), None
-
-
-def name_what_is_left(error: BlowUpError, out: Path) -> None:
-    """Say in the error of a run where its records are, if there are any."""
-    if partial_of(out).exists():
-        error.args = (
-            f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
-            "output, or replace it (--overwrite)",
-        )
-
-
-def raise_if_interrupted(caught: Sequence[int], complete: bool, out: Path) -> None:
-    """Raise Interrupted for a signal that ended a run, or came as it was done."""
-    if not caught:
-        return
-    where = (
-        f"came when the run was done: it is whole, in {out}"
-        if complete
-        else f"ended the run after a whole step; everything up to there is in {out}.partial"
-    )
-    raise interrupted(
-        caught[0],
-        f"{where}. Give the same command with --resume (in Python: if_exists='resume') to continue",
-    )
-
-
-def integrate_into(writer: RunWriter, problem: Problem, *, state: State | None, **how: Any) -> bool:
-    """Integrate, and leave the run file whole, ready to be resumed, or gone if it is empty.
-
-    Parameters
-    ----------
-    state : where to continue; None begins
-    how : further arguments of `integrate`: save, stopping, tick
-
-    Returns
-    -------
-    whether the run is complete
-    """
-    batch = batch_size(problem)
-    how["save_every"] = problem.compute.checkpoint_every
-    try:
-        if state is None:
-            write_initial_state(problem, writer)
-        complete = integrate(problem, writer, batch=batch, state=state, **how)
-        if complete:
-            writer.finish()
-        else:
-            writer.abandon()
-    except BlowUpError as error:
-        if state is None and error.time == 0 and error.path - problem.first_path < batch:
-            writer.discard()
-        else:
-            writer.abandon()
-        raise
-    except BaseException:
-        writer.abandon()
-        raise
-    return complete
-
-
-def open_finished(config: dict[str, Any], out: Path) -> xarray.Dataset:
-    """The finished run in `out`, if it is the one asked for."""
-    ds = open_run(out)
-    changed = differences(json.loads(ds.attrs["config"]), json.loads(config_text(config)))
-    if changed:
-        ds.close()
+        return run(problem, out, if_exists, progress, history)
+    except MemoryError:
+        records = problem.paths * (problem.steps // problem.save.every + 1)
         raise InputError(
-            f"{out} holds another finished run (differs in {', '.join(changed)}); choose another "
-            "output or overwrite it (--overwrite)"
-        )
-    return ds
+            f"the run needs more memory than there is: {records:.3g} record times over "
+            f"{problem.paths} paths of {problem.x0.shape[-2]} tokens, {problem.heads} heads; "
+            "raise save.every or dt, or take fewer paths, tokens or heads"
+        ) from None

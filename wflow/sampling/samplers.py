@@ -1,17 +1,14 @@
 r"""Samplers of the density exp(-beta (f + psi)): `brwp`, `myula` and `ula`.
 
 All of them move tokens by the gradient of f and by what the sampler makes of the prior psi. They
-share one loop (`_integrate`) and one contract: clouds (n, d) or (paths, n, d), records in a run
-file, a state from which a killed run continues to the bit. A sampler is a `_Method`: how a cloud
+share one driver (`wflow.io.driver`): clouds (n, d) or (paths, n, d), records in a run file, a state
+from which a killed run continues to the bit. A sampler is a `_Method`: how a cloud
 moves without noise, how strong the noise is, and its settings in the run file.
 """
 
 from __future__ import annotations  # the signatures show short names
 
-import functools
-import logging
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -23,34 +20,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import (
     check_choice,
-    file_name,
     function,
     number,
     positive,
     reals,
     returned,
-    switch,
     whole,
     wholes,
 )
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.fingerprint import NotComparable, fingerprint
-from wflow._core.identity import read_only, reading, warn_changed_itself
+from wflow._core.identity import read_only, reading
 from wflow._core.memory import check_memory
-from wflow._core.progress import progress as progress_bar
 from wflow._core.rng import CounterNormals
-from wflow._core.signals import caught_signals
-from wflow._core.threads import numba_threads
-from wflow.io.runfile import MemoryStore, Store, dataset_attrs
+from wflow.io.driver import IfExists, Paths, State, run
 from wflow.io.schema import SampleLayout
-from wflow.particles.options import IfExists
+from wflow.io.store import Store
 from wflow.particles.problem import array_config
-from wflow.particles.solver import (
-    name_what_is_left,
-    open_finished,
-    open_writer,
-    raise_if_interrupted,
-)
 from wflow.sampling.priors import Prior, as_prior, too_long, warn_of_absorption
 from wflow.sampling.proximal import Kernel, attention_mean
 
@@ -62,9 +48,7 @@ __all__ = ["brwp", "myula", "ula"]
 Array = NDArray[np.float64]
 Gradient = Callable[[Array], ArrayLike]
 Diagnostics = dict[str, Array]  # each (paths,)
-State = dict[str, NDArray[Any]]
 
-_log = logging.getLogger("wflow")
 _LONELY = 2.0  # effective tokens that a token attends to, below which there is no interaction
 _FAST = 30.0  # moves of a step in units of its noise; below 15 in stable steps, h L <= 1.99
 _LARGEST = 1 / float(np.finfo(np.float64).eps)  # coordinates in which a step of one is rounding
@@ -218,8 +202,8 @@ def brwp(
         }
 
     method = _Method("brwp", h, beta, prior, {"kernel": kernel}, move, attention=True)
-    problem = _problem(method, x0, grad, steps, 0, save_every, snapshots)
-    return _run(problem, out, if_exists, progress, threads, checkpoint_every)
+    problem = _problem(method, x0, grad, steps, 0, save_every, snapshots, threads, checkpoint_every)
+    return _run(problem, out, if_exists, progress)
 
 
 def myula(
@@ -339,8 +323,8 @@ def myula(
         return x - h * gradient - h / gamma * (x - checked.prox(x, gamma)), {}
 
     method = _Method("myula", h, beta, prior, {"smoothing": gamma}, move)
-    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
-    return _run(problem, out, if_exists, progress, None, checkpoint_every)
+    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots, None, checkpoint_every)
+    return _run(problem, out, if_exists, progress)
 
 
 def ula(
@@ -445,8 +429,8 @@ def ula(
         return x - h * gradient, {}
 
     method = _Method("ula", h, beta, None, {}, move)
-    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots)
-    return _run(problem, out, if_exists, progress, None, checkpoint_every)
+    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots, None, checkpoint_every)
+    return _run(problem, out, if_exists, progress)
 
 
 # What they share
@@ -487,6 +471,31 @@ class _Problem:
     every: int
     records: NDArray[np.int64]
     snapshots: NDArray[np.int64]
+    threads: int | None
+    checkpoint_every: float
+
+    first_path, stop_at_blow_up = 0, False
+
+    @property
+    def label(self) -> str:
+        """What the progress bar calls the run."""
+        return self.method.name
+
+    @property
+    def batch(self) -> int:
+        """All paths are computed together."""
+        return self.paths
+
+    def start(self, store: Store) -> None:
+        """Write the initial tokens."""
+        store.write("initial_tokens", (), self.x0)
+
+    def total(self) -> None:
+        """No sum over groups of paths: there is one."""
+
+    def solver(self, first: int, last: int, paths: Paths, total: None) -> _Cloud:
+        """The tokens of some paths at time 0."""
+        return _Cloud(self, paths)
 
     @property
     def paths(self) -> int:
@@ -564,6 +573,8 @@ def _problem(
     seed: int,
     save_every: int,
     snapshots: Sequence[int] | None,
+    threads: int | None,
+    checkpoint_every: float,
 ) -> _Problem:
     start = reals(x0, "x0")
     if start.ndim not in (2, 3) or 0 in start.shape:
@@ -578,7 +589,8 @@ def _problem(
     check_memory(32.0 * (count // every), f"{count // every + 2} record times", "raise save_every")
     records = np.unique(np.append(np.arange(0, count + 1, every), count))
     key = whole(seed, "seed", 0)
-    return _Problem(method, start, grad, count, key, every, records, kept)
+    seconds = number(checkpoint_every, "checkpoint_every", least=0.0)
+    return _Problem(method, start, grad, count, key, every, records, kept, threads, seconds)
 
 
 def _warn_lonely(run: xarray.Dataset) -> None:
@@ -618,187 +630,143 @@ def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
 
 
 def _run(
-    problem: _Problem,
-    out: str | Path | None,
-    if_exists: IfExists,
-    progress: bool,
-    threads: int | None,
-    checkpoint_every: float,
+    problem: _Problem, out: str | Path | None, if_exists: IfExists, progress: bool
 ) -> xarray.Dataset:
-    """Compute a run in memory or in a file."""
-    file = None if out is None else file_name(out, "out")
-    check_choice("if_exists", if_exists, get_args(IfExists))
-    if file is None and if_exists != "error":
-        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
-    seconds = number(checkpoint_every, "checkpoint_every", least=0.0)
-    bar = functools.partial(
-        progress_bar, problem.steps + 1, problem.method.name, switch(progress, "progress")
-    )
-    with numba_threads(threads):
-        if file is not None:
-            run = _in_file(problem, file, if_exists, bar, bool(progress), seconds)
-            _warn_lonely(run)
-            _warn_diverging(problem, run)
-            return run
-        layout = problem.layout()
-        needed = sum(8.0 * math.prod(layout.shape(name)) for name in layout.names)
-        check_memory(needed, "the run", "raise save_every, keep fewer snapshots, or give out")
-        store = MemoryStore(layout)
-        attrs = dataset_attrs(problem.config(), problem.seed)
-        try:
-            with bar() as tick:
-                _integrate(problem, store, tick=tick)
-        except BlowUpError as error:
-            error.run = store.dataset(attrs, complete=False)
-            raise
-        run = store.dataset(attrs)
-        _warn_lonely(run)
-        _warn_diverging(problem, run)
-        return run
+    """Compute a run in memory or in a file, and warn of what went wrong with it."""
+    found = run(problem, out, if_exists, progress)
+    _warn_lonely(found)
+    _warn_diverging(problem, found)
+    return found
 
 
-def _in_file(
-    problem: _Problem,
-    out: Path,
-    if_exists: IfExists,
-    bar: Callable[[], Any],
-    progress: bool,
-    seconds: float,
-) -> xarray.Dataset:
-    config = problem.config()
-    opened = open_writer(out, config, problem.layout, problem.seed, if_exists, progress=progress)
-    if opened is None:
-        return open_finished(config, out)
-    writer, state = opened
-    _log.info("%s: from step %d of %d", out, 0 if state is None else state["step"], problem.steps)
-    try:
-        with caught_signals() as caught, bar() as tick:
-            complete = _integrate(
-                problem,
-                writer,
-                state=state,
-                save=writer.checkpoint,
-                seconds=seconds,
-                stopping=lambda: bool(caught),
-                tick=tick,
-            )
-        if complete:
-            writer.finish()
-        else:
-            writer.abandon()
-    except BaseException as error:
-        if isinstance(error, InputError) and state is None:
-            writer.discard()  # of the first gradient: nothing was recorded
-        else:
-            writer.abandon()
-        if isinstance(error, BlowUpError):
-            name_what_is_left(error, out)
-        raise
-    warn_changed_itself(config, problem.parts())
-    raise_if_interrupted(caught, complete, out)
-    _log.info("%s: complete", out)
-    return writer.dataset()
-
-
-def _integrate(
-    problem: _Problem,
-    store: Store,
-    *,
-    state: State | None = None,
-    save: Callable[[State], None] | None = None,
-    seconds: float = math.inf,
-    stopping: Callable[[], bool] = lambda: False,
-    tick: Callable[[int], None] = lambda steps: None,
-) -> bool:
-    """Take all steps, from the start or from a saved state; returns whether the end was reached.
+class _Cloud:
+    """The tokens of some paths at one time.
 
     What is recorded of a step is the tokens at its start and how it moves them, so that the last
     step is computed and not taken.
     """
-    method, normals = problem.method, CounterNormals(problem.seed)
-    shape = problem.x0.shape[-2:]
-    if state is None:
-        store.write("initial_tokens", (), problem.x0)
-        x, first = problem.x0.reshape(-1, *shape).copy(), 0
-    else:
-        x, first = state["x"], int(state["step"])
-        tick(first)
 
-    def keep(step: int) -> None:
-        if save is not None:
-            save({"step": np.array(step), "x": x})
+    def __init__(self, problem: _Problem, paths: Paths) -> None:
+        self.problem, self.paths, x0 = problem, paths, problem.x0
+        rows = slice(paths.first, paths.last)
+        self.start = x0[rows] if x0.ndim == 3 else x0[None]
+        self.x = self.start.copy()
+        self.normals, method = CounterNormals(problem.seed), problem.method
+        width = math.sqrt(2 * method.h / method.beta)  # of the noise, or of what tokens attend to
+        self.noise = 0.0 if method.attention else width
+        self.most = _LARGEST * max(1.0, width, float(np.abs(x0).max()))
 
-    if state is None:
-        keep(0)  # a run killed at any later moment can be resumed
-    h = method.h
-    width = math.sqrt(2 * h / method.beta)  # of the noise, or of what a token attends to
-    noise = 0.0 if method.attention else width
-    most = _LARGEST * max(1.0, width, float(np.abs(problem.x0).max()))
-    saved = time.monotonic()
-    for step in range(first, problem.steps + 1):
+    def state(self) -> State:
+        return {"x": self.x}
+
+    def restore(self, state: State) -> None:
+        self.x = state["x"]
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def advance(self, step: int) -> int:
+        """Record what a step does, and take it."""
+        problem, lost = self.problem, self.paths.lost
+        if lost.any():
+            self.x[lost] = self.start[lost]
         with np.errstate(over="ignore", invalid="ignore"):
-            gradient = problem.gradient(x, step)
-            _check_gradient(gradient, x, step, h)
+            gradient = problem.gradient(self.x, step)
+            for path in np.flatnonzero(~np.isfinite(gradient).all(axis=(1, 2)) & ~lost).tolist():
+                self.paths.lose(path, _bad_gradient(gradient, self.x, path, step, problem.method.h))
+            moved, diagnostics = self._moved(gradient, step)
+            good = (np.abs(moved) <= self.most).all(axis=(1, 2))
+            for path in np.flatnonzero(~good & ~lost).tolist():
+                self.paths.lose(path, _blow_up(self.x, path, step, problem.method.h))
+            self._record(step, moved, diagnostics)
+        if step < problem.steps:
+            self.x = moved
+            if self.noise:
+                numbers = range(self.paths.first, self.paths.last)
+                drawn = self.normals.draw_paths(moved.shape[1:], paths=numbers, step=step)
+                self.x = moved + self.noise * drawn
+        return step + 1
+
+    def _moved(self, gradient: Array, step: int) -> tuple[Array, Diagnostics]:
+        """The tokens after the step without noise; paths whose scores leave the floats are lost."""
+        lost, method = self.paths.lost, self.problem.method
+        while True:
+            if lost.any():
+                gradient = np.where(lost[:, None, None], 0.0, gradient)
             try:
-                moved, diagnostics = method.move(x, gradient)
-            except InputError as error:  # scores beyond the range of floats
-                if step == 0:
+                return method.move(self.x, gradient)
+            except InputError as error:
+                sizes = np.where(lost, 0.0, np.abs(self.x).max(axis=(1, 2)))
+                if step == 0 or lost.all():
                     raise
-                raise _blow_up(x, int(np.abs(x).max(axis=(1, 2)).argmax()), step, h) from error
-            _check_range(moved, most, x, step, h)
-            _record(problem, store, step, x, moved, diagnostics)
-        tick(1)
-        if step == problem.steps:
-            break
-        x = moved
-        if noise:
-            x = x + noise * normals.draw_paths(shape, paths=range(problem.paths), step=step)
-        stop = stopping()
-        if stop or time.monotonic() - saved > seconds:
-            keep(step + 1)
-            saved = time.monotonic()
-        if stop:
-            return False
-    return True
+                path = int(sizes.argmax())
+                reason = _blow_up(self.x, path, step, method.h)
+                reason.__cause__ = error
+                self.paths.lose(path, reason)
+                self.x[lost] = self.start[lost]
+
+    def _record(self, step: int, moved: Array, found: Diagnostics) -> None:
+        """Write what is kept of a step."""
+        problem, x, store = self.problem, self.x, self.paths
+        rows = slice(store.first, store.last)
+        at = int(np.searchsorted(problem.records, step))
+        if problem.records[at] == step:
+            velocity = (moved - x) / problem.method.h
+            speed_sq = np.einsum("pik,pik->p", velocity, velocity) / x.shape[1]
+            store.write("speed_sq", (rows, at), speed_sq)
+            store.write("sample_mean", (rows, at), x.mean(axis=1))
+            store.write("sample_variance", (rows, at), x.var(axis=1))
+            for name, values in found.items():
+                store.write(name, (rows, at), values)
+        shot = int(np.searchsorted(problem.snapshots, step))
+        if shot < problem.snapshots.size and problem.snapshots[shot] == step:
+            store.write("samples", (rows, shot), x)
 
 
-def _record(
-    problem: _Problem, store: Store, step: int, x: Array, moved: Array, found: Diagnostics
-) -> None:
-    """Write what is kept of a step."""
-    at = int(np.searchsorted(problem.records, step))
-    if problem.records[at] == step:
-        every = slice(0, problem.paths)
-        velocity = (moved - x) / problem.method.h
-        speed_sq = np.einsum("pik,pik->p", velocity, velocity) / x.shape[1]
-        store.write("speed_sq", (every, at), speed_sq)
-        store.write("sample_mean", (every, at), x.mean(axis=1))
-        store.write("sample_variance", (every, at), x.var(axis=1))
-        for name, values in found.items():
-            store.write(name, (every, at), values)
-    shot = int(np.searchsorted(problem.snapshots, step))
-    if shot < problem.snapshots.size and problem.snapshots[shot] == step:
-        store.write("samples", (slice(0, problem.paths), shot), x)
+def _warn_lonely(run: xarray.Dataset) -> None:
+    """Warn of a finished run whose tokens attend to themselves alone."""
+    ess = float(run["ess"][:, -1].min()) if "ess" in run else math.inf
+    if ess < _LONELY:
+        warnings.warn(
+            f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
+            "interaction, and the cloud lacks the spread of the target; take more tokens or a "
+            "larger h, or sample by myula",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
-def _check_range(values: Array, most: float, x: Array, step: int, h: float) -> None:
-    """Raise BlowUpError where the tokens of a path after a step are no numbers, or too large."""
-    good = (np.abs(values) <= most).all(axis=(1, 2))
-    if not good.all():
-        raise _blow_up(x, int(np.argmin(good)), step, h)
+def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
+    """Warn of a finished run whose tokens move ever faster, by more than noise, way and spread.
+
+    The last two tell a step that is too large, above 2/L, from tokens on the way out of a saddle.
+    """
+    h, beta = problem.method.h, problem.method.beta
+    moves = h * np.sqrt(run["speed_sq"][:, [0, -1]].values)
+    path = int(moves[:, 1].argmax())
+    noise = math.sqrt(2 * h / beta * run.sizes["axis"])
+    mean, variance = (run[name][path].values for name in ("sample_mean", "sample_variance"))
+    with np.errstate(over="ignore"):
+        gone = math.sqrt(float(((mean[-1] - mean[0]) ** 2 + variance[-1]).sum()))
+    if moves[path, 1] > max(_FAST * noise, moves[path, 0], gone):
+        warnings.warn(
+            f"the step h = {h:g} diverges: at the end a token of path {path} moves by "
+            f"{moves[path, 1]:.3g} in a step, more than at the start ({moves[path, 0]:.3g}) and "
+            f"than the noise of a step ({noise:.3g}); take a smaller h, below 2/L for a gradient "
+            "of Lipschitz constant L",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
-def _check_gradient(gradient: Array, x: Array, step: int, h: float) -> None:
-    """Raise BlowUpError where the gradient of a path is no number, with the token it is of."""
-    good = np.isfinite(gradient).all(axis=2)
-    if good.all():
-        return
-    path, token = np.argwhere(~good)[0]
-    raise BlowUpError(
+def _bad_gradient(gradient: Array, x: Array, path: int, step: int, h: float) -> BlowUpError:
+    """The error for a gradient that is no number, with the token it is of."""
+    token = int(np.argmin(np.isfinite(gradient[path]).all(axis=1)))
+    return BlowUpError(
         f"grad is {gradient[path, token][:4]} in step {step} of path {path}, at token {token}, "
         f"{x[path, token][:4]} ...: expected finite numbers; check grad there, or take a smaller h",
         time=step * h,
-        path=int(path),
+        path=path,
         score=float(np.abs(x[path]).max()),
     )
 

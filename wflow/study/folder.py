@@ -14,9 +14,19 @@ from wflow._core.files import claim_folder, released, remove_drafts
 from wflow._core.identity import check_comparable
 from wflow._core.signals import signals_held
 from wflow.io.disk import check_target
-from wflow.io.reading import differences, manifest_config, manifest_of, partial_of, parts_of
+from wflow.io.read import (
+    differences,
+    load_state,
+    manifest_config,
+    manifest_of,
+    never_started,
+    open_run,
+    partial_of,
+    parts_of,
+    run_status,
+)
 from wflow.io.results import DRAFT, summary_document
-from wflow.io.runfile import config_text, load_state, never_started, open_run, run_status
+from wflow.io.schema import config_text
 from wflow.study.flags import Flags, flags_of
 
 if TYPE_CHECKING:

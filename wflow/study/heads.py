@@ -91,7 +91,7 @@ def summarise(files: dict[int, Path]) -> "Dataset":
     """
     import xarray
 
-    from wflow.io.runfile import open_run
+    from wflow.io.read import open_run
 
     columns: dict[str, list[NDArray[Any]]] = {}
     path = None
@@ -312,12 +312,12 @@ def _moments(flags: StudyFlags) -> tuple[float, ...]:
 
 def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":
     """Comparison of the head counts, and all figures of the run with the most heads."""
-    from wflow.io import runfile
+    from wflow.io.read import open_run
     from wflow.plots.runs import gradient_against_heads, gradient_over_time, run_figures
 
     figures: dict[str, Figure] = {}
     with ExitStack() as stack:
-        runs = {h: stack.enter_context(runfile.open_run(file)) for h, file in files.items()}
+        runs = {h: stack.enter_context(open_run(file)) for h, file in files.items()}
         if len(runs) > 1:
             figures["gradient_over_time"] = gradient_over_time(runs)
             average = table["upper_gradient_sq"].values

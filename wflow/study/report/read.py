@@ -23,8 +23,8 @@ from wflow._core.errors import RunFileError, WflowError
 from wflow._core.files import opened
 from wflow._core.invocation import shell_line
 from wflow.analysis.description import describe, mean_and_spread
+from wflow.io.read import open_run
 from wflow.io.results import CREATOR, OF_ONE_RUN, summary_document
-from wflow.io.runfile import open_run
 from wflow.io.schema import VARIABLES, head_count, law_name, single, solve_with
 from wflow.io.studies import open_study
 from wflow.plots.charts import Chart, Curve, Floats, Panel, plain

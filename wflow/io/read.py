@@ -1,20 +1,22 @@
-"""Reading of untrusted run files: their contents, and how far they were recorded."""
+"""Reading of run files, which may come from anywhere: names, attributes, variables, Datasets."""
 
 import hashlib
 import json
 import math
 import os
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from wflow._core.checks import path_of
 from wflow._core.errors import RunFileError
 from wflow._core.files import (
     BROKEN,
@@ -28,12 +30,18 @@ from wflow._core.files import (
 )
 from wflow._core.fingerprint import why_different
 from wflow._core.printable import printable
-from wflow.io.schema import COORDINATES, READABLE, SCHEMA, VARIABLES
+from wflow._core.signals import signals_held
+from wflow.io.schema import COORDINATES, READABLE, RESUME, SCHEMA, VARIABLES, config_text
+
+if TYPE_CHECKING:
+    import xarray
+
+    from wflow.io import lazy
 
 # Keys of the checkpoint that belong to the file and not to the solver's state.
 MARK = "__created__"
-_STATE_DIGEST = "__sha256__"
-DIGESTS = "__digests__ "  # begin of the keys of the digests of the run file
+SEALED = "__sha256__"
+RECORDED = "__recorded__"  # JSON: digests of what was recorded, history
 PARTS = "wflow-parts/1"  # schema of the manifest of parts
 # Types of the settings of a run in its configuration; a file may lack some of them.
 _NUMBER = (int, float)
@@ -68,6 +76,16 @@ def partial_of(path: Path) -> Path:
 def checkpoint_of(path: Path) -> Path:
     """Name of the resumable state while the run is computed."""
     return path.with_name(path.name + ".checkpoint")
+
+
+def former_of(path: Path) -> Path:
+    """Name of the resumable state before the last one."""
+    return path.with_name(path.name + ".checkpoint.old")
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether an unfinished run has a state from which it resumes."""
+    return checkpoint_of(path).exists() or former_of(path).exists()
 
 
 def lock_of(path: Path) -> Path:
@@ -214,15 +232,10 @@ def manifest_config(out: Path, *, advice: str = "") -> dict[str, Any]:
         raise RunFileError(f"{file} is no manifest of wflow ({error}): {advice}") from None
 
 
-class Checked(NamedTuple):
-    """Variables of the schema in a file, each with its dimensions, and other variables in it."""
+def check_variables(file: h5py.File, path: Path) -> dict[str, tuple[tuple[str, ...], h5py.Dataset]]:
+    """Check the types and dimensions of the variables of a run; each with its dimensions.
 
-    variables: dict[str, tuple[tuple[str, ...], h5py.Dataset]]
-    others: list[str]
-
-
-def check_variables(file: h5py.File, path: Path) -> Checked:
-    """Check the types and dimensions of the variables of a run.
+    Variables that wflow does not know, added by others, are checked for their storage alone.
 
     Raises
     ------
@@ -235,12 +248,12 @@ def check_variables(file: h5py.File, path: Path) -> Checked:
     if missing:
         raise RunFileError(f"{path} lacks {', '.join(missing)}: it is not a run file; is it cut?")
     sizes: dict[str, int] = {}
-    checked = Checked({}, [])
+    checked: dict[str, tuple[tuple[str, ...], h5py.Dataset]] = {}
     for name in file:
         data = check_stored(file, name, path)
         if name not in VARIABLES:
-            if data is not None:  # a dimension without a variable is none
-                checked.others.append(name)
+            if isinstance(data, h5py.Dataset) and data.shape is not None:
+                checked[name] = tuple(d or f"{name}_{k}" for k, d in enumerate(dims_of(data))), data
             continue
         variable = VARIABLES[name]
         if data is None:
@@ -259,8 +272,8 @@ def check_variables(file: h5py.File, path: Path) -> Checked:
                 raise RunFileError(
                     f"{path}: {name} has {size} entries along {dim}, others have {sizes[dim]}"
                 )
-        checked.variables[name] = dims, data
-    check_claims(file, (data for _, data in checked.variables.values()), path)
+        checked[name] = dims, data
+    check_claims(file, (data for _, data in checked.values()), path)
     return checked
 
 
@@ -316,12 +329,12 @@ def raw_layout(file: h5py.File, path: Path) -> dict[str, tuple[int, tuple[int, .
     return places
 
 
-def seal_checkpoint(arrays: dict[str, NDArray[Any]]) -> None:
+def seal(arrays: dict[str, NDArray[Any]]) -> None:
     """Add the digest of all arrays of a checkpoint."""
-    arrays[_STATE_DIGEST] = np.array(_state_digest(arrays))
+    arrays[SEALED] = np.array(_digest(arrays))
 
 
-def _state_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -330,13 +343,18 @@ def _state_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
+def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray[Any]]:
     """Arrays of a checkpoint; never a pickle.
+
+    Parameters
+    ----------
+    path : the checkpoint
+    created : the moment at which its run file was laid out; None: any
 
     Raises
     ------
     RunFileError
-        For a checkpoint that is missing, damaged, or of another program.
+        For a checkpoint that is missing, damaged, of another program or of another run.
     """
     advice = "run again with --overwrite"
     try:
@@ -354,11 +372,32 @@ def read_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
         raise RunFileError(f"{path} is damaged ({error}): {advice}") from None
     if MARK not in state:
         raise RunFileError(f"{path} was not written by wflow; {advice}")
-    sealed = state.pop(_STATE_DIGEST, None)
-    digests = any(name.startswith(DIGESTS) for name in state)
-    if (sealed is None and digests) or (sealed is not None and sealed != _state_digest(state)):
+    if str(state.pop(SEALED, None)) != _digest(state):
         raise RunFileError(f"{path} is damaged: its SHA-256 digest differs; {advice}")
+    if str(state.pop(MARK)) != (created or ""):
+        raise RunFileError(f"{path} belongs to another run; {advice}")
     return state
+
+
+def last_checkpoint(path: Path, created: str) -> dict[str, NDArray[Any]]:
+    """Arrays of the last checkpoint of a run that can be read.
+
+    Raises
+    ------
+    RunFileError
+        Where neither the last one nor the one before it can be read.
+    """
+    try:
+        return read_checkpoint(checkpoint_of(path), created)
+    except RunFileError as error:
+        if not former_of(path).exists():
+            raise
+        state = read_checkpoint(former_of(path), created)
+        warnings.warn(
+            printable(f"{error}. The run is resumed from the checkpoint before it", lines=False),
+            stacklevel=2,
+        )
+        return state
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -398,3 +437,177 @@ def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str
         else:
             names += [f"{key}.{inner}" for inner in differences(before, after)]
     return names
+
+
+def run_status(path: str | os.PathLike[str]) -> Literal["absent", "partial", "complete"]:
+    """How far a run got: `absent`, `partial` (can be resumed or read), or `complete`.
+
+    Parameters
+    ----------
+    path : name of the finished file, or of its .partial
+
+    Raises
+    ------
+    RunFileError
+        Where a file of that name is not a run file, or is an unfinished one under the name of
+        a finished one.
+    """
+    path = final_of(path)
+    if partial_of(path).exists():
+        return "partial"
+    if not path.exists():
+        return "absent"
+    with open_hdf5(path) as file:
+        complete = read_attrs(file, path)["complete"]
+    if not complete:
+        raise RunFileError(
+            f"{path} is unfinished (complete = 0) but bears the name of a finished run; rename it "
+            f"to {partial_of(path).name} to resume it, or run again with --overwrite"
+        )
+    return "complete"
+
+
+def never_started(path: Path, config: Mapping[str, Any] | None = None) -> bool:
+    """Whether an unfinished run ended before its first checkpoint and recorded nothing.
+
+    Parameters
+    ----------
+    path : name of the finished file
+    config : only a run of this configuration counts; None: any
+
+    Raises
+    ------
+    RunFileError
+        For a file that is no run.
+    """
+    unfinished = partial_of(path)
+    if has_checkpoint(path) or not unfinished.exists():
+        return False
+    with open_hdf5(unfinished) as file:
+        stored = parse_config(read_attrs(file, unfinished)["config"], unfinished)
+        check_variables(file, unfinished)
+        if any(recorded(file, dim) for dim in ("time", "snapshot")):
+            return False
+    return config is None or not differences(stored, json.loads(config_text(config)))
+
+
+def load_state(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """Read the state in the checkpoint of an unfinished run.
+
+    Parameters
+    ----------
+    path : name of the finished file, or of its .partial
+
+    Returns
+    -------
+    dict of arrays, as last given to `RunWriter.checkpoint`
+
+    Raises
+    ------
+    RunFileError
+        For a checkpoint that is missing, damaged, foreign, or of another file.
+    """
+    path = final_of(path)
+    with open_hdf5(partial_of(path)) as file:
+        created = read_attrs(file, partial_of(path))["created"]
+    state = last_checkpoint(path, created)
+    return {name: array for name, array in state.items() if name != RECORDED}
+
+
+def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
+    """Open a run file as a Dataset that reads values when they are used.
+
+    An unfinished run (`NAME.partial`, given by that name or as NAME) is cut to the times that were
+    recorded, has the attribute complete = 0, and comes with a warning.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        Run file.
+
+    Returns
+    -------
+    xarray.Dataset
+        The recorded quantities, by the names of the run file; close it, or use it in a `with`.
+
+    Raises
+    ------
+    InputError
+        For a `path` that is no path.
+    RunFileError
+        For a file that is missing, truncated, or not a run file.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile, wflow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     wflow.solve(
+    ...         wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(),
+    ...         heads=np.eye(3)[None], t_final=0.1, dt=0.05, out=f"{folder}/run.h5",
+    ...     ).close()
+    ...     with wflow.open(f"{folder}/run.h5") as run:
+    ...         print(dict(run.energy.sizes))
+    {'path': 1, 'time': 3}
+    """
+    from wflow.io import lazy
+
+    path = path_of(path, "path")
+    if not path.exists() and partial_of(path).exists():
+        path = partial_of(path)
+    if not path.exists() and manifest_of(path).exists():
+        raise RunFileError(
+            f"{path} is not complete: what was computed of it is in {parts_of(path)}; finish it "
+            "with --resume"
+        )
+    ends: dict[str, int] = {}
+    with open_hdf5(path) as file:
+        attrs = read_attrs(file, path)
+        found = lazy.of_file(file, check_variables(file, path))
+        if path == partial_of(final_of(path)):  # killed between its last two writes
+            attrs["complete"] = 0
+        if not attrs["complete"]:
+            ends = {dim: recorded(file, dim) for dim in ("time", "snapshot")}
+    source: Any = str(path)
+    if not attrs["complete"]:  # a Python file, for the reasons given in open_hdf5
+        source = open_regular(path)
+    try:
+        dataset = lazily(path, source, found)
+    except RunFileError:
+        if not attrs["complete"]:
+            source.close()
+        raise
+    dataset.attrs |= {name: attrs[name] for name in ("complete", "config")}
+    if attrs["complete"]:
+        return dataset
+    cut = dataset.isel({dim: slice(end) for dim, end in ends.items() if dim in dataset.sizes})
+
+    def close() -> None:
+        dataset.close()
+        source.close()
+
+    cut.set_close(close)
+    cut.encoding["source"] = str(path)  # as xarray sets it where it opens the file itself
+    reached = f"t = {float(cut['time'][-1]):g}" if ends["time"] else "its start"
+    warnings.warn(
+        f"{printable(str(path), lines=False)} is not complete: it was recorded up to {reached} "
+        f"({ends['time']} of {dataset.sizes['time']} times); {RESUME}",
+        stacklevel=2,
+    )
+    return cut
+
+
+def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
+    """The file `source`, by its name or open, as a Dataset; `found` is what it holds, if known.
+
+    Raises
+    ------
+    RunFileError
+        For a file that cannot be read.
+    """
+    from wflow.io import lazy
+
+    try:
+        with signals_held():  # h5netcdf does not clean up after half an opening
+            return lazy.open_dataset(source, found)
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        raise RunFileError(f"{path} cannot be read as a run file: {error}") from None

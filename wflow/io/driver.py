@@ -1,0 +1,590 @@
+"""The driver of every solver: the loop, and all that a run does beside computing.
+
+A solver gives a `Problem`, which says what the run is, and for each group of its paths a `Solver`,
+which knows where these paths are and can take a step. Files, checkpoints, signals, progress bars,
+paths that blow up, and the extension of a finished run are handled here, once for all.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import h5py
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.checks import check_choice, file_name, switch
+from wflow._core.errors import BlowUpError, InputError, RunFileError, warn
+from wflow._core.files import open_hdf5
+from wflow._core.identity import check_comparable, warn_changed_itself, warn_not_comparable
+from wflow._core.memory import check_memory
+from wflow._core.progress import progress as progress_bar
+from wflow._core.signals import caught_signals, interrupted
+from wflow._core.threads import numba_threads
+from wflow.io import digests, read
+from wflow.io.read import differences, final_of, never_started, open_run, partial_of, run_status
+from wflow.io.schema import (
+    STATE,
+    Layout,
+    command_text,
+    config_text,
+    dataset_attrs,
+    history_line,
+)
+from wflow.io.store import Index, MemoryStore, RunWriter, Store
+
+if TYPE_CHECKING:
+    import xarray
+
+IfExists = Literal["error", "overwrite", "resume"]
+State = dict[str, NDArray[Any]]
+_log = logging.getLogger("wflow")
+_LOST = BlowUpError("a path blew up before the run was resumed", time=0.0, path=0, score=0.0)
+_ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
+
+
+class Solver(Protocol):
+    """Paths first <= p < last of a run, at one time."""
+
+    def state(self) -> State:
+        """Everything needed to continue, arrays with an axis of these paths."""
+
+    def restore(self, state: State) -> None:
+        """Take up a state."""
+
+    def advance(self, step: int) -> int:
+        """Record the start of a step, and take it (the last one is only recorded).
+
+        Returns
+        -------
+        the step to continue with: `step` itself where it is under way
+        """
+
+    def flush(self) -> None:
+        """Hand what was recorded to the store."""
+
+
+class Problem(Protocol):
+    """A run as it is asked for.
+
+    Attributes
+    ----------
+    steps, paths, seed : how many steps and paths, and the key of the random numbers
+    batch : paths that are computed together
+    first_path : number of the first path
+    label : what the progress bar calls the run
+    threads : of Numba; None for all
+    checkpoint_every : seconds between checkpoints
+    stop_at_blow_up : whether a path that blows up ends the run
+    """
+
+    # fmt: off
+    @property
+    def steps(self) -> int: ...
+    @property
+    def paths(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def first_path(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def threads(self) -> int | None: ...
+    @property
+    def checkpoint_every(self) -> float: ...
+    @property
+    def stop_at_blow_up(self) -> bool: ...
+    # fmt: on
+
+    def layout(self) -> Layout:
+        """Sizes of the run."""
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON."""
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of the configuration that may be custom."""
+
+    def start(self, store: Store) -> None:
+        """Write what is known at the start."""
+
+    def solver(self, first: int, last: int, paths: "Paths", total: NDArray | None) -> Solver:
+        """The paths first <= p < last at time 0.
+
+        paths : where they record, and whether each still lives
+        total : sum over the paths before them of what is averaged over paths, to be added to
+        """
+
+    def total(self) -> NDArray[Any] | None:
+        """Zeros for that sum; None where nothing is averaged, or all paths are computed at once."""
+
+
+class Paths:
+    """The store as a group of paths sees it: what a path records after it blew up is NaN.
+
+    Attributes
+    ----------
+    lost : (last - first,), whether each path has blown up
+    warned : kinds of warnings that the run has given
+    """
+
+    def __init__(self, run: "Group", first: int, last: int) -> None:
+        self._run, self.first, self.last = run, first, last
+        self.warned = run.warned
+        self.lost = np.zeros(last - first, dtype=bool)
+
+    def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
+        """Set the values of a variable at an index, which begins with rows of these paths."""
+        run = self._run
+        dims = run.layout.dims(name)
+        if not run.errors or ("time" not in dims and "snapshot" not in dims):
+            run.store.write(name, index, values)
+            return
+        array = np.array(values, dtype=float)
+        if dims[0] in ("path", "snapshot_path"):
+            paths = np.arange(run.problem.paths)
+            if dims[0] == "snapshot_path":
+                paths = run.layout.marks["snapshot_path"]
+            rows = paths[index[0]]  # type: ignore[index]
+            gone = self.lost[np.asarray(rows) - self.first]
+            array[gone] = np.nan
+        else:  # a mean over all paths
+            array[...] = np.nan
+        run.store.write(name, index, array)
+
+    def lose(self, path: int, error: BlowUpError) -> None:
+        """Take note that a path, counted from the first of the group, blew up.
+
+        Raises
+        ------
+        BlowUpError
+            Where no path of the run is left, or the run is to stop.
+        """
+        run = self._run
+        self.lost[path] = True
+        run.errors.append(error)
+        everything = self.lost.all() and self.last - self.first == run.problem.paths
+        if run.problem.stop_at_blow_up or everything:
+            raise run.errors[0]
+        if "blow-up" not in self.warned:
+            self.warned.add("blow-up")
+            warn(
+                f"{error.args[0]}. Its values, and means over all paths, are NaN from there on; "
+                "the other paths continue (Compute(stop_at_blow_up=True) ends the run)"
+            )
+
+
+class Group:
+    """What the groups of a run share."""
+
+    def __init__(self, problem: Problem, store: Store) -> None:
+        self.problem, self.store, self.layout = problem, store, problem.layout()
+        self.errors: list[BlowUpError] = []
+        self.warned: set[str] = set()
+
+
+def integrate(
+    problem: Problem,
+    store: Store,
+    *,
+    state: State | None = None,
+    save: Callable[[State], None] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    tick: Callable[[int], None] = lambda steps: None,
+    former: "Former | None" = None,
+) -> bool:
+    """Compute all paths, group by group, from the start or from a saved state.
+
+    Parameters
+    ----------
+    save : called with everything needed to continue, every `checkpoint_every` seconds, after the
+        records up to there are in the store
+    stopping : called after every step; True ends the integration after saving
+    tick : called with the number of steps that were done
+    former : the finished run that this one extends
+
+    Returns
+    -------
+    whether the run is complete
+    """
+    run = Group(problem, store)
+    batch = problem.batch if state is None else int(state.pop("batch"))
+    total, begin, first_step = problem.total() if batch < problem.paths else None, 0, 0
+    if state is None:
+        problem.start(store)
+    else:
+        begin, first_step = int(state.pop("first")), int(state.pop("step"))
+        total = state.pop("total", None)
+        tick(first_step + (begin // batch) * (problem.steps + 1))
+    saved = time.monotonic()
+    for first in range(begin, problem.paths, batch):
+        last = min(first + batch, problem.paths)
+        paths = Paths(run, first, last)
+        solver = problem.solver(first, last, paths, total)
+        step = 0
+        if state is not None and first == begin:
+            step = first_step
+            paths.lost[:] = state.pop("lost")
+            solver.restore(state)
+        elif former is not None:
+            step = former.step(run.layout.marks["time"], problem.steps)
+            found = former.group(store, run.layout, first, last, last == problem.paths)
+            paths.lost[:] = found.pop("lost")
+            solver.restore(found)
+            tick(step)
+        run.errors += [_LOST] * int(paths.lost.sum())
+
+        def keep(step: int, solver: Solver = solver, paths: Paths = paths) -> None:
+            """Save everything needed to continue at the start of `step`."""
+            solver.flush()
+            if save is not None:
+                sums = {} if total is None else {"total": total}
+                place = {"batch": batch, "first": paths.first, "step": step}
+                place = {name: np.array(value) for name, value in place.items()}
+                save(place | sums | {"lost": paths.lost} | solver.state())
+
+        if first == 0 and state is None:
+            keep(step)  # a run killed at any later moment can be resumed
+        while step <= problem.steps:
+            if step == problem.steps and isinstance(store, RunWriter):
+                solver.flush()
+                store.keep_state(first, {"lost": paths.lost} | solver.state())
+            try:
+                following = solver.advance(step)
+            except BaseException:
+                solver.flush()  # what was recorded stays readable
+                raise
+            tick(following - step)
+            step = following
+            if step > problem.steps:
+                break
+            stop = stopping()
+            if stop or time.monotonic() - saved > problem.checkpoint_every:
+                keep(step)
+                saved = time.monotonic()
+            if stop:
+                return False
+        solver.flush()
+    if begin and isinstance(store, RunWriter):
+        run.errors += [_LOST] * int(store.read(f"{STATE}/lost", (slice(0, begin),)).sum())
+    if len(run.errors) == problem.paths:
+        raise run.errors[0]
+    if len(run.errors) > 1:
+        warn(
+            f"{len(run.errors)} of {problem.paths} paths blew up: their values are NaN from then on"
+        )
+    return True
+
+
+# Runs in memory and in files
+# ---------------------------
+
+
+def run(
+    problem: Problem,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
+    progress: bool = False,
+    history: Sequence[str] = (),
+) -> "xarray.Dataset":
+    """Compute a run in memory or in a file.
+
+    Parameters
+    ----------
+    problem : the run
+    out : name of its file; None keeps it in memory
+    if_exists : what happens where `out` exists already: "error", "overwrite", or "resume", which
+        continues an unfinished run, opens a finished one, and extends one that ends earlier
+    progress : whether to show a bar
+    history : lines of the attribute; without them one for the command
+
+    Raises
+    ------
+    InputError, RunFileError, BlowUpError, Interrupted
+        As `wflow.solve` says.
+    """
+    file = None if out is None else file_name(out, "out")
+    check_choice("if_exists", if_exists, get_args(IfExists))
+    shows = switch(progress, "progress")
+    if file is None and if_exists != "error":
+        raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
+    with numba_threads(problem.threads, "compute.threads"):
+        if file is None:
+            return _in_memory(problem, shows, history)
+        return _in_file(problem, file, if_exists, shows, history)
+
+
+def _bar(problem: Problem, progress: bool) -> Any:
+    groups = -(-problem.paths // problem.batch)
+    return progress_bar(groups * (problem.steps + 1), problem.label, progress)
+
+
+def _in_memory(problem: Problem, progress: bool, history: Sequence[str]) -> "xarray.Dataset":
+    layout = problem.layout()
+    check_memory(layout.bytes, "the run", "record less often, keep fewer snapshots, or give out")
+    store = MemoryStore(layout)
+    attrs = dataset_attrs(problem.config(), problem.seed, history=history)
+    try:
+        with _bar(problem, progress) as tick:
+            integrate(problem, store, tick=tick)
+    except BlowUpError as error:
+        error.run = store.dataset(attrs, complete=False)
+        raise
+    return store.dataset(attrs)
+
+
+def _in_file(
+    problem: Problem, out: Path, if_exists: IfExists, progress: bool, history: Sequence[str]
+) -> "xarray.Dataset":
+    config = problem.config()
+    opened = open_writer(out, problem, config, if_exists, progress=progress, history=history)
+    if opened is None:
+        return open_run(out)
+    writer, state = opened
+    start = 0 if state is None else int(state["step"])
+    _log.info("%s: from step %d of %d, %d paths", out, start, problem.steps, problem.paths)
+
+    def save(state: State) -> None:
+        writer.checkpoint(state)
+        _log.info("%s: saved at step %d, path %d", out, int(state["step"]), int(state["first"]))
+
+    try:
+        with caught_signals() as caught, _bar(problem, progress) as tick:
+            complete = integrate_into(
+                writer, problem, state, save=save, stopping=lambda: bool(caught), tick=tick
+            )
+    except BlowUpError as error:
+        if partial_of(out).exists():
+            error.args = (
+                f"{error.args[0]}. What was recorded is in {out}.partial; run again with another "
+                "output, or replace it (--overwrite)",
+            )
+        raise
+    warn_changed_itself(config, problem.parts())
+    if caught:
+        where = (
+            f"came when the run was done: it is whole, in {out}"
+            if complete
+            else f"ended the run after a whole step; everything up to there is in {out}.partial"
+        )
+        again = "Give the same command with --resume (in Python: if_exists='resume') to continue"
+        raise interrupted(caught[0], f"{where}. {again}")
+    _log.info("%s: complete", out)
+    return writer.dataset()
+
+
+def integrate_into(writer: RunWriter, problem: Problem, state: State | None, **how: Any) -> bool:
+    """Integrate, and leave the run file whole, ready to be resumed, or gone if it is empty.
+
+    Parameters
+    ----------
+    state : where to continue; None begins
+    how : further arguments of `integrate`: save, stopping, tick
+
+    Returns
+    -------
+    whether the run is complete
+    """
+    former = Former(writer.path, writer.extends) if writer.extends else None
+    done, tick = 0, how.pop("tick", lambda steps: None)
+
+    def count(steps: int) -> None:
+        nonlocal done
+        done += steps
+        tick(steps)
+
+    try:
+        complete = integrate(problem, writer, state=state, former=former, tick=count, **how)
+        if complete:
+            writer.finish()
+        else:
+            writer.abandon()
+    except (BlowUpError, InputError) as error:
+        begun = state is not None or former is not None or done or getattr(error, "time", 0)
+        if begun:
+            writer.abandon()
+        else:
+            writer.discard()  # nothing was recorded
+        raise
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        if former is not None:
+            former.close()
+    return complete
+
+
+def open_writer(
+    out: Path,
+    problem: Problem,
+    config: Mapping[str, Any],
+    if_exists: IfExists,
+    *,
+    progress: bool = False,
+    history: Sequence[str] = (),
+) -> tuple[RunWriter, State | None] | None:
+    """Lay out the file of a run, or open it where it was interrupted.
+
+    Returns
+    -------
+    the writer and the state to continue from, which is None at the start of a run; None for a run
+    that is finished
+    """
+    if if_exists == "resume" and never_started(out, config):
+        if_exists = "overwrite"
+    extends = {}
+    if if_exists == "resume" and (status := run_status(out)) != "absent":
+        check_comparable(config)
+        if status == "partial":
+            return RunWriter.resume(out, config_text(config), progress=progress)
+        extends = _extension(out, json.loads(config_text(config)), problem)
+        if not extends:
+            return None
+        history = extends.pop("history")
+    warn_not_comparable(config, stacklevel=6)
+    attrs = dataset_attrs(config, problem.seed, history=history) | extends
+    return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
+
+
+def create(out: Path, problem: Problem, attrs: Mapping[str, Any], *, overwrite: bool) -> RunWriter:
+    """Lay out the file of a run; see `RunWriter.create`."""
+    groups = tuple(range(0, problem.paths, problem.batch))
+    layout = problem.layout()
+    one = problem.solver(0, 1, Paths(Group(problem, MemoryStore(layout)), 0, 1), None)
+    room = {
+        name: np.broadcast_to(_plain(array[:1]), (problem.paths, *array.shape[1:]))
+        for name, array in ({"lost": np.zeros(1, bool)} | one.state()).items()
+    }
+    return RunWriter.create(out, layout, attrs, overwrite=overwrite, groups=groups, state=room)
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of a type that netCDF-4 has."""
+    return array.astype(np.int8) if array.dtype == bool else array
+
+
+# A finished run that is extended
+# -------------------------------
+
+
+def _extension(out: Path, config: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
+    """Attributes of a run that extends the finished one in `out`; none where that is the same.
+
+    Raises
+    ------
+    InputError
+        For a finished run of other settings, or one that cannot be extended to this one.
+    """
+    with open_hdf5(out) as file:
+        attrs = read.read_attrs(file, out)
+        history = read.history_of(file)
+        held = json.loads(attrs["config"])
+        unlike = differences(held, config)
+        reason = Former.missing(file, problem.layout())
+    if not unlike:
+        return {}
+    asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
+    if not set(unlike) <= _ENDS or not asked > done:
+        raise InputError(
+            f"{out} holds another finished run (differs in {', '.join(unlike)}); choose another "
+            "output or overwrite it (--overwrite)"
+        )
+    if reason:
+        raise InputError(
+            f"{out} cannot be extended: {reason}; choose another output or overwrite it "
+            "(--overwrite)"
+        )
+    digests.check(out)
+    lines = [history] if history else []
+    lines.append(history_line(f"extended by {command_text()}"))
+    return {"extends": attrs["created"], "history": lines}
+
+
+class Former:
+    """A finished run that is extended: its records, and its state at the end.
+
+    Parameters
+    ----------
+    path : its file
+    created : when it was begun
+
+    Raises
+    ------
+    RunFileError
+        Where another file has its name.
+    """
+
+    def __init__(self, path: Path, created: str) -> None:
+        self._open = open_hdf5(final_of(path))
+        self.file = self._open.__enter__()
+        if self.file.attrs.get("created") != created:
+            self.close()
+            raise RunFileError(
+                f"{path} is not the run that {partial_of(path)} extends; restore it, or run again "
+                "with --overwrite"
+            )
+        self._end = float(self.file["time"][-1])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._open.__exit__(None, None, None)
+
+    @staticmethod
+    def missing(file: h5py.File, layout: Layout) -> str:
+        """What a finished run lacks to be extended to one of this layout, in words; "" for nothing.
+
+        Up to its end it must hold what the longer one records. Steps that are chosen by their error
+        end at recorded times, so that its end must be one.
+        """
+        if STATE not in file:
+            return "its file holds no state of its end: it was written by an earlier version"
+        end = float(file["time"][-1])
+        for name, times in layout.marks.items():
+            held = file[name][...] if name in file else np.array([])
+            early = times[times < end]
+            if name in ("time", "snapshot") and not np.isin(early, held).all():
+                lacks = early[~np.isin(early, held)]
+                return f"it holds no {name} at {lacks[0]:g}"
+        marks = np.union1d(layout.marks["time"], layout.marks["snapshot"])
+        if "evaluations" in file and end not in marks:
+            return f"its steps were chosen to end at {end:g}, where the longer run records nothing"
+        return ""
+
+    def step(self, times: NDArray[np.float64], steps: int) -> int:
+        """Number of the step at its end, in a run of so many steps with these record times."""
+        return round(steps * self._end / float(times[-1]))
+
+    def group(self, store: Store, layout: Layout, first: int, last: int, whole: bool) -> State:
+        """Copy the records of a group of paths before the end; returns their state there.
+
+        whole : whether they are the last paths, with which the means over all paths are recorded
+        """
+        for name in layout.names:
+            dims = layout.dims(name)
+            axis = next((k for k, dim in enumerate(dims) if dim in ("time", "snapshot")), None)
+            if axis is None or (axis == 0 and not whole):
+                continue
+            rows = slice(first, last)
+            if dims[0] == "snapshot_path":
+                rows = slice(
+                    *np.searchsorted(layout.marks["snapshot_path"], (first, last)).tolist()
+                )
+            marks = layout.marks[dims[axis]]
+            places = np.flatnonzero(np.isin(self.file[dims[axis]][...], marks[marks < self._end]))
+            for at, place in enumerate(places.tolist()):
+                if axis == 0:
+                    store.write(name, (at,), self.file[name][place])
+                elif rows.start < rows.stop:
+                    store.write(name, (rows, at), self.file[name][rows, place])
+        return {name: data[first:last] for name, data in self.file[STATE].items() if _held(data)}
+
+
+def _held(data: h5py.Dataset) -> bool:
+    return bool(data.id.get_storage_size())

@@ -1,0 +1,812 @@
+"""Stores of the values of a run: in memory, or in a run file.
+
+While a run is computed its data is in `NAME.partial` and its resumable state in `NAME.checkpoint`
+(the state before that in `NAME.checkpoint.old`). HDF5 lays the file out at the start: every
+variable in one piece, filled with NaN, with room for the attributes of the end. From then on values
+are written at their places, without HDF5. So the file can be read at any time, also after a kill,
+and a full disk is reported at the start and not after hours.
+"""
+
+import errno
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import h5py
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wflow._core.errors import RunFileError
+from wflow._core.files import draft_of, drafts, open_hdf5
+from wflow._core.progress import progress as progress_bar
+from wflow._core.signals import signals_held
+from wflow.io import digests, disk, read
+from wflow.io.digests import DIGESTS, Running, damaged
+from wflow.io.disk import disk_error
+from wflow.io.read import checkpoint_of, final_of, former_of, partial_of
+from wflow.io.schema import (
+    HISTORY_BYTES,
+    SCHEMA,
+    STATE,
+    VARIABLES,
+    Layout,
+    command_text,
+    config_text,
+    history_line,
+    history_text,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+Index = int | slice | Sequence[int] | NDArray[np.integer]
+State = Mapping[str, ArrayLike]
+_RENEW = "run again with --overwrite"
+
+
+class Store(Protocol):
+    """Destination of the values of a run.
+
+    `index` has one entry per leading dimension of the variable: an int, a slice of step one, or
+    (at most one of them) a sequence of ints; dimensions left out are taken whole.
+    """
+
+    def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
+        """Set the values of a variable at an index; `values` broadcasts."""
+
+    def read(self, name: str, index: tuple[Index, ...] = ()) -> NDArray[Any]:
+        """Values of a variable at an index; NaN where none was written."""
+
+
+class MemoryStore:
+    """A Store of arrays in memory, for runs without a file."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._arrays = {name: np.full(layout.shape(name), np.nan) for name in layout.names}
+
+    def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
+        """Set the values of a variable at an index; `values` broadcasts."""
+        self._arrays[name][index] = values
+
+    def read(self, name: str, index: tuple[Index, ...] = ()) -> NDArray[Any]:
+        """Values of a variable at an index; NaN where none was written."""
+        return np.array(self._arrays[name][index])
+
+    def dataset(self, attrs: Mapping[str, Any], *, complete: bool = True) -> "xarray.Dataset":
+        """Give the run as a Dataset, equal to that of `open_run` for the same values.
+
+        Parameters
+        ----------
+        attrs : of `dataset_attrs`
+        complete : whether the run reached its end
+
+        Returns
+        -------
+        xarray.Dataset that shares the arrays of this store
+        """
+        import xarray
+
+        layout = self.layout
+        return xarray.Dataset(
+            {
+                name: (layout.dims(name), array, VARIABLES[name].attrs)
+                for name, array in self._arrays.items()
+            },
+            coords={
+                name: (VARIABLES[name].dims, values, VARIABLES[name].attrs)
+                for name, values in layout.coordinates().items()
+            },
+            attrs={**attrs, "complete": int(complete)},
+        )
+
+
+# HDF5, which ends the process where a disk fails
+# -----------------------------------------------
+
+
+class _Guarded(FileIO):
+    """A file for HDF5 to write, which does not survive an error: the first is kept for `check`."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            write_all(super().write, np.frombuffer(data, np.uint8))
+        except OSError as error:
+            self.failure = self.failure or error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+            return size or 0
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        if self.failure:  # what could not be written cannot be read
+            memoryview(buffer).cast("B")[count:] = bytes(len(buffer) - count)
+            return len(buffer)
+        return count
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.failure is not None:
+            raise self.failure
+
+
+_HISTORY = h5py.string_dtype("utf-8", HISTORY_BYTES)  # changed in place at the end
+_UNNAMED = "This is a netCDF dimension but not a netCDF variable."
+Places = dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # offset in bytes, shape, type
+
+
+class _Draft:
+    """A netCDF-4 file that is laid out: variables in one piece each, dimensions, attributes.
+
+    Attributes
+    ----------
+    described : what it holds, as `digests.description` reads it
+    places : where the values of its variables lie
+    """
+
+    def __init__(self, file: h5py.File) -> None:
+        self.file = file
+        self.described: dict[str, Any] = {}
+        self.places: Places = {}
+        self._scales: dict[str, h5py.Dataset] = {}
+
+    def variable(
+        self, name: str, dims: Sequence[str], values: ArrayLike, attrs: Mapping[str, str]
+    ) -> None:
+        """Reserve and fill the place of a variable; dimensions are those of their first variable.
+
+        values : the values, or an array without strides of a single one
+        """
+        given = np.asarray(values)
+        filled = bool(given.size) and not any(given.strides)
+        fill = given.reshape(-1)[0] if filled else None
+        data = self.file.create_dataset(
+            name, given.shape, given.dtype, fillvalue=fill, track_order=True
+        )
+        if filled:
+            data[(0,) * given.ndim] = fill  # the first value written makes HDF5 fill all others
+        else:
+            data[...] = given
+        for key, text in attrs.items():
+            data.attrs[key] = text
+        if list(dims) == [name]:
+            self._scale(name, data, name)
+        scales = [self._dimension(dim, size) for dim, size in zip(dims, given.shape, strict=True)]
+        for axis, scale in enumerate(scales):
+            if scale != data:
+                data.dims[axis].attach_scale(scale)
+        numbers = [list(self._scales).index(dim) for dim in dims]
+        data.attrs["_Netcdf4Coordinates"] = np.array(numbers, np.int32)
+        shown = ["" if dim == name else dim.rpartition("/")[2] for dim in dims]
+        self.described[name] = [data.dtype.str, list(given.shape), shown, dict(attrs)]
+        self.places[name] = (int(data.id.get_offset()), given.shape, given.dtype)
+
+    def _dimension(self, name: str, size: int) -> h5py.Dataset:
+        if name not in self._scales:
+            scale = self.file.create_dataset(name, (size,), ">f4", track_order=True)
+            self._scale(name, scale, f"{_UNNAMED}{size:10}")
+            self.described[name] = [scale.dtype.str, [size], [""], {}]
+        return self._scales[name]
+
+    def _scale(self, name: str, data: h5py.Dataset, title: str) -> None:
+        data.make_scale(title)
+        data.attrs["_Netcdf4Dimid"] = np.int32(len(self._scales))
+        self._scales[name] = data
+
+    def attributes(self, attrs: Mapping[str, Any]) -> None:
+        """Write the attributes of the file."""
+        for name, value in attrs.items():  # numbers are arrays, as netCDF writes them
+            self.file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)
+        self.described[""] = {name: digests.plain(value) for name, value in attrs.items()}
+
+
+def lay_out(
+    path: Path, layout: Layout, attrs: Mapping[str, Any], groups: Sequence[int], state: State
+) -> tuple[dict[str, Any], Places]:
+    """Make a netCDF-4 file with every variable in one piece, filled with NaN; complete = 0.
+
+    Parameters
+    ----------
+    path : of the new file
+    layout : sizes of the run
+    attrs : attributes of the file
+    groups : first path of each group of paths
+    state : arrays (paths, ...) like those of the state of all paths at the end
+
+    Returns
+    -------
+    what it holds, as `digests.description` reads it, and where the values of its variables lie
+
+    Raises
+    ------
+    OSError
+        Where the disk fails.
+    """
+    with signals_held(), _Guarded(path, "x+b") as raw:
+        with h5py.File(raw, "w", track_order=True) as file:
+            draft = _Draft(file)
+            for name, values in layout.coordinates().items():
+                draft.variable(name, (name,), values, VARIABLES[name].attrs)
+            for name in layout.names:
+                empty = np.broadcast_to(np.array(np.nan, VARIABLES[name].dtype), layout.shape(name))
+                draft.variable(name, layout.dims(name), empty, VARIABLES[name].attrs)
+            for name, value in state.items():
+                array = np.asarray(value)
+                inner = (f"{STATE}/{name}_{axis}" for axis in range(1, array.ndim))
+                empty = np.broadcast_to(np.zeros((), array.dtype), array.shape)
+                draft.variable(f"{STATE}/{name}", ("path", *inner), empty, {})
+            draft.attributes(
+                {name: value for name, value in attrs.items() if name != "history"}
+                | {"groups": np.asarray(groups)}
+            )
+            file.attrs["complete"] = np.array([0])
+            if "history" in attrs:
+                file.attrs.create(
+                    "history", np.array(attrs["history"].encode(), _HISTORY), dtype=_HISTORY
+                )
+            # As long as it will be.
+            names = ["", *(name for name in draft.described if name)]
+            room = len(json.dumps(dict.fromkeys(names, "0" * 64)))
+            file.attrs.create(DIGESTS, np.array(b"{}", f"S{room}"))
+        raw.check()
+        os.fsync(raw.fileno())
+    return draft.described, draft.places
+
+
+def set_late(path: Path, complete: int, history: str | None, found: Mapping[str, str]) -> None:
+    """Change the attributes of the end in place, unflushed, without disturbing readers of the file.
+
+    Parameters
+    ----------
+    path : the file
+    complete : 1 for a finished run, 0 for an unfinished one
+    history : text of the attribute `history`; None where the file has none
+    found : digests of the variables, and of the attributes
+
+    Raises
+    ------
+    OSError
+        Where the disk fails.
+    """
+    with signals_held(), _Guarded(path, "r+b") as raw:
+        with h5py.File(raw, "r+") as file:
+            if history is not None:
+                file.attrs.modify("history", np.array(history.encode(), _HISTORY))
+            room = file.attrs.get_id(DIGESTS).dtype
+            file.attrs.modify(DIGESTS, np.array(json.dumps(dict(found)).encode(), room))
+            file.attrs.modify("complete", np.array([complete]))
+        raw.check()
+
+
+# The run file
+# ------------
+
+
+class RunWriter:
+    """A Store on disk: `NAME.partial` while the run is computed, `NAME` when it is finished.
+
+    Made by `RunWriter.create` or `RunWriter.resume`.
+
+    Attributes
+    ----------
+    path : name of the finished file
+    extends : the moment at which the finished run was begun that this one extends, or ""
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lock: disk.RunLock,
+        attrs: Mapping[str, Any],
+        described: Mapping[str, Any],
+        places: Places,
+        orders: Mapping[str, digests.Order],
+        history: Sequence[str] = (),
+        layout: Layout | None = None,
+    ) -> None:
+        self.path, self.extends = path, str(attrs.get("extends", ""))
+        self._lock, self._created, self._attrs = lock, str(attrs["created"]), dict(attrs)
+        self._layout = layout  # None: the run is resumed
+        self._finished: os.stat_result | None = None
+        # The file has the first line until it is finished; those of resumes join it then.
+        self._history = list(history)
+        self._described, self._places = described, places
+        self._running = {name: Running(order) for name, order in orders.items()}
+        unfinished = partial_of(path)
+        try:
+            self._file = open(unfinished, "r+b", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise disk_error(error, "open", unfinished) from None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        layout: Layout,
+        attrs: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        groups: Sequence[int] = (0,),
+        state: State | None = None,
+    ) -> "RunWriter":
+        """Lay out a new run file, allocate its space on the disk, and open it for writing.
+
+        Parameters
+        ----------
+        path : name of the finished file
+        layout : sizes of the run
+        attrs : of `dataset_attrs`; with `extends`, the finished run stays until this one is
+        overwrite : replace what is there; the old file is removed when the new one has its space
+        groups : first path of each group of paths that is computed together
+        state : arrays (paths, ...) like those of the state of all paths at the end
+
+        Raises
+        ------
+        RunFileError
+            For a path that exists, a run that another process writes, or a directory that is
+            missing, read-only or full. Nothing is left behind.
+        """
+        path, extends = final_of(path), "extends" in attrs
+        disk.check_target(path, layout, overwrite or extends)
+        lock = disk.RunLock(path)
+        # A unique name, so that what is replaced stays whole until its successor is.
+        new = draft_of(partial_of(path))
+        try:
+            # Another process may have begun, and ended, between the check and the lock.
+            disk.check_target(path, layout, overwrite or extends)
+            disk.remove_drafts_of(path)
+            described, places = lay_out(new, layout, attrs, groups, state or {})
+            if overwrite and not extends:
+                disk.remove_run(path)
+            disk.remove(checkpoint_of(path), former_of(path))  # of a run that is gone
+            disk.place(new, partial_of(path))
+            disk.sync_directory(path.parent)
+            history = [attrs["history"]] if "history" in attrs else []
+            coordinates = layout.coordinates()
+            orders = digests.orders(
+                {name: (described[name][2], *place[1:]) for name, place in places.items()},
+                groups,
+                coordinates.get("snapshot_path", ()),
+            )
+            writer = cls(path, lock, attrs, described, places, orders, history, layout)
+            for name, values in coordinates.items():
+                writer._running[name].update((), values)
+            return writer
+        except BaseException as error:
+            disk.remove(new)
+            lock.release()
+            if isinstance(error, OSError | RuntimeError):
+                raise disk_error(error, "create", path) from None
+            raise
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        config: str | Mapping[str, Any],
+        *,
+        progress: bool = False,
+    ) -> "tuple[RunWriter, dict[str, NDArray[Any]]]":
+        """Open an unfinished run file where its last checkpoint left it.
+
+        What was recorded before the checkpoint is compared with its digests. Where the last
+        checkpoint is damaged, the one before it counts, with a warning.
+
+        Parameters
+        ----------
+        path : name of the finished file
+        config : JSON text (or mapping) of the run asked for; must equal that in the file
+        progress : show how far the comparison has come
+
+        Returns
+        -------
+        the writer, and the state that was last given to `checkpoint`
+
+        Raises
+        ------
+        RunFileError
+            For a file that is missing, complete, truncated, damaged, foreign, in use by another
+            process or of another run, or checkpoints that are missing or damaged.
+        """
+        path = final_of(path)
+        unfinished = partial_of(path)
+        _check_unfinished(path)
+        wanted = json.loads(config if isinstance(config, str) else config_text(config))
+        disk.check_replaceable(unfinished)
+        lock = disk.RunLock(path)
+        writer = None
+        try:
+            _check_unfinished(path)  # another process may have ended it between check and lock
+            disk.remove_drafts_of(path)
+            with open_hdf5(unfinished) as file:
+                attrs = read.read_attrs(file, unfinished)
+                _check_resumable(attrs, wanted, unfinished)
+                read.check_variables(file, unfinished)
+                attrs |= {"extends": str(file.attrs.get("extends", ""))}
+                described, places = digests.description(file), _places(file, unfinished)
+                orders = digests.orders_of(file)
+            state = read.last_checkpoint(path, attrs["created"])
+            known = _recorded(state, path)
+            history = known["history"]
+            if attrs["complete"]:  # killed between its last writes
+                set_late(unfinished, 0, history[0] if history else None, {})
+            history += [history_line(f"resumed by {command_text()}")] if history else []
+            if digests.of_attributes(described, "") != known["attributes"]:
+                raise damaged(unfinished, "its names and attributes", _RENEW)
+            writer = cls(path, lock, attrs, described, places, orders, history)
+            writer._check_recorded(known["digests"], progress)
+        except BaseException as error:
+            if writer is not None:
+                writer._file.close()
+            lock.release()
+            if isinstance(error, OSError):
+                raise disk_error(error, "read", unfinished) from None
+            raise
+        return writer, state
+
+    def _check_recorded(self, known: Mapping[str, list[Any]], progress: bool) -> None:
+        """Compare what was recorded before the checkpoint, and take its digests up."""
+        total = sum(int(count or 0) for count, _ in known.values())
+        with progress_bar(total, "checking what was recorded", progress) as tick:
+            for name, (count, digest) in known.items():
+                running = self._running[name]
+                if count is None:
+                    running.count = None
+                    continue
+                try:
+                    values = lambda index, name=name: self.read(name, index)  # noqa: E731
+                    found = Running.read(running.order, int(count), values, tick)
+                except EOFError:
+                    raise RunFileError(f"{partial_of(self.path)} is truncated; {_RENEW}") from None
+                if found.hexdigest() != digest:
+                    what = f"{name} as it was recorded before the checkpoint"
+                    raise damaged(partial_of(self.path), what, _RENEW)
+                self._running[name] = found
+
+    def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
+        """Set the values of a variable at an index; `values` broadcasts.
+
+        Raises
+        ------
+        RunFileError
+            Where the disk is full, read-only or failing; what was recorded stays.
+        """
+        _, shape, dtype = self._places[name]
+        starts, result = spans(shape, index)
+        block = np.ascontiguousarray(np.broadcast_to(np.asarray(values, dtype), result))
+        data = block.reshape(-1).view(np.uint8)
+        size = data.size // len(starts) if starts else 0
+        try:
+            for number, start in enumerate(starts):
+                self._seek(name, start)
+                write_all(self._file.write, data[number * size : (number + 1) * size])
+        except OSError as error:
+            raise disk_error(error, "write", partial_of(self.path), kept=True) from None
+        self._running[name].update(index, block)
+
+    def read(self, name: str, index: tuple[Index, ...] = ()) -> NDArray[Any]:
+        """Values of a variable at an index; NaN where none was written."""
+        _, shape, dtype = self._places[name]
+        starts, result = spans(shape, index)
+        flat = np.empty(math.prod(result), dtype)
+        data = flat.view(np.uint8)
+        size = data.size // len(starts) if starts else 0
+        for number, start in enumerate(starts):
+            self._seek(name, start)
+            read_all(self._file, data[number * size : (number + 1) * size])
+        return flat.reshape(result)
+
+    def keep_state(self, first: int, state: State) -> None:
+        """Write the state of a group of paths at the end, arrays (group, ...)."""
+        for name, value in state.items():
+            array = np.asarray(value)
+            self.write(f"{STATE}/{name}", (slice(first, first + len(array)),), array)
+
+    def checkpoint(self, state: State) -> None:
+        """Save the state of a resumable run atomically, after the values recorded so far.
+
+        The checkpoint before it is kept.
+
+        Parameters
+        ----------
+        state : names to arrays of numbers or texts
+
+        Raises
+        ------
+        RunFileError
+            Where the disk is full, read-only or failing; the last checkpoint then stays.
+        """
+        path = checkpoint_of(self.path)
+        arrays = {name: np.asarray(value) for name, value in state.items()}
+        objects = [name for name, array in arrays.items() if array.dtype.hasobject]
+        if objects:
+            raise TypeError(f"a checkpoint holds numbers and texts, not objects: {objects}")
+        self._check_own()
+        arrays[read.MARK] = np.array(self._created)
+        arrays[read.RECORDED] = np.array(json.dumps(self._known()))
+        read.seal(arrays)
+
+        try:
+            os.fsync(self._file.fileno())
+            with drafts(path) as (draft,):
+                with open(draft, "xb") as raw:  # a path would get the ending .npz
+                    np.savez(raw, **arrays)  # type: ignore[arg-type]
+                    raw.flush()
+                    os.fsync(raw.fileno())
+                if path.exists():
+                    os.replace(path, former_of(self.path))
+                os.replace(draft, path)
+            disk.sync_directory(path.parent)
+        except OSError as error:
+            raise disk_error(error, "write", path, kept=True) from None
+
+    def _known(self) -> dict[str, Any]:
+        """What a checkpoint says of the file: digests of what was recorded, and the history."""
+        found = {
+            name: [r.count, r.hexdigest()] for name, r in self._running.items() if r.count != 0
+        }
+        attributes = digests.of_attributes(self._described, "")
+        return {"attributes": attributes, "digests": found, "history": self._history}
+
+    def add_history(self, line: str) -> None:
+        """Add a line to the attribute `history`, which the file has when it is finished."""
+        self._history += [line] if self._history else []
+
+    def finish(self) -> Path:
+        """Mark the run complete, give the file its final name and drop the checkpoints.
+
+        Returns
+        -------
+        path of the finished file
+
+        Raises
+        ------
+        RunFileError
+            Where the disk fails; the run can then still be resumed. Where another process has
+            replaced the run; its file stays as it is.
+        """
+        unfinished = partial_of(self.path)
+        try:
+            self._check_own()
+            if os.path.lexists(self.path) and not self.extends:
+                raise RunFileError(
+                    f"{self.path} was made by another program while the run was computed; move it, "
+                    f"then resume: the run is whole in {unfinished}"
+                )
+            history = history_text(self._history) if self._history else None
+            found = {name: self._digest(name) for name in self._running}
+            set_late(
+                unfinished,
+                1,
+                history,
+                {"": digests.of_attributes(self._described, history or ""), **found},
+            )
+            os.fsync(self._file.fileno())
+            self._finished = os.fstat(self._file.fileno())
+            os.replace(unfinished, self.path)
+            disk.sync_directory(self.path.parent)
+            disk.remove(checkpoint_of(self.path), former_of(self.path))
+        except (OSError, RuntimeError) as error:
+            raise disk_error(error, "finish", unfinished, kept=True) from None
+        finally:
+            self.abandon()
+        return self.path
+
+    def _digest(self, name: str) -> str:
+        """Digest of a variable at the end; read from the file where it was written in pieces."""
+        running = self._running[name]
+        if not running.whole:
+            order = running.order
+            running = Running.read(
+                order, order.size, lambda index: self.read(name, index), lambda count: None
+            )
+        return running.hexdigest()
+
+    def dataset(self) -> "xarray.Dataset":
+        """Give the finished run as a Dataset, equal to that of `open_run`.
+
+        A run that was not resumed is opened without reading what it holds, which is known: to read
+        and check it takes two fifths of a small run's time for its file.
+
+        Raises
+        ------
+        RunFileError
+            Where the file has gone, or cannot be read.
+        """
+        if self._layout is None or not self._in_place():
+            return read.open_run(self.path)
+        from wflow.io import lazy
+
+        config = json.dumps(read.parse_config(self._attrs["config"], self.path))
+        shown = {**self._attrs, "config": config, "complete": 1}
+        if self._history:
+            shown["history"] = history_text(self._history)
+        dataset = read.lazily(self.path, str(self.path), lazy.of_layout(self._layout, shown))
+        dataset.attrs["complete"] = 1  # an int, as `open_run` gives it
+        return dataset
+
+    def _in_place(self) -> bool:
+        """Whether the file of that name is still the one that was finished here."""
+        try:
+            return self._finished is not None and os.path.samestat(
+                self._finished, os.stat(self.path)
+            )
+        except OSError:
+            return False
+
+    def abandon(self) -> None:
+        """Close, and leave data and checkpoint where a later run resumes them."""
+        self._file.close()
+        self._lock.release()
+
+    def discard(self) -> None:
+        """Close, and delete data and checkpoint: for a run that failed before its first record."""
+        self._file.close()
+        _, *rest = disk.files_of(self.path)
+        disk.remove(*rest)
+        self._lock.release()
+
+    def _check_own(self) -> None:
+        """Raise RunFileError where the file of that name is no longer the one written here.
+
+        A worker whose run was replaced may continue: it must not mark its successor's file whole.
+        """
+        own, path = os.fstat(self._file.fileno()), partial_of(self.path)
+        try:
+            replaced = not os.path.samestat(own, os.stat(path))
+        except FileNotFoundError:
+            disk.remove(checkpoint_of(self.path), former_of(self.path))
+            raise RunFileError(
+                f"{path} was removed while the run was writing it: nothing of this run is left, "
+                "and it cannot be resumed; run again"
+            ) from None
+        if replaced:
+            raise RunFileError(f"{path} was replaced by another process: this one ends")
+
+    def _seek(self, name: str, start: int) -> None:
+        offset, _, dtype = self._places[name]
+        self._file.seek(offset + start * dtype.itemsize)
+
+
+def _places(file: h5py.File, path: Path) -> Places:
+    """Places of the values of each variable: name -> offset in bytes, shape, type.
+
+    Raises
+    ------
+    RunFileError
+        For a variable that is not stored in one piece.
+    """
+    places = {}
+    for name in digests.orders_of(file):
+        data = file[name]
+        offset = data.id.get_offset()
+        if offset is None or data.chunks is not None or data.compression is not None:
+            raise RunFileError(
+                f"{path}: {name} is not stored in one piece, so that the run cannot continue in "
+                f"this file; it was rewritten by another program; {_RENEW}"
+            )
+        if offset + data.dtype.itemsize * math.prod(data.shape) > path.stat().st_size:
+            raise RunFileError(f"{path} is truncated; {_RENEW}")
+        places[name] = (int(offset), data.shape, data.dtype)
+    return places
+
+
+def _check_unfinished(path: Path) -> None:
+    if read.run_status(path) != "partial":
+        raise RunFileError(
+            f"{path} is complete: nothing to resume; open it, or run again with --overwrite"
+            if path.exists()
+            else f"{partial_of(path)} does not exist: nothing to resume; start without --resume"
+        )
+
+
+def _check_resumable(attrs: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    """Raise RunFileError for an unfinished file of an earlier version, or of another run."""
+    if attrs["schema"] != SCHEMA:
+        raise RunFileError(
+            f"{path} was begun by an earlier version of wflow (schema {attrs['schema']}), which "
+            f"can finish it; {_RENEW}"
+        )
+    changed = read.differences(read.parse_config(attrs["config"], path), wanted)
+    if changed:
+        raise RunFileError(
+            f"{path} belongs to another run: {', '.join(changed)} differ; resume with the settings "
+            f"it was started with (attribute command), or {_RENEW}"
+        )
+
+
+def _recorded(state: dict[str, NDArray[Any]], path: Path) -> dict[str, Any]:
+    """What a checkpoint says of its file, which is taken out of the state."""
+    try:
+        known = json.loads(str(state.pop(read.RECORDED)))
+        return {key: known[key] for key in ("attributes", "digests", "history")}
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunFileError(
+            f"{checkpoint_of(path)} lacks the digests of the run file ({error}); {_RENEW}"
+        ) from None
+
+
+# Bytes
+# -----
+
+
+def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], tuple[int, ...]]:
+    """Find the values of an index in an array stored in C order.
+
+    Parameters
+    ----------
+    shape : of the array
+    index : an int, a slice of step one or a sequence of ints per leading dimension
+
+    Returns
+    -------
+    starts of pieces without gaps, all of one size, counted in values; and the shape of the result
+
+    Raises
+    ------
+    IndexError
+        For too many entries, a step other than one, or a number out of range.
+    """
+    if len(index) > len(shape):
+        raise IndexError(f"{len(index)} indices for the dimensions {shape}")
+    picks: list[range | list[int]] = []
+    result: list[int] = []
+    for size, entry in itertools.zip_longest(shape, index, fillvalue=slice(None)):
+        assert isinstance(size, int)
+        if isinstance(entry, slice):
+            chosen = range(*entry.indices(size))
+            if chosen.step != 1:
+                raise IndexError(f"slices must have step one, got {entry}")
+            picks.append(chosen)
+            result.append(len(chosen))
+        else:
+            numbers = np.asarray(entry)
+            numbers = numbers if numbers.size else numbers.astype(int)  # [] has no type
+            if numbers.dtype.kind not in "iu" or numbers.ndim > 1:
+                raise IndexError(f"an index is an int, a slice or a list of ints, got {entry!r}")
+            if np.any((numbers < -size) | (numbers >= size)):
+                raise IndexError(f"index {entry!r} is out of range for a size of {size}")
+            picks.append((numbers.reshape(-1) % size).tolist())
+            result += [numbers.size] if numbers.ndim else []
+    # Behind the last dimension that is cut, the values of one piece lie side by side.
+    inner = len(shape)
+    while inner and picks[inner - 1] == range(shape[inner - 1]):
+        inner -= 1
+    outer = picks[:inner]
+    if outer and isinstance(outer[-1], range):
+        outer[-1] = outer[-1][:1]
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(inner)]
+    starts = [
+        sum(number * stride for number, stride in zip(numbers, strides, strict=True))
+        for numbers in itertools.product(*outer)
+    ]
+    return (starts if all(result) else []), tuple(result)
+
+
+def write_all(write: Callable[[Any], int | None], data: NDArray[np.uint8]) -> None:
+    """Write bytes at the present place, however many calls the system makes of it."""
+    done = 0
+    while done < data.size:
+        done += write(data[done:].data) or 0
+
+
+def read_all(file: FileIO, data: NDArray[np.uint8]) -> None:
+    """Read bytes from the present place until `data` is full."""
+    done = 0
+    while done < data.size:
+        count = file.readinto(data[done:].data)
+        if not count:
+            raise OSError(errno.EIO, "the file is shorter than it was")
+        done += count

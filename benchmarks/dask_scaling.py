@@ -35,7 +35,7 @@ from report import goal, spread, write
 
 import wflow
 from wflow import distributed
-from wflow.distributed.workers import local_cluster
+from wflow.distributed.client import local_cluster
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.study.frame import machine
 

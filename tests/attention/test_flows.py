@@ -10,10 +10,11 @@ import wflow
 from wflow import Compute, InputError, SaveAt, WflowError, flows, stability, stationary
 from wflow.analysis.verify import verify
 from wflow.attention.flows import FLOWS, Flow, evaluate, flow_config, flow_from_config, register
-from wflow.distributed.plan import Run
+from wflow.distributed.parts import Run, compute
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.kernels.evaluate import FLOWS as KERNELS
 from wflow.particles import integrate
+from wflow.particles.problem import problem_of_task
 from wflow.study.flags import OutputFlags
 from wflow.study.folder import check_output
 
@@ -334,16 +335,17 @@ def test_a_flow_that_changes_itself_is_named_at_the_end(tmp_path):
 
 def test_workers_and_studies_refuse_runs_of_another_flow(tmp_path):
     task = {"x0": np.eye(3), "law": Frozen(), "heads": 1, "t_final": 0.1, "dt": 0.05, "paths": 2}
-    task |= {"out": tmp_path / "run.h5", "flow": Balanced(3)}
-    run = Run(task, 5.0)
-    run.begin(may_be_one=False)  # leaves the folder of the parts
+    task |= {"flow": Balanced(3)}
+    out = tmp_path / "run.h5"
+    run = Run(problem_of_task(task), out)
+    compute(run.part((0, 1)))
+    run.close()
     with pytest.raises(WflowError, match=r"flow\.rounds"):
-        Run(task | {"flow": Balanced(4), "if_exists": "resume"}, 5.0)
+        Run(problem_of_task(task | {"flow": Balanced(4)}), out, "resume")
     flags = OutputFlags(out=tmp_path, resume=True)
     for flow in (Balanced(4), "softmax"):
         with pytest.raises(InputError, match="holds a run that differs in"):
-            check_output(task["out"], task | {"flow": flow}, flags)
-    run.close()
+            check_output(out, task | {"flow": flow}, flags)
 
 
 class Wrong(Flow):

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,15 @@ import pytest
 
 import wflow
 from wflow import _version, study
-from wflow.distributed import job
-from wflow.distributed import workers as pools
-from wflow.distributed.job import Parts, compute
-from wflow.distributed.plan import Run
+from wflow.distributed import client as pools
+from wflow.distributed import parts
+from wflow.distributed.dispatch import cut
+from wflow.distributed.parts import Run, compute
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
-from wflow.io.read import lock_of
+from wflow.io.disk import RunLock
 from wflow.io.schema import dataset_attrs
 from wflow.io.store import RunWriter
+from wflow.particles.problem import problem_of_task
 
 library = pytest.importorskip("distributed", reason="the extra dask is not installed")
 from distributed.comm import connect  # noqa: E402
@@ -63,14 +65,12 @@ def check_same(one: Any, other: Any) -> None:
         assert one.attrs[name] == other.attrs[name]
 
 
-def in_parts(task: dict[str, Any], out: Path, cuts: list[int], if_exists: str = "error") -> Run:
+def in_parts(task: dict[str, Any], out: Path, cuts: list[int]) -> Run:
     """Compute the paths between the cuts as workers do, in this process."""
-    run = Run({**task, "out": out, "if_exists": if_exists}, 0.0)
-    run.begin(may_be_one=False)
-    parts = run._parts
-    assert parts is not None
+    run = Run(problem_of_task(task), out)
     for paths in itertools.pairwise(cuts):
-        assert compute(run.job, parts.file(paths), paths)
+        compute(run.part(paths))
+        run.done.append(paths)
     return run
 
 
@@ -103,7 +103,7 @@ def when(happened: Callable[[], Any], act: Callable[[], Any]) -> threading.Threa
     ("changes", "cuts"),
     [
         ({}, [0, 7]),
-        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"x0": np.stack([wflow.tokens.uniform(5, 3, seed=s) for s in range(7)])}, [*range(8)]),
         (
             {"kappa": 0.0, "scheme": "rk4", "law": Frozen(), "save": replace(SAVE, heads=False)},
             [0, 2, 6, 7],
@@ -116,50 +116,13 @@ def when(happened: Callable[[], Any], act: Callable[[], Any]) -> threading.Threa
         ({"save": replace(SAVE, snapshots=[])}, [0, 3, 7]),
         ({"save": replace(SAVE, budget=False), "compute": wflow.Compute(batch=2)}, [0, 3, 7]),
     ],
-    ids=["one", "seven", "rk4", "dopri5", "float32", "no snapshots", "batches"],
+    ids=["one", "seven starts", "rk4", "dopri5", "float32", "no snapshots", "batches"],
 )
 def test_parts_merge_to_the_bits_of_the_serial_run(tmp_path, changes, cuts) -> None:
     task = problem(**changes)
     run = in_parts(task, tmp_path / "run.h5", cuts)
-    run.finish()
+    run.join()
     assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
-    with wflow.open(tmp_path / "run.h5") as merged:
-        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
-
-
-def test_parts_are_copied_as_they_come_in_the_order_of_the_paths(tmp_path) -> None:
-    task = problem()
-    run = in_parts(task, tmp_path / "run.h5", [0, 2, 5, 7])
-    parts = run._parts
-    assert parts is not None
-    ends = []
-    for paths in ((2, 5), (0, 2), (5, 7)):
-        run.under_way += 1
-        run.done(paths, 1.0)
-        ends.append(parts._end)
-    assert ends == [0, 5, 7]
-    run.finish()
-    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
-    with wflow.open(tmp_path / "run.h5") as merged:
-        assert "put together from 3 parts" in merged.attrs["history"]
-        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
-
-
-def test_what_was_copied_goes_where_the_run_is_not_completed(tmp_path) -> None:
-    run = in_parts(problem(), tmp_path / "run.h5", [0, 2, 5])
-    run.under_way += 1
-    run.done((0, 2), 1.0)
-    assert run.folder is not None
-    assert any(file.name.startswith("whole.h5") for file in run.folder.iterdir())
-    run.close()
-    names = sorted(file.name for file in run.folder.iterdir())
-    assert names == ["00000-00001.h5", "00002-00004.h5", "run.json"]
-
-
-def test_each_path_starts_where_the_serial_run_starts_it(tmp_path) -> None:
-    x0 = np.stack([wflow.tokens.uniform(5, 3, seed=s) for s in range(7)])
-    task = problem(x0=x0)
-    in_parts(task, tmp_path / "run.h5", [0, 3, 7]).finish()
     with wflow.open(tmp_path / "run.h5") as merged:
         check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
 
@@ -169,10 +132,23 @@ def test_workers_compute_the_bits_of_the_serial_run_and_keep_the_command(client,
     with wflow.distributed.solve(**task, out=out, scheduler=client, task_seconds=0.0) as run:
         check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
         assert run.attrs["command"].split()[0] in " ".join(sys.argv)
-    # A run that is shorter than a task is computed in one, without parts.
-    with wflow.distributed.solve(**task, out=tmp_path / "short.h5", scheduler=client) as run:
-        check_same(run, wflow.open(out))
-    assert {file.name for file in tmp_path.iterdir()} == {"run.h5", "serial.h5", "short.h5"}
+    assert {file.name for file in tmp_path.iterdir()} == {"run.h5", "serial.h5"}
+
+
+def test_a_run_begun_without_workers_is_ended_with_them(client, tmp_path, monkeypatch) -> None:
+    task, out = problem(compute=wflow.Compute(threads=1, checkpoint_every=0.0)), tmp_path / "run.h5"
+    checkpoint = RunWriter.checkpoint
+
+    def interrupted(writer: RunWriter, state: Any) -> None:
+        checkpoint(writer, state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunWriter, "checkpoint", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wflow.solve(**task, out=out)
+    monkeypatch.undo()
+    with wflow.distributed.solve(**task, out=out, if_exists="resume", scheduler=client) as run:
+        check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
 
 
 def test_a_law_of_functions_travels_and_one_that_cannot_is_refused(client, tmp_path) -> None:
@@ -186,16 +162,14 @@ def test_a_law_of_functions_travels_and_one_that_cannot_is_refused(client, tmp_p
         with guard:
             return -D
 
-    with pytest.raises(wflow.InputError, match="cannot travel to other processes"):
+    with pytest.raises(wflow.InputError, match="law cannot travel"):
         wflow.distributed.solve(**problem(law=HeadLaw(drift)), out=tmp_path / "x.h5", **options)
     assert not list(tmp_path.glob("x.h5*"))
 
 
 def test_a_worker_killed_in_mid_run_is_replaced_and_the_bits_stay(client, tmp_path) -> None:
-    task, out = (
-        problem(t_final=4.0, compute=wflow.Compute(threads=1, checkpoint_every=0.05)),
-        tmp_path / "run.h5",
-    )
+    out, often = tmp_path / "run.h5", wflow.Compute(threads=1, checkpoint_every=0.05)
+    task = problem(t_final=4.0, compute=often)
     before = set(client.run(os.getpid).values())
     victim = min(before)
 
@@ -216,7 +190,7 @@ def test_a_worker_killed_in_mid_run_is_replaced_and_the_bits_stay(client, tmp_pa
 def test_a_run_that_blows_up_is_not_tried_again(client, tmp_path) -> None:
     out = tmp_path / "run.h5"
     law = OrnsteinUhlenbeck(np.eye(3), rate=500.0)
-    with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.parts; run again") as caught:
+    with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.parts") as caught:
         wflow.distributed.solve(**problem(law=law), out=out, scheduler=client, task_seconds=0.0)
     assert 0 <= caught.value.path < 7 and caught.value.time > 0
     parts = list((tmp_path / "run.h5.parts").glob("*.h5.partial"))
@@ -225,7 +199,7 @@ def test_a_run_that_blows_up_is_not_tried_again(client, tmp_path) -> None:
 
 def test_a_worker_of_another_version_is_refused(client, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(_version, "__version__", "9.9")
-    with pytest.raises(wflow.InputError, match=r"has wflow .*, and the study 9\.9"):
+    with pytest.raises(wflow.InputError, match=r"9\.9"):
         wflow.distributed.solve(**problem(), out=tmp_path / "run.h5", scheduler=client)
 
 
@@ -244,13 +218,14 @@ def test_resume_keeps_finished_parts_and_computes_the_others(
     (folder / "00004-00005.h5").write_bytes(whole)
     (folder / "whole.h5.partial").write_bytes(whole[:1000])  # of a merge that was killed
 
-    kept, merge = {}, Parts.merge
+    kept: dict[str, int] = {}
+    join = Run.join
 
-    def look(parts: Parts) -> None:
+    def look(run: Run) -> None:
         kept.update({name: (folder / name).stat().st_mtime_ns for name in made})
-        merge(parts)
+        join(run)
 
-    monkeypatch.setattr(Parts, "merge", look)
+    monkeypatch.setattr(Run, "join", look)
     options = {"scheduler": client, "task_seconds": 0.0} if by == "workers" else {}
     with wflow.distributed.solve(**task, out=out, if_exists="resume", **options) as run:
         check_same(run, wflow.solve(**task, out=tmp_path / "serial.h5"))
@@ -258,6 +233,7 @@ def test_resume_keeps_finished_parts_and_computes_the_others(
     assert {file.name for file in tmp_path.iterdir()} == {"run.h5", "serial.h5"}
     before = out.stat().st_mtime_ns
     # Nothing is left to do.
+    monkeypatch.undo()
     wflow.distributed.solve(**task, out=out, if_exists="resume", **options).close()
     assert out.stat().st_mtime_ns == before
 
@@ -277,72 +253,55 @@ def test_parts_are_neither_ignored_nor_mixed_up(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
 
 
-HOLD = """
-import fcntl, sys, time
-file = open(sys.argv[1], "a")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-@contextmanager
-def held(file: Path) -> Iterator[None]:
-    """Another process writes to a file, or seems to."""
-    command = [sys.executable, "-c", HOLD, str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        try:
-            yield
-        finally:
-            holder.kill()
-
-
-def test_a_lock_that_outlives_its_worker_does_not_stop_the_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(job, "_PATIENCE", 0.3)
-    task, out = problem(), tmp_path / "run.h5"
-    run = in_parts(task, out, [0, 3])
-    file = out.parent / "run.h5.parts" / "00003-00006.h5"
-    assert not compute(run.job, file, (3, 7), stopping=lambda: True)  # begun, not ended
-    with held(lock_of(file)):
-        assert compute(run.job, file, (3, 7))
-    run.finish()
-    with wflow.open(out) as merged:
-        check_same(merged, wflow.solve(**task, out=tmp_path / "serial.h5"))
+def test_a_part_that_another_process_writes_is_waited_for_but_not_for_ever(
+    tmp_path, monkeypatch
+) -> None:
+    run = in_parts(problem(), tmp_path / "run.h5", [0, 3])
+    part = run.part((3, 7))
+    lock = RunLock(part.file)
+    monkeypatch.setattr(parts, "_IN_USE_SECONDS", 0.3)
+    with pytest.raises(wflow.RunFileError, match="being written"):
+        compute(part)
+    monkeypatch.undo()
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(compute, part)
+        time.sleep(0.5)
+        assert not waiting.done() and not part.file.exists()
+        lock.release()
+    assert waiting.result() is None and part.file.exists()
+    run.close()
 
 
 def test_two_studies_do_not_write_the_same_run(tmp_path) -> None:
     task, out = problem(), tmp_path / "run.h5"
-    in_parts(task, out, [0, 2]).close()
-    with held(lock_of(out)):
+    with closing(in_parts(task, out, [0, 2])):
         for how in ("resume", "overwrite"):
-            with pytest.raises(wflow.RunFileError, match="being written by another process"):
+            with pytest.raises(wflow.RunFileError, match="being written"):
                 wflow.distributed.solve(**task, out=out, if_exists=how)
 
 
 def test_a_worker_of_a_replaced_run_does_not_call_the_new_part_whole(tmp_path) -> None:
-    files, writers = [], []
+    made, writers = [], []
     for seed in (1, 2):
-        run = Run(problem(seed=seed, out=tmp_path / "run.h5", if_exists="overwrite"), 0.0)
-        run.begin(may_be_one=False)
-        assert run._parts is not None
-        files.append(run._parts.file((0, 7)))
-        part, config = run.job.part((0, 7))
-        attrs = dataset_attrs(config, seed)
-        writers.append(RunWriter.create(files[-1], part.layout(), attrs, overwrite=True))
-        run._parts.close()
-    with pytest.raises(wflow.RunFileError, match="replaced by another process"):
+        run = Run(problem_of_task(problem(seed=seed)), tmp_path / "run.h5", "overwrite")
+        made.append(run.part((0, 7)))
+        attrs = dataset_attrs(made[-1].config, seed)
+        layout = made[-1].problem.layout()
+        writers.append(RunWriter.create(made[-1].file, layout, attrs, overwrite=True))
+        run.close()
+    with pytest.raises(wflow.RunFileError, match="replaced"):
         writers[0].finish()
-    assert files[0] == files[1] and not files[1].exists()
-    assert writers[1].finish() == files[1]
+    assert made[0].file == made[1].file and not made[1].file.exists()
+    assert writers[1].finish() == made[1].file
 
 
 def test_a_scheduler_is_found_from_a_notebook_whose_thread_runs_a_loop(client) -> None:
-    async def cell() -> str:
-        with pools._client_of(client.scheduler.address, client.security) as own:
-            return own.status
+    async def cell() -> None:
+        pools.check_workers(0, client.scheduler.address, client.security)
+        with pools.pool(0, client.scheduler.address, security=client.security) as run:
+            run([])
 
-    assert asyncio.run(cell()) == "running"
+    asyncio.run(cell())
 
 
 # Who takes part
@@ -424,32 +383,22 @@ def test_a_scheduler_at_tls_is_joined_with_its_certificates(client, tmp_path) ->
 
 def test_certificates_that_cannot_be_used(client, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(pools, "CONNECT_SECONDS", 1)
-    address, (ca, cert, key) = client.scheduler.address, pem(tmp_path, client.security)
-    text = tmp_path / "text.pem"
-    text.write_text("no certificate")
+    address, own = client.scheduler.address, pem(tmp_path, client.security)
     others = pem(tmp_path, library.Security.temporary())
-    task = problem(out=tmp_path / "run.h5")
-
-    def of(*files: str) -> Any:
-        return pools.security_of(*files)
-
+    foreign = pools.security_of(*others)
     for options, said in (
-        ({"scheduler": address}, "--tls-ca-file, --tls-cert and --tls-key"),
-        ({"scheduler": address, "security": of(*others)}, "no dask scheduler"),
-        ({"scheduler": address, "security": of(str(text), cert, key)}, r"text\.pem"),
-        ({"scheduler": address, "security": of(ca, "nowhere", key)}, "nowhere"),
-        ({"scheduler": address, "security": 3}, "security is int"),
-        ({"scheduler": "tcp://127.0.0.1:9", "security": of(*others)}, "not encrypted"),
-        ({"scheduler": client, "security": of(*others)}, "give both, or neither"),
-        ({"workers": 1, "security": of(*others)}, "give both, or neither"),
+        ({"scheduler": address}, "--tls-ca-file"),
+        ({"scheduler": address, "security": foreign}, "no dask scheduler"),
+        ({"scheduler": address, "security": pools.security_of(own[0], "nowhere", own[2])}, "no da"),
+        ({"scheduler": "tcp://127.0.0.1:9", "security": foreign}, "encryption required"),
+        ({"scheduler": client, "security": foreign}, "security is for"),
     ):
         with pytest.raises(wflow.InputError, match=said):
-            wflow.distributed.solve(**task, **options)
-    for files in ({"tls_cert": cert}, {"tls_ca_file": ca, "tls_key": key}):
-        with pytest.raises(wflow.InputError, match="--tls-ca-file, --tls-cert"):
-            study.Flags(scheduler=address, **files).check()
+            wflow.distributed.solve(**problem(out=tmp_path / "run.h5"), **options)
+    with pytest.raises(wflow.InputError, match="--tls-ca-file, --tls-cert"):
+        study.Flags(scheduler=address, tls_cert=own[1]).check()
     with pytest.raises(wflow.InputError, match="--scheduler tls://"):
-        study.Flags(tls_ca_file=ca, tls_cert=cert).check()
+        study.Flags(tls_ca_file=own[0], tls_cert=own[1]).check()
 
 
 def dask(*words: str) -> subprocess.Popen:
@@ -482,64 +431,41 @@ def test_a_scheduler_that_dies_leaves_what_resume_completes(tmp_path) -> None:
 def test_arguments_that_cannot_be_used(tmp_path, monkeypatch, silent_address) -> None:
     monkeypatch.setattr(pools, "CONNECT_SECONDS", 1)
     out = tmp_path / "run.h5"
-    with pytest.raises(wflow.InputError, match=r"no dask scheduler at --scheduler tcp://127\.0"):
-        wflow.distributed.solve(**problem(), out=out, scheduler=silent_address)
-    with pytest.raises(wflow.InputError, match="missing port"):
-        wflow.distributed.solve(**problem(), out=out, scheduler="localhost")
-    with pytest.raises(wflow.InputError, match="give one of them"):
-        wflow.distributed.solve(**problem(), out=out, scheduler=silent_address, workers=1)
-    with pytest.raises(wflow.InputError, match="workers is -1"):
-        wflow.distributed.solve(**problem(), out=out, workers=-1)
+    for options, said in (
+        ({"scheduler": silent_address}, "no dask scheduler"),
+        ({"scheduler": "localhost"}, "missing port"),
+        ({"scheduler": ""}, "scheduler is"),
+        ({"scheduler": 3}, "scheduler is"),
+        ({"scheduler": silent_address, "workers": 1}, "give one of them"),
+        ({"workers": -1}, "workers is -1"),
+        ({"workers": 10**6}, "--workers is"),
+    ):
+        with pytest.raises(wflow.InputError, match=said):
+            wflow.distributed.solve(**problem(), out=out, **options)
     with pytest.raises(TypeError, match="speed"):
         wflow.distributed.solve(**problem(), out=out, speed=3)
-    with pytest.raises(wflow.InputError, match="batch is 0"):
-        Run(problem(compute=wflow.Compute(batch=0), out=out), 5.0)
     assert not list(tmp_path.iterdir())
 
 
-def tasks_of(run: Run, workers: int = 2, pace: float | None = None) -> list[tuple[int, int]]:
-    """Paths of the tasks that a run is cut into, each taking `pace` seconds per path."""
-    run.begin(may_be_one=False)
-    taken = []
-    while order := run.take(run.left / workers):
-        paths = order[1]
-        assert paths is not None
-        taken.append(paths)
-        if pace is not None:
-            run.done(paths, run._once + pace * (paths[1] - paths[0]))
-    run.close()
-    return taken
-
-
 def test_tasks_take_the_seconds_asked_for_and_cover_every_path_once(tmp_path) -> None:
-    task = problem(paths=500, out=tmp_path / "run.h5")
-    for pace, least, most in ((0.5, 9, 10), (0.1, 45, 50), (60.0, 1, 1)):
-        taken = tasks_of(Run(task, 5.0), pace=pace)
-        assert taken[0][0] == 0 and taken[-1][1] == 500
-        assert all(one[1] == other[0] for one, other in itertools.pairwise(taken))
-        counts = [last - first for first, last in taken]
-        # The first tasks go by an estimate, the last ones are short so that no worker waits long.
-        assert least <= max(counts[5:]) <= most
-        assert counts[-1] * pace <= max(pace, 1.0)
+    def counts(seconds: float, workers: int = 2, later: float = 0.0, **changes: Any) -> list[int]:
+        with closing(Run(problem_of_task(problem(**changes)), tmp_path / "run.h5")) as run:
+            ranges = cut(run, workers, seconds, later)
+        assert ranges[0][0] == 0 and ranges[-1][1] == run.problem.paths
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
+        return [last - first for first, last in ranges]
 
-
-def test_tasks_are_longer_where_what_they_take_once_would_weigh_much(tmp_path) -> None:
-    # 2,000 steps: 0.8 s of Python for a task, which is 4 % of twenty seconds; at most fifteen.
-    task = problem(t_final=2000 * problem()["dt"], paths=500, out=tmp_path / "run.h5")
-    counts = [last - first for first, last in tasks_of(Run(task, 5.0), pace=1.0)]
-    assert 13 <= max(counts[5:]) <= 15
-    nearest = [last - first for first, last in tasks_of(Run(task, 5.0), pace=9.0)]
-    assert max(nearest[5:]) == 2  # 18 s are nearer to 15 than 9 s are
-
-
-def test_a_task_holds_one_batch_at_most_and_one_path_at_least(tmp_path) -> None:
-    task = problem(paths=50, compute=wflow.Compute(threads=1, batch=4), out=tmp_path / "run.h5")
-    assert max(last - first for first, last in tasks_of(Run(task, 1e9), pace=0.01)) == 4
-    assert tasks_of(Run(task, 0.0)) == [(path, path + 1) for path in range(50)]
+    # About 0.1 s a path: tasks of 5 s, and at the end short ones, so that no worker waits long.
+    long = {"paths": 1000, "t_final": 25.0}
+    usual = counts(5.0, **long)
+    assert 20 <= max(usual) <= 150 and usual[-1] <= max(usual) / 4
+    assert len(counts(5.0, later=1000.0, **long)) < len(usual)  # other runs follow
+    assert max(counts(5.0, workers=50, **long)) < max(usual)
+    assert counts(0.0) == [1] * 7
+    assert max(counts(1e9, later=1e12, paths=50, compute=wflow.Compute(batch=4))) == 4
 
 
 def test_starting_workers_leaves_the_environment_of_this_process_alone(monkeypatch) -> None:
-    # Numba compiles nothing more once it sees another NUMBA_NUM_THREADS.
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     for name in names:  # a value of the user's own would hold for the workers too
         monkeypatch.delenv(name, raising=False)
@@ -552,7 +478,6 @@ def test_starting_workers_leaves_the_environment_of_this_process_alone(monkeypat
         pools.local_cluster(1, 1) as local,
         library.Client(local, set_as_default=False) as client,
     ):
-        client.wait_for_workers(1)
         assert limits()[-1] == before[-1]
         (of_worker,) = client.run(lambda: [os.environ.get(name) for name in names]).values()
         assert of_worker == ["1", "1", "1"]

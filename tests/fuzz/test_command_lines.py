@@ -282,7 +282,7 @@ def test_a_wrong_flag_of_a_study_is_a_message(
     monkeypatch.setenv("COLUMNS", "100")
 
     stop_at_runs(monkeypatch, module)
-    monkeypatch.setattr("wflow.distributed.workers.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("wflow.distributed.client.CONNECT_SECONDS", 0.2)
     refused, wrong, accepted = 0, [], []
     for line in wrong_lines(name, module, hostile, cases(2, 30)):
         monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *line])

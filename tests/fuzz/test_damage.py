@@ -147,22 +147,21 @@ def test_a_change_before_the_checkpoint_is_named_at_the_resume(tmp_path: Path, n
 
 
 def test_a_damaged_part_is_refused_at_the_merge_and_computed_again(tmp_path: Path) -> None:
-    from wflow.distributed.job import compute
-    from wflow.distributed.plan import Run
+    from wflow.distributed.parts import Run, compute
+    from wflow.particles.problem import problem_of_task
 
     out = tmp_path / "run.h5"
     task = {"x0": x0(), **OPTIONS, "out": out}
-    run = Run(task, 0.0)
-    run.begin(may_be_one=False)
-    assert run._parts is not None
+    run = Run(problem_of_task(task), out)
     for paths in ((0, 2), (2, 3)):
-        assert compute(run.job, run._parts.file(paths), paths)
-    part = run._parts.file((0, 2))
+        compute(run.part(paths))
+        run.done.append(paths)
+    part = run.file((0, 2))
     stored = digests.find(part)
     assert stored is not None
     flip(part, 8 * stored.variables["martingale"][0] + 77)
     with pytest.raises(wflow.RunFileError, match=r"martingale changed.*--resume"):
-        run.finish()
+        run.join()
     run.close()
     with (
         wflow.distributed.solve(**task, if_exists="resume") as merged,
@@ -368,7 +367,8 @@ def test_nothing_foreign_is_replaced_or_removed(
 def test_a_folder_of_parts_that_wflow_did_not_make_stays_as_it_is(
     tmp_path: Path, kind: str
 ) -> None:
-    from wflow.distributed.plan import Run
+    from wflow.distributed.parts import Run
+    from wflow.particles.problem import problem_of_task
 
     out, folder, other = tmp_path / "run.h5", tmp_path / "run.h5.parts", tmp_path / "other"
     other.mkdir()
@@ -385,7 +385,7 @@ def test_a_folder_of_parts_that_wflow_did_not_make_stays_as_it_is(
         with pytest.raises(wflow.RunFileError):
             wflow.solve(x0(), **OPTIONS, out=out, **how)
         with pytest.raises(wflow.RunFileError):
-            Run({"x0": x0(), **OPTIONS, "out": out, **how}, 0.0).begin(may_be_one=False)
+            Run(problem_of_task({"x0": x0(), **OPTIONS}), out, *how.values())
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
 
 
@@ -461,12 +461,12 @@ def test_rounding_that_grows_fails_no_honest_file(tmp_path: Path) -> None:
 
 
 def test_a_process_killed_before_its_manifest_blocks_no_later_start(tmp_path: Path) -> None:
-    from wflow.distributed.plan import Run
+    from wflow.distributed.parts import Run
+    from wflow.particles.problem import problem_of_task
 
     folder = tmp_path / "run.h5.parts"
     folder.mkdir()
     (folder / f"run.json.{16 * 'a'}.new").write_text("{")
-    run = Run({"x0": x0(), **OPTIONS, "out": tmp_path / "run.h5"}, 0.0)
-    run.begin(may_be_one=False)
+    run = Run(problem_of_task({"x0": x0(), **OPTIONS}), tmp_path / "run.h5")
     assert sorted(os.listdir(folder)) == ["run.json"]
     run.close()

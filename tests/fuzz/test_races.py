@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ import pytest
 import wflow
 from wflow.analysis.verify import verify
 from wflow.heads import OrnsteinUhlenbeck
-from wflow.io.schema import dataset_attrs
-from wflow.io.store import RunWriter
 
 Outcome = tuple[str, str]
 
@@ -111,26 +110,24 @@ def test_a_process_that_is_killed_leaves_a_lock_that_blocks_nobody(tmp_path: Pat
     assert os.listdir(tmp_path) == ["run.h5"]
 
 
-def order(out: Path, seed: int) -> Any:
-    """A run that a worker computes in one piece."""
-    from wflow.distributed.plan import Run
+def test_a_run_in_parts_replaces_no_file_that_came_first(tmp_path: Path) -> None:
+    from wflow.distributed.parts import Run, compute
+    from wflow.particles.problem import problem_of_task
 
-    return Run({**task(seed, 2), "out": out}, 5.0).job
-
-
-def test_a_worker_replaces_neither_a_run_that_came_first_nor_its_beginning(tmp_path: Path) -> None:
-    from wflow.distributed.job import compute
-
-    out = tmp_path / "run.h5"
-    late = order(out, seed=2)  # checked while nothing was there
+    out, other = tmp_path / "run.h5", tmp_path / "other.h5"
     wflow.solve(**task(1, 2), out=out).close()
-    before = out.read_bytes()
+    before, problem = out.read_bytes(), problem_of_task(task(2, 2))
     with pytest.raises(wflow.RunFileError, match="there already"):
-        compute(late, out, None)
-    assert out.read_bytes() == before
-    out.unlink()
-    RunWriter.create(out, late.problem.layout(), dataset_attrs(late.config, 2)).abandon()
-    with pytest.raises(wflow.RunFileError, match="there already"):
-        compute(order(tmp_path / "other.h5", seed=1), out, None)
-    assert compute(late, out, None)  # its own beginning, of a worker that died
-    assert verify(out).passed
+        Run(problem, out)
+    run = Run(problem, other)
+    every = (0, run.problem.paths)
+    compute(run.part(every))
+    run.done.append(every)
+    shutil.copy(out, other)
+    with pytest.raises(wflow.RunFileError, match=r"other\.h5"):
+        run.join()
+    run.close()
+    assert out.read_bytes() == other.read_bytes() == before
+    other.unlink()
+    wflow.distributed.solve(**task(2, 2), out=other, if_exists="resume").close()
+    assert verify(other).passed

@@ -19,7 +19,7 @@ from scripts import STUDIES, call, shell
 
 import wflow
 from wflow import Compute, InputError, RunFileError, WflowError, study
-from wflow.distributed import workers as pools
+from wflow.distributed import client as pools
 from wflow.study import heads
 
 # One thread: so little work is not worth waking others, least of all on a busy machine.

@@ -1,12 +1,12 @@
 """Runs whose paths are spread over processes and machines, by Dask.
 
-`job` is the part of a run that a worker computes, with its files, `plan` cuts a run into tasks,
-`dispatch` sends them, `workers` starts or finds the workers and has `wflow.distributed.solve`. It
-imports the packages from `_core` to `particles`; `nets` and the packages after it may import it.
-Start with `workers`.
+`parts` computes some paths of a run into a file, and joins such files into the run; `dispatch` cuts
+runs into parts and has workers compute them; `client` starts or finds the workers and has
+`wflow.distributed.solve`. It imports the packages from `_core` to `particles`; `nets` and the
+packages after it may import it. Start with `client`.
 """
 
-from wflow.distributed.workers import solve
+from wflow.distributed.client import solve
 
 __all__ = [
     "solve",

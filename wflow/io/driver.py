@@ -79,6 +79,7 @@ class Problem(Protocol):
     threads : of Numba; None for all
     checkpoint_every : seconds between checkpoints
     stop_at_blow_up : whether a path that blows up ends the run
+    in_parts : whether these are some paths of a run, which does not end with them
     """
 
     # fmt: off
@@ -100,6 +101,8 @@ class Problem(Protocol):
     def checkpoint_every(self) -> float: ...
     @property
     def stop_at_blow_up(self) -> bool: ...
+    @property
+    def in_parts(self) -> bool: ...
     # fmt: on
 
     def layout(self) -> Layout:
@@ -170,7 +173,7 @@ class Paths:
         self.lost[path] = True
         run.errors.append(error)
         everything = self.lost.all() and self.last - self.first == run.problem.paths
-        if run.problem.stop_at_blow_up or everything:
+        if run.problem.stop_at_blow_up or (everything and not run.problem.in_parts):
             raise run.errors[0]
         if "blow-up" not in self.warned:
             self.warned.add("blow-up")
@@ -273,7 +276,7 @@ def integrate(
         solver.flush()
     if begin and isinstance(store, RunWriter):
         run.errors += [_LOST] * int(store.read(f"{STATE}/lost", (slice(0, begin),)).sum())
-    if len(run.errors) == problem.paths:
+    if len(run.errors) == problem.paths and not problem.in_parts:
         raise run.errors[0]
     if len(run.errors) > 1:
         warn(

@@ -330,6 +330,11 @@ class RunWriter:
         except OSError as error:
             raise disk_error(error, "open", unfinished) from None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Variables of the file, those of the state included."""
+        return frozenset(self._places)
+
     @classmethod
     def create(
         cls,

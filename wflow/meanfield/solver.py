@@ -69,7 +69,7 @@ class MeanField:
     reconstruct: bool
     chosen: bool
 
-    label, first_path = "mean field", 0
+    label, first_path, in_parts = "mean field", 0, False
 
     @property
     def steps(self) -> int:

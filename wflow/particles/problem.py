@@ -70,6 +70,7 @@ class Problem:
     compute: Compute
     sums: Sums
     first_path: int = 0  # number of the first path: above 0 in a part of a run
+    in_parts: bool = False  # whether this is a part of a run
 
     @property
     def heads(self) -> int:
@@ -174,6 +175,7 @@ class Problem:
             paths=count,
             save=replace(self.save, paths=tuple(range(count)), heads=heads),
             first_path=self.first_path + first,
+            in_parts=True,
         )
 
     def layout(self) -> RunLayout:

@@ -474,7 +474,7 @@ class _Problem:
     threads: int | None
     checkpoint_every: float
 
-    first_path, stop_at_blow_up = 0, False
+    first_path, stop_at_blow_up, in_parts = 0, False, False
 
     @property
     def label(self) -> str:

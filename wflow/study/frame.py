@@ -26,7 +26,7 @@ from wflow._core.progress import Advance, progress
 from wflow._core.reprs import ShortResult
 from wflow._core.signals import signals_as_errors, signals_held
 from wflow.analysis.fits import mean_and_error
-from wflow.distributed.workers import (
+from wflow.distributed.client import (
     check_workers,
     default_threads,
     in_this_process,

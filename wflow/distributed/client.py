@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,20 +18,21 @@ from typing import TYPE_CHECKING, Any, get_args
 from numpy.typing import ArrayLike
 
 from wflow._core.checks import check_choice, file_name, number, shown, switch, whole
-from wflow._core.errors import BlowUpError, InputError
+from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.processes import starting_processes
 from wflow._core.progress import progress
-from wflow._core.signals import caught_signals, interrupted, signals_as_errors, signals_held
+from wflow._core.signals import signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
 from wflow.io.driver import IfExists
+from wflow.io.read import manifest_of, partial_of
 from wflow.particles.options import Compute, option
 
 if TYPE_CHECKING:
     import xarray
     from distributed import Client, Security
 
-    from wflow.distributed.plan import Task
+    from wflow.distributed.dispatch import Task
 
 
 __all__ = ["solve"]
@@ -56,7 +56,7 @@ def pool(
     *,
     security: Security | None = None,
     threads: int | None = None,
-    seconds: float | None = None,
+    seconds: float = TASK_SECONDS,
 ) -> Iterator[Pool]:
     """Open the place where runs are computed, and yield a function that computes a list of them.
 
@@ -66,7 +66,7 @@ def pool(
     scheduler : address of a dask scheduler that runs already, or a client of one
     security : certificates for an address tls://; default: those of Dask's configuration
     threads : of each worker that is started here; default: the cores, shared between them
-    seconds : what a task should take; default `TASK_SECONDS`
+    seconds : what a task should take
 
     Raises
     ------
@@ -79,15 +79,13 @@ def pool(
         return
     from distributed import Client
 
-    from wflow.distributed.dispatch import by_workers
+    from wflow.distributed.dispatch import RESUME, by_workers
 
-    wanted = TASK_SECONDS if seconds is None else seconds
-    # Workers are stopped in good order, and their runs can be resumed.
-    stopping = signals_as_errors(
-        "ended the study; what was computed is kept: give the same command with --resume (in "
-        "Python: if_exists='resume') to continue"
-    )
-    with stopping, _quiet_client(), ExitStack() as stack:
+    def compute(tasks: list[Task]) -> None:
+        by_workers(client, [task for task in tasks if not _begun_here(task)], seconds)
+        in_this_process([task for task in tasks if _begun_here(task)])
+
+    with signals_as_errors(f"ended the study; {RESUME}"), _quiet_client(), ExitStack() as stack:
         with signals_held():  # dask does not clean up after half a start, or half an end
             if isinstance(scheduler, Client):
                 client = scheduler
@@ -95,8 +93,9 @@ def pool(
                 cluster = stack.enter_context(local_cluster(workers, threads))
                 client = stack.enter_context(Client(cluster, set_as_default=False))
             else:
-                client = stack.enter_context(_client_of(scheduler, security))
-        yield lambda tasks: by_workers(client, tasks, wanted)
+                how: dict[str, Any] = {"timeout": CONNECT_SECONDS, "security": security}
+                client = stack.enter_context(Client(scheduler, set_as_default=False, **how))
+        yield compute
         with signals_held():
             stack.close()
 
@@ -108,14 +107,8 @@ def check_workers(workers: int, scheduler: Any, security: Security | None = None
     ------
     InputError
         Where dask is not installed, for an address without a scheduler that answers within ten
-        seconds, certificates that are missing or do not fit it, or for more workers than this
-        machine can bear.
+        seconds and takes the certificates, or for more workers than this machine can bear.
     """
-    if isinstance(scheduler, str) and not scheduler.strip():
-        raise InputError(
-            f"--scheduler is {scheduler!r}: expected an address such as tcp://host:8786; leave it "
-            "out to compute in this process"
-        )
     if not workers and scheduler is None:
         return
     most = _WORKERS_PER_CORE * (os.cpu_count() or 1)
@@ -123,29 +116,24 @@ def check_workers(workers: int, scheduler: Any, security: Security | None = None
         raise InputError(
             f"--workers is {workers}: expected at most {most}, {_WORKERS_PER_CORE} for each core"
         )
-    _check_installed(bool(workers))
+    _check_installed()
     from distributed import Client
 
-    if isinstance(scheduler, str):
+    if isinstance(scheduler, str) and scheduler.strip():
         _ring(scheduler, security)
     elif scheduler is not None and not isinstance(scheduler, Client):
         raise InputError(
             f"scheduler is {shown(scheduler)}: expected an address such as tcp://host:8786, or a "
-            "distributed.Client"
+            "distributed.Client; leave it out to compute in this process"
         )
 
 
-def _check_installed(certificates: bool = False) -> None:
-    """Raise InputError without dask, or without what makes the certificates of a cluster."""
+def _check_installed() -> None:
     try:
         import distributed  # noqa: F401
-
-        if certificates:
-            import cryptography  # noqa: F401
     except ImportError:
         raise InputError(
-            f"--workers and --scheduler need dask, and cryptography for --workers: "
-            f"{install('dask')}, or leave them out"
+            f"--workers and --scheduler need dask: {install('dask')}, or leave them out"
         ) from None
 
 
@@ -161,41 +149,41 @@ def security_of(ca_file: str | None, cert: str | None, key: str | None) -> Secur
     )
 
 
-def _connection(address: str, security: Security | None) -> dict[str, Any]:
-    """What dask needs to connect to an address.
+def _ring(address: str, security: Security | None) -> None:
+    """Raise InputError where no scheduler answers: a client that cannot connect lives on long."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
-    Raises
-    ------
-    InputError
-        For tls:// without certificates, those that cannot be read, and those of another address.
-    """
     from distributed import Security
+    from distributed.comm import connect
 
-    asked: Any = Security() if security is None else security
-    if not isinstance(asked, Security):
-        raise InputError(
-            f"security is {type(asked).__name__}: expected distributed.Security(tls_ca_file=, "
-            "tls_client_cert=, tls_client_key=, require_encryption=True)"
-        )
-    encrypted, files = address.startswith("tls://"), asked.get_tls_config_for_role("client")
-    if encrypted and not (files["ca_file"] and files["cert"]):
-        raise InputError(
-            f"--scheduler {address} needs certificates: give --tls-ca-file, --tls-cert and "
-            "--tls-key (in Python: security=distributed.Security(...)), or name them in Dask's "
-            "configuration (distributed.comm.tls)"
-        )
-    if security is not None and not encrypted:
-        raise InputError(
-            f"certificates are given, and --scheduler {address} is not encrypted: expected an "
-            "address tls://HOST:PORT, or no certificates"
-        )
+    async def ring() -> None:
+        how = Security() if security is None else security
+        comm = await connect(address, **how.get_connection_args("client"))
+        await comm.close()
+
     try:
-        return asked.get_connection_args("client")
-    except OSError as error:  # ssl.SSLError is one
+        with ThreadPoolExecutor(1) as aside:  # the thread of a notebook runs a loop already
+            aside.submit(lambda: asyncio.run(asyncio.wait_for(ring(), CONNECT_SECONDS))).result()
+    except Exception as error:  # whatever else may answer there
         raise InputError(
-            f"the certificates for --scheduler {address} cannot be used ({error}): expected PEM "
-            f"files that belong together, and they are {asked}"  # which shows no key
+            f"no dask scheduler at --scheduler {address} within {CONNECT_SECONDS} s "
+            f"({str(error) or type(error).__name__}); start one with `dask scheduler`, give the "
+            "certificates of one at tls:// (--tls-ca-file, --tls-cert and --tls-key, or "
+            "security=), or leave the flag out"
         ) from None
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Keep dask from printing the traceback of a lost connection: our error says it."""
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -252,44 +240,6 @@ def _environment_restored() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _ring(address: str, security: Security | None) -> None:
-    """Raise InputError where no scheduler answers: a client that cannot connect lives on long."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    from distributed.comm import connect
-
-    how = _connection(address, security)
-
-    async def ring() -> None:
-        comm = await connect(address, **how)
-        await comm.close()
-
-    try:
-        with ThreadPoolExecutor(1) as aside:  # the thread of a notebook runs a loop already
-            aside.submit(lambda: asyncio.run(asyncio.wait_for(ring(), CONNECT_SECONDS))).result()
-    except Exception as error:  # whatever else may answer there
-        raise _no_scheduler(address, error) from None
-
-
-def _client_of(address: str, security: Security | None = None) -> Any:
-    """A client of a scheduler that runs already."""
-    from distributed import Client
-
-    try:
-        return Client(address, timeout=CONNECT_SECONDS, security=security, set_as_default=False)
-    except Exception as error:  # whatever else may answer there
-        raise _no_scheduler(address, error) from None
-
-
-def _no_scheduler(address: str, error: Exception) -> InputError:
-    said = str(error) or type(error).__name__
-    return InputError(
-        f"no dask scheduler at --scheduler {address} within {CONNECT_SECONDS} s ({said}); start "
-        "one with `dask scheduler`, or leave the flag out"
-    )
-
-
 def default_threads(workers: int) -> int | None:
     """Threads of one run where `workers` run at the same time; None leaves it to the worker."""
     from wflow._core.threads import available  # loads Numba
@@ -298,10 +248,11 @@ def default_threads(workers: int) -> int | None:
 
 
 def in_this_process(tasks: list[Task]) -> None:
-    """Compute runs one after the other, and end those that workers began.
+    """Compute runs one after the other, also those that workers began.
 
     Those with a mesh are of the mean-field equation.
     """
+    from wflow.distributed import dispatch
     from wflow.particles.solver import solve
 
     def compute(task: Task, bar: bool) -> None:
@@ -310,8 +261,9 @@ def in_this_process(tasks: list[Task]) -> None:
             from wflow.meanfield.solver import solve as solve_equation
 
             solve_equation(**task).close()
-        elif has_parts(task):
-            _end_parts(task)
+        elif _resumes(task) and manifest_of(Path(task["out"])).exists():
+            with signals_as_errors(f"ended the run; {dispatch.RESUME}"):
+                dispatch.in_this_process(task, TASK_SECONDS)
         else:
             solve(**task).close()
 
@@ -325,53 +277,13 @@ def in_this_process(tasks: list[Task]) -> None:
             advance(1)
 
 
-def has_parts(task: Task) -> bool:
-    """Whether a task continues a run that workers began."""
-    from wflow.io.read import manifest_of
-
-    return task.get("if_exists") == "resume" and manifest_of(Path(task["out"])).exists()
+def _resumes(task: Task) -> bool:
+    return task.get("if_exists") == "resume"
 
 
-def _end_parts(task: Task) -> None:
-    """Compute what is missing of a run in parts, in this process, and put it together."""
-    from wflow.distributed.job import compute
-    from wflow.distributed.plan import Run
-
-    run = Run(task, TASK_SECONDS)
-    try:
-        here = run.begin(may_be_one=False)
-        label, shown = f"{run.out.name}, paths", task["progress"]
-        with caught_signals() as caught, progress(run.paths, label, shown) as advance:
-            advance(here)
-            while not caught and (order := run.take(float("inf"))):
-                file, paths = order
-                begun = time.monotonic()
-                stopped = not compute(run.job, file, paths, stopping=lambda: bool(caught))
-                if not stopped:
-                    advance(run.done(paths, time.monotonic() - begun))
-        if caught:
-            raise interrupted(
-                caught[0],
-                f"ended the run after a whole step; what there is of it is in {run.folder}. Give "
-                "the same command with --resume (in Python: if_exists='resume') to continue",
-            )
-        run.finish()
-    except BlowUpError as error:
-        raise run.placed(error) from None
-    finally:
-        run.close()
-
-
-@contextmanager
-def _quiet_client() -> Iterator[None]:
-    """Keep dask from printing the traceback of a lost connection: our error says it."""
-    logger = logging.getLogger("distributed.client")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _begun_here(task: Task) -> bool:
+    """Whether a task continues a run that was begun without workers."""
+    return _resumes(task) and partial_of(Path(task["out"])).exists()
 
 
 def solve(
@@ -388,8 +300,8 @@ def solve(
     """Compute a run as `wflow.solve` does, bitwise identical, its paths spread over workers.
 
     The run is cut into tasks of some paths and some seconds each. Each writes a part into the
-    folder `OUT.parts`, and finished parts are put together into `out` at the end. A worker that
-    dies is replaced, and its task continues from its last checkpoint. A run that was interrupted is
+    folder `OUT.parts`, and the parts are joined into `out` at the end. A worker that dies is
+    replaced, and its task continues from its last checkpoint. A run that was interrupted is
     continued by ``if_exists="resume"``, with any number of workers or none.
 
     Parameters
@@ -408,7 +320,7 @@ def solve(
         Certificates for an address such as "tls://host:8786"; by default those of Dask's
         configuration.
     task_seconds : float, default 5.0
-        What a task should take, in seconds; one path is the least.
+        What a task should take by an estimate, in seconds; one path is the least.
     **options
         Further arguments of `wflow.solve`, among them heads, t_final, dt, paths, seed, if_exists,
         save and compute. ``Compute(threads=)`` is for each worker; by default the cores of this
@@ -455,8 +367,6 @@ def solve(
     workers, seconds = whole(workers, "workers", 0), number(task_seconds, "task_seconds", least=0.0)
     if_exists, shown = options.get("if_exists", "error"), options.get("progress", False)
     check_choice("if_exists", if_exists, get_args(IfExists))
-    if isinstance(scheduler, str) and not scheduler.strip():
-        raise InputError("scheduler is empty: give the address of a scheduler, or leave it out")
     if workers and scheduler is not None:
         raise InputError("workers starts a cluster and scheduler joins one: give one of them")
     if security is not None and not isinstance(scheduler, str):
@@ -466,7 +376,8 @@ def solve(
     task["progress"] = switch(shown, "progress")
     task["compute"] = replace(compute, threads=compute.threads or default_threads(workers))
     inspect.signature(solver.solve).bind(**task)  # TypeError for an option that there is not
-    how: dict[str, Any] = {"security": security, "threads": compute.threads, "seconds": seconds}
-    with pool(workers, scheduler, **how) as run:
+    with pool(
+        workers, scheduler, security=security, threads=compute.threads, seconds=seconds
+    ) as run:
         run([task])
     return solver.open_run(out)

@@ -53,15 +53,11 @@ WHY: dict[str, str] = {
     "goal. A run with AVX-512, whose file was not kept, took 255 s",
     DIGESTS: "missed by the run that stores every token of every path at every step and has one "
     "head of 50 tokens, where a step is hardly longer than its hashing; the shares are below",
-    SERIES: "the tokens move by a third of their spacing between snapshots: a start from the "
-    "assignment before leaves 105 of the 200 rows to be searched for, against 143 without one. "
-    "With AVX-512 the assignments alone take 18 ms in place of 30; costs of all pairs, reading "
-    "and Python are left. Pieces of so short a series on two threads, as with 2,000 tokens, took "
-    "as long: the way from one thread to another costs what it saves",
-    LONG_SERIES: "the run moves its tokens by one to two spacings between snapshots: a start from "
-    "the assignment before leaves more than 60 % of the rows to be searched for, and is given up. "
-    "What there is to gain is the second thread, which solves another piece of the series; a "
-    "single call already has it for the costs of the pairs",
+    SERIES: "each distance is computed from nothing: a start from the assignment before, which "
+    "these times still have, saves less than half here and was removed. Costs of all pairs, "
+    "reading and Python are left, and threads cost what they save on so small problems",
+    LONG_SERIES: "what there is to gain is the second thread, which solves another distance of the "
+    "series; a single call already has it for the costs of the pairs",
     OVERHEAD: "a task of five seconds holds some of the paths; what a step does besides the pair "
     "sums (with AVX-512 0.3 ms of Python, 0.5 where they push its code out of the caches) is "
     "shared by the paths of one batch, all of them in the serial run",

@@ -519,8 +519,7 @@ def transport(document: Document) -> str:
         rows_table([{"variant": name} | row for name, row in document["times"].items()]),
         "By kind of clouds and number of tokens:",
         _sides(document["sizes"], ("wflow", "POT")),
-        "Distances along a run in one call, each from the assignment before where tokens have not "
-        "moved far, and in single calls:",
+        "Distances along a run in one call, and in single calls:",
         _sides(document["series"], ("over_time", "w2")),
     ]
     return "\n\n".join(parts)

@@ -19,9 +19,8 @@ W₂ with the geodesic cost for 50 to 5,000 tokens, against `ot.emd2` as above:
 - clusters: six of width 0.01 on S^2 in both clouds, with different numbers of tokens;
 - to clusters: a uniform cloud and one in six clusters of width 0.001;
 
-and the 50 distances to the last snapshot of a run of 200 or 2,000 tokens, by `over_time`, whose
-assignments start from the one before, and by 50 calls of `transport.w2`; the file is open already,
-both read the tokens from it.
+and the 50 distances to the last snapshot of a run of 200 or 2,000 tokens, by `over_time` and by 50
+calls of `transport.w2`; the file is open already, both read the tokens from it.
 
 The variants run in turn, round after round, so that a drift of the machine's speed hits all; the
 median over rounds is printed with the smallest and largest. POT runs with enough iterations to end.
@@ -128,7 +127,7 @@ def by_size(rounds: int, sizes: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def series(rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """`over_time` against calls of `w2`, which start from nothing, for runs of several sizes."""
+    """`over_time` against calls of `w2`, for runs of several sizes."""
     rows = []
     for n, steps in SERIES.items():
         file = folder / f"series_{n}.h5"

@@ -10,7 +10,7 @@ from wflow import InputError, tokens, transport
 from wflow._core.threads import numba_threads
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.io import snapshots as reader
-from wflow.transport import distances, linear_assignment
+from wflow.transport import distances
 
 
 def cloud(n: int, d: int, seed: int) -> np.ndarray:
@@ -54,21 +54,6 @@ def test_over_time_is_the_loop_over_the_snapshots(run_file):
     assert np.array_equal(steps.values, want)
 
 
-@pytest.mark.parametrize("to", ["final", "initial", "previous"])
-def test_over_time_starts_each_assignment_from_the_one_before(run_file, to, monkeypatch):
-    want = transport.over_time(run_file, to=to)
-    starts, plain = [], distances.solve
-
-    def watched(costs, start=None, stop=None):
-        starts.append(start)
-        return plain(costs, None, stop)
-
-    monkeypatch.setattr(distances, "solve", watched)
-    found = transport.over_time(run_file, to=to)
-    assert [start is None for start in starts] == ([True] + [False] * (found.shape[1] - 1)) * 2
-    assert np.array_equal(found, want)
-
-
 @pytest.fixture(scope="module")
 def long_series():
     """40 snapshots of 520 tokens that move by a fraction of their spacing."""
@@ -84,15 +69,15 @@ def long_series():
 
 
 @pytest.mark.parametrize("to", ["final", "previous"])
-def test_pieces_of_a_series_side_by_side_give_the_same_bits(long_series, to, monkeypatch):
+def test_threads_give_the_same_bits(long_series, to, monkeypatch):
     threads = set()
-    plain = distances.solve
+    plain = distances.match
 
-    def watched(costs, start=None, stop=None):
+    def watched(*given):
         threads.add(threading.get_ident())
-        return plain(costs, start, stop)
+        return plain(*given)
 
-    monkeypatch.setattr(distances, "solve", watched)
+    monkeypatch.setattr(distances, "match", watched)
     with numba_threads(1):
         alone = transport.over_time(long_series, to=to)
     assert threads == {threading.get_ident()}
@@ -106,24 +91,18 @@ def test_pieces_of_a_series_side_by_side_give_the_same_bits(long_series, to, mon
     assert found.values[0] == pytest.approx(want, rel=1e-14)
 
 
-def test_an_error_in_one_piece_ends_the_others(long_series, monkeypatch):
-    stopped = []
-    plain = distances.solve
+def test_an_error_in_one_distance_ends_the_others(long_series, monkeypatch):
+    calls = []
 
-    def failing(costs, start=None, stop=None):
-        if start is None and not stopped:
-            stopped.append(stop)
-            raise ZeroDivisionError("as if by Ctrl-C")
-        return plain(costs, start, stop)
+    def failing(*given):
+        calls.append(1)
+        raise ZeroDivisionError("as if by Ctrl-C")
 
-    monkeypatch.setattr(distances, "solve", failing)
+    monkeypatch.setattr(distances, "match", failing)
     monkeypatch.setattr(distances, "current", lambda: 2)
     with pytest.raises(ZeroDivisionError):
         transport.over_time(long_series)
-    assert stopped[0].is_set()
-    costs = np.random.default_rng(0).uniform(size=(64, 64))
-    with pytest.raises(linear_assignment.Stopped):
-        linear_assignment.solve(costs, None, stopped[0])
+    assert len(calls) < 10
 
 
 def test_over_time_to_a_cloud_and_to_another_run(run_file, tmp_path):

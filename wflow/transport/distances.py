@@ -14,13 +14,12 @@ import importlib
 import math
 import os
 import sys
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,7 +51,7 @@ from wflow.sphere.geometry import as_tokens
 from wflow.transport import circle as on_circle
 from wflow.transport import sinkhorn
 from wflow.transport.circle import sliced_costs
-from wflow.transport.linear_assignment import BLOCK, Solution, near_order, solve
+from wflow.transport.linear_assignment import BLOCK, near_order, solve
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -284,43 +283,21 @@ def warn_inexact(given: Pair, chosen: str) -> None:
     )
 
 
-def exact_cost(given: Pair, p: float, cost: str, before: Before | None = None) -> float:
+def exact_cost(given: Pair, p: float, cost: str) -> float:
     if given.assigned:
-        return float(match(given, p, cost, before)[1].mean())
+        return float(match(given, p, cost)[1].mean())
     return simplex(given, costs_of(given, p, cost))[0]
 
 
-class Before:
-    """The assignment before the next one of a series, which is started from it.
-
-    The order of the columns stays that of the first one: it matters for speed alone. `stop` is the
-    event that ends an assignment.
-    """
-
-    def __init__(self, stop: threading.Event | None = None) -> None:
-        self.order = np.empty(0, np.int64)
-        self.solution: Solution | None = None
-        self.stop = stop
-
-
-def match(
-    given: Pair, p: float, cost: str, before: Before | None = None
-) -> tuple[NDArray[np.int64], FloatArray]:
+def match(given: Pair, p: float, cost: str) -> tuple[NDArray[np.int64], FloatArray]:
     """Labels (n,) of an optimal matching of uniform clouds of one size, and what its pairs cost."""
     n = len(given.x)
-    chordal = cost == "chordal"
-    start = None
-    if before is not None and before.order.size == n:
-        order, start = before.order, before.solution
-    else:
-        order = near_order(n, lambda rows: pair_costs(given.x[rows], given.y, p, chordal))
+    order = near_order(given.y)
     filled = np.resize(order, -(-n // BLOCK) * BLOCK)  # the assignment wants whole blocks
-    costs = pair_costs(given.x, given.y[filled], p, chordal)
+    costs = pair_costs(given.x, given.y[filled], p, cost == "chordal")
     costs[:, n:] = np.inf
-    found = solve(costs, start, None if before is None else before.stop)
-    if before is not None:
-        before.order, before.solution = order, found
-    return order[found.columns], costs[np.arange(n), found.columns]
+    columns = solve(costs)[0]
+    return order[columns], costs[np.arange(n), columns]
 
 
 def simplex(given: Pair, costs: FloatArray) -> tuple[float, FloatArray]:
@@ -393,85 +370,47 @@ def _pairs(
         yield from zip(snapshots, reference, strict=False)
 
 
-# A series is cut into an even number of pieces, of so many snapshots at most. With large clouds an
-# assignment starts from the one before it in its piece, and pieces are solved side by side; with
-# small ones from the one before it in the series. Neither depends on the number of threads, and so
-# the distances do not.
-_PIECE = 8
-_SIDE_BY_SIDE = 2**31  # bytes of the costs of all that are
-_WORTH = 2**18  # pairs of tokens below which the way between threads takes what they save
+_AT_ONCE = 2**31  # bytes of the costs of all assignments that are solved at once
+_WORTH = 2**18  # pairs of tokens below which threads cost more time than they save
 
 
-class _Piece(NamedTuple):
-    """Some consecutive places of the result in a row, the pairs of clouds for them, and a start."""
+def _values(
+    pairs: Iterator[tuple[Cloud | None, Cloud | None]], p: float, options: dict[str, Any]
+) -> Iterator[float]:
+    """Distances of pairs of clouds in their order, NaN where a cloud is missing."""
 
-    row: int
-    columns: range
-    pairs: list[tuple[Cloud | None, Cloud | None]]
-    before: Before
+    def value(x: Cloud | None, y: Cloud | None) -> float:
+        return math.nan if x is None or y is None else _wasserstein(x, y, p, **options)
 
-    def values(self, p: float, options: dict[str, Any]) -> list[float]:
-        """Distances of the pairs, NaN where a cloud is missing."""
-        return [
-            math.nan
-            if x is None or y is None
-            else _wasserstein(x, y, p, before=self.before, **options)
-            for x, y in self.pairs
-        ]
-
-    def at_once(self, options: dict[str, Any]) -> int:
-        """How many pieces like this one are solved at once: assignments let other threads run."""
-        for x, y in self.pairs:
-            if x is None or y is None:
-                continue
-            given = _pair(x, y, options.get("weights_x"), options.get("weights_y"))
-            method = options.get("method", "auto")
-            if method == "auto":
-                method = choose(given, options.get("cost", "geodesic"))
-            if method != "exact" or not given.assigned or given.pairs < _WORTH:
-                return 1
-            return max(1, min(current(), _SIDE_BY_SIDE // (_BYTES["assignment"] * given.pairs)))
-        return 1
-
-
-def _pieces(
-    row: int, pairs: Iterator[tuple[Cloud | None, Cloud | None]], number: int, stop: threading.Event
-) -> Iterator[_Piece]:
-    """The pieces of a series of `number` pairs of clouds."""
-    before = Before(stop)
-    for columns in np.array_split(range(number), 2 * math.ceil(number / (2 * _PIECE))):
-        some = list(islice(pairs, len(columns)))
-        if not some:
-            continue
-        if any(x is not None and len(x) ** 2 >= _WORTH for x, _ in some):
-            before = Before(stop)
-        yield _Piece(row, range(columns[0], columns[0] + len(some)), some, before)
-
-
-def _solved(
-    pieces: Iterator[_Piece], p: float, options: dict[str, Any], stop: threading.Event
-) -> Iterator[tuple[_Piece, list[float]]]:
-    """Distances of all pieces in their order; `stop` ends those that threads have begun."""
-    first = next(pieces)
-    pieces = chain([first], pieces)
-    workers = first.at_once(options)
+    first = next(pairs)
+    pairs, workers = chain([first], pairs), _workers(*first, options)
     if workers == 1:
-        yield from ((piece, piece.values(p, options)) for piece in pieces)
+        yield from (value(x, y) for x, y in pairs)
         return
-    waiting: deque[tuple[_Piece, Future[list[float]]]] = deque()
+    waiting: deque[Future[float]] = deque()
     with ThreadPoolExecutor(workers, initializer=one_thread) as pool:
         try:
-            for piece in pieces:
-                waiting.append((piece, pool.submit(piece.values, p, options)))
+            for x, y in pairs:
+                waiting.append(pool.submit(value, x, y))
                 if len(waiting) > 2 * workers:
-                    piece, found = waiting.popleft()
-                    yield piece, found.result()
+                    yield waiting.popleft().result()
             while waiting:
-                piece, found = waiting.popleft()
-                yield piece, found.result()
+                yield waiting.popleft().result()
         finally:  # on an error, or Ctrl-C, the pool waits for what runs
-            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _workers(x: Cloud | None, y: Cloud | None, options: dict[str, Any]) -> int:
+    """How many pairs like this one are solved at once: large assignments, which release the GIL."""
+    if x is None or y is None:
+        return 1
+    given = _pair(x, y, options.get("weights_x"), options.get("weights_y"))
+    method = options.get("method", "auto")
+    if method == "auto":
+        method = choose(given, options.get("cost", "geodesic"))
+    if method != "exact" or not given.assigned or given.pairs < _WORTH:
+        return 1
+    return max(1, min(current(), _AT_ONCE // (_BYTES["assignment"] * given.pairs)))
 
 
 def _reference(
@@ -663,7 +602,6 @@ def _wasserstein(
     y: FloatArray,
     p: float,
     *,
-    before: Before | None = None,
     cost: str = "geodesic",
     method: str = "auto",
     weights_x: ArrayLike | None = None,
@@ -673,7 +611,7 @@ def _wasserstein(
     projections: int = 200,
     seed: int = 0,
 ) -> float:
-    """`wasserstein` of clouds of `as_cloud`; an assignment is started from that of `before`."""
+    """`wasserstein` of clouds of `as_cloud`."""
     given = _pair(x, y, weights_x, weights_y)
     p = power(p)
     check_choice("cost", cost, COSTS)
@@ -689,7 +627,7 @@ def _wasserstein(
     if chosen == "circle":
         return root(on_circle.circle(*given, p), p)
     if chosen == "exact":
-        return root(exact_cost(given, p, cost, before), p)
+        return root(exact_cost(given, p, cost), p)
     if chosen == "sliced":
         return sliced(given, p, cost, projections, seed)
     found = _entropic(given, p, cost, reg, tolerance, 2000)
@@ -1118,10 +1056,8 @@ def over_time(
 
     Notes
     -----
-    Assignments start from the one before. From 512 tokens on, a series is cut into pieces of eight
-    snapshots at most, which are solved side by side on as many threads as compiled functions have,
-    as far as their costs fit into 2 GiB. The pieces do not depend on the threads, nor do the
-    distances.
+    From 512 tokens on, assignments run at once on as many threads as compiled functions have, as
+    far as their costs fit into 2 GiB. The distances do not depend on the number of threads.
 
     Examples
     --------
@@ -1146,21 +1082,14 @@ def over_time(
             raise InputError("the run has one snapshot; distances to the previous one need two")
         reference = _reference(to, ds, chosen, times, stack)
         values = np.full((len(chosen), len(times) - previous), np.nan)
-        stop = threading.Event()
+        pairs = chain.from_iterable(
+            _pairs(clouds(ds, _place(ds, path)), None if previous else reference(path))
+            for path in chosen
+        )
         with progress_bar(values.size, "distances", progress) as advance:
-            pieces = (
-                piece
-                for row, path in enumerate(chosen)
-                for piece in _pieces(
-                    row,
-                    _pairs(clouds(ds, _place(ds, path)), None if previous else reference(path)),
-                    values.shape[1],
-                    stop,
-                )
-            )
-            for piece, found in _solved(pieces, p, options, stop):
-                values[piece.row, piece.columns] = found
-                advance(len(found))
+            for place, value in enumerate(_values(pairs, p, options)):
+                values.flat[place] = value
+                advance(1)
     attrs: dict[str, Any] = {
         "long_name": f"distance W_{p:g} to {_named(to)}",
         "units": "1",

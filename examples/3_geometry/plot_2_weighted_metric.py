@@ -29,7 +29,7 @@ ratios, bounds = [], []
 for seed in range(12):
     x = wflow.tokens.cross_polytope(n=16, d=3, spread=0.3, seed=seed)
     y = wflow.tokens.uniform(n=16, d=3, seed=100 + seed)
-    distance = wflow.metric.weighted_distance(x, y, D, segments=8)
+    distance = wflow.transport.weighted_distance(x, y, D, segments=8)
     bounds.append(distance.bounds)
     ratios.append(distance.value / distance.bounds.w2)
 c1, c2 = bounds[0].c1, bounds[0].c2
@@ -49,7 +49,7 @@ G = float(np.sqrt(run.upper_gradient_sq[0, 0]))
 assert np.isclose(G, wflow.metric.metric_derivative(x0, wflow.velocity(x0, D), D))
 clouds = [run.tokens.isel(snapshot_path=0).sel(snapshot=t, method="nearest").values for t in h]
 speeds = [
-    wflow.metric.weighted_distance(x0, cloud, D, segments=8).value / t
+    wflow.transport.weighted_distance(x0, cloud, D, segments=8).value / t
     for cloud, t in zip(clouds, h, strict=True)
 ]
 errors = np.abs(np.array(speeds) / G - 1)

@@ -240,7 +240,7 @@ def test_distance_of_tight_clouds_is_w2_times_the_root_of_the_local_mobility() -
     rng = np.random.default_rng(7)
     p, D = unit(rng, 1, 3), 0.5 * symmetric(rng, 1, 3, 3)
     x, y = (normalise(p + 1e-3 * rng.normal(size=(10, 3))) for _ in range(2))
-    found = metric.weighted_distance(x, y, D, segments=2)
+    found = wflow.transport.weighted_distance(x, y, D, segments=2)
     b = math.exp(float(np.einsum("ia,hab,ib->", p, D, p)))
     assert found.value == pytest.approx(math.sqrt(b) * found.bounds.w2, rel=2e-3)
 

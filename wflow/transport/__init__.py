@@ -23,7 +23,7 @@ from wflow.transport.distances import (
     w2,
     wasserstein,
 )
-from wflow.transport.metric import W2, Metric, Weighted
+from wflow.transport.metric import W2, Metric, Weighted, weighted_distance
 
 __all__ = [
     "COSTS",
@@ -43,4 +43,5 @@ __all__ = [
     "w1",
     "w2",
     "wasserstein",
+    "weighted_distance",
 ]

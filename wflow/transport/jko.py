@@ -452,7 +452,7 @@ def step(
     with -E for ascent. In W₂ token y_i is matched with x_i; after the minimisation an optimal
     assignment checks that no other matching is cheaper, and the minimisation continues from the
     better one if there is one. In W_b and in custom metrics the distance is the discrete action of
-    a path, as in `wflow.metric.weighted_distance`, minimised over y and the nodes together. The
+    a path, as in `wflow.transport.weighted_distance`, minimised over y and the nodes together. The
     minimum is the local one that the explicit step, or x, leads to; it is never above x. For large
     tau there may be others.
 

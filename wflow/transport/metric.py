@@ -40,7 +40,7 @@ from wflow.sphere.geodesics import (
     spring_solver,
     squared_distances,
 )
-from wflow.transport.distances import as_cloud, pair
+from wflow.transport.distances import Pair, as_cloud, exact_cost, match, pair
 from wflow.transport.linear_assignment import assign
 from wflow.transport.minimise import Objective, Solver, minimise
 
@@ -606,7 +606,7 @@ class Distance(ShortResult):
     --------
     >>> import numpy as np, wflow
     >>> x, y = wflow.tokens.uniform(4, 3, seed=0), wflow.tokens.uniform(4, 3, seed=1)
-    >>> found = wflow.metric.weighted_distance(x, y, np.eye(3)[None], segments=4)
+    >>> found = wflow.transport.weighted_distance(x, y, np.eye(3)[None], segments=4)
     >>> found.bounds.lower <= found.value <= found.bounds.upper
     True
     """
@@ -789,9 +789,9 @@ def bounds(x: ArrayLike, y: ArrayLike, D: ArrayLike) -> Bounds:
     >>> bool(np.isclose(found.c1, np.exp(-1)) and np.isclose(found.c2, np.exp(1)))
     True
     """
-    a, c = _equal_clouds(x, y)
-    heads = as_heads(D, a.shape[1])
-    return _bounds(_w2(a, c)[0], heads)
+    given = _equal_clouds(x, y)
+    heads = as_heads(D, given.x.shape[1])
+    return _bounds(math.sqrt(exact_cost(given, 2.0, "geodesic")), heads)
 
 
 def weighted_distance(
@@ -860,11 +860,12 @@ def weighted_distance(
     --------
     >>> import numpy as np, wflow
     >>> x, y = wflow.tokens.uniform(4, 3, seed=0), wflow.tokens.uniform(4, 3, seed=1)
-    >>> found = wflow.metric.weighted_distance(x, y, np.zeros((1, 3, 3)), segments=2)  # b = 1
+    >>> found = wflow.transport.weighted_distance(x, y, np.zeros((1, 3, 3)), segments=2)  # b = 1
     >>> bool(np.isclose(found.value, wflow.transport.w2(x, y)))
     True
     """
-    start, end = _equal_clouds(x, y)
+    given = _equal_clouds(x, y)
+    start = given.x
     heads = as_heads(D, start.shape[1])
     _WEIGHTED.check(heads)
     segments, tolerance = whole(segments, "segments"), positive(tolerance, "tolerance")
@@ -874,13 +875,15 @@ def weighted_distance(
 
     pairs = len(start) ** 2 * len(heads) * segments
     with threads_for(pairs):
-        return _distance(start, end, heads, segments, tolerance, max_iterations)
+        return _distance(given, heads, segments, tolerance, max_iterations)
 
 
 def _distance(
-    start: Array, end: Array, heads: Array, segments: int, tolerance: float, max_iterations: int
+    given: Pair, heads: Array, segments: int, tolerance: float, max_iterations: int
 ) -> Distance:
-    w2, labels = _w2(start, end)
+    start, end = given.x, given.y
+    labels, costs = match(given, 2.0, "geodesic")
+    w2 = math.sqrt(float(costs.mean()))
     straight = geodesics(start, end[labels], segments)
     b_straight = _WEIGHTED.mobility(straight, heads)
     coarsest = segments
@@ -999,13 +1002,7 @@ def _bounds(w2: float, D: Array) -> Bounds:
     return Bounds(c1 * w2, c2 * w2 if w2 > 0 else 0.0, w2, c1, c2)  # c2 may be inf
 
 
-def _w2(x: Array, y: Array) -> tuple[float, NDArray[np.intp]]:
-    cost = squared_distances(x, y)
-    labels = assign(cost)
-    return math.sqrt(float(cost[np.arange(len(x)), labels].mean())), labels
-
-
-def _equal_clouds(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+def _equal_clouds(x: ArrayLike, y: ArrayLike) -> Pair:
     given = pair(x, y, None, None)
     if not given.assigned:
         raise InputError(
@@ -1013,7 +1010,7 @@ def _equal_clouds(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
             "of equal mass; take as many tokens from both, for instance a random subset of the "
             "larger"
         )
-    return given.x, given.y
+    return given
 
 
 def _mobilities(clouds: Array, D: ArrayLike | None) -> Array:

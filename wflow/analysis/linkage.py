@@ -18,61 +18,64 @@ from wflow._core.compiled import compiled
 FloatArray = NDArray[np.float64]
 
 _EPS = float(np.finfo(float).eps)
-_SMALL = 2000  # tokens up to which the flood needs no help
+_SMALL = 2000  # tokens up to which no tree is used
 _PAIRS = 20_000_000  # that the tree may list at once
-_WAITING = 1000  # tokens in the queue of the flood from which a tree finds all their neighbours
+_FAR = 2.0  # chords from the first token of a component, up to which its distances are exact
 
 
 def _entry_points(source, cache):
     """The compiled functions that Python calls."""
 
     @njit(cache=cache, error_model="numpy")
-    def flood(x, chord_sq, label, left, queue, state, limit):
-        """Number the components of the graph |x_i - x_j|^2 <= chord_sq; x (n, d).
+    def flood(x, chord):
+        """Components (n,) of the graph |x_i - x_j| <= chord, numbered by first token; x (n, d).
 
-        Tokens found are struck off the list `left` that later ones search: at most n^2 d / 2
-        multiply-adds, n d where all tokens are close together. It stops when more than `limit`
-        tokens wait in `queue`, and continues from `state`: (tokens in left, first and end of the
-        queue, component), until no token is without a label.
+        A component begins with the first token that is left. Tokens found are struck off the list
+        that later ones search: at most n^2 d / 2 multiply-adds. A token that is close to the first
+        one searches nothing where all others are far from that: n d for tight clusters.
         """
         _ = source  # part of the cache key
-        d = x.shape[1]
-        remaining, head, tail, current = state
-        first = 0
-        while True:
-            while head < tail:
-                if tail - head > limit and remaining > 0:
-                    state[0], state[1], state[2], state[3] = remaining, head, tail, current
-                    return False
-                i = queue[head]
-                head += 1
-                kept = 0
+        n, d = x.shape
+        chord_sq = chord * chord
+        label, left, stack = np.empty(n, np.int64), np.arange(n), np.empty(n, np.int64)
+        remaining, current = n, -1
+        while remaining > 0:
+            current += 1
+            root = left[0]
+            remaining -= 1
+            for place in range(remaining):
+                left[place] = left[place + 1]
+            label[root], stack[0] = current, root
+            waiting, far = 1, 0.0
+            while waiting > 0 and remaining > 0:
+                waiting -= 1
+                i = stack[waiting]  # the last one found: it leads on to others
+                beside = 0.0
+                for k in range(d):
+                    beside += (x[i, k] - x[root, k]) ** 2
+                if far - math.sqrt(beside) > chord:
+                    continue
+                limit = chord_sq if i != root else _FAR * _FAR * chord_sq
+                nearest, kept = np.inf, 0
                 for place in range(remaining):
                     j = left[place]
                     apart = 0.0
                     k = 0
-                    while k < d and apart <= chord_sq:
+                    while k < d and apart <= limit:
                         gap = x[i, k] - x[j, k]
                         apart += gap * gap
                         k += 1
                     if apart <= chord_sq:
-                        label[j] = current
-                        queue[tail] = j
-                        tail += 1
+                        label[j], stack[waiting] = current, j
+                        waiting += 1
                     else:
                         left[kept] = j
                         kept += 1
+                        nearest = min(nearest, apart)
                 remaining = kept
-            if remaining == 0:
-                return True
-            current += 1
-            first = left[0]
-            for place in range(1, remaining):
-                left[place - 1] = left[place]
-            remaining -= 1
-            label[first] = current
-            queue[tail] = first
-            tail += 1
+                if i == root:
+                    far = (1 - 1e-9) * math.sqrt(nearest)
+        return label
 
     @njit(cache=cache, error_model="numpy")
     def spanning_tree(x):
@@ -130,14 +133,14 @@ def components(x: FloatArray, scale: float, unit: float = _EPS) -> NDArray[np.in
         return np.zeros(len(x), np.int64)
     chord = reach(scale, unit)
     if len(x) <= _SMALL:
-        return _flooded(x, chord)
+        return _flood(x, chord)
     # Equal tokens, of which a cloud that has clustered is full, are more than a tree can split.
     different, of = np.unique(x, axis=0, return_inverse=True)
     return canonical(_linked(different, chord)[of.reshape(-1)])
 
 
 def _linked(x: FloatArray, chord: float) -> NDArray[np.integer]:
-    """Components of many different tokens, from the pairs that a tree lists or by flooding."""
+    """Components of many different tokens, from the pairs that a tree lists, or by the flood."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial import cKDTree
@@ -146,32 +149,10 @@ def _linked(x: FloatArray, chord: float) -> NDArray[np.integer]:
     # Counting is cheap. Of a dense cloud the tree would list every pair; the flood swallows it in
     # a few rounds.
     if tree.count_neighbors(tree, chord) > _PAIRS:
-        return _flooded(x, chord)
+        return _flood(x, chord)
     pairs = tree.query_pairs(chord, output_type="ndarray")
     edges = np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])
     return connected_components(coo_array(edges, shape=(len(x), len(x))), directed=False)[1]
-
-
-def _flooded(x: FloatArray, chord: float) -> NDArray[np.int64]:
-    """Components by flooding; where many tokens wait, a tree finds all their neighbours at once."""
-    n = len(x)
-    label, left, queue = np.full(n, -1, np.int64), np.arange(n), np.empty(n, np.int64)
-    state = np.array([n, 0, 0, -1])
-    limit = _WAITING if n > _SMALL else n
-    while not _flood(x, chord * chord, label, left, queue, state, limit):
-        from scipy.spatial import cKDTree
-
-        remaining, head, tail, current = state
-        rest = left[:remaining].copy()
-        tree = cKDTree(x[queue[head:tail]])
-        apart, _ = tree.query(x[rest], distance_upper_bound=chord * (1 + 1e-9))
-        near = apart <= chord
-        found, others = rest[near], rest[~near]
-        label[found] = current
-        queue[tail : tail + len(found)] = found
-        left[: len(others)] = others
-        state[:3] = len(others), tail, tail + len(found)
-    return label
 
 
 def merge_heights(x: FloatArray) -> FloatArray:

@@ -42,10 +42,10 @@ def test_few_tokens_and_many_cells_have_an_exact_distance() -> None:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (np.ones(7), "expected values over the cells"),
-        (-np.ones(8), "expected none below zero"),
+        (np.ones(7), "over the cells"),
+        (-np.ones(8), "below zero"),
         (np.zeros(8), "the mass 0"),
-        (np.eye(3), r"expected tokens \(n, 2\)"),
+        (np.eye(3), "tokens"),
     ],
 )
 def test_what_is_no_density_is_refused(other: np.ndarray, says: str) -> None:

@@ -166,15 +166,13 @@ def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
         save=wflow.SaveAt(paths=()),
         out=bare,
     ).close()
-    with pytest.raises(
-        InputError, match=r"holds no tokens. Solve it again with save=wflow.SaveAt\(snapshots="
-    ):
+    with pytest.raises(InputError, match=r"holds no tokens.*SaveAt"):
         transport.over_time(bare)
-    with pytest.raises(InputError, match=r"paths are \[1\].*kept the tokens of \[0, 2\]"):
+    with pytest.raises(InputError, match=r"paths are \[1\]"):
         transport.over_time(run_file, paths=[1])
-    with pytest.raises(InputError, match="expected final, initial, previous, a run file"):
+    with pytest.raises(InputError, match="final, initial, previous"):
         transport.over_time(run_file, to="last")
-    with pytest.raises(InputError, match="to is None: expected final"):
+    with pytest.raises(InputError, match="to is None"):
         transport.over_time(run_file, to=None)
     with pytest.raises(InputError, match=r"paths are \[\[0\], \[2\]\]"):
         transport.over_time(run_file, paths=[[0], [2]])
@@ -182,10 +180,7 @@ def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
     wflow.rerun(
         run_file, out=other, save=wflow.SaveAt(snapshots=(0, 0.5)), compute=wflow.Compute(threads=1)
     ).close()
-    with pytest.raises(InputError, match=r"snapshots at t = 0, 0\.1, 0\.3, 0\.5"):
+    with pytest.raises(InputError, match="snapshots"):
         transport.over_time(run_file, to=other)
     with pytest.raises(InputError, match="expected a run file"):
         transport.over_time(3.0)
-
-
-# --- bad input ---

@@ -119,11 +119,11 @@ def test_densities_that_are_not_there_are_named(sphere: xr.Dataset) -> None:
         plots.density_snapshots(sphere, times=[0.15])
     with pytest.raises(InputError, match="no densities of path 1 in the run"):
         plots.density_snapshots(sphere, which=1)
-    with pytest.raises(InputError, match="there are 2 times to draw"):
+    with pytest.raises(InputError, match="2 times"):
         figure = plots.density_snapshots(sphere)
         plots.density_snapshots(sphere, times=[0.0, 0.1], ax=figure.axes[0])
-    with pytest.raises(InputError, match="an animation needs three or more"):
+    with pytest.raises(InputError, match="3 or more"):
         plots.animate(sphere.isel(snapshot=slice(0, 2)))
     tokens = wflow.solve(np.eye(3), wflow.heads.Frozen(), heads=1, t_final=0.1, dt=0.1)
-    with pytest.raises(InputError, match="the run holds no centres, density_mean"):
+    with pytest.raises(InputError, match="no centres"):
         plots.density_snapshots(tokens)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from wflow._core.checks import number, path_of, shown, whole
 from wflow._core.errors import InputError
 from wflow.io.results import DRAFT
-from wflow.io.schema import solve_with
 from wflow.plots.densities import moving
 from wflow.plots.figure import (
     MAX_FRAMES,
@@ -23,12 +22,12 @@ from wflow.plots.figure import (
     evenly,
     facts,
     log_axis,
-    require,
     series,
+    snapshots,
     style,
     time_axis,
 )
-from wflow.plots.tokens import by_depth, globe, principal_axes, stored_path, view
+from wflow.plots.tokens import by_depth, globe, principal_axes, view
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 SIZE = (7.2, 3.7)  # inches; even numbers of pixels at any dpi that divides by ten, as MP4 needs
 _NEAR = "#082860"
 _PALE = 0.72  # share of white in a token on the far side
-_ADVICE = "snapshots=np.linspace(0, t_final, 100)"
 
 
 def animate(
@@ -127,7 +125,7 @@ def animate(
     if "density" in run and "tokens" not in run:
         time, start = moving(run, path, frames or MAX_FRAMES)
     else:
-        time, clouds, note = _chosen(run, path, frames)
+        time, clouds, note = _chosen(run, path, frames or MAX_FRAMES)
         n = run.sizes["token"]
         colours = _colours(colour, n)[evenly(n, MAX_TOKENS)]
 
@@ -141,26 +139,12 @@ def animate(
     return playing
 
 
-def _chosen(run: "Dataset", path: Any, frames: int | None) -> tuple[NDArray, NDArray, str]:
+def _chosen(run: "Dataset", path: Any, frames: int) -> tuple[NDArray, NDArray, str]:
     """Times (k,), tokens (k, n, 2 or 3) in the axes shown, and what the title says of them."""
-    advice = solve_with(f"{_ADVICE}, paths=[the path]")
-    require(run, ["snapshot", "snapshot_path", "tokens"], advice)
-    stored = run["tokens"].isel(snapshot_path=stored_path(run, path))
-    stored = stored.transpose("snapshot", "token", "axis")
+    time, stored = snapshots(run, "tokens", path, most=frames, least=3)
     n, d = stored.sizes["token"], stored.sizes["axis"]
-    if d < 2 or not stored.size:
-        raise InputError(f"the run holds no tokens. {advice}")
-    time = np.asarray(run["snapshot"].values, dtype=float)
-    reached = np.flatnonzero(np.isfinite(stored[:, 0, 0].values))
-    if len(reached) < 3:
-        raise InputError(
-            f"the run holds tokens at {len(reached)} times; an animation needs three or more. "
-            f"{advice}"
-        )
-    of_all = len(reached)
-    reached = reached[evenly(of_all, frames or MAX_FRAMES)]
     few = evenly(n, MAX_TOKENS)
-    clouds = np.asarray(stored.isel(snapshot=reached, token=few).values, dtype=float)
+    clouds = np.asarray(stored.isel(token=few).values, dtype=float)
     note = []
     if d > 3:
         basis, share = principal_axes(clouds.reshape(-1, d), 3)
@@ -171,9 +155,9 @@ def _chosen(run: "Dataset", path: Any, frames: int | None) -> tuple[NDArray, NDA
         )
     if len(few) < n:
         note.append(f"{len(few)} of {n} tokens shown")
-    if len(reached) < of_all:
-        note.append(f"{len(reached)} of {of_all} snapshots shown")
-    return time[reached], clouds, "; ".join(note)
+    if len(time) < run.sizes["snapshot"]:
+        note.append(f"{len(time)} of {run.sizes['snapshot']} snapshots shown")
+    return time, clouds, "; ".join(note)
 
 
 def _colours(colour: Any, n: int) -> NDArray:

@@ -1,34 +1,31 @@
 """Figures of densities: curves over the angle on the circle, coloured spheres on S^2."""
 
-import math
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import reals, shown, whole
 from wflow._core.errors import InputError
-from wflow.io.schema import TAIL, solve_with
+from wflow.io.schema import TAIL
 from wflow.plots.figure import (
     COLUMN,
-    MAX_PANELS,
-    PAGE,
     band_note,
+    check_one_time,
     check_run,
     config,
     curve,
-    evenly,
     facts,
     grid,
     panel,
     require,
     series,
+    snapshot_panels,
+    snapshots,
     style,
     time_axis,
 )
-from wflow.plots.tokens import globe, stored_path, view
+from wflow.plots.tokens import globe, view
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,10 +95,9 @@ def density_snapshots(
     ['$t$ = 0', '$t$ = 0.2']
     """
     check_run(ds)
-    drawn, values = chosen(ds, times, which)
+    drawn, values, centres = densities(ds, which, times)
     note = facts(ds, paths=which == "mean")
     note += ", mean over the paths" if which == "mean" else f", path {which}"
-    centres = np.asarray(ds["centres"].values, float)
     if centres.shape[1] == 2:
         with panel(ax, COLUMN * 1.3, COLUMN * 0.85) as (figure, axis):
             _curves(axis, centres, drawn, values)
@@ -109,10 +105,7 @@ def density_snapshots(
                 axis.set_title(note, fontsize=8.0, color="0.25", loc="left")
         return figure
     if ax is not None:
-        if times is not None and len(drawn) > 1:
-            raise InputError(
-                f"ax is one Axes, and there are {len(drawn)} times to draw: give one of times"
-            )
+        check_one_time(0 if times is None else len(drawn))
         drawn, values = drawn[-1:], values[-1:]
     norm, seen = colours_of(values), pixels_of(centres)
     if ax is not None:
@@ -121,64 +114,21 @@ def density_snapshots(
             axis.set_title(f"$t$ = {drawn[0]:.4g}")
             figure.colorbar(image, ax=axis, shrink=0.7, label=r"$\rho$")
         return figure
-    columns = min(len(drawn), MAX_PANELS)
-    rows = math.ceil(len(drawn) / columns)
-    width = PAGE if columns > 2 else COLUMN
-    note = textwrap.fill(note, int(17 * width))
-    height = rows * (0.93 * width / columns + 0.05) + 0.25 + 0.14 * note.count("\n")
     with style():
-        figure, axes = grid(rows, columns, width, height)
-        for axis, t, each in zip(axes.flat, drawn, values, strict=False):
+        figure, axes = snapshot_panels(drawn, note, lambda width, _: 0.93 * width + 0.05)
+        for axis, each in zip(axes.flat, values, strict=False):
             image = ball(axis, seen(each), norm)
-            axis.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
-        for empty in axes.flat[len(drawn) :]:
-            empty.set_axis_off()
         figure.colorbar(image, ax=axes, shrink=0.75, aspect=18, label=r"Density $\rho$", pad=0.01)
-        figure.supxlabel(note, fontsize=8.0, color="0.25")
     return figure
 
 
-def chosen(
-    ds: "Dataset", times: Sequence[float] | None, which: str | int, most: int = MAX_PANELS
-) -> tuple[Floats, Floats]:
-    """Times (k,) and densities (k, cell) to draw; snapshots that were never reached are left out.
-
-    Raises
-    ------
-    InputError
-        For densities that are not stored.
-    """
-    mean = isinstance(which, str) and which == "mean"
-    name = "density_mean" if mean else "density"
-    advice = solve_with("snapshots=[times], paths=[the path]")
-    require(ds, ["snapshot", "centres", name], advice)
-    if mean:
-        stored = ds[name].transpose("snapshot", "cell")
-    else:
-        if not isinstance(which, str):
-            whole(which, "which", 0)
-        at_path = stored_path(ds, which, "densities")
-        stored = ds[name].isel(snapshot_path=at_path).transpose("snapshot", "cell")
-    at = np.asarray(ds["snapshot"].values, float)
-    reached = np.isfinite(np.asarray(stored[:, 0].values))
-    if not reached.any():
-        raise InputError("the run holds no snapshot of the density yet; continue it")
-    places = np.flatnonzero(reached)
-    if times is None:
-        places = places[evenly(len(places), most)]
-    else:
-        wanted = reals(times, "times")
-        if wanted.ndim != 1 or not wanted.size:
-            raise InputError(f"times are {shown(times)}: expected a list of snapshot times")
-        gaps = np.abs(at[places, None] - wanted)
-        if (gaps.min(axis=0) > 1e-6 * max(1.0, float(np.abs(at).max()))).any():
-            lost = wanted[int(np.argmax(gaps.min(axis=0)))]
-            raise InputError(
-                f"no snapshot at t = {lost:g}: stored are {', '.join(f'{s:g}' for s in at)}. "
-                f"{solve_with('snapshots=[times]')}"
-            )
-        places = places[gaps.argmin(axis=0)]
-    return at[places], np.asarray(stored.isel(snapshot=places).values, float)
+def densities(
+    ds: "Dataset", which: Any, times: Sequence[float] | None = None, **limits: int
+) -> tuple[Floats, Floats, Floats]:
+    """Times (k,), densities (k, cell) and centres of the cells (cell, d), by `snapshots`."""
+    require(ds, ["centres"], "Solve it with wflow.meanfield.solve")
+    drawn, values = snapshots(ds, "density", which, times, **limits)
+    return drawn, np.asarray(values.values, float), np.asarray(ds["centres"].values, float)
 
 
 def free_energy_over_time(ds: "Dataset") -> "Figure":
@@ -349,13 +299,7 @@ def moving(
     InputError
         For densities at fewer than three times.
     """
-    time, values = chosen(run, None, path, frames)
-    if len(time) < 3:
-        raise InputError(
-            f"the run holds densities at {len(time)} times; an animation needs three or more. "
-            f"{solve_with('snapshots=np.linspace(0, t_final, 100)')}"
-        )
-    centres = np.asarray(run["centres"].values, float)
+    time, values, centres = densities(run, path, most=frames, least=3)
 
     def on_circle(axis: "Axes") -> tuple[list[Any], Callable[[int], None]]:
         angle, order = angles_of(centres)

@@ -6,7 +6,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import path_of, shown
+from wflow._core.checks import path_of, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow.analysis.fits import mean_and_error
 from wflow.io import schema
@@ -26,7 +27,7 @@ from wflow.plots.style import style as style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from xarray import Dataset
+    from xarray import DataArray, Dataset
 
 COLUMN = 3.5  # inches: one column of a journal page
 PAGE = 7.2  # inches: both columns
@@ -168,6 +169,111 @@ def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
     values = np.array(part.values, dtype=float)
     values[~np.isfinite(values)] = np.nan
     return np.asarray(part["time"].values, dtype=float), values
+
+
+def stored_path(ds: "Dataset", path: Any, what: str) -> int:
+    """Place of a path among those whose snapshots a run keeps.
+
+    Raises
+    ------
+    InputError
+        For a path that is not stored.
+    """
+    stored = [int(p) for p in np.atleast_1d(ds["snapshot_path"].values)]
+    if isinstance(path, str) or whole(path, "path", 0) not in stored:
+        save = "paths=[the paths to draw]" + (", heads=True" if what == "heads" else "")
+        raise InputError(
+            f"no {what} of path {shown(path)} in the run: stored are paths {stored}. "
+            f"{schema.solve_with(save)}"
+        )
+    return stored.index(int(path))
+
+
+def snapshots(
+    ds: "Dataset",
+    name: str,
+    which: Any,
+    times: Sequence[float] | None = None,
+    *,
+    most: int = MAX_PANELS,
+    least: int = 1,
+) -> tuple[NDArray, "DataArray"]:
+    """Times (k,) and values (snapshot, ...) to draw, without snapshots that were never reached.
+
+    Parameters
+    ----------
+    ds : a run
+    name : "tokens" or "density"
+    which : "mean" over the paths, or the number of a path
+    times : of the snapshots; None for all, or `most` of them, spread evenly
+    least : how many are needed
+
+    Raises
+    ------
+    InputError
+        For snapshots that are not stored.
+    """
+    what = {"tokens": "tokens", "density": "densities"}[name]
+    mean = isinstance(which, str) and which == "mean"
+    name = f"{name}_mean" if mean else name
+    save = "snapshots=[times]" if least == 1 else "snapshots=np.linspace(0, t_final, 100)"
+    advice = schema.solve_with(save if mean else f"{save}, paths=[the path]")
+    require(ds, ["snapshot", name] if mean else ["snapshot", "snapshot_path", name], advice)
+    if not ds[name].size:
+        raise InputError(f"the run holds no snapshot of the {what}. {advice}")
+    stored = ds[name] if mean else ds[name].isel(snapshot_path=stored_path(ds, which, what))
+    stored = stored.transpose("snapshot", ...)
+    at = np.asarray(ds["snapshot"].values, float)
+    first = stored.isel({dim: 0 for dim in stored.dims[1:]})
+    reached = np.flatnonzero(np.isfinite(first.values))
+    if len(reached) < least:
+        raise InputError(
+            f"the run holds {what} at {len(reached)} times, and needs {least} or more. {advice}"
+        )
+    if times is None:
+        reached = reached[evenly(len(reached), most)]
+        return at[reached], stored.isel(snapshot=reached)
+    wanted = reals(times, "times")
+    if wanted.ndim != 1 or not wanted.size:
+        raise InputError(f"times are {shown(times)}: expected a list of snapshot times")
+    gaps = np.abs(at[reached, None] - wanted)
+    lost = wanted[gaps.min(axis=0) > 1e-6 * max(1.0, float(np.abs(at).max()))]
+    if lost.size:
+        known = ", ".join(f"{t:g}" for t in at)
+        raise InputError(f"no snapshot at t = {lost[0]:g}: stored are {known}. {advice}")
+    reached = reached[gaps.argmin(axis=0)]
+    return at[reached], stored.isel(snapshot=reached)
+
+
+def check_one_time(count: int) -> None:
+    """Raise InputError for several times that were asked for, to be drawn in one Axes."""
+    if count > 1:
+        raise InputError(f"ax is one Axes, and there are {count} times to draw: give one of times")
+
+
+def snapshot_panels(
+    times: NDArray, note: str, height_of: Callable[[float, int], float]
+) -> tuple["Figure", NDArray]:
+    """Make a panel for each time, in rows, and a note below them; returns figure and Axes.
+
+    Parameters
+    ----------
+    times : (k,)
+    note : it is broken into lines
+    height_of : (width of a panel, rows) -> height of a row, inches
+    """
+    columns = min(len(times), MAX_PANELS)
+    rows = math.ceil(len(times) / columns)
+    width = PAGE if columns > 2 else COLUMN
+    note = textwrap.fill(note, int(17 * width))
+    height = rows * height_of(width / columns, rows) + 0.25 + 0.14 * note.count("\n")
+    figure, axes = grid(rows, columns, width, height)
+    for axis, t in zip(axes.flat, times, strict=False):
+        axis.set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
+    for empty in axes.flat[len(times) :]:
+        empty.set_axis_off()
+    figure.supxlabel(note, fontsize=8.0, color="0.25")
+    return figure, axes
 
 
 def grid(

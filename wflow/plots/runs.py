@@ -42,10 +42,11 @@ from wflow.plots.figure import (
     save,
     series,
     spaced,
+    stored_path,
     style,
     time_axis,
 )
-from wflow.plots.tokens import stored_path, token_snapshots
+from wflow.plots.tokens import token_snapshots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,26 +1,19 @@
 """Figures of tokens at several times, with a projection to a plane for d > 3."""
 
-import math
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import reals, shown, whole
-from wflow._core.errors import InputError
-from wflow.io.schema import solve_with
 from wflow.plots.figure import (
     COLUMN,
-    MAX_PANELS,
-    PAGE,
+    check_one_time,
     check_run,
-    evenly,
     facts,
-    grid,
     panel,
-    require,
+    snapshot_panels,
+    snapshots,
     style,
 )
 
@@ -118,10 +111,7 @@ def globe(axis: "Axes", names: Sequence[str] = _AXES) -> None:
     from matplotlib.patheffects import withStroke
 
     turn = view()
-
-    halo: list[Any] = [
-        withStroke(linewidth=1.6, foreground="white")
-    ]  # tokens may lie beneath the names
+    halo: list[Any] = [withStroke(linewidth=1.6, foreground="white")]  # tokens lie beneath names
     grid = np.linspace(-1, 1, 161)
     x, y = np.meshgrid(grid, grid)
     height = np.sqrt(np.clip(1 - x**2 - y**2, 0, None))
@@ -225,12 +215,10 @@ def token_snapshots(
     ['$t$ = 0', '$t$ = 0.2']
     """
     check_run(ds)
-    drawn, cloud = _snapshots(ds, times, which)
+    drawn, stored = snapshots(ds, "tokens", which, times)
+    cloud = np.asarray(stored.values, dtype=float)
     if ax is not None:
-        if times is not None and len(drawn) > 1:
-            raise InputError(
-                f"ax is one Axes, and there are {len(drawn)} times to draw: give one of times"
-            )
+        check_one_time(0 if times is None else len(drawn))
         drawn, cloud = drawn[-1:], cloud[-1:]
     d = cloud.shape[-1]
     note = facts(ds, paths=which == "mean")
@@ -245,28 +233,19 @@ def token_snapshots(
         share = 100 * np.sum(cloud**2, axis=(0, 1)) / whole
         names = ("Principal axis 1", "Principal axis 2")
         note += f"; principal axes of {owner}, {share[0]:.0f}\N{NO-BREAK SPACE}% and "
-        note += f"{share[1]:.0f}\N{NO-BREAK SPACE}% of the second"
-        note += " moment shown"
+        note += f"{share[1]:.0f}\N{NO-BREAK SPACE}% of the second moment shown"
     if ax is not None:
         with panel(ax, COLUMN, COLUMN) as (figure, axis):
             _draw_cloud(axis, cloud[0], names, True)
             axis.set_title(f"$t$ = {drawn[0]:.4g}")
         return figure
-    columns = min(len(drawn), MAX_PANELS)
-    rows = math.ceil(len(drawn) / columns)
-    width = PAGE if columns > 2 else COLUMN
-    note = textwrap.fill(note, int(17 * width))
-    # For titles and labels of axes; spheres have none, and less than their share of the page.
-    margin = 0.05 if d == 3 else 0.25 + 0.25 * (rows > 1)
-    height = rows * (width / columns + margin) + 0.25 + 0.14 * note.count("\n")
     with style():
-        figure, axes = grid(rows, columns, width, height)
-        for k, (t, points) in enumerate(zip(drawn, cloud, strict=True)):
-            _draw_cloud(axes.flat[k], points, names, k % columns == 0)
-            axes.flat[k].set_title(f"$t$ = {t:.4g}", loc="center", pad=2)
-        for empty in axes.flat[len(drawn) :]:
-            empty.set_axis_off()
-        figure.supxlabel(note, fontsize=8.0, color="0.25")
+        # Space for titles and labels of axes; spheres have none, and fill less than their width.
+        figure, axes = snapshot_panels(
+            drawn, note, lambda width, rows: width + (0.05 if d == 3 else 0.25 + 0.25 * (rows > 1))
+        )
+        for k, points in enumerate(cloud):
+            _draw_cloud(axes.flat[k], points, names, k % axes.shape[1] == 0)
     return figure
 
 
@@ -275,63 +254,6 @@ def _draw_cloud(axis: "Axes", points: NDArray, names: tuple[str, ...], first: bo
         sphere(axis, points)
     else:
         disc(axis, points, names=names, first=first)
-
-
-def stored_path(ds: "Dataset", path: Any, what: str = "tokens") -> int:
-    """Place of a path among those whose snapshots a run keeps.
-
-    Raises
-    ------
-    InputError
-        For a path that is not stored.
-    """
-    stored = [int(p) for p in np.atleast_1d(ds["snapshot_path"].values)]
-    if isinstance(path, str) or whole(path, "path", 0) not in stored:
-        save = "paths=[the paths to draw]" + (", heads=True" if what == "heads" else "")
-        raise InputError(
-            f"no {what} of path {shown(path)} in the run: stored are paths {stored}. "
-            f"{solve_with(save)}"
-        )
-    return stored.index(int(path))
-
-
-def _snapshots(
-    ds: "Dataset", times: Sequence[float] | None, which: str | int
-) -> tuple[NDArray, NDArray]:
-    """Times (k,) and tokens (k, n, d) to draw; snapshots that were never reached are left out."""
-    mean = isinstance(which, str) and which == "mean"
-    advice = solve_with("snapshots=[times]" if mean else "snapshots=[times], paths=[the path]")
-    names = ["snapshot", "tokens_mean"] if mean else ["snapshot", "snapshot_path", "tokens"]
-    require(ds, names, advice)
-    if mean:
-        tokens = ds["tokens_mean"].transpose("snapshot", "token", "axis")
-    else:
-        if not isinstance(which, str):
-            whole(which, "which", 0)
-        tokens = ds["tokens"].isel(snapshot_path=stored_path(ds, which))
-        tokens = tokens.transpose("snapshot", "token", "axis")
-    at = np.asarray(ds["snapshot"].values, dtype=float)
-    if not tokens.size:
-        raise InputError(f"the run holds no snapshot of the tokens. {advice}")
-    if times is None:
-        chosen = evenly(len(at), MAX_PANELS)
-    else:
-        wanted = reals(times, "times")
-        if wanted.ndim != 1 or not wanted.size:
-            raise InputError(f"times are {shown(times)}: expected a list of snapshot times")
-        chosen = np.array([int(np.abs(at - t).argmin()) for t in wanted])
-        slack = 1e-6 * max(1.0, float(np.abs(at).max()))
-        for t, k in zip(wanted, chosen, strict=True):
-            if abs(at[k] - t) > slack:
-                raise InputError(
-                    f"no snapshot at t = {t:g}: stored are {', '.join(f'{s:g}' for s in at)}. "
-                    f"{solve_with('snapshots=[times]')}"
-                )
-    cloud = np.asarray(tokens.isel(snapshot=chosen).values, dtype=float)
-    reached = np.isfinite(cloud).all(axis=(1, 2))
-    if not reached.any():
-        raise InputError("the run holds no snapshot of the tokens yet; continue it with --resume")
-    return at[chosen][reached], cloud[reached]
 
 
 def _principal_axes(ds: "Dataset", cloud: NDArray) -> tuple[NDArray, str]:

@@ -95,7 +95,7 @@ def test_an_unfinished_run_says_so(tmp_path):
     writer.abandon()
     with pytest.warns(UserWarning, match="not complete"), wflow.open(tmp_path / "run.h5") as ds:
         assert "NOT COMPLETE" in repr(ds.wflow) and "NOT COMPLETE" in ds.wflow._repr_html_()
-        with pytest.raises(InputError, match="finish it with --resume"):
+        with pytest.raises(InputError, match="--resume"):
             ds.wflow.plot()
 
 
@@ -112,7 +112,7 @@ def test_curves_of_long_runs_are_thinned():
 def test_other_datasets_say_that_they_are_no_runs():
     other = xarray.Dataset({"a": 1})
     assert repr(other.wflow) == "<wflow: not a run>" and "no run" in other.wflow._repr_html_()
-    with pytest.raises(InputError, match="no run of wflow: it lacks the attribute config"):
+    with pytest.raises(InputError, match="no run of wflow"):
         other.wflow.plot()
 
 
@@ -146,19 +146,19 @@ def test_verify_w2_and_clusters_are_those_of_the_package(run):
 def test_a_figure_of_what_was_not_recorded_names_the_option_that_records_it(run, general):
     silent = solved(save=wflow.SaveAt(budget=False))
     bare = run.drop_dims("snapshot")
-    with pytest.raises(InputError, match=r"no edi_residual. .*save=wflow.SaveAt\(budget=True\)"):
-        silent.wflow.plot("energy_balance")
-    with pytest.raises(InputError, match=r"no energy. .*save=wflow.SaveAt\(budget=True\)"):
-        silent.wflow.budget()
-    with pytest.raises(InputError, match="causal masks have no energy: plot 'speed'"):
-        general.wflow.plot("gradient_over_time")
-    with pytest.raises(InputError, match=r"kept no speed_sq: .*SaveAt\(budget=False\)"):
-        run.wflow.plot("speed")
-    for ask in (lambda: bare.wflow.plot("tokens"), bare.wflow.w2, bare.wflow.clusters):
-        with pytest.raises(InputError, match=r"with save=wflow.SaveAt\(snapshots=\[times\]"):
+    asked = [
+        (r"budget=True", lambda: silent.wflow.plot("energy_balance")),
+        (r"budget=True", silent.wflow.budget),
+        (r"causal", lambda: general.wflow.plot("gradient_over_time")),
+        (r"budget=False", lambda: run.wflow.plot("speed")),
+        (r"snapshots=", lambda: bare.wflow.plot("tokens")),
+        (r"snapshots=", bare.wflow.w2),
+        (r"snapshots=", bare.wflow.clusters),
+        (r"gradient_over_time", lambda: run.wflow.plot("energy")),
+    ]
+    for option, ask in asked:
+        with pytest.raises(InputError, match=option):
             ask()
-    with pytest.raises(InputError, match="energy_balance, gradient_over_time, speed, tokens"):
-        run.wflow.plot("energy")
 
 
 def test_runs_of_a_study_have_it_too(tmp_path):

@@ -83,7 +83,7 @@ def test_every_token_may_have_its_colour() -> None:
     dots = plots.animate(run, colour=colours)._fig.axes[0].collections[0]
     np.testing.assert_allclose(dots.get_facecolors()[:, 0], np.arange(12) * 20 / 255)
     for given in ("no colour", colours[:5], None):
-        with pytest.raises(InputError, match="a list of 12 colours"):
+        with pytest.raises(InputError, match="12 colours"):
             plots.animate(run, colour=given)
 
 
@@ -100,7 +100,6 @@ def test_tokens_and_snapshots_left_out_are_counted_in_the_title(
     assert "5 of 9 snapshots shown" in words(plots.animate(run))
     with pytest.raises(InputError, match="at most 5"):
         plots.animate(run, frames=6)
-    assert plots.animate.__doc__ is not None and "at most 150" in plots.animate.__doc__
 
 
 def test_marker_lies_on_the_energy_at_the_time_shown() -> None:
@@ -136,24 +135,17 @@ def test_mp4_is_written_with_ffmpeg(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
 
 
-def test_without_ffmpeg_the_error_names_it_and_nothing_is_written(
+def test_files_that_cannot_be_written_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"needs the program ffmpeg.*ends in \.gif"):
-        plots.animate(solved(), tmp_path / "a.mp4")
-    assert not list(tmp_path.iterdir())
-
-
-def test_files_of_other_kinds_and_missing_folders_are_refused(tmp_path: Path) -> None:
     run = solved()
-    with pytest.raises(InputError, match=r"ends in \.gif or \.mp4"):
-        plots.animate(run, tmp_path / "a.avi")
-    with pytest.raises(InputError, match="make it first"):
-        plots.animate(run, tmp_path / "none" / "a.gif")
     (tmp_path / "a.gif").mkdir()
-    with pytest.raises(InputError, match="a folder"):
-        plots.animate(run, tmp_path / "a.gif")
+    refused = {"a.mp4": "ffmpeg", "a.avi": "gif", "none/a.gif": "make it first", "a.gif": "folder"}
+    for name, word in refused.items():
+        with pytest.raises(InputError, match=word):
+            plots.animate(run, tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.gif"]
 
 
 def test_file_that_cannot_be_written_leaves_the_former_one(

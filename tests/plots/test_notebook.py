@@ -126,15 +126,10 @@ LACKING: dict[str, tuple[Callable[[xr.Dataset], Any], tuple[str, ...], str]] = {
         TOKENS,
         r"snapshots=\[times\], paths=\[the path\]",
     ),
-    "token_snapshots of another path": (
-        lambda run: plots.token_snapshots(run, which=1),
-        (),
-        r"paths=\[the paths to draw\]",
-    ),
     "token_snapshots at a time": (
         lambda run: plots.token_snapshots(run, times=[0.33]),
         (),
-        r"snapshots=\[times\]",
+        r"t = 0.33.*snapshots=\[times\]",
     ),
     "gradient_over_time": (plots.gradient_over_time, ("upper_gradient_sq",), "budget=True"),
     "energy_balance": (plots.energy_balance, ("martingale",), "budget=True"),

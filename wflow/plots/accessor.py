@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike
 from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
-from wflow.io.schema import flow_name, head_count, law_name, solve_with
+from wflow.io.schema import flow_name, head_count, law_name
 from wflow.plots.charts import escaped, sparkline
+from wflow.plots.figure import budget_advice, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,7 +131,8 @@ class RunAccessor:
             E(T) - E(0) = \int \text{weight power} + \int \text{Itô power}
             - \int \text{dissipation} + \text{martingale} + \text{residual}
         """
-        self._need("energy")
+        _ = self.config
+        require(self._ds, ["energy"], budget_advice(self._ds))
         rows = self._rows()
         values = np.array([(mean, error) for _, _, mean, error in rows]).reshape(-1, 2)
         attrs = {"long_name": "mean over the paths", "units": "1"}
@@ -171,37 +173,30 @@ class RunAccessor:
         """
         from wflow.plots import runs
 
-        config = self.config
+        ds, _ = self._ds, self.config
         if kind is None:
-            kind = "energy_balance" if "energy" in self._ds else "speed"
+            kind = "energy_balance" if "energy" in ds else "speed"
         kinds = (
-            "energy_balance", "gradient_over_time", "speed", "tokens", "density", "free_energy"
-        )  # fmt: skip
+            "energy_balance",
+            "gradient_over_time",
+            "speed",
+            "tokens",
+            "density",
+            "free_energy",
+        )
         check_choice("kind", kind, kinds)
         if kind == "density":
-            self._need("density_mean")
-            return runs.density_snapshots(self._ds, **options)
+            return runs.density_snapshots(ds, **options)
         if kind == "free_energy":
-            self._need("entropy")
-            return runs.free_energy_over_time(self._ds, **options)
-        if kind == "tokens":
-            self._need("tokens_mean")
-            if "which" not in options and self._ds.sizes["path"] == 1 and "tokens" in self._ds:
-                options["which"] = int(self._ds["snapshot_path"].values[0])
-            return runs.token_snapshots(self._ds, **options)
+            return runs.free_energy_over_time(ds, **options)
         if kind == "energy_balance":
-            self._need("edi_residual")
-            return runs.energy_balance(self._ds, **options)
-        if kind == "speed" and "speed_sq" not in self._ds and "upper_gradient_sq" in self._ds:
-            raise InputError(
-                "the run has an energy and kept no speed_sq: plot 'gradient_over_time'. "
-                + solve_with("budget=False")
-            )
+            return runs.energy_balance(ds, **options)
+        if kind == "tokens":
+            if "which" not in options and ds.sizes["path"] == 1 and "tokens" in ds:
+                options["which"] = int(ds["snapshot_path"].values[0])
+            return runs.token_snapshots(ds, **options)
         name = "speed_sq" if kind == "speed" else "upper_gradient_sq"
-        self._need(name)
-        return runs.gradient_over_time(
-            {head_count(config, self._ds.sizes) or 1: self._ds}, name, **options
-        )
+        return runs.gradient_over_time(ds, name, **options)
 
     def verify(self, tolerance: float | None = None) -> Report:
         """Check that the numbers of the run follow from its configuration, and its balance closes.
@@ -274,26 +269,6 @@ class RunAccessor:
         from wflow.analysis.clusters import over_time
 
         return over_time(self._ds, scale, quantities=quantities, **options)
-
-    def _need(self, name: str) -> None:
-        """Raise InputError where the run lacks a variable; the message says how to record it."""
-        ds, config = self._ds, self.config
-        if name in ds and ds[name].size:
-            return
-        if name == "tokens_mean":
-            advice = solve_with("snapshots=[times]")
-        elif name == "speed_sq":
-            advice = solve_with("budget=False")
-        elif name in ds or not ds.sizes.get("time"):
-            advice = "No time was recorded before the run ended; finish it with --resume"
-        elif config.get("causal") or "initial_heads" not in ds:
-            advice = (
-                "(Q, K, V) heads and causal masks have no energy: plot 'speed', or solve with one "
-                "symmetric matrix for each head"
-            )
-        else:
-            advice = solve_with("budget=True")
-        raise InputError(f"the run kept no {name}. {advice}")
 
     # What it shows of itself
     # -----------------------

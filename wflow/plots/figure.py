@@ -1,7 +1,6 @@
 """Shared parts of figures: style, layout, reading of a Dataset, curves with bands, files."""
 
 import contextlib
-import errno
 import io
 import json
 import math
@@ -61,7 +60,11 @@ def save(figure: "Figure", out_dir: str | Path, stem: str) -> list[Path]:
                 place.rmdir()
         if not isinstance(error, OSError):
             raise
-        raise InputError(_refusal(files[0], folder, error)) from None
+        raise InputError(
+            f"cannot write the figure {files[0]}: {error.strerror or error}; correct this, or "
+            "give another folder. The runs are kept: `wflow plot` draws their figures again, and "
+            "so does a study with --resume"
+        ) from None
     return files
 
 
@@ -73,24 +76,6 @@ def draw(figure: "Figure", kind: str, file: Path) -> None:
     with style():
         figure.savefig(drawn, format=kind, metadata=pdf if kind == "pdf" else {"Software": CREATOR})
     file.write_bytes(drawn.getvalue())
-
-
-def _refusal(file: Path, folder: Path, error: OSError) -> str:
-    """Message for a figure that cannot be written, with advice."""
-    text = f"cannot write the figure {file}: {error.strerror or error}"
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        taken = [place for place in (folder, *folder.parents) if place.is_file()]
-        return f"{text}; {taken[0] if taken else folder} is a file: give another folder"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        advice = "give a folder that you may write to"
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        advice = "free space on the disk"
-    else:
-        advice = "give another folder"
-    return (
-        f"{text}; {advice}. The runs are kept: `wflow plot` draws their figures again, and so does "
-        "a study with --resume"
-    )
 
 
 def check_run(ds: Any, name: str = "ds") -> None:
@@ -117,8 +102,10 @@ def require(ds: "Dataset", names: Sequence[str], advice: str) -> None:
         )
 
 
-def budget_advice(ds: "Dataset") -> str:
-    """Advice for a run without some terms of the energy budget."""
+def budget_advice(ds: "Dataset", name: str = "") -> str:
+    """Advice for a run without a variable, or some terms, of the energy budget."""
+    if name == "speed_sq":
+        return schema.solve_with("budget=False")
     advice = schema.solve_with("budget=True")
     if "energy" in ds:
         return advice
@@ -158,11 +145,13 @@ def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
         require(
             ds.drop_vars(name, errors="ignore"),
             [name],
-            budget_advice(ds) if known else "Give the name of a variable (path, time)",
+            budget_advice(ds, name) if known else "Give the name of a variable (path, time)",
         )
     length = ds.sizes["time"]
     if not ds[name].size:
-        raise InputError(f"the run has no values of {name}: no path or no time was recorded")
+        raise InputError(
+            f"the run has no values of {name}: no time was recorded; finish it with --resume"
+        )
     step = max(1, math.ceil(length / MAX_POINTS))
     keep = np.unique(np.append(np.arange(0, length, step), length - 1))  # the end always shows
     part = ds[name].transpose("path", "time").isel(time=keep)

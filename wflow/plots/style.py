@@ -1,12 +1,8 @@
 """Style of all figures, as settings of Matplotlib that hold while one is made or written."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
-
-from wflow._core.errors import InputError
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -36,27 +32,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
-@cache
-def warn_of_usetex() -> None:
-    """Warn once in a process."""
-    warnings.warn(
-        "text.usetex is set, and figures of wflow are drawn without LaTeX: their symbols are those "
-        "of Matplotlib's mathtext",
-        UserWarning,
-        stacklevel=2,
-    )
-
-
 @contextmanager
 def style() -> Iterator[None]:
-    try:
-        import matplotlib
-    except ValueError as error:
-        raise InputError(
-            f"Matplotlib refuses its settings ({error}): correct its file matplotlibrc or the "
-            "environment variable MPLBACKEND, and draw the figures again"
-        ) from None
-    if matplotlib.rcParams["text.usetex"]:
-        warn_of_usetex()
+    import matplotlib
+
     with matplotlib.rc_context(STYLE):
         yield

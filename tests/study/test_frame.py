@@ -23,8 +23,8 @@ from wflow._core import files
 from wflow.attention.flows import FLOWS
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.particles import integrate
-from wflow.study.frame import processor
 
+SUMMARY = {"summary.h5", "summary.json", "summary.md", "report.html"}
 TABLE = xr.Dataset({"rate": ("size", [1.0, 2.0], {"long_name": "rate"})}, {"size": [1, 2]})
 FINDING = study.Finding("it falls", "[MHT] eq. 1", "slope -1", "confirmed")
 
@@ -56,16 +56,8 @@ def test_a_session_leaves_run_files_summary_and_figures(tmp_path, capsys) -> Non
     with study.session("trial", flags(out)) as session:
         files = session.solve(runs(1.0, 2.0))
         finish(session, "curve")
-    assert {file.name for file in out.iterdir()} == {
-        "scale_1.h5",
-        "scale_2.h5",
-        "summary.h5",
-        "summary.json",
-        "summary.md",
-        "report.html",
-        "curve.png",
-        "curve.pdf",
-    }
+    written = {"scale_1.h5", "scale_2.h5", *SUMMARY, "curve.png", "curve.pdf"}
+    assert {file.name for file in out.iterdir()} == written
     document = json.loads((out / "summary.json").read_text())
     assert document["runs"] == {"scale_1": "scale_1.h5", "scale_2": "scale_2.h5"}
     assert document["findings"][0]["verdict"] == "confirmed"
@@ -84,7 +76,7 @@ def test_an_earlier_summary_is_kept_unless_asked(tmp_path) -> None:
     with study.session("trial", flags(tmp_path)) as session:
         finish(session)
     with (
-        pytest.raises(InputError, match=r"summary.h5 exists: add --resume"),
+        pytest.raises(InputError, match="--resume"),
         study.session("trial", flags(tmp_path)),
     ):
         pass
@@ -160,7 +152,7 @@ def test_an_interrupted_study_of_a_custom_flow_resumes_and_its_files_verify(
             assert all(np.array_equal(run[key], direct[key]) for key in direct.data_vars)
     other = {"a": slowed["a"] | {"flow": Slowed(0.25)}}
     with (
-        pytest.raises(InputError, match=r"differs in flow\.factor, flow\.fingerprint"),
+        pytest.raises(InputError, match=r"flow\.factor"),
         study.session("trial", flags(tmp_path, resume=True)) as session,
     ):
         session.solve(other)
@@ -187,13 +179,6 @@ def test_bad_arguments_of_a_run_leave_no_folder_behind(tmp_path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_many_runs_share_one_progress_bar_and_all_finish(tmp_path) -> None:
-    scales = np.linspace(0.1, 1.0, 10)
-    with study.session("trial", flags(tmp_path)) as session:
-        files = session.solve(runs(*scales))
-    assert len(files) == 10 and all(file.exists() for file in files.values())
-
-
 def test_token_flags_make_the_cloud_they_name() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Own(study.TokenFlags):
@@ -211,19 +196,18 @@ def test_token_flags_make_the_cloud_they_name() -> None:
 def test_markdown_tables_align_and_refuse_ragged_columns() -> None:
     lines = study.markdown_table({"H": ["1", "16"], "G^2": ["0.5", "0.01"]}).splitlines()
     assert lines[0] == "| H  | G^2  |" and lines[3] == "| 16 | 0.01 |"
-    with pytest.raises(InputError, match="different lengths"):
-        study.markdown_table({"H": ["1"], "G^2": []})
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    rows = [{"H": "1", "G^2": "0.5"}, {"H": "16", "G^2": "0.01"}]
+    assert study.markdown_table(rows).splitlines() == lines
+    for ragged in ({"H": ["1"], "G^2": []}, [*rows, {"H": "3", "W1": "0"}]):
+        with pytest.raises(InputError, match="different"):
+            study.markdown_table(ragged)
 
 
 def test_two_studies_do_not_share_a_folder(tmp_path) -> None:
     out = tmp_path / "new"
     with study.session("first", flags(out)) as first:
         with (
-            pytest.raises(InputError, match="another study is running in --out"),
+            pytest.raises(InputError, match="another study"),
             study.session("second", flags(out)) as second,
         ):
             finish(second)
@@ -275,41 +259,29 @@ def test_overwrite_replaces_no_foreign_file(tmp_path, kind, name) -> None:
     before = os.lstat(out / name).st_ino, os.lstat(out / name).st_mtime_ns
     for how in ({"overwrite": True}, {"resume": True}):
         with (
-            pytest.raises(InputError, match=rf"{name} is there and was not written by wflow"),
+            pytest.raises(InputError, match="not written by wflow"),
             study.session("trial", flags(out, **how)) as session,
         ):
             finish(session, "curve")
     assert (os.lstat(out / name).st_ino, os.lstat(out / name).st_mtime_ns) == before
     assert target.read_text() == "mine"
-    summary = (
-        {"summary.h5", "summary.json", "summary.md", "report.html"}
-        if name == "curve.png"
-        else set()
-    )
+    summary = SUMMARY if name == "curve.png" else set()
     assert {file.name for file in out.iterdir()} == {name} | summary
 
 
 def test_a_foreign_figure_costs_nothing_but_itself(tmp_path, capsys) -> None:
     (tmp_path / "curve.png").write_text("mine")
     with (
-        pytest.raises(InputError, match=r"curve.png is there.*--resume; the summary is written"),
+        pytest.raises(InputError, match=r"curve\.png"),
         study.session("trial", flags(tmp_path)) as session,
     ):
         finish(session, "curve", "other")
     assert "a table" in capsys.readouterr().out
-    names = {
-        "summary.h5",
-        "summary.json",
-        "summary.md",
-        "report.html",
-        "other.png",
-        "other.pdf",
-        "curve.png",
-    }
+    names = {*SUMMARY, "other.png", "other.pdf", "curve.png"}
     assert {file.name for file in tmp_path.iterdir()} == names
     for how in ({"overwrite": True}, {"resume": True}):
         with (
-            pytest.raises(InputError, match=r"curve.png is there"),
+            pytest.raises(InputError, match=r"curve\.png"),
             study.session("trial", flags(tmp_path, **how)) as session,
         ):
             finish(session, "curve", "other")
@@ -382,14 +354,7 @@ def test_a_summary_is_never_partly_old_after_a_kill(tmp_path, monkeypatch) -> No
             assert (tmp_path / "summary.md").read_text().startswith(f"# {document['study']}\n")
     with study.session("last", flags(tmp_path, resume=True)) as session:
         finish(session, "curve")
-    assert set(contents(tmp_path)) == {
-        "summary.h5",
-        "summary.json",
-        "summary.md",
-        "report.html",
-        "curve.png",
-        "curve.pdf",
-    }
+    assert {file.name for file in tmp_path.iterdir()} == {*SUMMARY, "curve.png", "curve.pdf"}
 
 
 def test_drafts_of_a_killed_study_are_removed_by_the_next(tmp_path) -> None:
@@ -404,30 +369,16 @@ def test_drafts_of_a_killed_study_are_removed_by_the_next(tmp_path) -> None:
 @pytest.mark.parametrize("address", ["", " ", "\t\n"])
 def test_a_blank_scheduler_is_refused(tmp_path, address) -> None:
     with (
-        pytest.raises(InputError, match=r"--scheduler is .* expected an address"),
+        pytest.raises(InputError, match="--scheduler"),
         study.session("trial", flags(tmp_path / "new", scheduler=address)),
     ):
         pytest.fail("the block has begun")
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "found"),
-    [
-        ("fpu sse2 avx avx2 avx512f", "AMD EPYC (family 26, model 2, AVX-512)"),
-        ("fpu sse2 avx avx2", "AMD EPYC (family 26, model 2, AVX2)"),
-        ("fpu sse2", "AMD EPYC (family 26, model 2)"),
-    ],
-)
-def test_processors_of_one_name_are_told_apart(flags, found) -> None:
-    core = f"model\t\t: 2\ncpu family\t: 26\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\n"
-    assert processor(core + "\n" + core.replace("26", "25")) == found
-    assert processor("") and "(" not in processor("processor\t: 0\nFeatures\t: fp asimd\n")
-
-
 def test_more_workers_than_the_machine_bears_are_refused(tmp_path) -> None:
     with (
-        pytest.raises(InputError, match="--workers is 1000000: expected at most"),
+        pytest.raises(InputError, match="--workers"),
         study.session("trial", flags(tmp_path / "new", workers=10**6)),
     ):
         pytest.fail("the block has begun")
@@ -438,7 +389,7 @@ def test_more_workers_than_the_machine_bears_are_refused(tmp_path) -> None:
 def test_a_signal_between_the_runs_and_the_summary_says_what_stays(tmp_path, number) -> None:
     before = signal.getsignal(number)
     with (
-        pytest.raises(Interrupted, match=r"kept in .*--resume to continue") as caught,
+        pytest.raises(Interrupted, match="--resume") as caught,
         study.session("trial", flags(tmp_path / "new")) as session,
     ):
         session.solve(runs(1.0))
@@ -449,36 +400,11 @@ def test_a_signal_between_the_runs_and_the_summary_says_what_stays(tmp_path, num
 
 def test_a_signal_before_anything_is_written_leaves_no_folder(tmp_path) -> None:
     with (
-        pytest.raises(Interrupted, match="SIGTERM ended the study before it wrote anything"),
+        pytest.raises(Interrupted, match="SIGTERM"),
         study.session("trial", flags(tmp_path / "new")),
     ):
         signal.raise_signal(signal.SIGTERM)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_signal_while_a_resume_reads_the_earlier_run_waits_until_it_is_closed(
-    tmp_path, monkeypatch
-) -> None:
-    with study.session("trial", flags(tmp_path)) as session:
-        session.solve(runs(1.0))
-        finish(session)
-    events, open_dataset = [], xr.open_dataset
-
-    def interrupted(*args: Any, **options: Any) -> xr.Dataset:
-        dataset = open_dataset(*args, **options)
-        close = dataset._close
-        dataset.set_close(lambda: (close(), events.append("closed")))
-        signal.raise_signal(signal.SIGTERM)
-        events.append("read on")
-        return dataset
-
-    monkeypatch.setattr(xr, "open_dataset", interrupted)
-    with (
-        pytest.raises(Interrupted, match="SIGTERM"),
-        study.session("trial", flags(tmp_path, resume=True)) as session,
-    ):
-        session.solve(runs(1.0))
-    assert events == ["read on", "closed"]
 
 
 def test_no_library_swallows_a_signal(tmp_path) -> None:
@@ -613,14 +539,6 @@ def test_a_preset_that_is_none_is_refused(words, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         study.command_line(Sized, None)
     assert "preset" in capsys.readouterr().err
-
-
-def test_a_table_is_the_same_by_rows_and_by_columns() -> None:
-    rows = [{"n": "1", "W2": "0.5"}, {"n": "20", "W2": "0.25"}]
-    by_columns = study.markdown_table({"n": ["1", "20"], "W2": ["0.5", "0.25"]})
-    assert study.markdown_table(rows) == by_columns
-    with pytest.raises(InputError, match="different titles"):
-        study.markdown_table([*rows, {"n": "3", "W1": "0"}])
 
 
 def test_a_mean_is_shown_with_its_standard_error() -> None:

@@ -88,15 +88,15 @@ def test_a_training_is_measured_once(tmp_path):
         calls.append(1)
         return {"error": 0.5, "missing": NAN, "curve": [1.0, 2.0], "count": len(calls)}
 
-    first = networks.kept(tmp_path, {"width": 3}, run([1.0, 2.0]), examine)
-    again = networks.kept(tmp_path, {"width": 3}, run([1.0, 2.0]), examine)
+    first = networks.cached_record(tmp_path, {"width": 3}, run([1.0, 2.0]), examine)
+    again = networks.cached_record(tmp_path, {"width": 3}, run([1.0, 2.0]), examine)
     assert again["count"] == 1 and again["curve"] == [1.0, 2.0] and np.isnan(again["missing"])
     assert first.keys() == again.keys()
-    assert networks.kept(tmp_path, {"width": 4}, run([1.0, 2.0]), examine)["count"] == 2
-    assert networks.kept(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 3
-    assert networks.kept(tmp_path / "none", {}, run([]), examine)["count"] == 4
+    assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 2.0]), examine)["count"] == 2
+    assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 3
+    assert networks.cached_record(tmp_path / "none", {}, run([]), examine)["count"] == 4
     (tmp_path / networks.RECORD).write_text("words")
-    assert networks.kept(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 5
+    assert networks.cached_record(tmp_path, {"width": 4}, run([1.0, 3.0]), examine)["count"] == 5
 
 
 def test_metrics_that_cannot_be_read_are_refused_and_not_waited_for(tmp_path):

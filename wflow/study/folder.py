@@ -46,11 +46,6 @@ def problem_of_task(task: Mapping[str, Any]) -> "Problem | MeanField":
     return of_particles(task)
 
 
-def configuration(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Configuration of the run that a task makes, its arguments checked."""
-    return problem_of_task(task).config()
-
-
 def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     """Before anything is computed: is this run file free, or that of the run asked for?"""
     problem = problem_of_task(task)

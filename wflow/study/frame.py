@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -683,29 +684,12 @@ def markdown_table(
 
 def machine() -> str:
     """The number of cores and the processor, for the head of a report."""
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        cpuinfo = ""
-    return f"{os.cpu_count()} cores of {processor(cpuinfo)}"
-
-
-def processor(cpuinfo: str) -> str:
-    """Its name and, by the text of Linux's /proc/cpuinfo, its generation and widest vectors.
-
-    Clouds call processors of several generations by one name; family and model tell them apart.
-    """
-    first: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        first.setdefault(key.strip(), value.strip())
-    name = first.get("model name") or platform.processor() or platform.machine()
-    titles = {"cpu family": "family", "model": "model"}
-    details = [f"{title} {first[key]}" for key, title in titles.items() if key in first]
-    flags = first.get("flags", "").split()
-    vectors = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
-    details += [title for flag, title in vectors.items() if flag in flags][:1]
-    return f"{name} ({', '.join(details)})" if details else name
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if found := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            name = found[1]
+    return f"{os.cpu_count()} cores of {name}"
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:

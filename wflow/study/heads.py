@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme
 from wflow._core.command_line import Folder
-from wflow._core.errors import InputError, WflowError
+from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
@@ -33,9 +33,8 @@ from wflow.study.flags import (
     Switch,
     TokenFlags,
     command_line,
-    flags_of,
 )
-from wflow.study.folder import config_differences, configuration, earlier_results
+from wflow.study.folder import earlier_results
 from wflow.study.frame import (
     SUMMARY,
     Finding,
@@ -216,7 +215,7 @@ SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 1)  # times of the token snapshots, in uni
 _MOMENTS = 100  # intervals between the snapshots of runs that are small enough
 _SNAPSHOT_BYTES = 2**23  # of a run file, that they may take
 
-_RUN_FILE = re.compile(r"H\d{5,}\.h5(\.partial|\.parts)?")
+_RUN_FILE = re.compile(r"H\d{5,}\.h5")
 _DRAWN = (".png", ".pdf")
 
 
@@ -286,11 +285,11 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         made = f"In {flags.out}: run files {runs}; {', '.join(FILES)} and {REPORT}; "
         made += f"figures (PNG and PDF) {', '.join(figures)}"
         print(f"\n{printable(made, lines=False)}")
-        others = _other_runs(flags, files, configuration(problem | {"heads": counts[-1]}))
-    if others:
-        lines = [f"Also in {flags.out}, and not in this summary:"]
-        lines += [f"  {other}" for other in others]
-        print("\n" + "\n".join(printable(line, lines=False) for line in lines))
+    written = {file.name for file in files.values()}
+    names = {file.name for file in flags.out.iterdir() if _RUN_FILE.fullmatch(file.name)}
+    if others := ", ".join(sorted(names - written)):
+        text = f"Also in {flags.out}, and not in this summary: {others}. Name their head counts in "
+        print(f"\n{printable(text, lines=False)}--heads, with --resume, to include them.")
     return 0
 
 
@@ -351,26 +350,3 @@ def _stale(flags: StudyFlags, files: dict[int, Path]) -> list[str]:
             or ((one := OF_ONE_RUN.fullmatch(file.stem)) and one[1] in replaced)
         )
     ]
-
-
-def _other_runs(flags: StudyFlags, files: dict[int, Path], asked: dict[str, Any]) -> list[str]:
-    """Run files in the folder that this call has not made: each with what sets it apart."""
-    lines = []
-    for file in sorted(flags.out.iterdir()):
-        run = file.with_name(file.name.removesuffix(".partial").removesuffix(".parts"))
-        if not _RUN_FILE.fullmatch(file.name) or run in files.values():
-            continue
-        try:
-            differ = [key for key in config_differences(run, asked) if key.split(".")[0] != "heads"]
-        except WflowError:
-            lines.append(f"{file.name}, which cannot be read")
-            continue
-        if differ:
-            lines.append(f"{file.name}, which differs in {flags_of(differ, flags)}")
-        else:
-            count = int(run.stem[1:])
-            lines.append(
-                f"{file.name}, of the same settings: add {count} to --heads, with --resume, to "
-                "take it in"
-            )
-    return lines

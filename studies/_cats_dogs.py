@@ -185,7 +185,7 @@ def examine(
     name: str, trained: Trained, setup: Setup, images: nets.data.Images, flags: Any, seed: int
 ) -> Record:
     """All quantities of a trained network, from the file in its folder where it has them."""
-    return networks.kept(
+    return networks.cached_record(
         networks.folder_of(flags.out, name, seed),
         [images.source, asdict(replace(setup, seeds=0, seeds_node=0)), flags.published],
         trained,

@@ -180,7 +180,7 @@ def plan(
 
 def examine(name: str, trained: Trained, setup: Setup, text: Any, flags: Any, seed: int) -> Record:
     """All quantities of a trained network, from the file in its folder where it has them."""
-    return networks.kept(
+    return networks.cached_record(
         networks.folder_of(flags.out, name, seed),
         [text.source, asdict(replace(setup, seeds=0)), flags.encoder, absent()],
         trained,
@@ -298,7 +298,7 @@ def run(experiment: Experiment, flags: Any) -> int:
     listed = models(setup)
     names = networks.chosen(listed, setup.seeds, flags)
     with study.session(experiment.name, flags) as session:
-        text: Any = networks.in_first(flags, lambda: experiment.load(setup, flags))
+        text: Any = networks.on_rank_zero(flags, lambda: experiment.load(setup, flags))
         results = networks.train_all(
             session,
             flags,

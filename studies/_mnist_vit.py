@@ -141,7 +141,7 @@ def examine(
     name: str, trained: Trained, setup: Setup, flags: Any, images: nets.data.Images, seed: int
 ) -> Record:
     """All quantities of a trained network, from the file in its folder where it has them."""
-    return networks.kept(
+    return networks.cached_record(
         networks.folder_of(flags.out, name, seed),
         [images.source, asdict(replace(setup, seeds=0)), flags.cost, flags.noise_on],
         trained,

@@ -196,7 +196,7 @@ def examine(
     size, _ = models(setup)[name]
     setting = [asdict(setup) | {"seeds": None}, corpus.text.source, metric()]
     folder = networks.folder_of(out, name, seed)
-    return networks.kept(
+    return networks.cached_record(
         folder, setting, training, lambda: measured(training, size, setup, corpus, seed)
     )
 

@@ -229,7 +229,7 @@ def examine(
     setting = [asdict(setup) | {"seeds": None}, text.source]
     folder = networks.folder_of(out, name, seed)
     model = MODELS[name]
-    return networks.kept(
+    return networks.cached_record(
         folder, setting, training, lambda: measured(model, training, setup, text, seed)
     )
 

@@ -200,7 +200,7 @@ def measured(name: str, setup: Setup, flags: Any, training: Trained, seed: int) 
     """All quantities of a trained network, kept beside its checkpoint."""
     setting = asdict(replace(setup, seeds=0))
     folder = networks.folder_of(flags.out, name, seed)
-    return networks.kept(
+    return networks.cached_record(
         folder, setting, training, lambda: examine(name, setup, flags, training, seed)
     )
 

@@ -394,7 +394,9 @@ def examine(name: str, training: Trained, tools: Tools, out: Path, seed: int) ->
     """All quantities of a trained flow, kept beside its checkpoint."""
     setting = asdict(tools.setup) | {"seeds": None}
     folder = networks.folder_of(out, name, seed)
-    return networks.kept(folder, setting, training, lambda: measured(name, training, tools, seed))
+    return networks.cached_record(
+        folder, setting, training, lambda: measured(name, training, tools, seed)
+    )
 
 
 SCALARS = {

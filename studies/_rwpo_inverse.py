@@ -310,7 +310,7 @@ def measured(name: str, setup: Setup, flags: Any, training: Trained, seed: int) 
     """All quantities of a trained flow, kept beside its checkpoint."""
     setting = [repr(setup.cases[split(name)[0]]), setup.pairs, setup.ranked, setup.draws]
     folder = networks.folder_of(flags.out, name, seed)
-    return networks.kept(
+    return networks.cached_record(
         folder, setting, training, lambda: examine(name, setup, flags, training, seed)
     )
 

@@ -220,7 +220,7 @@ def plan(model: Model, setup: Setup, data: Data, flags: Any, seed: int) -> Run:
 
 def examine(name: str, trained: Trained, setup: Setup, data: Data, flags: Any, seed: int) -> Record:
     """All quantities of a trained network, from the file in its folder where it has them."""
-    return networks.kept(
+    return networks.cached_record(
         networks.folder_of(flags.out, name, seed),
         [data.reviews.source, asdict(replace(setup, seeds=0, seeds_free=0)), flags.published],
         trained,

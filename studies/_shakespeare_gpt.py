@@ -195,7 +195,7 @@ def examine(
         tokens = nets.data.replace_tokens(text.test, rate, text.vocabulary, seed)
         return loss_on(trained.model, tokens, setup.context, trained.device)
 
-    return networks.kept(
+    return networks.cached_record(
         networks.folder_of(flags.out, name, seed),
         [text.source, asdict(replace(setup, seeds=0)), flags.encoder, absent()],
         trained,

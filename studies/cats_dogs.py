@@ -121,7 +121,7 @@ def main() -> int:
     listed = models(setup)
     names = networks.chosen(listed, seeds(setup), flags)
     with study.session("cats_dogs", flags) as session:
-        images = networks.in_first(flags, lambda: load(setup, flags))
+        images = networks.on_rank_zero(flags, lambda: load(setup, flags))
         results = networks.train_all(
             session,
             flags,

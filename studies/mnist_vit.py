@@ -156,7 +156,7 @@ def main() -> int:
     setup = networks.with_flags(PRESETS[flags.preset], flags)
     names = networks.chosen(MODELS, setup.seeds, flags)
     with study.session("mnist_vit", flags) as session:
-        images = networks.in_first(flags, lambda: load(setup, flags))
+        images = networks.on_rank_zero(flags, lambda: load(setup, flags))
         results = networks.train_all(
             session,
             flags,

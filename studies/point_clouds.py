@@ -220,7 +220,7 @@ def main() -> int:
     listed = models(setup)
     names = networks.chosen(listed, setup.seeds, flags)
     with study.session("point_clouds", flags) as session:
-        clouds = networks.in_first(flags, lambda: load(setup, flags))
+        clouds = networks.on_rank_zero(flags, lambda: load(setup, flags))
         test = test_set(setup, clouds, flags)
         results = networks.train_all(
             session,
@@ -228,7 +228,7 @@ def main() -> int:
             names,
             setup.seeds,
             lambda name, seed: plan(name, setup, clouds, test, flags, seed),
-            lambda name, seed, training: networks.kept(
+            lambda name, seed, training: networks.cached_record(
                 networks.folder_of(flags.out, name, seed),
                 [setup.test, setup.points, flags.published],
                 training,

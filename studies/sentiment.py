@@ -222,7 +222,7 @@ def main() -> int:
 
         @lru_cache(maxsize=1)
         def loaded(split: int) -> Data:
-            return networks.in_first(flags, lambda: load(setup, flags, split))
+            return networks.on_rank_zero(flags, lambda: load(setup, flags, split))
 
         def of(seed: int) -> Data:  # the published split is another one for each seed
             return loaded(seed if flags.published else 0)

@@ -222,7 +222,7 @@ def main() -> int:
     listed = models(setup, flags.ablation)
     names = networks.chosen(listed, setup.seeds, flags)
     with study.session("shakespeare_gpt", flags) as session:
-        text = networks.in_first(flags, lambda: load(setup, flags))
+        text = networks.on_rank_zero(flags, lambda: load(setup, flags))
         results = networks.train_all(
             session,
             flags,

@@ -240,14 +240,14 @@ def train_all(
             if seed >= _seeds_of(seeds, name):
                 continue
             found = _trained(session, flags, name, seed, plan(name, seed))
-            record = in_first(flags, partial(examine, name, seed, found))
+            record = on_rank_zero(flags, partial(examine, name, seed, found))
             record |= {"diverged": found.diverged}
             results.records[name].append(record)
             results.histories[name].append(found.history)
     return results
 
 
-def in_first(flags: NetFlags, task: Callable[[], Result]) -> Result:
+def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:
     """Do something in the first process of torchrun alone, whose result all of them get."""
     return nets.train.team(flags.device).share(task)
 
@@ -277,7 +277,9 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
     return Trained(run.model.to(device).eval(), history, device, diverged)
 
 
-def kept(folder: "Path", setting: object, run: Trained, examine: Callable[[], Record]) -> Record:
+def cached_record(
+    folder: "Path", setting: object, run: Trained, examine: Callable[[], Record]
+) -> Record:
     """What was measured of a training, from record.json in its folder or measured now.
 
     A study that is resumed measures nothing again. The record is that of the same training, known

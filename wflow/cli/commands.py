@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(name: str) -> str:
-    """The end of the message about an unknown command."""
+    """Return the end of the message about an unknown command."""
     if hint := did_you_mean(name, _NAMES):
         return hint
     if name.removesuffix(".py") in studies.names():

@@ -105,7 +105,7 @@ def run(name: str = "", *flags: str) -> int:
 
 
 def _status(stop: SystemExit) -> int:
-    """The exit status that Python makes of what was given to `sys.exit`."""
+    """Return the exit status that Python makes of what was given to `sys.exit`."""
     if isinstance(stop.code, str):
         print(printable(stop.code), file=sys.stderr)
         return 1

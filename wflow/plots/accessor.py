@@ -109,7 +109,7 @@ class RunAccessor:
         return found
 
     def budget(self) -> Dataset:
-        r"""The energy at both ends of the run, and what each term of the balance added to it.
+        r"""Return the energy at both ends of the run, and what each term of the balance added.
 
         Returns
         -------
@@ -218,7 +218,7 @@ class RunAccessor:
         return verify.verify(self._ds, verify.TOLERANCE if tolerance is None else tolerance)
 
     def w2(self, to: str | Path | ArrayLike | Dataset = "final", **options: Any) -> DataArray:
-        """Wasserstein distances W₂ of the token snapshots along the run.
+        """Return Wasserstein distances W₂ of the token snapshots along the run.
 
         Parameters
         ----------
@@ -244,7 +244,7 @@ class RunAccessor:
     def clusters(
         self, scale: float = SCALE, *, quantities: Sequence[str] | None = None, **options: Any
     ) -> Dataset:
-        """Clusters, order and entropy of the tokens at every snapshot of the run.
+        """Return clusters, order and entropy of the tokens at every snapshot of the run.
 
         Parameters
         ----------
@@ -307,7 +307,7 @@ class RunAccessor:
         )
 
     def _title(self) -> str:
-        """Law, flow, direction and scheme."""
+        """Return law, flow, direction and scheme."""
         config, attrs = self.config, self._ds.attrs
         if "metric" in attrs and "tau" in attrs:  # of wflow.jko
             return f"{attrs.get('title')}, metric {attrs['metric']}, {attrs.get('direction', '?')}"
@@ -324,7 +324,7 @@ class RunAccessor:
         return ", ".join(words)
 
     def _facts(self) -> list[str]:
-        """Sizes, times, and whether the run is complete."""
+        """Return sizes, times, and whether the run is complete."""
         ds, config = self._ds, self.config
         sizes = ds.sizes
         paths = sizes.get("path", 1)
@@ -345,7 +345,7 @@ class RunAccessor:
         return facts
 
     def _rows(self) -> list[tuple[str, str, float, float]]:
-        """Lines of the table: name, name in words, mean over the paths, standard error."""
+        """Return lines of the table: name, name in words, mean over the paths, standard error."""
         ds = self._ds
         if not ds.sizes.get("time"):
             return []
@@ -362,7 +362,7 @@ class RunAccessor:
         return rows
 
     def _curves(self) -> list[tuple[str, str]]:
-        """Captions and drawings of what goes over time."""
+        """Return captions and drawings of what goes over time."""
         captions = _LEVELS | {"edi_residual": "residual"}
         curves = []
         for name, words in captions.items():
@@ -380,7 +380,7 @@ class RunAccessor:
 
 
 def _mean(ds: Dataset, name: str, place: int) -> tuple[float, float]:
-    """Mean and standard error over the paths at a place in time, NaN where nothing is known."""
+    """Return mean and standard error over the paths at a place in time; NaN where unknown."""
     from wflow.analysis.fits import mean_and_error
 
     values = np.atleast_1d(np.asarray(ds[name].isel(time=place).values, float))
@@ -399,7 +399,7 @@ def _number(mean: float, error: float) -> str:
 
 
 def _of_node(node: xarray.DataTree) -> RunAccessor:
-    """The accessor of the Dataset in a node of a tree."""
+    """Return the accessor of the Dataset in a node of a tree."""
     return RunAccessor(node.to_dataset())
 
 

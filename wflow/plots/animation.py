@@ -140,7 +140,7 @@ def animate(
 
 
 def _chosen(run: "Dataset", path: Any, frames: int) -> tuple[NDArray, NDArray, str]:
-    """Times (k,), tokens (k, n, 2 or 3) in the axes shown, and what the title says of them."""
+    """Return times (k,), tokens (k, n, 2 or 3) in the axes shown, and a note for the title."""
     time, stored = snapshots(run, "tokens", path, most=frames, least=3)
     n, d = stored.sizes["token"], stored.sizes["axis"]
     few = evenly(n, MAX_TOKENS)
@@ -161,7 +161,7 @@ def _chosen(run: "Dataset", path: Any, frames: int) -> tuple[NDArray, NDArray, s
 
 
 def _colours(colour: Any, n: int) -> NDArray:
-    """Colours (n, 3) of the tokens on the near side."""
+    """Return colours (n, 3) of the tokens on the near side."""
     from matplotlib.colors import to_rgba_array
 
     try:
@@ -177,7 +177,7 @@ def _colours(colour: Any, n: int) -> NDArray:
 
 
 def _curve(run: "Dataset", path: int) -> tuple[str, NDArray, NDArray, bool] | None:
-    """Label, times and values of the curve beside the tokens, and whether its axis is log."""
+    """Return label, times and values of the curve beside the tokens, and whether it is log."""
     numbers = np.asarray(run["path"].values if "path" in run else (), dtype=int)
     places = np.flatnonzero(numbers == path)
     names = {
@@ -202,7 +202,7 @@ def _animation(
     fps: float,
     dpi: float,
 ) -> "FuncAnimation":
-    """The animation, of artists that are updated in place."""
+    """Return the animation, of artists that are updated in place."""
     from wflow.plots.inline import Animation, Stage
 
     beside = _curve(run, path)

@@ -113,7 +113,7 @@ def bifurcation(
 
 
 def _branches(given: Any) -> dict[str, Dataset]:
-    """Branches by their labels, of one branch or of a dict of them."""
+    """Return branches by their labels, of one branch or of a dict of them."""
     found = {"": given} if hasattr(given, "data_vars") else given
     if not isinstance(found, Mapping) or not found:
         raise InputError(
@@ -129,7 +129,7 @@ def _branches(given: Any) -> dict[str, Dataset]:
 
 
 def _curve(ds: Dataset, name: str, relative: bool) -> tuple[NDArray, ...]:
-    """Places, values, whether segments are stable, and which points are folds and the start."""
+    """Return places, values, stable segments, and which points are folds and the start."""
     if name == "free_energy_difference":
         require(ds, ["free_energy", "free_energy_uniform"], "It is made by wflow.stationary.branch")
         y = np.asarray(ds["free_energy"] - ds["free_energy_uniform"], float)
@@ -156,7 +156,7 @@ def _curve(ds: Dataset, name: str, relative: bool) -> tuple[NDArray, ...]:
 
 
 def _parts(solid: NDArray) -> Iterator[tuple[slice, bool]]:
-    """The stretches of segments of one kind, as slices of their points."""
+    """Yield the stretches of segments of one kind, as slices of their points."""
     first = 0
     for k in range(1, len(solid) + 1):
         if k == len(solid) or solid[k] != solid[first]:

@@ -39,7 +39,7 @@ class Curve:
 
     @classmethod
     def of_paths(cls, name: str, role: str, values: Floats, hidden: bool = False) -> Curve:
-        """The mean over the paths of (paths, k), and the band of the middle 80 % of them."""
+        """Return the mean over the paths of (paths, k), and the band of the middle 80 % of them."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # times without any value have no mean
             mean = np.nanmean(values, axis=0)
@@ -69,7 +69,7 @@ class Chart:
     caption: str
 
     def data(self) -> dict[str, Any]:
-        """The chart for the script: texts, and numbers in base64."""
+        """Return the chart for the script: texts, and numbers in base64."""
         return {
             "title": plain(self.title),
             "xlabel": self.xlabel,
@@ -99,7 +99,7 @@ class Chart:
         }
 
     def svg(self) -> str:
-        """The chart as a static figure in the colours of the page."""
+        """Draw the chart as a static figure in the colours of the page."""
         height = len(self.panels) * (_TALL + 26) + 26
         own = [curve.x for panel in self.panels for curve in panel.curves if curve.x is not None]
         ends = _limits([self.x, *own], False)
@@ -118,7 +118,7 @@ class Chart:
     def _panel(
         self, panel: Panel, top: float, ends: tuple[float, float], last: bool
     ) -> Iterator[str]:
-        """The parts of one panel, whose upper edge is at `top`."""
+        """Yield the parts of one panel, whose upper edge is at `top`."""
         plot = _WIDTH - _LEFT - _RIGHT
         drawn = [curve for curve in panel.curves if not curve.hidden]
         bands = [v for c in drawn for v in (c.y, c.low, c.high) if v is not None]
@@ -160,7 +160,7 @@ class Chart:
             )
 
     def figure(self, name: str) -> str:
-        """Both forms of the chart, of which the page shows one."""
+        """Return both forms of the chart, of which the page shows one."""
         title, caption = escaped(self.title), escaped(self.caption)
         panels = len(self.panels)
         return (
@@ -171,7 +171,7 @@ class Chart:
 
 
 def _packed(values: Floats) -> dict[str, str]:
-    """Numbers in base64, in single precision where their range admits it."""
+    """Return numbers in base64, in single precision where their range admits it."""
     array = np.asarray(values, dtype=float)
     known = np.abs(array[np.isfinite(array) & (array != 0)])
     fits = not known.size or (known.max() < 1e37 and known.min() > 1e-35)
@@ -180,7 +180,7 @@ def _packed(values: Floats) -> dict[str, str]:
 
 
 def _limits(arrays: Iterable[Floats], log: bool) -> tuple[float, float]:
-    """Ends of an axis, in powers of ten for a log one."""
+    """Return ends of an axis, in powers of ten for a log one."""
     low, high = math.inf, -math.inf
     for values in arrays:
         known = np.asarray(values, float)
@@ -197,7 +197,7 @@ def _limits(arrays: Iterable[Floats], log: bool) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
-    """Places and labels of round numbers between two ends."""
+    """Return places and labels of round numbers between two ends."""
     if log and high - low > 1:
         step = max(1, round((high - low) / 5))
         powers = range(math.ceil(low), math.floor(high) + 1, step)
@@ -216,7 +216,7 @@ def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
 
 
 def _pieces(*arrays: Floats) -> Iterator[slice]:
-    """The stretches without gaps of curves that share their places."""
+    """Yield the stretches without gaps of curves that share their places."""
     known = np.logical_and.reduce([np.isfinite(a) for a in arrays])
     edges = np.flatnonzero(np.diff(np.r_[0, known.astype(np.int8), 0]))
     for start, end in zip(edges[::2], edges[1::2], strict=True):
@@ -282,11 +282,11 @@ def sparkline(time: ArrayLike, values: ArrayLike, width: int = 220, height: int 
 
 
 def plain(value: Any, longest: int = 2000) -> str:
-    """Any value as printable text, cut where it is long."""
+    """Convert any value to printable text, cut where it is long."""
     text = printable(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
     return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 def escaped(value: Any) -> str:
-    """Any value as text of a page."""
+    """Convert any value to text of a page."""
     return html.escape(plain(value), quote=True)

@@ -125,7 +125,7 @@ def density_snapshots(
 def densities(
     ds: "Dataset", which: Any, times: Sequence[float] | None = None, **limits: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Times (k,), densities (k, cell) and centres of the cells (cell, d), by `snapshots`."""
+    """Return times (k,), densities (k, cell) and centres of the cells (cell, d), by `snapshots`."""
     require(ds, ["centres"], "Solve it with wflow.meanfield.solve")
     drawn, values = snapshots(ds, "density", which, times, **limits)
     return drawn, np.asarray(values.values, float), np.asarray(ds["centres"].values, float)
@@ -201,7 +201,7 @@ def free_energy_over_time(ds: "Dataset") -> "Figure":
 
 
 def _curves(axis: "Axes", centres: Floats, times: Floats, values: Floats) -> None:
-    """Densities on the circle over the angle, early ones lighter."""
+    """Draw densities on the circle over the angle, early ones lighter."""
     from matplotlib import colormaps
 
     angle, order = angles_of(centres)
@@ -214,7 +214,7 @@ def _curves(axis: "Axes", centres: Floats, times: Floats, values: Floats) -> Non
 
 
 def angles_of(centres: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """Angles from -pi to pi, in order and closed, and the cells that they belong to."""
+    """Return angles from -pi to pi, in order and closed, and the cells that they belong to."""
     angle = np.arctan2(centres[:, 1], centres[:, 0])
     order = np.argsort(angle, kind="stable")
     around = np.concatenate([angle[order], angle[order[:1]] + 2 * np.pi])
@@ -222,7 +222,7 @@ def angles_of(centres: Floats) -> tuple[Floats, NDArray[np.intp]]:
 
 
 def angle_axis(axis: "Axes") -> None:
-    """Ticks and labels of an axis of angles, and of the density over it."""
+    """Set ticks and labels of an axis of angles, and of the density over it."""
     axis.set(xlim=(-np.pi, np.pi), xlabel=r"Angle $\theta$", ylabel=r"Density $\rho$")
     axis.set_xticks(
         np.pi * np.arange(-2, 3) / 2, [r"$-\pi$", r"$-\pi/2$", "0", r"$\pi/2$", r"$\pi$"]
@@ -230,7 +230,7 @@ def angle_axis(axis: "Axes") -> None:
 
 
 def colours_of(values: Floats) -> "Normalize":
-    """Scale of the colours of densities (..., cell) on the sphere."""
+    """Return the scale of the colours of densities (..., cell) on the sphere."""
     from matplotlib.colors import LogNorm, Normalize
 
     high = float(np.nanmax(values))
@@ -240,7 +240,7 @@ def colours_of(values: Floats) -> "Normalize":
 
 
 def pixels_of(centres: Floats, pixels: int = _PIXELS) -> Callable[[Floats], Floats]:
-    """Function from values over cells (cell,) to what is seen of the sphere, (pixels, pixels).
+    """Return the function from values over cells (cell,) to what is seen, (pixels, pixels).
 
     Values are interpolated linearly in the Delaunay triangles of the centres, which a stereographic
     projection carries into the plane; beside the sphere they are those of its rim.
@@ -292,7 +292,7 @@ def ball(axis: "Axes", picture: Floats, norm: "Normalize") -> "AxesImage":
 def moving(
     run: "Dataset", path: Any, frames: int
 ) -> tuple[Floats, "Callable[[Axes], tuple[list[Any], Callable[[int], None]]]"]:
-    """Times of the densities of a path, and what draws the first and moves to another.
+    """Return the times of the densities of a path, and what draws the first and moves to another.
 
     Raises
     ------

@@ -103,7 +103,7 @@ def require(ds: "Dataset", names: Sequence[str], advice: str) -> None:
 
 
 def budget_advice(ds: "Dataset", name: str = "") -> str:
-    """Advice for a run without a variable, or some terms, of the energy budget."""
+    """Return advice for a run without a variable, or some terms, of the energy budget."""
     if name == "speed_sq":
         return schema.solve_with("budget=False")
     advice = schema.solve_with("budget=True")
@@ -116,7 +116,7 @@ def budget_advice(ds: "Dataset", name: str = "") -> str:
 
 
 def head_count(ds: "Dataset") -> int:
-    """Number H of heads of a run.
+    """Return the number H of heads of a run.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def config(ds: "Dataset") -> dict[str, Any]:
 
 
 def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
-    """Times (k,) and values (paths, k) of a recorded variable, thinned, infinities as NaN."""
+    """Return times (k,) and values (paths, k) of a variable, thinned, infinities as NaN."""
     if name not in ds or set(ds[name].dims) != {"path", "time"}:
         known = name in schema.VARIABLES
         require(
@@ -161,7 +161,7 @@ def series(ds: "Dataset", name: str) -> tuple[NDArray, NDArray]:
 
 
 def stored_path(ds: "Dataset", path: Any, what: str) -> int:
-    """Place of a path among those whose snapshots a run keeps.
+    """Return the place of a path among those whose snapshots a run keeps.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def snapshots(
     most: int = MAX_PANELS,
     least: int = 1,
 ) -> tuple[NDArray, "DataArray"]:
-    """Times (k,) and values (snapshot, ...) to draw, without snapshots that were never reached.
+    """Return times (k,) and values (snapshot, ...) to draw, of snapshots that were reached.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def grid(
 
 @contextmanager
 def panel(ax: "Axes | None", width: float, height: float) -> Iterator[tuple["Figure", "Axes"]]:
-    """Figure of one panel in the style of wflow, or the given Axes in the style of its owner.
+    """Give a figure of one panel in the style of wflow, or the given Axes in their own style.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def curve(
     band_alpha: float,
     **line: Any,
 ) -> None:
-    """Mean over the paths of (paths, k), and a band: percentiles, or error of the mean."""
+    """Draw the mean over the paths of (paths, k), and a band: percentiles, or error of the mean."""
     recorded = np.isfinite(values).any(axis=0)
     time, values = time[recorded], values[:, recorded]
     marked = line.get("markevery")
@@ -334,12 +334,12 @@ def curve(
 
 
 def evenly(count: int, most: int) -> NDArray[np.intp]:
-    """At most so many of `count` places at even distances, the first and the last among them."""
+    """Return at most so many of `count` places at even distances, with the first and the last."""
     return np.unique(np.round(np.linspace(0, count - 1, min(count, most))).astype(np.intp))
 
 
 def spaced(length: int, marks: int, curve: int, curves: int) -> list[int]:
-    """Indices of some markers per curve, shifted from curve to curve so that they do not meet."""
+    """Return places of some markers of a curve, shifted from curve to curve so that none meet."""
     offset = (curve + 0.5) / max(curves, 1)
     places = (np.arange(marks) + offset) / marks * (length - 1)
     return [int(p) for p in np.unique(np.round(places))]
@@ -369,7 +369,7 @@ def log_axis(axis: "Axes") -> None:
 
 
 def facts(ds: "Dataset", heads: bool = True, paths: bool = True) -> str:
-    """Sizes of the run, for the title of a figure."""
+    """Return sizes of the run, for the title of a figure."""
     facts = [f"$H$ = {head_count(ds)}"] if heads else []
     facts += [f"${s}$ = {ds.sizes[k]}" for s, k in (("n", "token"), ("d", "axis")) if k in ds.sizes]
     kappa = config(ds).get("kappa")
@@ -383,14 +383,14 @@ def facts(ds: "Dataset", heads: bool = True, paths: bool = True) -> str:
 
 
 def band_note(band: Band) -> str:
-    """Meaning of a band, for the end of a title."""
+    """Return the meaning of a band, for the end of a title."""
     if band == "error":
         return "; band: ± standard error"
     return f"; band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
 
 
 def mean_text(values: NDArray) -> str:
-    """Mean ± standard error of (paths,), with as many digits as the error has meaning for."""
+    """Return mean ± standard error of (paths,), with the digits that the error gives meaning."""
     known = values[np.isfinite(values)]
     if not known.size:
         return "not finite"
@@ -404,13 +404,13 @@ def mean_text(values: NDArray) -> str:
 
 
 def at_end(values: NDArray) -> NDArray:
-    """Values (paths,) of (paths, k) at the last time at which any is finite; NaN for none."""
+    """Return values (paths,) of (paths, k) at the last time at which any is finite; or NaN."""
     known = np.flatnonzero(np.isfinite(values).any(axis=0))
     return values[:, known[-1]] if known.size else np.full(len(values), np.nan)
 
 
 def last_mean(values: NDArray) -> float:
-    """Mean over the paths of (paths, k) at the last time that was recorded; -inf for none."""
+    """Return the mean over the paths of (paths, k) at the last recorded time; -inf for none."""
     last = at_end(values)
     known = last[np.isfinite(last)]
     return float(known.mean()) if known.size else -math.inf

@@ -84,7 +84,7 @@ class Stage(Figure):
             fname.write(self._frame(float(dpi)).tobytes())
 
     def picture(self, dpi: float) -> Image.Image:
-        """The frame in the 256 colours of the first one: it takes less space and less time."""
+        """Return the frame in the 256 colours of the first one, which takes less space and time."""
         frame = Image.fromarray(self._frame(dpi)).convert("RGB")
         if self._palette is None:
             self._palette = self._with_later(frame).quantize(256)
@@ -94,7 +94,7 @@ class Stage(Figure):
         return frame.quantize(palette=self._palette, dither=Image.Dither.NONE)
 
     def _with_later(self, frame: Image.Image) -> Image.Image:
-        """The frame beside as large a field of the colours of later frames."""
+        """Return the frame beside as large a field of the colours of later frames."""
         if self._later is None:
             return frame
         rows = np.repeat(self._later, -(-frame.height // len(self._later)), axis=0)[: frame.height]

@@ -98,7 +98,7 @@ def draw_histories(
 
 
 def lines(panels: Mapping[str, tuple[str, Sequence[Line]]], ylabel: str) -> "Figure":
-    """Panels of lines: title -> (label of the axis, lines).
+    """Draw panels of lines: title -> (label of the axis, lines).
 
     Settings that span a factor of eight or more have a log axis, linear below the smallest positive
     one where zero is among them.
@@ -150,12 +150,12 @@ def _legend(figure: "Figure", axis: "Axes", seeds: int) -> None:
 
 
 def _band_title(seeds: int) -> str | None:
-    """Meaning of line and band, for the title of a legend."""
+    """Return the meaning of line and band, for the title of a legend."""
     return f"Mean and range of {seeds} seeds" if seeds > 1 else None
 
 
 def _uneven(axis: "Axes", at: np.ndarray) -> None:
-    """Scale on which settings have distances that can be seen, and no ticks of its own."""
+    """Choose a scale on which the distances of the settings can be seen, without minor ticks."""
     from matplotlib.ticker import NullLocator
 
     positive = at[at > 0]
@@ -168,7 +168,7 @@ def _uneven(axis: "Axes", at: np.ndarray) -> None:
 
 
 def _tick_labels(axis: "Axes", at: np.ndarray) -> list[str]:
-    """Labels of settings in order; one that the next would touch is left out, its tick stays."""
+    """Return labels of settings in order, without those that the next would touch."""
     places = axis.xaxis.get_transform().transform(at)
     near = np.append(np.diff(places) < 0.09 * np.ptp(places), False)
     return ["" if hidden else f"{value:g}" for value, hidden in zip(at, near, strict=True)]
@@ -177,7 +177,7 @@ def _tick_labels(axis: "Axes", at: np.ndarray) -> list[str]:
 def thinned(
     x: np.ndarray, values: np.ndarray, most: int = SMOOTHED
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means over groups of neighbouring steps, at most so many of them."""
+    """Return means over groups of neighbouring steps, at most so many of them."""
     group = -(-len(x) // most)
     if group == 1:
         return x, values

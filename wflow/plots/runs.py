@@ -195,7 +195,7 @@ def gradient_over_time(
 
 
 def _by_heads(given: Any) -> dict[int, Dataset]:
-    """Runs by their head counts, of one run or of a dict of runs."""
+    """Return runs by their head counts, of one run or of a dict of runs."""
     if hasattr(given, "data_vars"):  # a Dataset is a Mapping, too
         check_run(given)
         return {head_count(given): given}
@@ -636,7 +636,7 @@ def plot_run(ds: Dataset, out_dir: str | Path) -> list[Path]:
 
 
 def run_figures(ds: Dataset) -> Iterator[tuple[str, Figure]]:
-    """The figures of `plot_run`, each with the name of its files."""
+    """Yield the figures of `plot_run`, each with the name of its files."""
     prefix = f"{_stem(ds)}_"
     if "tokens_mean" in ds and ds.sizes.get("path", 1) > 1:
         yield prefix + "tokens_mean", token_snapshots(ds)

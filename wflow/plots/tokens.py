@@ -32,7 +32,7 @@ WIDTH, HEIGHT = 1.22, 1.36  # of a sphere's panel: space for the names of the ax
 
 
 def principal_axes(points: NDArray[np.floating], count: int = 2) -> tuple[NDArray, NDArray]:
-    """First principal axes (count, d) of points (m, d) about the origin, and their shares."""
+    """Return the first principal axes (count, d) of points (m, d), and their shares."""
     moment = points.T @ points
     size, axes = np.linalg.eigh(moment)
     first = axes[:, ::-1][:, :count].T
@@ -89,7 +89,7 @@ def sphere(axis: "Axes", points: NDArray[np.floating], names: Sequence[str] = _A
 
 
 def by_depth(depth: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.floating]]:
-    """Order of points from far to near, and how near each is in this order, from 0 to 1."""
+    """Return the order of points from far to near, and how near each is, from 0 to 1."""
     order = np.argsort(depth)
     near = (np.clip(depth[order], -1, 1) + 1) / 2
     # The step at depth 0 tells the two sides apart where a plain ramp would not.
@@ -101,13 +101,13 @@ def _size(n: int) -> float:
 
 
 def view() -> NDArray:
-    """Rows: right, up, and towards the viewer."""
+    """Return the directions to the right, up, and towards the viewer."""
     ca, sa, ce, se = np.cos(AZIMUTH), np.sin(AZIMUTH), np.cos(ELEVATION), np.sin(ELEVATION)
     return np.array([[-sa, ca, 0.0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]])
 
 
 def globe(axis: "Axes", names: Sequence[str] = _AXES) -> None:
-    """Shaded ball with parallels and meridians every 30 degrees and the axes by name."""
+    """Draw a shaded ball with parallels and meridians every 30 degrees and the axes by name."""
     from matplotlib.patheffects import withStroke
 
     turn = view()
@@ -257,7 +257,7 @@ def _draw_cloud(axis: "Axes", points: NDArray, names: tuple[str, ...], first: bo
 
 
 def _principal_axes(ds: "Dataset", cloud: NDArray) -> tuple[NDArray, str]:
-    """First two principal axes (2, d) of the mean tokens at all snapshots, and whose they are."""
+    """Return the principal axes (2, d) of the mean tokens at all snapshots, and whose they are."""
     if "tokens_mean" in ds:
         points = ds["tokens_mean"].transpose("snapshot", "token", "axis").values
         points = points[np.isfinite(points).all(axis=(1, 2))]

@@ -333,7 +333,7 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
 
 
 def _preset(flags: type[AnyFlags]) -> AnyFlags:
-    """The flags with the defaults of the preset that the command line names, as `--help` says."""
+    """Return the flags with the defaults of the preset that the command line names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", nargs="?")
     name = parser.parse_known_args(sys.argv[1:])[0].preset if flags.presets else None
@@ -360,7 +360,7 @@ _DEFAULTS = {
 
 
 def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegistry:
-    """How `tyro` reads `SaveAt` and `Compute`: every field but the budget, which studies need."""
+    """Say how `tyro` reads `SaveAt` and `Compute`: every field but the budget."""
     registry = tyro.constructors.ConstructorRegistry()
     taken = {field.name for field in fields(flags)}
 
@@ -398,7 +398,7 @@ def _options_of(flags: type[OutputFlags]) -> tyro.constructors.ConstructorRegist
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """What the docstring of a dataclass says of its fields, as sentences for `--help`."""
+    """Return what the docstring of a dataclass says of its fields, as sentences for `--help`."""
     given = inspect.getdoc(kind) or ""
     lines = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", given, re.MULTILINE)
     # What None means is shown as the default.
@@ -411,7 +411,7 @@ def flag(name: str) -> str:
 
 
 def listed(values: Any) -> str:
-    """Numbers as the command line takes them."""
+    """Return numbers as the command line takes them."""
     return " ".join(map(_number_text, values))
 
 
@@ -449,7 +449,7 @@ def distinct(values: Sequence[float], name: str, least: int = 1) -> None:
 
 
 def _of_tokens(flags: Flags) -> str:
-    """The flags that decide on the initial tokens; a study without `TokenFlags` names its own."""
+    """Name the flags that decide on the initial tokens; a study may have others than these."""
     if isinstance(flags, TokenFlags):
         return "--tokens, --n, --d or --tokens-seed"
     names = [name for name in ("n", "d", "paths", "reference") if hasattr(flags, name)]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def problem_of_task(task: Mapping[str, Any]) -> "Problem | MeanField":
-    """What `wflow.solve`, or `wflow.meanfield.solve` for a mesh, is asked for, checked."""
+    """Check and return what `wflow.solve`, or for a mesh `meanfield.solve`, is asked for."""
     # These load Numba.
     if "mesh" in task:
         from wflow.meanfield.solver import problem_of_task as of_equation
@@ -47,7 +47,7 @@ def problem_of_task(task: Mapping[str, Any]) -> "Problem | MeanField":
 
 
 def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
-    """Before anything is computed: is this run file free, or that of the run asked for?"""
+    """Check, before anything is computed, that a run file is free or that of the run asked for."""
     problem = problem_of_task(task)
     if flags.overwrite or (run_status(file) == "absent" and not manifest_of(file).exists()):
         check_target(file, problem.layout(), overwrite=flags.overwrite)
@@ -68,7 +68,7 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
 
 
 def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
-    """Keys in which the configuration of a run file differs from the one asked for."""
+    """Return the keys in which the configuration of a run file differs from the one asked for."""
     if run_status(file) == "absent":
         return differences(manifest_config(file), json.loads(config_text(asked)))
     with _open(file) as ds:
@@ -77,7 +77,7 @@ def config_differences(file: Path, asked: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
-    """The run of that name, unfinished or not; signals wait, for HDF5 closes no file halfway."""
+    """Open a run, unfinished or not; signals wait, as HDF5 closes no file halfway."""
     with signals_held(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is not complete is why it is resumed
         partial = run_status(file) == "partial"
@@ -86,7 +86,7 @@ def _open(file: Path) -> Iterator[Any]:
 
 
 def keep_or_replace(file: Path, flags: Flags) -> dict[str, Any]:
-    """Arguments of `solve` that say what becomes of an earlier run file."""
+    """Return arguments of `solve` that say what becomes of an earlier run file."""
     if flags.overwrite or (flags.resume and never_started(file)):
         return {"out": file, "if_exists": "overwrite"}
     return {"out": file, "if_exists": "resume" if flags.resume else "error"}
@@ -132,7 +132,7 @@ def study_folder(folder: Path) -> Iterator[None]:
 
 
 def earlier_results(folder: Path) -> set[str]:
-    """Names of the files that an earlier summary of this folder gives as its own."""
+    """Return the names of the files that an earlier summary of this folder gives as its own."""
     document = summary_document(folder / "summary.json")
     figures, texts = (document.get(key, []) for key in ("figures", "texts"))
     names = {"summary.h5", "summary.json", "summary.md"} if document else set[str]()

@@ -520,7 +520,7 @@ def session(name: str, flags: OutputFlags) -> Iterator[Session]:
 
 
 def _security(flags: Flags) -> Any:
-    """The certificates for --scheduler, or None."""
+    """Return the certificates for --scheduler, or None."""
     return security_of(flags.tls_ca_file, flags.tls_cert, flags.tls_key)
 
 
@@ -534,7 +534,7 @@ def _first_process(flags: OutputFlags) -> bool:
 
 
 def _after_signal(flags: OutputFlags) -> str:
-    """What a message says after the name of a signal that ended a study."""
+    """Say what a message adds to the name of a signal that ended a study."""
     if not flags.out.is_dir():
         return "ended the study before it wrote anything"
     instead = " in the place of --overwrite" if flags.overwrite else ""
@@ -545,7 +545,7 @@ def _after_signal(flags: OutputFlags) -> str:
 
 
 def provenance(name: str) -> dict[str, Any]:
-    """What made a summary: study, command, date, versions."""
+    """Return what made a summary: study, command, date, versions."""
     return {
         "schema": f"{STUDY}1",
         "study": name,
@@ -683,7 +683,7 @@ def markdown_table(
 
 
 def machine() -> str:
-    """The number of cores and the processor, for the head of a report."""
+    """Return the number of cores and the processor, for the head of a report."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -693,7 +693,7 @@ def machine() -> str:
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:
-    """A Markdown list that also reads well in a terminal."""
+    """Return a Markdown list that also reads well in a terminal."""
     entries = []
     for f in findings:
         entry = f"- **{f.verdict}**: {f.prediction} ({f.source}). Found: {f.found}."

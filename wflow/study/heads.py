@@ -294,7 +294,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
 
 
 def _moments(flags: StudyFlags) -> tuple[float, ...]:
-    """Times of the snapshots, for the animation of a report: record times, at T (k / 100)^2.
+    """Return the times of the snapshots, for the animation of a report: at T (k / 100)^2.
 
     Tokens move most at the beginning. Large runs, and steps chosen by their error, which would end
     at the snapshots, have those of `SNAPSHOTS` alone.
@@ -310,7 +310,7 @@ def _moments(flags: StudyFlags) -> tuple[float, ...]:
 
 
 def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":
-    """Comparison of the head counts, and all figures of the run with the most heads."""
+    """Draw the comparison of the head counts, and all figures of the run with the most heads."""
     from wflow.io.read import open_run
     from wflow.plots.runs import gradient_against_heads, gradient_over_time, run_figures
 
@@ -328,7 +328,7 @@ def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "di
 
 
 def _figure_names(flags: StudyFlags) -> list[str]:
-    """Names of the files that `draw` will be written to."""
+    """Return the names of the files that `draw` will be written to."""
     kinds = ["tokens_path0", "gradient_over_time", "energy_balance"]
     kinds += ["tokens_mean"] if flags.paths > 1 else []
     stems = [f"H{max(flags.heads):05d}_{kind}" for kind in kinds]
@@ -337,7 +337,7 @@ def _figure_names(flags: StudyFlags) -> list[str]:
 
 
 def _stale(flags: StudyFlags, files: dict[int, Path]) -> list[str]:
-    """Figures of an earlier call that show other runs than those in the folder now."""
+    """Return the figures of an earlier call that show other runs than those in the folder now."""
     if not (flags.resume or flags.overwrite):
         return []
     replaced = {file.stem for file in files.values()} if flags.overwrite else set[str]()

@@ -110,7 +110,7 @@ def need_torch() -> None:
 
 
 def with_flags(setup: AnySetup, flags: NetFlags) -> AnySetup:
-    """The set-up of a preset, with what the flags say otherwise (flags that are not None)."""
+    """Return the set-up of a preset, changed by the flags that are not None."""
     given = {
         field.name: value
         for field in fields(setup)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def is_preset(setup: Any, flags: NetFlags, presets: Mapping[str, Any]) -> bool:
 
 
 def chosen(names: Iterable[str], seeds: Seeds, flags: NetFlags) -> list[str]:
-    """The models that `--only` names and, with `--resume`, those that are finished; or all.
+    """Return the models that `--only` names and, with `--resume`, those finished; or all.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def _seeds_of(seeds: Seeds, name: str) -> int:
 
 
 def folder_of(out: "Path", name: str, seed: int) -> "Path":
-    """The folder of a training in that of its study."""
+    """Return the folder of a training in that of its study."""
     return out / f"{name.replace(' ', '-')}-{seed}"
 
 
@@ -209,7 +209,7 @@ class Results(NamedTuple):
         return sum(float(history["seconds"].sum()) for history in runs)
 
     def diverged(self) -> str:
-        """Which models did not get to the end, for the report; nothing if all did."""
+        """Name the models that did not get to the end, for the report; nothing if all did."""
         counts = {name: sum(r["diverged"] for r in runs) for name, runs in self.records.items()}
         return ", ".join(
             f"{name} diverged in {count} of {len(self.records[name])} runs"
@@ -280,7 +280,7 @@ def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) 
 def cached_record(
     folder: "Path", setting: object, run: Trained, examine: Callable[[], Record]
 ) -> Record:
-    """What was measured of a training, from record.json in its folder or measured now.
+    """Return what was measured of a training, from record.json in its folder or measured now.
 
     A study that is resumed measures nothing again. The record is that of the same training, known
     by its losses and its configuration, and of the same setting.
@@ -311,14 +311,14 @@ def cached_record(
 
 
 def joint(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict of several cases: that of all, or confirmed in part, or not confirmed."""
+    """Return one verdict of several: the common one, confirmed in part, or not confirmed."""
     if len(set(verdicts)) == 1:
         return verdicts[0]
     return "confirmed in part" if "confirmed" in verdicts else "not confirmed"
 
 
 def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
-    """Data, preset, device, seeds and time: what every table has to say."""
+    """Return data, preset, device, seeds and time: what every table has to say."""
     count = f"{seeds} seed{'s' if seeds > 1 else ''}"
     fewer = {name: len(runs) for name, runs in results.records.items() if len(runs) < seeds}
     if fewer:
@@ -334,7 +334,7 @@ def caption(flags: NetFlags, seeds: int, results: Results, source: str) -> str:
 def outputs(
     model: "nn.Module", batches: "Iterable[tuple[Tensor, ...]]", device: "torch.device"
 ) -> "Iterator[tuple[Tensor, Tensor]]":
-    """(output, targets) of every batch (inputs..., targets), in evaluation mode."""
+    """Return (output, targets) of every batch (inputs..., targets), in evaluation mode."""
     import torch
 
     with nets.blocks.evaluating(model):
@@ -345,7 +345,7 @@ def outputs(
 
 
 def memory(call: Callable[[], None], device: "torch.device") -> float:
-    """Peak of the tensors (MB) that a call holds beyond what stays between two calls."""
+    """Measure the peak of the tensors (MB) of a call beyond what stays between two calls."""
     import torch
 
     call()
@@ -442,7 +442,7 @@ def paired(
 def column(
     results: Results, key: str, style: str | Callable[[float], str], place: Any = ...
 ) -> list[str]:
-    """One quantity of every model, mean and standard deviation over its seeds.
+    """Return one quantity of every model, mean and standard deviation over its seeds.
 
     The style is a format, such as ".3f", or what makes a text of a number; `place` is that of a
     number in a list.
@@ -455,7 +455,7 @@ def column(
 
 
 def mean_and_spread(values: Sequence[Any], style: Callable[[float], str]) -> str:
-    """Mean and standard deviation over seeds; the value alone for one seed, a dash for none.
+    """Return mean and standard deviation over seeds; the value alone for one seed, a dash for none.
 
     Diverged runs are left out, and the rest of them counted.
     """
@@ -471,7 +471,7 @@ def mean_and_spread(values: Sequence[Any], style: Callable[[float], str]) -> str
 def differences(
     results: Results, key: str, published: Mapping[str, float], style: str, scale: float = 1.0
 ) -> list[str]:
-    """Mean minus the published value of every model; a dash where there is none."""
+    """Return mean minus the published value of every model; a dash where there is none."""
     cells = []
     for name, runs in results.records.items():
         found = _finite([record[key] for record in runs])
@@ -481,13 +481,13 @@ def differences(
 
 
 def _finite(values: Sequence[Any]) -> FloatArray:
-    """The numbers of the runs that came to an end."""
+    """Return the numbers of the runs that came to an end."""
     found = np.asarray(values, dtype=float)
     return found[np.isfinite(found)]
 
 
 def unpublished(table: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """A table without the columns that hold published values, or differences from them."""
+    """Return a table without the columns that hold published values, or differences from them."""
     return {
         title: cells
         for title, cells in table.items()
@@ -501,7 +501,7 @@ def dataset(
     along: Mapping[str, tuple[str, str, str]],
     coords: Mapping[str, tuple[Sequence[float], str]],
 ) -> "Dataset":
-    """All numbers as a Dataset over (model, seed), NaN where a model has fewer seeds.
+    """Return all numbers as a Dataset over (model, seed), NaN where a model has fewer seeds.
 
     Parameters
     ----------
@@ -515,7 +515,7 @@ def dataset(
     seeds = max(map(len, results.records.values()))
 
     def table(key: str) -> FloatArray:
-        """(model, seed, ...), NaN where a model has fewer seeds."""
+        """Return (model, seed, ...), NaN where a model has fewer seeds."""
         found = [np.array([r[key] for r in runs], dtype=float) for runs in results.records.values()]
         filled = np.full((len(found), seeds, *found[0].shape[1:]), np.nan)
         for row, numbers in zip(filled, found, strict=True):

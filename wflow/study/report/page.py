@@ -139,12 +139,12 @@ class Page:
     clouds: dict[str, Any] = field(default_factory=dict)
 
     def chart(self, chart: Chart, key: str) -> str:
-        """A chart: its data for the script, and the figure."""
+        """Add the data of a chart for the script, and return its figure."""
         self.charts[key] = chart.data()
         return chart.figure(key)
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         folder = Path(__file__).parent
         style, script, frame = (
             (folder / f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
@@ -179,7 +179,7 @@ def _sha256(code: str) -> str:
 
 
 def _plot_library() -> str:
-    """The script of plotly, which is a file of its package; empty where it is not installed."""
+    """Return the script of plotly, a file of its package; empty where it is not installed."""
     found = importlib.util.find_spec("plotly")
     if found is None or not found.origin:
         return ""
@@ -196,7 +196,7 @@ def _plot_library() -> str:
 
 
 def _prose(value: Any) -> str:
-    """Any value as text of a page, with what stands between backticks as code."""
+    """Convert any value to text of a page, with what stands between backticks as code."""
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped(value))
 
 
@@ -205,7 +205,7 @@ def _absent(why: str) -> str:
 
 
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), kind: str = "") -> str:
-    """A table whose first column names the rows."""
+    """Return a table whose first column names the rows."""
     top = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{escaped(first)}</th>'
@@ -242,7 +242,7 @@ def _picture(content: bytes, description: str, caption: str) -> str:
 
 
 def _command(command: str, file: str | None = None) -> str:
-    """How to run again: the command that was recorded, and `wflow.rerun` of the file."""
+    """Say how to run again: the command that was recorded, and `wflow.rerun` of the file."""
     lines, command = [], printable(command, lines=False)
     if command:
         try:
@@ -259,7 +259,7 @@ def _command(command: str, file: str | None = None) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Markdown as HTML: no HTML of its own, no links and no images, which could ask a network."""
+    """Convert Markdown to HTML: without raw HTML, links and images, which could ask a network."""
     from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -276,7 +276,7 @@ def _markdown(text: str) -> str:
 
 
 def _cloud_data(cloud: Cloud) -> dict[str, Any]:
-    """Tokens for the script: positions as 16-bit integers, 32767 for 1.5."""
+    """Return tokens for the script: positions as 16-bit integers, 32767 for 1.5."""
     whole = np.round(np.clip(cloud.points / 1.5, -1, 1) * 32767).astype("<i2")
     return {
         "times": [float(f"{t:.6g}") for t in cloud.times],
@@ -288,7 +288,7 @@ def _cloud_data(cloud: Cloud) -> dict[str, Any]:
 
 
 def _cloud_svg(cloud: Cloud) -> str:
-    """The tokens at up to five times, seen from one side."""
+    """Draw the tokens at up to five times, seen from one side."""
     frames = evenly(len(cloud.times), 5)
     size = 150.0
     width = size * len(frames)
@@ -316,7 +316,7 @@ def _cloud_svg(cloud: Cloud) -> str:
 
 
 def _cloud_figure(cloud: Cloud, name: str) -> str:
-    """The viewer, and the static figure that is shown without a script."""
+    """Return the viewer, and the static figure that is shown without a script."""
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)
     start = f"t = {cloud.times[0]:.4g}"
@@ -348,7 +348,7 @@ def _page_of_run(section: Section) -> Page:
 
 
 def _chips(sections: Sequence[Section]) -> str:
-    """What was run, in a line of facts, as far as all runs share them."""
+    """Say what was run, in a line of facts, as far as all runs share them."""
     keys = {"flow": "dynamics", "heads H": "heads", "tokens": "tokens", "paths": "paths",
             "time": "time", "seed": "seed"}  # fmt: skip
     facts = {"law": {law_name(section.config) for section in sections}}
@@ -364,7 +364,7 @@ def _chips(sections: Sequence[Section]) -> str:
 
 
 def _section_html(section: Section, key: str, page: Page, level: int) -> str:
-    """One run: its parts in order, those that are missing named."""
+    """Write one run: its parts in order, those that are missing named."""
     parts = [
         _banner(section.missing),
         _tiles(
@@ -510,7 +510,7 @@ def _findings_html(findings: Sequence[Mapping[str, str]]) -> str:
 
 
 def _tables_html(study: Study) -> str:
-    """The tables of the study: its text, or the numbers of its runs and their fit."""
+    """Return the tables of the study: its text, or the numbers of its runs and their fit."""
     parts = []
     if study.text:
         parts.append(f'<div class="prose">{_markdown(study.text)}</div>')
@@ -542,7 +542,7 @@ def _mean_cell(value: Mapping[str, float | None]) -> str:
 
 
 def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Prefactor, exponent and the other numbers of a fit, as the summary has them."""
+    """Yield prefactor, exponent and the other numbers of a fit, as the summary has them."""
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.5g}"
@@ -557,7 +557,7 @@ def _fit_rows(fit: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _runs_html(study: Study, page: Page) -> str:
-    """The list of runs, and a section for each of them."""
+    """Return the list of runs, and a section for each of them."""
     columns = {"status": "status", "heads": "heads", "tokens": "tokens", "paths": "paths",
                "E(0)": "E(0)", "E(T)": "E(T)", "edi_residual(T)": "residual",
                "upper_gradient_sq": "G²"}  # fmt: skip

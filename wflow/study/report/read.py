@@ -109,11 +109,11 @@ class Section:
     provenance: list[tuple[str, str]] = field(default_factory=list)
 
     def fact(self, key: str) -> str:
-        """A line of `wflow info`, or nothing."""
+        """Return a line of `wflow info`, or nothing."""
         return dict(self.facts).get(key, "")
 
     def verdict(self) -> str:
-        """How the checks ended, in words."""
+        """Say in words how the checks ended."""
         made = [check for check in self.checks if check.passed is not None]
         failed = sum(not check.passed for check in made)
         if not made:
@@ -232,7 +232,7 @@ class _Series:
         return values
 
     def curves(self, *named: tuple[str, str, str]) -> list[Curve]:
-        """Curves of those of the variables (name, label, role) that were recorded."""
+        """Return curves of those of the variables (name, label, role) that were recorded."""
         return [
             Curve.of_paths(label, role, self[name]) for name, label, role in named if self.has(name)
         ]
@@ -243,7 +243,7 @@ def _sign(config: Mapping[str, Any]) -> int:
 
 
 def _budget_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
-    """The terms of the energy balance and, below them, its residuals."""
+    """Draw the terms of the energy balance and, below them, its residuals."""
     if not series.has("energy"):
         return None
     energy = series["energy"]
@@ -285,7 +285,7 @@ def _budget_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
 
 
 def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
-    """Dissipation and G² on a log scale, or the mean squared speed of a run without an energy."""
+    """Draw dissipation and G² on a log scale, or the mean squared speed without an energy."""
     sign = _sign(config)
     named = [
         ("dissipation", "dissipation" if sign < 0 else "−dissipation", "dissipated", -sign),
@@ -309,7 +309,7 @@ def _gradient_chart(series: _Series, config: Mapping[str, Any]) -> Chart | None:
 
 
 def _free_energy_chart(series: _Series) -> Chart | None:
-    """Free energy and entropy of densities, and signs of errors in space."""
+    """Draw free energy and entropy of densities, and signs of errors in space."""
     if not series.has("entropy"):
         return None
     named = (
@@ -324,7 +324,7 @@ def _free_energy_chart(series: _Series) -> Chart | None:
 
 
 def _sampler_chart(series: _Series) -> Chart | None:
-    """Mean variance of the tokens of a sampler, and diagnostics of its attention."""
+    """Draw the mean variance of the tokens of a sampler, and diagnostics of its attention."""
     variance = series.curves(("sample_variance", "variance, mean over the axes", "gradient"))
     sizes = series.curves(
         ("ess", "effective tokens, mean", "gradient"),
@@ -343,7 +343,7 @@ def _sampler_chart(series: _Series) -> Chart | None:
 
 
 def _balance(ds: Dataset) -> list[tuple[str, str]]:
-    """Terms of the energy balance at the last time."""
+    """Return the terms of the energy balance at the last time."""
     if "energy" not in ds or not ds.sizes["time"]:
         return []
     energy = ds["energy"].transpose("path", "time")
@@ -356,7 +356,7 @@ def _balance(ds: Dataset) -> list[tuple[str, str]]:
 
 
 def _density(ds: Dataset) -> tuple[str, bytes] | None:
-    """Caption and picture (PNG) of densities at up to five times; None for a run without any."""
+    """Return caption and picture (PNG) of densities at up to five times, or None."""
     if not {"density", "density_mean"} & set(ds):
         return None
     from wflow.plots.densities import density_snapshots
@@ -401,7 +401,7 @@ class Cloud:
 
     @classmethod
     def read(cls, ds: Dataset, positions: int) -> Cloud | None:
-        """Tokens of the first path, or their means over the paths; None where there are none."""
+        """Read tokens of the first path, or their means over the paths, or None."""
         means = "tokens" not in ds or not ds["tokens"].size
         name = "tokens_mean" if means else "tokens"
         if name not in ds or not ds[name].size:
@@ -432,13 +432,13 @@ class Cloud:
 
 
 def _at_snapshots(stored: Any, places: Sequence[int] | np.ndarray) -> Floats:
-    """Values of a variable at some snapshots, which are read one by one."""
+    """Return values of a variable at some snapshots, which are read one by one."""
     stored = stored.transpose("snapshot", ...)
     return np.stack([np.asarray(stored[int(k)].values, float) for k in places])
 
 
 def _cluster_chart(cloud: Cloud | None, config: Mapping[str, Any], clock: Clock) -> Chart | None:
-    """Numbers of clusters and order of the tokens that are drawn."""
+    """Draw numbers of clusters and order of the tokens that are drawn."""
     from wflow.analysis import clusters
 
     if cloud is None or cloud.means:
@@ -480,14 +480,14 @@ def _symmetric(heads: Floats) -> bool:
 
 
 def _eigenvalues(heads: Floats) -> Floats:
-    """Eigenvalues (..., d), largest first; singular values of heads that are not symmetric."""
+    """Return eigenvalues (..., d), largest first; singular values where not symmetric."""
     if _symmetric(heads):
         return np.linalg.eigvalsh(heads)[..., ::-1]
     return np.linalg.svd(heads, compute_uv=False)
 
 
 def _heads_chart(ds: Dataset) -> Chart | None:
-    """Eigenvalues and norms of the heads over time, where they were recorded."""
+    """Draw eigenvalues and norms of the heads over time, where they were recorded."""
     if "heads" not in ds or not ds["heads"].size:
         return None
     stored = ds["heads"].isel(snapshot_path=0)
@@ -518,7 +518,7 @@ def _heads_chart(ds: Dataset) -> Chart | None:
 
 
 def _spectrum(ds: Dataset) -> list[tuple[str, ...]]:
-    """Least, mean and largest eigenvalue of the initial heads and of those at the end."""
+    """Return least, mean and largest eigenvalue of the initial heads and of those at the end."""
     stored = {}
     if "initial_heads" in ds:
         stored["initial heads"] = ds["initial_heads"]
@@ -541,7 +541,7 @@ def _spectrum(ds: Dataset) -> list[tuple[str, ...]]:
 
 
 def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Clock) -> list[Check]:
-    """The checks of `verify`; where they take too long, those of the energy budget alone."""
+    """Make the checks of `verify`; where they take too long, those of the energy budget alone."""
     from wflow.analysis import verify
 
     if clock.grant(_cost(ds, file, config)):
@@ -561,7 +561,7 @@ def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Cl
 
 
 def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
-    """Seconds that `verify` takes, about: kernel values, and bytes that are read."""
+    """Estimate the seconds that `verify` takes: kernel values, and bytes that are read."""
     heads, cells = float(head_count(config, ds.sizes) or 1), ds.sizes.get("cell", 0)
     pairs = heads * ds.sizes.get("token", 0) ** 2 * max(1.0, ds.sizes.get("axis", 3) / 8)
     pairs += heads * cells * min(cells, 3000)  # many cells: series, linear in their number
@@ -578,7 +578,7 @@ def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
 
 
 def _provenance(ds: Dataset, config: Mapping[str, Any], file: Path | None) -> list[tuple[str, str]]:
-    """Where the run comes from: versions, seed, date, digests of its start."""
+    """Return where the run comes from: versions, seed, date, digests of its start."""
     names = ("schema", "wflow_version", "numpy_version", "numba_version", "seed",
              "created", "Conventions", "platform", "references", "history")  # fmt: skip
     rows = [(name, plain(ds.attrs[name])) for name in names if name in ds.attrs]
@@ -654,7 +654,7 @@ def read_study(folder: Path, clock: Clock) -> Study:
 
 @contextmanager
 def _nodes(folder: Path) -> Iterator[tuple[dict[str, Dataset], str]]:
-    """Runs and histories of a study by name, and what could not be read."""
+    """Open the runs and histories of a study by name, and say what could not be read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page says what is missing
         tree = open_study(folder)
@@ -667,7 +667,7 @@ def _nodes(folder: Path) -> Iterator[tuple[dict[str, Dataset], str]]:
 
 
 def _read_runs(study: Study, runs: Mapping[str, Dataset], clock: Clock) -> None:
-    """The sections of the runs: in the order of the summary, then others."""
+    """Add the sections of the runs: in the order of the summary, then others."""
     listed = study.document.get("runs", {})
     named = [row["file"] for row in listed] if isinstance(listed, list) else list(listed.values())
     order = [stem for stem in (Path(name).stem for name in named) if stem in runs]
@@ -697,7 +697,7 @@ def _read_runs(study: Study, runs: Mapping[str, Dataset], clock: Clock) -> None:
 
 
 def _read_histories(study: Study, histories: Mapping[str, Dataset]) -> None:
-    """Learning curves of the networks of a study, whose histories are named MODEL-SEED."""
+    """Add learning curves of the networks, whose histories are named MODEL-SEED."""
     models: dict[str, list[Dataset]] = {}
     for name, history in histories.items():
         if found := re.fullmatch(r"(.+)-(\d+)", name):
@@ -729,7 +729,7 @@ def _read_histories(study: Study, histories: Mapping[str, Dataset]) -> None:
 
 
 def _learning_curve(model: str, place: int, columns: Sequence[Any]) -> Curve:
-    """Mean and range over the seeds of a column of the histories of a model."""
+    """Draw mean and range over the seeds of a column of the histories of a model."""
     roles = ("gradient", "dissipated", "weights", "martingale", "energy", "ito", "diffusion")
     dim = columns[0].dims[0]
     shortest = min(column.sizes[dim] for column in columns)
@@ -742,7 +742,7 @@ def _learning_curve(model: str, place: int, columns: Sequence[Any]) -> Curve:
 
 
 def _read_text(study: Study, file: Path) -> None:
-    """The report of the study's end, without its head and its findings."""
+    """Add the report of the study's end, without its head and its findings."""
     if not file.exists() and isinstance(study.document.get("runs"), list):
         return  # a study over head counts, which writes none
     try:
@@ -759,7 +759,7 @@ def _read_text(study: Study, file: Path) -> None:
 
 
 def _read_pictures(study: Study, folder: Path) -> None:
-    """The figures of the study's end, as far as they fit on the page."""
+    """Add the figures of the study's end, as far as they fit on the page."""
     # The section of a run has its own curves and tokens.
     drawn = {section.name for section in study.sections}
     left, out = PICTURES, []

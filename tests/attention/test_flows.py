@@ -286,7 +286,7 @@ def test_a_flow_comes_back_from_its_configuration(registered):
     config = flow_config(Balanced(7))
     again = flow_from_config(config)
     assert isinstance(again, Balanced) and again.rounds == 7
-    with pytest.raises(InputError, match=r"'Balanced' differs .* in fingerprint"):
+    with pytest.raises(InputError, match="fingerprint"):
         flow_from_config(config | {"rounds": 8})
     with pytest.raises(InputError, match="no flow is registered as 'Other'"):
         flow_from_config({"name": "Other"})

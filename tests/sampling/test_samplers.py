@@ -271,9 +271,10 @@ def test_signals_end_a_process_that_can_be_resumed(cases, tmp_path):
     options = {"h": 0.01, "steps": steps, "save_every": 50}
     whole = sampling.ula(np.ones((2, 30, 2)), lambda x: x, **options)
     for number in cases([signal.SIGTERM], [signal.SIGTERM, signal.SIGKILL]):
-        file = tmp_path / f"{number}.h5"
+        file, script = tmp_path / f"{number}.h5", tmp_path / "child.py"
+        script.write_text(CHILD.replace("STEPS", str(steps)))
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD.replace("STEPS", str(steps)), str(file)],
+            [sys.executable, str(script), str(file)],
             stderr=subprocess.PIPE,
             text=True,
         )

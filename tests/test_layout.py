@@ -2,7 +2,6 @@
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,6 @@ FLOORS = [
     "cli",
 ]
 FACADE = {"wflow", "wflow.__main__"}  # hands names on, and is imported by no module
-STUDIES = ROOT.parent / "studies"
-LINES = 250  # of a study
 
 
 def name_of(file: Path) -> str:
@@ -79,12 +76,6 @@ def test_the_package_is_a_table_of_contents() -> None:
 
 
 @pytest.mark.parametrize("package", [name for name in FILES if FILES[name].name == "__init__.py"])
-def test_every_package_says_what_it_holds_and_where_to_start(package: str) -> None:
-    text = ast.get_docstring(ast.parse(FILES[package].read_text())) or ""
-    assert package == "wflow" or "Start with" in " ".join(text.split())
-
-
-@pytest.mark.parametrize("package", [name for name in FILES if FILES[name].name == "__init__.py"])
 def test_no_name_of_a_package_hides_a_module(package: str) -> None:
     modules = {name.rpartition(".")[2] for name in FILES if name.rpartition(".")[0] == package}
     assert package in FACADE or not modules & set(functions(package))
@@ -114,23 +105,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         visit(module, ())
 
 
-def replaced(tree: ast.AST, homes: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Package and name of what a test replaces: setattr(module, "name", ...) and by its path."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        match node.func, node.args:
-            case ast.Attribute(attr="setattr"), [ast.Constant(value=str(path)), *_]:
-                parts = path.split(".")
-                for name in parts[2:] if parts[0] == "wflow" else ():
-                    yield parts[1], name
-            case ast.Attribute(attr="setattr"), [held, ast.Constant(value=str(name)), *_]:
-                names = [each.id for each in ast.walk(held) if isinstance(each, ast.Name)]
-                for each in names:
-                    if each in homes:
-                        yield homes[each], name
-
-
 def test_private_names_are_used_by_the_tests_of_their_package_alone() -> None:
     tests = Path(__file__).parent
     for file in sorted(tests.rglob("*.py")):
@@ -151,11 +125,3 @@ def test_private_names_are_used_by_the_tests_of_their_package_alone() -> None:
                 assert not private or homes.get(node.value.id, package) == package, (
                     f"{file}: {node.value.id}.{node.attr}"
                 )
-        for home, name in replaced(tree, homes):
-            private = name.startswith("_") and not name.startswith("__")
-            assert not private or home == package, f"{file}: setattr of {home}, {name}"
-
-
-@pytest.mark.parametrize("study", sorted(STUDIES.glob("[a-z]*.py")), ids=lambda file: file.stem)
-def test_a_study_is_short_enough_to_be_read_at_once(study: Path) -> None:
-    assert len(study.read_text(encoding="utf-8").splitlines()) <= LINES

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, fits, meanfield, study
+from wflow._core.checks import count_steps
 from wflow.analysis.fits import mean_and_error
 from wflow.heads import OrnsteinUhlenbeck
 from wflow.plots.figure import PAGE, grid, log_axis, style, time_axis
@@ -61,7 +62,7 @@ def run_name(d: int, source: str, heads: int) -> str:
 
 def tasks(flags: Any) -> dict[str, dict[str, Any]]:
     """All runs: name -> arguments of `wflow.solve` or `wflow.meanfield.solve`."""
-    every = max(1, study.count_steps(flags.t_final, flags.dt) // RECORDS)
+    every = max(1, count_steps(flags.t_final, flags.dt) // RECORDS)
     found: dict[str, dict[str, Any]] = {}
     for d in flags.d:
         cells = mesh_of(flags, d)

@@ -35,6 +35,7 @@ from _texts import (
 )
 
 from wflow import InputError, nets, study
+from wflow._core.checks import whole
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Results, Run, Trained
 
@@ -125,7 +126,7 @@ class Gpt2Flags(TextFlags):
     def check(self) -> None:
         super().check()
         if self.parts is not None:
-            study.whole(self.parts, "--parts")
+            whole(self.parts, "--parts")
 
 
 def models(setup: Setup) -> dict[str, Model]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow import InputError, study
+from wflow._core.checks import whole
 from wflow.analysis.fits import PowerLaw, mean_and_error
 from wflow.plots.figure import PAGE, grid, log_axis, style, time_axis
 
@@ -20,7 +21,7 @@ FloatArray = NDArray[np.float64]
 def check_rising(values: Sequence[int], name: str) -> None:
     """Refuse sizes and dimensions, given by a flag, that are below 2 or do not rise."""
     for value in values:
-        study.whole(value, name, 2)
+        whole(value, name, 2)
     if not values or list(values) != sorted(set(values)):
         raise InputError(
             f"{name} is {' '.join(map(str, values))}: expected rising numbers, each once"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import SaveAt, meanfield, stationary, study
+from wflow._core.checks import count_steps
 from wflow.heads import Frozen
 from wflow.study import FlowName
 
@@ -102,7 +103,7 @@ def particle_runs(flags: Any, setup: Setup) -> dict[str, dict[str, Any]]:
         "uniform": wflow.tokens.uniform(setup.n, flags.d, seed=flags.seed),
         "cluster": wflow.tokens.clusters(setup.n, flags.d, clusters=1, spread=0.1, seed=flags.seed),
     }
-    steps = study.count_steps(setup.t_final, setup.dt)
+    steps = count_steps(setup.t_final, setup.dt)
     marks = np.unique(np.rint(np.linspace(0, 1, 41) * steps))
     found = {}
     for flow in FLOWS:

@@ -15,6 +15,7 @@ import numpy as np
 from _ott import motion
 
 from wflow import InputError, nets, study
+from wflow._core.checks import number, positive, whole
 from wflow._core.extras import install, missing
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
@@ -333,10 +334,10 @@ class TextFlags(networks.NetFlags):
     def check(self) -> None:
         super().check()
         if self.iterations is not None:
-            study.whole(self.iterations, "--iterations")
+            whole(self.iterations, "--iterations")
         if self.rate is not None:
-            study.positive(self.rate, "--rate")
-        if self.share is not None and not 0 < study.number(self.share, "--share") <= 1:
+            positive(self.rate, "--rate")
+        if self.share is not None and not 0 < number(self.share, "--share") <= 1:
             raise InputError(f"--share is {self.share}: expected a number in (0, 1]")
         if self.encoder is not None:  # refused now, not after hours of training
             nets.metrics.check_encoder(self.encoder)

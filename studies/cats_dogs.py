@@ -20,8 +20,9 @@ from _cats_dogs import Setup, examine, findings, load, models, plan, report, see
 from _ott import with_habits
 
 from wflow import study
+from wflow._core.checks import number, positive, whole
 from wflow.cli import guarded
-from wflow.study import networks, number, positive, whole
+from wflow.study import networks
 from wflow.study.networks import Results
 
 PRESETS = {

@@ -40,9 +40,10 @@ from _clustering import (
 from numpy.typing import NDArray
 
 from wflow import InputError, SaveAt, clusters, study, tokens
+from wflow._core.checks import count_steps, number, positive, whole
 from wflow.cli import guarded
 from wflow.heads import Frozen
-from wflow.study import SchemeName, count_steps, number, positive, whole
+from wflow.study import SchemeName
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset

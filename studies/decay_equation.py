@@ -38,8 +38,9 @@ from _decay_equation import (
 from _mean_field import check_meshed, check_rising
 
 from wflow import InputError, fits, study
+from wflow._core.checks import count_steps, positive, whole
 from wflow.cli import guarded
-from wflow.study import Finding, positive, whole
+from wflow.study import Finding
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -112,7 +113,7 @@ class DecayEquation(study.Flags):
         positive(self.rate, "--rate")
         positive(self.sigma2, "--sigma2")
         whole(self.points, "--points", 16, why="a quarter of them shows the error")
-        study.count_steps(self.t_final, self.dt)
+        count_steps(self.t_final, self.dt)
 
 
 def findings(flags: DecayEquation, table: "Dataset") -> list[Finding]:

@@ -32,9 +32,10 @@ from _edi_defect import noise as noise_figure
 from numpy.typing import NDArray
 
 from wflow import InputError, SaveAt, study
+from wflow._core.checks import count_steps, number, whole
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.study import Finding, count_steps, number, whole
+from wflow.study import Finding
 
 if TYPE_CHECKING:
     from xarray import Dataset

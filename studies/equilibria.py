@@ -37,10 +37,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, equilibria, study
+from wflow._core.checks import count_steps, positive, whole
 from wflow.cli import guarded
 from wflow.heads import Frozen
 from wflow.sphere import normalise
-from wflow.study import Finding, SchemeName, count_steps, positive, whole
+from wflow.study import Finding, SchemeName
 
 if TYPE_CHECKING:
     from xarray import Dataset

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, jko, study, transport
+from wflow._core.checks import count_steps, number, positive, whole
 from wflow._core.threads import numba_threads
 from wflow.cli import guarded
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck, Oscillating
-from wflow.study import Direction, Finding, count_steps, number, positive, whole
+from wflow.study import Direction, Finding
 
 if TYPE_CHECKING:
     from xarray import Dataset

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, clusters, study, transport
+from wflow._core.checks import count_steps, positive, whole
 from wflow.analysis.fits import PowerLaw, mean_and_error, power_law
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
-from wflow.study import Finding, count_steps, positive, whole
+from wflow.study import Finding
 from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:

@@ -33,8 +33,9 @@ from _mean_field_equation import (
 
 import wflow
 from wflow import InputError, study
+from wflow._core.checks import count_steps, whole
 from wflow.cli import guarded
-from wflow.study import Direction, Finding, FlowName, whole
+from wflow.study import Direction, Finding, FlowName
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -103,7 +104,7 @@ class MeanFieldEquation(study.Flags):
                 )
         whole(self.paths, "--paths", 2, why="an interval needs two")
         whole(self.heads, "--heads")
-        study.count_steps(self.t_final, self.dt)
+        count_steps(self.t_final, self.dt)
 
 
 def findings(flags: MeanFieldEquation, table: "Dataset") -> list[Finding]:

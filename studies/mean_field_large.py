@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, study, tokens
+from wflow._core.checks import count_steps, whole
 from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, Oscillating
-from wflow.study import Direction, Finding, FlowName, whole
+from wflow.study import Direction, Finding, FlowName
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -77,7 +78,7 @@ class MeanFieldLarge(study.Flags):
         whole(self.heads, "--heads")
         whole(self.tokens_seed, "--tokens-seed", 0)
         study.distinct(self.n, "--n", 2)
-        study.count_steps(self.t_final, self.dt, "--dt")
+        count_steps(self.t_final, self.dt, "--dt")
         check_rising(self.n, "--n")
         if self.reference < self.n[-1]:
             raise InputError(

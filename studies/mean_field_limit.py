@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, stability, study, tokens
+from wflow._core.checks import count_steps, number, whole
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
-from wflow.study import Direction, Finding, FlowName, number, slope_text, whole
+from wflow.study import Direction, Finding, FlowName, slope_text
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -75,7 +76,7 @@ class MeanFieldLimit(study.Flags):
         whole(self.heads, "--heads")
         whole(self.paths, "--paths", 2, why="an interval needs two")
         number(self.sigma2, "--sigma2", least=0.0)
-        study.count_steps(self.t_final, self.dt)
+        count_steps(self.t_final, self.dt)
         check_rising(self.n, "--n")
         check_rising(self.d, "--d")
         if len(self.n) < 2:
@@ -106,7 +107,7 @@ def run_name(d: int, n: int) -> str:
 def tasks(flags: MeanFieldLimit) -> dict[str, dict[str, Any]]:
     """All runs: name -> arguments of `wflow.solve`."""
     draw = LAWS[flags.tokens]
-    every = study.count_steps(flags.t_final, flags.dt)
+    every = count_steps(flags.t_final, flags.dt)
     save = SaveAt(every=every, snapshots=(0.0, flags.t_final), paths=range(flags.paths))
     return {
         run_name(d, n): {

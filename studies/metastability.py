@@ -24,8 +24,9 @@ import tyro
 from _metastability import collect, exponential_share, figure, growth, report, tasks
 
 from wflow import InputError, fits, study
+from wflow._core.checks import number, positive, whole
 from wflow.cli import guarded
-from wflow.study import Finding, positive, whole
+from wflow.study import Finding
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -96,7 +97,7 @@ class Metastability(study.Flags):
 
     def check(self) -> None:
         super().check()
-        if not 0 < study.number(self.angle, "--angle") < math.pi:
+        if not 0 < number(self.angle, "--angle") < math.pi:
             raise InputError(f"--angle is {self.angle:g}: expected radians, between 0 and pi")
         for name in ("betas", "start_betas", "equation_betas", "kappas"):
             flag, values = f"--{name.replace('_', '-')}", getattr(self, name)

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, metric, study, tokens, transport
+from wflow._core.checks import count_steps, positive, whole
 from wflow._core.threads import numba_threads
 from wflow.cli import guarded
 from wflow.heads import Oscillating
-from wflow.study import Finding, positive, slope_text, whole
+from wflow.study import Finding, slope_text
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -80,7 +81,7 @@ class Metric(study.TokenFlags):
             raise InputError(f"--largest is {self.largest:g}: expected a norm up to 64")
         study.distinct(self.deltas, "--deltas", 2)
         study.distinct(self.times, "--times")
-        study.count_steps(self.t_final, self.dt)
+        count_steps(self.t_final, self.dt)
         for name, values in (("--deltas", self.deltas), ("--times", self.times)):
             for value in values:
                 if name == "--deltas" or value != 0:

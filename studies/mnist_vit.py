@@ -22,6 +22,7 @@ from _mnist_vit import INFERENCE, LEVELS, Setup, examine, load, plan, report
 from _ott import claim
 
 from wflow import study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import networks
 from wflow.study.frame import Verdict
@@ -62,7 +63,7 @@ class MnistVit(networks.NetFlags):
         super().check()
         for name in ("epochs", "digits"):
             if getattr(self, name) is not None:
-                study.whole(getattr(self, name), f"--{name}")
+                whole(getattr(self, name), f"--{name}")
 
 
 def tabulated(results: Results) -> Any:

@@ -45,6 +45,7 @@ from _nanogpt_sizes import (
 )
 
 from wflow import study
+from wflow._core.checks import number, positive, whole
 from wflow.cli import guarded
 from wflow.study import Finding, networks
 from wflow.study.networks import Results
@@ -76,11 +77,11 @@ class NanogptSizes(networks.NetFlags):
     def check(self) -> None:
         super().check()
         if self.epochs is not None:
-            study.whole(self.epochs, "--epochs")
+            whole(self.epochs, "--epochs")
         if self.rate is not None:
-            study.positive(self.rate, "--rate")
+            positive(self.rate, "--rate")
         if self.temperature is not None:
-            study.number(self.temperature, "--temperature", least=0.0)
+            number(self.temperature, "--temperature", least=0.0)
 
 
 def findings(

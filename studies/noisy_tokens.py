@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, stationary, study
+from wflow._core.checks import count_steps, positive, whole
 from wflow.analysis.fits import mean_and_error
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.study import Finding, FlowName, positive, whole
+from wflow.study import Finding, FlowName
 from wflow.study.frame import Verdict
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class NoisyTokens(study.Flags):
         if self.t_final < 2 * self.dt:
             least = f"two steps --dt of {self.dt:g} or more"
             raise InputError(f"--t-final is {self.t_final:g}: expected {least}")
-        study.count_steps(self.t_final, self.dt)
+        count_steps(self.t_final, self.dt)
 
     @property
     def critical(self) -> float:
@@ -115,7 +116,7 @@ def budget_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
 def ordering_runs(flags: NoisyTokens) -> dict[str, dict[str, Any]]:
     """Ascent from a uniform cloud and from one cluster, at every diffusion."""
     unit = 1 / ((flags.d - 1) * flags.critical)
-    steps, paths = study.count_steps(flags.t_final, flags.dt), range(flags.paths)
+    steps, paths = count_steps(flags.t_final, flags.dt), range(flags.paths)
     times = np.unique(np.rint(np.linspace(0, 1, 41) * steps)) * flags.dt * unit
     starts = {
         "uniform": wflow.tokens.uniform(flags.n, flags.d, seed=flags.seed),

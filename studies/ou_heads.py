@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 
 from wflow import study
+from wflow._core.checks import positive
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
-from wflow.study import positive
 
 
 @dataclass(frozen=True, kw_only=True)

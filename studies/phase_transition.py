@@ -24,8 +24,9 @@ from _phase_transition import FLOWS, STARTS, Setup
 
 import wflow
 from wflow import InputError, study
+from wflow._core.checks import positive, whole
 from wflow.cli import guarded
-from wflow.study import Finding, positive, whole
+from wflow.study import Finding
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -24,8 +24,9 @@ from _ott import claim, largest, no_better, with_habits
 from _point_clouds import DROPPED, ROTATED, Setup, examine, load, models, plan, report, test_set
 
 from wflow import study
+from wflow._core.checks import positive, whole
 from wflow.cli import guarded
-from wflow.study import networks, positive
+from wflow.study import networks
 from wflow.study.flags import Switch
 from wflow.study.networks import Results
 
@@ -78,7 +79,7 @@ class PointClouds(networks.NetFlags):
         super().check()
         for name in ("epochs", "points"):
             if getattr(self, name) is not None:
-                study.whole(getattr(self, name), f"--{name}")
+                whole(getattr(self, name), f"--{name}")
         if self.rate is not None:
             positive(self.rate, "--rate")
 

@@ -35,6 +35,7 @@ from _pontryagin_gpt import (
 )
 
 from wflow import study
+from wflow._core.checks import positive, whole
 from wflow.cli import guarded
 from wflow.study import Finding, networks
 from wflow.study.networks import Results
@@ -67,10 +68,10 @@ class PontryaginGpt(networks.NetFlags):
         super().check()
         for name in ("iterations", "maximised"):
             if getattr(self, name) is not None:
-                study.whole(getattr(self, name), f"--{name}")
+                whole(getattr(self, name), f"--{name}")
         for name in ("rate", "rho"):
             if getattr(self, name) is not None:
-                study.positive(getattr(self, name), f"--{name}")
+                positive(getattr(self, name), f"--{name}")
 
 
 def findings(results: Results) -> list[Finding]:

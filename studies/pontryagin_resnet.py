@@ -41,6 +41,7 @@ from _pontryagin_resnet import (
 )
 
 from wflow import InputError, study
+from wflow._core.checks import positive, whole
 from wflow.cli import guarded
 from wflow.study import Finding, networks
 from wflow.study.networks import Results
@@ -84,10 +85,10 @@ class PontryaginResnet(networks.NetFlags):
             raise InputError(f"--datasets is {' '.join(self.datasets)}: name each one once")
         for name, least in (("layers", 1), ("width", 2), ("iterations", 1), ("maximisations", 1)):
             if getattr(self, name) is not None:
-                study.whole(getattr(self, name), f"--{name}", least)
+                whole(getattr(self, name), f"--{name}", least)
         for name in ("rate", "adam", "rho"):
             if getattr(self, name) is not None:
-                study.positive(getattr(self, name), f"--{name}")
+                positive(getattr(self, name), f"--{name}")
 
 
 def findings(results: Results, maximisations: int) -> list[Finding]:

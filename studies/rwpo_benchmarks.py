@@ -47,6 +47,7 @@ from _rwpo_benchmarks import (
 )
 
 from wflow import InputError, study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import Finding, networks
 from wflow.study.networks import Record, Trained
@@ -98,7 +99,7 @@ class RwpoBenchmarks(networks.NetFlags):
                 f"--targets {' '.join(asked)}: expected some of {', '.join(TARGETS)}, each once"
             )
         if self.iterations is not None:
-            study.whole(self.iterations, "--iterations")
+            whole(self.iterations, "--iterations")
 
 
 def train(session: study.Session, flags: Any, setup: Setup, name: str, model: Model, target: str,

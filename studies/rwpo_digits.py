@@ -31,6 +31,7 @@ from _rwpo_digits import (
 )
 
 from wflow import study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import networks
 from wflow.study.networks import Results
@@ -52,7 +53,7 @@ class RwpoDigits(networks.NetFlags):
     def check(self) -> None:
         super().check()
         if self.iterations is not None:
-            study.whole(self.iterations, "--iterations")
+            whole(self.iterations, "--iterations")
 
 
 def findings(results: Results, tools: Tools) -> list[study.Finding]:

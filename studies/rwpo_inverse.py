@@ -36,6 +36,7 @@ from _rwpo_inverse import (
 )
 
 from wflow import InputError, study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import networks
 from wflow.study.networks import Results
@@ -96,7 +97,7 @@ class RwpoInverse(networks.NetFlags):
                 raise InputError(f"--models {name}: expected some of {', '.join(MODELS)}")
         for name in ("iterations", "dim", "tokens"):
             if getattr(self, name) is not None:
-                study.whole(getattr(self, name), f"--{name}")
+                whole(getattr(self, name), f"--{name}")
         if self.dim is not None and "impedance" in self.problem and self.dim & (self.dim - 1):
             raise InputError(f"--dim is {self.dim}: expected a power of 2 for impedance")
 

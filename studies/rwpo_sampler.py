@@ -23,6 +23,7 @@ import numpy as np
 from _rwpo_sampler import BOUND, SAMPLERS, Setup, best, mean_field_deficit
 
 from wflow import study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import Finding
 from wflow.study.frame import Verdict
@@ -58,7 +59,7 @@ class RwpoSampler(study.OutputFlags):
     def check(self) -> None:
         super().check()
         if self.threads is not None:
-            study.whole(self.threads, "--threads")
+            whole(self.threads, "--threads")
 
 
 def of_bias(table: "Dataset") -> list[Finding]:

@@ -23,8 +23,9 @@ from _ott import claim, largest, no_better, with_habits
 from _sentiment import FREE, Data, Setup, examine, load, models, plan, report, seeds
 
 from wflow import study
+from wflow._core.checks import positive, whole
 from wflow.cli import guarded
-from wflow.study import networks, positive, whole
+from wflow.study import networks
 from wflow.study.frame import Verdict
 from wflow.study.networks import Results
 

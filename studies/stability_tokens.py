@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, fits, stability, study
+from wflow._core.checks import count_steps, number, positive, whole
 from wflow.cli import guarded
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.sphere import normalise, project
-from wflow.study import Finding, FlowName, count_steps, number, positive, whole
+from wflow.study import Finding, FlowName
 
 if TYPE_CHECKING:
     from xarray import Dataset

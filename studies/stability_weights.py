@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 import wflow
 from wflow import InputError, SaveAt, study
+from wflow._core.checks import count_steps, number, positive, whole
 from wflow.analysis.fits import power_law
 from wflow.cli import guarded
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.study import Direction, FlowName, count_steps, number, positive, whole
+from wflow.study import Direction, FlowName
 
 if TYPE_CHECKING:
     from xarray import Dataset

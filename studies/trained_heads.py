@@ -44,9 +44,10 @@ from _trained_heads import (
 )
 
 from wflow import InputError, nets, study
+from wflow._core.checks import whole
 from wflow._core.command_line import check_folder
 from wflow.cli import guarded
-from wflow.study import Finding, networks, whole
+from wflow.study import Finding, networks
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -5,7 +5,8 @@
 
 `docs/_ext/api_pages.py` makes the pages of the API reference from the same `rooms` and `names_of`.
 A public name is one in `__all__` of `wflow`, of the modules and packages that are its attributes,
-and of those that these name in turn; with the methods and properties of its classes. The rules are
+and of those that these name in turn; with the methods and properties of its classes, and the
+classes that are attributes of a function (`wflow.verify.Report`). The rules are
 `[tool.numpydoc_validation]` in pyproject.toml, and five that numpydoc does not have:
 
     WF01  a function or class of a room has an Examples section with a doctest
@@ -80,6 +81,10 @@ def names_of(module: ModuleType) -> dict[str, Any]:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _OPTIONAL:
                 raise
+            continue
+        if inspect.isfunction(found[name]):
+            inner = vars(found[name]).items()
+            found |= {f"{name}.{each}": cls for each, cls in inner if inspect.isclass(cls)}
     return found
 
 

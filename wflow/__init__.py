@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wflow._core import forks as _forks  # notes whether threads had started before a fork
+from wflow._core.moves import moved
 from wflow._version import __version__ as __version__
 
 _HOMES = {
@@ -19,6 +20,7 @@ _HOMES = {
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
     "open": ("wflow.io.read", "open_run"),
+    "verify": ("wflow.analysis.verify", "verify"),
     "report": ("wflow.study.report", "write"),
     "open_study": ("wflow.io.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
@@ -49,7 +51,6 @@ _MODULES = {
     "stationary": "wflow.analysis.stationary",
     "stability": "wflow.analysis.stability",
     "fits": "wflow.analysis.fits",
-    "verify": "wflow.analysis.verify",
     "distributed": "wflow.distributed",
     "nets": "wflow.nets",
     "plots": "wflow.plots",
@@ -61,13 +62,16 @@ _OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed", "meanfiel
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
+_moved = moved(__name__)
+
 if TYPE_CHECKING:
     from wflow import distributed, heads, meanfield, nets, plots, sampling, sphere, study, transport
     from wflow._core.adaptive import Dopri5
     from wflow._core.errors import BlowUpError, InputError, Interrupted, RunFileError, WflowError
     from wflow._core.tableaux import Tableau
-    from wflow.analysis import clusters, equilibria, fits, stability, stationary, verify
+    from wflow.analysis import clusters, equilibria, fits, stability, stationary
     from wflow.analysis.rerun import rerun
+    from wflow.analysis.verify import verify
     from wflow.attention import flows
     from wflow.attention.cloud import (
         dissipation,
@@ -95,7 +99,7 @@ def __getattr__(name: str) -> Any:
         module, attribute = _HOMES[name]
         value = getattr(importlib.import_module(module), attribute)
     else:
-        raise AttributeError(f"module 'wflow' has no attribute {name!r}")
+        return _moved(name)
     if name in _OF_DATASETS:
         importlib.import_module(_ACCESSOR)
     globals()[name] = value
@@ -103,4 +107,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

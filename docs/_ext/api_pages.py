@@ -25,7 +25,7 @@ import public_names
 # Rooms in the order of the page, with what is in them; a room that is not named here comes last.
 GROUPS = {
     "Simulation": {
-        "wflow": "Solving, run files, energies of one cloud, errors",
+        "wflow": "Solving, run files and their checks, energies of one cloud, errors",
         "wflow.tokens": "Clouds of tokens to start from",
         "wflow.heads": "Head laws, and heads of (Q, K, V)",
         "wflow.flows": "Flows, and how to define one",
@@ -44,7 +44,6 @@ GROUPS = {
         "wflow.stationary": "Stationary laws of tokens that diffuse, their branches and stability",
         "wflow.stability": "Growth of the distance between two flows",
         "wflow.fits": "Lines, power laws, means and errors",
-        "wflow.verify": "Checks of a run file",
     },
     "Figures and studies": {
         "wflow.plots": "Figures of runs",

@@ -88,7 +88,7 @@ with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "cooled.h5"
     stored = wflow.solve(x0, Cooled(mean, rate, cooling), out=file, **options).load()
     again = wflow.rerun(file)  # the law is made from the file
-    report = wflow.verify.verify(file)
+    report = wflow.verify(file)
 print(f"{sum(check.passed is True for check in report.checks)} checks hold")
 assert report.passed
 assert np.array_equal(stored.energy, run.energy)  # the same law, the same bits

@@ -70,7 +70,7 @@ plt.show()
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "power.h5"
     run = wflow.solve(x0, still, flow=Power(0.5), out=file, **(options | {"heads": 1})).load()
-    report = wflow.verify.verify(file)
+    report = wflow.verify(file)
 print(
     *(check for check in report.checks if "coincide" in check.name or "balance" in check.name),
     sep="\n",

@@ -3,7 +3,7 @@ Verify, resume and rerun a run file
 ===================================
 
 A run file is written as the run goes. A run that is interrupted resumes from its last checkpoint
-with bitwise identical results, a finished file is checked by :func:`wflow.verify.verify`, and
+with bitwise identical results, a finished file is checked by :func:`wflow.verify`, and
 :func:`wflow.rerun` computes it again from its configuration alone.
 """
 
@@ -87,7 +87,7 @@ plt.show()
 # Digests of every value, the first step computed again, energies from the stored tokens and heads,
 # and the energy balance:
 
-report = wflow.verify.verify(file)
+report = wflow.verify(file)
 print(*report.checks, sep="\n")
 assert report.passed
 
@@ -98,7 +98,7 @@ damaged = Path(folder.name) / "damaged.h5"
 data = bytearray(file.read_bytes())
 data[len(data) // 2] ^= 1
 damaged.write_bytes(data)
-bad = wflow.verify.verify(damaged)
+bad = wflow.verify(damaged)
 print(*(check for check in bad.checks if check.passed is False), sep="\n")
 assert not bad.passed
 folder.cleanup()

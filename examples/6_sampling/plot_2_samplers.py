@@ -85,7 +85,7 @@ with tempfile.TemporaryDirectory() as folder:
     file = Path(folder, "run.h5")
     with sampling.brwp(x0, target.grad, target.prior, **settings, out=file) as stored:
         assert np.array_equal(stored["samples"], run["samples"])
-    print(wflow.verify.verify(file))
+    print(wflow.verify(file))
 
 # %%
 # Where it fails: in the cloud of its own context a token attends to itself, and in many dimensions

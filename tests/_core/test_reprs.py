@@ -120,8 +120,8 @@ def results() -> list:
         wflow.clusters.stationarity(x, D),
         wflow.clusters.omega_limit(run),
         wflow.stability.growth_rate([0.0, 1.0, 2.0], numbers[:3].T),
-        wflow.verify.verify(run),
-        *wflow.verify.verify(run).checks[:2],
+        wflow.verify(run),
+        *wflow.verify(run).checks[:2],
         Finding(verdict="confirmed", **wide),
     ]
 

@@ -104,7 +104,7 @@ def test_a_custom_scheme_runs_at_its_order_and_is_run_again_from_its_file(tmp_pa
     assert np.log2(ratio) > KUTTA.order - 0.3
     again = wflow.rerun(out)
     assert np.array_equal(again.energy.values, run.energy.values)
-    assert wflow.verify.verify(out).passed
+    assert wflow.verify(out).passed
     assert main(["info", str(out)]) == 0
     assert "kutta (order = 3)" in capsys.readouterr().out
 

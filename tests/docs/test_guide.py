@@ -44,13 +44,10 @@ def test_the_example_of_processes_computes_in_one_process_too():
     assert names["final_energy"](0) == names["final_energy"](0) > 0
 
 
-def test_every_page_of_the_guide_is_listed_and_has_code():
+def test_every_page_of_the_guide_is_listed():
     index = (DOCS / "guide" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\((\w+)\.md\)", index)
     assert sorted(listed) == sorted(page.stem for page in (DOCS / "guide").glob("[!i]*.md"))
-    assert all(
-        re.search(r"```python\n", (DOCS / f"guide/{page}.md").read_text()) for page in listed
-    )
 
 
 def test_the_example_of_spread_paths_is_a_script(tmp_path, monkeypatch, capsys):

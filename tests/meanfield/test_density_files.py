@@ -48,7 +48,7 @@ def solved(file: Path, name: str, **changes: Any) -> Any:
 
 
 def checks(path: Path) -> dict[str, Any]:
-    return {check.name: check for check in wflow.verify.verify(path).checks}
+    return {check.name: check for check in wflow.verify(path).checks}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_run_is_run_again_to_the_same_bits_and_passes(
         assert np.array_equal(again[key], run[key], equal_nan=True), key
     assert "run.h5 run again by" in again.attrs["history"]
     again.close()
-    report = wflow.verify.verify(tmp_path / "again.h5")
+    report = wflow.verify(tmp_path / "again.h5")
     made = [check.name for check in report.checks if check.passed]
     assert report.passed, str(report)
     assert "the first recorded step follows from the configuration" in made

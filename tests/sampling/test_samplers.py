@@ -192,7 +192,7 @@ def test_a_file_holds_the_run_in_memory_and_verifies(name, tmp_path):
         for key in memory.variables:
             assert np.array_equal(stored[key], memory[key]), key
             assert np.isfinite(memory[key]).all(), key
-    assert wflow.verify.verify(file).passed
+    assert wflow.verify(file).passed
     with sampler(name, out=file, if_exists="resume", **options) as again:
         assert again.attrs["complete"] == 1
     with pytest.raises(InputError, match="differs in h"):
@@ -212,7 +212,7 @@ def test_verify_finds_samples_that_do_not_fit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sampling.samplers, "_record", wrong)
     sampler("ula", out=file).close()
-    failed = [check.name for check in wflow.verify.verify(file).checks if check.passed is False]
+    failed = [check.name for check in wflow.verify(file).checks if check.passed is False]
     assert failed == ["moments follow from the stored tokens"]
 
 
@@ -244,7 +244,7 @@ def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
     for _ in range(2):
         with pytest.raises(Killed):
             sampler(name, x0, **options)
-        report = wflow.verify.verify(f"{file}.partial")
+        report = wflow.verify(f"{file}.partial")
         wrong = [check.name for check in report.checks if check.passed is False]
         assert wrong == ["the run is complete"]
     sampler(name, x0, **options).close()
@@ -254,7 +254,7 @@ def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
     with wflow.open(file) as other:
         for key in whole.variables:
             assert np.array_equal(whole[key], other[key]), key
-    assert wflow.verify.verify(file).passed
+    assert wflow.verify(file).passed
 
 
 CHILD = """

@@ -28,7 +28,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
     every = next(text for text in verdicts if "in every dimension" in text)
     assert verdicts[every] != "confirmed"
     assert {file.stem for file in tmp_path.glob("*.png")} == {"gradients", "bias", "absorption"}
-    assert wflow.verify.verify(tmp_path / "lasso_d02_brwp_h0.1.h5").passed
+    assert wflow.verify(tmp_path / "lasso_d02_brwp_h0.1.h5").passed
     assert "Milliseconds of a step" in capsys.readouterr().out
 
     def computed(*arguments, **options):

@@ -145,7 +145,7 @@ def test_an_interrupted_study_of_a_custom_flow_resumes_and_its_files_verify(
         files = session.solve(slowed)
     assert files["a"].stat().st_mtime_ns == made
     for name, file in files.items():
-        report = wflow.verify.verify(file)
+        report = wflow.verify(file)
         assert report.passed, str(report)
         direct = wflow.solve(**slowed[name])
         with wflow.open(file) as run:

@@ -75,12 +75,6 @@ def whole(value: Any, name: str, least: int = 1, why: str = "", most: float = LA
     ------
     InputError
         For a value that is no integer (True and 2.0 are none), or out of range.
-
-    Examples
-    --------
-    >>> from wflow import study
-    >>> study.whole(3, "n")
-    3
     """
     try:
         unfit = isinstance(value, bool) or np.ma.is_masked(value)
@@ -116,12 +110,6 @@ def positive(value: Any, name: str) -> float:
     ------
     InputError
         For a value that is no number, not finite or not positive.
-
-    Examples
-    --------
-    >>> from wflow import study
-    >>> study.positive(2, "dt")
-    2.0
     """
     given = _real(value, name)
     if not (math.isfinite(given) and given > 0):
@@ -150,12 +138,6 @@ def count_steps(t_final: float, dt: float, name: str = "dt") -> int:
     ------
     InputError
         For a time or step that is not positive and finite, or a time that is no multiple of dt.
-
-    Examples
-    --------
-    >>> from wflow import study
-    >>> study.count_steps(1.0, 0.1)
-    10
     """
     dt, t_final = positive(dt, name), positive(t_final, "t_final")
     ratio = t_final / dt if t_final < 2**53 * dt else math.inf
@@ -204,12 +186,6 @@ def number(value: Any, name: str, least: float = -math.inf) -> float:
     ------
     InputError
         For a value that is no number, not finite or too small.
-
-    Examples
-    --------
-    >>> from wflow import study
-    >>> study.number(2, "dt")
-    2.0
     """
     given = _real(value, name)
     if not (math.isfinite(given) and given >= least):

@@ -61,6 +61,11 @@ __all__ = [
     "time_to_one_cluster",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Entropy after smoothing by a von Mises-Fisher kernel
 # ----------------------------------------------------
 

@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Extremum(NamedTuple):
     """An extremal energy and the measure that has it.
 

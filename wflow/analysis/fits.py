@@ -16,6 +16,11 @@ from wflow._core.reprs import ShortResult
 
 __all__ = ["Line", "PowerLaw", "json_number", "line", "mean_and_error", "power_law"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 FloatArray = NDArray[np.float64]
 Interval = tuple[float, float]
 

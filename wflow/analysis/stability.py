@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GrowthRate", "bound", "compare", "exponent", "growth_constant", "growth_rate"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Growth constants from the norms of the heads
 # --------------------------------------------
 # Two clouds that move with the same heads, tokens paired by any coupling, R^2 the mean of |x - y|^2

@@ -480,7 +480,7 @@ def verify(
     >>> import wflow
     >>> x0 = wflow.tokens.uniform(n=8, d=3, seed=0)
     >>> run = wflow.solve(x0, wflow.heads.Frozen(), heads=2, t_final=0.1, dt=1e-2)
-    >>> report = wflow.verify.verify(run)
+    >>> report = wflow.verify(run)
     >>> report.passed, report.checks[1].passed is None  # there are no digests to compare
     (True, True)
     """
@@ -497,6 +497,11 @@ def verify(
         dataset = open_run(path)
     with dataset:
         return Report(path, _checked(dataset, written or [_without_digests(dataset)], tolerance))
+
+
+# `wflow.verify` is the function: what else the module has to offer is found on it, under the names
+# that it had while `wflow.verify` was this module.
+vars(verify).update(Check=Check, Report=Report, TOLERANCE=TOLERANCE, verify=verify)
 
 
 def _in_memory(ds: "Dataset", tolerance: float) -> Report:

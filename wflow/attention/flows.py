@@ -36,6 +36,11 @@ __all__ = [
     "unnormalised",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Array = NDArray[np.floating]
 _Float = TypeVar("_Float", bound=np.floating)
 Doubles = NDArray[np.float64]

@@ -11,3 +11,7 @@ from wflow.distributed.client import solve
 __all__ = [
     "solve",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -31,3 +31,7 @@ __all__ = [
     "law_from_config",
     "register",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -23,3 +23,7 @@ __all__ = [
     "sample",
     "solve",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

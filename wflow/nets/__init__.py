@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.extras import install
+from wflow._core.moves import moved
 
 _HOMES = {
     "ContinuousTransformer": "continuous",
@@ -47,6 +48,7 @@ _MODULES = {
 }
 
 __all__ = [*sorted(_HOMES), *_MODULES]
+_moved = moved(__name__)
 
 if TYPE_CHECKING:
     from wflow.nets import (
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module 'wflow.nets' has no attribute {name!r}")
+        return _moved(name)
     try:
         module = importlib.import_module(f"wflow.nets.{(_HOMES | _MODULES)[name]}")
     except ModuleNotFoundError as error:
@@ -88,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

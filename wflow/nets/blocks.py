@@ -22,6 +22,11 @@ from wflow.nets.checks import in_memory, modules, tensor
 
 __all__ = ["Attention", "Block", "FeedForward", "Flow", "Output", "Stack", "TokenEmbedding"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Results of bodies and networks
 # ------------------------------
 

@@ -35,6 +35,11 @@ from wflow.nets.diagnostics.measures import Stability, check_stability, operator
 
 __all__ = ["ConvexProblem"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Minimisation of smooth convex functions of many samples at once
 # ---------------------------------------------------------------
 

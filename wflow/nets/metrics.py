@@ -50,6 +50,11 @@ __all__ = [
     "teacher_forced",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Words = Literal["moses", "13a"]
 Windows = Iterable[tuple[Tensor, Tensor]]
 TextPairs = tuple[list[Tensor], list[Tensor]]

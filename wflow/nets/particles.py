@@ -60,6 +60,11 @@ __all__ = [
     "velocity",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Attention layers as a schedule of general heads
 # -----------------------------------------------
 

@@ -34,3 +34,7 @@ __all__ = [
     "plot_run",
     "token_snapshots",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -204,18 +204,18 @@ class RunAccessor:
         Parameters
         ----------
         tolerance : float, optional
-            Of `wflow.verify.verify`: mean residual that passes, as a share of the energy turned
+            Of `wflow.verify`: mean residual that passes, as a share of the energy turned
             over.
 
         Returns
         -------
         wflow.verify.Report
             One `Check` for each statement. A Dataset has no digests; those of a file are compared
-            by ``wflow.verify.verify(file)``.
+            by ``wflow.verify(file)``.
         """
-        from wflow.analysis import verify
+        from wflow.analysis.verify import TOLERANCE, verify
 
-        return verify.verify(self._ds, verify.TOLERANCE if tolerance is None else tolerance)
+        return verify(self._ds, TOLERANCE if tolerance is None else tolerance)
 
     def w2(self, to: str | Path | ArrayLike | Dataset = "final", **options: Any) -> DataArray:
         """Return Wasserstein distances W₂ of the token snapshots along the run.

@@ -71,3 +71,7 @@ __all__ = [
     "ula",
     "w2",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

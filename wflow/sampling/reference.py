@@ -40,6 +40,11 @@ __all__ = [
     "tempered",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Diagnostics of chains
 # ---------------------
 

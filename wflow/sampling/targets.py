@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianLasso", "GaussianLaplace", "GaussianMixture", "Target"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Array = NDArray[np.float64]
 
 

@@ -32,6 +32,11 @@ __all__ = [
     "uniform",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Tokens = NDArray[np.float64]
 
 CLOUDS = ("cross-polytope", "uniform", "clusters")

@@ -6,16 +6,8 @@ counts, `networks` what studies of networks share, `report` the page of a run or
 package imports all those before it; the scripts in `studies/` import it. Start with `frame`.
 """
 
-from wflow._core.checks import (
-    Direction,
-    FlowName,
-    MetricName,
-    SchemeName,
-    count_steps,
-    number,
-    positive,
-    whole,
-)
+from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
+from wflow._core.moves import moved
 from wflow.study.cases import dataset, initial_heads, seed_of, sweep
 from wflow.study.flags import distinct
 from wflow.study.frame import mean_text, slope_text
@@ -50,18 +42,21 @@ __all__ = [
     "Switch",
     "TokenFlags",
     "command_line",
-    "count_steps",
     "dataset",
     "distinct",
     "initial_heads",
     "markdown_table",
     "mean_text",
-    "number",
-    "positive",
     "run",
     "seed_of",
     "session",
     "slope_text",
     "sweep",
-    "whole",
 ]
+
+
+__getattr__ = moved(__name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

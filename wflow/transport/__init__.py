@@ -45,3 +45,7 @@ __all__ = [
     "wasserstein",
     "weighted_distance",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -73,6 +73,11 @@ __all__ = [
     "variational_interpolation",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # One step as a minimisation over token positions
 # -----------------------------------------------
 # With s = +1 for descent and -1 for ascent, multiplied by n tau so that the Hessian is of order

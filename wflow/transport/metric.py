@@ -46,6 +46,11 @@ from wflow.transport.minimise import Objective, Solver, minimise
 
 __all__ = ["Bounds", "Distance", "action", "bounds", "metric_derivative", "weighted_distance"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Array = NDArray[np.floating]
 
 # The discrete action of a path of clouds, and its couplings

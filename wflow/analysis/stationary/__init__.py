@@ -28,3 +28,7 @@ __all__ = [
     "stationary_order",
     "transition",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

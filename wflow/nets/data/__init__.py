@@ -84,3 +84,7 @@ __all__ = [
     "unit",
     "windows",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

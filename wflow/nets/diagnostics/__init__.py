@@ -38,3 +38,7 @@ __all__ = [
     "transport_along",
     "transport_ratio",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -30,3 +30,7 @@ __all__ = [
     "log_normal",
     "log_normaliser",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

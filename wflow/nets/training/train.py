@@ -97,6 +97,11 @@ __all__ = [
     "train",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Configuration
 # -------------
 

@@ -23,3 +23,7 @@ __all__ = [
     "Pairs",
     "Summary",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,38 @@
+"""Public names that have moved, which keep working for some versions with a DeprecationWarning."""
+
+import warnings
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any
+
+MOVES = {
+    "wflow.study.count_steps": "wflow._core.checks.count_steps",
+    "wflow.study.number": "wflow._core.checks.number",
+    "wflow.study.positive": "wflow._core.checks.positive",
+    "wflow.study.whole": "wflow._core.checks.whole",
+}
+"""What users wrote, and where it is now; `docs/guide/moves.md` lists them with what to do."""
+
+
+def moved(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module, which finds the names that have moved from it.
+
+    Parameters
+    ----------
+    module : str
+        Name of the module, as users write it.
+
+    Returns
+    -------
+    callable
+        Takes the name of an attribute and returns what it is now, with a DeprecationWarning.
+    """
+
+    def found(name: str) -> Any:
+        old = f"{module}.{name}"
+        if old not in MOVES:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{old} is {MOVES[old]} now", DeprecationWarning, stacklevel=2)
+        return resolve_name(MOVES[old])
+
+    return found

@@ -245,6 +245,20 @@ def test_tokens_at_rest_take_few_steps():
     assert run.evaluations[0, -1] < 120 and np.abs(run.tokens[0, -1] - x0).max() < 1e-12
 
 
+def test_without_dt_a_hundred_units_of_time_are_recorded(tmp_path):
+    options = {"heads": 1, "t_final": 3.0, "scheme": "dopri5"}
+    x0 = unit(np.random.default_rng(0), 4, 3)
+    with wflow.solve(x0, Frozen(), out=tmp_path / "run.h5", **options) as run:
+        assert np.allclose(run.time, np.linspace(0, 3, 101))
+        same(run, wflow.solve(x0, Frozen(), dt=3 / 100, **options))
+    longer = wflow.rerun(tmp_path / "run.h5", t_final=6.0, dt=None)
+    assert longer.sizes["time"] == 101 and longer.time[-1] == 6
+    coarse = wflow.solve(x0, Frozen(), save=wflow.SaveAt(every=10, snapshots=[1.001]), **options)
+    assert coarse.sizes["time"] == 11 and np.allclose(coarse.snapshot, 0.99)
+    with pytest.raises(InputError, match="dt is missing"):
+        wflow.solve(x0, Frozen(), heads=1, t_final=3.0)
+
+
 # ---- the same seed, the same bits
 
 MANY = {

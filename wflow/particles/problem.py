@@ -19,6 +19,7 @@ from wflow._core.checks import (
     check_choice,
     count_steps,
     number,
+    positive,
     shown,
     switch,
     whole,
@@ -39,6 +40,7 @@ from wflow.sphere.geometry import as_tokens
 
 _BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
 _ROUNDING = 1e-6  # of times in single precision, in units of t_final
+_RECORDS = 100  # units of time of a run without dt
 _GENERAL = "flow='softmax', or a wflow.Flow whose class has general_heads = True"
 
 
@@ -245,7 +247,7 @@ def problem_of(
     *,
     heads: int | ArrayLike | QKV | None = None,
     t_final: float,
-    dt: float,
+    dt: float | None = None,
     paths: int = 1,
     seed: int = 0,
     flow: FlowName | Flow = "softmax",
@@ -265,7 +267,8 @@ def problem_of(
     causal = switch(causal, "causal")
     paths = whole(paths, "paths")
     seed = whole(seed, "seed", least=0)
-    dt, kappa = number(dt, "dt"), number(kappa, "kappa", least=0.0)
+    kappa = number(kappa, "kappa", least=0.0)
+    dt = _unit_of_time(t_final, tableau, control) if dt is None else number(dt, "dt")
     steps = count_steps(t_final, dt)
     save, compute = option(save, SaveAt, "save"), option(compute, Compute, "compute")
 
@@ -317,6 +320,16 @@ def problem_of_task(task: Mapping[str, Any]) -> Problem:
     """The problem of a task, the arguments of `wflow.solve`; where it is kept is left aside."""
     where = ("out", "if_exists", "progress")
     return problem_of(**{name: value for name, value in task.items() if name not in where})
+
+
+def _unit_of_time(t_final: float, scheme: Tableau, control: Dopri5 | None) -> float:
+    """Unit of the recorded times of a run without dt, whose scheme must choose its own steps."""
+    if control is None:
+        raise InputError(
+            f"dt is missing: scheme {scheme.name!r} takes steps of dt; give a time step, or "
+            "scheme='dopri5', which chooses its steps"
+        )
+    return positive(t_final, "t_final") / _RECORDS
 
 
 def _check_diffusion(kappa: float, scheme: Tableau, dt: float, d: int) -> None:

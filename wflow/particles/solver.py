@@ -28,7 +28,7 @@ def solve(
     *,
     heads: int | ArrayLike | QKV | None = None,
     t_final: float,
-    dt: float,
+    dt: float | None = None,
     paths: int = 1,
     seed: int = 0,
     flow: FlowName | Flow = "softmax",
@@ -59,9 +59,10 @@ def solve(
         initial matrices. Left out where the law prescribes them.
     t_final : float
         End time, in units of time of the flow; a whole number of steps.
-    dt : float
-        Time step. With ``scheme="dopri5"`` it is the unit of the recorded times alone, and may be
-        large.
+    dt : float, optional
+        Time step. With ``scheme="dopri5"``, which chooses its steps, it is the unit of the recorded
+        times alone: of ``save.every``, and snapshots are taken at its multiples. It may be large,
+        and None is t_final/100. Other schemes need it.
     paths : int, default 1
         Number of Monte Carlo paths.
     seed : int, default 0

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wflow._core import forks as _forks  # notes whether threads had started before a fork
-from wflow._core.moves import moved
+from wflow._core.moves import moved_names
 from wflow._version import __version__ as __version__
 
 _HOMES = {
@@ -62,7 +62,7 @@ _OF_DATASETS = ("solve", "rerun", "open", "open_study", "distributed", "meanfiel
 
 __all__ = [*sorted(_HOMES), *sorted(_MODULES)]
 
-_moved = moved(__name__)
+_moved = moved_names(__name__)
 
 if TYPE_CHECKING:
     from wflow import distributed, heads, meanfield, nets, plots, sampling, sphere, study, transport

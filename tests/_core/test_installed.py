@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import wflow
+from wflow._core.checks import did_you_mean
 from wflow._core.extras import install, missing
 from wflow._core.fingerprint import installed
-from wflow._core.hints import did_you_mean
 from wflow._core.invocation import command_text, program, started_as
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -48,6 +49,26 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def did_you_mean(word: str, words: Collection[str]) -> str:
+    """Give the end of a message that names what was probably meant.
+
+    Parameters
+    ----------
+    word : str
+        What was given; a hyphen is as good as an underscore.
+    words : collection of str
+        What could be given.
+
+    Returns
+    -------
+    str
+        Such as "; did you mean uniform?", or "" where no word is close.
+    """
+    by_form = {name.replace("_", "-"): name for name in words}
+    close = get_close_matches(word.replace("_", "-"), by_form, n=1)
+    return f"; did you mean {by_form[close[0]]}?" if close else ""
 
 
 def whole(value: Any, name: str, least: int = 1, why: str = "", most: float = LARGEST_WHOLE) -> int:

@@ -14,7 +14,7 @@ MOVES = {
 """What users wrote, and where it is now; `docs/guide/moves.md` lists them with what to do."""
 
 
-def moved(module: str) -> Callable[[str], Any]:
+def moved_names(module: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a module, which finds the names that have moved from it.
 
     Parameters

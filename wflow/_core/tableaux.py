@@ -6,6 +6,7 @@ Code depends on what a scheme can do (its order, its stages, whether it admits n
 name.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from wflow._core.checks import check_choice, reals, shown, whole
 from wflow._core.errors import InputError
 
+Times = float | NDArray[np.floating]  # a number, or (paths,) where it differs between paths
 Trees = dict[int, list[tuple[float, NDArray[np.float64]]]]
 
 _MOST = 5  # order whose conditions are checked
@@ -286,3 +288,35 @@ TABLEAUX = {
     )
 }
 """The schemes by name."""
+
+
+# A step with given slopes
+# ------------------------
+
+
+def moved(
+    start: NDArray[Any],
+    dt: Times,
+    weights: Sequence[float],
+    slopes: Sequence[NDArray[Any] | None],
+) -> NDArray[Any]:
+    """start + dt sum_i weights[i] slopes[i], where None is zero; dt a number or (paths,)."""
+    if isinstance(dt, np.ndarray):
+        dt = dt.astype(start.dtype).reshape(-1, *[1] * (start.ndim - 1))
+    total: NDArray[Any] | None = None
+    for weight, slope in zip(weights, slopes, strict=True):
+        if weight and slope is not None:
+            term = (dt * weight) * slope
+            total = term if total is None else np.add(total, term, out=total)
+    return start if total is None else start + total
+
+
+def with_rows(
+    slope: NDArray[Any] | None, rows: NDArray[Any], other: NDArray[Any] | None, paths: int
+) -> NDArray[Any] | None:
+    """A slope (paths, ...) that has `other` as its rows `rows`, in place; None is zero."""
+    if slope is None and other is not None:
+        slope = np.zeros((paths, *other.shape[1:]), other.dtype)
+    if slope is not None:
+        slope[rows] = 0.0 if other is None else other
+    return slope

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import Direction, FlowName, Method, check_choice, reals
 from wflow._core.errors import InputError
-from wflow.attention.flows import Flow, as_flow, evaluate, log_harmonic_mean
+from wflow.attention.flows import Flow, as_flow, evaluate
+from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.laws import QKV
 from wflow.heads.matrices import as_matrices, check_scores, is_symmetric
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, Sums, head_sums

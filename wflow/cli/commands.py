@@ -16,7 +16,6 @@ import tyro
 from wflow._core.command_line import Folder, Page, RunFile, RunOrFolder, Texts, read_words, shown_as
 from wflow._core.errors import InputError, Interrupted, WflowError, last_words
 from wflow._core.extras import install
-from wflow._core.hints import did_you_mean
 from wflow._core.printable import printable
 from wflow._core.signals import signals_as_errors
 from wflow._version import __version__
@@ -247,6 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _meant(name: str) -> str:
     """Return the end of the message about an unknown command."""
+    from wflow._core.checks import did_you_mean  # loads NumPy
+
     if hint := did_you_mean(name, _NAMES):
         return hint
     if name.removesuffix(".py") in studies.names():

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from wflow._core.errors import InputError
-from wflow._core.hints import did_you_mean
 from wflow._core.invocation import started_as
 from wflow._core.printable import printable
 
@@ -66,6 +65,8 @@ def check_name(name: str) -> None:
         raise InputError(f"expected the name of a study before its flags: {every}")
     if name not in names():
         stem = Path(name).name.removesuffix(".py")  # of studies/ou_heads.py, too
+        from wflow._core.checks import did_you_mean  # loads NumPy
+
         hint = f"; did you mean {stem}?" if stem in names() else did_you_mean(stem, names())
         raise InputError(f"there is no study {name!r}{hint or f': {every}'}")
 

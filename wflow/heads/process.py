@@ -21,7 +21,7 @@ from wflow._core.checks import SchemeName, count_steps, positive, shown, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.memory import check_memory
 from wflow._core.rng import INITIAL_HEADS, CounterNormals
-from wflow._core.tableaux import Tableau
+from wflow._core.tableaux import Tableau, Times, moved, with_rows
 from wflow.heads.laws import QKV, Frozen, HeadLaw, checked, start_of
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 
@@ -29,7 +29,6 @@ from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 # ---------------------
 
 
-Times = float | NDArray[np.floating]
 Drift = Callable[[Matrices, Any], Matrices | None]  # of heads at a time, or at times (paths,)
 
 
@@ -80,34 +79,6 @@ class HeadStep:
     def bend(self) -> Matrices:
         """Change of the drift from the first stage to the second."""
         return moved(np.zeros_like(self.D), 1.0, (-1.0, 1.0), self.slopes)
-
-
-def moved(
-    start: NDArray[Any],
-    dt: Times,
-    weights: Sequence[float],
-    slopes: Sequence[NDArray[Any] | None],
-) -> NDArray[Any]:
-    """start + dt sum_i weights[i] slopes[i], where None is zero; dt a number or (paths,)."""
-    if isinstance(dt, np.ndarray):
-        dt = dt.astype(start.dtype).reshape(-1, *[1] * (start.ndim - 1))
-    total: NDArray[Any] | None = None
-    for weight, slope in zip(weights, slopes, strict=True):
-        if weight and slope is not None:
-            term = (dt * weight) * slope
-            total = term if total is None else np.add(total, term, out=total)
-    return start if total is None else start + total
-
-
-def with_rows(
-    slope: Matrices | None, rows: NDArray[Any], other: Matrices | None, paths: int
-) -> Matrices | None:
-    """A slope (paths, ...) that has `other` as its rows `rows`, in place; None is zero."""
-    if slope is None and other is not None:
-        slope = np.zeros((paths, *other.shape[1:]), other.dtype)
-    if slope is not None:
-        slope[rows] = 0.0 if other is None else other
-    return slope
 
 
 class HeadProcess:

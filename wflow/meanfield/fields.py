@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from wflow._core.checks import returned
 from wflow._core.identity import reading
 from wflow._core.tableaux import Tableau
-from wflow.attention.flows import FLOWS, Cloud, Flow
+from wflow.attention.flows import FLOWS, Flow
+from wflow.attention.pairs import Cloud
 from wflow.heads.matrices import Matrices
 from wflow.kernels.evaluate import DIRECTIONS, HeadSums, Sums, head_sums
 from wflow.meanfield.arcs import ArcSums

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.tableaux import TABLEAUX, Tableau
-from wflow.attention.flows import FLOWS, log_harmonic_mean
+from wflow.attention.flows import FLOWS
+from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.matrices import Matrices
 from wflow.meanfield.fields import Heads, Scheme, Setting, Stage, TooLong
 from wflow.meanfield.fluxes import Coefficients, Fluxes

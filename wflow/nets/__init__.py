@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wflow._core.extras import install
-from wflow._core.moves import moved
+from wflow._core.moves import moved_names
 
 _HOMES = {
     "ContinuousTransformer": "continuous",
@@ -48,7 +48,7 @@ _MODULES = {
 }
 
 __all__ = [*sorted(_HOMES), *_MODULES]
-_moved = moved(__name__)
+_moved = moved_names(__name__)
 
 if TYPE_CHECKING:
     from wflow.nets import (

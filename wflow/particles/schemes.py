@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.adaptive import AdaptiveSteps, Sizes
-from wflow._core.tableaux import Tableau
+from wflow._core.tableaux import Tableau, Times, moved, with_rows
 from wflow.heads.matrices import Matrices
-from wflow.heads.process import Drift, HeadStep, Times, moved, with_rows
+from wflow.heads.process import Drift, HeadStep
 from wflow.particles.budget import Terms
 from wflow.sphere.geometry import exponential_unchecked, normalise_unchecked
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.checks import number, path_of, reals, shown, whole
+from wflow._core.checks import did_you_mean, number, path_of, reals, shown, whole
 from wflow._core.errors import InputError
-from wflow._core.hints import did_you_mean
 from wflow._core.memory import check_memory
 from wflow.sphere.embeddings import COPIES, SUFFIXES, optional_module, read_array
 from wflow.sphere.geometry import as_tokens

@@ -7,7 +7,7 @@ package imports all those before it; the scripts in `studies/` import it. Start 
 """
 
 from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
-from wflow._core.moves import moved
+from wflow._core.moves import moved_names
 from wflow.study.cases import dataset, initial_heads, seed_of, sweep
 from wflow.study.flags import distinct
 from wflow.study.frame import mean_text, slope_text
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-__getattr__ = moved(__name__)
+__getattr__ = moved_names(__name__)
 
 
 def __dir__() -> list[str]:

@@ -86,7 +86,7 @@ _NEEDED = {"law", "heads", "dt", "seed", "flow", "direction", "scheme", "causal"
 
 
 @contextmanager
-def opened(run: xarray.Dataset | str | Path) -> Iterator[tuple[xarray.Dataset, Config]]:
+def run_and_config(run: xarray.Dataset | str | Path) -> Iterator[tuple[xarray.Dataset, Config]]:
     """A run and its configuration; a file is closed at the end, a Dataset stays as it is.
 
     Raises
@@ -444,7 +444,7 @@ def exponent(
     import xarray
 
     check_choice("weights", weights, ("path", "snapshots"))
-    with opened(run) as (ds, config):
+    with run_and_config(run) as (ds, config):
         times = ds["snapshot"].values
         paths = ds["snapshot_path"].values
         if weights == "snapshots":
@@ -680,8 +680,8 @@ def compare(
     for cost in costs:
         check_choice("cost", cost, PREFACTOR)
     with (
-        opened(run) as (first, config),
-        opened(other) as (second, other_config),
+        run_and_config(run) as (first, config),
+        run_and_config(other) as (second, other_config),
     ):
         check_same_weights(config, other_config)
         check_same_axes(first, second)

@@ -203,7 +203,7 @@ def _animation(
     dpi: float,
 ) -> "FuncAnimation":
     """Return the animation, of artists that are updated in place."""
-    from wflow.plots.inline import Animation, Stage
+    from wflow.plots.inline import AnimatedFigure, Animation
 
     beside = _curve(run, path)
     with style():
@@ -211,7 +211,7 @@ def _animation(
         ratios = [1.0] if beside is None else [1.0, 1.25]
         if beside is None:
             width *= 0.6
-        figure = Stage(figsize=(width, height), dpi=dpi, layout="constrained")
+        figure = AnimatedFigure(figsize=(width, height), dpi=dpi, layout="constrained")
         axes = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)
         left: Axes = axes[0, 0]
         moved, move = start(left)

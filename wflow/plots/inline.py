@@ -50,7 +50,7 @@ class _Canvas(FigureCanvasAgg):
         """Draw nothing between the frames, at which `Animation.save` asks for it."""
 
 
-class Stage(Figure):
+class AnimatedFigure(Figure):
     """Figure of an animation: moving artists are drawn over a picture of the others.
 
     The writers of Matplotlib save every frame, and drawing all of a figure takes most of the time.
@@ -139,7 +139,7 @@ class GifWriter(matplotlib.animation.AbstractMovieWriter):
     That of Matplotlib chooses colours for each frame, which takes longer than drawing it.
     """
 
-    fig: Stage
+    fig: AnimatedFigure
 
     def setup(self, fig: Any, outfile: Any, dpi: float | None = None) -> None:
         """Begin a file."""

@@ -168,7 +168,8 @@ def page_of_name(name: Name, shown: dict[int, Name]) -> str:
     if name.kind == "function":
         text += f".. autofunction:: {name.name}\n"
     else:
-        text += f".. auto{name.kind}:: {name.name}\n"
+        home = f"{name.room}::" * ("." in name.name)  # an attribute of a function
+        text += f".. auto{name.kind}:: {home}{name.name}\n"
         if listed := members(name.value):
             text += f"   :members: {', '.join(listed)}\n"
     return text + f"\n.. minigallery:: {name.path}\n   :add-heading: Examples in the gallery\n"

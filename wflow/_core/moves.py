@@ -32,7 +32,7 @@ def moved_names(module: str) -> Callable[[str], Any]:
         old = f"{module}.{name}"
         if old not in MOVES:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(f"{old} is {MOVES[old]} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{old} has moved to {MOVES[old]}", DeprecationWarning, stacklevel=2)
         return resolve_name(MOVES[old])
 
     return found

@@ -101,7 +101,7 @@ def test_a_run_is_run_again_with_other_arguments(tmp_path: Path) -> None:
     assert finer.sizes["cell"] == 32
     same = wflow.rerun(file, density=start)
     assert np.array_equal(same.density, run.density)
-    with pytest.raises(wflow.InputError, match="give the density over this mesh as well"):
+    with pytest.raises(wflow.InputError, match="density"):
         wflow.rerun(file, mesh=Circle(32))
     with pytest.raises(TypeError, match="x0"):
         wflow.rerun(file, x0=np.eye(2))
@@ -122,7 +122,7 @@ def test_what_a_file_does_not_hold_is_given_again(tmp_path: Path) -> None:
     run = solved(file, "circle", mesh=mesh, law=Own())
     with pytest.raises(wflow.InputError, match="law"):
         wflow.rerun(file)
-    with pytest.raises(wflow.InputError, match=r"a mesh of its own.*give mesh="):
+    with pytest.raises(wflow.InputError, match="mesh="):
         wflow.rerun(file, law=Own())
     again = wflow.rerun(file, law=Own(), mesh=mesh)
     assert np.abs(again.density - run.density).max() < 1e-14
@@ -134,10 +134,10 @@ def test_what_a_file_does_not_hold_is_given_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mesh", "says"),
     [
-        ({"kind": "Circle", "cells": 18}, "other cells than the file"),
+        ({"kind": "Circle", "cells": 18}, "cells"),
         ({"kind": "Circle", "cells": "16"}, "names no mesh"),
-        ({"kind": "Sphere", "cells": 16}, "cannot be made again: cells is 16"),
-        ({"kind": "Fourier", "degree": 10**12}, "cannot be made again"),
+        ({"kind": "Sphere", "cells": 16}, "cells is 16"),
+        ({"kind": "Fourier", "degree": 10**12}, "made again"),
     ],
 )
 def test_a_mesh_that_is_not_that_of_the_file_is_refused(

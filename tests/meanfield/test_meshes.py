@@ -95,10 +95,10 @@ def test_refinement_keeps_the_centres() -> None:
     [
         (13, "such as 12 and 42"),
         (3, "whole number >= 12"),
-        (np.eye(4), "on the sphere, of points"),
-        (np.eye(3), "leave a hemisphere of the sphere empty"),
-        (np.abs(Sphere(42).centres), "apart: a mesh has every point once"),
-        (np.abs(wflow.tokens.uniform(50, 3, seed=0)), "leave a hemisphere of the sphere empty"),
+        (np.eye(4), "sphere"),
+        (np.eye(3), "hemisphere"),
+        (np.abs(Sphere(42).centres), "apart"),
+        (np.abs(wflow.tokens.uniform(50, 3, seed=0)), "hemisphere"),
         ([[0.0, 0.0, 0.0]] * 5, "norm zero"),
         ([[np.nan, 0.0, 0.0]] * 5, "not finite"),
     ],
@@ -110,9 +110,9 @@ def test_meshes_that_cannot_be_are_refused(points: object, says: str) -> None:
 
 def test_values_and_points_of_another_mesh_are_refused() -> None:
     mesh = Circle(8)
-    with pytest.raises(wflow.InputError, match="the 8 cells of the mesh"):
+    with pytest.raises(wflow.InputError, match="8 cells"):
         mesh.integrate(np.ones(7))
-    with pytest.raises(wflow.InputError, match="expected points of the mesh"):
+    with pytest.raises(wflow.InputError, match="points"):
         mesh.nearest(np.eye(3))
     with pytest.raises(wflow.InputError, match="whole number >= 4"):
         Circle(3)

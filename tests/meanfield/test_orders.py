@@ -21,7 +21,7 @@ from scipy.integrate import solve_ivp
 import wflow
 from wflow import meanfield
 from wflow.heads import Frozen, Oscillating
-from wflow.meanfield import Circle, Fourier, Harmonics, Sphere
+from wflow.meanfield import Circle, Sphere
 
 EVERY = [(flow, direction) for flow in FLOWS for direction in DIRECTIONS]
 SAVE = wflow.SaveAt(budget=False, every=100)
@@ -98,32 +98,6 @@ def test_the_order_of_reconstruction_rises_on_fine_spheres(cases: Any) -> None:
     sizes = cases((42, 162), (642, 2562, 10242))
     found = on_the_sphere("softmax", "descent", 0.0, sizes, True)
     assert found[-1] > cases(1.8, 3.3)
-
-
-def test_errors_of_modes_fall_like_a_geometric_series(cases: Any) -> None:
-    D = np.array([np.diag([a, a, c]) for a, c in AXIAL])
-    direction: Any = "descent"  # ascent: in test_spectral.py
-    for flow in FLOWS[: cases(1, 3)]:
-        exact, errors = exact_on_the_circle(flow, direction, 0.1), []
-        for degree in (12, 16, 20):
-            modes: Any = Fourier(degree)
-            found = solved(
-                start, modes, CIRCLE_HEADS, 0.25, flow=flow, direction=direction, kappa=0.1,
-                dt=0.25 / 32,
-            )  # fmt: skip
-            errors.append(modes.integrate(np.abs(found - at_centres(exact, modes))))
-        falls = ratios(errors, "Fourier", flow, direction)
-        assert falls[0] > 10 and (falls[1] > 10 or errors[2] < 1e-9)
-        axial = legendre(flow, direction, 0.1, 0.15, AXIAL, np.exp)
-        errors = []
-        for degree in (8, 12):
-            modes = Harmonics(degree)
-            found = solved(
-                lambda x: np.exp(x[:, 2]), modes, D, 0.15, flow=flow, direction=direction,
-                kappa=0.1, dt=0.15 / 16,
-            )  # fmt: skip
-            errors.append(modes.integrate(np.abs(found - axial(modes.centres))))
-        assert ratios(errors, "Harmonics", flow, direction)[0] > 50
 
 
 # Two clusters

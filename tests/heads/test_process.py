@@ -121,11 +121,11 @@ def test_adaptive_heads_are_those_of_an_exact_solution_and_of_any_batch():
 
 def test_heads_in_advance_refuse_what_solve_refuses():
     options = {"heads": START, "d": 3, "t_final": 1.0, "dt": 0.1}
-    with pytest.raises(InputError, match=r"rtol of Dopri5 is 1e-16: .* dtype='float64'; take"):
+    with pytest.raises(InputError, match="float64"):
         head_path(Frozen(), **options, scheme=Dopri5(1e-16))
-    with pytest.raises(InputError, match="'dopri5' needs a deterministic head law: its order"):
+    with pytest.raises(InputError, match="'dopri5'"):
         head_path(OrnsteinUhlenbeck(np.eye(3)), **options, scheme="dopri5")
-    with pytest.raises(InputError, match=r"this is the class: make a law of it, Frozen\(\.\.\.\)"):
+    with pytest.raises(InputError, match="Frozen"):
         head_path(Frozen, **options)
 
 
@@ -144,10 +144,10 @@ def test_checks_name_the_path_and_what_to_do():
     process = HeadProcess(Frozen(), START, seed=0, paths=(3, 8))
     process.D = process.D.copy()  # heads at rest are a view
     process.D[1, 0, 0, 0] = np.inf
-    with pytest.raises(BlowUpError, match=r"before time 0\.5 in path 8") as caught:
+    with pytest.raises(BlowUpError, match="path 8") as caught:
         process.check_finite(0.5)
     assert caught.value.path == 8
     process.check_symmetric(0.5)  # is silent about what is not finite
     process.D[1, 0, 0] = [1.0, 2.0, 3.0]
-    with pytest.raises(InputError, match=r"law Frozen made heads asymmetric .*=False and so on"):
+    with pytest.raises(InputError, match="Frozen"):
         process.check_symmetric(0.5, " and so on")

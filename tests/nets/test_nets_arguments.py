@@ -94,11 +94,11 @@ def test_a_missing_argument_is_said_by_its_name():
 def test_inputs_of_another_precision_are_refused_unless_autocast_is_on():
     net = nets.ViT(**VIT)
     wide = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
-    with pytest.raises(InputError, match=r"float64.*expected torch\.float32"):
+    with pytest.raises(InputError, match=r"torch\.float32"):
         net(wide)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert net(torch.zeros(2, 1, 4, 4, dtype=torch.bfloat16)).output.isfinite().all()
-    with pytest.raises(InputError, match="on the device meta: expected cpu"):
+    with pytest.raises(InputError, match="meta"):
         net(torch.zeros(2, 1, 4, 4, device="meta"))
     assert nets.ViT(**VIT).to("meta")(torch.zeros(2, 1, 4, 4, device="meta")).output.is_meta
 

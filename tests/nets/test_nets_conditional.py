@@ -212,7 +212,7 @@ def test_samples_without_an_output_are_left_out_and_counted():
             return x * np.nan, lambda w: w * np.nan
 
     never = forward.InverseProblem(Never(), lam=1.0, noise=1.0)
-    with pytest.raises(InputError, match="no finite output for any sample"):
+    with pytest.raises(InputError, match="no finite output"):
         generative.ReverseKL(never)(flow, data, data, data)
 
 
@@ -220,7 +220,7 @@ def test_arguments_that_do_not_fit_are_refused():
     problem = gaussian_problem()
     flow = generative.SparseTransformerFlow(generative.Potential(1, width=4, condition=1), tokens=8)
     x = torch.zeros(8, 1)
-    with pytest.raises(InputError, match="the first 8 are the context"):
+    with pytest.raises(InputError, match="context"):
         generative.ReverseKL(problem)(flow, x, x, x)
     with pytest.raises(InputError, match="no context"):
         flow.generate(x, x)

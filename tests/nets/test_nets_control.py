@@ -231,7 +231,7 @@ def test_weights_of_the_running_cost_are_controls_and_those_of_nobody_are_refuse
     assert_gradients(body(Weighed()), x, lambda out: out.square().sum())
     loose = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
     net = body(lambda layer, x, f: loose * f.square().mean())
-    with pytest.raises(InputError, match=r"weights \(\) that are no parameters of it"):
+    with pytest.raises(InputError, match="parameters"):
         control.gradients(net, x, lambda out: out.square().sum())
 
 
@@ -249,7 +249,7 @@ def test_a_body_that_runs_twice_has_gradients_and_no_states():
 
     net, x = Twice(), draw(5, 2)
     assert_gradients(net, x, lambda out: out.square().sum())
-    with pytest.raises(InputError, match="runs more than once"):
+    with pytest.raises(InputError, match="more than once"):
         control.states(net, x)
 
 
@@ -314,7 +314,7 @@ def test_lengths_are_on_the_simplex():
     torch.nn.init.normal_(body.log_lengths)
     assert body.lengths.sum().item() == pytest.approx(2.0)
     assert (body.lengths > 0).all()
-    with pytest.raises(InputError, match="3 layers or trained lengths"):
+    with pytest.raises(InputError, match="3 layers"):
         body.steps = 4
 
 
@@ -338,7 +338,7 @@ class Wider(nn.Module):
 
 def test_layers_that_change_the_shape_are_refused():
     for body in (control.Dynamics([Wider()]), nets.blocks.Stack([Wider()])):
-        with pytest.raises(InputError, match=r"layer 0 turned states \(3, 2\) into \(3, 4\)"):
+        with pytest.raises(InputError, match="layer 0"):
             control.gradients(nn.Sequential(nn.Linear(2, 2), body), torch.ones(3, 2), torch.sum)
 
 
@@ -350,7 +350,7 @@ def test_costates_that_are_not_finite_name_their_layer():
     net = control.Dynamics([dense(2), Burst(), dense(2)], running=lambda m, x, f: 0 * f.sum())
     nn.init.zeros_(net.layers[0][0].weight)
     nn.init.zeros_(net.layers[0][0].bias)
-    with pytest.raises(control.NonFiniteCostateError, match="not finite at layer 1 of 3") as caught:
+    with pytest.raises(control.NonFiniteCostateError, match="layer 1") as caught:
         control.gradients(net, torch.zeros(3, 2), torch.sum)
     assert caught.value.layer == 1 and caught.value.step == -1
 
@@ -362,13 +362,13 @@ def other():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda net, x: control.gradients(net, x, lambda out: out), "tensor of one real number"),
+        (lambda net, x: control.gradients(net, x, lambda out: out), "tensor"),
         (lambda net, x: control.gradients(net, x, torch.sum, keep=0), "keep is 0"),
         (lambda net, x: control.gradients(net, x, torch.sum, weight=-1), "weight is -1"),
-        (lambda net, x: control.gradients(net, x, 3), "loss is 3: expected a function"),
-        (lambda net, x: control.extremal(nn.Linear(2, 2), x, torch.sum), "no body of layers"),
+        (lambda net, x: control.gradients(net, x, 3), "loss"),
+        (lambda net, x: control.extremal(nn.Linear(2, 2), x, torch.sum), "layers"),
         (lambda net, x: control.states(nn.ModuleList([net.body, other().body]), x), "2 bodies"),
-        (lambda net, x: control.Dynamics([]), "there are no layers"),
+        (lambda net, x: control.Dynamics([]), "layers"),
         (lambda net, x: control.Dynamics([dense(2)], scheme="rk5"), "scheme is 'rk5'"),
         (lambda net, x: nets.ControlledResNet(3, layers=2, width=2), "width is 2"),
         (lambda net, x: net(x.long()), "x is torch.int64"),

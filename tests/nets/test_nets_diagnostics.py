@@ -153,7 +153,7 @@ def test_operator_norm_takes_the_one_linear_layer_of_a_head_and_nothing_else():
     assert diag.operator_norm(layer.weight) == norm
     for head in (nn.Sequential(nn.LayerNorm(5), layer), nn.Sequential(layer, nn.Linear(3, 3)),
                  nn.Identity(), nn.Sequential(layer, nn.ReLU())):  # fmt: skip
-        with pytest.raises(InputError, match="expected one linear layer"):
+        with pytest.raises(InputError, match="linear"):
             diag.operator_norm(head)
     with pytest.raises(InputError, match="expected a matrix"):
         diag.operator_norm(torch.ones(3))
@@ -163,13 +163,13 @@ def test_operator_norm_takes_the_one_linear_layer_of_a_head_and_nothing_else():
     ("options", "match"),
     [
         ({"perturbation": 0.0}, "perturbation"),
-        ({"perturbation": 1e-30}, "lost in the rounding"),
+        ({"perturbation": 1e-30}, "rounding"),
         ({"samples": 0}, "samples"),
         ({"iterations": -1}, "iterations"),
         ({"x": torch.ones(3)}, "expected real numbers"),
         ({"x": torch.ones(2, 3, dtype=torch.int64)}, "expected floating point"),
         ({"x": torch.full((2, 3), torch.nan)}, "not finite"),
-        ({"function": nn.Linear(3, 3), "x": torch.ones(2, 3).double()}, "the type of the weights"),
+        ({"function": nn.Linear(3, 3), "x": torch.ones(2, 3).double()}, "weights"),
     ],
 )
 def test_bad_arguments_of_lipschitz_are_refused(options, match):

@@ -357,14 +357,14 @@ def test_impossible_sizes_are_refused(message):
     [
         ("vit", torch.zeros(3, 2, 4, 4), r"\(3, 2, 4, 4\): expected \(batch, 2, 4, 6\)"),
         ("vit", torch.zeros(2, 4, 6), r"\(2, 4, 6\): expected \(batch, 2, 4, 6\)"),
-        ("vit", torch.zeros(1, 2, 4, 6).byte(), "images are torch.uint8: expected floating"),
-        ("gpt", torch.tensor([[11]]), "token id 11 is beyond the vocabulary"),
-        ("gpt", torch.zeros(1, 8).long(), "texts of 8 tokens: expected at most 7"),
-        ("text", torch.tensor([[-1]]), "token id -1 is beyond the vocabulary"),
-        ("text", torch.zeros(3), "token ids are torch.float32"),
+        ("vit", torch.zeros(1, 2, 4, 6).byte(), "torch.uint8"),
+        ("gpt", torch.tensor([[11]]), "token id 11"),
+        ("gpt", torch.zeros(1, 8).long(), "8 tokens"),
+        ("text", torch.tensor([[-1]]), "token id -1"),
+        ("text", torch.zeros(3), "torch.float32"),
         ("sets", torch.zeros(2, 9, 2), r"\(2, 9, 2\): expected \(batch, points, 3\)"),
-        ("sets", torch.zeros(2, 0, 3), "with at least one point"),
-        ("sets", torch.zeros(2, 9, 3).long(), "clouds are torch.int64"),
+        ("sets", torch.zeros(2, 0, 3), "one point"),
+        ("sets", torch.zeros(2, 9, 3).long(), "torch.int64"),
     ],
 )
 def test_inputs_of_another_kind_are_refused(name, inputs, message):

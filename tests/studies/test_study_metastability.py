@@ -146,8 +146,8 @@ def test_the_study_measures_the_lifetimes_of_the_law(
         (["--angle", "4"], "--angle is 4"),
         (["--pair-n", "5"], "even"),
         (["--betas", "1", "2"], "--betas"),
-        (["--growth", "1e30"], "--start-betas asks for longer than any run"),
-        (["--equation-betas", "1", "2", "1e9"], "--equation-betas .* at most 42.3685"),
+        (["--growth", "1e30"], "--start-betas"),
+        (["--equation-betas", "1", "2", "1e9"], "--equation-betas"),
     ],
 )
 def test_flags_that_cannot_be_used_are_refused(tmp_path, monkeypatch, flags, message) -> None:

@@ -155,12 +155,12 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("mnist_vit", ["--only", "best"], "--only best: expected some of baseline"),
+        ("mnist_vit", ["--only", "best"], "--only"),
         ("mnist_vit", ["--epochs", "0"], "--epochs is 0"),
         ("mnist_vit", ["--digits", "0"], "--digits is 0"),
         ("mnist_vit", ["--lam", "-1"], "--lam is -1"),
-        ("mnist_vit", ["--data", "nowhere"], "--data nowhere: there is no such folder"),
-        ("shakespeare_gpt", ["--data", ""], "--data : there is no such folder"),
+        ("mnist_vit", ["--data", "nowhere"], "--data"),
+        ("shakespeare_gpt", ["--data", ""], "--data"),
         ("shakespeare_gpt", ["--steps", "0"], "--steps is 0"),
         ("shakespeare_gpt", ["--share", "0"], "--share is 0"),
         ("shakespeare_gpt", ["--rate", "0"], "--rate is 0"),

@@ -160,10 +160,10 @@ def test_explosions_decide_the_verdicts(diverged, verdicts):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--only", "best"], "--only best: expected some of baseline"),
+        (["--only", "best"], "--only"),
         (["--points", "0"], "--points is 0"),
         (["--rate", "-1"], "--rate"),
-        (["--preset", "paper"], "ModelNet40 is in no local folder"),
+        (["--preset", "paper"], "ModelNet40"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, message):

@@ -91,10 +91,14 @@ def public() -> set[str]:
 
 
 class Case:
-    """A function, and valid arguments of it by name."""
+    """A function, and valid arguments of it by name; those left out have their defaults."""
 
     def __init__(self, call: Callable[..., Any], /, **arguments: Any) -> None:
         self.call, self.arguments = call, arguments
+        with contextlib.suppress(ValueError):
+            for name, parameter in inspect.signature(call).parameters.items():
+                if parameter.default is not parameter.empty:
+                    self.arguments.setdefault(name, parameter.default)
 
 
 @functools.cache
@@ -146,11 +150,9 @@ def table(folder: Path) -> dict[str, Case]:
     """Valid arguments of every public function; `folder` is for files."""
     x, y, D, run, other = cloud(), cloud(seed=1), matrices(), runs()["run"], runs()["other"]
     law, file = OrnsteinUhlenbeck(np.eye(3), sigma2=0.1), str(folder / "run.h5")
-    sums = {"method": "auto", "tolerance": 1e-10}
     flow = {"flow": "softmax", "direction": "descent"}
     few = {"tolerance": 1e-6, "max_iterations": 50}
-    steps = {"metric": "w2", "direction": "descent", "segments": 2, **few}
-    clouds = {"p": 2.0, "cost": "geodesic", "weights_x": np.full(5, 0.2), "weights_y": None}
+    steps, clouds = {"segments": 2, **few}, {"weights_x": np.full(5, 0.2)}
     options = {
         "heads": 2, "t_final": 0.2, "dt": 0.1, "paths": 1, "seed": 0, **flow, "scheme": "euler",
         "causal": False, "kappa": 0.0, "save": wflow.SaveAt(), "compute": wflow.Compute(),
@@ -159,19 +161,15 @@ def table(folder: Path) -> dict[str, Case]:
     short = {"x0": x, "law": law, "heads": 2, "t_final": 0.2, "dt": 0.1}
     limit = {**options, "law": law, "out": None, "reconstruct": None}
     del limit["causal"]
-    proximal = {"h": 0.1, "beta": 1.0, "prior": sampling.L1(2.0), "kernel": "exact"}
-    proximal |= {"exclude_self": False}
-    sampler = {
-        "h": 0.05, "beta": 1.0, "steps": 3, "save_every": 1, "snapshots": [0, 3],
-        "out": None, "if_exists": "error", "progress": False, "checkpoint_every": 15.0,
-    }  # fmt: skip
+    proximal = {"h": 0.1, "beta": 1.0, "prior": sampling.L1(2.0)}
+    sampler = {"h": 0.05, "steps": 3, "snapshots": [0, 3]}
     fit = fits.power_law([1, 2, 4], np.array([[1.0, 1.1], [0.5, 0.6], [0.3, 0.2]]), resamples=50)
     rate = stability.growth_rate([0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]], resamples=50)
     circle = {name: run.drop_vars("heads") for name in ("ds",)}
     saved = folder / "saved.npy"
     np.save(saved, np.ones((4, 3)) + np.eye(4, 3))
     return {
-        "solve": Case(wflow.solve, x0=x, law=law, out=None, **options),
+        "solve": Case(wflow.solve, x0=x, law=law, **options),
         "solve to a file": Case(
             wflow.solve, x0=x, law=law, out=file, **{**options, "if_exists": "overwrite"}
         ),
@@ -185,7 +183,8 @@ def table(folder: Path) -> dict[str, Case]:
         ),
         "Compute": Case(
             lambda **compute: wflow.solve(**short, compute=wflow.Compute(**compute)),
-            **sums,
+            method="auto",
+            tolerance=1e-10,
             backend="numba",
             device=None,
             dtype="float64",
@@ -193,7 +192,7 @@ def table(folder: Path) -> dict[str, Case]:
             batch=None,
             checkpoint_every=15.0,
         ),
-        "Dopri5": Case(wflow.Dopri5, rtol=1e-8, atol=1e-10),
+        "Dopri5": Case(wflow.Dopri5),
         "Tableau": Case(
             wflow.Tableau,
             name="midpoint",
@@ -203,18 +202,17 @@ def table(folder: Path) -> dict[str, Case]:
             weights=(0.0, 1.0),
             embedded=(1.0, 0.0),
             embedded_order=1,
-            noise="none",
         ),
-        "rerun": Case(wflow.rerun, path=file, out=None, law=None, compute=wflow.Compute(), dt=0.1),
+        "rerun": Case(wflow.rerun, path=file, compute=wflow.Compute(), dt=0.1),
         "open": Case(wflow.open, path=file),
         "open_study": Case(wflow.open_study, folder=study_in(folder)),
         "report": Case(wflow.report, source=file, out=str(folder / "report.html")),
-        "verify": Case(wflow.verify, path=file, tolerance=1e-3, progress=False),
-        "energy": Case(wflow.energy, x=x, D=D, **sums),
-        "velocity": Case(wflow.velocity, x=x, D=D, **flow, **sums),
-        "upper_gradient_sq": Case(wflow.upper_gradient_sq, x=x, D=D, **flow, **sums),
-        "dissipation": Case(wflow.dissipation, x=x, D=D, **flow, **sums),
-        "edi_defect": Case(wflow.edi_defect, x=x, D=D, **flow, **sums),
+        "verify": Case(wflow.verify, path=file, tolerance=1e-3),
+        "energy": Case(wflow.energy, x=x, D=D),
+        "velocity": Case(wflow.velocity, x=x, D=D),
+        "upper_gradient_sq": Case(wflow.upper_gradient_sq, x=x, D=D),
+        "dissipation": Case(wflow.dissipation, x=x, D=D),
+        "edi_defect": Case(wflow.edi_defect, x=x, D=D),
         "mobility": Case(wflow.mobility, x=x, D=D),
         "effective_mobility": Case(wflow.effective_mobility, x=x, D=D),
         "distributed.solve": Case(
@@ -222,53 +220,31 @@ def table(folder: Path) -> dict[str, Case]:
             x0=x,
             law=law,
             out=file,
-            workers=0,
-            scheduler=None,
-            security=None,
             task_seconds=1.0,
             **{**options, "if_exists": "overwrite"},
         ),
         "clusters.count": Case(clusters.count, x=x, scale=0.5),
         "clusters.labels": Case(clusters.labels, x=x, scale=0.5),
         "clusters.sizes": Case(clusters.sizes, x=x, scale=0.5),
-        "clusters.persistent_count": Case(
-            clusters.persistent_count, x=x, threshold=3.0, level=0.01
-        ),
+        "clusters.persistent_count": Case(clusters.persistent_count, x=x),
         "clusters.order_parameter": Case(clusters.order_parameter, x=x),
         "clusters.nematic_order": Case(clusters.nematic_order, x=x),
-        "clusters.entropy": Case(
-            clusters.entropy, x=x, bandwidth=0.25, nodes=4, directions=2, seed=0
-        ),
-        "clusters.stationarity": Case(clusters.stationarity, x=x, D=D, **flow),
+        "clusters.entropy": Case(clusters.entropy, x=x, nodes=4),
+        "clusters.stationarity": Case(clusters.stationarity, x=x, D=D),
         "clusters.over_time": Case(
-            clusters.over_time,
-            run=run,
-            scale=0.5,
-            quantities=["count", "entropy"],
-            bandwidth=0.25,
-            progress=False,
+            clusters.over_time, run=run, scale=0.5, quantities=["count", "entropy"]
         ),
         "clusters.time_to_one_cluster": Case(clusters.time_to_one_cluster, run=run, scale=0.5),
-        "clusters.time_to_first_cluster": Case(
-            clusters.time_to_first_cluster, run=run, scale=0.5, share=0.1
-        ),
+        "clusters.time_to_first_cluster": Case(clusters.time_to_first_cluster, run=run, scale=0.5),
         "clusters.plateaus": Case(
-            clusters.plateaus,
-            times=np.array([0.1, 1.0, 9.0]),
-            counts=np.array([3.0, 3.0, 1.0]),
-            min_length=0.1,
-            below=None,
+            clusters.plateaus, times=np.array([0.1, 1.0, 9.0]), counts=np.array([3.0, 3.0, 1.0])
         ),
-        "clusters.omega_limit": Case(
-            clusters.omega_limit, run=run, tail=0.9, windows=4, tolerance=1e-10
-        ),
+        "clusters.omega_limit": Case(clusters.omega_limit, run=run, tail=0.9, windows=4),
         "equilibria.dirac_energy": Case(equilibria.dirac_energy, D=D[0], v=x[0]),
-        "equilibria.pair_energy": Case(equilibria.pair_energy, D=D[0], v=x[0], share=0.5),
+        "equilibria.pair_energy": Case(equilibria.pair_energy, D=D[0], v=x[0]),
         "equilibria.maximum": Case(equilibria.maximum, D=D[0]),
         "equilibria.minimum": Case(equilibria.minimum, D=D[0]),
-        "equilibria.lower_bound": Case(
-            equilibria.lower_bound, x=x, D=D[0] @ D[0], starts=4, seed=0
-        ),
+        "equilibria.lower_bound": Case(equilibria.lower_bound, x=x, D=D[0] @ D[0], starts=4),
         "equilibria.uniform_energy": Case(equilibria.uniform_energy, beta=1.5, d=3),
         "equilibria.sampled_energy": Case(equilibria.sampled_energy, n=5, beta=1.5, d=3),
         "equilibria.minimal_cloud_energy": Case(
@@ -282,7 +258,6 @@ def table(folder: Path) -> dict[str, Case]:
             y_paths=np.abs(x[:3]) + 0.1,
             level=0.9,
             resamples=20,
-            seed=0,
         ),
         "fits.line": Case(
             fits.line,
@@ -291,9 +266,8 @@ def table(folder: Path) -> dict[str, Case]:
             of=np.log,
             level=0.9,
             resamples=20,
-            seed=0,
         ),
-        "fits.mean_and_error": Case(fits.mean_and_error, samples=x, axis=0, finite=True),
+        "fits.mean_and_error": Case(fits.mean_and_error, samples=x, axis=0),
         "fits.json_number": Case(fits.json_number, value=1.5),
         "Flow": Case(wflow.Flow),
         "flows.Flow": Case(flows.Flow),
@@ -304,14 +278,10 @@ def table(folder: Path) -> dict[str, Case]:
             lambda **given: QKV(**given).matrices(), query=D, key=D, value=D, scale=1.0
         ),
         "heads.Frozen": Case(Frozen),
-        "heads.HeadLaw": Case(HeadLaw, drift=lambda D, t: -D, diffusion=0.5, symmetric=True),
-        "heads.OrnsteinUhlenbeck": Case(
-            OrnsteinUhlenbeck, mean=np.eye(3), rate=1.0, sigma2=2.0, exact=False
-        ),
-        "heads.Oscillating": Case(heads.Oscillating, d=3, phases="spread", sigma2=0.0),
-        "heads.Schedule": Case(
-            Schedule, times=[0.0, 1.0], values=np.stack([D, 2 * D]), interpolation="linear"
-        ),
+        "heads.HeadLaw": Case(HeadLaw, drift=lambda D, t: -D, diffusion=0.5),
+        "heads.OrnsteinUhlenbeck": Case(OrnsteinUhlenbeck, mean=np.eye(3)),
+        "heads.Oscillating": Case(heads.Oscillating, d=3),
+        "heads.Schedule": Case(Schedule, times=[0.0, 1.0], values=np.stack([D, 2 * D])),
         "heads.law_config": Case(heads.law_config, law=law),
         "heads.register": Case(heads.register, cls=OrnsteinUhlenbeck),
         "heads.law_from_config": Case(heads.law_from_config, config=heads.law_config(law)),
@@ -322,18 +292,7 @@ def table(folder: Path) -> dict[str, Case]:
         ),
         "jko.energy_inequality": Case(jko.energy_inequality, x=x, D=D, tau=0.1, nodes=3, **steps),
         "jko.minimizing_movements": Case(
-            jko.minimizing_movements,
-            x0=x,
-            law=law,
-            heads=2,
-            t_final=0.2,
-            tau=0.1,
-            dt=0.05,
-            seed=0,
-            path=0,
-            scheme="euler",
-            progress=False,
-            **steps,
+            jko.minimizing_movements, x0=x, law=law, heads=2, t_final=0.2, tau=0.1, dt=0.05, **steps
         ),
         "metric.action": Case(
             metric.action, curve=np.stack([x, y, x]), times=np.array([0.0, 0.5, 1.0]), D=D
@@ -349,63 +308,27 @@ def table(folder: Path) -> dict[str, Case]:
             branches=stationary.branch(
                 np.eye(2), stationary.Nodes.axial(2, 12), 1, kappa=(0.2, 1.0), max_points=3
             ),
-            name="order",
-            relative=False,
-            ax=None,
         ),
-        "plots.gradient_over_time": Case(
-            plots.gradient_over_time,
-            datasets={1: run, 2: other},
-            name="upper_gradient_sq",
-            ax=None,
-        ),
+        "plots.gradient_over_time": Case(plots.gradient_over_time, datasets={1: run, 2: other}),
         "plots.gradient_against_heads": Case(
-            plots.gradient_against_heads,
-            heads=[1, 2, 4],
-            values=np.abs(x[:3]) + 0.1,
-            fit=fit,
-            fit_from=1,
-            ax=None,
+            plots.gradient_against_heads, heads=[1, 2, 4], values=np.abs(x[:3]) + 0.1, fit=fit
         ),
         "plots.animate": Case(
-            plots.animate,
-            run=run,
-            file=str(folder / "a.gif"),
-            path=0,
-            frames=2,
-            fps=10.0,
-            dpi=30.0,
-            colour="#082860",
+            plots.animate, run=run, file=str(folder / "a.gif"), frames=2, fps=10.0, dpi=30.0
         ),
-        "plots.clusters_over_time": Case(plots.clusters_over_time, ds=run, scale=0.5, ax=None),
-        "plots.heads_over_time": Case(plots.heads_over_time, ds=run, path=0, ax=None),
+        "plots.clusters_over_time": Case(plots.clusters_over_time, ds=run, scale=0.5),
+        "plots.heads_over_time": Case(plots.heads_over_time, ds=run),
         "plots.free_energy_over_time": Case(plots.free_energy_over_time, ds=runs()["densities"]),
         "plots.density_snapshots": Case(
-            plots.density_snapshots, ds=runs()["densities"], times=[0.1], which="mean", ax=None
+            plots.density_snapshots, ds=runs()["densities"], times=[0.1]
         ),
-        "plots.token_snapshots": Case(
-            plots.token_snapshots, times=[0.2], which="mean", ax=None, **circle
-        ),
+        "plots.token_snapshots": Case(plots.token_snapshots, times=[0.2], **circle),
         "plots.plot_run": Case(plots.plot_run, ds=runs()["speed"], out_dir=str(folder / "figures")),
-        "sampling.brwp": Case(
-            sampling.brwp,
-            x0=x,
-            grad=np.tanh,
-            prior=sampling.L1(0.5),
-            kernel="exact",
-            threads=None,
-            **sampler,
-        ),
+        "sampling.brwp": Case(sampling.brwp, x0=x, grad=np.tanh, prior=sampling.L1(0.5), **sampler),
         "sampling.myula": Case(
-            sampling.myula,
-            x0=x,
-            grad=np.tanh,
-            prior=sampling.L1(0.5),
-            smoothing=0.1,
-            seed=0,
-            **sampler,
+            sampling.myula, x0=x, grad=np.tanh, prior=sampling.L1(0.5), smoothing=0.1, **sampler
         ),
-        "sampling.ula": Case(sampling.ula, x0=x, grad=np.tanh, seed=0, **sampler),
+        "sampling.ula": Case(sampling.ula, x0=x, grad=np.tanh, **sampler),
         "sampling.targets.GaussianMixture": Case(
             lambda n, seed, **given: sampling.targets.GaussianMixture(**given).sample(n, seed),
             means=x,
@@ -491,8 +414,6 @@ def table(folder: Path) -> dict[str, Case]:
             noise=0.5,
             draws=4,
             warmup=2,
-            chains=2,
-            seed=0,
         ),
         "sampling.reference.metropolis": Case(
             sampling.reference.metropolis,
@@ -502,20 +423,14 @@ def table(folder: Path) -> dict[str, Case]:
             covariance=np.eye(3),
             draws=4,
             warmup=2,
-            thin=1,
-            seed=0,
         ),
         "sampling.reference.pcn": Case(
             sampling.reference.pcn,
             log_likelihood=lambda x: -0.5 * (x**2).sum(1),
             dim=2,
-            transform=None,
             draws=4,
             warmup=2,
-            thin=1,
             chains=2,
-            step=0.2,
-            seed=0,
         ),
         "sampling.reference.climb": Case(
             sampling.reference.climb,
@@ -529,7 +444,6 @@ def table(folder: Path) -> dict[str, Case]:
             log_prior=lambda x: -np.abs(x).sum(1),
             start=x,
             moves=2,
-            seed=0,
         ),
         "sampling.reference.laplace_from_normal": Case(
             sampling.reference.laplace_from_normal, xi=x, lam=1.0
@@ -541,19 +455,14 @@ def table(folder: Path) -> dict[str, Case]:
         "sampling.reference.ess": Case(defined(sampling.reference.ess), samples=x.T),
         "sampling.frechet": Case(sampling.frechet, x=x, y=y + 0.5),
         "sampling.mmd": Case(sampling.mmd, x=x, y=y, bandwidths=np.array([0.5, 2.0])),
-        "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8, seed=0),
+        "sampling.sliced_w2": Case(sampling.sliced_w2, x=x, y=y, projections=8),
         "sampling.w2": Case(sampling.w2, x=x, y=y + 0.5),
         "sampling.L1": Case(sampling.L1, lam=2.0),
         "sampling.NoPrior": Case(sampling.NoPrior),
         "sampling.Prior": Case(sampling.L1(2.0).log_normaliser, y=y, h=0.1, beta=1.0),
         "sampling.SmoothL1": Case(sampling.SmoothL1, lam=2.0),
         "sampling.separable": Case(
-            sampling.separable,
-            value=np.abs,
-            derivative=np.sign,
-            prox=None,
-            kinks=[0.0],
-            normaliser="quadrature",
+            sampling.separable, value=np.abs, derivative=np.sign, kinks=[0.0]
         ),
         "sampling.attention_mean": Case(
             sampling.attention_mean, x=x, context=y, **proximal, covariance=True
@@ -569,22 +478,19 @@ def table(folder: Path) -> dict[str, Case]:
         ),
         "sampling.folded": Case(sampling.folded, x=x, context=y, **proximal),
         "sampling.interaction": Case(
-            sampling.interaction, x=x, y=y, h=0.1, beta=1.0, prior=sampling.L1(2.0), kernel="exact"
+            sampling.interaction, x=x, y=y, h=0.1, beta=1.0, prior=sampling.L1(2.0)
         ),
         "sampling.layer": Case(sampling.layer, x=x, context=y, **proximal),
         "sampling.score": Case(sampling.score, x=x, context=y, **proximal),
-        "sphere.as_tokens": Case(sphere.as_tokens, x=y + 1.0, name="x0"),
+        "sphere.as_tokens": Case(sphere.as_tokens, x=y + 1.0),
         "sphere.normalise": Case(sphere.normalise, x=y + 1.0),
         "sphere.project": Case(sphere.project, x=x, v=y),
         "sphere.exponential": Case(sphere.exponential, x=x, u=sphere.project(x, y)),
         "stability.bound": Case(
-            stability.bound,
-            distance=np.array([0.1, 0.0]),
-            exponent=np.array([1.0, 2.0]),
-            cost="chordal",
+            stability.bound, distance=np.array([0.1, 0.0]), exponent=np.array([1.0, 2.0])
         ),
-        "stability.growth_constant": Case(stability.growth_constant, D=D, **flow),
-        "stability.exponent": Case(stability.exponent, run=run, law=None, weights="path"),
+        "stability.growth_constant": Case(stability.growth_constant, D=D),
+        "stability.exponent": Case(stability.exponent, run=run),
         "stability.GrowthRate": Case(rate.__call__, t=np.array([0.0, 1.0])),
         "stability.growth_rate": Case(
             stability.growth_rate,
@@ -592,11 +498,8 @@ def table(folder: Path) -> dict[str, Case]:
             distances=np.array([[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]]),
             level=0.9,
             resamples=20,
-            seed=0,
         ),
-        "stability.compare": Case(
-            stability.compare, run=run, other=other, law=None, costs=("chordal",), progress=False
-        ),
+        "stability.compare": Case(stability.compare, run=run, other=other, costs=("chordal",)),
         "stationary.kernel_eigenvalue": Case(stationary.kernel_eigenvalue, beta=1.5, d=3, degree=1),
         "sampling.evolve_density": Case(
             sampling.evolve_density,
@@ -605,8 +508,6 @@ def table(folder: Path) -> dict[str, Case]:
             edges=np.linspace(-4, 4, 41),
             times=[0.1, 0.2],
             dt=0.05,
-            beta=1.0,
-            time_dependent=False,
         ),
         "stationary.critical_diffusion": Case(
             stationary.critical_diffusion, beta=[1.5, -0.5], d=3, **flow
@@ -615,7 +516,7 @@ def table(folder: Path) -> dict[str, Case]:
             stationary.growth_rate, beta=[1.5, -0.5], d=3, degree=2, kappa=0.1, **flow
         ),
         "stationary.transition": Case(
-            stationary.transition, beta=[1.5, -0.5], d=3, flow="effective", direction="ascent"
+            stationary.transition, beta=[1.5, -0.5], d=3, flow="effective"
         ),
         "stationary.Nodes": Case(
             stationary.Nodes,
@@ -627,7 +528,6 @@ def table(folder: Path) -> dict[str, Case]:
             D=np.eye(2)[None],
             kappa=0.3,
             mesh=stationary.Nodes.circle(16),
-            start="ordered",
             tolerance=1e-10,
             max_iterations=20,
             **flow,
@@ -638,23 +538,18 @@ def table(folder: Path) -> dict[str, Case]:
             mesh=stationary.Nodes.axial(2, 12),
             start=1,
             kappa=(0.2, 1.0),
-            flow="softmax",
-            direction="ascent",
-            side=1,
             step=0.3,
             max_points=4,
-            defect=1e-3,
+            defect=0.001,
         ),
-        "stationary.stationary_order": Case(
-            stationary.stationary_order, beta=4.0, d=3, kappa=0.2, flow="softmax"
-        ),
+        "stationary.stationary_order": Case(stationary.stationary_order, beta=4.0, d=3, kappa=0.2),
         "meanfield.Circle": Case(meanfield.Circle, cells=8),
         "meanfield.Sphere": Case(meanfield.Sphere, cells=12),
         "meanfield.Sphere of points": Case(meanfield.Sphere, cells=tokens.uniform(30, 3, seed=0)),
         "meanfield.Fourier": Case(meanfield.Fourier, degree=5),
         "meanfield.Harmonics": Case(meanfield.Harmonics, degree=4),
         "meanfield.density_of": Case(meanfield.density_of, tokens=x, mesh=SPHERE),
-        "meanfield.sample": Case(meanfield.sample, density=np.ones(12), mesh=SPHERE, n=5, seed=0),
+        "meanfield.sample": Case(meanfield.sample, density=np.ones(12), mesh=SPHERE, n=5),
         "meanfield.solve": Case(
             meanfield.solve,
             **{**limit, "kappa": 0.1, "scheme": "imex"},
@@ -668,52 +563,29 @@ def table(folder: Path) -> dict[str, Case]:
             mesh=MODES,
         ),
         "transport.density_distance": Case(
-            transport.density_distance,
-            density=np.ones(12),
-            other=x,
-            mesh=SPHERE,
-            p=2.0,
-            tolerance=0.05,
+            transport.density_distance, density=np.ones(12), other=x, mesh=SPHERE
         ),
-        "tokens.cross_polytope": Case(tokens.cross_polytope, n=5, d=3, spread=0.05, seed=0),
-        "tokens.uniform": Case(tokens.uniform, n=5, d=3, seed=0),
-        "tokens.clusters": Case(tokens.clusters, n=5, d=3, clusters=2, spread=0.1, seed=0),
-        "tokens.digits": Case(tokens.digits, n=5, d=3, seed=0),
-        "tokens.load": Case(tokens.load, path=saved, d=3, n=3, key=None, seed=0),
-        "tokens.make": Case(tokens.make, spec="uniform", n=5, d=3, seed=0),
+        "tokens.cross_polytope": Case(tokens.cross_polytope, n=5, d=3),
+        "tokens.uniform": Case(tokens.uniform, n=5, d=3),
+        "tokens.clusters": Case(tokens.clusters, n=5, d=3, clusters=2),
+        "tokens.digits": Case(tokens.digits, n=5),
+        "tokens.load": Case(tokens.load, path=saved, d=3, n=3),
+        "tokens.make": Case(tokens.make, spec="uniform", n=5, d=3),
         "tokens.pca": Case(tokens.pca, z=y, d=2),
-        "transport.assignment": Case(transport.assignment, x=x, y=y, p=2.0, cost="geodesic"),
-        "transport.distance": Case(transport.distance, x=x, y=y, cost="geodesic"),
+        "transport.assignment": Case(transport.assignment, x=x, y=y),
+        "transport.distance": Case(transport.distance, x=x, y=y),
         "transport.plan": Case(transport.plan, x=x, y=y, **clouds),
         "transport.transport_map": Case(transport.transport_map, x=x, y=y, **clouds),
         "transport.Metric": Case(transport.Metric),
         "transport.W2": Case(transport.W2),
         "transport.Weighted": Case(transport.Weighted, segments=2),
-        "transport.wasserstein": Case(
-            transport.wasserstein,
-            x=x,
-            y=y,
-            **clouds,
-            method="auto",
-            reg=None,
-            tolerance=0.05,
-            projections=5,
-            seed=0,
-        ),
+        "transport.wasserstein": Case(transport.wasserstein, x=x, y=y, **clouds, projections=5),
         "transport.w1": Case(transport.w1, x=x, y=y, method="sliced", projections=5, seed=0),
         "transport.w2": Case(transport.w2, x=cloud(4, 2), y=cloud(5, 2), method="circle"),
         "transport.entropic": Case(
-            transport.entropic, x=x, y=y, **clouds, reg=None, tolerance=0.1, max_iterations=200
+            transport.entropic, x=x, y=y, **clouds, tolerance=0.1, max_iterations=200
         ),
-        "transport.over_time": Case(
-            transport.over_time,
-            run=run,
-            to="final",
-            p=2.0,
-            paths=[0, 1],
-            progress=False,
-            method="exact",
-        ),
+        "transport.over_time": Case(transport.over_time, run=run, paths=[0, 1], method="exact"),
     }
 
 

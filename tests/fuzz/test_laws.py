@@ -28,8 +28,9 @@ import wflow
 from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.rng import CounterNormals
 from wflow.analysis.verify import Check, verify
-from wflow.distributed.plan import Run
+from wflow.distributed.parts import Run, compute
 from wflow.heads import HeadLaw, OrnsteinUhlenbeck
+from wflow.particles.problem import problem_of_task
 from wflow.study.flags import OutputFlags
 from wflow.study.folder import check_output
 
@@ -523,27 +524,30 @@ def test_rerun_refuses_a_configuration_that_is_not_that_of_a_whole_run(tmp_path)
 
 def test_workers_and_studies_refuse_runs_of_a_changed_law(tmp_path):
     flags = OutputFlags(out=tmp_path, resume=True)
-    task = {"x0": np.eye(3), "out": tmp_path / "run.h5", "paths": 2, **OPTIONS}
+    task = {"x0": np.eye(3), "paths": 2, **OPTIONS}
+    out = tmp_path / "run.h5"
+
+    def begin(law):
+        run = Run(problem_of_task(task | {"law": law}), out)
+        compute(run.part((0, 1)))
+        run.close()
+
     with loaded(write(tmp_path / "old", SUBCLASS)) as law:
-        run = Run(task | {"law": law}, 5.0)
-        run.begin(may_be_one=False)  # leaves the folder of the parts
+        begin(law)
     with loaded(write(tmp_path / "new", SUBCLASS, "rate")) as law:
         with pytest.raises(wflow.WflowError, match="fingerprint"):
-            Run(task | {"law": law, "if_exists": "resume"}, 5.0)
+            Run(problem_of_task(task | {"law": law}), out, "resume")
         with pytest.raises(wflow.InputError, match="fingerprint"):
-            check_output(task["out"], task | {"law": law}, flags)
-    run.close()
+            check_output(out, task | {"law": law}, flags)
 
-    rng = np.random.default_rng(0)
-    task |= {"law": HeadLaw(lambda D, t: rng.normal() * D), "out": tmp_path / "other.h5"}
+    rng, out = np.random.default_rng(0), tmp_path / "other.h5"
+    law = HeadLaw(lambda D, t: rng.normal() * D)
     with pytest.warns(UserWarning, match="rng"):
-        run = Run(task, 5.0)
-    run.begin(may_be_one=False)
+        begin(law)
     with pytest.raises(wflow.InputError, match="rng"):
-        Run(task | {"if_exists": "resume"}, 5.0)
+        Run(problem_of_task(task | {"law": law}), out, "resume")
     with pytest.raises(wflow.InputError, match="rng"):
-        check_output(task["out"], task, flags)
-    run.close()
+        check_output(out, task | {"law": law}, flags)
 
 
 class Counting(HeadLaw):

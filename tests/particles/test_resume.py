@@ -175,16 +175,16 @@ def test_a_path_that_blows_up_is_nan_from_there_on_and_ends_no_other(tmp_path, s
 
 
 def test_paths_that_blow_up_one_after_the_other_resume_and_extend_to_the_same_bits(tmp_path):
-    law = OrnsteinUhlenbeck(np.eye(3), rate=25.0, sigma2=1.0)
+    law = OrnsteinUhlenbeck(np.eye(3), rate=22.0, sigma2=1.0)
     options = {"heads": 1, "dt": 0.1, "paths": 6, "seed": 2}
     with pytest.warns(RuntimeWarning, match="path"):
-        whole = wflow.solve(np.eye(3), law, t_final=3.0, **options)
+        whole = wflow.solve(np.eye(3), law, t_final=2.2, **options)
     counts = np.isfinite(whole["energy"]).sum("time").values
     assert 1 < counts.min() < counts.max() and len(set(counts.tolist())) > 2
     out = tmp_path / "run.h5"
     with pytest.warns(RuntimeWarning):
-        wflow.solve(np.eye(3), law, t_final=1.5, out=out, **options).close()
-        longer = wflow.solve(np.eye(3), law, t_final=3.0, out=out, if_exists="resume", **options)
+        wflow.solve(np.eye(3), law, t_final=1.9, out=out, **options).close()
+        longer = wflow.solve(np.eye(3), law, t_final=2.2, out=out, if_exists="resume", **options)
     np.testing.assert_array_equal(longer["energy"], whole["energy"])
 
 

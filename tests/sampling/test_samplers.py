@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from run_layouts import spoiled
 
 import wflow
 from wflow import InputError, sampling
@@ -201,17 +202,14 @@ def test_a_file_holds_the_run_in_memory_and_verifies(name, tmp_path):
         wflow.rerun(file)
 
 
-def test_verify_finds_samples_that_do_not_fit(tmp_path, monkeypatch):
+def test_verify_finds_samples_that_do_not_fit(tmp_path):
     file = tmp_path / "run.h5"
-    record = sampling.samplers._record
-
-    def wrong(problem, store, step, x, moved, found):
-        record(problem, store, step, x + 0.5 * (step == problem.steps), moved, found)
-        if step == problem.steps:
-            store.write("samples", (slice(0, problem.paths), 0), x)
-
-    monkeypatch.setattr(sampling.samplers, "_record", wrong)
     sampler("ula", out=file).close()
+
+    def shift(content):
+        content["samples"][...] += 0.5
+
+    file = spoiled(file, tmp_path, shift)
     failed = [check.name for check in wflow.verify(file).checks if check.passed is False]
     assert failed == ["moments follow from the stored tokens"]
 
@@ -225,20 +223,21 @@ def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
     file = tmp_path / "run.h5"
     x0 = np.stack([X0, X0 + 1])
     options = {"snapshots": [0, 6, 12]} | ({} if name == "brwp" else {"seed": 3})
-    record, checkpoint = sampling.samplers._record, RunWriter.checkpoint
+    advance, checkpoint = sampling.samplers.Cloud.advance, RunWriter.checkpoint
     done = []
 
-    def until(problem, store, step, *rest):
-        record(problem, store, step, *rest)
+    def until(cloud, step):
+        following = advance(cloud, step)
         done.append(step)
         if len(done) in (4, 9):
             raise Killed
+        return following
 
     def every_third(writer, state):
         if state["step"] % 3 == 0:
             checkpoint(writer, state)
 
-    monkeypatch.setattr(sampling.samplers, "_record", until)
+    monkeypatch.setattr(sampling.samplers.Cloud, "advance", until)
     monkeypatch.setattr(RunWriter, "checkpoint", every_third)
     options |= {"out": file, "if_exists": "resume", "checkpoint_every": 0.0}
     for _ in range(2):

@@ -6,14 +6,13 @@ again. A `Registry` holds the classes of one kind by name.
 """
 
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 from wflow._core.checks import read_only as read_only
 from wflow._core.checks import reading as reading
 from wflow._core.checks import shown
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, warn
 from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different
 from wflow._core.printable import printable
 from wflow._core.reprs import call_text
@@ -255,20 +254,15 @@ def check_comparable(config: Mapping[str, Any]) -> None:
         )
 
 
-def warn_not_comparable(config: Mapping[str, Any], stacklevel: int = 4) -> None:
+def warn_not_comparable(config: Mapping[str, Any]) -> None:
     """Warn at the start of a run that cannot be resumed, because of a custom part of it.
 
-    Parameters
-    ----------
-    config : mapping
-        Configuration of the run.
-    stacklevel : int
-        Of the warning: how many calls up the user's line is.
+    config : of the run
     """
     _, reason = _not_comparable(config)
     if reason:
-        text = printable(f"this run cannot be resumed because {reason}", lines=False)
-        warnings.warn(text, UserWarning, stacklevel=stacklevel)
+        text = f"this run cannot be resumed because {reason}"
+        warn(printable(text, lines=False), UserWarning)
 
 
 def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -283,11 +277,10 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
         if not is_custom_config(begun) or begun["fingerprint"] is None:
             continue
         if not is_custom_config(ended) or ended["fingerprint"] != begun["fingerprint"]:
-            warnings.warn(
+            warn(
                 f"the {kind} changed itself while it ran (its fingerprint differs): resume or "
                 "run again with a new instance of it",
                 UserWarning,
-                stacklevel=5,
             )
 
 

@@ -535,7 +535,8 @@ def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list
         if "sampler" in config:
             return checks + _of_sampler(ds, config)
         checks += [_config_fits(ds, config), _start_fits(ds, config), _replayed(ds, config)]
-        checks += _recorded(ds)
+        ds, lost = _without_lost_paths(ds)
+        checks += [*lost, *_recorded(ds)]
         if _has_densities(ds, config):
             missing = [name for name in MESH if name not in ds]
             if missing:
@@ -597,6 +598,22 @@ def _complete(ds: "Dataset") -> Check:
     complete = bool(ds.attrs["complete"])
     note = "" if complete else f"the run did not reach its end; {RESUME}"
     return Check("the run is complete", complete, note=note)
+
+
+def _without_lost_paths(ds: "Dataset") -> tuple["Dataset", list[Check]]:
+    """Leave out the paths of a finished run that blew up, and the means over all paths."""
+    series = [name for name in ds.data_vars if ds[name].dims == ("path", "time")]
+    if not (ds.attrs["complete"] and series and ds.sizes["time"]):
+        return ds, []
+    lost = np.all([np.isnan(ds[name][:, -1].values) for name in series], axis=0)
+    if not lost.any() or lost.all():
+        return ds, []
+    paths = ds["path"].values[lost].tolist()
+    kept = ds.drop_vars(["tokens_mean", "density_mean"], errors="ignore").isel(path=~lost)
+    if "snapshot_path" in ds:
+        kept = kept.isel(snapshot_path=~np.isin(ds["snapshot_path"].values, paths))
+    note = f"{len(paths)} of {ds.sizes['path']} blew up, path {paths[0]} among them; not checked"
+    return kept, [Check("every path reached the end", None, note=note)]
 
 
 def _config_fits(ds: "Dataset", config: dict[str, Any]) -> Check:
@@ -753,7 +770,8 @@ def _of_sampler(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
         fits_data = Check(name, False, note=f"it cannot be read: {error}")
     start = "initial_tokens" in ds and config.get("x0") == array_config(ds["initial_tokens"].values)
     checks = [fits_data, Check("the initial tokens are those of the configuration", start)]
-    return [*checks, *_recorded(ds), _moments(ds), *_attention(ds)]
+    ds, lost = _without_lost_paths(ds)
+    return [*checks, *lost, *_recorded(ds), _moments(ds), *_attention(ds)]
 
 
 def _moments(ds: "Dataset") -> Check:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from wflow._core.checks import Direction, FlowName, read_only, reading, returned, shown
+from wflow._core.checks import Direction, FlowName, reading, returned, shown
 from wflow._core.errors import InputError
 from wflow._core.identity import Described, Registry
 from wflow.attention.pairs import Array, Cloud, Doubles, scaled

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.identity import read_only
+from wflow._core.checks import read_only
 from wflow.kernels.evaluate import EXACT, Sums, head_sums
 from wflow.sphere.geometry import project_unchecked
 

@@ -451,7 +451,7 @@ def open_writer(
         if not extends:
             return None
         history = extends.pop("history")
-    warn_not_comparable(config, stacklevel=6)
+    warn_not_comparable(config)
     attrs = dataset_attrs(config, problem.seed, history=history) | extends
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 

@@ -493,9 +493,9 @@ class _Problem:
     def total(self) -> None:
         """No sum over groups of paths: there is one."""
 
-    def solver(self, first: int, last: int, paths: Paths, total: None) -> _Cloud:
+    def solver(self, first: int, last: int, paths: Paths, total: None) -> Cloud:
         """The tokens of some paths at time 0."""
-        return _Cloud(self, paths)
+        return Cloud(self, paths)
 
     @property
     def paths(self) -> int:
@@ -639,7 +639,7 @@ def _run(
     return found
 
 
-class _Cloud:
+class Cloud:
     """The tokens of some paths at one time.
 
     What is recorded of a step is the tokens at its start and how it moves them, so that the last

@@ -21,6 +21,7 @@ import functools
 import hashlib
 import inspect
 import io
+import itertools
 import linecache
 import os
 import random
@@ -41,6 +42,7 @@ import numpy as np
 
 SCHEME = "3"  # those of bytecode begin with "2", or with no number
 _DEPTH = 200  # of objects within objects
+_WRITTEN = {float, complex, bool, bytes, type(None), type(...), type(NotImplemented)}  # by repr
 
 
 class NotComparable(Exception):
@@ -70,7 +72,7 @@ def fingerprint(value: Any) -> str:
     NotComparable
         For an object that leads to one without a declaration.
     """
-    return f"{SCHEME}:{_Digests().of(value, type(value).__name__).hex()[:32]}"
+    return f"{SCHEME}:{_hash(_Digests().of(value, type(value).__name__)).hex()[:32]}"
 
 
 def of_bytecode(stored: Any) -> bool:
@@ -95,14 +97,14 @@ class _Digests:
         self._within: dict[int, str] = {}  # ids and names of the objects on the way to this one
 
     def of(self, value: Any, name: str) -> bytes:
-        """Digest of an object; `name` says in messages where it was found."""
+        """Digest of an object, or the data of a plain one; `name` is for messages."""
         data = _plain(value)
         if data is not None:
-            return _hash(data)
+            return data
         if id(value) in self._done:
             return self._done[id(value)][1]
         if id(value) in self._within:  # a function that calls itself, a class in its own method
-            return _hash(b"up", b"%d" % list(self._within).index(id(value)))
+            return b"level %d" % list(self._within).index(id(value))
         self._within[id(value)] = name
         try:
             declared = _declaration(value)
@@ -112,8 +114,9 @@ class _Digests:
             raise NotComparable(f"{self._place()} {reason}") from None
         if len(self._within) > _DEPTH:
             raise NotComparable(f"{self._place()} is nested too deeply")
-        parts = [_hash(_text(part), self.of(each, part)) for part, each in declared.parts]
-        found = _hash(_text(declared.text), *(sorted(parts) if _unordered(value) else parts))
+        parts = [(_text(part), self.of(each, part)) for part, each in declared.parts]
+        pieces = itertools.chain.from_iterable(sorted(parts) if _unordered(value) else parts)
+        found = _hash(_text(declared.text), *pieces)
         del self._within[id(value)]
         self._done[id(value)] = value, found
         return found
@@ -138,7 +141,7 @@ def _plain(value: Any) -> bytes | None:
         return b"int %x" % value
     if kind is str:
         return b"str " + _text(value)
-    if kind in (float, complex, bool, bytes, type(None), type(...), type(NotImplemented)):
+    if kind in _WRITTEN:
         return f"{kind.__name__} {value!r}".encode()
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return f"{value.dtype.descr} ".encode() + value.tobytes()
@@ -310,8 +313,8 @@ def _of_instance(value: Any) -> Declaration:
         reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
     except Exception:
         raise NotComparable(f"is a {cls.__qualname__}, whose state cannot be compared") from None
-    if isinstance(reduced, str):
-        return Declaration(f"instance {reduced}", kind)
+    if isinstance(reduced, str):  # a global name
+        return _of_compiled(value, reduced) if _installed_class(cls) else Declaration(reduced, kind)
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     parts = [*kind, ("make", make), ("arguments", arguments)]
     slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
@@ -322,6 +325,13 @@ def _of_instance(value: Any) -> Declaration:
         elif each is not None:
             parts.append(("state", each))
     return Declaration("instance", [*parts, ("items", [*(items or ()), *(pairs or ())])])
+
+
+def _of_compiled(value: Any, name: str) -> Declaration:
+    home = getattr(value, "__module__", None) or "builtins"
+    if not installed(home):
+        raise NotComparable("is compiled code, whose source cannot be seen")
+    return Declaration(_Packaged(home, name).text())
 
 
 def _is_cache(cls: type, name: str) -> bool:
@@ -363,7 +373,7 @@ def _of_wrapper(value: Any) -> Declaration | None:
                     return Declaration(_Packaged(module, name).text())
             raise NotComparable("is a ufunc, whose code cannot be seen")
         case types.BuiltinFunctionType() if isinstance(value.__self__, ModuleType | None):
-            return Declaration(_Packaged(value.__module__ or "", value.__qualname__).text())
+            return _of_compiled(value, value.__qualname__)
     if _installed_class(type(value)) and not isinstance(value, np.vectorize):
         for name in ("py_func", "__wrapped__"):  # of Numba; of lru_cache and the like
             if isinstance(function := getattr(value, name, None), FunctionType):

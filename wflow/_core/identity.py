@@ -131,8 +131,9 @@ class Registry(Generic[_T]):
     def is_custom(self, thing: _T) -> bool:
         """Whether an object has code that wflow does not have: a subclass, a changed method."""
         cls = type(thing)
-        replaced = any(callable(getattr(cls, name, None)) for name in vars(thing))
-        return replaced or not self._is_of_wflow(cls)
+        if not self._is_of_wflow(cls):
+            return True
+        return any(callable(getattr(cls, name, None)) for name in vars(thing))
 
     def _is_of_wflow(self, cls: type) -> bool:
         """Whether a class is one of wflow that says all; the base is made of functions."""
@@ -222,16 +223,11 @@ class Registry(Generic[_T]):
             )
         check_comparable({self.kind: config})
         stored, now = config.get("fingerprint"), self.config(thing).get("fingerprint")
-        if of_bytecode(stored):
-            raise InputError(
-                f"the fingerprint of the {self.kind} {name!r} was {why_different(stored, now)}; "
-                f"{self._remedy}"
-            )
         if stored != now:
+            left_out = "" if of_bytecode(stored) else ", or its to_config leaves out a parameter"
             raise InputError(
                 f"the registered {self.kind} {name!r} differs from that of the run in fingerprint "
-                f"({why_different(stored, now)}), or its to_config leaves out a parameter; "
-                f"{self._remedy}"
+                f"({why_different(stored, now)}){left_out}; {self._remedy}"
             )
 
 

@@ -54,7 +54,9 @@ def rerun(
     out : str or pathlib.Path, optional
         File of the new run. Without it the result is kept in memory.
     law : wflow.heads.HeadLaw, optional
-        The head law of the run, needed where it is custom: its code is not in the file.
+        The head law of the run, needed where it is custom: its code is not in the file. One whose
+        fingerprint an earlier version of wflow made from bytecode is taken as given, with a
+        warning.
     **changes
         Arguments of `wflow.solve` that differ, such as ``dt=0.01``, or of `wflow.meanfield.solve`
         for its files; another `mesh` needs a `density` over it. A `save` or `compute` replaces that

@@ -1076,18 +1076,20 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
         raise InputError(f"law is {shown(law)}: expected a wflow.heads law, the one of the run")
     asked, stored = law_config(law), config["law"]
     check_comparable({"law": asked})
-    if of_bytecode(stored.get("fingerprint")):
-        warnings.warn(
-            "an earlier version of wflow made the fingerprint of the law of this run from "
-            "bytecode, which cannot be compared: the law given is taken for it",
-            UserWarning,
-            stacklevel=4,
-        )
+    old = of_bytecode(stored.get("fingerprint"))
+    if old:
         stored = stored | {"fingerprint": asked.get("fingerprint")}
     differ = differences(stored, json.loads(config_text(asked)))
     if differ:
         raise InputError(
             f"the law differs from that of the run in {', '.join(differ)}: give the law that the "
             "run was made with"
+        )
+    if old:
+        warnings.warn(
+            "an earlier version of wflow made the fingerprint of the law of this run from "
+            "bytecode, which cannot be compared: the law given is taken for it",
+            UserWarning,
+            stacklevel=4,
         )
     return law

@@ -295,7 +295,7 @@ def write(folder: Path, text: str, change: str = "") -> Path:
     return folder
 
 
-class Told(ast.NodeTransformer):
+class Annotated(ast.NodeTransformer):
     """Gives docstrings to functions and classes, and annotations to arguments."""
 
     def visit(self, node: ast.AST) -> ast.AST:
@@ -311,7 +311,7 @@ class Told(ast.NodeTransformer):
 def rewrite(folder: Path) -> None:
     """Change what does not count in all modules: layout, comments, docstrings, annotations."""
     for file in folder.rglob("*.py"):
-        tree = Told().visit(ast.parse(file.read_text()))
+        tree = Annotated().visit(ast.parse(file.read_text()))
         text = ast.unparse(ast.fix_missing_locations(tree))
         file.write_text(
             f"from __future__ import annotations\n\n{text}  # end\n".replace("\n", "\n\n")

@@ -582,6 +582,9 @@ def table(folder: Path) -> dict[str, Case]:
         "transport.wasserstein": Case(transport.wasserstein, x=x, y=y, **clouds, projections=5),
         "transport.w1": Case(transport.w1, x=x, y=y, method="sliced", projections=5, seed=0),
         "transport.w2": Case(transport.w2, x=cloud(4, 2), y=cloud(5, 2), method="circle"),
+        "transport.weighted_distance": Case(
+            transport.weighted_distance, x=x, y=y, D=D, segments=2, **few
+        ),
         "transport.entropic": Case(
             transport.entropic, x=x, y=y, **clouds, tolerance=0.1, max_iterations=200
         ),

@@ -251,7 +251,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
     ...     flags = study.command_line(study.StudyFlags, "Ornstein-Uhlenbeck heads.")
     ...     return study.run("ou", flags, lambda d: wflow.heads.OrnsteinUhlenbeck(np.eye(d)))
     """
-    with session(name, flags) as opened:
+    with session(name, flags) as current:
         x0 = flags.cloud()
         flags = replace(flags, n=x0.shape[0], d=x0.shape[1])  # the summary says what they were
         law = law_of(x0.shape[1])
@@ -274,7 +274,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
             ),
         }
         tasks = {f"H{heads:05d}": problem | {"heads": heads} for heads in counts}
-        files = dict(zip(counts, opened.solve(tasks).values(), strict=True))
+        files = dict(zip(counts, current.solve(tasks).values(), strict=True))
         table = summarise(files)
         fit = fit_scaling(table, flags.fit_from)
         print(printable(report(table, fit, flags.fit_from)))

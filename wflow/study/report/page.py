@@ -38,7 +38,7 @@ from wflow.study.report.read import (
     FRAMES,
     TOKENS,
     Clock,
-    Cloud,
+    DrawnTokens,
     Section,
     Study,
     read_file,
@@ -275,7 +275,7 @@ def _markdown(text: str) -> str:
 # ------
 
 
-def _cloud_data(cloud: Cloud) -> dict[str, Any]:
+def _cloud_data(cloud: DrawnTokens) -> dict[str, Any]:
     """Return tokens for the script: positions as 16-bit integers, 32767 for 1.5."""
     whole = np.round(np.clip(cloud.points / 1.5, -1, 1) * 32767).astype("<i2")
     return {
@@ -287,7 +287,7 @@ def _cloud_data(cloud: Cloud) -> dict[str, Any]:
     }
 
 
-def _cloud_svg(cloud: Cloud) -> str:
+def _cloud_svg(cloud: DrawnTokens) -> str:
     """Draw the tokens at up to five times, seen from one side."""
     frames = evenly(len(cloud.times), 5)
     size = 150.0
@@ -315,7 +315,7 @@ def _cloud_svg(cloud: Cloud) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _cloud_figure(cloud: Cloud, name: str) -> str:
+def _cloud_figure(cloud: DrawnTokens, name: str) -> str:
     """Return the viewer, and the static figure that is shown without a script."""
     last = len(cloud.times) - 1
     caption = escaped(cloud.caption)

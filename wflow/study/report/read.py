@@ -100,7 +100,7 @@ class Section:
     complete: bool
     missing: list[str] = field(default_factory=list)
     charts: dict[str, Chart] = field(default_factory=dict)
-    cloud: Cloud | None = None
+    cloud: DrawnTokens | None = None
     no_tokens: str = ""
     density: tuple[str, bytes] | None = None
     balance: list[tuple[str, str]] = field(default_factory=list)
@@ -178,7 +178,7 @@ def _section(ds: Dataset, name: str, clock: Clock, positions: int, points: int) 
             f"t = {config.get('t_final', '?')}. Finish it with --resume."
         )
     series = _Series(ds, points)
-    cloud = Cloud.read(ds, positions)
+    cloud = DrawnTokens.read(ds, positions)
     charts = {
         "budget": _budget_chart(series, config),
         "gradient": _gradient_chart(series, config),
@@ -377,7 +377,7 @@ def _density(ds: Dataset) -> tuple[str, bytes] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Cloud:
+class DrawnTokens:
     """Tokens that are drawn, of a run on S^(d-1).
 
     Attributes
@@ -400,7 +400,7 @@ class Cloud:
         return self.unit.shape[-1]
 
     @classmethod
-    def read(cls, ds: Dataset, positions: int) -> Cloud | None:
+    def read(cls, ds: Dataset, positions: int) -> DrawnTokens | None:
         """Read tokens of the first path, or their means over the paths, or None."""
         means = "tokens" not in ds or not ds["tokens"].size
         name = "tokens_mean" if means else "tokens"
@@ -437,7 +437,9 @@ def _at_snapshots(stored: Any, places: Sequence[int] | np.ndarray) -> Floats:
     return np.stack([np.asarray(stored[int(k)].values, float) for k in places])
 
 
-def _cluster_chart(cloud: Cloud | None, config: Mapping[str, Any], clock: Clock) -> Chart | None:
+def _cluster_chart(
+    cloud: DrawnTokens | None, config: Mapping[str, Any], clock: Clock
+) -> Chart | None:
     """Draw numbers of clusters and order of the tokens that are drawn."""
     from wflow.analysis import clusters
 

@@ -51,7 +51,7 @@ from wflow.sphere.geometry import as_tokens
 from wflow.transport import circle as on_circle
 from wflow.transport import sinkhorn
 from wflow.transport.circle import sliced_costs
-from wflow.transport.linear_assignment import BLOCK, near_order, solve
+from wflow.transport.linear_assignment import near_order, solve, whole_blocks
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -293,8 +293,7 @@ def match(given: Pair, p: float, cost: str) -> tuple[NDArray[np.int64], FloatArr
     """Labels (n,) of an optimal matching of uniform clouds of one size, and what its pairs cost."""
     n = len(given.x)
     order = near_order(given.y)
-    filled = np.resize(order, -(-n // BLOCK) * BLOCK)  # the assignment wants whole blocks
-    costs = pair_costs(given.x, given.y[filled], p, cost == "chordal")
+    costs = pair_costs(given.x, given.y[whole_blocks(order)], p, cost == "chordal")
     costs[:, n:] = np.inf
     columns = solve(costs)[0]
     return order[columns], costs[np.arange(n), columns]

@@ -26,7 +26,7 @@ assignment problems, Computing 38 (1987). The blocks and their bounds are ours.
 
 from __future__ import annotations
 
-import heapq
+import math
 
 import numpy as np
 from numba import njit
@@ -123,6 +123,39 @@ def _read_block(costs, row, column, v, open_v, base, distance, before, i):
     return least_lane(nearest), least_lane(least)
 
 
+# Heap of rows
+# ------------
+
+
+@njit(error_model="numpy")
+def _rise(keys, items, place, key, item):
+    """Put an item at a place of the heap, or above it."""
+    while place > 0:
+        up = (place - 1) >> 1
+        if keys[up] <= key:
+            break
+        keys[place], items[place] = keys[up], items[up]
+        place = up
+    keys[place], items[place] = key, item
+
+
+@njit(error_model="numpy")
+def _sink(keys, items, size, key, item):
+    """Put an item in place of the first one, or below it."""
+    place = 0
+    while True:
+        down = 2 * place + 1
+        if down >= size:
+            break
+        if down + 1 < size and keys[down + 1] < keys[down]:
+            down += 1
+        if keys[down] >= key:
+            break
+        keys[place], items[place] = keys[down], items[down]
+        place = down
+    keys[place], items[place] = key, item
+
+
 def _entry_points(source, cache):
     """The compiled functions that Python calls."""
 
@@ -159,9 +192,8 @@ def _entry_points(source, cache):
     def augment(costs, v, bounds, count, column_of, row_of, left, unread):
         """Assign the rows of `left` by shortest augmenting paths.
 
-        The heap holds the rows that a search has reached, each by the least distance that its
-        unread blocks can offer, with the block that offers it. Blocks are read until none can
-        offer less than the nearest open column.
+        The heap holds the rows that a search has reached, by the least distance that their unread
+        blocks can offer. Blocks are read until none can offer less than the nearest open column.
         """
         _ = source
         align_stack()
@@ -170,14 +202,14 @@ def _entry_points(source, cache):
         nearest = np.empty(count)  # open column of each block
         shut, still_open = np.empty(count), np.empty(width // BLOCK, np.int64)
         closed, closed_at = np.empty(n, np.int64), np.empty(n)
-        base = np.empty(n)
+        keys, rows = np.empty(n), np.empty(n, np.int64)  # the heap
+        base, block_of = np.empty(n), np.empty(n, np.int64)
         open_v = v.copy()
         for start in left:
             distance[:], nearest[:], shut[:], still_open[:] = _INF, _INF, 0.0, BLOCK
             still_open[-1] = n - width + BLOCK
             i, passed = start, 0
             base[i] = 0.0
-            heap = [(_INF, i, 0)]
             while True:
                 if width <= WHOLE:
                     for block in range(width // BLOCK):
@@ -188,11 +220,12 @@ def _entry_points(source, cache):
                 else:
                     for k in range(i * count, (i + 1) * count, _LANES):
                         store(unread, k, load(bounds, k))
-                    bound, block = _next_block(unread, i * count, shut, count)
-                    heapq.heappush(heap, (bound - base[i], i, block))
+                    bound, block_of[i] = _next_block(unread, i * count, shut, count)
+                    _rise(keys, rows, passed, bound - base[i], i)
                     to = _least(nearest, 0, count)
-                    while heap[0][0] < to:
-                        _key, r, block = heap[0]
+                    while keys[0] < to:
+                        r = rows[0]
+                        block = block_of[r]
                         if shut[block] == 0.0:
                             at = r * count + block
                             nearest[block], bounds[at] = _read_block(
@@ -200,8 +233,8 @@ def _entry_points(source, cache):
                                 before, r,
                             )  # fmt: skip
                             to, unread[at] = min(to, nearest[block]), _INF
-                        bound, block = _next_block(unread, r * count, shut, count)
-                        heapq.heapreplace(heap, (bound - base[r], r, block))
+                        bound, block_of[r] = _next_block(unread, r * count, shut, count)
+                        _sink(keys, rows, passed + 1, bound - base[r], r)
                 block = _place(nearest, 0, to)
                 j = _place(distance, block * BLOCK, to)
                 if row_of[j] < 0:
@@ -277,7 +310,9 @@ def _from_part(costs: FloatArray) -> FloatArray:
     n, _width = costs.shape
     places = np.arange(0, n, _PART)
     rows = costs[places]
-    columns, v_part = solve(_filled(rows[:, places]))
+    part = np.take(rows, whole_blocks(places), axis=1)
+    part[:, len(places) :] = _INF
+    columns, v_part = solve(part)
     rows -= (rows[np.arange(len(places)), places[columns]] - v_part[columns])[:, None]
     v = rows.min(axis=0)
     v[places] = v_part
@@ -285,33 +320,29 @@ def _from_part(costs: FloatArray) -> FloatArray:
     return v
 
 
-def _filled(costs: FloatArray) -> FloatArray:
-    """Costs (n, n) with columns added up to whole blocks, of infinite costs."""
-    n = len(costs)
-    out = np.empty((n, -(-n // BLOCK) * BLOCK))
-    out[:, :n], out[:, n:] = costs, _INF
-    return out
+def whole_blocks(order: IntArray) -> IntArray:
+    """An order of columns, repeated up to whole blocks: the columns beyond become infinite."""
+    return np.resize(order, -(-len(order) // BLOCK) * BLOCK)
 
 
 def near_order(points: FloatArray) -> IntArray:
     """Order of points (n, k) in which near ones follow each other, for the columns of `solve`.
 
-    They are halved along their widest coordinate, again and again down to the blocks. Costs of a
-    few rows are coordinates of the columns.
+    They are halved along one coordinate after the other, the widest first, down to the blocks.
+    Costs of a few rows are coordinates of the columns.
     """
 
-    def halved(order: IntArray) -> list[IntArray]:
-        if order.size <= BLOCK:
-            return [order]
-        here = points[order]
-        widest = here[:, np.argmax(np.ptp(here, axis=0))]
-        order = order[np.argsort(widest)]
-        middle = (-(-order.size // BLOCK) + 1) // 2 * BLOCK
-        return halved(order[:middle]) + halved(order[middle:])
-
-    if len(points) <= WHOLE:
-        return np.arange(len(points))
-    return np.concatenate(halved(np.arange(len(points))))
+    n = len(points)
+    order = np.arange(n)
+    if n <= WHOLE:
+        return order
+    widest = np.argsort(-np.ptp(points, axis=0))
+    cell = BLOCK << math.ceil(math.log2(n / BLOCK))
+    for level in range(int(math.log2(cell / BLOCK))):
+        along = points[order, widest[level % len(widest)]]
+        order = order[np.lexsort((along, np.arange(n) // cell))]
+        cell //= 2
+    return order
 
 
 def assign(costs: ArrayLike) -> IntArray:
@@ -324,4 +355,6 @@ def assign(costs: ArrayLike) -> IntArray:
             f"{_LARGEST:g}; scale the costs"
         )
     order = near_order(given[:: -(-len(given) // _SAMPLE)].T)
-    return order[solve(_filled(given[:, order]))[0]]
+    arranged = np.take(given, whole_blocks(order), axis=1)
+    arranged[:, len(order) :] = _INF
+    return order[solve(arranged)[0]]

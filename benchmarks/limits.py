@@ -2,11 +2,11 @@
 
     python benchmarks/limits.py
 
-A pair of tokens costs d multiply-adds for the score, an exponential (`wflow._core.simd.exp2`),
-d + 1 multiply-adds for the sums, d + 1 more where the value serves both tokens, and one for the Itô
-term. The loops here do just that: no loads, no stores, and as many pairs together as is
-fastest of 2, 4, 6 and 8 registers. Printed: nanoseconds per pair on one thread and on all, both
-precisions.
+A pair of tokens costs d multiply-adds for the score, an exponential (`exp2` of
+`wflow._core.compiler.vectors`), d + 1 multiply-adds for the sums, d + 1 more where the value serves
+both tokens, and one for the Itô term. The loops here do just that: no loads, no stores, and as many
+pairs together as is fastest of 2, 4, 6 and 8 registers. Printed: nanoseconds per pair on one thread
+and on all, both precisions.
 """
 
 import argparse
@@ -18,12 +18,17 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange
-from numba.core import types
+from numba import njit, prange, types
 from numba.extending import intrinsic
 from report import in_turn
 
-from wflow._core.simd import _fma, _splat, exp2_together, native_lanes, register_lanes
+from wflow._core.compiler.vectors import (
+    exp2_together,
+    fma_ir,
+    native_lanes,
+    register_lanes,
+    splat_ir,
+)
 
 TOGETHER = (2, 4, 6, 8)
 _SUMS = 8  # two multiply-adds a cycle, each four cycles long
@@ -56,7 +61,9 @@ def _loop(kind: Kind, together: int) -> Any:
             shape = ir.VectorType(value.type, native_lanes(context, dtype))
 
             def scaled(factor):
-                return _splat(builder, shape, builder.fmul(value, ir.Constant(value.type, factor)))
+                return splat_ir(
+                    builder, shape, builder.fmul(value, ir.Constant(value.type, factor))
+                )
 
             z = [scaled(0.3), scaled(-0.2)]
             step = scaled(1e-6)
@@ -76,7 +83,7 @@ def _loop(kind: Kind, together: int) -> Any:
             # The exponents move a little every turn, so that nothing is computed only once.
             scores = [its_own(moving) for _ in range(together)]
             for k in range(kind.d):
-                scores = [_fma(builder, z[k % 2], z[0], score) for score in scores]
+                scores = [fma_ir(builder, z[k % 2], z[0], score) for score in scores]
             values = exp2_together(context, builder, dtype, scores)
             for term in range(terms):
                 for c, u in enumerate(values):
@@ -84,7 +91,7 @@ def _loop(kind: Kind, together: int) -> Any:
                     if kind.both and term == kind.d + 1:
                         sums[at] = builder.fadd(u, sums[at])
                     else:
-                        sums[at] = _fma(builder, u, z[term % 2], sums[at])
+                        sums[at] = fma_ir(builder, u, z[term % 2], sums[at])
             following = builder.add(count, ir.Constant(index, 1))
             zero = ir.Constant(shape, [0.0] * shape.count)
             changes = [(count, ir.Constant(index, 0), following)]

@@ -172,10 +172,10 @@ def test_kernels_in_the_cache_are_loaded_without_a_word_and_others_are_told(tmp_
         "from numba import njit\n\n\n@njit(cache=True)\ndef add(a):\n    return a + 1\n"
     )
     code = (
-        "import wflow._core.compiled as c\n"
+        "import wflow._core.compiler.watch as c\n"
         "from wflow_cached.kernel import add\n"
         "from wflow._core.progress import progress\n"
-        "c.__package__ = 'wflow_cached._core'\n"
+        "c.__package__ = 'wflow_cached._core.compiler'\n"
         "with progress(1) as advance:\n"
         "    add(1)\n"
         "    advance(1)\n"

@@ -5,11 +5,11 @@ import pytest
 from numba import njit, prange, types
 from numba.core.errors import TypingError
 
-from wflow._core.compiled import internal
-from wflow._core.tasks import address, call
+from wflow._core.compiler.functions import loop_body
+from wflow._core.compiler.tasks import address, call
 
 
-@internal
+@loop_body
 def put_squares(task, values, out):
     if values[task] < 0:
         raise ValueError("expected values >= 0")

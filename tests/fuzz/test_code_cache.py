@@ -1,6 +1,7 @@
 """Damaged, full and read-only folders of compiled code cost time and one warning, never a call."""
 
 import importlib.util
+import os
 import random
 import resource
 import shutil
@@ -14,40 +15,33 @@ import numba
 import numpy as np
 import pytest
 from numba.core import event
-from numba.core.compiler import CompileResult
 
-from wflow._core import compiled
+from wflow._core.compiler import cache as disk
 
 KERNELS = """
 import numpy as np
-from numba import njit, prange, types
-from wflow._core.compiled import compiled, internal
-from wflow._core.tasks import address, arrays, call
+from numba import prange
+from wflow._core.compiler.functions import kernel, loop_body
+from wflow._core.compiler.tasks import address, arrays, call
 
 
-def entry_points(source, cache):
-    @njit(cache=cache)
-    def total(values):
-        _ = source
-        found = 0.0
-        for value in values:
-            found += value
-        return found
-
-    @njit(cache=cache, parallel=True)
-    def squares(values, out, task_at):
-        _ = source
-        for task in prange(len(values)):
-            call(task_at, (np.intp(task), values, out))
-
-    def put_square(task, values, out):
-        _ = source
-        out[task] = values[task] ** 2
-
-    return total, squares, internal(put_square, cache=cache)
+@kernel
+def total(values):
+    found = 0.0
+    for value in values:
+        found += value
+    return found
 
 
-total, squares, put_square = compiled(entry_points)
+@kernel(parallel=True)
+def squares(values, out, task_at):
+    for task in prange(len(values)):
+        call(task_at, (np.intp(task), values, out))
+
+
+@loop_body
+def put_square(task, values, out):
+    out[task] = values[task] ** 2
 """
 SERIAL = {"total", "put_square"}
 EVERY = SERIAL | {"squares"}
@@ -64,7 +58,7 @@ class CodeCache:
 
     def start(self, dtype: str = "float64", *, parallel: bool = False) -> tuple[list[str], set]:
         """Run as a new process does and check the results; returns warnings and what compiled."""
-        compiled.warned.clear()
+        disk.warned.clear()
         spec = importlib.util.spec_from_file_location("small_kernels", self.source)
         assert spec is not None and spec.loader is not None
         module: Any = importlib.util.module_from_spec(spec)
@@ -96,7 +90,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> CodeCache:
     source.write_text(KERNELS)
     made = CodeCache(source, folder / "code")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numba.config, "CACHE_DIR", str(made.folder))
+        patch.setattr(disk, "places", lambda: [made.folder])
         assert made.start(parallel=True) == ([], EVERY)
         assert made.start(parallel=True) == ([], set())
     return made
@@ -105,13 +99,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> CodeCache:
 @pytest.fixture
 def cache(whole: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodeCache:
     shutil.copytree(whole.folder, tmp_path / "code")
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "code"))
+    monkeypatch.setattr(disk, "places", lambda: [tmp_path / "code"])
     return CodeCache(whole.source, tmp_path / "code")
 
 
 def test_damaged_files_are_compiled_again_with_one_warning_and_then_load(cache: CodeCache) -> None:
-    spoiled = cache.files("*total*.nbi") + cache.files("*squares*.nbi")
-    spoiled += cache.files("*put_square*.nbc")
+    spoiled = [cache.files(f"*.{name}-*")[0] for name in ("total", "squares", "put_square")]
     for file, size in zip(spoiled, (0, 200, 1000), strict=True):
         file.write_bytes(file.read_bytes()[:size])
     (said,), made = cache.start(parallel=True)
@@ -150,23 +143,12 @@ def test_however_files_are_damaged_results_are_right(
     for _ in range(cases(6, 120)):
         shutil.rmtree(cache.folder)
         shutil.copytree(whole.folder, cache.folder)
-        files = [file for file in cache.files("*.nb?") if parallel or "squares" not in file.name]
+        files = [file for file in cache.files("*.code") if parallel or "squares" not in file.name]
         what = spoil(files, rng)
         said, _ = cache.start(parallel=parallel)
         assert len(said) <= 1, what
         if "folder" not in what:  # a folder stays, for wflow did not make it
             assert cache.start(parallel=parallel) == ([], set()), what
-
-
-def test_code_of_other_arguments_is_compiled_again(cache: CodeCache, tmp_path: Path) -> None:
-    """As two processes leave it that compile both precisions at one moment."""
-    shutil.move(cache.folder, tmp_path / "double")
-    cache.start("float32")
-    for file in cache.files("*.nbc"):
-        shutil.copy(tmp_path / "double" / file.relative_to(cache.folder), file)
-    (said,), made = cache.start("float32")
-    assert made == SERIAL and str(cache.folder) in said
-    assert cache.start("float32") == ([], set())
 
 
 def test_code_that_does_not_link_is_compiled_again(
@@ -176,7 +158,7 @@ def test_code_that_does_not_link_is_compiled_again(
         raise RuntimeError("a symbol is missing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CompileResult, "_rebuild", rebuild)
+        patch.setattr(disk, "rebuild", rebuild)
         (said,), made = cache.start()
     assert made == SERIAL and "a symbol is missing" in said
     assert cache.start() == ([], set())
@@ -193,20 +175,38 @@ def test_a_full_disk_is_warned_of_once_and_code_is_kept_when_there_is_room(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert made == SERIAL and str(cache.folder) in said
-    assert cache.files("*.tmp.*") == []
+    assert cache.files("*.tmp") == []
     assert cache.start() == ([], SERIAL)
     assert cache.start() == ([], set())
 
 
 def test_code_that_cannot_be_kept_anywhere_is_warned_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "small_kernels.py"
-    source.write_text(KERNELS + "compiled(entry_points)\n")
-    for name in "code", "__pycache__", "home":  # no folders, which root could write
-        (tmp_path / name).write_text("")
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "code"))
-    for name in "XDG_CACHE_HOME", "HOME":
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    (said,), made = CodeCache(source, tmp_path / "code").start()
-    assert made == SERIAL and str(tmp_path) in said
+    places = [tmp_path / name for name in ("given", "home")]
+    for place in places:  # no folders, which root could write
+        place.write_text("")
+    monkeypatch.setattr(disk, "places", lambda: places)
+    (said,), made = CodeCache(whole.source, tmp_path).start()
+    assert made == SERIAL and all(str(place) in said for place in places)
+
+
+def test_code_in_a_folder_that_cannot_be_written_is_used(
+    whole: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "places", lambda: [tmp_path / "own", whole.folder])
+    assert CodeCache(whole.source, whole.folder).start(parallel=True) == ([], set())
+    assert not (tmp_path / "own").exists()
+
+
+def test_of_folders_of_other_sources_the_newest_are_kept(cache: CodeCache) -> None:
+    shutil.rmtree(cache.folder)
+    old = [cache.folder / f"wflow-{number}" for number in range(12)]
+    for number, folder in enumerate(old):
+        folder.mkdir(parents=True)
+        os.utime(folder, (number, number))
+    (cache.folder / "of the user").mkdir()
+    cache.start()
+    left = set(cache.folder.iterdir()) & set(old)
+    assert left and left == set(old[-len(left) :])
+    assert len(left) < len(old) and (cache.folder / "of the user").exists()

@@ -1,17 +1,15 @@
-"""The register loops against plain NumPy, and the names of their compiled variants."""
-
-from collections.abc import Callable
-from itertools import product
+"""The register loops against plain NumPy."""
 
 import numba
 import numpy as np
 import pytest
 from twin import symmetric, unit
 
-from wflow._core.simd import lanes
+from wflow._core.compiler.functions import constant
+from wflow._core.compiler.sweeps import UNROLL, sweep
+from wflow._core.compiler.vectors import lanes
 from wflow.attention import cloud
-from wflow.kernels.pairs import fused, weighted
-from wflow.kernels.pairs.sweep import DIMENSIONS, UNROLL, make_sweep, masked_sums
+from wflow.kernels.pairs.sweep import DIMENSIONS, masked_sums
 
 
 def vectors_of(rng, count, dtype):
@@ -23,12 +21,13 @@ def vectors_of(rng, count, dtype):
 @pytest.mark.parametrize(("blocks", "both", "dtype"), [(2, True, "f8"), (2, False, "f8"),
                                                        (1, True, "f4")])  # fmt: skip
 def test_loops_over_tokens_equal_numpy(d, blocks, both, dtype):
-    sweep = make_sweep(d, blocks, both=both, ito=True)
-
     @numba.njit
-    def run(x, weight, own, z, pair, columns, first, stop, acc):
+    def run(dim, blocks, both, x, weight, own, z, pair, columns, first, stop, acc):
         step = x.shape[0] * lanes(x)
-        sweep(x, weight, own, 0, z, 0, pair, 0, step, columns, 0, first, stop, acc, 0)
+        sweep(
+            dim, blocks, both, True, False, True, x, weight, own, 0, z, 0, pair, 0, step, columns,
+            0, first, stop, acc, 0,
+        )  # fmt: skip
 
     rng = np.random.default_rng(d)
     n, first, stop = 5 * UNROLL, UNROLL, 4 * UNROLL
@@ -50,26 +49,27 @@ def test_loops_over_tokens_equal_numpy(d, blocks, both, dtype):
         by_token[:, 1:] += np.einsum("jbl,bkl->jkl", U, own.reshape(blocks, d, -1))
     else:
         by_block[:, -1] += q
-    run(x, weight, own, z, pair, columns, first, stop, acc)
+    known = map(constant, (d, blocks, both))
+    run(*known, x, weight, own, z, pair, columns, first, stop, acc)
     close = {"rtol": 0, "atol": 200 * np.finfo(dtype).eps}
     np.testing.assert_allclose(acc.reshape(by_block.shape), by_block, **close)
     np.testing.assert_allclose(columns.reshape(by_token.shape), by_token, **close)
 
 
 def test_one_and_two_blocks_give_the_same_bits_as_the_plain_loop():
-    one, two = (make_sweep(3, blocks, both=False, ito=True) for blocks in (1, 2))
-
     @numba.njit
     def run(x, weight, z, pair, kind, acc):
         step = x.shape[0] * lanes(x)
         stop = x.shape[0]
         if kind == 2:
-            two(x, weight, z, 0, z, 0, pair, 0, step, z, 0, 0, stop, acc, 0)
+            sweep(3, 2, False, True, False, True, x, weight, z, 0, z, 0, pair, 0, step, z, 0, 0,
+                  stop, acc, 0)  # fmt: skip
             return
         for block in range(2):
             at, acc_at = block * 3 * lanes(x), block * 5 * lanes(x)
             if kind == 1:
-                one(x, weight, z, 0, z, at, pair, block * step, 0, z, 0, 0, stop, acc, acc_at)
+                sweep(3, 1, False, True, False, True, x, weight, z, 0, z, at, pair, block * step, 0,
+                      z, 0, 0, stop, acc, acc_at)  # fmt: skip
             else:
                 masked_sums(x, weight, z, at, pair, block * step, True, z, -1, 0, stop, acc, acc_at)
 
@@ -95,45 +95,3 @@ def test_heads_in_several_batches_and_pairs_in_strips_change_nothing():
     assert np.abs(both_ways - one_way).max() <= 1e-13 * np.abs(one_way).max()
     for name in ("energy", "ito_power", "weight_power", "upper_gradient_sq", "max_score"):
         assert same[name][0] == pytest.approx(terms[name][0], rel=1e-12), name
-
-
-def variants_within(function: Callable) -> set[str]:
-    """Names of a function and of the compiled ones that it closes over, which have variants."""
-    found = {function.__qualname__}
-    for cell in function.__closure__ or ():
-        if isinstance(cell.cell_contents, numba.core.registry.CPUDispatcher):
-            found |= variants_within(cell.cell_contents.py_func)
-    return found
-
-
-MAKERS = {
-    "rows": lambda d: fused.make_rows(d, False, ""),
-    "symmetric": lambda d: fused.make_symmetric(d, False, ""),
-    "absorb": lambda d: fused.make_absorb(d, False, ""),
-    "one way": fused._make_one_way,
-    "tile": lambda d: fused._make_tile(d, False),
-    "table": fused._make_table,
-    "weighted": lambda d: weighted.make_blocks(d, True, False, ""),
-    "weighted loop": lambda d: weighted._make_loop(d, 2, True, False),
-}
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_variants_of_compiled_code_have_names_of_their_own(make):
-    # Under one name, code kept by two processes was linked as one: NaN for one of the dimensions.
-    two, three = (variants_within(make(d)) for d in (2, 3))
-    assert len(two) == len(three)
-    assert not two & three
-
-
-def test_variants_for_the_same_dimension_have_names_of_their_own():
-    names = [fused._make_tile(3, ito).__qualname__ for ito in (True, False)]
-    names += [
-        weighted._make_loop(3, 1, *of).__qualname__ for of in product((True, False), repeat=2)
-    ]
-    names += [
-        weighted.make_blocks(3, *of, "").__qualname__ for of in product((True, False), repeat=2)
-    ]
-    for make in (fused.make_rows, fused.make_symmetric, fused.make_absorb):
-        names += [make(3, shifts, "").__qualname__ for shifts in (True, False)]
-    assert len(set(names)) == len(names)

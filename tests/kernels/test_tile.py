@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from wflow._core.simd import lanes
-from wflow.kernels.blocked.products import (
-    TILE_COLUMNS,
-    TILE_VECTORS,
-    pack,
-    pack_transposed,
-    panels,
-    product,
-    tile_product,
-)
+from wflow._core.compiler.tiles import TILE_COLUMNS, TILE_VECTORS, tile_product
+from wflow._core.compiler.vectors import lanes
+from wflow.kernels.blocked.products import pack, pack_transposed, panels, product
 
 LANES = {"f8": 8, "f4": 16}
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from wflow import InputError
-from wflow._core.compiled import compiled
 from wflow.sampling import forward
-from wflow.sampling.forward import Elliptic, ForwardModel, Impedance, Lorenz, lorenz
+from wflow.sampling.forward import Elliptic, ForwardModel, Impedance, Lorenz
 
 MODELS = {
     "elliptic": lambda: Elliptic(6, 4, cells=32),
@@ -245,11 +244,3 @@ def test_sources_beyond_the_range_of_doubles_are_refused():
         Elliptic(alpha=1e305)
     with pytest.raises(InputError, match="width is 1e-200"):
         Elliptic(width=1e-200)
-
-
-def test_compiled_code_of_the_lorenz_model_is_read_from_disk():
-    Lorenz(windows=1).vjp(np.zeros((1, 3)), np.ones((1, 3)))
-    again = compiled(lorenz._entry_points)
-    theta, start, w = np.ones((1, 3)), np.ones(3), np.ones((1, 3))
-    again(theta, start, 0.01, 0, 1, 1, w, True, np.zeros((1, 3)), np.zeros((1, 3)))
-    assert sum(again.__wrapped__.stats.cache_hits.values()) == 1

@@ -10,7 +10,7 @@ from numba import njit
 from scipy.special import sph_harm_y
 from twin import unit
 
-from wflow._core.simd import lanes
+from wflow._core.compiler.vectors import lanes
 from wflow.kernels.harmonic.fast import table_of
 from wflow.kernels.harmonic.series import LARGEST_DEGREE, expand, relative_tails
 from wflow.sphere.harmonics import count, half_quadrature, quadrature, radial_factors

@@ -13,7 +13,6 @@ from twin import symmetric, unit
 
 import wflow
 from wflow import InputError, metric
-from wflow.kernels.pairs.mobility import weighted_sums
 from wflow.sphere import normalise
 from wflow.sphere.geodesics import angles, geodesics, logarithm, refined, spring_solver
 from wflow.transport.metric import (
@@ -24,6 +23,7 @@ from wflow.transport.metric import (
     recouple,
 )
 from wflow.transport.minimise import minimise
+from wflow.transport.mobility import weighted_sums
 
 QUICK = settings(max_examples=15, deadline=None)
 SEEDS = st.integers(0, 10_000)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from wflow._core.compiled import COMPILING_TIME, compilation
+from wflow._core.compiler.watch import COMPILING_TIME, compilation
 from wflow._core.printable import printable
 
 Advance = Callable[[int], None]

@@ -10,10 +10,9 @@ ties are joined: `reach` says what the rounding of tokens and of a distance expl
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
+from wflow._core.compiler.functions import kernel
 
 FloatArray = NDArray[np.float64]
 
@@ -23,93 +22,83 @@ _PAIRS = 20_000_000  # that the tree may list at once
 _FAR = 2.0  # chords from the first token of a component, up to which its distances are exact
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls."""
+@kernel
+def _flood(x, chord):
+    """Components (n,) of the graph |x_i - x_j| <= chord, numbered by first token; x (n, d).
 
-    @njit(cache=cache, error_model="numpy")
-    def flood(x, chord):
-        """Components (n,) of the graph |x_i - x_j| <= chord, numbered by first token; x (n, d).
-
-        A component begins with the first token that is left. Tokens found are struck off the list
-        that later ones search: at most n^2 d / 2 multiply-adds. A token that is close to the first
-        one searches nothing where all others are far from that: n d for tight clusters.
-        """
-        _ = source  # part of the cache key
-        n, d = x.shape
-        chord_sq = chord * chord
-        label, left, stack = np.empty(n, np.int64), np.arange(n), np.empty(n, np.int64)
-        remaining, current = n, -1
-        while remaining > 0:
-            current += 1
-            root = left[0]
-            remaining -= 1
+    A component begins with the first token that is left. Tokens found are struck off the list
+    that later ones search: at most n^2 d / 2 multiply-adds. A token that is close to the first
+    one searches nothing where all others are far from that: n d for tight clusters.
+    """
+    n, d = x.shape
+    chord_sq = chord * chord
+    label, left, stack = np.empty(n, np.int64), np.arange(n), np.empty(n, np.int64)
+    remaining, current = n, -1
+    while remaining > 0:
+        current += 1
+        root = left[0]
+        remaining -= 1
+        for place in range(remaining):
+            left[place] = left[place + 1]
+        label[root], stack[0] = current, root
+        waiting, far = 1, 0.0
+        while waiting > 0 and remaining > 0:
+            waiting -= 1
+            i = stack[waiting]  # the last one found: it leads on to others
+            beside = 0.0
+            for k in range(d):
+                beside += (x[i, k] - x[root, k]) ** 2
+            if far - math.sqrt(beside) > chord:
+                continue
+            limit = chord_sq if i != root else _FAR * _FAR * chord_sq
+            nearest, kept = np.inf, 0
             for place in range(remaining):
-                left[place] = left[place + 1]
-            label[root], stack[0] = current, root
-            waiting, far = 1, 0.0
-            while waiting > 0 and remaining > 0:
-                waiting -= 1
-                i = stack[waiting]  # the last one found: it leads on to others
-                beside = 0.0
-                for k in range(d):
-                    beside += (x[i, k] - x[root, k]) ** 2
-                if far - math.sqrt(beside) > chord:
-                    continue
-                limit = chord_sq if i != root else _FAR * _FAR * chord_sq
-                nearest, kept = np.inf, 0
-                for place in range(remaining):
-                    j = left[place]
-                    apart = 0.0
-                    k = 0
-                    while k < d and apart <= limit:
-                        gap = x[i, k] - x[j, k]
-                        apart += gap * gap
-                        k += 1
-                    if apart <= chord_sq:
-                        label[j], stack[waiting] = current, j
-                        waiting += 1
-                    else:
-                        left[kept] = j
-                        kept += 1
-                        nearest = min(nearest, apart)
-                remaining = kept
-                if i == root:
-                    far = (1 - 1e-9) * math.sqrt(nearest)
-        return label
-
-    @njit(cache=cache, error_model="numpy")
-    def spanning_tree(x):
-        """Squared chords of the edges of the minimum spanning tree, unsorted; x (n, d).
-
-        Prim's algorithm on the complete graph: n^2 d / 2 multiply-adds.
-        """
-        _ = source
-        n, d = x.shape
-        edges = np.empty(n - 1)
-        left = np.arange(1, n)
-        nearest = np.full(n, np.inf)
-        latest = 0
-        for step in range(n - 1):
-            best, chosen = np.inf, 0
-            for place in range(n - 1 - step):
                 j = left[place]
                 apart = 0.0
-                for k in range(d):
-                    gap = x[latest, k] - x[j, k]
+                k = 0
+                while k < d and apart <= limit:
+                    gap = x[i, k] - x[j, k]
                     apart += gap * gap
-                if apart < nearest[j]:
-                    nearest[j] = apart
-                if nearest[j] < best:
-                    best, chosen = nearest[j], place
-            edges[step] = best
-            latest = left[chosen]
-            left[chosen] = left[n - 2 - step]
-        return edges
+                    k += 1
+                if apart <= chord_sq:
+                    label[j], stack[waiting] = current, j
+                    waiting += 1
+                else:
+                    left[kept] = j
+                    kept += 1
+                    nearest = min(nearest, apart)
+            remaining = kept
+            if i == root:
+                far = (1 - 1e-9) * math.sqrt(nearest)
+    return label
 
-    return flood, spanning_tree
+@kernel
+def _spanning_tree(x):
+    """Squared chords of the edges of the minimum spanning tree, unsorted; x (n, d).
 
-
-_flood, _spanning_tree = compiled(_entry_points)
+    Prim's algorithm on the complete graph: n^2 d / 2 multiply-adds.
+    """
+    n, d = x.shape
+    edges = np.empty(n - 1)
+    left = np.arange(1, n)
+    nearest = np.full(n, np.inf)
+    latest = 0
+    for step in range(n - 1):
+        best, chosen = np.inf, 0
+        for place in range(n - 1 - step):
+            j = left[place]
+            apart = 0.0
+            for k in range(d):
+                gap = x[latest, k] - x[j, k]
+                apart += gap * gap
+            if apart < nearest[j]:
+                nearest[j] = apart
+            if nearest[j] < best:
+                best, chosen = nearest[j], place
+        edges[step] = best
+        latest = left[chosen]
+        left[chosen] = left[n - 2 - step]
+    return edges
 
 
 def reach(scale: float, unit: float = _EPS) -> float:

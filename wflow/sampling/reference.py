@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import function, number, positive, reals, returned, switch, whole
-from wflow._core.compiled import compiled
+from wflow._core.compiler.functions import kernel
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 
@@ -323,98 +322,91 @@ def _generators(seed: int, chains: int) -> list[np.random.Generator]:
 # -------------------------------
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls."""
+@kernel(nogil=True)
+def _gibbs(phi, alpha, rate, x, tau, normals, uniforms, kept):
+    """Sweep the Gibbs sampler of the Bayesian lasso, once for each row of `normals`.
 
-    @njit(cache=cache, error_model="numpy", nogil=True)
-    def gibbs(phi, alpha, rate, x, tau, normals, uniforms, kept):
-        """Sweep the Gibbs sampler of the Bayesian lasso, once for each row of `normals`.
-
-        The model is alpha = phi x + N(0, I), x_j | tau_j ~ N(0, tau_j), tau_j ~ Exp(rate^2/2).
-        1/tau_j | x is inverse Gaussian with mean rate/|x_j| and shape rate^2; x | tau is Gaussian,
-        drawn with a factor of the smaller one of the two matrices I + phi tau phi^T (m, m) and
-        I + tau^{1/2} phi^T phi tau^{1/2} (d, d). Some m d min(m, d) / 2 multiply-adds a sweep.
-        """
-        _ = source  # part of the cache key
-        m, d = phi.shape
-        wide = m <= d
-        size = m if wide else d
-        gram = np.empty((size, size))
-        v = np.empty(size)
-        scaled = np.empty((m, d))
-        for sweep in range(normals.shape[0]):
-            z = normals[sweep]
-            for j in range(d):
-                root = math.sqrt(tau[j])
-                for i in range(m):
-                    scaled[i, j] = phi[i, j] * root
-            # The matrix, and its Cholesky factor in the lower half.
-            for a in range(size):
-                for b in range(a + 1):
-                    total = 1.0 if a == b else 0.0
-                    if wide:
-                        for j in range(d):
-                            total += scaled[a, j] * scaled[b, j]
-                    else:
-                        for i in range(m):
-                            total += scaled[i, a] * scaled[i, b]
-                    gram[a, b] = total
-            for a in range(size):
-                for b in range(a + 1):
-                    total = gram[a, b]
-                    for k in range(b):
-                        total -= gram[a, k] * gram[b, k]
-                    gram[a, b] = math.sqrt(total) if a == b else total / gram[b, b]
-            if wide:  # x = u + tau phi^T (I + phi tau phi^T)^{-1} (alpha - phi u - noise)
-                for i in range(m):
-                    total = alpha[i] - z[d + i]
-                    for j in range(d):
-                        total -= scaled[i, j] * z[j]
-                    v[i] = total
-            else:  # x = tau^{1/2} L^{-T} (L^{-1} tau^{1/2} phi^T alpha + z)
-                for j in range(d):
-                    total = 0.0
-                    for i in range(m):
-                        total += scaled[i, j] * alpha[i]
-                    v[j] = total
-            for a in range(size):
-                total = v[a]
-                for k in range(a):
-                    total -= gram[a, k] * v[k]
-                v[a] = total / gram[a, a]
-            if not wide:
-                for j in range(d):
-                    v[j] += z[j]
-            for a in range(size - 1, -1, -1):
-                total = v[a]
-                for k in range(a + 1, size):
-                    total -= gram[k, a] * v[k]
-                v[a] = total / gram[a, a]
-            for j in range(d):
-                total = v[j]
+    The model is alpha = phi x + N(0, I), x_j | tau_j ~ N(0, tau_j), tau_j ~ Exp(rate^2/2).
+    1/tau_j | x is inverse Gaussian with mean rate/|x_j| and shape rate^2; x | tau is Gaussian,
+    drawn with a factor of the smaller one of the two matrices I + phi tau phi^T (m, m) and
+    I + tau^{1/2} phi^T phi tau^{1/2} (d, d). Some m d min(m, d) / 2 multiply-adds a sweep.
+    """
+    m, d = phi.shape
+    wide = m <= d
+    size = m if wide else d
+    gram = np.empty((size, size))
+    v = np.empty(size)
+    scaled = np.empty((m, d))
+    for sweep in range(normals.shape[0]):
+        z = normals[sweep]
+        for j in range(d):
+            root = math.sqrt(tau[j])
+            for i in range(m):
+                scaled[i, j] = phi[i, j] * root
+        # The matrix, and its Cholesky factor in the lower half.
+        for a in range(size):
+            for b in range(a + 1):
+                total = 1.0 if a == b else 0.0
                 if wide:
-                    total = z[j]
-                    for i in range(m):
-                        total += scaled[i, j] * v[i]
-                x[j] = math.sqrt(tau[j]) * total
-            # tau_j is the reciprocal of an inverse Gaussian number (Michael, Schucany, Haas). The
-            # smaller root is that of q = mean chi / (2 rate^2), without cancellation.
-            for j in range(d):
-                mean = rate / max(abs(x[j]), 1e-150)
-                chi = z[d + m + j] * z[d + m + j]
-                q = mean * chi / (2 * rate * rate)
-                small = mean / (1 + q + math.sqrt(q * (q + 2)))
-                if uniforms[sweep, j] * (mean + small) <= mean:
-                    tau[j] = 1 / small
+                    for j in range(d):
+                        total += scaled[a, j] * scaled[b, j]
                 else:
-                    tau[j] = small / (mean * mean)
+                    for i in range(m):
+                        total += scaled[i, a] * scaled[i, b]
+                gram[a, b] = total
+        for a in range(size):
+            for b in range(a + 1):
+                total = gram[a, b]
+                for k in range(b):
+                    total -= gram[a, k] * gram[b, k]
+                gram[a, b] = math.sqrt(total) if a == b else total / gram[b, b]
+        if wide:  # x = u + tau phi^T (I + phi tau phi^T)^{-1} (alpha - phi u - noise)
+            for i in range(m):
+                total = alpha[i] - z[d + i]
+                for j in range(d):
+                    total -= scaled[i, j] * z[j]
+                v[i] = total
+        else:  # x = tau^{1/2} L^{-T} (L^{-1} tau^{1/2} phi^T alpha + z)
             for j in range(d):
-                kept[sweep, j] = x[j]
+                total = 0.0
+                for i in range(m):
+                    total += scaled[i, j] * alpha[i]
+                v[j] = total
+        for a in range(size):
+            total = v[a]
+            for k in range(a):
+                total -= gram[a, k] * v[k]
+            v[a] = total / gram[a, a]
+        if not wide:
+            for j in range(d):
+                v[j] += z[j]
+        for a in range(size - 1, -1, -1):
+            total = v[a]
+            for k in range(a + 1, size):
+                total -= gram[k, a] * v[k]
+            v[a] = total / gram[a, a]
+        for j in range(d):
+            total = v[j]
+            if wide:
+                total = z[j]
+                for i in range(m):
+                    total += scaled[i, j] * v[i]
+            x[j] = math.sqrt(tau[j]) * total
+        # tau_j is the reciprocal of an inverse Gaussian number (Michael, Schucany, Haas). The
+        # smaller root is that of q = mean chi / (2 rate^2), without cancellation.
+        for j in range(d):
+            mean = rate / max(abs(x[j]), 1e-150)
+            chi = z[d + m + j] * z[d + m + j]
+            q = mean * chi / (2 * rate * rate)
+            small = mean / (1 + q + math.sqrt(q * (q + 2)))
+            if uniforms[sweep, j] * (mean + small) <= mean:
+                tau[j] = 1 / small
+            else:
+                tau[j] = small / (mean * mean)
+        for j in range(d):
+            kept[sweep, j] = x[j]
 
-    return gibbs
 
-
-_gibbs = compiled(_entry_points)
 _BLOCK = 64  # sweeps whose random numbers are drawn at once
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
-from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.vectors import exp2, fma, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.blocked.products import TILE_COLUMNS, pack, pack_transposed, panels, product
 from wflow.kernels.blocked.sums import BLOCK, BLOCKED_FROM, gather, rounded
@@ -161,36 +161,28 @@ def _task(
                 sums_out[i, k] = sums[g * of_sums + k * step + lane]
 
 
-def _entry_points(source, cache):
-    """The compiled function that Python calls."""
+@kernel(parallel=True)
+def _sums(q, keys, values, left_out, low, workers, top, squares, out):
+    chains, targets, r = q.shape
+    m, p = values.shape[1:]
+    groups = ((targets + lanes(q) - 1) // lanes(q) + 1) // 2
+    share = max(1, min(_GROUPS, groups // workers))
+    tasks = (groups + share - 1) // share
+    by_source = np.empty(panels(m) * TILE_COLUMNS * r, q.dtype)
+    by_value = np.empty(panels(p) * TILE_COLUMNS * m, q.dtype)
+    for c in range(chains):
+        pack_transposed(keys[c], by_source, 0)
+        pack(values[c], by_value, 0)
+        for worker in prange(workers):
+            space = _workspace(share, r, p, q)
+            for task in range(worker, tasks, workers):
+                begin = task * groups // tasks
+                end = (task + 1) * groups // tasks
+                _task(
+                    q[c], m, p, by_source, by_value, left_out, low, begin, end - begin, space,
+                    top[c], squares[c], out[c],
+                )  # fmt: skip
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(q, keys, values, left_out, low, workers, top, squares, out):
-        _ = source  # part of the cache key
-        chains, targets, r = q.shape
-        m, p = values.shape[1:]
-        groups = ((targets + lanes(q) - 1) // lanes(q) + 1) // 2
-        share = max(1, min(_GROUPS, groups // workers))
-        tasks = (groups + share - 1) // share
-        by_source = np.empty(panels(m) * TILE_COLUMNS * r, q.dtype)
-        by_value = np.empty(panels(p) * TILE_COLUMNS * m, q.dtype)
-        for c in range(chains):
-            pack_transposed(keys[c], by_source, 0)
-            pack(values[c], by_value, 0)
-            for worker in prange(workers):
-                space = _workspace(share, r, p, q)
-                for task in range(worker, tasks, workers):
-                    begin = task * groups // tasks
-                    end = (task + 1) * groups // tasks
-                    _task(
-                        q[c], m, p, by_source, by_value, left_out, low, begin, end - begin, space,
-                        top[c], squares[c], out[c],
-                    )  # fmt: skip
-
-    return sums
-
-
-_sums = compiled(_entry_points)
 
 Floats = NDArray[np.floating]
 

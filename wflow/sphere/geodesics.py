@@ -6,8 +6,17 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
-from wflow._core.simd import fma, lanes, load, minimum, splat, square_root, store, where_less
+from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.vectors import (
+    fma,
+    lanes,
+    load,
+    minimum,
+    splat,
+    square_root,
+    store,
+    where_less,
+)
 from wflow._core.threads import threads_for
 from wflow.sphere.geometry import normalise_unchecked
 
@@ -67,53 +76,44 @@ def power(r, p):
     return r**p
 
 
-def _entry_points(source, cache):
-    """The compiled function that Python calls."""
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def pair_costs(x, y, p, chordal):
-        """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
-        _ = source  # part of the cache key
-        n, d = x.shape
-        m = y.shape[0]
-        step = lanes(np.empty(0))
-        width = (m + step - 1) // step * step
-        turned = np.ones(d * width)  # y, coordinate by coordinate
-        for j in range(m):
+@kernel(parallel=True)
+def _pair_costs(x, y, p, chordal):
+    """c(x_i, y_j)^p for x (n, d) and y (m, d): (n, m); c the chord or the geodesic distance."""
+    n, d = x.shape
+    m = y.shape[0]
+    step = lanes(np.empty(0))
+    width = (m + step - 1) // step * step
+    turned = np.ones(d * width)  # y, coordinate by coordinate
+    for j in range(m):
+        for k in range(d):
+            turned[k * width + j] = y[j, k]
+    out = np.empty((n, m))
+    for i in prange(n):
+        rest = np.empty(step)
+        for j in range(0, m, step):
+            apart = splat(0.0)
+            summed = splat(0.0)
             for k in range(d):
-                turned[k * width + j] = y[j, k]
-        out = np.empty((n, m))
-        for i in prange(n):
-            rest = np.empty(step)
-            for j in range(0, m, step):
-                apart = splat(0.0)
-                summed = splat(0.0)
-                for k in range(d):
-                    a = splat(float(x[i, k]))
-                    b = load(turned, k * width + j)
-                    minus = a - b
-                    plus = a + b
-                    apart = fma(minus, minus, apart)
-                    summed = fma(plus, plus, summed)
-                if not chordal:
-                    c = _angles(apart, summed)
-                    c = c * c if p == 2.0 else c
-                else:
-                    c = apart if p == 2.0 else square_root(apart)
-                if j + step <= m:
-                    store(out, i * m + j, c)
-                else:
-                    store(rest, 0, c)
-                    out[i, j:] = rest[: m - j]
-            if p != 1.0 and p != 2.0:
-                for j in range(m):
-                    out[i, j] = power(out[i, j], p)
-        return out
-
-    return pair_costs
-
-
-_pair_costs = compiled(_entry_points)
+                a = splat(float(x[i, k]))
+                b = load(turned, k * width + j)
+                minus = a - b
+                plus = a + b
+                apart = fma(minus, minus, apart)
+                summed = fma(plus, plus, summed)
+            if not chordal:
+                c = _angles(apart, summed)
+                c = c * c if p == 2.0 else c
+            else:
+                c = apart if p == 2.0 else square_root(apart)
+            if j + step <= m:
+                store(out, i * m + j, c)
+            else:
+                store(rest, 0, c)
+                out[i, j:] = rest[: m - j]
+        if p != 1.0 and p != 2.0:
+            for j in range(m):
+                out[i, j] = power(out[i, j], p)
+    return out
 
 
 Array = NDArray[np.floating]

@@ -23,8 +23,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from wflow._core.compiled import internal
-from wflow._core.simd import align_stack, fma, lanes, load, splat, store
+from wflow._core.compiler.functions import internal
+from wflow._core.compiler.vectors import align_stack, fma, lanes, load, splat, store
 
 # Points that are worked on together: vectors of a block of harmonics, as the tile wants them.
 PAIR = 2

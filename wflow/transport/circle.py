@@ -18,8 +18,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
-from wflow.sphere import geodesics
+from wflow._core.compiler.functions import kernel
 from wflow.sphere.geodesics import power
 
 _TURN = 2 * math.pi
@@ -129,58 +128,49 @@ def _best_cut(a, ca, b, cb, p):
     return best, cut
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls."""
-
-    @njit(cache=cache, error_model="numpy")
-    def circle_cost(a, ca, b, cb, p):
-        """W_p^p of two measures on the circle, and the cut theta that attains it."""
-        _ = source  # part of the cache key
-        return _best_cut(a, ca, b, cb, p)
-
-    @njit(cache=cache, error_model="numpy")
-    def circle_pairs(a, ca, b, cb, theta, p):
-        """The plan at a cut: places in a, places in b, masses."""
-        _ = source
-        most = a.shape[0] + b.shape[0] + 2
-        i_of = np.empty(most, np.int64)
-        j_of = np.empty(most, np.int64)
-        mass = np.empty(most)
-        pairs = _merge(a, ca, b, cb, theta, p, i_of, j_of, mass)[3]
-        return i_of[:pairs], j_of[:pairs], mass[:pairs]
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sliced_costs(x, wx, y, wy, frames, p):
-        """W_p^p of two clouds projected on great circles: frames (k, 2, d), result (k,)."""
-        _ = source
-        count = frames.shape[0]
-        out = np.empty(count)
-        for k in prange(count):
-            angles = []
-            sums = []
-            for cloud, weights in ((x, wx), (y, wy)):
-                size, d = cloud.shape
-                angle = np.empty(size)
-                for i in range(size):
-                    u = 0.0
-                    v = 0.0
-                    for axis in range(d):
-                        u += frames[k, 0, axis] * cloud[i, axis]
-                        v += frames[k, 1, axis] * cloud[i, axis]
-                    angle[i] = math.atan2(v, u)
-                order = np.argsort(angle)
-                total = np.cumsum(weights[order])
-                total /= total[-1]
-                places, total = _distinct(total)
-                angles.append(angle[order][places])
-                sums.append(total)
-            out[k] = _best_cut(angles[0], sums[0], angles[1], sums[1], p)[0]
-        return out
-
-    return circle_cost, circle_pairs, sliced_costs
+@kernel
+def _circle_cost(a, ca, b, cb, p):
+    """W_p^p of two measures on the circle, and the cut theta that attains it."""
+    return _best_cut(a, ca, b, cb, p)
 
 
-_circle_cost, _circle_pairs, sliced_costs = compiled(_entry_points, geodesics)
+@kernel
+def _circle_pairs(a, ca, b, cb, theta, p):
+    """The plan at a cut: places in a, places in b, masses."""
+    most = a.shape[0] + b.shape[0] + 2
+    i_of = np.empty(most, np.int64)
+    j_of = np.empty(most, np.int64)
+    mass = np.empty(most)
+    pairs = _merge(a, ca, b, cb, theta, p, i_of, j_of, mass)[3]
+    return i_of[:pairs], j_of[:pairs], mass[:pairs]
+
+
+@kernel(parallel=True)
+def sliced_costs(x, wx, y, wy, frames, p):
+    """W_p^p of two clouds projected on great circles: frames (k, 2, d), result (k,)."""
+    count = frames.shape[0]
+    out = np.empty(count)
+    for k in prange(count):
+        angles = []
+        sums = []
+        for cloud, weights in ((x, wx), (y, wy)):
+            size, d = cloud.shape
+            angle = np.empty(size)
+            for i in range(size):
+                u = 0.0
+                v = 0.0
+                for axis in range(d):
+                    u += frames[k, 0, axis] * cloud[i, axis]
+                    v += frames[k, 1, axis] * cloud[i, axis]
+                angle[i] = math.atan2(v, u)
+            order = np.argsort(angle)
+            total = np.cumsum(weights[order])
+            total /= total[-1]
+            places, total = _distinct(total)
+            angles.append(angle[order][places])
+            sums.append(total)
+        out[k] = _best_cut(angles[0], sums[0], angles[1], sums[1], p)[0]
+    return out
 
 
 def _sorted(x: NDArray, weights: NDArray | None) -> tuple[NDArray, NDArray, NDArray]:

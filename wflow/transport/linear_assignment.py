@@ -32,9 +32,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from wflow._core.compiled import compiled
-from wflow._core.errors import InputError
-from wflow._core.simd import (
+from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.vectors import (
     align_stack,
     first_equal,
     least_lane,
@@ -44,6 +43,7 @@ from wflow._core.simd import (
     store,
     where_less,
 )
+from wflow._core.errors import InputError
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -156,110 +156,100 @@ def _sink(keys, items, size, key, item):
     keys[place], items[place] = key, item
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls."""
+@kernel(nogil=True)
+def _begin(costs, v, bounds, count, column_of, row_of):
+    """Compute the bounds of all rows and blocks, and let rows take their best column.
 
-    @njit(cache=cache, error_model="numpy", nogil=True)
-    def begin(costs, v, bounds, count, column_of, row_of):
-        """Compute the bounds of all rows and blocks, and let rows take their best column.
+    costs (n * width,), v (width,), bounds (n * count,); column_of (n,) and row_of (width,)
+    are -1 for what is left. Returns the rows that are left.
+    """
+    n, width = column_of.shape[0], v.shape[0]
+    left = np.empty(n, np.int64)
+    size = 0
+    for i in range(n):
+        row, first = i * width, i * count
+        for block in range(width // BLOCK):
+            least = splat(_INF)
+            for k in range(block * BLOCK, block * BLOCK + BLOCK, _LANES):
+                least = minimum(load(costs, row + k) - load(v, k), least)
+            bounds[first + block] = least_lane(least)
+        least_cost = _least(bounds, first, count)
+        j = (_place(bounds, first, least_cost) - first) * BLOCK
+        while costs[row + j] - v[j] != least_cost:
+            j += 1
+        if row_of[j] < 0:
+            column_of[i], row_of[j] = j, i
+        else:
+            left[size] = i
+            size += 1
+    return left[:size]
 
-        costs (n * width,), v (width,), bounds (n * count,); column_of (n,) and row_of (width,)
-        are -1 for what is left. Returns the rows that are left.
-        """
-        _ = source  # part of the cache key
-        n, width = column_of.shape[0], v.shape[0]
-        left = np.empty(n, np.int64)
-        size = 0
-        for i in range(n):
-            row, first = i * width, i * count
-            for block in range(width // BLOCK):
-                least = splat(_INF)
-                for k in range(block * BLOCK, block * BLOCK + BLOCK, _LANES):
-                    least = minimum(load(costs, row + k) - load(v, k), least)
-                bounds[first + block] = least_lane(least)
-            least_cost = _least(bounds, first, count)
-            j = (_place(bounds, first, least_cost) - first) * BLOCK
-            while costs[row + j] - v[j] != least_cost:
-                j += 1
-            if row_of[j] < 0:
-                column_of[i], row_of[j] = j, i
+@kernel(nogil=True)
+def _augment(costs, v, bounds, count, column_of, row_of, left, unread):
+    """Assign the rows of `left` by shortest augmenting paths.
+
+    The heap holds the rows that a search has reached, by the least distance that their unread
+    blocks can offer. Blocks are read until none can offer less than the nearest open column.
+    """
+    align_stack()
+    n, width = column_of.shape[0], v.shape[0]
+    distance, before = np.empty(width), np.zeros(width)
+    nearest = np.empty(count)  # open column of each block
+    shut, still_open = np.empty(count), np.empty(width // BLOCK, np.int64)
+    closed, closed_at = np.empty(n, np.int64), np.empty(n)
+    keys, rows = np.empty(n), np.empty(n, np.int64)  # the heap
+    base, block_of = np.empty(n), np.empty(n, np.int64)
+    open_v = v.copy()
+    for start in left:
+        distance[:], nearest[:], shut[:], still_open[:] = _INF, _INF, 0.0, BLOCK
+        still_open[-1] = n - width + BLOCK
+        i, passed = start, 0
+        base[i] = 0.0
+        while True:
+            if width <= WHOLE:
+                for block in range(width // BLOCK):
+                    nearest[block], _bound = _read_block(
+                        costs, i * width, block * BLOCK, v, open_v, base[i], distance, before, i
+                    )
+                to = _least(nearest, 0, count)
             else:
-                left[size] = i
-                size += 1
-        return left[:size]
-
-    @njit(cache=cache, error_model="numpy", nogil=True)
-    def augment(costs, v, bounds, count, column_of, row_of, left, unread):
-        """Assign the rows of `left` by shortest augmenting paths.
-
-        The heap holds the rows that a search has reached, by the least distance that their unread
-        blocks can offer. Blocks are read until none can offer less than the nearest open column.
-        """
-        _ = source
-        align_stack()
-        n, width = column_of.shape[0], v.shape[0]
-        distance, before = np.empty(width), np.zeros(width)
-        nearest = np.empty(count)  # open column of each block
-        shut, still_open = np.empty(count), np.empty(width // BLOCK, np.int64)
-        closed, closed_at = np.empty(n, np.int64), np.empty(n)
-        keys, rows = np.empty(n), np.empty(n, np.int64)  # the heap
-        base, block_of = np.empty(n), np.empty(n, np.int64)
-        open_v = v.copy()
-        for start in left:
-            distance[:], nearest[:], shut[:], still_open[:] = _INF, _INF, 0.0, BLOCK
-            still_open[-1] = n - width + BLOCK
-            i, passed = start, 0
-            base[i] = 0.0
-            while True:
-                if width <= WHOLE:
-                    for block in range(width // BLOCK):
-                        nearest[block], _bound = _read_block(
-                            costs, i * width, block * BLOCK, v, open_v, base[i], distance, before, i
-                        )
-                    to = _least(nearest, 0, count)
-                else:
-                    for k in range(i * count, (i + 1) * count, _LANES):
-                        store(unread, k, load(bounds, k))
-                    bound, block_of[i] = _next_block(unread, i * count, shut, count)
-                    _rise(keys, rows, passed, bound - base[i], i)
-                    to = _least(nearest, 0, count)
-                    while keys[0] < to:
-                        r = rows[0]
-                        block = block_of[r]
-                        if shut[block] == 0.0:
-                            at = r * count + block
-                            nearest[block], bounds[at] = _read_block(
-                                costs, r * width, block * BLOCK, v, open_v, base[r], distance,
-                                before, r,
-                            )  # fmt: skip
-                            to, unread[at] = min(to, nearest[block]), _INF
-                        bound, block_of[r] = _next_block(unread, r * count, shut, count)
-                        _sink(keys, rows, passed + 1, bound - base[r], r)
-                block = _place(nearest, 0, to)
-                j = _place(distance, block * BLOCK, to)
-                if row_of[j] < 0:
-                    break
-                closed[passed], closed_at[passed] = j, to
-                passed += 1
-                distance[j], open_v[j] = _INF, -_INF
-                nearest[block] = _least(distance, block * BLOCK, BLOCK)
-                still_open[block] -= 1
-                if still_open[block] == 0:
-                    shut[block] = _INF
-                i = row_of[j]
-                base[i] = costs[i * width + j] - v[j] - to
-            for k in range(passed):
-                v[closed[k]] -= max(to - closed_at[k], 0.0)
-                open_v[closed[k]] = v[closed[k]]
-            while j >= 0:
-                i = int(before[j])
-                row_of[j] = i
-                column_of[i], j = j, column_of[i]
-
-    return begin, augment
-
-
-_begin, _augment = compiled(_entry_points)
+                for k in range(i * count, (i + 1) * count, _LANES):
+                    store(unread, k, load(bounds, k))
+                bound, block_of[i] = _next_block(unread, i * count, shut, count)
+                _rise(keys, rows, passed, bound - base[i], i)
+                to = _least(nearest, 0, count)
+                while keys[0] < to:
+                    r = rows[0]
+                    block = block_of[r]
+                    if shut[block] == 0.0:
+                        at = r * count + block
+                        nearest[block], bounds[at] = _read_block(
+                            costs, r * width, block * BLOCK, v, open_v, base[r], distance,
+                            before, r,
+                        )  # fmt: skip
+                        to, unread[at] = min(to, nearest[block]), _INF
+                    bound, block_of[r] = _next_block(unread, r * count, shut, count)
+                    _sink(keys, rows, passed + 1, bound - base[r], r)
+            block = _place(nearest, 0, to)
+            j = _place(distance, block * BLOCK, to)
+            if row_of[j] < 0:
+                break
+            closed[passed], closed_at[passed] = j, to
+            passed += 1
+            distance[j], open_v[j] = _INF, -_INF
+            nearest[block] = _least(distance, block * BLOCK, BLOCK)
+            still_open[block] -= 1
+            if still_open[block] == 0:
+                shut[block] = _INF
+            i = row_of[j]
+            base[i] = costs[i * width + j] - v[j] - to
+        for k in range(passed):
+            v[closed[k]] -= max(to - closed_at[k], 0.0)
+            open_v[closed[k]] = v[closed[k]]
+        while j >= 0:
+            i = int(before[j])
+            row_of[j] = i
+            column_of[i], j = j, column_of[i]
 
 
 class _Search:

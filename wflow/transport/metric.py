@@ -30,7 +30,6 @@ from wflow._core.threads import threads_for
 from wflow.attention import flows
 from wflow.heads.laws import QKV
 from wflow.heads.matrices import as_matrices
-from wflow.kernels.pairs.mobility import weighted_sums
 from wflow.kernels.pairs.sweep import DIRECT_BOUND_DOUBLE
 from wflow.sphere.geodesics import (
     angles,
@@ -43,6 +42,7 @@ from wflow.sphere.geodesics import (
 from wflow.transport.distances import Pair, as_cloud, exact_cost, match, pair
 from wflow.transport.linear_assignment import assign
 from wflow.transport.minimise import Objective, Solver, minimise
+from wflow.transport.mobility import weighted_sums
 
 __all__ = ["Bounds", "Distance", "action", "bounds", "metric_derivative", "weighted_distance"]
 

@@ -16,11 +16,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
-from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.vectors import exp2, fma, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 
 _LOG2E = 1 / math.log(2)
@@ -38,109 +38,100 @@ _COLDER, _WARMER, _SOME = 2.0, 4.0, 5
 _RELAXED, _RELAXED_COLD, _COLD = 1.7, 1.9, 0.01
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls; per pair one multiply-add and one exponential."""
+@kernel(parallel=True)
+def _sum_rows(C, s, scale, shift, find):
+    """With e_ij = scale C_ij + s_j: sum_j 2^(e_ij - t_i) and the same weighted by C_ij.
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sum_rows(C, s, scale, shift, find):
-        """With e_ij = scale C_ij + s_j: sum_j 2^(e_ij - t_i) and the same weighted by C_ij.
+    t_i is shift_i, or with `find` the largest e_ij. C (n, k) and s (k,), k a multiple of 32.
+    Returns t, sums, weighted sums : (n,)
+    """
+    n, k = C.shape
+    width = lanes(C)
+    top = shift.copy()
+    sums = np.empty(n)
+    weighted = np.empty(n)
+    factor = splat(scale)
+    low = splat(_FLOOR)
+    for i in prange(n):
+        at = i * k
+        across = np.empty(2 * width)
+        if find:
+            most = splat(_NOTHING)
+            more = splat(_NOTHING)
+            for j in range(0, k, 2 * width):
+                most = maximum(most, fma(load(C, at + j), factor, load(s, j)))
+                j1 = j + width
+                more = maximum(more, fma(load(C, at + j1), factor, load(s, j1)))
+            store(across, 0, maximum(most, more))
+            top[i] = across[:width].max()
+        less = splat(top[i])
+        total = splat(0.0)
+        paid = splat(0.0)
+        for j in range(0, k, width):
+            cost = load(C, at + j)
+            part = exp2(maximum(fma(cost, factor, load(s, j)) - less, low))
+            total = total + part
+            paid = fma(part, cost, paid)
+        store(across, 0, total)
+        store(across, width, paid)
+        sums[i] = across[:width].sum()
+        weighted[i] = across[width:].sum()
+    return top, sums, weighted
 
-        t_i is shift_i, or with `find` the largest e_ij. C (n, k) and s (k,), k a multiple of 32.
-        Returns t, sums, weighted sums : (n,)
-        """
-        _ = source  # part of the cache key
-        n, k = C.shape
-        width = lanes(C)
-        top = shift.copy()
-        sums = np.empty(n)
-        weighted = np.empty(n)
-        factor = splat(scale)
-        low = splat(_FLOOR)
-        for i in prange(n):
-            at = i * k
-            across = np.empty(2 * width)
-            if find:
-                most = splat(_NOTHING)
-                more = splat(_NOTHING)
-                for j in range(0, k, 2 * width):
-                    most = maximum(most, fma(load(C, at + j), factor, load(s, j)))
-                    j1 = j + width
-                    more = maximum(more, fma(load(C, at + j1), factor, load(s, j1)))
-                store(across, 0, maximum(most, more))
-                top[i] = across[:width].max()
-            less = splat(top[i])
-            total = splat(0.0)
-            paid = splat(0.0)
-            for j in range(0, k, width):
-                cost = load(C, at + j)
-                part = exp2(maximum(fma(cost, factor, load(s, j)) - less, low))
-                total = total + part
-                paid = fma(part, cost, paid)
-            store(across, 0, total)
-            store(across, width, paid)
-            sums[i] = across[:width].sum()
-            weighted[i] = across[width:].sum()
-        return top, sums, weighted
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sum_columns(C, r, scale, shift, find):
-        """With e_ij = scale C_ij + r_i: sum_i 2^(e_ij - t_j), t_j as in `sum_rows`.
+@kernel(parallel=True)
+def _sum_columns(C, r, scale, shift, find):
+    """With e_ij = scale C_ij + r_i: sum_i 2^(e_ij - t_j), t_j as in `sum_rows`.
 
-        Returns t, sums : (k,)
-        """
-        _ = source
-        n, k = C.shape
-        width = lanes(C)
-        top = shift.copy()
-        sums = np.empty(k)
-        factor = splat(scale)
-        low = splat(_FLOOR)
-        for block in prange(k // (_WIDE * width)):
-            j0 = block * _WIDE * width
-            j1 = j0 + width
-            j2 = j1 + width
-            j3 = j2 + width
-            t0 = load(top, j0)
-            t1 = load(top, j1)
-            t2 = load(top, j2)
-            t3 = load(top, j3)
-            if find:
-                t0 = splat(_NOTHING)
-                t1 = t0
-                t2 = t0
-                t3 = t0
-                for i in range(n):
-                    own = splat(r[i])
-                    at = i * k
-                    t0 = maximum(t0, fma(load(C, at + j0), factor, own))
-                    t1 = maximum(t1, fma(load(C, at + j1), factor, own))
-                    t2 = maximum(t2, fma(load(C, at + j2), factor, own))
-                    t3 = maximum(t3, fma(load(C, at + j3), factor, own))
-            u0 = splat(0.0)
-            u1 = u0
-            u2 = u0
-            u3 = u0
+    Returns t, sums : (k,)
+    """
+    n, k = C.shape
+    width = lanes(C)
+    top = shift.copy()
+    sums = np.empty(k)
+    factor = splat(scale)
+    low = splat(_FLOOR)
+    for block in prange(k // (_WIDE * width)):
+        j0 = block * _WIDE * width
+        j1 = j0 + width
+        j2 = j1 + width
+        j3 = j2 + width
+        t0 = load(top, j0)
+        t1 = load(top, j1)
+        t2 = load(top, j2)
+        t3 = load(top, j3)
+        if find:
+            t0 = splat(_NOTHING)
+            t1 = t0
+            t2 = t0
+            t3 = t0
             for i in range(n):
                 own = splat(r[i])
                 at = i * k
-                u0 = u0 + exp2(maximum(fma(load(C, at + j0), factor, own) - t0, low))
-                u1 = u1 + exp2(maximum(fma(load(C, at + j1), factor, own) - t1, low))
-                u2 = u2 + exp2(maximum(fma(load(C, at + j2), factor, own) - t2, low))
-                u3 = u3 + exp2(maximum(fma(load(C, at + j3), factor, own) - t3, low))
-            store(top, j0, t0)
-            store(top, j1, t1)
-            store(top, j2, t2)
-            store(top, j3, t3)
-            store(sums, j0, u0)
-            store(sums, j1, u1)
-            store(sums, j2, u2)
-            store(sums, j3, u3)
-        return top, sums
-
-    return sum_rows, sum_columns
-
-
-_sum_rows, _sum_columns = compiled(_entry_points)
+                t0 = maximum(t0, fma(load(C, at + j0), factor, own))
+                t1 = maximum(t1, fma(load(C, at + j1), factor, own))
+                t2 = maximum(t2, fma(load(C, at + j2), factor, own))
+                t3 = maximum(t3, fma(load(C, at + j3), factor, own))
+        u0 = splat(0.0)
+        u1 = u0
+        u2 = u0
+        u3 = u0
+        for i in range(n):
+            own = splat(r[i])
+            at = i * k
+            u0 = u0 + exp2(maximum(fma(load(C, at + j0), factor, own) - t0, low))
+            u1 = u1 + exp2(maximum(fma(load(C, at + j1), factor, own) - t1, low))
+            u2 = u2 + exp2(maximum(fma(load(C, at + j2), factor, own) - t2, low))
+            u3 = u3 + exp2(maximum(fma(load(C, at + j3), factor, own) - t3, low))
+        store(top, j0, t0)
+        store(top, j1, t1)
+        store(top, j2, t2)
+        store(top, j3, t3)
+        store(sums, j0, u0)
+        store(sums, j1, u1)
+        store(sums, j2, u2)
+        store(sums, j3, u3)
+    return top, sums
 
 
 class _Costs:

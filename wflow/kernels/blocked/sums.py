@@ -25,12 +25,12 @@ from math import prod
 from operator import mul
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, internal
-from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
-from wflow._core.tasks import address, arrays, call
+from wflow._core.compiler.functions import internal, kernel, loop_body
+from wflow._core.compiler.tasks import address, arrays, call
+from wflow._core.compiler.vectors import exp2, fma, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.blocked.products import (
     COLUMN_UNIT,
@@ -376,265 +376,245 @@ def _image(
                 store(out, out_at + v, scale * load(a, v))
 
 
-def _make_groups(source: str):
-    """The task that has nearly all of the work."""
+@loop_body
+def _some_groups(
+    begin, end, x, packed_tokens, matrices, images, arrays, flow, sign, causal, tied, diagonal,
+    first, groups, space, v, out,
+):  # fmt: skip
+    """All heads for the tokens of `groups` groups of one path, the first being group `first`.
 
-    def some_groups(
-        begin, end, x, packed_tokens, matrices, images, arrays, flow, sign, causal, tied, diagonal,
-        first, groups, space, v, out,
-    ):  # fmt: skip
-        """All heads for the tokens of `groups` groups of one path, the first being group `first`.
+    begin, end : phases, 0 the images, (heads, elements of `size_of_images`), 1 all else; images
+        without elements where D S is a product of D and S
+    """
+    n, d = x.shape
+    score, value, drift, noise, sigma2 = arrays
+    heads = score.shape[0]
+    own, z_of_task, S, products, scores, pair, state, mask, few, last = space
+    m, q, shift, square, power, increment, factors = few
+    width = lanes(own)
+    two = 2 * width
+    of_d = rounded(d) * two
+    of_scores = BLOCK * two
+    of_pair = rounded(n) * two
+    of_state = (2 * d + EXTRA) * width
+    panel_d = d * TILE_COLUMNS
+    panel_n = n * TILE_COLUMNS
+    of_matrix = panels(d) * panel_d
+    of_images = ((n + width - 1) // width + 1) // 2 * of_d
+    ito = sigma2.shape[0] > 0
+    start = first * two
+    full = min(groups, (n - start + width - 1) // two)
+    stop = min(start + groups * two, n) if causal else n
+    one = splat(x.dtype.type(1.0))
+    shifted = np.zeros(2 * groups, np.bool_)
 
-        begin, end : phases, 0 the images, (heads, elements of `size_of_images`), 1 all else; images
-            without elements where D S is a product of D and S
-        """
-        _ = source  # part of the cache key
-        n, d = x.shape
-        score, value, drift, noise, sigma2 = arrays
-        heads = score.shape[0]
-        own, z_of_task, S, products, scores, pair, state, mask, few, last = space
-        m, q, shift, square, power, increment, factors = few
-        width = lanes(own)
-        two = 2 * width
-        of_d = rounded(d) * two
-        of_scores = BLOCK * two
-        of_pair = rounded(n) * two
-        of_state = (2 * d + EXTRA) * width
-        panel_d = d * TILE_COLUMNS
-        panel_n = n * TILE_COLUMNS
-        of_matrix = panels(d) * panel_d
-        of_images = ((n + width - 1) // width + 1) // 2 * of_d
-        ito = sigma2.shape[0] > 0
-        start = first * two
-        full = min(groups, (n - start + width - 1) // two)
-        stop = min(start + groups * two, n) if causal else n
-        one = splat(x.dtype.type(1.0))
-        shifted = np.zeros(2 * groups, np.bool_)
-
+    for g in range(groups):
+        gather(x, start + g * two, two if g < full else width, own, g * of_d)
+    imaged = images.shape[1] > 0
+    by_coordinate = of_images if imaged else panels(n) * panel_d
+    # Numbers and not constants of the program: `product` would be compiled for each of those.
+    zero, fresh = np.intp(0), np.bool_(False)
+    for h in range(heads if imaged and begin == 0 else 0):
+        z_at = first * of_d
+        _image(False, score[h], groups, full, own, matrices[h], zero, of_d, images[h], z_at)
         for g in range(groups):
-            gather(x, start + g * two, two if g < full else width, own, g * of_d)
-        imaged = images.shape[1] > 0
-        by_coordinate = of_images if imaged else panels(n) * panel_d
-        # Numbers and not constants of the program: `product` would be compiled for each of those.
-        zero, fresh = np.intp(0), np.bool_(False)
-        for h in range(heads if imaged and begin == 0 else 0):
-            z_at = first * of_d
-            _image(False, score[h], groups, full, own, matrices[h], zero, of_d, images[h], z_at)
-            for g in range(groups):
-                step = two if g < full else width
-                _to_panels(n, d, images[h], z_at + g * of_d, step, start + g * two, of_images)
-        if end == 1:
-            return
-        if ito:
+            step = two if g < full else width
+            _to_panels(n, d, images[h], z_at + g * of_d, step, start + g * two, of_images)
+    if end == 1:
+        return
+    if ito:
+        product(
+            groups, full, own, zero, of_d, packed_tokens, zero, panel_d, d, stop, pair, zero,
+            of_pair, fresh,
+        )  # fmt: skip
+        for g in range(groups):
+            at = g * of_pair
+            for k in range(at, at + stop * (two if g < full else width), width):
+                c = load(pair, k)
+                store(pair, k, fma(c, c, one))
+    clear(state, d, 2 * groups)
+    power[:] = 0.0
+    increment[:] = 0.0
+    for h in range(heads):
+        z = images[h] if imaged else z_of_task
+        z_at = first * of_d if imaged else 0
+        if not imaged:
+            _image(diagonal, score[h], groups, full, own, matrices[h], zero, of_d, z, zero)
+        some = False
+        for g in range(groups):
+            step = two if g < full else width
+            scaled_scores(z, z_at + g * of_d, step, d, square, g * two, shifted, 2 * g)
+            some = some or not (shifted[2 * g] and shifted[2 * g + step // two])
+        m[:] = 0.0
+        q[:] = 0.0
+        shift[:] = 0.0
+        for j in range(0, stop if some else 0, BLOCK):
+            count = min(BLOCK, stop - j)
             product(
-                groups, full, own, zero, of_d, packed_tokens, zero, panel_d, d, stop, pair, zero,
-                of_pair, fresh,
+                groups, full, z, z_at, of_d, packed_tokens, j // TILE_COLUMNS * panel_d,
+                panel_d, d, count, scores, zero, of_scores, fresh,
             )  # fmt: skip
             for g in range(groups):
-                at = g * of_pair
-                for k in range(at, at + stop * (two if g < full else width), width):
-                    c = load(pair, k)
-                    store(pair, k, fma(c, c, one))
-        clear(state, d, 2 * groups)
-        power[:] = 0.0
-        increment[:] = 0.0
-        for h in range(heads):
-            z = images[h] if imaged else z_of_task
-            z_at = first * of_d if imaged else 0
-            if not imaged:
-                _image(diagonal, score[h], groups, full, own, matrices[h], zero, of_d, z, zero)
-            some = False
-            for g in range(groups):
                 step = two if g < full else width
-                scaled_scores(z, z_at + g * of_d, step, d, square, g * two, shifted, 2 * g)
-                some = some or not (shifted[2 * g] and shifted[2 * g + step // two])
-            m[:] = 0.0
-            q[:] = 0.0
-            shift[:] = 0.0
-            for j in range(0, stop if some else 0, BLOCK):
-                count = min(BLOCK, stop - j)
-                product(
-                    groups, full, z, z_at, of_d, packed_tokens, j // TILE_COLUMNS * panel_d,
-                    panel_d, d, count, scores, zero, of_scores, fresh,
+                masked = start - j if causal else count
+                exponentials(
+                    scores, g * of_scores, step, count, masked, mask, ito, pair,
+                    g * of_pair + j * step, m, q, g * two,
                 )  # fmt: skip
-                for g in range(groups):
-                    step = two if g < full else width
-                    masked = start - j if causal else count
-                    exponentials(
-                        scores, g * of_scores, step, count, masked, mask, ito, pair,
-                        g * of_pair + j * step, m, q, g * two,
-                    )  # fmt: skip
-                product(
-                    groups, full, scores, zero, of_scores, images[h] if imaged else packed_tokens,
-                    by_coordinate + j * TILE_COLUMNS, panel_n, count, d, products if imaged else S,
-                    zero, of_d, j > 0,
-                )  # fmt: skip
-            for g in range(groups):
-                step = two if g < full else width
-                for k in range(0, step, width):
-                    if shifted[2 * g + k // width]:
-                        shifted_block(
-                            x, score, h, start + g * two + k, ito, causal, step, S, g * of_d + k,
-                            m, q, shift, g * two + k,
-                        )  # fmt: skip
-                        if imaged:
-                            along_rows(score, h, S, g * of_d + k, step, products)
-            kind = 1 if tied else 2
-            for term in range(2):
-                if (drift if term == 0 else noise).shape[0] == 0:
-                    continue
-                total = power if term == 0 else increment
-                product(
-                    groups, full, own, zero, of_d, matrices[h], kind * of_matrix, panel_d, d, d,
-                    products, zero, of_d, fresh,
-                )  # fmt: skip
-                kind += 1
-                for g in range(groups):
-                    step = two if g < full else width
-                    for k in range(0, step, width):
-                        at = g * of_d + k
-                        store(total, g * two + k, inner(products, at, S, at, step, d))
-            if not imaged:
-                at = zero if tied else of_matrix
-                _image(diagonal, value[h], groups, full, S, matrices[h], at, of_d, products, zero)
-            for g in range(groups):
-                step = two if g < full else width
-                for k in range(0, step, width):
-                    block = 2 * g + k // width
-                    absorb_products(
-                        h, shifted[block], d, products, g * of_d + k, step, m, q, arrays, power,
-                        increment, shift, square, g * two + k, state, block * of_state, factors,
-                    )  # fmt: skip
+            product(
+                groups, full, scores, zero, of_scores, images[h] if imaged else packed_tokens,
+                by_coordinate + j * TILE_COLUMNS, panel_n, count, d, products if imaged else S,
+                zero, of_d, j > 0,
+            )  # fmt: skip
         for g in range(groups):
-            for k in range(0, two if g < full else width, width):
+            step = two if g < full else width
+            for k in range(0, step, width):
+                if shifted[2 * g + k // width]:
+                    shifted_block(
+                        x, score, h, start + g * two + k, ito, causal, step, S, g * of_d + k,
+                        m, q, shift, g * two + k,
+                    )  # fmt: skip
+                    if imaged:
+                        along_rows(score, h, S, g * of_d + k, step, products)
+        kind = 1 if tied else 2
+        for term in range(2):
+            if (drift if term == 0 else noise).shape[0] == 0:
+                continue
+            total = power if term == 0 else increment
+            product(
+                groups, full, own, zero, of_d, matrices[h], kind * of_matrix, panel_d, d, d,
+                products, zero, of_d, fresh,
+            )  # fmt: skip
+            kind += 1
+            for g in range(groups):
+                step = two if g < full else width
+                for k in range(0, step, width):
+                    at = g * of_d + k
+                    store(total, g * two + k, inner(products, at, S, at, step, d))
+        if not imaged:
+            at = zero if tied else of_matrix
+            _image(diagonal, value[h], groups, full, S, matrices[h], at, of_d, products, zero)
+        for g in range(groups):
+            step = two if g < full else width
+            for k in range(0, step, width):
                 block = 2 * g + k // width
-                finish_block(
-                    own, g * of_d + k, two if g < full else width, n, d, start + g * two + k,
-                    float(heads), flow, sign, state, block * of_state, last[0], last[1], v,
-                    out[2 * first + block],
+                absorb_products(
+                    h, shifted[block], d, products, g * of_d + k, step, m, q, arrays, power,
+                    increment, shift, square, g * two + k, state, block * of_state, factors,
                 )  # fmt: skip
-
-    return some_groups
-
-
-def _make_packing(source: str):
-    """The task before: the right factors of products, in the order in which they are read."""
-
-    def pack_factors(
-        place, of_matrices, first, tied, imaged, x, score, value, drift, noise, matrices, tokens
-    ):  # fmt: skip
-        """Of one head of a path, or from place `of_matrices` on of the tokens of a path.
-
-        Those of the tokens are X^T for scores, then X for S unless images give it.
-        """
-        _ = source  # part of the cache key
-        _, n, d = x.shape
-        if place >= of_matrices:
-            p = place - of_matrices
-            pack_transposed(x[first + p], tokens[p], 0)
-            if not imaged:
-                pack(x[first + p], tokens[p], panels(n) * TILE_COLUMNS * d)
-            return
-        of_matrix = panels(d) * TILE_COLUMNS * d
-        p = place // score.shape[1]
-        h = place - p * score.shape[1]
-        packed = matrices[p, h]
-        pack(score[first + p, h], packed, 0)
-        at = of_matrix
-        if not tied:
-            pack_transposed(value[first + p, h], packed, at)
-            at += of_matrix
-        if drift.shape[1] > 0:
-            pack(drift[first + p, h], packed, at)
-            at += of_matrix
-        if noise.shape[1] > 0:
-            pack(noise[first + p, h], packed, at)
-
-    return pack_factors
+    for g in range(groups):
+        for k in range(0, two if g < full else width, width):
+            block = 2 * g + k // width
+            finish_block(
+                own, g * of_d + k, two if g < full else width, n, d, start + g * two + k,
+                float(heads), flow, sign, state, block * of_state, last[0], last[1], v,
+                out[2 * first + block],
+            )  # fmt: skip
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls, and the tasks."""
+@loop_body
+def _pack_factors(
+    place, of_matrices, first, tied, imaged, x, score, value, drift, noise, matrices, tokens
+):  # fmt: skip
+    """Of one head of a path, or from place `of_matrices` on of the tokens of a path.
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(
-        x, arrays, flow, sign, causal, tied, diagonal, slots, matrices, images, tokens, v, part,
-        tasks_at,
-    ):  # fmt: skip
-        """See `blocked_sums`; tied: symmetric; diagonal: their form; slots: loops to share;
-        matrices, images, tokens: workspace of a batch of paths, or of one, in which the matrices of
-        diagonal heads and the images of the tokens are empty where they are not wanted."""
-        _ = source  # part of the cache key
-        paths, n, d = x.shape
-        score, value, drift, noise, sigma2 = arrays
-        heads = score.shape[1]
-        shared = len(score) < paths
-        width = lanes(x)
-        blocks = (n + width - 1) // width
-        groups = (blocks + 1) // 2
-        ito = sigma2.shape[1] > 0
-        of_matrix = panels(d) * TILE_COLUMNS * d
-        kinds = matrices.shape[2] // of_matrix
-        imaged = images.shape[2] > 0
-        batch = len(tokens)
-        # A thread that has several paths to itself keeps each in its own cache.
-        at_once = min(batch, paths)
-        whole = not causal and groups <= _GROUPS and at_once >= _PATHS_OF_THREAD * slots
-        tasks = 1 if whole else groups
-        if not causal and (2 * n + heads * kinds * d) * d * x.itemsize > _NEAR:
-            # As few as _GROUPS allows, and every loop has the same number of them.
-            share = max(1, slots // max(1, at_once))
-            tasks = min(tasks, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
-        for first in range(0, paths, batch):
-            count = min(batch, paths - first)
-            of_matrices = 0
-            if kinds > 0 and not (shared and first > 0):
-                of_matrices = heads * (1 if shared else count)
-            for job in prange(of_matrices + (0 if whole else count)):
-                call(tasks_at[0], (
-                    np.intp(job), of_matrices, first, tied, imaged, x, score, value, drift, noise,
-                    matrices, tokens,
-                ))  # fmt: skip
-            for phase in range(0 if imaged and not whole else 1, 2):
-                for slot in prange(slots):
-                    space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
-                    for task in range(slot, count * tasks, slots):
-                        p = task // tasks
-                        begin = (task - p * tasks) * groups // tasks
-                        end = (task - p * tasks + 1) * groups // tasks
-                        room = np.intp(slot) if whole else np.intp(p)
-                        if whole:
-                            call(tasks_at[0], (
-                                0, 0, first + p, tied, imaged, x, score, value, drift, noise,
-                                matrices, tokens[room : room + 1],
-                            ))  # fmt: skip
-                        call(tasks_at[1], (
-                            0 if whole else phase, phase + 1, x[first + p], tokens[room],
-                            matrices[0 if shared else p], images[room],
-                            of_path(arrays, first + p), flow, sign, causal, tied, diagonal, begin,
-                            end - begin, space, v[first + p], part[first + p],
+    Those of the tokens are X^T for scores, then X for S unless images give it.
+    """
+    _, n, d = x.shape
+    if place >= of_matrices:
+        p = place - of_matrices
+        pack_transposed(x[first + p], tokens[p], 0)
+        if not imaged:
+            pack(x[first + p], tokens[p], panels(n) * TILE_COLUMNS * d)
+        return
+    of_matrix = panels(d) * TILE_COLUMNS * d
+    p = place // score.shape[1]
+    h = place - p * score.shape[1]
+    packed = matrices[p, h]
+    pack(score[first + p, h], packed, 0)
+    at = of_matrix
+    if not tied:
+        pack_transposed(value[first + p, h], packed, at)
+        at += of_matrix
+    if drift.shape[1] > 0:
+        pack(drift[first + p, h], packed, at)
+        at += of_matrix
+    if noise.shape[1] > 0:
+        pack(noise[first + p, h], packed, at)
+
+
+@kernel(parallel=True)
+def _sums(
+    x, arrays, flow, sign, causal, tied, diagonal, slots, matrices, images, tokens, v, part,
+    tasks_at,
+):  # fmt: skip
+    """See `blocked_sums`; tied: symmetric; diagonal: their form; slots: loops to share;
+    matrices, images, tokens: workspace of a batch of paths, or of one, in which the matrices of
+    diagonal heads and the images of the tokens are empty where they are not wanted."""
+    paths, n, d = x.shape
+    score, value, drift, noise, sigma2 = arrays
+    heads = score.shape[1]
+    shared = len(score) < paths
+    width = lanes(x)
+    blocks = (n + width - 1) // width
+    groups = (blocks + 1) // 2
+    ito = sigma2.shape[1] > 0
+    of_matrix = panels(d) * TILE_COLUMNS * d
+    kinds = matrices.shape[2] // of_matrix
+    imaged = images.shape[2] > 0
+    batch = len(tokens)
+    # A thread that has several paths to itself keeps each in its own cache.
+    at_once = min(batch, paths)
+    whole = not causal and groups <= _GROUPS and at_once >= _PATHS_OF_THREAD * slots
+    tasks = 1 if whole else groups
+    if not causal and (2 * n + heads * kinds * d) * d * x.itemsize > _NEAR:
+        # As few as _GROUPS allows, and every loop has the same number of them.
+        share = max(1, slots // max(1, at_once))
+        tasks = min(tasks, (groups + _GROUPS * share - 1) // (_GROUPS * share) * share)
+    for first in range(0, paths, batch):
+        count = min(batch, paths - first)
+        of_matrices = 0
+        if kinds > 0 and not (shared and first > 0):
+            of_matrices = heads * (1 if shared else count)
+        for job in prange(of_matrices + (0 if whole else count)):
+            call(tasks_at[0], (
+                np.intp(job), of_matrices, first, tied, imaged, x, score, value, drift, noise,
+                matrices, tokens,
+            ))  # fmt: skip
+        for phase in range(0 if imaged and not whole else 1, 2):
+            for slot in prange(slots):
+                space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
+                for task in range(slot, count * tasks, slots):
+                    p = task // tasks
+                    begin = (task - p * tasks) * groups // tasks
+                    end = (task - p * tasks + 1) * groups // tasks
+                    room = np.intp(slot) if whole else np.intp(p)
+                    if whole:
+                        call(tasks_at[0], (
+                            0, 0, first + p, tied, imaged, x, score, value, drift, noise,
+                            matrices, tokens[room : room + 1],
                         ))  # fmt: skip
-        return path_terms(part, heads, n)
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def forms(score, promised):
-        """What the matrices of each path are, (paths,): GENERAL, SYMMETRIC or DIAGONAL."""
-        _ = source  # part of the cache key
-        paths, heads = score.shape[:2]
-        of_head = np.empty((paths, heads), np.int64)
-        for job in prange(paths * heads):
-            p = job // heads
-            of_head[p, job - p * heads] = _form(score[p, job - p * heads], promised)
-        least = np.empty(paths, np.int64)
-        for p in range(paths):
-            least[p] = of_head[p].min()
-        return least
-
-    tasks = _make_packing(source), _make_groups(source)
-    return sums, forms, *(internal(task, cache=cache) for task in tasks)
+                    call(tasks_at[1], (
+                        0 if whole else phase, phase + 1, x[first + p], tokens[room],
+                        matrices[0 if shared else p], images[room],
+                        of_path(arrays, first + p), flow, sign, causal, tied, diagonal, begin,
+                        end - begin, space, v[first + p], part[first + p],
+                    ))  # fmt: skip
+    return path_terms(part, heads, n)
 
 
-_sums, _forms, *_tasks = compiled(_entry_points)
+@kernel(parallel=True)
+def _forms(score, promised):
+    """What the matrices of each path are, (paths,): GENERAL, SYMMETRIC or DIAGONAL."""
+    paths, heads = score.shape[:2]
+    of_head = np.empty((paths, heads), np.int64)
+    for job in prange(paths * heads):
+        p = job // heads
+        of_head[p, job - p * heads] = _form(score[p, job - p * heads], promised)
+    least = np.empty(paths, np.int64)
+    for p in range(paths):
+        least[p] = of_head[p].min()
+    return least
 
 
 @lru_cache(maxsize=2)
@@ -648,8 +628,8 @@ def _addresses(dtype: np.dtype) -> tuple[int, ...]:
     heads = type_of_heads(dtype, paths=False)
     given = size, size, matrix, flat, matrix, matrix, heads, size, types.float64, yes, yes, yes
     return (
-        address(_tasks[0], packing),
-        address(_tasks[1], (*given, size, size, space, matrix, terms)),
+        address(_pack_factors, packing),
+        address(_some_groups, (*given, size, size, space, matrix, terms)),
     )
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
-from wflow._core.simd import exp2, fma, lanes, load, splat, store
+from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.vectors import exp2, fma, lanes, load, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.blocked.products import TILE_COLUMNS, pack, pack_transposed, panels, product
 from wflow.kernels.blocked.sums import BLOCK, BLOCKED_FROM, gather, group_mask, rounded
@@ -203,50 +203,41 @@ def _task(
                             S_out[h, i, k] = S[at + k * step + lane] / divisor
 
 
-def _entry_points(source, cache):
-    """The compiled function that Python calls."""
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(
-        x, y, weight, weighted, bound, score, causal, divisor, workers, with_vectors, shift, m, S
-    ):  # fmt: skip
-        _ = source  # part of the cache key
-        paths, targets, d = x.shape
-        n = y.shape[1]
-        heads = score.shape[1]
-        blocks = (targets + lanes(x) - 1) // lanes(x)
-        groups = (blocks + 1) // 2
-        # Causal groups end at different sources: one at a time.
-        share = 1 if causal else max(1, min(_GROUPS, groups * paths // workers))
-        tasks = (groups + share - 1) // share
-        of_matrix = panels(d) * TILE_COLUMNS * d
-        by_token = np.empty((1, panels(n) * TILE_COLUMNS * d), x.dtype)
-        by_coordinate = np.empty((1, panels(d) * TILE_COLUMNS * n), x.dtype)
-        matrices = np.empty((heads, of_matrix), x.dtype)
-        for p in range(paths):
-            q = p if weight.shape[0] > 1 else 0
-            tokens, _unit = padded(y[p], TILE)
-            for job in prange(heads + 1):
-                if job == heads:
-                    pack_transposed(y[p], by_token[0], 0)
-                    pack(y[p], by_coordinate[0], 0)
-                else:
-                    pack(score[p, job], matrices[job], 0)
-            for worker in prange(workers):
-                space = _workspace(share, d, x)
-                for task in range(worker, tasks, workers):
-                    begin = task * groups // tasks
-                    end = (task + 1) * groups // tasks
-                    _task(
-                        x[p], tokens, n, by_token[0], by_coordinate[0], matrices, score[p],
-                        weight[q], weighted, bound[p], causal, divisor, begin, end - begin,
-                        with_vectors, space, shift[p], m[p], S[p],
-                    )  # fmt: skip
-
-    return sums
-
-
-_sums = compiled(_entry_points)
+@kernel(parallel=True)
+def _sums(
+    x, y, weight, weighted, bound, score, causal, divisor, workers, with_vectors, shift, m, S
+):  # fmt: skip
+    paths, targets, d = x.shape
+    n = y.shape[1]
+    heads = score.shape[1]
+    blocks = (targets + lanes(x) - 1) // lanes(x)
+    groups = (blocks + 1) // 2
+    # Causal groups end at different sources: one at a time.
+    share = 1 if causal else max(1, min(_GROUPS, groups * paths // workers))
+    tasks = (groups + share - 1) // share
+    of_matrix = panels(d) * TILE_COLUMNS * d
+    by_token = np.empty((1, panels(n) * TILE_COLUMNS * d), x.dtype)
+    by_coordinate = np.empty((1, panels(d) * TILE_COLUMNS * n), x.dtype)
+    matrices = np.empty((heads, of_matrix), x.dtype)
+    for p in range(paths):
+        q = p if weight.shape[0] > 1 else 0
+        tokens, _unit = padded(y[p], TILE)
+        for job in prange(heads + 1):
+            if job == heads:
+                pack_transposed(y[p], by_token[0], 0)
+                pack(y[p], by_coordinate[0], 0)
+            else:
+                pack(score[p, job], matrices[job], 0)
+        for worker in prange(workers):
+            space = _workspace(share, d, x)
+            for task in range(worker, tasks, workers):
+                begin = task * groups // tasks
+                end = (task + 1) * groups // tasks
+                _task(
+                    x[p], tokens, n, by_token[0], by_coordinate[0], matrices, score[p],
+                    weight[q], weighted, bound[p], causal, divisor, begin, end - begin,
+                    with_vectors, space, shift[p], m[p], S[p],
+                )  # fmt: skip
 
 
 def blocked_head_sums(

@@ -12,11 +12,12 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, internal
-from wflow._core.simd import (
+from wflow._core.compiler.functions import internal, kernel, loop_body
+from wflow._core.compiler.tasks import address, arrays, call
+from wflow._core.compiler.vectors import (
     align_stack,
     fma,
     lanes,
@@ -27,7 +28,6 @@ from wflow._core.simd import (
     splat,
     store,
 )
-from wflow._core.tasks import address, arrays, call
 from wflow.kernels.blocked.products import (
     TILE_COLUMNS,
     tile_product,
@@ -467,133 +467,128 @@ def _fold_terms(sums, terms):
                 terms[term] = max(terms[term], math.sqrt(value))
 
 
-def _make_tokens_task(source: str):
-    """The task that has nearly all of the work."""
+@loop_body
+def _tokens_task(
+    x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
+    by_order, first, last, v, terms, lowest, redone,
+):  # fmt: skip
+    """Velocities and terms of the tokens first <= i < last, from panels of coefficients.
 
-    def tokens_task(
-        x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
-        by_order, first, last, v, terms, lowest, redone,
-    ):  # fmt: skip
-        """Velocities and terms of the tokens first <= i < last, from panels of coefficients.
-
-        order : heads in the order of the panels; alone : heads that are summed exactly
-        sizes : harmonics of each panel; limit : sum below which a head's value is summed exactly
-        by_order : empty, or from `gradient_table` the series of the single head, evaluated instead
-            of its panel
-        lowest (heads,) : smallest sum of each head that was taken from the series
-        """
-        _ = source  # part of the cache key
-        score, value, drift, noise, sigma2 = arrays
-        no_ito = Heads(score, value, drift, noise, sigma2[:0])
-        rows, d = x.shape
-        width = lanes(x)
-        ito = sigma2.shape[0] > 0 and alone.shape[0] > 0
-        per_state = 2 * d + EXTRA
-        number = count(degree, d)
-        per_panel = TILE_COLUMNS // (d + 1)
-        # The harmonics of a pair of blocks, which one panel reads once, stay in the nearest cache.
-        together = PAIR if sizes.shape[0] <= 1 else GROUP
-        own = vectors(together * d, x)
-        basis = vectors(together * number, x)
-        tile = vectors(PAIR * TILE_COLUMNS, x)
-        state = vectors(together * per_state, x)
-        z = vectors(d, x)
-        z_low = vectors(d, x)
-        again = vectors(d + 2, x)
-        pair = vectors(rows if ito else 0, x)
-        mask = vectors(width, x)
-        shift = vectors(1, x)
-        square = vectors(1, x)
-        factors = vectors(2, x)
-        left = np.empty(per_panel, np.int64)
-        summed = np.empty(together, np.int64)  # heads in the running sums of a block
-        line = vectors(d, x)
-        sums = vectors(N_TERMS, x)
-        sums[:] = 0.0
-        heads = float(score.shape[0])
-        lowest[:] = np.inf
-        for group in range(first, last, together * width):
-            blocks = min(together, (last - group + width - 1) // width)
-            clear(state, d, blocks)
-            summed[:] = 0
-            stored = order.shape[0] > 0 and by_order.shape[0] == 0
-            load_group(x, n, group, blocks, stored, degree, table, own, basis)
-            for panel in range(sizes.shape[0]):
-                begin_head = panel * per_panel
-                end_head = min(begin_head + per_panel, order.shape[0])
-                for start in range(0, blocks, PAIR):
-                    if by_order.shape[0] > 0:
-                        _gradients(own, start * d * width, by_order, degree, tile)
-                    else:
-                        panel_product(
-                            basis, start * number * width, panels[panel], sizes[panel],
-                            (end_head - begin_head) * (d + 1), tile,
+    order : heads in the order of the panels; alone : heads that are summed exactly
+    sizes : harmonics of each panel; limit : sum below which a head's value is summed exactly
+    by_order : empty, or from `gradient_table` the series of the single head, evaluated instead
+        of its panel
+    lowest (heads,) : smallest sum of each head that was taken from the series
+    """
+    score, value, drift, noise, sigma2 = arrays
+    no_ito = Heads(score, value, drift, noise, sigma2[:0])
+    rows, d = x.shape
+    width = lanes(x)
+    ito = sigma2.shape[0] > 0 and alone.shape[0] > 0
+    per_state = 2 * d + EXTRA
+    number = count(degree, d)
+    per_panel = TILE_COLUMNS // (d + 1)
+    # The harmonics of a pair of blocks, which one panel reads once, stay in the nearest cache.
+    together = PAIR if sizes.shape[0] <= 1 else GROUP
+    own = vectors(together * d, x)
+    basis = vectors(together * number, x)
+    tile = vectors(PAIR * TILE_COLUMNS, x)
+    state = vectors(together * per_state, x)
+    z = vectors(d, x)
+    z_low = vectors(d, x)
+    again = vectors(d + 2, x)
+    pair = vectors(rows if ito else 0, x)
+    mask = vectors(width, x)
+    shift = vectors(1, x)
+    square = vectors(1, x)
+    factors = vectors(2, x)
+    left = np.empty(per_panel, np.int64)
+    summed = np.empty(together, np.int64)  # heads in the running sums of a block
+    line = vectors(d, x)
+    sums = vectors(N_TERMS, x)
+    sums[:] = 0.0
+    heads = float(score.shape[0])
+    lowest[:] = np.inf
+    for group in range(first, last, together * width):
+        blocks = min(together, (last - group + width - 1) // width)
+        clear(state, d, blocks)
+        summed[:] = 0
+        stored = order.shape[0] > 0 and by_order.shape[0] == 0
+        load_group(x, n, group, blocks, stored, degree, table, own, basis)
+        for panel in range(sizes.shape[0]):
+            begin_head = panel * per_panel
+            end_head = min(begin_head + per_panel, order.shape[0])
+            for start in range(0, blocks, PAIR):
+                if by_order.shape[0] > 0:
+                    _gradients(own, start * d * width, by_order, degree, tile)
+                else:
+                    panel_product(
+                        basis, start * number * width, panels[panel], sizes[panel],
+                        (end_head - begin_head) * (d + 1), tile,
+                    )  # fmt: skip
+                for block in range(start, min(start + PAIR, blocks)):
+                    begin = group + block * width
+                    real = min(width, n - begin)
+                    place = (block - start) * TILE_COLUMNS * width
+                    mine = block * d * width
+                    at = block * per_state * width
+                    scales = at + 2 * d * width
+                    if real == width and state[scales + SCALED * width] == 0.0:
+                        missed = _absorb_panel(
+                            d, order, begin_head, end_head, tile, place, own, mine, arrays,
+                            limit, state, at, lowest, left,
                         )  # fmt: skip
-                    for block in range(start, min(start + PAIR, blocks)):
-                        begin = group + block * width
-                        real = min(width, n - begin)
-                        place = (block - start) * TILE_COLUMNS * width
-                        mine = block * d * width
-                        at = block * per_state * width
-                        scales = at + 2 * d * width
-                        if real == width and state[scales + SCALED * width] == 0.0:
-                            missed = _absorb_panel(
-                                d, order, begin_head, end_head, tile, place, own, mine, arrays,
-                                limit, state, at, lowest, left,
-                            )  # fmt: skip
-                            if summed[block] == 0 and missed < end_head - begin_head:
-                                state[scales + E_GRADIENT * width :][:width] = 0.0
-                                state[scales + E_INVERSE * width :][:width] = 0.0
-                            summed[block] += end_head - begin_head - missed
+                        if summed[block] == 0 and missed < end_head - begin_head:
+                            state[scales + E_GRADIENT * width :][:width] = 0.0
+                            state[scales + E_INVERSE * width :][:width] = 0.0
+                        summed[block] += end_head - begin_head - missed
+                    else:
+                        missed = end_head - begin_head
+                        for s in range(missed):
+                            left[s] = s
+                    for which in range(missed):
+                        h = order[begin_head + left[which]]
+                        to = place + left[which] * (d + 1) * width
+                        low, good = lowest_sum(tile, to, real, limit[h])
+                        shifted = False
+                        if good:
+                            lowest[h] = min(lowest[h], low)
+                            head_scores(score, h, own, mine, z, 0, d, square)
+                            shift[:] = 0.0
                         else:
-                            missed = end_head - begin_head
-                            for s in range(missed):
-                                left[s] = s
-                        for which in range(missed):
-                            h = order[begin_head + left[which]]
-                            to = place + left[which] * (d + 1) * width
-                            low, good = lowest_sum(tile, to, real, limit[h])
-                            shifted = False
-                            if good:
-                                lowest[h] = min(lowest[h], low)
-                                head_scores(score, h, own, mine, z, 0, d, square)
-                                shift[:] = 0.0
-                            else:
-                                redone[0] += real
-                                shifted = _exactly(
-                                    x, n, weight, score, h, own, mine, z, z_low, pair, False, mask,
-                                    begin, again, shift, square,
-                                )  # fmt: skip
-                                tile[to : to + (d + 1) * width] = again[: (d + 1) * width]
-                            _add(
-                                h, summed[block] == 0, shifted, d, own, mine, tile, to, shift,
-                                square, no_ito, state, at, factors,
+                            redone[0] += real
+                            shifted = _exactly(
+                                x, n, weight, score, h, own, mine, z, z_low, pair, False, mask,
+                                begin, again, shift, square,
                             )  # fmt: skip
-                            summed[block] += 1
-            for block in range(blocks):
-                begin = group + block * width
-                mine = block * d * width
-                if ito:
-                    pair_table(x, n, own[mine:], 0, 0, rows, pair, 0)
-                for s in range(alone.shape[0]):
-                    h = alone[s]
-                    redone[0] += min(width, n - begin)
-                    shifted = _exactly(
-                        x, n, weight, score, h, own, mine, z, z_low, pair, ito, mask, begin, again,
-                        shift, square,
-                    )  # fmt: skip
-                    _add(
-                        h, summed[block] == 0, shifted, d, own, mine, again, 0, shift, square,
-                        arrays if ito else no_ito, state, block * per_state * width, factors,
-                    )  # fmt: skip
-                    summed[block] += 1
-                _finish(
-                    x, n, begin, heads, flow, sign, own, mine, state, block * per_state * width,
-                    sums, line, v, terms,
+                            tile[to : to + (d + 1) * width] = again[: (d + 1) * width]
+                        _add(
+                            h, summed[block] == 0, shifted, d, own, mine, tile, to, shift,
+                            square, no_ito, state, at, factors,
+                        )  # fmt: skip
+                        summed[block] += 1
+        for block in range(blocks):
+            begin = group + block * width
+            mine = block * d * width
+            if ito:
+                pair_table(x, n, own[mine:], 0, 0, rows, pair, 0)
+            for s in range(alone.shape[0]):
+                h = alone[s]
+                redone[0] += min(width, n - begin)
+                shifted = _exactly(
+                    x, n, weight, score, h, own, mine, z, z_low, pair, ito, mask, begin, again,
+                    shift, square,
                 )  # fmt: skip
-        _fold_terms(sums, terms)
-
-    return tokens_task
+                _add(
+                    h, summed[block] == 0, shifted, d, own, mine, again, 0, shift, square,
+                    arrays if ito else no_ito, state, block * per_state * width, factors,
+                )  # fmt: skip
+                summed[block] += 1
+            _finish(
+                x, n, begin, heads, flow, sign, own, mine, state, block * per_state * width,
+                sums, line, v, terms,
+            )  # fmt: skip
+    _fold_terms(sums, terms)
 
 
 @internal(forceinline=True)
@@ -619,119 +614,109 @@ def _largest_squares(d, flat, heads, own, most):
     store(most, 0, maximum(top0, top1))
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls, and the task."""
+@kernel(parallel=True)
+def _evaluate_tokens(
+    x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
+    by_order, task_at,
+):  # fmt: skip
+    """Velocities (n, d), sums of the terms, smallest series value per head, tokens redone.
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def evaluate_tokens(
-        x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
-        by_order, task_at,
-    ):  # fmt: skip
-        """Velocities (n, d), sums of the terms, smallest series value per head, tokens redone.
-
-        x : (rows, d) padded tokens, weight (rows,); the rest as in `_make_tokens_task`.
-        """
-        _ = source  # part of the cache key
-        d = x.shape[1]
-        heads = arrays.score.shape[0]
-        unit = GROUP * lanes(x)
-        units = (n + unit - 1) // unit
-        tasks = task_count(units, 1)
-        v = np.empty((n, d))
-        parts = np.zeros((tasks, N_TERMS))
-        lows = np.empty((tasks, heads))
-        again = np.zeros((tasks, 1), np.int64)
-        for task in prange(tasks):
-            call(task_at, (
-                x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
-                by_order, np.intp(task * units // tasks * unit),
-                min(np.intp((task + 1) * units // tasks * unit), n), v, parts[task], lows[task],
-                again[task],
-            ))  # fmt: skip
-        terms = np.zeros(N_TERMS)
-        lowest = np.full(heads, np.inf)
-        redone = 0
-        for task in range(tasks):
-            add_share(terms, parts[task])
-            for h in range(heads):
-                lowest[h] = min(lowest[h], lows[task, h])
-            redone += again[task, 0]
-        return v, terms, lowest, redone
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def largest_score(x, score):
-        """Largest |D_h^T x_i| of tokens (n, d) and heads (heads, d, d)."""
-        _ = source  # part of the cache key
-        n, d = x.shape
-        width = lanes(x)
-        flat = score.reshape(-1)
-        heads = score.shape[0]
-        blocks = (n + PAIR * width - 1) // (PAIR * width)
-        tasks = task_count(blocks, 32)
-        largest = np.zeros(tasks)
-        for task in prange(tasks):
-            align_stack()
-            own = vectors(PAIR * d, x)
-            most = vectors(1, x)
-            most[:] = 0.0
-            for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
-                for vector in range(PAIR):
-                    by_lane(x, n, (PAIR * block + vector) * width, own, vector * d * width)
-                if d == 3:
-                    _largest_squares(3, flat, heads, own, most)
-                else:
-                    _largest_squares(2, flat, heads, own, most)
-            largest[task] = math.sqrt(most.max())
-        return largest.max()
-
-    @njit(cache=cache, error_model="numpy")
-    def gradient_table(coefficient, degree, table):
-        """Five numbers for every m and l >= m, m outermost, that `_gradients` reads in their order.
-
-        Those of p_lm in A_m, B_m, A'_m, B'_m, and -b_(l+1)m^2. p_lm is the Gegenbauer polynomial
-        C_n, n = l - m, of parameter t = m + 1/2, over its leading coefficient kappa_n, and
-        [DLMF 18.9.19, 18.18.16] C_n' = 2 sum_j (n - 1 - 2j + t) C_(n-1-2j).
-
-        coefficient (K,) : of the harmonics on the sphere
-        """
-        _ = source  # part of the cache key
-        steps = int(table[0])
-        out = np.empty((degree + 1) * (degree + 2) // 2 * 5)
-        place = 0
-        for m in range(degree + 1):
-            scale = table[1 + m]
-            leading = 1.0
-            t = m + 0.5
-            number = degree - m + 1
-            kappa = np.empty(number)
-            for n in range(number):
-                l = m + n  # noqa: E741
-                if n > 0:
-                    scale *= table[steps + l * (l + 1) + 2 * m]
-                    leading *= 2.0 * (n - 1 + t) / n
-                kappa[n] = leading
-                at = place + 5 * n
-                out[at] = scale * coefficient[l * l + l + m]
-                out[at + 1] = scale * coefficient[l * l + l - m] if m > 0 else 0.0
-                after = steps + (l + 1) * (l + 2) + 2 * m
-                ratio = table[after + 1] / table[after] if l < degree else 0.0
-                out[at + 4] = -ratio * ratio
-            for column in range(2):
-                # Sums over n' > n of the other parity, of coefficients of C_n'.
-                one = 0.0
-                other = 0.0
-                for n in range(number - 1, -1, -1):
-                    at = place + 5 * n + column
-                    out[at + 2] = 2.0 * (n + t) * kappa[n] * one
-                    one, other = other + out[at] / kappa[n], one
-            place += 5 * number
-        return out
-
-    task = internal(_make_tokens_task(source), cache=cache)
-    return evaluate_tokens, largest_score, gradient_table, task
+    x : (rows, d) padded tokens, weight (rows,); the rest as in `_tokens_task`.
+    """
+    d = x.shape[1]
+    heads = arrays.score.shape[0]
+    unit = GROUP * lanes(x)
+    units = (n + unit - 1) // unit
+    tasks = task_count(units, 1)
+    v = np.empty((n, d))
+    parts = np.zeros((tasks, N_TERMS))
+    lows = np.empty((tasks, heads))
+    again = np.zeros((tasks, 1), np.int64)
+    for task in prange(tasks):
+        call(task_at, (
+            x, n, weight, arrays, flow, sign, order, alone, panels, sizes, limit, degree, table,
+            by_order, np.intp(task * units // tasks * unit),
+            min(np.intp((task + 1) * units // tasks * unit), n), v, parts[task], lows[task],
+            again[task],
+        ))  # fmt: skip
+    terms = np.zeros(N_TERMS)
+    lowest = np.full(heads, np.inf)
+    redone = 0
+    for task in range(tasks):
+        add_share(terms, parts[task])
+        for h in range(heads):
+            lowest[h] = min(lowest[h], lows[task, h])
+        redone += again[task, 0]
+    return v, terms, lowest, redone
 
 
-_evaluate_tokens, largest_score, gradient_table, _tokens_task = compiled(_entry_points)
+@kernel(parallel=True)
+def largest_score(x, score):
+    """Largest |D_h^T x_i| of tokens (n, d) and heads (heads, d, d)."""
+    n, d = x.shape
+    width = lanes(x)
+    flat = score.reshape(-1)
+    heads = score.shape[0]
+    blocks = (n + PAIR * width - 1) // (PAIR * width)
+    tasks = task_count(blocks, 32)
+    largest = np.zeros(tasks)
+    for task in prange(tasks):
+        align_stack()
+        own = vectors(PAIR * d, x)
+        most = vectors(1, x)
+        most[:] = 0.0
+        for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+            for vector in range(PAIR):
+                by_lane(x, n, (PAIR * block + vector) * width, own, vector * d * width)
+            if d == 3:
+                _largest_squares(3, flat, heads, own, most)
+            else:
+                _largest_squares(2, flat, heads, own, most)
+        largest[task] = math.sqrt(most.max())
+    return largest.max()
+
+
+@kernel
+def gradient_table(coefficient, degree, table):
+    """Five numbers for every m and l >= m, m outermost, that `_gradients` reads in their order.
+
+    Those of p_lm in A_m, B_m, A'_m, B'_m, and -b_(l+1)m^2. p_lm is the Gegenbauer polynomial
+    C_n, n = l - m, of parameter t = m + 1/2, over its leading coefficient kappa_n, and
+    [DLMF 18.9.19, 18.18.16] C_n' = 2 sum_j (n - 1 - 2j + t) C_(n-1-2j).
+
+    coefficient (K,) : of the harmonics on the sphere
+    """
+    steps = int(table[0])
+    out = np.empty((degree + 1) * (degree + 2) // 2 * 5)
+    place = 0
+    for m in range(degree + 1):
+        scale = table[1 + m]
+        leading = 1.0
+        t = m + 0.5
+        number = degree - m + 1
+        kappa = np.empty(number)
+        for n in range(number):
+            l = m + n  # noqa: E741
+            if n > 0:
+                scale *= table[steps + l * (l + 1) + 2 * m]
+                leading *= 2.0 * (n - 1 + t) / n
+            kappa[n] = leading
+            at = place + 5 * n
+            out[at] = scale * coefficient[l * l + l + m]
+            out[at + 1] = scale * coefficient[l * l + l - m] if m > 0 else 0.0
+            after = steps + (l + 1) * (l + 2) + 2 * m
+            ratio = table[after + 1] / table[after] if l < degree else 0.0
+            out[at + 4] = -ratio * ratio
+        for column in range(2):
+            # Sums over n' > n of the other parity, of coefficients of C_n'.
+            one = 0.0
+            other = 0.0
+            for n in range(number - 1, -1, -1):
+                at = place + 5 * n + column
+                out[at + 2] = 2.0 * (n + t) * kappa[n] * one
+                one, other = other + out[at] / kappa[n], one
+        place += 5 * number
+    return out
 
 
 @cache

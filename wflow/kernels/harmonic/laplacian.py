@@ -12,12 +12,12 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, internal
-from wflow._core.simd import lanes
-from wflow._core.tasks import address, arrays, call
+from wflow._core.compiler.functions import internal, kernel, loop_body
+from wflow._core.compiler.tasks import address, arrays, call
+from wflow._core.compiler.vectors import lanes
 from wflow.kernels.blocked.products import TILE_COLUMNS, tile_product
 from wflow.kernels.harmonic.fast import (
     GROUP,
@@ -78,118 +78,104 @@ def _exactly(x, weight, score, h, own, at, z, square, shift, acc):
     pair_sweep(x, weight, z, shift, acc)
 
 
-def _make_task(source: str):
-    """The task that has all of the work."""
-
-    def tokens_task(
-        x, n, weight, score, order, alone, panels, sizes, limit, degree, table, first, last, gbar,
-        lowest, share,
-    ):  # fmt: skip
-        """Mean gradients of the tokens first <= i < last; share (1,): of the Laplacian."""
-        _ = source  # part of the cache key
-        d = x.shape[1]
-        width = lanes(x)
-        heads = score.shape[0]
-        number = count(degree, d)
-        per_panel = TILE_COLUMNS // (d + 1)
-        own = vectors(GROUP * d, x)
-        basis = vectors(GROUP * number, x)
-        tile = vectors(PAIR * TILE_COLUMNS, x)
-        z = vectors(d, x)
-        acc = vectors(d + 2, x)
-        square = vectors(1, x)
-        shift = vectors(1, x)
-        gradient = np.empty((GROUP, width, d))
-        lowest[:] = np.inf
-        total = 0.0
-        for group in range(first, last, GROUP * width):
-            blocks = min(GROUP, (last - group + width - 1) // width)
-            gradient[:] = 0.0
-            load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
-            for panel in range(sizes.shape[0]):
-                for start in range(0, blocks, PAIR):
-                    tile_product(
-                        basis, start * number * width, PAIR * width, panels[panel], 0, TILE_COLUMNS,
-                        sizes[panel], tile, 0, width, TILE_COLUMNS * width, False,
-                    )  # fmt: skip
-                    for block in range(start, min(start + PAIR, blocks)):
-                        begin = group + block * width
-                        mine = block * d * width
-                        place = (block - start) * TILE_COLUMNS * width
-                        end = min((panel + 1) * per_panel, order.shape[0])
-                        for s in range(panel * per_panel, end):
-                            h = order[s]
-                            at = place + (s - panel * per_panel) * (d + 1) * width
-                            low, good = lowest_sum(tile, at, min(width, n - begin), limit[h])
-                            head_scores(score, h, own, mine, z, 0, d, square)
-                            shift[:] = 0.0
-                            if good:
-                                lowest[h] = min(lowest[h], low)
-                            else:
-                                _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
-                                tile[at : at + (d + 1) * width] = acc[: (d + 1) * width]
-                            total += _share(
-                                score, h, n, begin, own, mine, z, square, tile, at, shift, False,
-                                gradient[block],
-                            )  # fmt: skip
-            for block in range(blocks):
-                begin = group + block * width
-                mine = block * d * width
-                for s in range(alone.shape[0]):
-                    h = alone[s]
-                    head_scores(score, h, own, mine, z, 0, d, square)
-                    _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
-                    total += _share(
-                        score, h, n, begin, own, mine, z, square, acc, 0, shift, True,
-                        gradient[block],
-                    )  # fmt: skip
-                for lane in range(min(width, n - begin)):
-                    radial = 0.0
-                    for k in range(d):
-                        radial += gradient[block, lane, k] * x[begin + lane, k]
-                    for k in range(d):
-                        tangent = gradient[block, lane, k] - radial * x[begin + lane, k]
-                        gbar[begin + lane, k] = tangent / (heads * n)
-        share[0] = total
-
-    return tokens_task
+@loop_body
+def _tokens_task(
+    x, n, weight, score, order, alone, panels, sizes, limit, degree, table, first, last, gbar,
+    lowest, share,
+):  # fmt: skip
+    """Mean gradients of the tokens first <= i < last; share (1,): of the Laplacian."""
+    d = x.shape[1]
+    width = lanes(x)
+    heads = score.shape[0]
+    number = count(degree, d)
+    per_panel = TILE_COLUMNS // (d + 1)
+    own = vectors(GROUP * d, x)
+    basis = vectors(GROUP * number, x)
+    tile = vectors(PAIR * TILE_COLUMNS, x)
+    z = vectors(d, x)
+    acc = vectors(d + 2, x)
+    square = vectors(1, x)
+    shift = vectors(1, x)
+    gradient = np.empty((GROUP, width, d))
+    lowest[:] = np.inf
+    total = 0.0
+    for group in range(first, last, GROUP * width):
+        blocks = min(GROUP, (last - group + width - 1) // width)
+        gradient[:] = 0.0
+        load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
+        for panel in range(sizes.shape[0]):
+            for start in range(0, blocks, PAIR):
+                tile_product(
+                    basis, start * number * width, PAIR * width, panels[panel], 0, TILE_COLUMNS,
+                    sizes[panel], tile, 0, width, TILE_COLUMNS * width, False,
+                )  # fmt: skip
+                for block in range(start, min(start + PAIR, blocks)):
+                    begin = group + block * width
+                    mine = block * d * width
+                    place = (block - start) * TILE_COLUMNS * width
+                    end = min((panel + 1) * per_panel, order.shape[0])
+                    for s in range(panel * per_panel, end):
+                        h = order[s]
+                        at = place + (s - panel * per_panel) * (d + 1) * width
+                        low, good = lowest_sum(tile, at, min(width, n - begin), limit[h])
+                        head_scores(score, h, own, mine, z, 0, d, square)
+                        shift[:] = 0.0
+                        if good:
+                            lowest[h] = min(lowest[h], low)
+                        else:
+                            _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
+                            tile[at : at + (d + 1) * width] = acc[: (d + 1) * width]
+                        total += _share(
+                            score, h, n, begin, own, mine, z, square, tile, at, shift, False,
+                            gradient[block],
+                        )  # fmt: skip
+        for block in range(blocks):
+            begin = group + block * width
+            mine = block * d * width
+            for s in range(alone.shape[0]):
+                h = alone[s]
+                head_scores(score, h, own, mine, z, 0, d, square)
+                _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
+                total += _share(
+                    score, h, n, begin, own, mine, z, square, acc, 0, shift, True,
+                    gradient[block],
+                )  # fmt: skip
+            for lane in range(min(width, n - begin)):
+                radial = 0.0
+                for k in range(d):
+                    radial += gradient[block, lane, k] * x[begin + lane, k]
+                for k in range(d):
+                    tangent = gradient[block, lane, k] - radial * x[begin + lane, k]
+                    gbar[begin + lane, k] = tangent / (heads * n)
+    share[0] = total
 
 
-def _entry_points(source, cache):
-    """The compiled function that Python calls, and the task."""
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def laplacian_tokens(
-        x, n, weight, score, order, alone, panels, sizes, limit, degree, table, task_at
-    ):  # fmt: skip
-        """gbar (n, d), the sum over tokens but for the series' Q, lowest series values (heads,)."""
-        _ = source  # part of the cache key
-        unit = GROUP * lanes(x)
-        units = (n + unit - 1) // unit
-        tasks = task_count(units, 1)
-        heads = score.shape[0]
-        gbar = np.empty((n, x.shape[1]))
-        parts = np.empty(tasks)
-        lows = np.empty((tasks, heads))
-        for task in prange(tasks):
-            call(task_at, (
-                x, n, weight, score, order, alone, panels, sizes, limit, degree, table,
-                np.intp(task * units // tasks * unit),
-                min(np.intp((task + 1) * units // tasks * unit), n), gbar, lows[task],
-                parts[task : task + 1],
-            ))  # fmt: skip
-        total = 0.0
-        lowest = np.full(heads, np.inf)
-        for task in range(tasks):
-            total += parts[task]
-            for h in range(heads):
-                lowest[h] = min(lowest[h], lows[task, h])
-        return gbar, total, lowest
-
-    return laplacian_tokens, internal(_make_task(source), cache=cache)
-
-
-_laplacian_tokens, _task = compiled(_entry_points)
+@kernel(parallel=True)
+def _laplacian_tokens(
+    x, n, weight, score, order, alone, panels, sizes, limit, degree, table, task_at
+):  # fmt: skip
+    """gbar (n, d), the sum over tokens but for the series' Q, lowest series values (heads,)."""
+    unit = GROUP * lanes(x)
+    units = (n + unit - 1) // unit
+    tasks = task_count(units, 1)
+    heads = score.shape[0]
+    gbar = np.empty((n, x.shape[1]))
+    parts = np.empty(tasks)
+    lows = np.empty((tasks, heads))
+    for task in prange(tasks):
+        call(task_at, (
+            x, n, weight, score, order, alone, panels, sizes, limit, degree, table,
+            np.intp(task * units // tasks * unit),
+            min(np.intp((task + 1) * units // tasks * unit), n), gbar, lows[task],
+            parts[task : task + 1],
+        ))  # fmt: skip
+    total = 0.0
+    lowest = np.full(heads, np.inf)
+    for task in range(tasks):
+        total += parts[task]
+        for h in range(heads):
+            lowest[h] = min(lowest[h], lows[task, h])
+    return gbar, total, lowest
 
 
 @cache
@@ -197,7 +183,7 @@ def _task_address() -> int:
     flat, matrix, cube, _ = arrays(np.float64)
     size, ints = types.intp, arrays(np.int64)[0]
     given = matrix, size, flat, cube, ints, ints, matrix, ints, flat, size, flat, size, size
-    return address(_task, (*given, matrix, flat, flat))
+    return address(_tokens_task, (*given, matrix, flat, flat))
 
 
 def fast_laplacian(

@@ -14,10 +14,10 @@ from numba import njit, prange, types
 from numpy.typing import NDArray
 
 from wflow._core.checks import number
-from wflow._core.compiled import compiled, internal
+from wflow._core.compiler.functions import internal, kernel, loop_body
+from wflow._core.compiler.tasks import address, arrays, call
+from wflow._core.compiler.vectors import align_stack, fma, lanes, load, minimum, splat, store
 from wflow._core.errors import InputError
-from wflow._core.simd import align_stack, fma, lanes, load, minimum, splat, store
-from wflow._core.tasks import address, arrays, call
 from wflow.kernels.harmonic import series
 from wflow.kernels.pairs.sweep import DIRECT_BOUND_DOUBLE, by_lane, vectors
 from wflow.sphere.harmonics import (
@@ -156,62 +156,55 @@ def column_count(d, products):
     return 1 + d + (d * (d + 1) // 2 if products > 1 else 0)
 
 
-def _make_project(source: str):
-    """The task of `coefficients`."""
+@loop_body
+def _project(points, mass, matrix, bare, degree, top, table, products, out, strength):
+    """Sum over sources of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out (K columns,).
 
-    def project(points, mass, matrix, bare, degree, top, table, products, out, strength):
-        """Sum over sources of weight_c kappa i_l(|D y|) Y_k(D y / |D y|), into out (K columns,).
-
-        mass (3, q) : as for `_place`
-        bare : without the radial factor, matrix being the identity: moments of the sources
-        strength (1,) : becomes sum |w| exp|D y|
-        """
-        _ = source  # part of the cache key
-        last, d = points.shape
-        width = lanes(points)
-        columns = column_count(d, products)
-        number = count(degree, d)
-        basis = vectors(_GATHER * number, points)
-        sums = vectors(number * columns, points)
-        radial = vectors((degree + 1) * _GATHER, points)
-        weights = vectors(2 * columns * _GATHER, points)
-        single = d == 3 and columns == 1 and not bare
-        squares, scales = _steps(degree if single else 0, table)
-        own = vectors(d * _GATHER, points)
-        zhat = vectors(d * _GATHER, points)
-        r = vectors(_GATHER, points)
-        growth = vectors(_GATHER, points)
-        sums[:] = 0.0
-        radial[:] = 1.0
-        total = 0.0
-        for start in range(0, last, _GATHER * width):
-            total += _place(
-                points, mass, matrix, last, start, own, zhat, r, growth, weights, products
-            )
-            if not bare:
-                for vector in range(_GATHER):
-                    at = vector * width
-                    radial_factors(r, at, growth, d, degree, top, radial, _GATHER, vector)
-            if single:
-                for l in range(degree + 1):  # noqa: E741
-                    for vector in range(_GATHER):
-                        at = (l * _GATHER + vector) * width
-                        weight = load(weights, ((l & 1) * _GATHER + vector) * width)
-                        store(radial, at, weight * load(radial, at))
-                _sphere_group(zhat, radial, degree, squares, sums)
-                continue
-            for pair in range(_GATHER // PAIR):
-                at = pair * PAIR * d * width
-                chosen = own[at:] if bare else zhat[at:]
-                harmonics(chosen, d, degree, table, basis, pair * number * PAIR * width)
-            _gather(basis, radial, weights, columns, degree, d, sums)
-        _fold_lanes(sums, number * columns, out)
+    mass (3, q) : as for `_place`
+    bare : without the radial factor, matrix being the identity: moments of the sources
+    strength (1,) : becomes sum |w| exp|D y|
+    """
+    last, d = points.shape
+    width = lanes(points)
+    columns = column_count(d, products)
+    number = count(degree, d)
+    basis = vectors(_GATHER * number, points)
+    sums = vectors(number * columns, points)
+    radial = vectors((degree + 1) * _GATHER, points)
+    weights = vectors(2 * columns * _GATHER, points)
+    single = d == 3 and columns == 1 and not bare
+    squares, scales = _steps(degree if single else 0, table)
+    own = vectors(d * _GATHER, points)
+    zhat = vectors(d * _GATHER, points)
+    r = vectors(_GATHER, points)
+    growth = vectors(_GATHER, points)
+    sums[:] = 0.0
+    radial[:] = 1.0
+    total = 0.0
+    for start in range(0, last, _GATHER * width):
+        total += _place(points, mass, matrix, last, start, own, zhat, r, growth, weights, products)
+        if not bare:
+            for vector in range(_GATHER):
+                at = vector * width
+                radial_factors(r, at, growth, d, degree, top, radial, _GATHER, vector)
         if single:
-            for k in range(number):
-                out[k] *= scales[k]
-        strength[0] = total
-
-    return project
+            for l in range(degree + 1):  # noqa: E741
+                for vector in range(_GATHER):
+                    at = (l * _GATHER + vector) * width
+                    weight = load(weights, ((l & 1) * _GATHER + vector) * width)
+                    store(radial, at, weight * load(radial, at))
+            _sphere_group(zhat, radial, degree, squares, sums)
+            continue
+        for pair in range(_GATHER // PAIR):
+            at = pair * PAIR * d * width
+            chosen = own[at:] if bare else zhat[at:]
+            harmonics(chosen, d, degree, table, basis, pair * number * PAIR * width)
+        _gather(basis, radial, weights, columns, degree, d, sums)
+    _fold_lanes(sums, number * columns, out)
+    if single:
+        for k in range(number):
+            out[k] *= scales[k]
+    strength[0] = total
 
 
 @internal(forceinline=True)
@@ -487,252 +480,228 @@ def _steps(degree, table):
     return squares, scales
 
 
-def _make_sphere_moments(source: str):
-    """The task of `moments` for d = 3."""
-
-    def sphere_moments(x, mass, first, last, degree, table, out):
-        """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
-        _ = source  # part of the cache key
-        width = lanes(x)
-        steps, scales = _pairs_of_degrees(degree)
-        _, normal = _steps(degree, table)
-        number = 4 * scales.shape[0]
-        sums = vectors(number, x)
-        own = vectors(3 * _GATHER, x)
-        weights = vectors(_GATHER, x)
-        folded = np.empty(number)
-        sums[:] = 0.0
-        for start in range(first, last, _GATHER * width):
-            _weighted_group(x, mass, last, start, own, weights)
-            _moment_group(own, weights, degree, steps, sums)
-        _fold_lanes(sums, number, folded)
-        _moments_of_sums(folded, scales, degree, normal, out)
-
-    return sphere_moments
+@loop_body
+def _sphere_moments(x, mass, first, last, degree, table, out):
+    """sum_j mass_j Y_k(x_j) over points first <= j < last of the sphere, into out (K,)."""
+    width = lanes(x)
+    steps, scales = _pairs_of_degrees(degree)
+    _, normal = _steps(degree, table)
+    number = 4 * scales.shape[0]
+    sums = vectors(number, x)
+    own = vectors(3 * _GATHER, x)
+    weights = vectors(_GATHER, x)
+    folded = np.empty(number)
+    sums[:] = 0.0
+    for start in range(first, last, _GATHER * width):
+        _weighted_group(x, mass, last, start, own, weights)
+        _moment_group(own, weights, degree, steps, sums)
+    _fold_lanes(sums, number, folded)
+    _moments_of_sums(folded, scales, degree, normal, out)
 
 
-def _make_circle_moments(source: str):
-    """The task of `moments` for d = 2."""
+@loop_body
+def _circle_moments(x, mass, first, last, degree, table, out):
+    """sum_j mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
 
-    def circle_moments(x, mass, first, last, degree, table, out):
-        """sum_j mass_j Y_k(x_j) over points first <= j < last of the circle, into out (K,).
-
-        The recursion of `harmonics`, started with mass_j: six operations a point and degree.
-        """
-        _ = source  # part of the cache key
-        width = lanes(x)
-        number = count(degree, 2)
-        sums = vectors(number, x)
-        own = vectors(2 * _GATHER, x)
-        weights = vectors(_GATHER, x)
-        sums[:] = 0.0
-        zero = splat(0.0)
-        for start in range(first, last, _GATHER * width):
-            _weighted_group(x, mass, last, start, own, weights)
-            x0 = load(own, 0)
-            y0 = load(own, width)
-            x1 = load(own, 2 * width)
-            y1 = load(own, 3 * width)
-            x2 = load(own, 4 * width)
-            y2 = load(own, 5 * width)
-            x3 = load(own, 6 * width)
-            y3 = load(own, 7 * width)
-            c0 = load(weights, 0)
-            c1 = load(weights, width)
-            c2 = load(weights, 2 * width)
-            c3 = load(weights, 3 * width)
-            s0 = zero
-            s1 = zero
-            s2 = zero
-            s3 = zero
-            store(sums, 0, load(sums, 0) + ((c0 + c1) + (c2 + c3)))
-            for k in range(1, degree + 1):
-                c0, s0 = multiplied(x0, y0, c0, s0)
-                c1, s1 = multiplied(x1, y1, c1, s1)
-                c2, s2 = multiplied(x2, y2, c2, s2)
-                c3, s3 = multiplied(x3, y3, c3, s3)
-                place = (2 * k - 1) * width
-                store(sums, place, load(sums, place) + ((c0 + c1) + (c2 + c3)))
-                place += width
-                store(sums, place, load(sums, place) + ((s0 + s1) + (s2 + s3)))
-        _fold_lanes(sums, number, out)
-        out[0] *= table[0]
-        for k in range(1, number):
-            out[k] *= table[1]
-
-    return circle_moments
+    The recursion of `harmonics`, started with mass_j: six operations a point and degree.
+    """
+    width = lanes(x)
+    number = count(degree, 2)
+    sums = vectors(number, x)
+    own = vectors(2 * _GATHER, x)
+    weights = vectors(_GATHER, x)
+    sums[:] = 0.0
+    zero = splat(0.0)
+    for start in range(first, last, _GATHER * width):
+        _weighted_group(x, mass, last, start, own, weights)
+        x0 = load(own, 0)
+        y0 = load(own, width)
+        x1 = load(own, 2 * width)
+        y1 = load(own, 3 * width)
+        x2 = load(own, 4 * width)
+        y2 = load(own, 5 * width)
+        x3 = load(own, 6 * width)
+        y3 = load(own, 7 * width)
+        c0 = load(weights, 0)
+        c1 = load(weights, width)
+        c2 = load(weights, 2 * width)
+        c3 = load(weights, 3 * width)
+        s0 = zero
+        s1 = zero
+        s2 = zero
+        s3 = zero
+        store(sums, 0, load(sums, 0) + ((c0 + c1) + (c2 + c3)))
+        for k in range(1, degree + 1):
+            c0, s0 = multiplied(x0, y0, c0, s0)
+            c1, s1 = multiplied(x1, y1, c1, s1)
+            c2, s2 = multiplied(x2, y2, c2, s2)
+            c3, s3 = multiplied(x3, y3, c3, s3)
+            place = (2 * k - 1) * width
+            store(sums, place, load(sums, place) + ((c0 + c1) + (c2 + c3)))
+            place += width
+            store(sums, place, load(sums, place) + ((s0 + s1) + (s2 + s3)))
+    _fold_lanes(sums, number, out)
+    out[0] *= table[0]
+    for k in range(1, number):
+        out[k] *= table[1]
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls, and the tasks."""
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def survey(x):
-        """Mean of the tokens (n, d), and how far |x|^2 is from one at most (NaN if a token is)."""
-        _ = source  # part of the cache key
-        n, d = x.shape
-        tasks = task_count(n, 256)
-        sums = np.zeros((tasks, d))
-        far = np.zeros(tasks)
-        lost = np.zeros(tasks)
-        for task in prange(tasks):
-            off = 0.0
-            bad = 0.0
-            for i in range(task * n // tasks, (task + 1) * n // tasks):
-                square = 0.0
-                for k in range(d):
-                    sums[task, k] += x[i, k]
-                    square += x[i, k] * x[i, k]
-                bad += square * 0.0  # NaN where a token is not finite
-                off = max(off, abs(square - 1.0))
-            far[task] = off
-            lost[task] = bad
-        mean = np.zeros(d)
+@kernel(parallel=True)
+def survey(x):
+    """Mean of the tokens (n, d), and how far |x|^2 is from one at most (NaN if a token is)."""
+    n, d = x.shape
+    tasks = task_count(n, 256)
+    sums = np.zeros((tasks, d))
+    far = np.zeros(tasks)
+    lost = np.zeros(tasks)
+    for task in prange(tasks):
         off = 0.0
-        for task in range(tasks):
+        bad = 0.0
+        for i in range(task * n // tasks, (task + 1) * n // tasks):
+            square = 0.0
             for k in range(d):
-                mean[k] += sums[task, k] / n
-            off = max(off, far[task])
-        return mean, off + lost.sum()
+                sums[task, k] += x[i, k]
+                square += x[i, k] * x[i, k]
+            bad += square * 0.0  # NaN where a token is not finite
+            off = max(off, abs(square - 1.0))
+        far[task] = off
+        lost[task] = bad
+    mean = np.zeros(d)
+    off = 0.0
+    for task in range(tasks):
+        for k in range(d):
+            mean[k] += sums[task, k] / n
+        off = max(off, far[task])
+    return mean, off + lost.sum()
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def lowest_along(x, directions):
-        """Smallest <x_i, b_h> over the tokens (n, d), for directions (heads, d)."""
-        _ = source  # part of the cache key
-        n, d = x.shape
-        heads = directions.shape[0]
-        width = lanes(x)
-        unit = PAIR * width
-        blocks = (n + unit - 1) // unit
-        tasks = task_count(blocks, 32)
-        low = np.empty((tasks, heads))
-        flat = directions.reshape(-1)
-        for task in prange(tasks):
-            own = vectors(PAIR * d, x)
-            least = vectors(heads, x)
-            least[:] = np.inf
-            for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
-                for vector in range(PAIR):
-                    begin = block * unit + vector * width
-                    by_lane(x, n, begin, own, vector * d * width)
-                    for lane in range(max(0, n - begin), width):  # the first token in their place
-                        for k in range(d):
-                            own[(vector * d + k) * width + lane] = x[0, k]
-                for h in range(heads):
-                    along0 = splat(0.0)
-                    along1 = splat(0.0)
+
+@kernel(parallel=True)
+def lowest_along(x, directions):
+    """Smallest <x_i, b_h> over the tokens (n, d), for directions (heads, d)."""
+    n, d = x.shape
+    heads = directions.shape[0]
+    width = lanes(x)
+    unit = PAIR * width
+    blocks = (n + unit - 1) // unit
+    tasks = task_count(blocks, 32)
+    low = np.empty((tasks, heads))
+    flat = directions.reshape(-1)
+    for task in prange(tasks):
+        own = vectors(PAIR * d, x)
+        least = vectors(heads, x)
+        least[:] = np.inf
+        for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+            for vector in range(PAIR):
+                begin = block * unit + vector * width
+                by_lane(x, n, begin, own, vector * d * width)
+                for lane in range(max(0, n - begin), width):  # the first token in their place
                     for k in range(d):
-                        factor = splat(flat[h * d + k])
-                        along0 = fma(factor, load(own, k * width), along0)
-                        along1 = fma(factor, load(own, (d + k) * width), along1)
-                    along0 = minimum(along0, load(least, h * width))
-                    store(least, h * width, minimum(along1, along0))
+                        own[(vector * d + k) * width + lane] = x[0, k]
             for h in range(heads):
-                low[task, h] = least[h * width : (h + 1) * width].min()
-        result = low[0].copy()
-        for task in range(1, tasks):
-            for h in range(heads):
-                result[h] = min(result[h], low[task, h])
-        return result
+                along0 = splat(0.0)
+                along1 = splat(0.0)
+                for k in range(d):
+                    factor = splat(flat[h * d + k])
+                    along0 = fma(factor, load(own, k * width), along0)
+                    along1 = fma(factor, load(own, (d + k) * width), along1)
+                along0 = minimum(along0, load(least, h * width))
+                store(least, h * width, minimum(along1, along0))
+        for h in range(heads):
+            low[task, h] = least[h * width : (h + 1) * width].min()
+    result = low[0].copy()
+    for task in range(1, tasks):
+        for h in range(heads):
+            result[h] = min(result[h], low[task, h])
+    return result
 
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def moments(x, mass, degree, table, task_at):
-        """sum_j mass_j Y_k(x_j) for all harmonics up to `degree`; x (n, d), mass (n,)."""
-        _ = source  # part of the cache key
-        n, d = x.shape
-        unit = _GATHER * lanes(x)
-        tasks = task_count(n, 16 * unit)
-        units = (n + unit - 1) // unit
-        number = count(degree, d)
-        parts = np.empty((tasks, number))
-        for task in prange(tasks):
-            first = task * units // tasks * unit
-            last = min((task + 1) * units // tasks * unit, n)
-            call(task_at, (x, mass, np.intp(first), np.intp(last), degree, table, parts[task]))
-        total = np.zeros(number)
-        for task in range(tasks):
+
+@kernel(parallel=True)
+def _moments(x, mass, degree, table, task_at):
+    """sum_j mass_j Y_k(x_j) for all harmonics up to `degree`; x (n, d), mass (n,)."""
+    n, d = x.shape
+    unit = _GATHER * lanes(x)
+    tasks = task_count(n, 16 * unit)
+    units = (n + unit - 1) // unit
+    number = count(degree, d)
+    parts = np.empty((tasks, number))
+    for task in prange(tasks):
+        first = task * units // tasks * unit
+        last = min((task + 1) * units // tasks * unit, n)
+        call(task_at, (x, mass, np.intp(first), np.intp(last), degree, table, parts[task]))
+    total = np.zeros(number)
+    for task in range(tasks):
+        for k in range(number):
+            total[k] += parts[task, k]
+    return total
+
+
+@kernel(parallel=True)
+def expand(points, moment, degree, table):
+    """sum_k moment_k Y_k at the points (q, d): the density that has these moments."""
+    q, d = points.shape
+    width = lanes(points)
+    number = count(degree, d)
+    blocks = (q + PAIR * width - 1) // (PAIR * width)
+    tasks = task_count(blocks, 8)
+    out = np.empty(q)
+    for task in prange(tasks):
+        own = vectors(PAIR * d, points)
+        basis = vectors(PAIR * number, points)
+        for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+            start = block * PAIR * width
+            for vector in range(PAIR):
+                by_lane(points, q, start + vector * width, own, vector * d * width)
+            harmonics(own, d, degree, table, basis, 0)
+            total0 = splat(0.0)
+            total1 = splat(0.0)
             for k in range(number):
-                total[k] += parts[task, k]
-        return total
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def expand(points, moment, degree, table):
-        """sum_k moment_k Y_k at the points (q, d): the density that has these moments."""
-        _ = source  # part of the cache key
-        q, d = points.shape
-        width = lanes(points)
-        number = count(degree, d)
-        blocks = (q + PAIR * width - 1) // (PAIR * width)
-        tasks = task_count(blocks, 8)
-        out = np.empty(q)
-        for task in prange(tasks):
-            own = vectors(PAIR * d, points)
-            basis = vectors(PAIR * number, points)
-            for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
-                start = block * PAIR * width
-                for vector in range(PAIR):
-                    by_lane(points, q, start + vector * width, own, vector * d * width)
-                harmonics(own, d, degree, table, basis, 0)
-                total0 = splat(0.0)
-                total1 = splat(0.0)
-                for k in range(number):
-                    factor = splat(moment[k])
-                    total0 = fma(load(basis, k * PAIR * width), factor, total0)
-                    total1 = fma(load(basis, (k * PAIR + 1) * width), factor, total1)
-                result = basis
-                store(result, 0, total0)
-                store(result, width, total1)
-                for lane in range(min(PAIR * width, q - start)):
-                    out[start + lane] = result[lane]
-        return out
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def coefficients(points, mass, score, degrees, tops, table, products, task_at):
-        """Coefficients in the harmonics of sum_q w_q g(y_q) exp<x, D_h y_q>, for every head.
-
-        Parameters
-        ----------
-        points (q, d), mass (3, q) : sources, as for `_place`; score (heads, d, d)
-        degrees, tops (heads,) : degree of each head, and where its radial recursion starts
-        products : 0 for g = 1; 1 adds y_a; 2 and 3 add y_a y_b, or (D y)_a (D y)_b, for a <= b
-
-        Returns
-        -------
-        out : (heads + 1, K, columns), zero beyond a head's degree; the last are the moments of the
-            sources themselves, with g = y_a y_b
-        strength : (heads,) sum_q |w_q| exp|D_h y_q|
-        """
-        _ = source  # part of the cache key
-        d = points.shape[1]
-        heads = score.shape[0]
-        highest = degrees.max()
-        columns = column_count(d, products)
-        out = np.zeros((heads + 1, count(highest, d), columns))
-        strength = np.zeros(heads)
-        identity, none = np.eye(d), np.zeros(1)
-        for task in prange(heads + 1):
-            flat = out[task].reshape(count(highest, d) * columns)
-            if task == heads:
-                call(task_at, (
-                    points, mass, identity, True, highest, 0, table, min(products, 2), flat,
-                    none,
-                ))  # fmt: skip
-            else:
-                call(task_at, (
-                    points, mass, score[task], False, degrees[task], tops[task], table, products,
-                    flat, strength[task : task + 1],
-                ))  # fmt: skip
-        return out, strength
-
-    tasks = _make_project(source), _make_circle_moments(source), _make_sphere_moments(source)
-    loops = survey, lowest_along, moments, expand, coefficients
-    return *loops, *(internal(task, cache=cache) for task in tasks)
+                factor = splat(moment[k])
+                total0 = fma(load(basis, k * PAIR * width), factor, total0)
+                total1 = fma(load(basis, (k * PAIR + 1) * width), factor, total1)
+            result = basis
+            store(result, 0, total0)
+            store(result, width, total1)
+            for lane in range(min(PAIR * width, q - start)):
+                out[start + lane] = result[lane]
+    return out
 
 
-(
-    survey, lowest_along, _moments, expand, _coefficients, _project, _circle_moments,
-    _sphere_moments,
-) = compiled(_entry_points)  # fmt: skip
+@kernel(parallel=True)
+def _coefficients(points, mass, score, degrees, tops, table, products, task_at):
+    """Coefficients in the harmonics of sum_q w_q g(y_q) exp<x, D_h y_q>, for every head.
+
+    Parameters
+    ----------
+    points (q, d), mass (3, q) : sources, as for `_place`; score (heads, d, d)
+    degrees, tops (heads,) : degree of each head, and where its radial recursion starts
+    products : 0 for g = 1; 1 adds y_a; 2 and 3 add y_a y_b, or (D y)_a (D y)_b, for a <= b
+
+    Returns
+    -------
+    out : (heads + 1, K, columns), zero beyond a head's degree; the last are the moments of the
+        sources themselves, with g = y_a y_b
+    strength : (heads,) sum_q |w_q| exp|D_h y_q|
+    """
+    d = points.shape[1]
+    heads = score.shape[0]
+    highest = degrees.max()
+    columns = column_count(d, products)
+    out = np.zeros((heads + 1, count(highest, d), columns))
+    strength = np.zeros(heads)
+    identity, none = np.eye(d), np.zeros(1)
+    for task in prange(heads + 1):
+        flat = out[task].reshape(count(highest, d) * columns)
+        if task == heads:
+            call(task_at, (
+                points, mass, identity, True, highest, 0, table, min(products, 2), flat,
+                none,
+            ))  # fmt: skip
+        else:
+            call(task_at, (
+                points, mass, score[task], False, degrees[task], tops[task], table, products,
+                flat, strength[task : task + 1],
+            ))  # fmt: skip
+    return out, strength
 
 
 @cache
@@ -854,46 +823,37 @@ def source_factor(degree, d):
     return 1.0 + 2.0 * (last + 1.0 if d == 3 else math.sqrt(2.0 * last + 1.0))
 
 
-def _degree_entry(source, cache):
-    """The compiled function that Python calls."""
+@kernel
+def choose_degrees(rho, low, tolerance, d, largest):
+    """Degree of each head, -1 where no series will do; start of its recursion; relative tail.
 
-    @njit(cache=cache, error_model="numpy")
-    def choose_degrees(rho, low, tolerance, d, largest):
-        """Degree of each head, -1 where no series will do; start of its recursion; relative tail.
-
-        rho (heads,) : norms |D_h|; low (heads,) : lower bounds of log m_h over the tokens
-        """
-        _ = source  # part of the cache key
-        heads = rho.shape[0]
-        degrees = np.full(heads, -1, np.int64)
-        tops = np.zeros(heads, np.int64)
-        tails = np.zeros(heads)
-        for h in range(heads):
-            if not rho[h] <= DIRECT_BOUND_DOUBLE:
-                continue
-            tail = relative_tails(rho[h], d)
-            # The mobilities times tolerance/2, but no less than what rounding leaves anyway.
-            target = max(
-                0.5 * tolerance * math.exp(low[h] - rho[h]),
-                (ROUNDING + ROUNDING_SCORE * rho[h]) * EPSILON,
-            )
-            degree = 0
-            while degree < largest and source_factor(degree, d) * tail[degree] > target:
-                degree += 1
-            if source_factor(degree, d) * tail[degree] > tolerance:
-                continue
-            top = degree
-            while top < _TOP - 1 and tail[top] > 1e-18:
-                top += 1
-            degrees[h] = degree
-            tops[h] = top + 2
-            tails[h] = tail[degree]
-        return degrees, tops, tails
-
-    return choose_degrees
-
-
-choose_degrees = compiled(_degree_entry)
+    rho (heads,) : norms |D_h|; low (heads,) : lower bounds of log m_h over the tokens
+    """
+    heads = rho.shape[0]
+    degrees = np.full(heads, -1, np.int64)
+    tops = np.zeros(heads, np.int64)
+    tails = np.zeros(heads)
+    for h in range(heads):
+        if not rho[h] <= DIRECT_BOUND_DOUBLE:
+            continue
+        tail = relative_tails(rho[h], d)
+        # The mobilities times tolerance/2, but no less than what rounding leaves anyway.
+        target = max(
+            0.5 * tolerance * math.exp(low[h] - rho[h]),
+            (ROUNDING + ROUNDING_SCORE * rho[h]) * EPSILON,
+        )
+        degree = 0
+        while degree < largest and source_factor(degree, d) * tail[degree] > target:
+            degree += 1
+        if source_factor(degree, d) * tail[degree] > tolerance:
+            continue
+        top = degree
+        while top < _TOP - 1 and tail[top] > 1e-18:
+            top += 1
+        degrees[h] = degree
+        tops[h] = top + 2
+        tails[h] = tail[degree]
+    return degrees, tops, tails
 
 
 class Plan(NamedTuple):

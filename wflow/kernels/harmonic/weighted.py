@@ -16,8 +16,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled
-from wflow._core.simd import lanes
+from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.vectors import lanes
 from wflow.kernels.blocked.products import TILE_COLUMNS, tile_product
 from wflow.kernels.harmonic import series as passes
 from wflow.kernels.harmonic.fast import (
@@ -80,27 +80,18 @@ def _task(x, order, panels, sizes, columns, degree, table, first, last, m, S):
                                 S[h, begin + lane, k] = tile[at + (1 + k) * width + lane]
 
 
-def _entry_points(source, cache):
-    """The compiled function that Python calls."""
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def evaluate_targets(x, order, panels, sizes, columns, degree, table, m, S):
-        """Write m (heads, targets) and S (heads, targets, d) of the heads `order`; x (n, d)."""
-        _ = source  # part of the cache key
-        n = x.shape[0]
-        unit = GROUP * lanes(x)
-        units = (n + unit - 1) // unit
-        tasks = task_count(units, 1)
-        for task in prange(tasks):
-            _task(
-                x, order, panels, sizes, columns, degree, table, task * units // tasks * unit,
-                min((task + 1) * units // tasks * unit, n), m, S,
-            )  # fmt: skip
-
-    return evaluate_targets
-
-
-evaluate_targets = compiled(_entry_points)
+@kernel(parallel=True)
+def evaluate_targets(x, order, panels, sizes, columns, degree, table, m, S):
+    """Write m (heads, targets) and S (heads, targets, d) of the heads `order`; x (n, d)."""
+    n = x.shape[0]
+    unit = GROUP * lanes(x)
+    units = (n + unit - 1) // unit
+    tasks = task_count(units, 1)
+    for task in prange(tasks):
+        _task(
+            x, order, panels, sizes, columns, degree, table, task * units // tasks * unit,
+            min((task + 1) * units // tasks * unit, n), m, S,
+        )  # fmt: skip
 
 
 def fast_head_sums(

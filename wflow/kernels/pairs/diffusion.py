@@ -17,10 +17,10 @@ separate pass, because only runs with noise on the tokens need Q.
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
-from wflow._core.compiled import compiled, internal
-from wflow._core.simd import exp2, fma, lanes, load, maximum, splat, store
+from wflow._core.compiler.functions import internal, kernel
+from wflow._core.compiler.vectors import exp2, fma, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
 from wflow.kernels.pairs.sweep import (
@@ -109,43 +109,34 @@ def _block(x, n, weight, score, start, gradient):
     return total
 
 
-def _entry_points(source, cache):
-    """The compiled function that Python calls."""
-
-    @njit(cache=cache, parallel=True, error_model="numpy")
-    def sums(x, score):
-        _ = source  # part of the cache key
-        paths, n, d = x.shape
-        heads = score.shape[1]
-        width = lanes(x)
-        blocks = (n + width - 1) // width
-        gbar = np.zeros((paths, n, d))
-        part = np.zeros((paths, blocks))
-        for task in prange(paths * blocks):
-            p = task // blocks
-            b = task - p * blocks
-            start = b * width
-            tokens, weight = padded(x[p], TILE)
-            gradient = np.zeros((width, d))
-            part[p, b] = _block(tokens, n, weight, score[p], start, gradient)
-            for lane in range(min(width, n - start)):
-                radial = 0.0
-                for k in range(d):
-                    radial += gradient[lane, k] * x[p, start + lane, k]
-                for k in range(d):
-                    tangent = gradient[lane, k] - radial * x[p, start + lane, k]
-                    gbar[p, start + lane, k] = tangent / (heads * n)
-        laplacian = np.zeros(paths)
-        for p in range(paths):
-            for b in range(blocks):
-                laplacian[p] += part[p, b]
-            laplacian[p] /= heads * float(n) * n
-        return gbar, laplacian
-
-    return sums
-
-
-_energy_laplacian = compiled(_entry_points)
+@kernel(parallel=True)
+def _energy_laplacian(x, score):
+    paths, n, d = x.shape
+    heads = score.shape[1]
+    width = lanes(x)
+    blocks = (n + width - 1) // width
+    gbar = np.zeros((paths, n, d))
+    part = np.zeros((paths, blocks))
+    for task in prange(paths * blocks):
+        p = task // blocks
+        b = task - p * blocks
+        start = b * width
+        tokens, weight = padded(x[p], TILE)
+        gradient = np.zeros((width, d))
+        part[p, b] = _block(tokens, n, weight, score[p], start, gradient)
+        for lane in range(min(width, n - start)):
+            radial = 0.0
+            for k in range(d):
+                radial += gradient[lane, k] * x[p, start + lane, k]
+            for k in range(d):
+                tangent = gradient[lane, k] - radial * x[p, start + lane, k]
+                gbar[p, start + lane, k] = tangent / (heads * n)
+    laplacian = np.zeros(paths)
+    for p in range(paths):
+        for b in range(blocks):
+            laplacian[p] += part[p, b]
+        laplacian[p] /= heads * float(n) * n
+    return gbar, laplacian
 
 
 def energy_laplacian(x, score):

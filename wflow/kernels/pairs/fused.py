@@ -13,12 +13,31 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
+from numba.extending import overload
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, internal, made_by, variant
-from wflow._core.simd import align_stack, fma, lane_sums, lanes, load, maximum, splat, store
-from wflow._core.tasks import address, arrays, call
+from wflow._core.compiler.functions import (
+    INTERNAL,
+    constant,
+    constant_type,
+    internal,
+    kernel,
+    loop_body,
+    value_of,
+)
+from wflow._core.compiler.sweeps import sweep
+from wflow._core.compiler.tasks import address, arrays, call
+from wflow._core.compiler.vectors import (
+    align_stack,
+    fma,
+    lane_sums,
+    lanes,
+    load,
+    maximum,
+    splat,
+    store,
+)
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.headsums import (
     EXTRA,
@@ -42,9 +61,8 @@ from wflow.kernels.pairs.sweep import (
     clear_vectors,
     direct_bound,
     is_moderate,
-    make_sweep,
     masked_sums,
-    one_way_loops,
+    one_way,
     pair_rows,
     shifted_sums,
     vectors,
@@ -140,146 +158,146 @@ def _absorb_none(
     """In the place of `_absorb_shifted` where no head needs it."""
 
 
-@made_by(lambda shifts: _absorb_shifted if shifts else _absorb_none)
 def _absorb_other(
     shifts, h, x, n, own, own_at, diagonal, causal, start, stop, square, square_at, arrays, state,
     state_at,
 ):  # fmt: skip
+    """Whichever of the two the `constant` shifts says."""
     raise NotImplementedError
 
 
-def _make_one_way(dim: int):
-    """`one_way_loops` as a task may call them."""
-    loop = one_way_loops(dim)
-
-    @variant(dim)
-    def one_way(
-        _dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
-    ):  # fmt: skip
-        align_stack()
-        loop(x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at)
-
-    return one_way
+@overload(_absorb_other, jit_options=INTERNAL, strict=False)  # type: ignore[arg-type]
+def _absorb_if_shifted(shifts, *_):
+    return _absorb_shifted if shifts == constant_type(1) else _absorb_none
 
 
-@made_by(_make_one_way)
+@internal
 def _one_way_loop(
     dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
 ):  # fmt: skip
-    raise NotImplementedError
+    """`one_way` as a task may call it; for dim = 0 with the sums in memory."""
+    align_stack()
+    if value_of(dim) > 0:
+        one_way(dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc,
+                acc_at)  # fmt: skip
+        return
+    d = x.shape[1]
+    width = lanes(z)
+    for block in range(blocks):
+        masked_sums(
+            x, weight, z, at + block * d * width, pair, pair_at + block * pair_step, ito, z, -1,
+            first, stop, acc, acc_at + block * (d + 2) * width,
+        )  # fmt: skip
 
 
-def make_rows(dim: int, shifts: bool, source: str):
-    """The task for d = `dim`, or for any d if 0; with `shifts`, for scores of any size."""
+@loop_body
+def _some_rows(
+    dim, shifts, task, worker, units, odd, space, tokens, n, weight, heads_of_paths, flow, sign,
+    causal, velocity, part, scratch,
+):  # fmt: skip
+    """All heads for one or two blocks of tokens of one path, for d = `dim`, or for any d if 0.
 
-    @variant(dim, "any" if shifts else "direct")
-    def some_rows(
-        task, worker, units, odd, space, tokens, n, weight, heads_of_paths, flow, sign, causal,
-        velocity, part, scratch,
-    ):  # fmt: skip
-        """All heads for one or two blocks of tokens of one path.
+    dim, shifts : `constant`s; without shifts (0) no head needs one
 
-        velocity (paths, n, d) and part (paths, blocks, N_TERMS) receive the velocities and the
-        shares of the terms; a worker has `space` elements, `space_of_rows` vectors, of `scratch`.
-        """
-        _ = source  # part of the cache key
-        p = task // units
-        unit = task - p * units
-        blocks = 1 if unit == 0 and odd == 1 else 2
-        x = tokens[p]
-        arrays = of_path(heads_of_paths, p)
-        v = velocity[p]
-        score, _, _, _, sigma2 = arrays
-        rows = x.shape[0]
-        d = dim if dim > 0 else x.shape[1]
-        heads = score.shape[0]
-        width = lanes(x)
-        start = (0 if unit == 0 else 2 * unit - odd) * width
-        zero = splat(x.dtype.type(0.0))
-        ito = sigma2.shape[0] > 0
-        free = start if causal else rows  # tokens that all tokens of the blocks attend to
-        step = table_tokens(n, width) * width
-        # Pieces of the workspace, the largest last.
-        mine = scratch[worker * space : (worker + 1) * space]
-        own = mine[: blocks * d * width]
-        at = blocks * d * width
-        shift = mine[at : at + width]
-        at += width
-        factors = mine[at : at + 2 * width]
-        at += 2 * width
-        diagonal = mine[at : at + width * width]
-        at += width * width
-        state = mine[at : at + blocks * (2 * d + EXTRA) * width]
-        at += blocks * (2 * d + EXTRA) * width
-        squares = mine[at : at + heads * blocks * width]
-        at += heads * blocks * width
-        z = mine[at : at + heads * blocks * d * width]
-        at += heads * blocks * d * width
-        acc = mine[at : at + heads * blocks * (d + 2) * width]
-        at += heads * blocks * (d + 2) * width
-        pair = mine[at : at + (blocks * step if ito else 0)]
-        moderate = np.empty(heads, np.bool_)
-        limit = direct_bound(x)
-        clear_vectors(acc, 0, heads * blocks * (d + 2))
-        store(shift, 0, zero)
-        causal_mask(diagonal)
-        for block in range(blocks):
-            by_lane(x, n, start + block * width, own, block * d * width)
+    velocity (paths, n, d) and part (paths, blocks, N_TERMS) receive the velocities and the
+    shares of the terms; a worker has `space` elements, `space_of_rows` vectors, of `scratch`.
+    """
+    any_size = value_of(shifts) == 1
+    p = task // units
+    unit = task - p * units
+    blocks = 1 if unit == 0 and odd == 1 else 2
+    x = tokens[p]
+    arrays = of_path(heads_of_paths, p)
+    v = velocity[p]
+    score, _, _, _, sigma2 = arrays
+    rows = x.shape[0]
+    d = value_of(dim) if value_of(dim) > 0 else x.shape[1]
+    heads = score.shape[0]
+    width = lanes(x)
+    start = (0 if unit == 0 else 2 * unit - odd) * width
+    zero = splat(x.dtype.type(0.0))
+    ito = sigma2.shape[0] > 0
+    free = start if causal else rows  # tokens that all tokens of the blocks attend to
+    step = table_tokens(n, width) * width
+    # Pieces of the workspace, the largest last.
+    mine = scratch[worker * space : (worker + 1) * space]
+    own = mine[: blocks * d * width]
+    at = blocks * d * width
+    shift = mine[at : at + width]
+    at += width
+    factors = mine[at : at + 2 * width]
+    at += 2 * width
+    diagonal = mine[at : at + width * width]
+    at += width * width
+    state = mine[at : at + blocks * (2 * d + EXTRA) * width]
+    at += blocks * (2 * d + EXTRA) * width
+    squares = mine[at : at + heads * blocks * width]
+    at += heads * blocks * width
+    z = mine[at : at + heads * blocks * d * width]
+    at += heads * blocks * d * width
+    acc = mine[at : at + heads * blocks * (d + 2) * width]
+    at += heads * blocks * (d + 2) * width
+    pair = mine[at : at + (blocks * step if ito else 0)]
+    moderate = np.empty(heads, np.bool_)
+    limit = direct_bound(x)
+    clear_vectors(acc, 0, heads * blocks * (d + 2))
+    store(shift, 0, zero)
+    causal_mask(diagonal)
+    for block in range(blocks):
+        by_lane(x, n, start + block * width, own, block * d * width)
+    for h in range(heads):
+        at = h * blocks * width
+        block_scores(score, h, own, 0, z, at * d, d, blocks, squares, at)
+        moderate[h] = True
+        for lane in range(at, at + blocks * width):
+            moderate[h] = moderate[h] and squares[lane] <= limit * limit  # false for NaN
+
+    for first in range(0, free, CHUNK):
+        last = min(first + CHUNK, free)
+        if ito:
+            for block in range(blocks):
+                pair_rows(x, n, d, own, block * d * width, first, last, pair,
+                           block * step - first * width)  # fmt: skip
         for h in range(heads):
-            at = h * blocks * width
-            block_scores(score, h, own, 0, z, at * d, d, blocks, squares, at)
-            moderate[h] = True
-            for lane in range(at, at + blocks * width):
-                moderate[h] = moderate[h] and squares[lane] <= limit * limit  # false for NaN
-
-        for first in range(0, free, CHUNK):
-            last = min(first + CHUNK, free)
+            if moderate[h] or not any_size:
+                place = h * blocks
+                _one_way_loop(
+                    dim, x, weight, z, place * d * width, pair, -first * width, step, ito,
+                    blocks, first, last, acc, place * (d + 2) * width,
+                )  # fmt: skip
+    if causal:
+        for block in range(blocks):
+            begin = start + block * width
+            last = min(begin + width, rows)
             if ito:
-                for block in range(blocks):
-                    pair_rows(x, n, d, own, block * d * width, first, last, pair,
-                               block * step - first * width)  # fmt: skip
+                pair_rows(x, n, d, own, block * d * width, start, last, pair, -start * width)
             for h in range(heads):
-                if moderate[h] or not shifts:
-                    place = h * blocks
-                    _one_way_loop(
-                        dim, x, weight, z, place * d * width, pair, -first * width, step, ito,
-                        blocks, first, last, acc, place * (d + 2) * width,
-                    )  # fmt: skip
-        if causal:
-            for block in range(blocks):
-                begin = start + block * width
-                last = min(begin + width, rows)
-                if ito:
-                    pair_rows(x, n, d, own, block * d * width, start, last, pair, -start * width)
-                for h in range(heads):
-                    place = h * blocks + block
-                    if moderate[h] or not shifts:
-                        masked_sums(x, weight, z, place * d * width, pair, -start * width, ito,
-                                    diagonal, begin, start, last, acc,
-                                    place * (d + 2) * width)  # fmt: skip
+                place = h * blocks + block
+                if moderate[h] or not any_size:
+                    masked_sums(x, weight, z, place * d * width, pair, -start * width, ito,
+                                diagonal, begin, start, last, acc,
+                                place * (d + 2) * width)  # fmt: skip
 
-        clear(state, d, blocks)
-        for h in range(heads):
-            if moderate[h] or not shifts:
-                absorb_blocks(
-                    h, h == 0, shifts, False, d, blocks, own, 0, acc, h * blocks * (d + 2) * width,
-                    shift, squares, h * blocks * width, arrays, state, 0, factors,
-                )  # fmt: skip
-                continue
-            for block in range(blocks):
-                begin = start + block * width
-                _absorb_other(
-                    shifts, h, x, n, own, block * d * width, diagonal, causal, begin,
-                    min(begin + width, rows) if causal else rows, squares,
-                    (h * blocks + block) * width, arrays, state, block * (2 * d + EXTRA) * width,
-                )  # fmt: skip
-        for block in range(blocks):
-            finish_tokens(
-                x, n, d, start + block * width, float(heads), flow, sign, state,
-                block * (2 * d + EXTRA) * width, v, part[p, start // width + block],
+    clear(state, d, blocks)
+    for h in range(heads):
+        if moderate[h] or not any_size:
+            absorb_blocks(
+                h, h == 0, any_size, False, d, blocks, own, 0, acc, h * blocks * (d + 2) * width,
+                shift, squares, h * blocks * width, arrays, state, 0, factors,
             )  # fmt: skip
-
-    return some_rows
+            continue
+        for block in range(blocks):
+            begin = start + block * width
+            _absorb_other(
+                shifts, h, x, n, own, block * d * width, diagonal, causal, begin,
+                min(begin + width, rows) if causal else rows, squares,
+                (h * blocks + block) * width, arrays, state, block * (2 * d + EXTRA) * width,
+            )  # fmt: skip
+    for block in range(blocks):
+        finish_tokens(
+            x, n, d, start + block * width, float(heads), flow, sign, state,
+            block * (2 * d + EXTRA) * width, v, part[p, start // width + block],
+        )  # fmt: skip
 
 
 # Each kernel value computed once: D = D^T
@@ -298,6 +316,7 @@ def make_rows(dim: int, shifts: bool, source: str):
 _CHUNK_BYTES = 20480
 # Blocks of tokens i per tile: its table, 64 bytes a block and token j, stays in the second cache.
 _TILE_BLOCKS = 32
+_WITHOUT, _WITH = map(constant, (0, 1))
 
 
 def strips_for(n: int) -> int:
@@ -341,285 +360,261 @@ def _fold_columns(columns, d, blocks, sums, sums_at):
                 store(columns, first + k * row, zero)
 
 
-def _make_tile(dim: int, ito: bool):
-    """One head in one tile, with or without the Itô sum."""
-    alone = make_sweep(dim, 1, both=False, ito=ito)
-    within = make_sweep(dim, 2, both=False, ito=ito)
-    others = make_sweep(dim, 2, both=True, ito=ito)
-
-    @variant(dim, "ito" if ito else "plain")
-    def sweep_tile(
-        _dim, _ito, x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns,
-        sums, sums_at,
-    ):  # fmt: skip
-        """The blocks low <= block < high of tokens i against the tokens first <= j < last."""
-        width = lanes(x)
-        for block in range(low, high, 2):
-            start = block * width
-            begin = first
-            own_at = start * dim
-            at = z_at + own_at
-            acc_at = sums_at + block * (dim + 2) * width
-            place = pair_at + block * step
-            if start >= first and high - block > 1:
-                # Among themselves each direction apart: more arithmetic, but one loop for all.
-                begin = start + 2 * width
-                within(x, weight, z, 0, z, at, pair, place, step, z, 0, start, begin, sums,
-                       acc_at)  # fmt: skip
-            elif start >= first:
-                begin = last
-                alone(x, weight, z, 0, z, at, pair, place, 0, z, 0, start, last, sums,
-                      acc_at)  # fmt: skip
-            if begin < last:
-                others(x, weight, own, own_at, z, at, pair, place, step, columns,
-                       (begin - first) * (dim + 1) * width, begin, last, sums,
-                       acc_at)  # fmt: skip
-
-    return sweep_tile
-
-
-@made_by(_make_tile)
+@internal
 def _sweep_tile(
-    dim, ito, x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns, sums,
-    sums_at,
+    dim, ito, x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns,
+    sums, sums_at,
 ):  # fmt: skip
-    raise NotImplementedError
+    """The blocks low <= block < high of tokens i against the tokens first <= j < last, one head.
+
+    dim, ito : `constant`s; without ito (0) there is no Itô sum
+    """
+    d = value_of(dim)
+    width = lanes(x)
+    for block in range(low, high, 2):
+        start = block * width
+        begin = first
+        own_at = start * d
+        at = z_at + own_at
+        acc_at = sums_at + block * (d + 2) * width
+        place = pair_at + block * step
+        if start >= first and high - block > 1:
+            # Among themselves each direction apart: more arithmetic, but one loop for all.
+            begin = start + 2 * width
+            sweep(dim, 2, False, ito, False, True, x, weight, z, 0, z, at, pair, place, step, z, 0,
+                  start, begin, sums, acc_at)  # fmt: skip
+        elif start >= first:
+            begin = last
+            sweep(dim, 1, False, ito, False, True, x, weight, z, 0, z, at, pair, place, 0, z, 0,
+                  start, last, sums, acc_at)  # fmt: skip
+        if begin < last:
+            sweep(dim, 2, True, ito, False, True, x, weight, own, own_at, z, at, pair, place, step,
+                  columns, (begin - first) * (d + 1) * width, begin, last, sums,
+                  acc_at)  # fmt: skip
 
 
-def _make_table(dim: int):
-    """1 + <x_i, x_j>^2 of a tile, one loop without calls: see `headsums.absorb_blocks`."""
-
-    @variant(dim)
-    def tile_table(_dim, x, n, own, low, high, first, last, pair, pair_at, step):
-        """Half of it for pairs within two blocks, which come twice; 0 for padding."""
-        width = lanes(x)
-        one = splat(x.dtype.type(1.0))
-        half = splat(x.dtype.type(0.5))
-        zero = splat(x.dtype.type(0.0))
-        for block in range(low, high):
-            start = block * width
-            both = block // 2 * 2 * width  # first token of the two blocks
-            place = pair_at + block * step
-            for j in range(max(first, both), last, 4):
-                c0 = zero
-                c1 = zero
-                c2 = zero
-                c3 = zero
-                for k in range(dim):
-                    xk = load(own, start * dim + k * width)
-                    c0 = fma(xk, splat(x[j, k]), c0)
-                    c1 = fma(xk, splat(x[j + 1, k]), c1)
-                    c2 = fma(xk, splat(x[j + 2, k]), c2)
-                    c3 = fma(xk, splat(x[j + 3, k]), c3)
-                at = place + j * width
-                store(pair, at, fma(c0, c0, one))
-                store(pair, at + width, fma(c1, c1, one))
-                store(pair, at + 2 * width, fma(c2, c2, one))
-                store(pair, at + 3 * width, fma(c3, c3, one))
-            if start >= first:
-                for j in range(both, min(both + 2 * width, last)):
-                    store(pair, place + j * width, load(pair, place + j * width) * half)
-            for j in range(max(first, n), last):
-                store(pair, place + j * width, zero)
-
-    return tile_table
-
-
-@made_by(_make_table)
+@internal
 def _tile_table(dim, x, n, own, low, high, first, last, pair, pair_at, step):
-    raise NotImplementedError
+    """1 + <x_i, x_j>^2 of a tile: half of it for pairs within two blocks, which come twice; 0 for
+    padding. One loop without calls: see `headsums.absorb_blocks`.
+    """
+    d = value_of(dim)
+    width = lanes(x)
+    one = splat(x.dtype.type(1.0))
+    half = splat(x.dtype.type(0.5))
+    zero = splat(x.dtype.type(0.0))
+    for block in range(low, high):
+        start = block * width
+        both = block // 2 * 2 * width  # first token of the two blocks
+        place = pair_at + block * step
+        for j in range(max(first, both), last, 4):
+            c0 = zero
+            c1 = zero
+            c2 = zero
+            c3 = zero
+            for k in range(d):
+                xk = load(own, start * d + k * width)
+                c0 = fma(xk, splat(x[j, k]), c0)
+                c1 = fma(xk, splat(x[j + 1, k]), c1)
+                c2 = fma(xk, splat(x[j + 2, k]), c2)
+                c3 = fma(xk, splat(x[j + 3, k]), c3)
+            at = place + j * width
+            store(pair, at, fma(c0, c0, one))
+            store(pair, at + width, fma(c1, c1, one))
+            store(pair, at + 2 * width, fma(c2, c2, one))
+            store(pair, at + 3 * width, fma(c3, c3, one))
+        if start >= first:
+            for j in range(both, min(both + 2 * width, last)):
+                store(pair, place + j * width, load(pair, place + j * width) * half)
+        for j in range(max(first, n), last):
+            store(pair, place + j * width, zero)
 
 
-def make_symmetric(dim: int, shifts: bool, source: str):
-    """The task for d = `dim`; without `shifts` no head is left out."""
+@loop_body
+def _some_sums(
+    dim, shifts, task, worker, groups, share, _parts, strips, per_path, space, p0, first_head,
+    batch_heads, x_of_paths, tokens, weight, heads_of_paths, _flow, _sign, all_tops, all_sums,
+    _all_states, _v, _part, scratch,
+):  # fmt: skip
+    """(m, S, q) of some heads for all blocks of one path, one strip of the pairs, for d = `dim`.
 
-    @variant(dim, "any" if shifts else "direct")
-    def some_sums(
-        task, worker, groups, share, _parts, strips, per_path, space, p0, first_head, batch_heads,
-        x_of_paths, tokens, weight, heads_of_paths, _flow, _sign, all_tops, all_sums, _all_states,
-        _v, _part, scratch,
-    ):  # fmt: skip
-        """(m, S, q) of some heads for all blocks of one path, one strip of the pairs.
+    dim, shifts : `constant`s; without shifts (0) no head is left out
 
-        The tokens and scores are those of all paths; `all_sums` and `all_tops` those of the paths
-        from p0 and the heads from first_head on, `batch_heads` of them.
+    The tokens and scores are those of all paths; `all_sums` and `all_tops` those of the paths
+    from p0 and the heads from first_head on, `batch_heads` of them.
 
-        all_sums : flat, `per_path` elements a path: (heads, strips, blocks, d + 2) vectors, of
-            which this strip of these heads is written; the q are half of what they are to be
-        all_tops : (paths, heads), set by the first strip: the largest |D^T x_i|^2, or inf for a
-            head whose scores need a shift and whose sums are not computed
-        scratch : a worker has `space` elements of it, `space_of_sums` vectors
-        """
-        _ = source  # part of the cache key
-        unit = task // strips
-        strip = task - unit * strips
-        if unit % 2 == 1:  # a worker that had a long strip has a short one
-            strip = strips - 1 - strip
-        p = unit // groups
-        h0 = (unit - p * groups) * share
-        heads = min(share, batch_heads - h0)
-        head = first_head + h0
-        n = x_of_paths.shape[1]
-        x = tokens[p0 + p]
-        score = heads_of_paths.score[p0 + p]
-        ito = heads_of_paths.sigma2.shape[1] > 0
-        tops = all_tops[p, h0 : h0 + heads]
-        rows = x.shape[0]
-        width = lanes(x)
-        blocks = rows // width
-        size = blocks * (dim + 2) * width
-        chunk = chunk_tokens(n, dim, width)
-        step = chunk * width
-        # Pieces of the workspace.
-        sums = all_sums[p * per_path + h0 * strips * size : (p + 1) * per_path]
-        mine = scratch[worker * space : (worker + 1) * space]
-        own = mine[: blocks * dim * width]
-        at = blocks * dim * width
-        squares = mine[at : at + blocks * width]
-        at += blocks * width
-        largest = mine[at : at + width]
-        total = mine[at + width : at + 2 * width]
-        at += 2 * width
-        columns = mine[at : at + step * (dim + 1)]
-        at += step * (dim + 1)
-        pair = mine[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
-        at += min(blocks, _TILE_BLOCKS) * step
-        z = mine[at : at + heads * blocks * dim * width]
-        good = np.empty(heads, np.bool_)
-        clear_vectors(columns, 0, chunk * (dim + 1))
-        for block in range(blocks):
-            by_lane(x, n, block * width, own, block * dim * width)
-        for h in range(heads):
-            block_scores(score, head + h, own, 0, z, h * blocks * dim * width, dim, blocks, squares,
-                         0)  # fmt: skip
-            most = load(squares, 0)
-            all_of = most
-            for block in range(1, blocks):
-                square = load(squares, block * width)
-                most = maximum(square, most)
-                all_of = all_of + square
-            store(largest, 0, most)
-            store(total, 0, all_of)
-            good[h] = is_moderate(largest, total, x)
-            if strip == 0:
-                top = largest[0] if good[h] else np.inf
-                for lane in range(1, width):
-                    top = max(top, largest[lane])
-                tops[h] = top
-            clear_vectors(sums, (h * strips + strip) * size, blocks * (dim + 2))
-        chunks = (rows + chunk - 1) // chunk
-        # Tiles of tokens i outside: what belongs to them stays in the second cache while the chunks
-        # pass. Every sum receives its shares in the order that it would with chunks outside.
-        for low in range(0, blocks, _TILE_BLOCKS):
-            for c in range(low * width // chunk, chunks):
-                # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
-                turn = (chunks - 1 - c) % (2 * strips)
-                if min(turn, 2 * strips - 1 - turn) != strip:
-                    continue
-                first = c * chunk
-                last = min(first + chunk, rows)
-                high = min(low + _TILE_BLOCKS, last // width)
-                pair_at = -low * step - first * width
-                if ito:
-                    _tile_table(dim, x, n, own, low, high, first, last, pair, pair_at, step)
-                for h in range(heads):
-                    if shifts and not good[h]:
-                        continue
-                    at = h * blocks * dim * width
-                    sums_at = (h * strips + strip) * size
-                    if ito:
-                        _sweep_tile(dim, True, x, weight, own, z, at, pair, pair_at, step, low,
-                                    high, first, last, columns, sums, sums_at)  # fmt: skip
-                    else:
-                        _sweep_tile(dim, False, x, weight, own, z, at, pair, pair_at, step, low,
-                                    high, first, last, columns, sums, sums_at)  # fmt: skip
-                    _fold_columns(columns, dim, (last - first) // width, sums,
-                                  sums_at + first * (dim + 2))  # fmt: skip
-
-    return some_sums
-
-
-def make_absorb(dim: int, shifts: bool, source: str):
-    """The task that follows, of the same arguments, for d = `dim`."""
-
-    @variant(dim, "any" if shifts else "direct")
-    def some_blocks(
-        task, _worker, _groups, _share, parts, strips, per_path, _space, p0, head, heads,
-        x_of_paths, tokens, _weight, heads_of_paths, flow, sign, all_tops, all_sums, all_states, v,
-        part, _scratch,
-    ):  # fmt: skip
-        """Add the sums of the heads head <= h < head + heads to the running sums of some blocks.
-
-        The last heads complete v (paths, n, d) and part (paths, blocks, N_TERMS).
-        """
-        _ = source  # part of the cache key
-        n = x_of_paths.shape[1]
-        p = task // parts
-        x = tokens[p0 + p]
-        arrays = of_path(heads_of_paths, p0 + p)
-        tops = all_tops[p]
-        sums = all_sums[p * per_path : (p + 1) * per_path]
-        rows = x.shape[0]
-        width = lanes(x)
-        block_size = (dim + 2) * width
-        blocks = rows // width
-        size = blocks * block_size
-        low = (task - p * parts) * blocks // parts
-        high = (task - p * parts + 1) * blocks // parts
-        of_state = (2 * dim + EXTRA) * width
-        state = all_states[p * blocks * of_state : (p + 1) * blocks * of_state]
-        state_at = low * of_state
-        two = splat(x.dtype.type(2.0))
-        zero = splat(x.dtype.type(0.0))
-        count = high - low
-        mine = vectors((2 if shifts else 1) * count * dim + count + 3, x)
-        shift, factors = mine[:width], mine[width : 3 * width]
-        at = (3 + count) * width
-        squares = mine[3 * width : at]
-        own = mine[at : at + count * dim * width]
-        z = mine[at + count * dim * width :]
-        store(shift, 0, zero)
-        if head == 0:
-            clear(state[low * of_state : high * of_state], dim, count)
-        for block in range(low, high):
-            by_lane(x, n, block * width, own, (block - low) * dim * width)
-        # Heads outside: the sums of one head lie together.
-        for h in range(heads):
-            if tops[h] < np.inf or not shifts:
-                # Only the largest of all tokens counts in the end: it is taken for every token.
-                for block in range(count):
-                    store(squares, block * width, splat(x.dtype.type(tops[h])))
-                # The sums of all strips go to those of the first.
-                here = h * strips * size + low * block_size
-                for row in range(count * (dim + 2) if strips > 1 else 0):
-                    place = here + row * width
-                    total = load(sums, place)
-                    for strip in range(1, strips):
-                        total = total + load(sums, place + strip * size)
-                    store(sums, place, total)
-                for block in range(count):
-                    row = here + block * block_size + (dim + 1) * width
-                    store(sums, row, load(sums, row) * two)
-                absorb_blocks(
-                    head + h, head + h == 0, shifts, False, dim, count, own, 0, sums, here, shift,
-                    squares, 0, arrays, state, state_at, factors,
-                )  # fmt: skip
+    all_sums : flat, `per_path` elements a path: (heads, strips, blocks, d + 2) vectors, of
+        which this strip of these heads is written; the q are half of what they are to be
+    all_tops : (paths, heads), set by the first strip: the largest |D^T x_i|^2, or inf for a
+        head whose scores need a shift and whose sums are not computed
+    scratch : a worker has `space` elements of it, `space_of_sums` vectors
+    """
+    d = value_of(dim)
+    any_size = value_of(shifts) == 1
+    unit = task // strips
+    strip = task - unit * strips
+    if unit % 2 == 1:  # a worker that had a long strip has a short one
+        strip = strips - 1 - strip
+    p = unit // groups
+    h0 = (unit - p * groups) * share
+    heads = min(share, batch_heads - h0)
+    head = first_head + h0
+    n = x_of_paths.shape[1]
+    x = tokens[p0 + p]
+    score = heads_of_paths.score[p0 + p]
+    ito = heads_of_paths.sigma2.shape[1] > 0
+    tops = all_tops[p, h0 : h0 + heads]
+    rows = x.shape[0]
+    width = lanes(x)
+    blocks = rows // width
+    size = blocks * (d + 2) * width
+    chunk = chunk_tokens(n, d, width)
+    step = chunk * width
+    # Pieces of the workspace.
+    sums = all_sums[p * per_path + h0 * strips * size : (p + 1) * per_path]
+    mine = scratch[worker * space : (worker + 1) * space]
+    own = mine[: blocks * d * width]
+    at = blocks * d * width
+    squares = mine[at : at + blocks * width]
+    at += blocks * width
+    largest = mine[at : at + width]
+    total = mine[at + width : at + 2 * width]
+    at += 2 * width
+    columns = mine[at : at + step * (d + 1)]
+    at += step * (d + 1)
+    pair = mine[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
+    at += min(blocks, _TILE_BLOCKS) * step
+    z = mine[at : at + heads * blocks * d * width]
+    good = np.empty(heads, np.bool_)
+    clear_vectors(columns, 0, chunk * (d + 1))
+    for block in range(blocks):
+        by_lane(x, n, block * width, own, block * d * width)
+    for h in range(heads):
+        block_scores(score, head + h, own, 0, z, h * blocks * d * width, d, blocks, squares,
+                     0)  # fmt: skip
+        most = load(squares, 0)
+        all_of = most
+        for block in range(1, blocks):
+            square = load(squares, block * width)
+            most = maximum(square, most)
+            all_of = all_of + square
+        store(largest, 0, most)
+        store(total, 0, all_of)
+        good[h] = is_moderate(largest, total, x)
+        if strip == 0:
+            top = largest[0] if good[h] else np.inf
+            for lane in range(1, width):
+                top = max(top, largest[lane])
+            tops[h] = top
+        clear_vectors(sums, (h * strips + strip) * size, blocks * (d + 2))
+    chunks = (rows + chunk - 1) // chunk
+    # Tiles of tokens i outside: what belongs to them stays in the second cache while the chunks
+    # pass. Every sum receives its shares in the order that it would with chunks outside.
+    for low in range(0, blocks, _TILE_BLOCKS):
+        for c in range(low * width // chunk, chunks):
+            # 0 1 .. 1 0 0 1 .. from the last chunk, which meets most blocks, to the first.
+            turn = (chunks - 1 - c) % (2 * strips)
+            if min(turn, 2 * strips - 1 - turn) != strip:
                 continue
-            block_scores(arrays.score, head + h, own, 0, z, 0, dim, count, squares, 0)
-            for block in range(count):
-                _absorb_other(
-                    shifts, head + h, x, n, own, block * dim * width, z, False, 0, rows, squares,
-                    block * width, arrays, state, state_at + block * of_state,
-                )  # fmt: skip
-        all_heads = len(arrays.score)
-        if head + heads == all_heads:
-            for block in range(low, high):
-                finish_tokens(
-                    x_of_paths[p0 + p], n, dim, block * width, float(all_heads), flow, sign, state,
-                    block * of_state, v[p0 + p], part[p0 + p, block],
-                )  # fmt: skip
+            first = c * chunk
+            last = min(first + chunk, rows)
+            high = min(low + _TILE_BLOCKS, last // width)
+            pair_at = -low * step - first * width
+            if ito:
+                _tile_table(dim, x, n, own, low, high, first, last, pair, pair_at, step)
+            for h in range(heads):
+                if any_size and not good[h]:
+                    continue
+                at = h * blocks * d * width
+                sums_at = (h * strips + strip) * size
+                if ito:
+                    _sweep_tile(dim, _WITH, x, weight, own, z, at, pair, pair_at, step, low,
+                                high, first, last, columns, sums, sums_at)  # fmt: skip
+                else:
+                    _sweep_tile(dim, _WITHOUT, x, weight, own, z, at, pair, pair_at, step, low,
+                                high, first, last, columns, sums, sums_at)  # fmt: skip
+                _fold_columns(columns, d, (last - first) // width, sums,
+                              sums_at + first * (d + 2))  # fmt: skip
 
-    return some_blocks
+
+@loop_body
+def _some_blocks(
+    dim, shifts, task, _worker, _groups, _share, parts, strips, per_path, _space, p0, head, heads,
+    x_of_paths, tokens, _weight, heads_of_paths, flow, sign, all_tops, all_sums, all_states, v,
+    part, _scratch,
+):  # fmt: skip
+    """Add the sums of the heads head <= h < head + heads to the running sums of some blocks.
+
+    A task after `_some_sums`, of the same arguments.
+    The last heads complete v (paths, n, d) and part (paths, blocks, N_TERMS).
+    """
+    d = value_of(dim)
+    any_size = value_of(shifts) == 1
+    n = x_of_paths.shape[1]
+    p = task // parts
+    x = tokens[p0 + p]
+    arrays = of_path(heads_of_paths, p0 + p)
+    tops = all_tops[p]
+    sums = all_sums[p * per_path : (p + 1) * per_path]
+    rows = x.shape[0]
+    width = lanes(x)
+    block_size = (d + 2) * width
+    blocks = rows // width
+    size = blocks * block_size
+    low = (task - p * parts) * blocks // parts
+    high = (task - p * parts + 1) * blocks // parts
+    of_state = (2 * d + EXTRA) * width
+    state = all_states[p * blocks * of_state : (p + 1) * blocks * of_state]
+    state_at = low * of_state
+    two = splat(x.dtype.type(2.0))
+    zero = splat(x.dtype.type(0.0))
+    count = high - low
+    mine = vectors((2 if any_size else 1) * count * d + count + 3, x)
+    shift, factors = mine[:width], mine[width : 3 * width]
+    at = (3 + count) * width
+    squares = mine[3 * width : at]
+    own = mine[at : at + count * d * width]
+    z = mine[at + count * d * width :]
+    store(shift, 0, zero)
+    if head == 0:
+        clear(state[low * of_state : high * of_state], d, count)
+    for block in range(low, high):
+        by_lane(x, n, block * width, own, (block - low) * d * width)
+    # Heads outside: the sums of one head lie together.
+    for h in range(heads):
+        if tops[h] < np.inf or not any_size:
+            # Only the largest of all tokens counts in the end: it is taken for every token.
+            for block in range(count):
+                store(squares, block * width, splat(x.dtype.type(tops[h])))
+            # The sums of all strips go to those of the first.
+            here = h * strips * size + low * block_size
+            for row in range(count * (d + 2) if strips > 1 else 0):
+                place = here + row * width
+                total = load(sums, place)
+                for strip in range(1, strips):
+                    total = total + load(sums, place + strip * size)
+                store(sums, place, total)
+            for block in range(count):
+                row = here + block * block_size + (d + 1) * width
+                store(sums, row, load(sums, row) * two)
+            absorb_blocks(
+                head + h, head + h == 0, any_size, False, d, count, own, 0, sums, here, shift,
+                squares, 0, arrays, state, state_at, factors,
+            )  # fmt: skip
+            continue
+        block_scores(arrays.score, head + h, own, 0, z, 0, d, count, squares, 0)
+        for block in range(count):
+            _absorb_other(
+                shifts, head + h, x, n, own, block * d * width, z, False, 0, rows, squares,
+                block * width, arrays, state, state_at + block * of_state,
+            )  # fmt: skip
+    all_heads = len(arrays.score)
+    if head + heads == all_heads:
+        for block in range(low, high):
+            finish_tokens(
+                x_of_paths[p0 + p], n, d, block * width, float(all_heads), flow, sign, state,
+                block * of_state, v[p0 + p], part[p0 + p, block],
+            )  # fmt: skip
 
 
 # Tied heads: bytes of sums per worker that stay in its second cache, and of one path at most; heads
@@ -701,104 +696,81 @@ def _padded_paths(x, unit):
     return tokens, weight
 
 
+@kernel(parallel=True)
+def _one_way(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
+    """Each direction of a pair computed apart, for d = `dim`, or for any d if 0.
+
+    dim, shifts : `constant`s; tasks : the addresses of the tasks for these
+    """
+    paths, n, _ = x.shape
+    width = lanes(x)
+    tokens, weight = _padded_paths(x, TILE)
+    blocks = part.shape[1]
+    # A single block, if there is an odd one, comes first, and causal work grows with the
+    # token: assigned in turn, tasks of all sizes go to all workers.
+    odd = blocks % 2
+    units = (blocks + 1) // 2
+    space = plan.space * width
+    workers = plan.workers
+    for worker in prange(workers):
+        for task in range(worker, paths * units, workers):
+            call(tasks[0], (
+                dim, shifts, np.intp(task), np.intp(worker), units, odd, space, tokens, n, weight,
+                arrays, flow, sign, causal, v, part, scratch,
+            ))  # fmt: skip
+    return path_terms(part, arrays.score.shape[1], n)
+
+
+@kernel(parallel=True)
+def _both_ways(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
+    """The same for tied symmetric heads and 2 <= d <= 8: a value is used for both tokens."""
+    paths, n, d = x.shape
+    all_heads = arrays.score.shape[1]
+    width = lanes(x)
+    tokens, weight = _padded_paths(x, width)
+    blocks = part.shape[1]
+    parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
+    workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
+    per_path = batch * strips * blocks * (d + 2) * width
+    space = plan.space * width
+    sums = scratch[workers * space : workers * space + together * per_path]
+    state = scratch[workers * space + together * per_path :]
+    tops = np.empty((together, batch))
+    for p0 in range(0, paths, together):
+        count = min(together, paths - p0)
+        for head in range(0, all_heads, batch):
+            heads = min(batch, all_heads - head)
+            # How heads are divided among tasks does not change a bit.
+            share = heads_of_task(count, heads, strips, workers)
+            groups = (heads + share - 1) // share
+            # One loop for both: a second would be compiled, too.
+            for phase in range(2):
+                size = count * (parts if phase else groups * strips)
+                for worker in prange(workers):
+                    for task in range(worker, size, workers):
+                        call(tasks[phase], (
+                            dim, shifts, np.intp(task), np.intp(worker), groups, share, parts,
+                            strips, per_path, space, p0, head, heads, x, tokens, weight, arrays,
+                            flow, sign, tops, sums, state, v, part, scratch,
+                        ))  # fmt: skip
+    return path_terms(part, all_heads, n)
+
+
 @functools.cache
-def _one_way(dim: int, shifts: bool, dtype: np.dtype):
-    """The function for d = `dim` (0: any d), and a tuple of where its tasks lie."""
-
-    def entry_points(source, cache):
-        @njit(cache=cache, parallel=True, error_model="numpy")
-        @variant(dim, "any" if shifts else "direct")
-        def one_way(x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
-            """Each direction of a pair computed apart."""
-            _ = source  # part of the cache key
-            paths, n, _ = x.shape
-            width = lanes(x)
-            tokens, weight = _padded_paths(x, TILE)
-            blocks = part.shape[1]
-            # A single block, if there is an odd one, comes first, and causal work grows with the
-            # token: assigned in turn, tasks of all sizes go to all workers.
-            odd = blocks % 2
-            units = (blocks + 1) // 2
-            space = plan.space * width
-            workers = plan.workers
-            for worker in prange(workers):
-                for task in range(worker, paths * units, workers):
-                    call(tasks[0], (
-                        np.intp(task), np.intp(worker), units, odd, space, tokens, n, weight,
-                        arrays, flow, sign, causal, v, part, scratch,
-                    ))  # fmt: skip
-            return path_terms(part, arrays.score.shape[1], n)
-
-        return one_way, internal(make_rows(dim, shifts, source), cache=cache)
-
-    sums, task = compiled(entry_points)
-    return sums, (address(task, _types_of_rows(dtype)),)
-
-
-@functools.cache
-def _both_ways(dim: int, shifts: bool, dtype: np.dtype):
-    """The same for tied heads and 2 <= d <= 8."""
-
-    def entry_points(source, cache):
-        @njit(cache=cache, parallel=True, error_model="numpy")
-        @variant(dim, "any" if shifts else "direct")
-        def both_ways(x, arrays, flow, sign, causal, plan, v, part, scratch, tasks):
-            """Tied symmetric heads, each kernel value used for both tokens."""
-            _ = source  # part of the cache key
-            paths, n, _ = x.shape
-            all_heads = arrays.score.shape[1]
-            width = lanes(x)
-            tokens, weight = _padded_paths(x, width)
-            blocks = part.shape[1]
-            parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
-            workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
-            per_path = batch * strips * blocks * (dim + 2) * width
-            space = plan.space * width
-            sums = scratch[workers * space : workers * space + together * per_path]
-            state = scratch[workers * space + together * per_path :]
-            tops = np.empty((together, batch))
-            for p0 in range(0, paths, together):
-                count = min(together, paths - p0)
-                for head in range(0, all_heads, batch):
-                    heads = min(batch, all_heads - head)
-                    # How heads are divided among tasks does not change a bit.
-                    share = heads_of_task(count, heads, strips, workers)
-                    groups = (heads + share - 1) // share
-                    # One loop for both: a second would be compiled, too.
-                    for phase in range(2):
-                        number = count * (parts if phase else groups * strips)
-                        for worker in prange(workers):
-                            for task in range(worker, number, workers):
-                                call(tasks[phase], (
-                                    np.intp(task), np.intp(worker), groups, share, parts, strips,
-                                    per_path, space, p0, head, heads, x, tokens, weight, arrays,
-                                    flow, sign, tops, sums, state, v, part, scratch,
-                                ))  # fmt: skip
-            return path_terms(part, all_heads, n)
-
-        tasks = make_symmetric(dim, shifts, source), make_absorb(dim, shifts, source)
-        return both_ways, *(internal(task, cache=cache) for task in tasks)
-
-    sums, first, second = compiled(entry_points)
-    given = _types_of_tied(dtype)
-    return sums, (address(first, given), address(second, given))
-
-
-# Types of the arguments of the tasks, for tokens of that type
-_FLOW = (types.intp, types.float64)  # the flow and the sign
-
-
-def _types_of_rows(dtype):
-    flat, _, cube, _ = arrays(dtype)
-    fixed = (cube, types.intp, flat, type_of_heads(dtype, paths=True), *_FLOW, types.boolean)
-    return (types.intp,) * 5 + (*fixed, cube, arrays(np.float64)[2], flat)
-
-
-def _types_of_tied(dtype):
+def _tasks(both: bool, d: int, shifts: bool, dtype: np.dtype) -> tuple[int, ...]:
+    """Addresses of the tasks of `_both_ways` or `_one_way` for tokens of that type."""
     flat, _, cube, _ = arrays(dtype)
     _, tops, terms, _ = arrays(np.float64)
-    fixed = (cube, cube, flat, type_of_heads(dtype, paths=True), *_FLOW, tops)
-    return (types.intp,) * 11 + (*fixed, flat, flat, cube, terms, flat)
+    known = constant_type(d), constant_type(shifts)
+    heads = type_of_heads(dtype, paths=True)
+    flow = types.intp, types.float64  # and the sign
+    if both:
+        tied = *known, *(types.intp,) * 11, cube, cube, flat, heads, *flow, tops, flat, flat, cube
+        return address(_some_sums, (*tied, terms, flat)), address(
+            _some_blocks, (*tied, terms, flat)
+        )
+    rows = *known, *(types.intp,) * 5, cube, types.intp, flat, heads, *flow, types.boolean, cube
+    return (address(_some_rows, (*rows, terms, flat)),)
 
 
 @np.errstate(all="ignore")  # a sum of squares that overflows is above the bound
@@ -833,8 +805,13 @@ def fused_sums(x, score, value, drift, noise, sigma2, flow, sign, causal, symmet
     both = bool(symmetric) and own_loops and n <= SYMMETRIC_TOKENS
     count = score.shape[1]
     shifts = not _moderate(heads.score)
-    sums, tasks = (_both_ways if both else _one_way)(d if own_loops else 0, shifts, x.dtype)
+    dim = d if own_loops else 0
+    tasks = _tasks(both, dim, shifts, x.dtype)
     with threads_for(paths * count * n * n, PAIRS_OF_THREAD) as threads:
         plan, size = _plan(paths, n, d, count, x.itemsize, threads, both)
         space = scratch(size, x.dtype)
-        return v, sums(x, heads, flow, sign, causal, plan, v, part, space, tasks)
+        sums = _both_ways if both else _one_way
+        return v, sums(
+            constant(dim), constant(shifts), x, heads, flow, sign, causal, plan, v, part, space,
+            tasks,
+        )  # fmt: skip

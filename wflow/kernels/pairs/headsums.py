@@ -11,9 +11,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from wflow._core.compiled import internal
-from wflow._core.simd import exp2, fma, lanes, load, load_wide, maximum, splat, store
-from wflow._core.tasks import arrays
+from wflow._core.compiler.functions import internal
+from wflow._core.compiler.tasks import arrays
+from wflow._core.compiler.vectors import exp2, fma, lanes, load, load_wide, maximum, splat, store
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
 # Columns of the table of terms that `fused_sums` returns for each path, and their places. Those

@@ -14,12 +14,20 @@ neither threads nor other targets change a bit.
 import functools
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numpy.typing import NDArray
 
-from wflow._core.compiled import compiled, internal, made_by, variant
-from wflow._core.simd import lanes, splat, store
-from wflow._core.tasks import address, arrays, call
+from wflow._core.compiler.functions import (
+    constant,
+    constant_type,
+    internal,
+    kernel,
+    loop_body,
+    value_of,
+)
+from wflow._core.compiler.sweeps import sweep
+from wflow._core.compiler.tasks import address, arrays, call
+from wflow._core.compiler.vectors import lanes, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.pairs.fused import PAIRS_OF_THREAD
 from wflow.kernels.pairs.sweep import (
@@ -31,7 +39,6 @@ from wflow.kernels.pairs.sweep import (
     by_lane,
     causal_mask,
     clear_vectors,
-    make_sweep,
     masked_sums,
     vectors,
     weighted_shifted_sums,
@@ -64,128 +71,117 @@ def _weight_mask(weight, start, begin, stop, mask):
             mask[(j - start) * width + lane] = weight[j] if j <= begin + lane else 0.0
 
 
-def _make_loop(dim: int, blocks: int, weighted: bool, with_vectors: bool):
-    """The loop of `sweep` as a task may call it."""
-    sweep = make_sweep(dim, blocks, both=False, ito=False, weighted=weighted, vectors=with_vectors)
-
-    @variant(dim, blocks, "weighted" if weighted else "equal", "vectors" if with_vectors else "m")
-    def loop(_dim, _blocks, _weighted, _with_vectors, y, w, z, at, first, last, acc, acc_at):
-        sweep(y, w, z, 0, z, at, z, 0, 0, z, 0, first, last, acc, acc_at)
-
-    return loop
+_ONE, _TWO = map(constant, (1, 2))
 
 
-@made_by(_make_loop)
+@internal
 def _loop(dim, blocks, weighted, with_vectors, y, w, z, at, first, last, acc, acc_at):
-    raise NotImplementedError
+    """`sweep` without q for one or two blocks of targets; the first four are `constant`s."""
+    sweep(dim, blocks, False, False, weighted, with_vectors, y, w, z, 0, z, at, z, 0, 0, z, 0,
+          first, last, acc, acc_at)  # fmt: skip
 
 
-def make_blocks(dim: int, weighted: bool, with_vectors: bool, source: str):
-    """The task for d = `dim`."""
+@loop_body
+def _blocks_of_targets(
+    dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, start,
+    blocks, head, last_head, space, shift, m, S,
+):  # fmt: skip
+    """The heads head <= h < last_head for `blocks` blocks of targets of one path.
 
-    @variant(dim, "weighted" if weighted else "equal", "vectors" if with_vectors else "masses")
-    def blocks_of_targets(
-        x, y, n, unit, weight, bound, score, causal, divisor, start, blocks, head, last_head, space,
-        shift, m, S,
-    ):  # fmt: skip
-        """The heads head <= h < last_head for `blocks` blocks of targets of one path."""
-        _ = source  # part of the cache key
-        own, z, z_high, z_low, acc, squares, one_shift, diagonal, mask = space
-        width = lanes(x)
-        rows = y.shape[0]
-        targets = x.shape[0]
-        of_acc = (dim + 2) * width
-        zero = splat(x.dtype.type(0.0))
-        free = start if causal else rows
+    dim, weighted, with_vectors : `constant`s, the latter two 0 or 1
+    """
+    d = value_of(dim)
+    own, z, z_high, z_low, acc, squares, one_shift, diagonal, mask = space
+    width = lanes(x)
+    rows = y.shape[0]
+    targets = x.shape[0]
+    of_acc = (d + 2) * width
+    zero = splat(x.dtype.type(0.0))
+    free = start if causal else rows
+    for block in range(blocks):
+        by_lane(x, targets, start + block * width, own, block * d * width)
+    for h in range(head, last_head):
+        chosen = h if weight.shape[0] > 1 else 0
+        w = weight[chosen]
+        block_scores(score, h, own, 0, z, 0, d, blocks, squares, 0)
+        direct = 0
         for block in range(blocks):
-            by_lane(x, targets, start + block * width, own, block * dim * width)
-        for h in range(head, last_head):
-            chosen = h if weight.shape[0] > 1 else 0
-            w = weight[chosen]
-            block_scores(score, h, own, 0, z, 0, dim, blocks, squares, 0)
-            direct = 0
+            moderate = True
+            for lane in range(block * width, (block + 1) * width):
+                moderate = moderate and squares[lane] <= bound[chosen]  # false for NaN
+            direct += (1 << block) if moderate else 0
+        clear_vectors(acc, 0, blocks * (d + 2))
+        for first in range(0, free, CHUNK):
+            last = min(first + CHUNK, free)
+            if direct == 3:
+                _loop(dim, _TWO, weighted, with_vectors, y, w, z, 0, first, last, acc, 0)
+                continue
             for block in range(blocks):
-                moderate = True
-                for lane in range(block * width, (block + 1) * width):
-                    moderate = moderate and squares[lane] <= bound[chosen]  # false for NaN
-                direct += (1 << block) if moderate else 0
-            clear_vectors(acc, 0, blocks * (dim + 2))
-            for first in range(0, free, CHUNK):
-                last = min(first + CHUNK, free)
-                if direct == 3:
-                    _loop(dim, 2, weighted, with_vectors, y, w, z, 0, first, last, acc, 0)
-                    continue
-                for block in range(blocks):
-                    if direct >> block & 1:
-                        _loop(dim, 1, weighted, with_vectors, y, w, z, block * dim * width, first,
-                              last, acc, block * of_acc)  # fmt: skip
-            for block in range(blocks):
-                begin = start + block * width
-                last = min(begin + width, rows) if causal else rows
-                sums = acc[block * of_acc : (block + 1) * of_acc]
-                store(one_shift, 0, zero)
-                if not direct >> block & 1:
-                    weighted_shifted_sums(
-                        y, n, score, h, own, block * dim * width, z_high, z_low, z, False,
-                        diagonal, causal, begin, last, sums, one_shift, w if weighted else w[:0],
-                    )  # fmt: skip
-                elif causal:
-                    _weight_mask(w, start, begin, last, mask)
-                    masked_sums(y, unit, z, block * dim * width, z, 0, False, mask, start, start,
-                                last, sums, 0)  # fmt: skip
-                for lane in range(min(width, targets - begin)):
-                    i = begin + lane
-                    # No source of this target has a weight: nothing was shifted.
-                    shift[h, i] = one_shift[lane] if one_shift[lane] > -1e29 else 0.0
-                    m[h, i] = sums[lane] / divisor
-                    if with_vectors:
-                        for k in range(dim):
-                            S[h, i, k] = sums[(1 + k) * width + lane] / divisor
+                if direct >> block & 1:
+                    _loop(dim, _ONE, weighted, with_vectors, y, w, z, block * d * width, first,
+                          last, acc, block * of_acc)  # fmt: skip
+        for block in range(blocks):
+            begin = start + block * width
+            last = min(begin + width, rows) if causal else rows
+            sums = acc[block * of_acc : (block + 1) * of_acc]
+            store(one_shift, 0, zero)
+            if not direct >> block & 1:
+                weights = w if value_of(weighted) == 1 else w[:0]
+                weighted_shifted_sums(
+                    y, n, score, h, own, block * d * width, z_high, z_low, z, False, diagonal,
+                    causal, begin, last, sums, one_shift, weights,
+                )  # fmt: skip
+            elif causal:
+                _weight_mask(w, start, begin, last, mask)
+                masked_sums(y, unit, z, block * d * width, z, 0, False, mask, start, start,
+                            last, sums, 0)  # fmt: skip
+            for lane in range(min(width, targets - begin)):
+                i = begin + lane
+                # No source of this target has a weight: nothing was shifted.
+                shift[h, i] = one_shift[lane] if one_shift[lane] > -1e29 else 0.0
+                m[h, i] = sums[lane] / divisor
+                if value_of(with_vectors) == 1:
+                    for k in range(d):
+                        S[h, i, k] = sums[(1 + k) * width + lane] / divisor
 
-    return blocks_of_targets
+
+@kernel(parallel=True)
+def _sums(
+    dim, weighted, with_vectors, x, y, n, unit, weight, bound, score, causal, divisor, workers,
+    groups, shift, m, S, at,
+):  # fmt: skip
+    """Run the task at address `at` for all blocks of targets and groups of heads."""
+    paths, targets, _ = x.shape
+    heads = score.shape[1]
+    width = lanes(x)
+    blocks = (targets + width - 1) // width
+    # As in `fused`: tasks of all sizes go to all workers.
+    odd = blocks % 2
+    units = (blocks + 1) // 2
+    for worker in prange(workers):
+        space = workspace(value_of(dim), x)
+        for task in range(worker, paths * units * groups, workers):
+            p = task // (units * groups)
+            group = task % groups
+            place = task // groups - p * units
+            first = 0 if place == 0 else 2 * place - odd
+            count = 1 if place == 0 and odd == 1 else 2
+            q = p if weight.shape[0] > 1 else 0
+            call(at, (
+                dim, weighted, with_vectors, x[p], y[p], n, unit, weight[q], bound[p], score[p],
+                causal, divisor, first * width, count, np.intp(group * heads // groups),
+                np.intp((group + 1) * heads // groups), space, shift[p], m[p], S[p],
+            ))  # fmt: skip
 
 
 @functools.cache
-def _compiled_pass(dim: int, weighted: bool, with_vectors: bool, dtype: np.dtype):
-    """The function for one d, with weights or without, with S or without; where its task lies."""
-
-    def entry_points(source, cache):
-        @njit(cache=cache, parallel=True, error_model="numpy")
-        @variant(dim, weighted, with_vectors)
-        def sums(
-            x, y, n, unit, weight, bound, score, causal, divisor, workers, groups, shift, m, S, at
-        ):  # fmt: skip
-            _ = source  # part of the cache key
-            paths, targets, _ = x.shape
-            heads = score.shape[1]
-            width = lanes(x)
-            blocks = (targets + width - 1) // width
-            # As in `fused`: tasks of all sizes go to all workers.
-            odd = blocks % 2
-            units = (blocks + 1) // 2
-            for worker in prange(workers):
-                space = workspace(dim, x)
-                for task in range(worker, paths * units * groups, workers):
-                    p = task // (units * groups)
-                    group = task % groups
-                    place = task // groups - p * units
-                    first = 0 if place == 0 else 2 * place - odd
-                    count = 1 if place == 0 and odd == 1 else 2
-                    q = p if weight.shape[0] > 1 else 0
-                    call(at, (
-                        x[p], y[p], n, unit, weight[q], bound[p], score[p], causal, divisor,
-                        first * width, count, np.intp(group * heads // groups),
-                        np.intp((group + 1) * heads // groups), space, shift[p], m[p], S[p],
-                    ))  # fmt: skip
-
-        return sums, internal(make_blocks(dim, weighted, with_vectors, source), cache=cache)
-
-    sums, task = compiled(entry_points)
+def _address(d: int, weighted: bool, with_vectors: bool, dtype: np.dtype) -> int:
+    """Of the task for one d, with weights or without, with S or without."""
     flat, matrix, cube, _ = arrays(dtype)
     size, bounds = types.intp, arrays(np.float64)[0]
-    of_sums = matrix, matrix, size, flat, matrix, bounds, cube, types.boolean, types.float64
-    given = *of_sums, *(size,) * 4, types.UniTuple(flat, 9), matrix, matrix, cube
-    return sums, address(task, given)
+    given = *map(constant_type, (d, weighted, with_vectors)), matrix, matrix, size, flat, matrix
+    given += bounds, cube, types.boolean, types.float64, *(size,) * 4
+    return address(_blocks_of_targets, (*given, types.UniTuple(flat, 9), matrix, matrix, cube))
 
 
 def largest_squares(cloud: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -247,12 +243,13 @@ def pair_head_sums(
         weight[..., :n] = weights
     shift, m = (np.empty((paths, heads, targets), x.dtype) for _ in range(2))
     S = np.empty((paths, heads, targets if vectors else 0, d), x.dtype)
-    run, task = _compiled_pass(d, weights is not None, bool(vectors), x.dtype)
+    known = d, weights is not None, bool(vectors)
+    task = _address(*known, x.dtype)
     units = -(-targets * x.itemsize // 128)
     with threads_for(paths * heads * targets * n, PAIRS_OF_THREAD) as workers:
         groups = min(heads, -(-4 * workers // (paths * units)) if workers > 1 else 1)
-        run(
-            x, y, n, unit, weight, direct_bounds(sources, weights), D, causal,
-            float(n) if weights is None else 1.0, workers, groups, shift, m, S, task,
+        _sums(
+            *map(constant, known), x, y, n, unit, weight, direct_bounds(sources, weights), D,
+            causal, float(n) if weights is None else 1.0, workers, groups, shift, m, S, task,
         )  # fmt: skip
     return shift, m, S

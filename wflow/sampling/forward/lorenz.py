@@ -7,7 +7,7 @@ from numba import njit, prange
 from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import count_steps, number, positive, reals, whole
-from wflow._core.compiled import compiled
+from wflow._core.compiler.functions import kernel
 from wflow._core.errors import InputError
 from wflow.sampling.forward.model import ForwardModel, Pullback
 
@@ -35,85 +35,76 @@ def _adjoint(x, theta, k, out, slope):
     slope[2] -= x[2] * k[2]
 
 
-def _entry_points(source, cache):
-    """The compiled functions that Python calls."""
+@kernel(parallel=True)
+def _sweep(theta, start, dt, spin_up, windows, length, weights, backward, means, slopes):
+    """RK4 for every row of theta (n, 3), and back again with weights (n, 3 windows).
 
-    @njit(cache=cache, error_model="numpy", parallel=True)
-    def sweep(theta, start, dt, spin_up, windows, length, weights, backward, means, slopes):
-        """RK4 for every row of theta (n, 3), and back again with weights (n, 3 windows).
-
-        The integrals over the windows are carried along as components of the same scheme: they
-        take the stages with the weights of RK4. Some 100 operations a step, three times as many
-        with the way back, which keeps the states of one row.
-        """
-        _ = source  # part of the cache key
-        steps = spin_up + windows * length
-        for row in prange(theta.shape[0]):
-            p = theta[row]
-            states = np.empty((steps + 1, 3))
-            stage, rate = np.empty((4, 3)), np.empty((4, 3))
-            states[0] = start
-            for step in range(steps):
-                x = states[step]
-                for s in range(4):
-                    for c in range(3):
-                        ahead = 0.0
-                        if s == 1 or s == 2:
-                            ahead = 0.5 * dt * rate[s - 1, c]
-                        elif s == 3:
-                            ahead = dt * rate[2, c]
-                        stage[s, c] = x[c] + ahead
-                    _velocity(stage[s], p, rate[s])
-                window = (step - spin_up) // length
+    The integrals over the windows are carried along as components of the same scheme: they
+    take the stages with the weights of RK4. Some 100 operations a step, three times as many
+    with the way back, which keeps the states of one row.
+    """
+    steps = spin_up + windows * length
+    for row in prange(theta.shape[0]):
+        p = theta[row]
+        states = np.empty((steps + 1, 3))
+        stage, rate = np.empty((4, 3)), np.empty((4, 3))
+        states[0] = start
+        for step in range(steps):
+            x = states[step]
+            for s in range(4):
                 for c in range(3):
-                    total = rate[0, c] + 2 * (rate[1, c] + rate[2, c]) + rate[3, c]
-                    states[step + 1, c] = x[c] + dt / 6 * total
-                    if step >= spin_up:
-                        total = stage[0, c] + 2 * (stage[1, c] + stage[2, c]) + stage[3, c]
-                        means[row, 3 * window + c] += total / (6 * length)
-            if not backward:
-                continue
-            lam, eta = np.zeros(3), np.zeros(3)
-            k, back, before = np.empty(3), np.empty(3), np.empty(3)
-            for step in range(steps - 1, -1, -1):
-                x = states[step]
-                for s in range(4):
-                    for c in range(3):
-                        ahead = 0.0
-                        if s == 1 or s == 2:
-                            ahead = 0.5 * dt * rate[s - 1, c]
-                        elif s == 3:
-                            ahead = dt * rate[2, c]
-                        stage[s, c] = x[c] + ahead
-                    _velocity(stage[s], p, rate[s])
+                    ahead = 0.0
+                    if s == 1 or s == 2:
+                        ahead = 0.5 * dt * rate[s - 1, c]
+                    elif s == 3:
+                        ahead = dt * rate[2, c]
+                    stage[s, c] = x[c] + ahead
+                _velocity(stage[s], p, rate[s])
+            window = (step - spin_up) // length
+            for c in range(3):
+                total = rate[0, c] + 2 * (rate[1, c] + rate[2, c]) + rate[3, c]
+                states[step + 1, c] = x[c] + dt / 6 * total
+                if step >= spin_up:
+                    total = stage[0, c] + 2 * (stage[1, c] + stage[2, c]) + stage[3, c]
+                    means[row, 3 * window + c] += total / (6 * length)
+        if not backward:
+            continue
+        lam, eta = np.zeros(3), np.zeros(3)
+        k, back, before = np.empty(3), np.empty(3), np.empty(3)
+        for step in range(steps - 1, -1, -1):
+            x = states[step]
+            for s in range(4):
                 for c in range(3):
-                    eta[c] = 0.0
-                    before[c] = lam[c]
-                    back[c] = 0.0
-                    if step >= spin_up:
-                        window = (step - spin_up) // length
-                        eta[c] = weights[row, 3 * window + c] / (6 * length)
-                for s in range(3, -1, -1):
-                    share = 1.0 if s == 0 or s == 3 else 2.0
-                    for c in range(3):
-                        reach = 0.0  # of this rate in the next stage
-                        if s == 2:
-                            reach = dt * back[c]
-                        elif s < 2:
-                            reach = 0.5 * dt * back[c]
-                        k[c] = dt / 6 * share * lam[c] + reach
-                    for c in range(3):
-                        back[c] = share * eta[c]
-                    _adjoint(stage[s], p, k, back, slopes[row])
-                    for c in range(3):
-                        before[c] += back[c]
+                    ahead = 0.0
+                    if s == 1 or s == 2:
+                        ahead = 0.5 * dt * rate[s - 1, c]
+                    elif s == 3:
+                        ahead = dt * rate[2, c]
+                    stage[s, c] = x[c] + ahead
+                _velocity(stage[s], p, rate[s])
+            for c in range(3):
+                eta[c] = 0.0
+                before[c] = lam[c]
+                back[c] = 0.0
+                if step >= spin_up:
+                    window = (step - spin_up) // length
+                    eta[c] = weights[row, 3 * window + c] / (6 * length)
+            for s in range(3, -1, -1):
+                share = 1.0 if s == 0 or s == 3 else 2.0
                 for c in range(3):
-                    lam[c] = before[c]
-
-    return sweep
-
-
-_sweep = compiled(_entry_points)
+                    reach = 0.0  # of this rate in the next stage
+                    if s == 2:
+                        reach = dt * back[c]
+                    elif s < 2:
+                        reach = 0.5 * dt * back[c]
+                    k[c] = dt / 6 * share * lam[c] + reach
+                for c in range(3):
+                    back[c] = share * eta[c]
+                _adjoint(stage[s], p, k, back, slopes[row])
+                for c in range(3):
+                    before[c] += back[c]
+            for c in range(3):
+                lam[c] = before[c]
 
 
 class Lorenz(ForwardModel):

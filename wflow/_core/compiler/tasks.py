@@ -8,10 +8,11 @@ and the four are a call each.
 from typing import Any
 
 import numpy as np
-from numba.core import cgutils, types
+from numba import from_dtype, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
-from numba.np.numpy_support import from_dtype
+
+from wflow._core.compiler.undocumented import if_unlikely
 
 # The tasks that have code for each list of types. A call with other types would read memory that is
 # not there; that the address belongs to these types is up to the caller. Kept here, for their code
@@ -52,7 +53,7 @@ def call(_context, address, arguments):
         function = context.call_conv.get_function_type(types.none, kinds)
         pointer = builder.inttoptr(values[0], function.as_pointer())
         status, _ = context.call_conv.call_function(builder, pointer, types.none, kinds, given)
-        with cgutils.if_unlikely(builder, status.is_error):
+        with if_unlikely(builder, status.is_error):
             context.call_conv.return_status_propagate(builder, status)
         return context.get_dummy_value()
 

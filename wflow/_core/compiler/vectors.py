@@ -13,9 +13,10 @@ from collections.abc import Iterable
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba import types
+from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+from wflow._core.compiler.undocumented import processor
 
 _BYTES = 64
 
@@ -29,15 +30,15 @@ class Vector(types.Type):
         super().__init__(name=f"Vector({dtype})")
 
 
-_VECTORS = {types.float64: Vector(types.float64), types.float32: Vector(types.float32)}
+VECTORS = {types.float64: Vector(types.float64), types.float32: Vector(types.float32)}
 
 
-def _float_ir(dtype: types.Float) -> ir.Type:
+def float_ir(dtype: types.Float) -> ir.Type:
     return ir.DoubleType() if dtype == types.float64 else ir.FloatType()
 
 
 def _vector_ir(vector: Vector) -> ir.VectorType:
-    return ir.VectorType(_float_ir(vector.dtype), vector.lanes)
+    return ir.VectorType(float_ir(vector.dtype), vector.lanes)
 
 
 def _constant(vector: Vector, value: float) -> ir.Constant:
@@ -63,7 +64,7 @@ def _align_stack(builder: ir.IRBuilder) -> None:
     attributes.add("nounwind")  # llvmlite writes no attributes where there are none by name
 
 
-def _splat(builder: ir.IRBuilder, kind: ir.VectorType, value):
+def splat_ir(builder: ir.IRBuilder, kind: ir.VectorType, value):
     _align_stack(builder)
     empty = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
@@ -71,7 +72,7 @@ def _splat(builder: ir.IRBuilder, kind: ir.VectorType, value):
     return builder.shuffle_vector(first, empty, mask)
 
 
-def _fma(builder: ir.IRBuilder, a, b, c):
+def fma_ir(builder: ir.IRBuilder, a, b, c):
     # IRBuilder.fma knows scalars only; the intrinsic itself is defined for vectors.
     kind = a.type
     name = f"llvm.fma.v{kind.count}{'f64' if kind.element == ir.DoubleType() else 'f32'}"
@@ -80,7 +81,7 @@ def _fma(builder: ir.IRBuilder, a, b, c):
 
 def native_registers(context) -> tuple[int, int]:
     """Bytes of a vector register of the processor that code is compiled for, and their number."""
-    features = getattr(context.codegen(), "_tm_features", "").split(",")
+    features = processor(context.codegen())[2].split(",")
     if "+avx512f" in features:
         return 64, 32
     if "+avx" in features:
@@ -100,12 +101,12 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _register(symbol, instruction: str) -> None:
-    @infer_global(symbol)
-    class _Arithmetic(AbstractTemplate):
-        def generic(self, args, kws):
-            if len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]:
-                return signature(args[0], *args)
-            return None
+    @type_callable(symbol)
+    def _arithmetic(context):
+        def result(a, b):
+            return a if isinstance(a, Vector) and a == b else None
+
+        return result
 
     @lower_builtin(symbol, Vector, Vector)
     def _lower(context, builder, sig, args):
@@ -139,7 +140,7 @@ def align_stack(typingctx):
 @intrinsic
 def lanes(typingctx, array):
     """Number of lanes of a vector with the element type of `array` (a compile-time constant)."""
-    count = _VECTORS[array.dtype].lanes
+    count = VECTORS[array.dtype].lanes
 
     def codegen(context, builder, sig, args):
         _align_stack(builder)
@@ -161,15 +162,15 @@ def register_lanes(typingctx, array):
 @intrinsic
 def splat(typingctx, value):
     """Vector with the scalar `value` in every lane."""
-    vector = _VECTORS[value]
+    vector = VECTORS[value]
 
     def codegen(context, builder, sig, args):
-        return _splat(builder, _vector_ir(vector), args[0])
+        return splat_ir(builder, _vector_ir(vector), args[0])
 
     return vector(value), codegen
 
 
-def _lane_pointer(context, builder, array_type, array, offset, kind: ir.VectorType):
+def lane_pointer(context, builder, array_type, array, offset, kind: ir.VectorType):
     _align_stack(builder)
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [offset]), kind.as_pointer())
@@ -178,10 +179,10 @@ def _lane_pointer(context, builder, array_type, array, offset, kind: ir.VectorTy
 @intrinsic
 def load(typingctx, array, offset):
     """Vector from the flat contiguous `array`, starting at element `offset`."""
-    vector = _VECTORS[array.dtype]
+    vector = VECTORS[array.dtype]
 
     def codegen(context, builder, sig, args):
-        pointer = _lane_pointer(context, builder, sig.args[0], *args, _vector_ir(vector))
+        pointer = lane_pointer(context, builder, sig.args[0], *args, _vector_ir(vector))
         return builder.load(pointer, align=array.dtype.bitwidth // 8)
 
     return vector(array, types.intp), codegen
@@ -190,12 +191,12 @@ def load(typingctx, array, offset):
 @intrinsic
 def load_wide(typingctx, array, offset):
     """Vector of doubles from 8 elements of `array`, of either precision, from `offset` on."""
-    vector = _VECTORS[types.float64]
+    vector = VECTORS[types.float64]
 
     def codegen(context, builder, sig, args):
         dtype = sig.args[0].dtype
-        kind = ir.VectorType(_float_ir(dtype), vector.lanes)
-        pointer = _lane_pointer(context, builder, sig.args[0], *args, kind)
+        kind = ir.VectorType(float_ir(dtype), vector.lanes)
+        pointer = lane_pointer(context, builder, sig.args[0], *args, kind)
         value = builder.load(pointer, align=dtype.bitwidth // 8)
         return value if dtype == types.float64 else builder.fpext(value, _vector_ir(vector))
 
@@ -207,7 +208,7 @@ def store(typingctx, array, offset, value):
     """Write the vector `value` to the flat contiguous `array`, starting at element `offset`."""
 
     def codegen(context, builder, sig, args):
-        pointer = _lane_pointer(context, builder, sig.args[0], *args[:2], _vector_ir(value))
+        pointer = lane_pointer(context, builder, sig.args[0], *args[:2], _vector_ir(value))
         builder.store(args[2], pointer, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -219,7 +220,7 @@ def fma(typingctx, a, b, c):
     """a b + c, rounded once."""
 
     def codegen(context, builder, sig, args):
-        return _fma(builder, *args)
+        return fma_ir(builder, *args)
 
     return a(a, b, c), codegen
 
@@ -328,7 +329,7 @@ def lane_sums(typingctx, array, offset, step):
     a_k + a_(k xor s) where k has no bit s and b_k + b_(k xor s) where it has. Three instructions a
     merge, one of them a shuffle.
     """
-    vector = _VECTORS[array.dtype]
+    vector = VECTORS[array.dtype]
     count = vector.lanes
 
     def codegen(context, builder, sig, args):
@@ -341,9 +342,7 @@ def lane_sums(typingctx, array, offset, step):
 
         parts = []
         for _ in range(count):
-            pointer = _lane_pointer(
-                context, builder, sig.args[0], array, offset, _vector_ir(vector)
-            )
+            pointer = lane_pointer(context, builder, sig.args[0], array, offset, _vector_ir(vector))
             parts.append(builder.load(pointer, align=align))
             offset = builder.add(offset, step)
         distance = 1
@@ -397,11 +396,11 @@ def _table(dtype: types.Float) -> list[int]:
 def _look_up(context, builder, dtype: types.Float, words):
     """Entry of the table at the low four bits of each lane of `words`."""
     patterns, element, count = _table(dtype), words.type.element, words.type.count
-    kind = ir.VectorType(_float_ir(dtype), count)
+    kind = ir.VectorType(float_ir(dtype), count)
 
     def entries(first: int, number: int):
         some = ir.Constant(ir.VectorType(element, number), patterns[first : first + number])
-        return builder.bitcast(some, ir.VectorType(_float_ir(dtype), number))
+        return builder.bitcast(some, ir.VectorType(float_ir(dtype), number))
 
     size, _ = native_registers(context)
     if size == _BYTES == count * element.width // 8:
@@ -462,9 +461,9 @@ def exp2_together(context, builder, dtype: types.Float, exponents):
     *rest, last = _EXP2[dtype]
     q = [constant(last)] * len(r)
     for coefficient in reversed(rest):
-        q = [_fma(builder, a, b, constant(coefficient)) for a, b in zip(q, r, strict=True)]
+        q = [fma_ir(builder, a, b, constant(coefficient)) for a, b in zip(q, r, strict=True)]
     gains = [builder.fmul(a, b) for a, b in zip(q, r, strict=True)]
-    return [_fma(builder, a, b, a) for a, b in zip(scales, gains, strict=True)]
+    return [fma_ir(builder, a, b, a) for a, b in zip(scales, gains, strict=True)]
 
 
 def _in_parts(builder, vector, count: int) -> list:

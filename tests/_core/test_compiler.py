@@ -1,0 +1,151 @@
+"""Compiled functions: constants in their types, their code on disk, the environment."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+from numba.extending import is_jitted
+
+import wflow
+from wflow._core.compiler import cache, undocumented
+from wflow._core.compiler.functions import constant, kernel, value_of
+
+HOME = Path(wflow.__file__).parent
+USERS = [
+    ".".join(("wflow", *file.relative_to(HOME).with_suffix("").parts))
+    for file in sorted(HOME.rglob("*.py"))
+    if re.search(r"^@(kernel|loop_body)", file.read_text(), re.M)
+]
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_kept_code_depends_on_shared_files_and_its_own_alone(name: str) -> None:
+    """An edit of any other file would leave code on disk that is out of date."""
+    shared = [HOME / folder for folder in cache._SHARED]
+    for value in vars(importlib.import_module(name)).values():
+        if is_jitted(value) and value.py_func.__module__ != name:
+            file = Path(value.py_func.__code__.co_filename)
+            assert any(folder in file.parents for folder in shared), file
+
+
+def test_the_folder_of_compiled_code_follows_the_text_of_shared_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(processor: str) -> str:
+        cache._digest_of_file.cache_clear()
+        return cache._digest_of_shared.__wrapped__((processor,))
+
+    source = tmp_path / "kernels" / "sums.py"
+    source.parent.mkdir()
+    source.write_text("one = 1\n")
+    monkeypatch.setattr(cache, "_PACKAGE", tmp_path)
+    before = digest("a")
+    assert digest("a") == before != digest("b")
+    source.write_text("two = 2\n")
+    assert digest("a") != before
+
+
+def test_code_lies_in_the_folder_that_the_user_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "/given")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home")
+    named, beside, user = cache.places()
+    assert (named, beside, user) == (Path("/given"), HOME / "__pycache__", Path("/home/wflow"))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    assert cache.places() == [beside, user]
+
+
+def test_a_name_that_numba_does_not_have_is_reported_with_the_version() -> None:
+    with pytest.raises(ImportError, match=rf"{numba.__version__}.*Codegen\.no_such_name"):
+        undocumented.look_up("numba.core.codegen:CPUCodegen.no_such_name", "test")
+    with pytest.raises(ImportError, match="no_such_name"):
+        undocumented.attribute(object(), "no_such_name")
+
+
+def test_a_constant_is_known_in_compiled_code() -> None:
+    @numba.njit
+    def doubled(number):
+        return 2 * value_of(number)
+
+    assert [doubled(constant(number)) for number in (0, 1, 5)] == [0, 2, 10]
+
+
+DIMENSIONS = """
+import sys
+import numpy as np
+from wflow._core.compiler.functions import constant, internal, kernel, value_of
+
+@internal
+def total(dim, values):
+    found = 0.0
+    for k in range(value_of(dim)):
+        found += values[k]
+    return found
+
+@kernel
+def run(dim, values):
+    return total(dim, values)
+
+for d in map(int, sys.argv[1:]):
+    print(run(constant(d), np.ones(9)), sum(run.stats.cache_hits.values()))
+"""
+
+
+def test_code_for_two_constants_that_two_processes_kept_is_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "small.py"
+    file.write_text(DIMENSIONS)
+    said = [
+        subprocess.check_output(
+            [sys.executable, file, *dimensions],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HOME.parent)},
+            text=True,
+        ).split()
+        for dimensions in (["2"], ["3"], ["2", "3"])
+    ]
+    assert said == [["2.0", "0"], ["3.0", "0"], ["2.0", "1", "3.0", "2"]]
+
+
+def test_a_warning_of_the_cache_points_at_the_line_that_called_wflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cache, "warned", set())
+    monkeypatch.setattr(cache, "places", lambda: [tmp_path / "file"])
+    with pytest.warns(UserWarning, match="file") as said:
+        kernel(_one_function)(1.0)
+    assert {warning.filename for warning in said} == {__file__}
+
+
+def _one_function(x):
+    return x
+
+
+def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake() -> None:
+    code = (
+        "import os; before = dict(os.environ)\n"
+        "import numba\n"
+        "import wflow; wflow.energy; assert dict(os.environ) == before\n"
+        "seen, get_num_threads = [], numba.get_num_threads\n"
+        "def asked():\n"
+        "    seen.append(os.environ.get('GOMP_SPINCOUNT'))\n"
+        "    return get_num_threads()\n"
+        "numba.get_num_threads = asked\n"
+        "wflow.energy(wflow.tokens.uniform(1000, 2, seed=0), [[[1.0, 0.0], [0.0, 1.0]]])\n"
+        "print(seen[0]); assert dict(os.environ) == before\n"
+    )
+    spin = "GOMP_SPINCOUNT"
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", spin)}
+    environment["NUMBA_NUM_THREADS"] = "2"
+    for given, expected in ({}, "10000"), ({spin: "7"}, "7"), ({"OMP_WAIT_POLICY": "a"}, "None"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment | given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() == expected, done.stderr

@@ -143,7 +143,7 @@ LOG2E = math.log2(math.e)
 # Exponents of 2 below this are lost against sums as small as exp(-bound); 2 to it is in range.
 FLOOR_DOUBLE, FLOOR_SINGLE = -1000.0, -120.0
 
-_TWO, _THREE, _FOUR, _EIGHT = map(constant, (2, 3, 4, 8))
+_TWO, _THREE = map(constant, (2, 3))
 
 
 @internal(forceinline=True)
@@ -317,7 +317,7 @@ def block_sums(
     x, n, weight, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop,
     acc, shift, square,
 ):  # fmt: skip
-    """(m, S, q) exp(-shift) of head h for one block of tokens; returns whether it shifted.
+    """(m, S, q) exp(-shift) of head h for one block of tokens, d = 2 or 3; says if it shifted.
 
     `square` receives |D^T x_i|^2.
     """
@@ -338,14 +338,8 @@ def block_sums(
         last = min(first + CHUNK, free)
         if d == 2:
             one_way(_TWO, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
-        elif d == 3:
-            one_way(_THREE, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
-        elif d == 4:
-            one_way(_FOUR, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
-        elif d == 8:
-            one_way(_EIGHT, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
         else:
-            masked_sums(x, weight, z, 0, pair, 0, ito, z, -1, first, last, acc, 0)
+            one_way(_THREE, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
     if causal:
         masked_sums(x, weight, z, 0, pair, 0, ito, diagonal, start, start, stop, acc, 0)
     store(shift, 0, zero)

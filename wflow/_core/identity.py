@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
-from wflow._core.checks import read_only as read_only
-from wflow._core.checks import reading as reading
 from wflow._core.checks import shown
 from wflow._core.errors import InputError, warn
 from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why_different

@@ -72,6 +72,7 @@ def _flood(x, chord):
                 far = (1 - 1e-9) * math.sqrt(nearest)
     return label
 
+
 @kernel
 def _spanning_tree(x):
     """Squared chords of the edges of the minimum spanning tree, unsorted; x (n, d).

@@ -25,7 +25,7 @@ from wflow._core.progress import progress
 from wflow._core.signals import signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
 from wflow.io.driver import IfExists
-from wflow.io.read import manifest_of, partial_of
+from wflow.io.read import manifest_of, open_run, partial_of
 from wflow.particles.options import Compute, option
 
 if TYPE_CHECKING:
@@ -380,4 +380,4 @@ def solve(
         workers, scheduler, security=security, threads=compute.threads, seconds=seconds
     ) as run:
         run([task])
-    return solver.open_run(out)
+    return open_run(out)

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -67,14 +68,14 @@ class Solver(Protocol):
         """Hand what was recorded to the store."""
 
 
-class Problem(Protocol):
-    """A run as it is asked for.
+@dataclass(frozen=True)
+class Plan:
+    """What the driver needs to know of a run.
 
     Attributes
     ----------
     steps, paths, seed : how many steps and paths, and the key of the random numbers
     batch : paths that are computed together
-    first_path : number of the first path
     label : what the progress bar calls the run
     threads : of Numba; None for all
     checkpoint_every : seconds between checkpoints
@@ -82,28 +83,23 @@ class Problem(Protocol):
     in_parts : whether these are some paths of a run, which does not end with them
     """
 
-    # fmt: off
+    steps: int
+    paths: int
+    seed: int
+    batch: int
+    label: str
+    threads: int | None = None
+    checkpoint_every: float = 15.0
+    stop_at_blow_up: bool = False
+    in_parts: bool = False
+
+
+class Problem(Protocol):
+    """A run as it is asked for."""
+
     @property
-    def steps(self) -> int: ...
-    @property
-    def paths(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def first_path(self) -> int: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def threads(self) -> int | None: ...
-    @property
-    def checkpoint_every(self) -> float: ...
-    @property
-    def stop_at_blow_up(self) -> bool: ...
-    @property
-    def in_parts(self) -> bool: ...
-    # fmt: on
+    def plan(self) -> Plan:
+        """What the driver needs to know."""
 
     def layout(self) -> Layout:
         """Sizes of the run."""
@@ -151,7 +147,7 @@ class Paths:
             return
         array = np.array(values, dtype=float)
         if dims[0] in ("path", "snapshot_path"):
-            paths = np.arange(run.problem.paths)
+            paths = np.arange(run.plan.paths)
             if dims[0] == "snapshot_path":
                 paths = run.layout.marks["snapshot_path"]
             rows = paths[index[0]]  # type: ignore[index]
@@ -172,8 +168,8 @@ class Paths:
         run = self._run
         self.lost[path] = True
         run.errors.append(error)
-        everything = self.lost.all() and self.last - self.first == run.problem.paths
-        if run.problem.stop_at_blow_up or (everything and not run.problem.in_parts):
+        everything = self.lost.all() and self.last - self.first == run.plan.paths
+        if run.plan.stop_at_blow_up or (everything and not run.plan.in_parts):
             raise run.errors[0]
         if "blow-up" not in self.warned:
             self.warned.add("blow-up")
@@ -187,7 +183,7 @@ class Group:
     """What the groups of a run share."""
 
     def __init__(self, problem: Problem, store: Store) -> None:
-        self.problem, self.store, self.layout = problem, store, problem.layout()
+        self.plan, self.store, self.layout = problem.plan, store, problem.layout()
         self.errors: list[BlowUpError] = []
         self.warned: set[str] = set()
 
@@ -216,18 +212,18 @@ def integrate(
     -------
     whether the run is complete
     """
-    run = Group(problem, store)
-    batch = problem.batch if state is None else int(state.pop("batch"))
-    total, begin, first_step = problem.total() if batch < problem.paths else None, 0, 0
+    run, plan = Group(problem, store), problem.plan
+    batch = plan.batch if state is None else int(state.pop("batch"))
+    total, begin, first_step = problem.total() if batch < plan.paths else None, 0, 0
     if state is None:
         problem.start(store)
     else:
         begin, first_step = int(state.pop("first")), int(state.pop("step"))
         total = state.pop("total", None)
-        tick(first_step + (begin // batch) * (problem.steps + 1))
+        tick(first_step + (begin // batch) * (plan.steps + 1))
     saved = time.monotonic()
-    for first in range(begin, problem.paths, batch):
-        last = min(first + batch, problem.paths)
+    for first in range(begin, plan.paths, batch):
+        last = min(first + batch, plan.paths)
         paths = Paths(run, first, last)
         solver = problem.solver(first, last, paths, total)
         step = 0
@@ -236,8 +232,8 @@ def integrate(
             paths.lost[:] = state.pop("lost")
             solver.restore(state)
         elif former is not None:
-            step = former.step(run.layout.marks["time"], problem.steps)
-            found = former.group(store, run.layout, first, last, last == problem.paths)
+            step = former.step(run.layout.marks["time"], plan.steps)
+            found = former.group(store, run.layout, first, last, last == plan.paths)
             paths.lost[:] = found.pop("lost")
             solver.restore(found)
             tick(step)
@@ -248,14 +244,14 @@ def integrate(
             solver.flush()
             if save is not None:
                 sums = {} if total is None else {"total": total}
-                place = {"batch": batch, "first": paths.first, "step": step}
-                place = {name: np.array(value) for name, value in place.items()}
+                numbers = {"batch": batch, "first": paths.first, "step": step}
+                place = {name: np.array(value) for name, value in numbers.items()}
                 save(place | sums | {"lost": paths.lost} | solver.state())
 
         if first == 0 and state is None:
             keep(step)  # a run killed at any later moment can be resumed
-        while step <= problem.steps:
-            if step == problem.steps and isinstance(store, RunWriter):
+        while step <= plan.steps:
+            if step == plan.steps and isinstance(store, RunWriter):
                 solver.flush()
                 store.keep_state(first, {"lost": paths.lost} | solver.state())
             try:
@@ -265,10 +261,10 @@ def integrate(
                 raise
             tick(following - step)
             step = following
-            if step > problem.steps:
+            if step > plan.steps:
                 break
             stop = stopping()
-            if stop or time.monotonic() - saved > problem.checkpoint_every:
+            if stop or time.monotonic() - saved > plan.checkpoint_every:
                 keep(step)
                 saved = time.monotonic()
             if stop:
@@ -276,12 +272,10 @@ def integrate(
         solver.flush()
     if begin and isinstance(store, RunWriter):
         run.errors += [_LOST] * int(store.read(f"{STATE}/lost", (slice(0, begin),)).sum())
-    if len(run.errors) == problem.paths and not problem.in_parts:
+    if len(run.errors) == plan.paths and not plan.in_parts:
         raise run.errors[0]
     if len(run.errors) > 1:
-        warn(
-            f"{len(run.errors)} of {problem.paths} paths blew up: their values are NaN from then on"
-        )
+        warn(f"{len(run.errors)} of {plan.paths} paths blew up: their values are NaN from then on")
     return True
 
 
@@ -317,22 +311,23 @@ def run(
     shows = switch(progress, "progress")
     if file is None and if_exists != "error":
         raise InputError(f"if_exists={if_exists!r} is for runs in a file: give out as well")
-    with numba_threads(problem.threads, "compute.threads"):
+    with numba_threads(problem.plan.threads, "compute.threads"):
         if file is None:
             return _in_memory(problem, shows, history)
         return _in_file(problem, file, if_exists, shows, history)
 
 
 def _bar(problem: Problem, progress: bool) -> Any:
-    groups = -(-problem.paths // problem.batch)
-    return progress_bar(groups * (problem.steps + 1), problem.label, progress)
+    plan = problem.plan
+    groups = -(-plan.paths // plan.batch)
+    return progress_bar(groups * (plan.steps + 1), plan.label, progress)
 
 
 def _in_memory(problem: Problem, progress: bool, history: Sequence[str]) -> "xarray.Dataset":
     layout = problem.layout()
     check_memory(layout.bytes, "the run", "record less often, keep fewer snapshots, or give out")
     store = MemoryStore(layout)
-    attrs = dataset_attrs(problem.config(), problem.seed, history=history)
+    attrs = dataset_attrs(problem.config(), problem.plan.seed, history=history)
     try:
         with _bar(problem, progress) as tick:
             integrate(problem, store, tick=tick)
@@ -351,7 +346,9 @@ def _in_file(
         return open_run(out)
     writer, state = opened
     start = 0 if state is None else int(state["step"])
-    _log.info("%s: from step %d of %d, %d paths", out, start, problem.steps, problem.paths)
+    _log.info(
+        "%s: from step %d of %d, %d paths", out, start, problem.plan.steps, problem.plan.paths
+    )
 
     def save(state: State) -> None:
         writer.checkpoint(state)
@@ -452,17 +449,17 @@ def open_writer(
             return None
         history = extends.pop("history")
     warn_not_comparable(config)
-    attrs = dataset_attrs(config, problem.seed, history=history) | extends
+    attrs = dataset_attrs(config, problem.plan.seed, history=history) | extends
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 
 
 def create(out: Path, problem: Problem, attrs: Mapping[str, Any], *, overwrite: bool) -> RunWriter:
     """Lay out the file of a run; see `RunWriter.create`."""
-    groups = tuple(range(0, problem.paths, problem.batch))
+    groups = tuple(range(0, problem.plan.paths, problem.plan.batch))
     layout = problem.layout()
     one = problem.solver(0, 1, Paths(Group(problem, MemoryStore(layout)), 0, 1), None)
     room = {
-        name: np.broadcast_to(_plain(array[:1]), (problem.paths, *array.shape[1:]))
+        name: np.broadcast_to(_plain(array[:1]), (problem.plan.paths, *array.shape[1:]))
         for name, array in ({"lost": np.zeros(1, bool)} | one.state()).items()
     }
     return RunWriter.create(out, layout, attrs, overwrite=overwrite, groups=groups, state=room)

@@ -383,7 +383,7 @@ class RunWriter:
             orders = digests.orders(
                 {name: (described[name][2], *place[1:]) for name, place in places.items()},
                 groups,
-                coordinates.get("snapshot_path", ()),
+                coordinates.get("snapshot_path", np.array([], int)).tolist(),
             )
             writer = cls(path, lock, attrs, described, places, orders, history, layout)
             for name, values in coordinates.items():

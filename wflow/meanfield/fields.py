@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow._core.checks import returned
-from wflow._core.identity import reading
+from wflow._core.checks import reading, returned
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import FLOWS, Flow
 from wflow.attention.pairs import Cloud

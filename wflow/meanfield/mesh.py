@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.spatial import ConvexHull, QhullError, cKDTree
 
-from wflow._core.checks import reals, whole
+from wflow._core.checks import read_only, reals, whole
 from wflow._core.errors import InputError
-from wflow._core.identity import read_only
 from wflow._core.memory import check_memory
 from wflow.sphere.geometry import as_tokens, normalise_unchecked, project_unchecked
 

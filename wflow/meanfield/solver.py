@@ -28,7 +28,7 @@ from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import FLOWS, Flow, as_flow
 from wflow.heads.laws import HeadLaw
 from wflow.heads.process import HeadProcess, HeadStep, as_law
-from wflow.io.driver import IfExists, Paths, State, run
+from wflow.io.driver import IfExists, Paths, Plan, State, run
 from wflow.io.schema import DensityLayout
 from wflow.io.store import Store
 from wflow.kernels.evaluate import DIRECTIONS
@@ -69,36 +69,10 @@ class MeanField:
     reconstruct: bool
     chosen: bool
 
-    label, first_path, in_parts = "mean field", 0, False
-
     @property
-    def steps(self) -> int:
-        return self.particles.steps
-
-    @property
-    def paths(self) -> int:
-        return self.particles.paths
-
-    @property
-    def batch(self) -> int:
-        """All paths: they share their steps."""
-        return self.particles.paths
-
-    @property
-    def seed(self) -> int:
-        return self.particles.seed
-
-    @property
-    def threads(self) -> int | None:
-        return self.particles.threads
-
-    @property
-    def checkpoint_every(self) -> float:
-        return self.particles.checkpoint_every
-
-    @property
-    def stop_at_blow_up(self) -> bool:
-        return self.particles.stop_at_blow_up
+    def plan(self) -> Plan:
+        """What the driver needs to know of the run, whose paths share their steps."""
+        return replace(self.particles.plan, label="mean field", batch=self.particles.paths)
 
     def parts(self) -> dict[str, Any]:
         """The parts of the configuration that may be custom."""
@@ -115,7 +89,7 @@ class MeanField:
     def total(self) -> None:
         """No sum over groups of paths: there is one."""
 
-    def solver(self, first: int, last: int, paths: Paths, total: None) -> Densities:
+    def solver(self, first: int, last: int, paths: Paths, total: Floats | None) -> Densities:
         """The densities of some paths at time 0."""
         return Densities(self, paths)
 
@@ -514,11 +488,11 @@ class Densities:
         self.length = _SAFETY * limit if chosen else math.inf
         weights = self.space.tableau.weights
         self.heads.D = move.end(weights)
-        for path in np.flatnonzero(~np.isfinite(self.heads.D).all(axis=(1, 2, 3)) & lives):
+        for lost in np.flatnonzero(~np.isfinite(self.heads.D).all(axis=(1, 2, 3)) & lives):
             try:
                 self.heads.check_finite(now + dt)
             except BlowUpError as error:
-                self.lose(int(path), error)
+                self.lose(int(lost), error)
         if self.budgeted:
             self.heads.check_symmetric(now + dt, " and run with save=SaveAt(budget=False)")
             self.budget.advance(terms, weights, dt)

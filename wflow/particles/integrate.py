@@ -247,7 +247,7 @@ class Batch:
         turn = self.problem.dt * terms["max_speed"]
         good = np.isfinite(terms["speed_sq"]) & (turn <= _MAX_STEP)
         good &= terms["max_score"] <= _MAX_SCORE
-        for bad in np.flatnonzero(~good & ~self.paths.lost):
+        for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             path, D = self.numbers[bad], self.heads.D[bad]
             score = float(np.linalg.norm(D, axis=(1, 2)).max())
             if np.isfinite(D).all():
@@ -369,7 +369,7 @@ class AdaptiveBatch(Batch):
     def _check_at(self, terms: Terms) -> None:
         """Lose the paths that have left the range in which their numbers mean anything."""
         good = np.isfinite(terms["speed_sq"]) & (terms["max_score"] <= _MAX_SCORE)
-        for bad in np.flatnonzero(~good & ~self.paths.lost):
+        for bad in np.flatnonzero(~good & ~self.paths.lost).tolist():
             self._stop(bad, "the run blows up", float(terms["max_score"][bad]))
         self._warn_overflow(float(self.steps.time.max()), terms)
 

@@ -31,7 +31,7 @@ from wflow.attention.flows import Flow, as_flow, flow_config
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 from wflow.heads.process import as_law, check_scheme, initial_heads
-from wflow.io.driver import Paths, Solver
+from wflow.io.driver import Paths, Plan, Solver
 from wflow.io.schema import RunLayout
 from wflow.io.store import Store
 from wflow.kernels.evaluate import DIRECTIONS, Sums
@@ -79,21 +79,19 @@ class Problem:
         return len(self.scores)
 
     @property
-    def label(self) -> str:
-        """What the progress bar calls the run."""
-        return f"{self.heads} head{'s' if self.heads > 1 else ''}"
-
-    @property
-    def threads(self) -> int | None:
-        return self.compute.threads
-
-    @property
-    def checkpoint_every(self) -> float:
-        return self.compute.checkpoint_every
-
-    @property
-    def stop_at_blow_up(self) -> bool:
-        return self.compute.stop_at_blow_up
+    def plan(self) -> Plan:
+        """What the driver needs to know of the run."""
+        return Plan(
+            steps=self.steps,
+            paths=self.paths,
+            seed=self.seed,
+            batch=self.batch,
+            label=f"{self.heads} head{'s' if self.heads > 1 else ''}",
+            threads=self.compute.threads,
+            checkpoint_every=self.compute.checkpoint_every,
+            stop_at_blow_up=self.compute.stop_at_blow_up,
+            in_parts=self.in_parts,
+        )
 
     @property
     def batch(self) -> int:

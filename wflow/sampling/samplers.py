@@ -23,6 +23,8 @@ from wflow._core.checks import (
     function,
     number,
     positive,
+    read_only,
+    reading,
     reals,
     returned,
     whole,
@@ -30,10 +32,9 @@ from wflow._core.checks import (
 )
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.fingerprint import NotComparable, fingerprint
-from wflow._core.identity import read_only, reading
 from wflow._core.memory import check_memory
 from wflow._core.rng import CounterNormals
-from wflow.io.driver import IfExists, Paths, State, run
+from wflow.io.driver import IfExists, Paths, Plan, State, run
 from wflow.io.schema import SampleLayout
 from wflow.io.store import Store
 from wflow.particles.problem import array_config
@@ -474,17 +475,13 @@ class _Problem:
     threads: int | None
     checkpoint_every: float
 
-    first_path, stop_at_blow_up, in_parts = 0, False, False
-
     @property
-    def label(self) -> str:
-        """What the progress bar calls the run."""
-        return self.method.name
-
-    @property
-    def batch(self) -> int:
-        """All paths are computed together."""
-        return self.paths
+    def plan(self) -> Plan:
+        """What the driver needs to know of the run."""
+        return Plan(
+            self.steps, self.paths, self.seed, self.paths, self.method.name, self.threads,
+            self.checkpoint_every,
+        )  # fmt: skip
 
     def start(self, store: Store) -> None:
         """Write the initial tokens."""
@@ -493,7 +490,7 @@ class _Problem:
     def total(self) -> None:
         """No sum over groups of paths: there is one."""
 
-    def solver(self, first: int, last: int, paths: Paths, total: None) -> Cloud:
+    def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> Cloud:
         """The tokens of some paths at time 0."""
         return Cloud(self, paths)
 
@@ -721,42 +718,6 @@ class Cloud:
         shot = int(np.searchsorted(problem.snapshots, step))
         if shot < problem.snapshots.size and problem.snapshots[shot] == step:
             store.write("samples", (rows, shot), x)
-
-
-def _warn_lonely(run: xarray.Dataset) -> None:
-    """Warn of a finished run whose tokens attend to themselves alone."""
-    ess = float(run["ess"][:, -1].min()) if "ess" in run else math.inf
-    if ess < _LONELY:
-        warnings.warn(
-            f"at the end a token attends to {ess:.2g} tokens (ess), mostly to itself: there is no "
-            "interaction, and the cloud lacks the spread of the target; take more tokens or a "
-            "larger h, or sample by myula",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
-    """Warn of a finished run whose tokens move ever faster, by more than noise, way and spread.
-
-    The last two tell a step that is too large, above 2/L, from tokens on the way out of a saddle.
-    """
-    h, beta = problem.method.h, problem.method.beta
-    moves = h * np.sqrt(run["speed_sq"][:, [0, -1]].values)
-    path = int(moves[:, 1].argmax())
-    noise = math.sqrt(2 * h / beta * run.sizes["axis"])
-    mean, variance = (run[name][path].values for name in ("sample_mean", "sample_variance"))
-    with np.errstate(over="ignore"):
-        gone = math.sqrt(float(((mean[-1] - mean[0]) ** 2 + variance[-1]).sum()))
-    if moves[path, 1] > max(_FAST * noise, moves[path, 0], gone):
-        warnings.warn(
-            f"the step h = {h:g} diverges: at the end a token of path {path} moves by "
-            f"{moves[path, 1]:.3g} in a step, more than at the start ({moves[path, 0]:.3g}) and "
-            f"than the noise of a step ({noise:.3g}); take a smaller h, below 2/L for a gradient "
-            "of Lipschitz constant L",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def _bad_gradient(gradient: Array, x: Array, path: int, step: int, h: float) -> BlowUpError:

@@ -184,6 +184,7 @@ def _begin(costs, v, bounds, count, column_of, row_of):
             size += 1
     return left[:size]
 
+
 @kernel(nogil=True)
 def _augment(costs, v, bounds, count, column_of, row_of, left, unread):
     """Assign the rows of `left` by shortest augmenting paths.

@@ -25,10 +25,10 @@ from report import RESULTS, goal, machine, spread, write
 
 import wflow
 from wflow.heads import OrnsteinUhlenbeck
-from wflow.io import digests, runfile
-from wflow.io.digests import Digests
-from wflow.io.schema import RunLayout, dataset_attrs
-from wflow.io.store import RunWriter
+from wflow.runs import digests, runfile
+from wflow.runs.digests import Digests
+from wflow.runs.schema import RunLayout, dataset_attrs
+from wflow.runs.store import RunWriter
 
 COMMAND = "python benchmarks/digests.py"
 RUNS: dict[str, dict[str, Any]] = {

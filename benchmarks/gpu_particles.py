@@ -44,10 +44,10 @@ import numba
 import numpy as np
 import torch
 
-from wflow.io.schema import version_of
 from wflow.kernels.pairs import fused
 from wflow.kernels.pairs.headsums import SOFTMAX, TERMS
 from wflow.kernels.torch import sums as torch_sums
+from wflow.runs.schema import version_of
 from wflow.study.frame import machine
 
 D = 3

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wflow.io.schema import version_of
+from wflow.runs.schema import version_of
 from wflow.study.frame import machine
 
 PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "torch", "jax", "pykeops", "triton")

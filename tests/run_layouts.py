@@ -13,9 +13,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from wflow.io import digests
-from wflow.io.schema import VARIABLES, RunLayout, dataset_attrs
-from wflow.io.store import RunWriter
+from wflow.runs import digests
+from wflow.runs.schema import VARIABLES, RunLayout, dataset_attrs
+from wflow.runs.store import RunWriter
 
 CONFIG = {"law": {"name": "Frozen", "rate": 1.0}, "heads": 2, "seed": 3}
 ROOT = Path(__file__).parents[1]

@@ -230,7 +230,7 @@ def test_an_installation_by_pip_has_the_requirements_and_nothing_else(tmp_path):
     assert {"wflow-transformers", "numpy", "h5py", "packaging"} <= names
     assert names.isdisjoint({"pytest", "hypothesis", "torch", "pyarrow", "dask"})
     with processes.as_installed_by_pip() as env:
-        assert finds("wflow.io.read") and not finds("pytest")
+        assert finds("wflow.runs.read") and not finds("pytest")
 
 
 def test_peak_memory_is_that_of_the_child():

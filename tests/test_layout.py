@@ -14,7 +14,7 @@ FLOORS = [
     "_core",
     "sphere",
     "kernels",
-    "io",
+    "runs",
     "heads",
     "attention",
     "particles",

@@ -19,10 +19,10 @@ _HOMES = {
     "Dopri5": ("wflow._core.adaptive", "Dopri5"),
     "Flow": ("wflow.attention.flows", "Flow"),
     "Tableau": ("wflow._core.tableaux", "Tableau"),
-    "open": ("wflow.io.read", "open_run"),
+    "open": ("wflow.runs.read", "open_run"),
     "verify": ("wflow.analysis.verify", "verify"),
     "report": ("wflow.study.report", "write"),
-    "open_study": ("wflow.io.studies", "open_study"),
+    "open_study": ("wflow.runs.studies", "open_study"),
     "energy": ("wflow.attention.cloud", "energy"),
     "mobility": ("wflow.attention.cloud", "mobility"),
     "effective_mobility": ("wflow.attention.cloud", "effective_mobility"),
@@ -83,10 +83,10 @@ if TYPE_CHECKING:
         velocity,
     )
     from wflow.attention.flows import Flow
-    from wflow.io.read import open_run as open
-    from wflow.io.studies import open_study
     from wflow.particles.options import Compute, SaveAt
     from wflow.particles.solver import solve
+    from wflow.runs.read import open_run as open
+    from wflow.runs.studies import open_study
     from wflow.sphere import tokens
     from wflow.study.report import write as report
     from wflow.transport import jko, metric

@@ -16,7 +16,7 @@ import wflow
 from wflow import InputError, clusters
 from wflow.analysis import linkage as compiled
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
-from wflow.io import snapshots
+from wflow.runs import snapshots
 
 QUICK = settings(max_examples=25, deadline=None)
 SEEDS = st.integers(0, 10_000)
@@ -449,7 +449,7 @@ def test_times_of_clusters_are_first_snapshots_and_nan_for_never(merging):
 
 
 def test_series_read_some_snapshots_at_a_time(merging, monkeypatch):
-    from wflow.io import lazy
+    from wflow.runs import lazy
 
     read = []
     plain = lazy.Values.read

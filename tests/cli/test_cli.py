@@ -19,8 +19,8 @@ from wflow import InputError, Interrupted, RunFileError
 from wflow._core.command_line import check_folder
 from wflow.analysis.verify import verify
 from wflow.cli import guarded, main
-from wflow.io.schema import RunLayout, dataset_attrs
-from wflow.io.store import RunWriter
+from wflow.runs.schema import RunLayout, dataset_attrs
+from wflow.runs.store import RunWriter
 
 ROOT = Path(__file__).parents[2]
 RECORDED = "every value is recorded"

@@ -28,10 +28,10 @@ from wflow.distributed import parts
 from wflow.distributed.dispatch import cut
 from wflow.distributed.parts import Run, compute
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
-from wflow.io.disk import RunLock
-from wflow.io.schema import dataset_attrs
-from wflow.io.store import RunWriter
 from wflow.particles.problem import problem_of_task
+from wflow.runs.disk import RunLock
+from wflow.runs.schema import dataset_attrs
+from wflow.runs.store import RunWriter
 
 library = pytest.importorskip("distributed", reason="the extra dask is not installed")
 from distributed.comm import connect  # noqa: E402

@@ -18,7 +18,7 @@ import pytest
 import wflow
 from wflow import InputError
 from wflow._core import memory
-from wflow.io.read import MARK, read_checkpoint
+from wflow.runs.read import MARK, read_checkpoint
 
 Cases = Callable[[int, int], int]
 BLOCK = 2**20  # bytes of a piece of what is packed

@@ -20,12 +20,12 @@ import wflow
 from wflow.analysis.verify import verify
 from wflow.cli import main
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.io import digests, disk
-from wflow.io.read import checkpoint_of, partial_of
-from wflow.io.schema import config_text, dataset_attrs
-from wflow.io.store import RunWriter
 from wflow.particles.problem import problem_of
 from wflow.particles.solver import integrate_into
+from wflow.runs import digests, disk
+from wflow.runs.read import checkpoint_of, partial_of
+from wflow.runs.schema import config_text, dataset_attrs
+from wflow.runs.store import RunWriter
 
 Cases = Callable[[int, int], int]
 OPTIONS = {

@@ -17,9 +17,9 @@ from wflow._core import checks
 from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.io.read import nested
 from wflow.kernels.evaluate import BACKENDS, DIRECTIONS, FLOWS, METHODS, RANGE
 from wflow.particles.problem import problem_of
+from wflow.runs.read import nested
 
 LAW = OrnsteinUhlenbeck(np.eye(3))
 RUN = {"heads": 2, "t_final": 0.2, "dt": 0.05, "paths": 2, "seed": 1}

@@ -13,10 +13,10 @@ from twin import symmetric, unit
 import wflow
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
-from wflow.io.driver import Group, Paths
-from wflow.io.store import MemoryStore
 from wflow.particles.integrate import Batch
 from wflow.particles.problem import problem_of
+from wflow.runs.driver import Group, Paths
+from wflow.runs.store import MemoryStore
 
 
 def order_seen(x0, law, steps, **options):

@@ -14,9 +14,9 @@ from run_layouts import a_layout, attrs, fill
 
 import wflow
 from wflow import InputError
-from wflow.io.store import RunWriter
 from wflow.plots.accessor import RunAccessor
 from wflow.plots.charts import sparkline
+from wflow.runs.store import RunWriter
 
 
 def solved(law=None, **options) -> xarray.Dataset:
@@ -101,7 +101,7 @@ def test_an_unfinished_run_says_so(tmp_path):
 
 def test_curves_of_long_runs_are_thinned():
     layout = a_layout(times=np.arange(3001) * 0.5)
-    from wflow.io.store import MemoryStore
+    from wflow.runs.store import MemoryStore
 
     store = MemoryStore(layout)
     fill(store, layout)

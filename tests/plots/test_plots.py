@@ -12,9 +12,9 @@ import pytest
 import xarray as xr
 
 from wflow import InputError, plots
-from wflow.io.results import OF_ONE_RUN
 from wflow.plots import tokens
 from wflow.plots.figure import save
+from wflow.runs.results import OF_ONE_RUN
 
 
 def synthetic_run(

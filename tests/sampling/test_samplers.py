@@ -14,7 +14,7 @@ from run_layouts import spoiled
 import wflow
 from wflow import InputError, sampling
 from wflow._core.threads import available
-from wflow.io.store import RunWriter
+from wflow.runs.store import RunWriter
 from wflow.sampling import targets
 
 X0 = np.random.default_rng(0).standard_normal((40, 2)) * 2

@@ -9,7 +9,7 @@ import wflow
 from wflow import InputError, tokens, transport
 from wflow._core.threads import numba_threads
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.io import snapshots as reader
+from wflow.runs import snapshots as reader
 from wflow.transport import distances
 
 
@@ -123,7 +123,7 @@ def test_over_time_to_a_cloud_and_to_another_run(run_file, tmp_path):
 
 
 def test_over_time_holds_no_more_than_its_block_of_snapshots(run_file, monkeypatch):
-    from wflow.io import lazy
+    from wflow.runs import lazy
 
     want = transport.over_time(run_file)
     read = []

@@ -34,7 +34,7 @@ from wflow._core.reprs import ShortResult
 from wflow.analysis.linkage import components, merge_heights
 from wflow.attention.cloud import as_unit_tokens, velocity
 from wflow.attention.flows import Flow
-from wflow.io.snapshots import all_clouds, cloud, clouds, opened, require_tokens, token_type
+from wflow.runs.snapshots import all_clouds, cloud, clouds, opened, require_tokens, token_type
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset

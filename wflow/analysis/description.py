@@ -8,7 +8,7 @@ import numpy as np
 
 from wflow._core.printable import printable
 from wflow.analysis.fits import mean_and_error
-from wflow.io.schema import DENSITY_SERIES, flow_name, head_count, law_name
+from wflow.runs.schema import DENSITY_SERIES, flow_name, head_count, law_name
 
 if TYPE_CHECKING:
     from xarray import Dataset

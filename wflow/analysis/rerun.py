@@ -17,16 +17,16 @@ from wflow._core.checks import FlowName, path_of, shown
 from wflow._core.errors import InputError, RunFileError
 from wflow.attention.flows import Flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run
-from wflow.io import digests
-from wflow.io.driver import integrate
-from wflow.io.read import open_run
-from wflow.io.schema import EVALUATIONS, VARIABLES, command_text, history_line
-from wflow.io.store import MemoryStore
 from wflow.meanfield import solver as equation
 from wflow.meanfield.mesh import Circle, Nodes, Sphere
 from wflow.meanfield.spectral import Fourier, Harmonics
 from wflow.particles import solver
 from wflow.particles.problem import options_of, problem_of
+from wflow.runs import digests
+from wflow.runs.driver import integrate
+from wflow.runs.read import open_run
+from wflow.runs.schema import EVALUATIONS, VARIABLES, command_text, history_line
+from wflow.runs.store import MemoryStore
 
 if TYPE_CHECKING:
     import xarray

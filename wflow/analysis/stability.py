@@ -40,9 +40,9 @@ from wflow.attention.flows import Flow, as_flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run, made_again
 from wflow.heads.matrices import as_matrices
 from wflow.heads.process import head_path
-from wflow.io import snapshots
-from wflow.io.schema import flow_name
 from wflow.kernels.evaluate import DIRECTIONS
+from wflow.runs import snapshots
+from wflow.runs.schema import flow_name
 
 if TYPE_CHECKING:
     import xarray
@@ -130,7 +130,7 @@ def _refuse(config: Config) -> None:
 
 def check_same_weights(config: Config, other: Config) -> None:
     """Raise InputError unless both runs have the same heads at the same times, and one flow."""
-    from wflow.io.read import differences
+    from wflow.runs.read import differences
 
     differ = {key.split(".")[0].split(" ")[0] for key in differences(config, other)} - _FREE
     law = made_again(config["law"])

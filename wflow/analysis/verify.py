@@ -26,9 +26,14 @@ from wflow.analysis.rerun import mesh_difference, mesh_of, replayed
 from wflow.attention.flows import flow_from_config
 from wflow.heads.laws import Frozen, law_from_config, made_again
 from wflow.heads.process import draw_heads
-from wflow.io import digests
-from wflow.io.read import check_variables, open_run, parse_config, read_attrs
-from wflow.io.schema import (
+from wflow.kernels.evaluate import Sums, head_sums
+from wflow.meanfield.densities import entropy
+from wflow.meanfield.spectral import Modes, Spectral
+from wflow.meanfield.volumes import Volumes
+from wflow.particles.problem import array_config
+from wflow.runs import digests
+from wflow.runs.read import check_variables, open_run, parse_config, read_attrs
+from wflow.runs.schema import (
     BUDGET_RATES,
     BUDGET_RUNNING,
     DIFFUSION_RATES,
@@ -44,11 +49,6 @@ from wflow.io.schema import (
     head_count,
     single,
 )
-from wflow.kernels.evaluate import Sums, head_sums
-from wflow.meanfield.densities import entropy
-from wflow.meanfield.spectral import Modes, Spectral
-from wflow.meanfield.volumes import Volumes
-from wflow.particles.problem import array_config
 
 if TYPE_CHECKING:
     from xarray import Dataset

@@ -31,7 +31,7 @@ class Info:
 
     def __call__(self) -> int:
         from wflow.analysis.description import describe
-        from wflow.io.read import open_run
+        from wflow.runs.read import open_run
 
         with open_run(self.file) as ds:
             lines = describe(ds)
@@ -52,8 +52,8 @@ class Plot:
     """Folder for the figures."""
 
     def __call__(self) -> int:
-        from wflow.io.read import open_run
         from wflow.plots.runs import plot_run
+        from wflow.runs.read import open_run
 
         with open_run(self.file) as ds:
             written = plot_run(ds, self.file.parent if self.out is None else self.out)

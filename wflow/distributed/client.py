@@ -24,9 +24,9 @@ from wflow._core.processes import starting_processes
 from wflow._core.progress import progress
 from wflow._core.signals import signals_as_errors, signals_held
 from wflow.heads.laws import HeadLaw
-from wflow.io.driver import IfExists
-from wflow.io.read import manifest_of, open_run, partial_of
 from wflow.particles.options import Compute, option
+from wflow.runs.driver import IfExists
+from wflow.runs.read import manifest_of, open_run, partial_of
 
 if TYPE_CHECKING:
     import xarray

@@ -25,13 +25,20 @@ from wflow._core.files import open_hdf5, replace_file
 from wflow._core.identity import check_comparable, warn_not_comparable
 from wflow._core.invocation import command_text
 from wflow._core.threads import numba_threads
-from wflow.io import digests, disk, read
-from wflow.io.disk import InUse, disk_error
-from wflow.io.driver import IfExists, State, create, integrate_into
-from wflow.io.read import differences, has_checkpoint, manifest_of, partial_of, parts_of, run_status
-from wflow.io.schema import STATE, config_text, dataset_attrs, history_line
-from wflow.io.store import RunWriter
 from wflow.particles.problem import Problem
+from wflow.runs import digests, disk, read
+from wflow.runs.disk import InUse, disk_error
+from wflow.runs.driver import IfExists, State, create, integrate_into
+from wflow.runs.read import (
+    differences,
+    has_checkpoint,
+    manifest_of,
+    partial_of,
+    parts_of,
+    run_status,
+)
+from wflow.runs.schema import STATE, config_text, dataset_attrs, history_line
+from wflow.runs.store import RunWriter
 
 Range = tuple[int, int]  # paths first <= p < last
 

@@ -1065,8 +1065,8 @@ def law_of_run(config: dict[str, Any], law: HeadLaw | None = None) -> HeadLaw:
         For a custom law that is not given, another law than that of the run, and one that cannot
         be compared.
     """
-    from wflow.io.read import differences  # loads h5py
-    from wflow.io.schema import config_text
+    from wflow.runs.read import differences  # loads h5py
+    from wflow.runs.schema import config_text
 
     if not isinstance(config["law"], dict):
         raise InputError(f"the run names no head law, but {config['law']!r}")

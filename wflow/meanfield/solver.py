@@ -28,9 +28,6 @@ from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import FLOWS, Flow, as_flow
 from wflow.heads.laws import HeadLaw
 from wflow.heads.process import HeadProcess, HeadStep, as_law
-from wflow.io.driver import IfExists, Paths, Plan, State, run
-from wflow.io.schema import DensityLayout
-from wflow.io.store import Store
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.meanfield.densities import as_density, as_mesh, as_nodes, entropy
 from wflow.meanfield.fields import Setting, Stage, TooLong
@@ -40,6 +37,9 @@ from wflow.meanfield.volumes import Volumes
 from wflow.particles.budget import Budget, Terms
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, array_config, problem_of
+from wflow.runs.driver import IfExists, Paths, Plan, State, run
+from wflow.runs.schema import DensityLayout
+from wflow.runs.store import Store
 
 if TYPE_CHECKING:
     import xarray

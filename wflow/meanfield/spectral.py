@@ -28,11 +28,11 @@ from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads.matrices import Matrices
-from wflow.io.schema import TAIL
 from wflow.kernels.evaluate import HeadSums
 from wflow.meanfield.fields import Heads, Scheme, Setting, Stage, TooLong
 from wflow.meanfield.mesh import Nodes, over_cells, points_of
 from wflow.particles.budget import Terms
+from wflow.runs.schema import TAIL
 from wflow.sphere.harmonics import quadrature, recursion_table
 
 Floats = NDArray[np.floating]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wflow.io.schema import BUDGET_RATES, DIFFUSION_RATES
+from wflow.runs.schema import BUDGET_RATES, DIFFUSION_RATES
 
 Terms = dict[str, NDArray[np.float64]]  # name -> (paths,)
 

@@ -11,11 +11,11 @@ from wflow._core.rng import TOKEN_NOISE, CounterNormals
 from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import evaluator
 from wflow.heads.process import Drift, HeadProcess
-from wflow.io.driver import Paths
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mark_overflow
 from wflow.particles.budget import Budget, Terms
 from wflow.particles.problem import Problem
 from wflow.particles.schemes import Stage, StageAt, advance, attempt
+from wflow.runs.driver import Paths
 from wflow.sphere.geometry import project_unchecked
 
 State = dict[str, NDArray]

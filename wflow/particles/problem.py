@@ -31,11 +31,11 @@ from wflow.attention.flows import Flow, as_flow, flow_config
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 from wflow.heads.process import as_law, check_scheme, initial_heads
-from wflow.io.driver import Paths, Plan, Solver
-from wflow.io.schema import RunLayout
-from wflow.io.store import Store
 from wflow.kernels.evaluate import DIRECTIONS, Sums
 from wflow.particles.options import Compute, SaveAt, option
+from wflow.runs.driver import Paths, Plan, Solver
+from wflow.runs.schema import RunLayout
+from wflow.runs.store import Store
 from wflow.sphere.geometry import as_tokens
 
 _BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time

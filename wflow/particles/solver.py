@@ -14,9 +14,9 @@ from wflow._core.errors import InputError
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import Flow
 from wflow.heads.laws import QKV, HeadLaw
-from wflow.io.driver import IfExists, run
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, problem_of
+from wflow.runs.driver import IfExists, run
 
 if TYPE_CHECKING:
     import xarray

@@ -22,9 +22,9 @@ from numpy.typing import ArrayLike
 from wflow._core.checks import check_choice
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
-from wflow.io.schema import flow_name, head_count, law_name
 from wflow.plots.charts import escaped, sparkline
 from wflow.plots.figure import budget_advice, require
+from wflow.runs.schema import flow_name, head_count, law_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

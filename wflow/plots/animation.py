@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import number, path_of, shown, whole
 from wflow._core.errors import InputError
-from wflow.io.results import DRAFT
 from wflow.plots.densities import moving
 from wflow.plots.figure import (
     MAX_FRAMES,
@@ -28,6 +27,7 @@ from wflow.plots.figure import (
     time_axis,
 )
 from wflow.plots.tokens import by_depth, globe, principal_axes, view
+from wflow.runs.results import DRAFT
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation

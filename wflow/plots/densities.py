@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.errors import InputError
-from wflow.io.schema import TAIL
 from wflow.plots.figure import (
     COLUMN,
     band_note,
@@ -26,6 +25,7 @@ from wflow.plots.figure import (
     time_axis,
 )
 from wflow.plots.tokens import globe, view
+from wflow.runs.schema import TAIL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from wflow._core.checks import path_of, reals, shown, whole
 from wflow._core.errors import InputError
 from wflow.analysis.fits import mean_and_error
-from wflow.io import schema
-from wflow.io.results import CREATOR, replace_files
 from wflow.plots.style import STYLE as STYLE
 from wflow.plots.style import style as style
+from wflow.runs import schema
+from wflow.runs.results import CREATOR, replace_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import reals, shown, whole, wholes
 from wflow._core.errors import InputError
-from wflow.io.schema import solve_with
 from wflow.plots.densities import density_snapshots, free_energy_over_time
 from wflow.plots.figure import (
     COLUMN,
@@ -47,6 +46,7 @@ from wflow.plots.figure import (
     time_axis,
 )
 from wflow.plots.tokens import token_snapshots
+from wflow.runs.schema import solve_with
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 r"""Samplers of the density exp(-beta (f + psi)): `brwp`, `myula` and `ula`.
 
 All of them move tokens by the gradient of f and by what the sampler makes of the prior psi. They
-share one driver (`wflow.io.driver`): clouds (n, d) or (paths, n, d), records in a run file, a state
+share one driver (`wflow.runs.driver`): clouds (n, d) or (paths, n, d), records in a run file, a state
 from which a killed run continues to the bit. A sampler is a `_Method`: how a cloud
 moves without noise, how strong the noise is, and its settings in the run file.
 """
@@ -34,10 +34,10 @@ from wflow._core.errors import BlowUpError, InputError
 from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.memory import check_memory
 from wflow._core.rng import CounterNormals
-from wflow.io.driver import IfExists, Paths, Plan, State, run
-from wflow.io.schema import SampleLayout
-from wflow.io.store import Store
 from wflow.particles.problem import array_config
+from wflow.runs.driver import IfExists, Paths, Plan, State, run
+from wflow.runs.schema import SampleLayout
+from wflow.runs.store import Store
 from wflow.sampling.priors import Prior, as_prior, too_long, warn_of_absorption
 from wflow.sampling.proximal import Kernel, attention_mean
 

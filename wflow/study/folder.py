@@ -13,8 +13,8 @@ from wflow._core.errors import InputError
 from wflow._core.files import claim_folder, released, remove_drafts
 from wflow._core.identity import check_comparable
 from wflow._core.signals import signals_held
-from wflow.io.disk import check_target
-from wflow.io.read import (
+from wflow.runs.disk import check_target
+from wflow.runs.read import (
     differences,
     load_state,
     manifest_config,
@@ -25,8 +25,8 @@ from wflow.io.read import (
     parts_of,
     run_status,
 )
-from wflow.io.results import DRAFT, summary_document
-from wflow.io.schema import config_text
+from wflow.runs.results import DRAFT, summary_document
+from wflow.runs.schema import config_text
 from wflow.study.flags import Flags, flags_of
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from wflow.distributed.client import (
     pool,
     security_of,
 )
-from wflow.io.results import (
+from wflow.runs.results import (
     REPORT,
     STUDY,
     foreign_among,
@@ -42,7 +42,7 @@ from wflow.io.results import (
     refuse_foreign,
     replace_files,
 )
-from wflow.io.schema import CONVENTIONS, history_line, version_of
+from wflow.runs.schema import CONVENTIONS, history_line, version_of
 from wflow.study import report
 from wflow.study.flags import Flags, OutputFlags
 from wflow.study.folder import (

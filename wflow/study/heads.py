@@ -24,8 +24,8 @@ from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
-from wflow.io.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
-from wflow.io.schema import BUDGET_RUNNING, VARIABLES
+from wflow.runs.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
+from wflow.runs.schema import BUDGET_RUNNING, VARIABLES
 from wflow.study.flags import (
     Flags,
     OutputFlags,
@@ -90,7 +90,7 @@ def summarise(files: dict[int, Path]) -> "Dataset":
     """
     import xarray
 
-    from wflow.io.read import open_run
+    from wflow.runs.read import open_run
 
     columns: dict[str, list[NDArray[Any]]] = {}
     path = None
@@ -311,8 +311,8 @@ def _moments(flags: StudyFlags) -> tuple[float, ...]:
 
 def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":
     """Draw the comparison of the head counts, and all figures of the run with the most heads."""
-    from wflow.io.read import open_run
     from wflow.plots.runs import gradient_against_heads, gradient_over_time, run_figures
+    from wflow.runs.read import open_run
 
     figures: dict[str, Figure] = {}
     with ExitStack() as stack:

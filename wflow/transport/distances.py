@@ -45,7 +45,7 @@ from wflow._core.errors import InputError, WflowError
 from wflow._core.progress import progress as progress_bar
 from wflow._core.threads import current, one_thread, threads_for
 from wflow.attention.cloud import as_unit_tokens
-from wflow.io.snapshots import Cloud, cloud, clouds, opened, require_tokens
+from wflow.runs.snapshots import Cloud, cloud, clouds, opened, require_tokens
 from wflow.sphere.geodesics import pair_costs
 from wflow.sphere.geometry import as_tokens
 from wflow.transport import circle as on_circle

@@ -38,7 +38,8 @@ from wflow._core.threads import threads_for
 from wflow.attention.cloud import evaluate
 from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.process import head_path
-from wflow.io.schema import (
+from wflow.kernels.evaluate import DIRECTIONS
+from wflow.runs.schema import (
     CONVENTIONS,
     command_text,
     config_text,
@@ -46,7 +47,6 @@ from wflow.io.schema import (
     references,
     version_of,
 )
-from wflow.kernels.evaluate import DIRECTIONS
 from wflow.sphere.geodesics import geodesics
 from wflow.sphere.geometry import as_tokens, normalise_unchecked
 from wflow.transport.distances import as_cloud

@@ -39,11 +39,11 @@ from wflow._core.files import (
     replace_file,
 )
 from wflow._core.printable import printable
-from wflow.io.read import differences, open_hdf5
 from wflow.nets.checks import check_torch, dense, load_tensors, module
 from wflow.nets.registry import config as config_of
 from wflow.nets.registry import described, first_difference, other_weight
 from wflow.nets.training.history import METRICS, METRICS_JSON, History
+from wflow.runs.read import differences, open_hdf5
 
 # Digests: one for every tensor and one for every field
 # -----------------------------------------------------

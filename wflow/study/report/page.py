@@ -29,11 +29,11 @@ from wflow._core.errors import InputError
 from wflow._core.invocation import shell_line
 from wflow._core.printable import printable
 from wflow._version import __version__
-from wflow.io.results import REPORT, replace_files
-from wflow.io.schema import law_name
 from wflow.plots.charts import Chart, escaped, plain
 from wflow.plots.figure import evenly
 from wflow.plots.tokens import view
+from wflow.runs.results import REPORT, replace_files
+from wflow.runs.schema import law_name
 from wflow.study.report.read import (
     FRAMES,
     TOKENS,

@@ -23,16 +23,16 @@ from wflow._core.errors import RunFileError, WflowError
 from wflow._core.files import opened
 from wflow._core.invocation import shell_line
 from wflow.analysis.description import describe, mean_and_spread
-from wflow.io.read import open_run
-from wflow.io.results import CREATOR, OF_ONE_RUN, summary_document
-from wflow.io.schema import VARIABLES, head_count, law_name, single, solve_with
-from wflow.io.studies import open_study
 from wflow.plots.charts import Chart, Curve, Floats, Panel, plain
 from wflow.plots.figure import MAX_FRAMES as FRAMES
 from wflow.plots.figure import MAX_TOKENS as TOKENS
 from wflow.plots.figure import evenly
 from wflow.plots.networks import thinned
 from wflow.plots.tokens import principal_axes
+from wflow.runs.read import open_run
+from wflow.runs.results import CREATOR, OF_ONE_RUN, summary_document
+from wflow.runs.schema import VARIABLES, head_count, law_name, single, solve_with
+from wflow.runs.studies import open_study
 
 if TYPE_CHECKING:
     from xarray import Dataset

@@ -12,10 +12,10 @@ from run_layouts import a_layout, attrs, fill, finished
 import wflow
 from wflow import RunFileError
 from wflow.analysis.verify import verify
-from wflow.io import disk
-from wflow.io.read import open_run, partial_of
-from wflow.io.schema import HISTORY_BYTES, history_line, history_text, references
-from wflow.io.store import RunWriter
+from wflow.runs import disk
+from wflow.runs.read import open_run, partial_of
+from wflow.runs.schema import HISTORY_BYTES, history_line, history_text, references
+from wflow.runs.store import RunWriter
 
 LINE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00: wflow \S+: "
 SMALL = {"heads": 2, "t_final": 0.02, "dt": 1e-2, "compute": wflow.Compute(threads=1)}

@@ -12,7 +12,7 @@ from run_layouts import a_layout, attrs, fill, finished
 
 import wflow
 from wflow import RunFileError
-from wflow.io.store import RunWriter
+from wflow.runs.store import RunWriter
 
 DOCUMENT = {
     "schema": "wflow-study/1",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from wflow._core.errors import RunFileError
 from wflow._core.files import open_hdf5
-from wflow.io import read
-from wflow.io.schema import SCHEMA, STATE, VARIABLES
+from wflow.runs import read
+from wflow.runs.schema import SCHEMA, STATE, VARIABLES
 
 Tick = Callable[[int], None]
 _BLOCK = 1 << 22  # bytes read at a time

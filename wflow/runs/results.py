@@ -10,7 +10,7 @@ from typing import Any
 
 from wflow._core.errors import InputError, RunFileError
 from wflow._core.files import drafts, open_hdf5, open_regular, opened, read_json, read_whole
-from wflow.io.schema import FAMILY
+from wflow.runs.schema import FAMILY
 
 STUDY = "wflow-study/"  # how the schema of a summary begins
 CREATOR = "wflow"  # what a figure says of itself: no version, so that its bytes stay the same

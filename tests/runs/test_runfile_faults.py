@@ -17,10 +17,10 @@ import xarray as xr
 from run_layouts import CONFIG, ROOT, a_layout, attrs, fill, finished, in_child
 
 from wflow import InputError, RunFileError
-from wflow.io import disk, read, store
-from wflow.io.read import open_run, run_status
-from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
-from wflow.io.store import MemoryStore, RunWriter
+from wflow.runs import disk, read, store
+from wflow.runs.read import open_run, run_status
+from wflow.runs.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
+from wflow.runs.store import MemoryStore, RunWriter
 
 
 def test_resume_restores_the_last_state_and_continues_the_file(tmp_path):
@@ -245,7 +245,7 @@ def test_file_that_the_system_does_not_let_grow_leaves_nothing_behind(tmp_path, 
         import numpy as np
         import run_layouts as t
         from wflow import RunFileError
-        from wflow.io.store import RunWriter
+        from wflow.runs.store import RunWriter
         layout = t.a_layout(times=np.arange(20000.0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
         try:
@@ -313,7 +313,7 @@ def test_second_process_cannot_write_to_a_run_in_progress(tmp_path):
         import sys
         import run_layouts as t
         from wflow import RunFileError
-        from wflow.io.store import RunWriter
+        from wflow.runs.store import RunWriter
         acts = (
             lambda: RunWriter.resume(sys.argv[1], t.CONFIG),
             lambda: RunWriter.create(sys.argv[1], t.a_layout(), t.attrs(), overwrite=True),
@@ -336,9 +336,9 @@ WRITER = """
 import sys
 import numpy as np
 import run_layouts as t
-from wflow.io.read import run_status
-from wflow.io.store import RunWriter
-from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
+from wflow.runs.read import run_status
+from wflow.runs.store import RunWriter
+from wflow.runs.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
 
 path, layout = sys.argv[1], t.a_layout(times=np.arange(60.0), paths=20)
 if run_status(path) == "partial":

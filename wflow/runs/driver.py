@@ -25,9 +25,9 @@ from wflow._core.memory import check_memory
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import caught_signals, interrupted
 from wflow._core.threads import numba_threads
-from wflow.io import digests, read
-from wflow.io.read import differences, final_of, never_started, open_run, partial_of, run_status
-from wflow.io.schema import (
+from wflow.runs import digests, read
+from wflow.runs.read import differences, final_of, never_started, open_run, partial_of, run_status
+from wflow.runs.schema import (
     STATE,
     Layout,
     command_text,
@@ -35,7 +35,7 @@ from wflow.io.schema import (
     dataset_attrs,
     history_line,
 )
-from wflow.io.store import Index, MemoryStore, RunWriter, Store
+from wflow.runs.store import Index, MemoryStore, RunWriter, Store
 
 if TYPE_CHECKING:
     import xarray

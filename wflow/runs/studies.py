@@ -12,9 +12,9 @@ from wflow._core.errors import RunFileError
 from wflow._core.files import BROKEN, check_claims, check_stored, open_hdf5
 from wflow._core.printable import printable
 from wflow._core.signals import signals_held
-from wflow.io.read import open_run, partial_of, parts_of
-from wflow.io.results import STUDY, summary_document
-from wflow.io.schema import FAMILY
+from wflow.runs.read import open_run, partial_of, parts_of
+from wflow.runs.results import STUDY, summary_document
+from wflow.runs.schema import FAMILY
 
 if TYPE_CHECKING:
     import xarray
@@ -174,7 +174,7 @@ def _is_run(file: Path) -> bool:
 def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
     if file.name not in (SUMMARY, METRICS):
         return open_run(file)
-    from wflow.io import lazy
+    from wflow.runs import lazy
 
     with open_hdf5(file) as content:
         schema = str(content.attrs.get("schema", ""))

@@ -14,9 +14,9 @@ import xarray as xr
 from run_layouts import finished
 
 from wflow import RunFileError, SaveAt, heads, meanfield, sampling, solve, tokens
-from wflow.io import lazy
-from wflow.io.read import check_variables, dims_of, open_run
-from wflow.io.store import RunWriter
+from wflow.runs import lazy
+from wflow.runs.read import check_variables, dims_of, open_run
+from wflow.runs.store import RunWriter
 
 OLD = Path(__file__).parent / "files" / "run_0.1.0.h5"
 

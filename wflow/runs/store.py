@@ -25,11 +25,11 @@ from wflow._core.errors import RunFileError
 from wflow._core.files import draft_of, drafts, open_hdf5
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import signals_held
-from wflow.io import digests, disk, read
-from wflow.io.digests import DIGESTS, Running, damaged
-from wflow.io.disk import disk_error
-from wflow.io.read import checkpoint_of, final_of, former_of, partial_of
-from wflow.io.schema import (
+from wflow.runs import digests, disk, read
+from wflow.runs.digests import DIGESTS, Running, damaged
+from wflow.runs.disk import disk_error
+from wflow.runs.read import checkpoint_of, final_of, former_of, partial_of
+from wflow.runs.schema import (
     HISTORY_BYTES,
     SCHEMA,
     STATE,
@@ -632,7 +632,7 @@ class RunWriter:
         """
         if self._layout is None or not self._in_place():
             return read.open_run(self.path)
-        from wflow.io import lazy
+        from wflow.runs import lazy
 
         config = json.dumps(read.parse_config(self._attrs["config"], self.path))
         shown = {**self._attrs, "config": config, "complete": 1}

@@ -31,12 +31,12 @@ from wflow._core.files import (
 from wflow._core.fingerprint import why_different
 from wflow._core.printable import printable
 from wflow._core.signals import signals_held
-from wflow.io.schema import COORDINATES, READABLE, RESUME, SCHEMA, VARIABLES, config_text
+from wflow.runs.schema import COORDINATES, READABLE, RESUME, SCHEMA, VARIABLES, config_text
 
 if TYPE_CHECKING:
     import xarray
 
-    from wflow.io import lazy
+    from wflow.runs import lazy
 
 # Keys of the checkpoint that belong to the file and not to the solver's state.
 MARK = "__created__"
@@ -549,7 +549,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     ...         print(dict(run.energy.sizes))
     {'path': 1, 'time': 3}
     """
-    from wflow.io import lazy
+    from wflow.runs import lazy
 
     path = path_of(path, "path")
     if not path.exists() and partial_of(path).exists():
@@ -604,7 +604,7 @@ def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
     RunFileError
         For a file that cannot be read.
     """
-    from wflow.io import lazy
+    from wflow.runs import lazy
 
     try:
         with signals_held():  # h5netcdf does not clean up after half an opening

@@ -17,7 +17,7 @@ import h5py
 
 from wflow._core.errors import RunFileError
 from wflow._core.files import kind_of_file, remove_drafts, take_lock
-from wflow.io.read import (
+from wflow.runs.read import (
     checkpoint_of,
     final_of,
     former_of,
@@ -28,7 +28,7 @@ from wflow.io.read import (
     partial_of,
     parts_of,
 )
-from wflow.io.schema import FAMILY, Layout
+from wflow.runs.schema import FAMILY, Layout
 
 _OWNER = b'{"wflow": "lock", '  # start of a lock file
 # Files in the folder of the parts of a run: parts, their states, the draft of the whole, jobs.

@@ -52,7 +52,7 @@ def test_an_unfinished_run_of_version_0_1_0_is_resumed(tmp_path) -> None:
 
 
 def test_a_file_that_lost_its_digests_does_not_pass_for_an_old_one(tmp_path) -> None:
-    from wflow.io import digests
+    from wflow.runs import digests
 
     x0 = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
     out = tmp_path / "run.h5"

@@ -20,10 +20,10 @@ from run_layouts import CONFIG, a_layout, attrs, fill, finished
 from wflow import InputError, RunFileError
 from wflow._core.errors import Interrupted
 from wflow._core.signals import signals_as_errors
-from wflow.io import disk
-from wflow.io.read import open_run, run_status
-from wflow.io.schema import BUDGET_RATES, BUDGET_RUNNING, SCHEMA, dataset_attrs
-from wflow.io.store import MemoryStore, RunWriter
+from wflow.runs import disk
+from wflow.runs.read import open_run, run_status
+from wflow.runs.schema import BUDGET_RATES, BUDGET_RUNNING, SCHEMA, dataset_attrs
+from wflow.runs.store import MemoryStore, RunWriter
 
 
 @pytest.mark.parametrize(

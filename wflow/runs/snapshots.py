@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
-from wflow.io.schema import single, solve_with
+from wflow.runs.schema import single, solve_with
 from wflow.sphere.geometry import as_tokens
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BLOCK_BYTES = 2**22  # read at once: reading every small snapshot separately tak
 @contextmanager
 def opened(run: "Dataset | str | Path", what: str = "the run") -> Iterator["Dataset"]:
     """A run; a file is opened here and closed at the end, a Dataset stays as it is."""
-    from wflow.io.read import open_run
+    from wflow.runs.read import open_run
 
     if isinstance(run, str | os.PathLike):
         with open_run(path_of(run, what)) as ds:
@@ -50,7 +50,7 @@ def require_tokens(ds: "Dataset", what: str = "the run") -> None:
 
 def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
     """Type in which the tokens of a run were computed, whatever they are stored in."""
-    from wflow.io.read import parse_config
+    from wflow.runs.read import parse_config
 
     config = parse_config(ds.attrs.get("config", "{}"), "the run")
     narrow = single(config) or ds["tokens"].dtype == np.float32

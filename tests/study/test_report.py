@@ -340,6 +340,14 @@ def test_a_folder_of_runs_alone_has_a_page(tmp_path, run) -> None:
         wflow.report(tmp_path / "empty")
 
 
+def test_a_summary_that_is_not_as_written_is_named(tmp_path, run) -> None:
+    shutil.copy(run, tmp_path / "a.h5")
+    document = {"schema": "wflow-study/1", "runs": {"a": "a.h5"}, "findings": [{"verdict": 1}]}
+    (tmp_path / "summary.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"summary\.json"):
+        wflow.report(tmp_path)
+
+
 def test_runs_beyond_those_that_fit_on_a_page_are_named(tmp_path, run, monkeypatch) -> None:
     monkeypatch.setattr(read, "RUNS", 4)
     for k in range(6):
@@ -362,12 +370,13 @@ def test_a_study_of_networks_has_learning_curves(tmp_path) -> None:
         for seed in range(2):
             history(tmp_path / f"{model}-{seed}", np.linspace(3, 1 + seed, 500))
     history(tmp_path / "begun-0", np.linspace(3, 2, 50))
+    history(tmp_path / "none-0", np.empty(0))  # the first loss was not finite
     (tmp_path / "plain-2").mkdir()
     (tmp_path / "plain-2" / "metrics.h5").write_text("damaged")
     text, parts = page_of(tmp_path, tmp_path / "page.html")
     assert ["plain", "2", "500", "1.5"] in parts.rows
     assert "plain-2/metrics.h5" in parts.text
-    assert parts.text.count("the training did not reach its end") == 1
+    assert parts.text.count("the training did not reach its end") == 2
     chart = data_of(text)["charts"]["s-0"]
     names = [curve["name"] for curve in chart["panels"][0]["curves"]]
     assert names == ["begun", "continuous", "plain"]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wflow._core.checks import path_of, shown
-from wflow._core.errors import InputError
+from wflow._core.errors import InputError, RunFileError
 from wflow._core.invocation import shell_line
 from wflow._core.printable import printable
 from wflow._version import __version__
@@ -99,7 +99,14 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
             )
         path = path_of(source, "source")
         if path.is_dir():
-            place, page = path / REPORT, _page_of_study(read_study(path, Clock()))
+            place, study = path / REPORT, read_study(path, Clock())
+            try:
+                page = _page_of_study(study)
+            except (AttributeError, LookupError, TypeError) as error:
+                raise RunFileError(
+                    f"{path / 'summary.json'} is damaged ({error!r}): give the command of the "
+                    "study again with --resume"
+                ) from None
         else:
             section = read_file(path, Clock())
             known = section.name.endswith((".h5", ".hdf5", ".nc"))  # dt0.01 must not become dt0

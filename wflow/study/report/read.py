@@ -671,8 +671,8 @@ def _nodes(folder: Path) -> Iterator[tuple[dict[str, Dataset], str]]:
 def _read_runs(study: Study, runs: Mapping[str, Dataset], clock: Clock) -> None:
     """Add the sections of the runs: in the order of the summary, then others."""
     listed = study.document.get("runs", {})
-    named = [row["file"] for row in listed] if isinstance(listed, list) else list(listed.values())
-    order = [stem for stem in (Path(name).stem for name in named) if stem in runs]
+    files = listed.values() if isinstance(listed, dict) else [row.get("file") for row in listed]
+    order = [stem for stem in (Path(str(name)).stem for name in files) if stem in runs]
     others = [name for name in runs if name not in order]
     if study.document and others:
         text = ", ".join(others[:8]) + (" and others" if len(others) > 8 else "")
@@ -709,13 +709,18 @@ def _read_histories(study: Study, histories: Mapping[str, Dataset]) -> None:
                     f"{name}: the training did not reach its end; the curves of this model end "
                     "with the shortest history."
                 )
-    columns = [name for runs in models.values() for run in runs for name in run.data_vars]
-    drawn = [str(name) for name in dict.fromkeys(columns) if name != "seconds"]
-    for name in drawn[:8]:
+    columns: dict[str, dict[str, list[Any]]] = {}  # variable -> model -> one for each seed
+    for model, runs in models.items():
+        for run in runs:
+            for key, column in run.data_vars.items():
+                if column.ndim == 1 and column.size and column.dtype.kind in "fiu":
+                    columns.setdefault(str(key), {}).setdefault(model, []).append(column)
+    columns.pop("seconds", None)
+    places = list(models)
+    for name in list(columns)[:8]:
         curves = [
-            _learning_curve(model, place, [run[name] for run in runs if name in run])
-            for place, (model, runs) in enumerate(models.items())
-            if any(name in run for run in runs)
+            _learning_curve(model, places.index(model), seeds)
+            for model, seeds in columns[name].items()
         ]
         longest = max((curve.x for curve in curves if curve.x is not None), key=np.size)
         study.charts[name] = Chart(

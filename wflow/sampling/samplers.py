@@ -1,9 +1,9 @@
 r"""Samplers of the density exp(-beta (f + psi)): `brwp`, `myula` and `ula`.
 
 All of them move tokens by the gradient of f and by what the sampler makes of the prior psi. They
-share one driver (`wflow.runs.driver`): clouds (n, d) or (paths, n, d), records in a run file, a state
-from which a killed run continues to the bit. A sampler is a `_Method`: how a cloud
-moves without noise, how strong the noise is, and its settings in the run file.
+share one driver (`wflow.runs.driver`): clouds (n, d) or (paths, n, d), records in a run file, a
+state from which a killed run continues to the bit. A sampler is a `_Method`: how a cloud moves
+without noise, how strong the noise is, and its settings in the run file.
 """
 
 from __future__ import annotations  # the signatures show short names

@@ -322,7 +322,6 @@ def near_order(points: FloatArray) -> IntArray:
     They are halved along one coordinate after the other, the widest first, down to the blocks.
     Costs of a few rows are coordinates of the columns.
     """
-
     n = len(points)
     order = np.arange(n)
     if n <= WHOLE:

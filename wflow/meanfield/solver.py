@@ -609,7 +609,8 @@ class Densities:
                 if "heads" in self.names:
                     store.write("heads", (place, shot), self.heads.D[path])
             if "density_mean" in self.names:
-                store.write("density_mean", (shot,), self.density.mean(axis=0))
+                density = np.where(store.lost[:, None], np.nan, self.density)
+                store.write("density_mean", (shot,), density.mean(axis=0))
 
     def _row(self, stage: Stage) -> Terms:
         row: dict[str, Any] = {

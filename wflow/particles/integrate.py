@@ -91,8 +91,8 @@ class Recorder:
                     self.sink.write("heads", (place, at), D[path])
         # Summed path by path: the same bits for any batching.
         mean = np.zeros(x.shape[1:]) if self._total is None else self._total[at]
-        for tokens in x:
-            mean += tokens
+        for tokens, lost in zip(x, self.sink.lost, strict=True):
+            mean += np.nan if lost else tokens
         if self.rows.stop == problem.paths:
             self.sink.write("tokens_mean", (at,), mean / problem.paths)
 

@@ -133,29 +133,23 @@ class Paths:
     warned : kinds of warnings that the run has given
     """
 
-    def __init__(self, run: "Group", first: int, last: int) -> None:
+    def __init__(self, run: "Context", first: int, last: int) -> None:
         self._run, self.first, self.last = run, first, last
         self.warned = run.warned
         self.lost = np.zeros(last - first, dtype=bool)
+        self._numbers = np.arange(run.plan.paths)
 
     def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
-        """Set the values of a variable at an index, which begins with rows of these paths."""
-        run = self._run
-        dims = run.layout.dims(name)
-        if not run.errors or ("time" not in dims and "snapshot" not in dims):
-            run.store.write(name, index, values)
-            return
-        array = np.array(values, dtype=float)
-        if dims[0] in ("path", "snapshot_path"):
-            paths = np.arange(run.plan.paths)
-            if dims[0] == "snapshot_path":
-                paths = run.layout.marks["snapshot_path"]
-            rows = paths[index[0]]  # type: ignore[index]
-            gone = self.lost[np.asarray(rows) - self.first]
-            array[gone] = np.nan
-        else:  # a mean over all paths
-            array[...] = np.nan
-        run.store.write(name, index, array)
+        """Set the values of a variable at an index, which begins with rows of these paths.
+
+        A mean over all paths is written as it is: its terms are NaN where a path is lost.
+        """
+        run, lead = self._run, self._run.layout.dims(name)[0]
+        if self.lost.any() and lead in ("path", "snapshot_path"):
+            paths = run.layout.marks["snapshot_path"] if lead == "snapshot_path" else self._numbers
+            values = np.array(values, dtype=float)
+            values[self.lost[np.asarray(paths[index[0]]) - self.first]] = np.nan
+        run.store.write(name, index, values)
 
     def lose(self, path: int, error: BlowUpError) -> None:
         """Take note that a path, counted from the first of the group, blew up.
@@ -179,7 +173,7 @@ class Paths:
             )
 
 
-class Group:
+class Context:
     """What the groups of a run share."""
 
     def __init__(self, problem: Problem, store: Store) -> None:
@@ -212,7 +206,7 @@ def integrate(
     -------
     whether the run is complete
     """
-    run, plan = Group(problem, store), problem.plan
+    run, plan = Context(problem, store), problem.plan
     batch = plan.batch if state is None else int(state.pop("batch"))
     total, begin, first_step = problem.total() if batch < plan.paths else None, 0, 0
     if state is None:
@@ -457,7 +451,7 @@ def create(out: Path, problem: Problem, attrs: Mapping[str, Any], *, overwrite: 
     """Lay out the file of a run; see `RunWriter.create`."""
     groups = tuple(range(0, problem.plan.paths, problem.plan.batch))
     layout = problem.layout()
-    one = problem.solver(0, 1, Paths(Group(problem, MemoryStore(layout)), 0, 1), None)
+    one = problem.solver(0, 1, Paths(Context(problem, MemoryStore(layout)), 0, 1), None)
     room = {
         name: np.broadcast_to(_plain(array[:1]), (problem.plan.paths, *array.shape[1:]))
         for name, array in ({"lost": np.zeros(1, bool)} | one.state()).items()

@@ -12,7 +12,7 @@ from run_layouts import a_layout, attrs, fill, finished
 import wflow
 from wflow import RunFileError
 from wflow.analysis.verify import verify
-from wflow.runs import disk
+from wflow.runs import store
 from wflow.runs.read import open_run, partial_of
 from wflow.runs.schema import HISTORY_BYTES, history_line, history_text, references
 from wflow.runs.store import RunWriter
@@ -95,7 +95,7 @@ def test_a_run_killed_while_its_history_was_written_is_resumed(tmp_path):
     path = tmp_path / "run.h5"
     layout = cut(path)
     # What a kill between the pages of the last write leaves: a history, and no mark.
-    disk.set_complete(partial_of(path), 0, "the line of a run that was about to be finished")
+    store.set_late(partial_of(path), 0, "the line of a run that was about to be finished", {})
     writer, _ = RunWriter.resume(path, attrs()["config"])
     fill(writer, layout)
     writer.finish()
@@ -105,7 +105,8 @@ def test_a_run_killed_while_its_history_was_written_is_resumed(tmp_path):
 
 def test_a_history_changed_in_a_finished_file_fails(tmp_path):
     path = finished(tmp_path / "run.h5")
-    disk.set_complete(path, 1, "another history")
+    with h5py.File(path, "r+") as file:
+        file.attrs["history"] = "another history"
     assert not verify(path).passed
 
 

@@ -1,8 +1,9 @@
-"""Files of version 0.1.0, which have no digests, stay usable."""
+"""Files of version 0.1.0, which have no digests, open, verify and run again."""
 
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -30,38 +31,36 @@ def test_a_run_of_version_0_1_0_opens_verifies_and_runs_again() -> None:
     path = FILES / "run_0.1.0.h5"
     report = verify(path)
     assert report.passed
-    assert "no digests: the file was written by wflow 0.1.0" in str(report)
+    assert any(check.passed is None and "0.1.0" in check.note for check in report.checks)
     with wflow.open(path) as ds, wflow.rerun(path) as again:
         same(ds, again)
 
 
-def test_an_unfinished_run_of_version_0_1_0_is_resumed(tmp_path) -> None:
+def test_an_unfinished_run_of_version_0_1_0_is_read_and_not_resumed(tmp_path) -> None:
     for kind in ("partial", "checkpoint"):
         shutil.copy(FILES / f"stopped_0.1.0.h5.{kind}", tmp_path / f"run.h5.{kind}")
     x0 = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
-    law, out = OrnsteinUhlenbeck(np.eye(3)), tmp_path / "run.h5"
-    options = {
-        **OPTIONS,
-        "compute": wflow.Compute(method="exact"),
-        "out": out,
-        "if_exists": "resume",
-    }
-    with wflow.solve(x0, law, **options) as ds, wflow.open(FILES / "run_0.1.0.h5") as whole:
-        same(whole, ds)
-    assert "no digests" in str(verify(out))
+    out = tmp_path / "run.h5"
+    options = {**OPTIONS, "compute": wflow.Compute(method="exact"), "out": out}
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
+        assert ds.sizes["time"] > 1
+    with pytest.raises(wflow.RunFileError, match=r"earlier version.*--overwrite"):
+        wflow.solve(x0, OrnsteinUhlenbeck(np.eye(3)), **options, if_exists="resume")
+    wflow.solve(x0, OrnsteinUhlenbeck(np.eye(3)), **options, if_exists="overwrite").close()
+    assert verify(out).passed
 
 
-def test_a_file_that_lost_its_digests_does_not_pass_for_an_old_one(tmp_path) -> None:
-    from wflow.runs import digests
-
+@pytest.mark.parametrize("digests", [None, "", "{}", "[1]", '{"": "0"}'])
+def test_a_file_that_lost_its_digests_does_not_pass_for_an_old_one(tmp_path, digests) -> None:
     x0 = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
     out = tmp_path / "run.h5"
     wflow.solve(x0, OrnsteinUhlenbeck(np.eye(3)), **OPTIONS, out=out).close()
-    stored = digests.find(out)
-    assert stored is not None
-    with open(out, "r+b") as file:
-        file.truncate(stored.end)
-    (check,) = (check for check in verify(out).checks if check.passed is False)
-    assert "no digests" in check.note
+    with h5py.File(out, "r+") as file:
+        del file.attrs["digests"]
+        if digests is not None:
+            file.attrs["digests"] = digests
+    assert not verify(out).passed
+    with pytest.raises(wflow.RunFileError, match="damaged"):
+        wflow.rerun(out)
     with pytest.raises(wflow.InputError):
         verify(out, tolerance="much")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import warnings
 import zipfile
@@ -26,7 +25,6 @@ from wflow._core.files import (
     open_hdf5,
     open_regular,
     read_json,
-    truncated,
 )
 from wflow._core.fingerprint import why_different
 from wflow._core.printable import printable
@@ -304,29 +302,6 @@ def recorded(file: h5py.File, dim: str) -> int:
             low, high = (low, middle) if np.isnan(data[place]).all() else (middle + 1, high)
         ends.append(low)
     return (min if dim == "time" else max)(ends, default=0)
-
-
-def raw_layout(file: h5py.File, path: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Places of the values of each variable: name -> (offset in bytes, shape).
-
-    Raises
-    ------
-    RunFileError
-        For a variable that is not stored in one piece.
-    """
-    places = {}
-    for name in VARIABLES.keys() & set(file):
-        data = file[name]
-        offset = data.id.get_offset()
-        if offset is None or data.chunks is not None or data.compression is not None:
-            raise RunFileError(
-                f"{path}: {name} is not stored in one piece, so that the run cannot continue in "
-                "this file; it was rewritten by another program; run again with --overwrite"
-            )
-        if offset + data.dtype.itemsize * math.prod(data.shape) > path.stat().st_size:
-            raise RunFileError(truncated(path))
-        places[name] = (int(offset), data.shape)
-    return places
 
 
 def seal(arrays: dict[str, NDArray[Any]]) -> None:

@@ -149,7 +149,8 @@ def _is_ours(path: Path) -> bool:
         if start == b"\x89HDF\r\n\x1a\n":
             try:
                 with h5py.File(file, "r") as opened:
-                    return str(opened.attrs.get("schema", "")).startswith(FAMILY)
+                    attrs = dict(opened.attrs)  # all of them: damaged ones are not just missing
+                    return str(attrs.get("schema", "")).startswith(FAMILY)
             except Exception:  # too damaged for HDF5
                 file.seek(0)
                 return FAMILY.encode() in file.read(1 << 20)

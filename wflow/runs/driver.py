@@ -431,12 +431,13 @@ def open_writer(
     the writer and the state to continue from, which is None at the start of a run; None for a run
     that is finished
     """
-    if if_exists == "resume" and never_started(out, config):
+    fresh = if_exists == "resume" and never_started(out, config)
+    if fresh and not out.exists():
         if_exists = "overwrite"
     extends = {}
     if if_exists == "resume" and (status := run_status(out)) != "absent":
         check_comparable(config)
-        if status == "partial":
+        if status == "partial" and not fresh:
             return RunWriter.resume(out, config_text(config), progress=progress)
         extends = _extension(out, json.loads(config_text(config)), problem)
         if not extends:

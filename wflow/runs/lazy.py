@@ -30,6 +30,7 @@ from wflow.runs.schema import COORDINATES, VARIABLES, Layout
 class Variable(NamedTuple):
     """What a file says of one variable; `values` are those of a coordinate."""
 
+    stored: str  # name in the file, which may not be printable
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -49,7 +50,7 @@ def of_file(
         values = values_of(data, file.filename) if name in COORDINATES else None
         shown = printable(name, lines=False)
         names = tuple(printable(dim, lines=False) for dim in dims)
-        variables[shown] = Variable(names, data.shape, data.dtype, _attributes(data), values)
+        variables[shown] = Variable(name, names, data.shape, data.dtype, _attributes(data), values)
     return variables, _attributes(file)
 
 
@@ -60,7 +61,7 @@ def of_layout(layout: Layout, attrs: Mapping[str, Any]) -> Contents:
     for name in (*held, *layout.names):
         dims, shape, dtype = layout.dims(name), layout.shape(name), VARIABLES[name].dtype
         own = VARIABLES[name].attrs
-        variables[name] = Variable(dims, shape, np.dtype(dtype), own, held.get(name))
+        variables[name] = Variable(name, dims, shape, np.dtype(dtype), own, held.get(name))
     return variables, {
         name: value if isinstance(value, str) else np.atleast_1d(value)[0]
         for name, value in attrs.items()
@@ -113,7 +114,7 @@ class Values(BackendArray):
     """Values of a variable in a file."""
 
     def __init__(self, files: Any, name: str, variable: Variable) -> None:
-        self._files, self.name = files, name
+        self._files, self.name, self._stored = files, name, variable.stored
         self.shape, self.dtype = variable.shape, variable.dtype
 
     def __getitem__(self, key: ExplicitIndexer) -> NDArray[Any]:
@@ -129,7 +130,7 @@ class Values(BackendArray):
         needed = math.prod(sizes) * self.dtype.itemsize
         check_memory(needed, f"{self.name} of a run file", "read a part of it")
         with self._files.acquire_context() as file:
-            return file[self.name][key]
+            return file[self._stored][key]
 
 
 class RunFile(BackendEntrypoint):

@@ -443,7 +443,9 @@ def run_status(path: str | os.PathLike[str]) -> Literal["absent", "partial", "co
 
 
 def never_started(path: Path, config: Mapping[str, Any] | None = None) -> bool:
-    """Whether an unfinished run ended before its first checkpoint and recorded nothing.
+    """Whether an unfinished run ended before its first checkpoint and computed nothing.
+
+    What the extension of a finished run has recorded by then is copied from that run.
 
     Parameters
     ----------
@@ -461,7 +463,8 @@ def never_started(path: Path, config: Mapping[str, Any] | None = None) -> bool:
     with open_hdf5(unfinished) as file:
         stored = parse_config(read_attrs(file, unfinished)["config"], unfinished)
         check_variables(file, unfinished)
-        if any(recorded(file, dim) for dim in ("time", "snapshot")):
+        copied = bool(file.attrs.get("extends", ""))
+        if not copied and any(recorded(file, dim) for dim in ("time", "snapshot")):
             return False
     return config is None or not differences(stored, json.loads(config_text(config)))
 

@@ -111,7 +111,7 @@ class MemoryStore:
 
 
 class _Guarded(FileIO):
-    """A file for HDF5 to write, which does not survive an error: the first is kept for `check`."""
+    """A file for HDF5 to write, which does not survive an error: the first is raised at the end."""
 
     failure: OSError | None = None
 
@@ -136,10 +136,10 @@ class _Guarded(FileIO):
             return len(buffer)
         return count
 
-    def check(self) -> None:
-        """Raise the first error, if there was one."""
-        if self.failure is not None:
-            raise self.failure
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.failure is not None:  # also where HDF5 could not read what was not written
+            raise self.failure from None
 
 
 _HISTORY = h5py.string_dtype("utf-8", HISTORY_BYTES)  # changed in place at the end
@@ -260,7 +260,6 @@ def lay_out(
             names = ["", *(name for name in draft.described if name)]
             room = len(json.dumps(dict.fromkeys(names, "0" * 64)))
             file.attrs.create(DIGESTS, np.array(b"{}", f"S{room}"))
-        raw.check()
         os.fsync(raw.fileno())
     return draft.described, draft.places
 
@@ -280,14 +279,12 @@ def set_late(path: Path, complete: int, history: str | None, found: Mapping[str,
     OSError
         Where the disk fails.
     """
-    with signals_held(), _Guarded(path, "r+b") as raw:
-        with h5py.File(raw, "r+") as file:
-            if history is not None:
-                file.attrs.modify("history", np.array(history.encode(), _HISTORY))
-            room = file.attrs.get_id(DIGESTS).dtype
-            file.attrs.modify(DIGESTS, np.array(json.dumps(dict(found)).encode(), room))
-            file.attrs.modify("complete", np.array([complete]))
-        raw.check()
+    with signals_held(), _Guarded(path, "r+b") as raw, h5py.File(raw, "r+") as file:
+        if history is not None:
+            file.attrs.modify("history", np.array(history.encode(), _HISTORY))
+        room = file.attrs.get_id(DIGESTS).dtype
+        file.attrs.modify(DIGESTS, np.array(json.dumps(dict(found)).encode(), room))
+        file.attrs.modify("complete", np.array([complete]))
 
 
 # The run file
@@ -375,6 +372,8 @@ class RunWriter:
             described, places = lay_out(new, layout, attrs, groups, state or {})
             if overwrite and not extends:
                 disk.remove_run(path)
+            elif extends and read.never_started(path):
+                disk.remove(partial_of(path))
             disk.remove(checkpoint_of(path), former_of(path))  # of a run that is gone
             disk.place(new, partial_of(path))
             disk.sync_directory(path.parent)

@@ -1,0 +1,193 @@
+"""Finished runs that `if_exists="resume"` continues to a later end."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+import wflow
+from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.runs.store import RunWriter
+
+Run = Callable[..., xr.Dataset]
+
+
+def particles(end: float, **how: Any) -> xr.Dataset:
+    options: dict[str, Any] = {"heads": 2, "dt": 0.01, "paths": 5, "seed": 4}
+    options["save"] = wflow.SaveAt(snapshots=[t for t in (0, 0.05, 0.1, 0.2) if t <= end])
+    options["compute"] = wflow.Compute(batch=2)
+    x0 = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=1)
+    options |= {"law": OrnsteinUhlenbeck(np.eye(3)), "t_final": end} | how
+    return wflow.solve(x0, **options)
+
+
+def noisy_tokens(end: float, **how: Any) -> xr.Dataset:
+    return particles(end, kappa=0.3, **how)
+
+
+def chosen_steps(end: float, **how: Any) -> xr.Dataset:
+    how = {"save": wflow.SaveAt(every=1, snapshots=[0, 0.1])} | how
+    law = wflow.heads.Oscillating(3, phases="spread")
+    return particles(end, law=law, scheme="dopri5", dt=0.05, **how)
+
+
+def densities(end: float, **how: Any) -> xr.Dataset:
+    options: dict[str, Any] = {"heads": 2, "paths": 2, "mesh": wflow.meanfield.Circle(16)}
+    save = wflow.SaveAt(snapshots=[0, 0.1])
+    law = OrnsteinUhlenbeck(np.eye(2))
+    return wflow.meanfield.solve(
+        lambda x: 1 + 0.3 * x[:, 0], law, t_final=end, dt=0.01, save=save, **options | how
+    )
+
+
+def samples(end: float, **how: Any) -> xr.Dataset:
+    options: dict[str, Any] = {"h": 0.01, "beta": 1.0, "seed": 2}
+    return wflow.sampling.ula(
+        np.zeros((3, 4, 2)), lambda x: x, steps=round(100 * end), **options | how
+    )
+
+
+def check_same(one: xr.Dataset, other: xr.Dataset) -> None:
+    assert set(one.variables) == set(other.variables)
+    for name in other.variables:
+        np.testing.assert_array_equal(one[name].values, other[name].values, err_msg=name)
+
+
+@pytest.mark.parametrize("solve", [particles, noisy_tokens, chosen_steps, densities, samples])
+def test_a_run_extended_twice_is_that_of_the_longer_end(tmp_path: Path, solve: Run) -> None:
+    out = tmp_path / "run.h5"
+    solve(0.1, out=out).close()
+    solve(0.15, out=out, if_exists="resume").close()
+    with solve(0.2, out=out, if_exists="resume") as longer:
+        check_same(longer, solve(0.2))
+        lines = longer.attrs["history"].splitlines()
+        assert len(lines) == 3 and all("extended by" in line for line in lines[1:])
+        assert longer.attrs["complete"] == 1
+    assert wflow.verify(out).passed
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_the_same_end_opens_the_file_and_an_earlier_one_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run.h5"
+    particles(0.1, out=out).close()
+    before = out.read_bytes()
+    particles(0.1, out=out, if_exists="resume").close()
+    with pytest.raises(wflow.InputError, match="t_final"):
+        particles(0.05, out=out, if_exists="resume")
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 5}, "seed"),
+        ({"dt": 0.005}, "dt"),
+        ({"kappa": 0.1}, "kappa"),
+        ({"save": wflow.SaveAt(every=2, snapshots=[0, 0.05, 0.1, 0.2])}, "every"),
+        ({"save": wflow.SaveAt(snapshots=[0, 0.03, 0.1, 0.2])}, "snapshot at 0.03"),
+    ],
+)
+def test_another_run_is_no_longer_one(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    out = tmp_path / "run.h5"
+    particles(0.1, out=out).close()
+    before = out.read_bytes()
+    with pytest.raises(wflow.InputError, match=named):
+        particles(0.2, out=out, if_exists="resume", **change)
+    assert out.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_chosen_steps_that_end_where_the_longer_run_records_nothing_are_refused(tmp_path) -> None:
+    out, save = tmp_path / "run.h5", wflow.SaveAt(every=4, snapshots=[0])
+    chosen_steps(0.1, out=out, save=save).close()
+    with pytest.raises(wflow.InputError, match="cannot be extended"):
+        chosen_steps(0.4, out=out, save=save, if_exists="resume")
+
+
+def test_a_file_of_an_earlier_version_is_not_extended(tmp_path: Path) -> None:
+    out = Path(shutil.copy(Path(__file__).parent / "files" / "run_0.1.0.h5", tmp_path / "run.h5"))
+    x0 = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
+    before = out.read_bytes()
+    with pytest.raises(wflow.InputError):
+        wflow.solve(
+            x0, OrnsteinUhlenbeck(np.eye(3)), heads=2, t_final=0.2, dt=0.01, paths=2, seed=1,
+            save=wflow.SaveAt(heads=True), compute=wflow.Compute(method="exact"), out=out,
+            if_exists="resume",
+        )  # fmt: skip
+    assert out.read_bytes() == before
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """End a run as a kill would, at the checkpoint of that number."""
+    checkpoint, calls = RunWriter.checkpoint, iter(range(1000))
+
+    def save(writer: RunWriter, state: Any) -> None:
+        checkpoint(writer, state)
+        if next(calls) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunWriter, "checkpoint", save)
+
+
+OFTEN: dict[Run, dict[str, Any]] = {
+    particles: {"compute": wflow.Compute(batch=2, checkpoint_every=0.0)},
+    densities: {"compute": wflow.Compute(checkpoint_every=0.0)},
+    samples: {"checkpoint_every": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("solve", "count"), [(particles, 0), (particles, 13), (densities, 3), (samples, 3)]
+)
+def test_an_extension_that_was_killed_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solve: Run, count: int
+) -> None:
+    out, often = tmp_path / "run.h5", OFTEN[solve]
+    solve(0.1, out=out).close()
+    before = out.read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after(patch, count)
+        solve(0.2, out=out, if_exists="resume", **often)
+    assert out.read_bytes() == before
+    with pytest.raises(wflow.RunFileError, match=r"t_final|steps"):
+        solve(0.3, out=out, if_exists="resume")
+    with solve(0.2, out=out, if_exists="resume") as longer:
+        check_same(longer, solve(0.2))
+        lines = longer.attrs["history"].splitlines()
+        assert "extended by" in lines[1] and "resumed by" in lines[2]
+    assert wflow.verify(out).passed
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+@pytest.mark.parametrize("other", ["missing", "another run"])
+def test_an_extension_without_the_run_that_it_extends_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    out, often = tmp_path / "run.h5", wflow.Compute(batch=2, checkpoint_every=0.0)
+    particles(0.1, out=out).close()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after(patch, 2)
+        particles(0.2, out=out, if_exists="resume", compute=often)
+    out.unlink()
+    if other != "missing":
+        particles(0.1, out=tmp_path / "other.h5").close()
+        (tmp_path / "other.h5").rename(out)
+        with h5py.File(out, "r+") as file:
+            file.attrs["created"] = "yesterday"
+    with pytest.raises(wflow.RunFileError, match=str(out.name)):
+        particles(0.2, out=out, if_exists="resume")
+    particles(0.2, out=out, if_exists="overwrite").close()
+    assert wflow.verify(out).passed
+
+
+def test_a_run_of_heads_at_rest_is_extended_too(tmp_path: Path) -> None:
+    out, heads = tmp_path / "run.h5", np.eye(3)[None]
+    x0 = wflow.tokens.uniform(n=5, d=3, seed=0)
+    wflow.solve(x0, Frozen(), heads=heads, t_final=0.1, dt=0.05, out=out).close()
+    options = {"heads": heads, "t_final": 0.2, "dt": 0.05}
+    with wflow.solve(x0, Frozen(), out=out, if_exists="resume", **options) as longer:
+        check_same(longer, wflow.solve(x0, Frozen(), **options))

@@ -9,7 +9,7 @@ BENCHMARKS := compare fused_step figure_two exact_sums matrix_rate fast_sums sph
 	dask_scaling transport libraries jko_step clustering_grid continuous_networks rwpo control meanfield \
 	digests token_files
 
-.PHONY: run test test-long lint bench bench-again benchmarks docs docs-fast docs-check newcomer clean
+.PHONY: run test test-long test-versions lint bench bench-again benchmarks docs docs-fast docs-check newcomer clean
 
 run: $(VENV)/.installed
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
@@ -22,6 +22,10 @@ test: $(VENV)/.installed-test
 # The tests of many cases, with all of them, and slow ones.
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --long --numprocesses 2 --dist worksteal
+
+# Compiled code with the oldest and the newest Numba, and with other Pythons that are found.
+test-versions:
+	$(PYTHON) tests/versions.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -75,8 +75,8 @@ def proximal() -> None:
         wflow.sampling.attention_mean(x, x, h=0.1, beta=1.0, prior=prior)
 
 
-# The longest first. Both types of numbers are one task: their code is listed in one file. Of twelve
-# coordinates: many; of one: any number, in loops that the tests compare the others with.
+# The longest first. Of twelve coordinates: many; of one: any number, in loops with which the tests
+# compare the others.
 TASKS: list[tuple] = [(exact, 12, True), (exact, 1, True), (fast,), (large, True), (large, False)]
 TASKS += [(exact, d, symmetric) for symmetric in (True, False) for d in (2, 3)]
 TASKS += [

@@ -3,11 +3,10 @@
     python benchmarks/digests.py [--json benchmarks/results/digests.json]
 
 Two runs: that of the first example (64 heads, 200 tokens, recorded every 5 steps), and one that
-records as much as it can (1 head, 50 tokens, every step and every snapshot). Each is computed with
-digests and without, in turn. *Share* is the time spent in the functions of the digests over that of
-the run; it has less spread than the difference of two runs. The rates are those of `wflow verify`
-and of a resume, which read a run of random numbers and hash it, the file being in the cache of the
-system.
+records as much as it can (1 head, 50 tokens, every step and every snapshot). *Share* is the time
+spent in the functions of the digests over that of the run; it has less spread than the difference
+of two runs. The rates are those of `wflow verify` and of a resume, which read a run of random
+numbers and hash it, the file being in the cache of the system.
 """
 
 import argparse
@@ -25,8 +24,8 @@ from report import RESULTS, goal, machine, spread, write
 
 import wflow
 from wflow.heads import OrnsteinUhlenbeck
-from wflow.runs import digests, runfile
-from wflow.runs.digests import Digests
+from wflow.runs import digests
+from wflow.runs.digests import Running
 from wflow.runs.schema import RunLayout, dataset_attrs
 from wflow.runs.store import RunWriter
 
@@ -44,51 +43,35 @@ RUNS: dict[str, dict[str, Any]] = {
 FILE_MB = 800
 
 
-class Without:
-    """Digests that hash nothing."""
+class Timed:
+    """Seconds that are spent in the functions of the digests."""
 
-    def __init__(self, places: Any, metadata: str, end: int) -> None:
-        self.metadata, self.end = metadata, end
+    def __init__(self) -> None:
+        self.spent = 0.0
 
-    def update(self, *_: Any) -> None: ...
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self.spent += time.perf_counter() - begun
 
-    def state(self, file: Any) -> dict[str, Any]:
-        return {}
-
-    def line(self, file: Any) -> bytes:
-        return b""
-
-
-class Timed(Digests):
-    """Digests that add up the time they take."""
-
-    spent = 0.0
-
-    def update(self, *arguments: Any) -> None:
-        begun = time.perf_counter()
-        super().update(*arguments)
-        Timed.spent += time.perf_counter() - begun
-
-    def state(self, file: Any) -> dict[str, Any]:
-        begun = time.perf_counter()
-        found = super().state(file)
-        Timed.spent += time.perf_counter() - begun
-        return found
-
-    def line(self, file: Any) -> bytes:
-        begun = time.perf_counter()
-        found = super().line(file)
-        Timed.spent += time.perf_counter() - begun
-        return found
+        return timed
 
 
-def compute(out: Path, kind: type, n: int, every: bool = False, **options: Any) -> float:
-    """Seconds of a run with digests of this kind."""
+def compute(out: Path, n: int, every: bool = False, **options: Any) -> tuple[float, float]:
+    """Seconds of a run, and those of its digests."""
     x0 = wflow.tokens.cross_polytope(n=n, d=3, spread=0.05, seed=42)
     if every:
         times = (5e-3 * np.arange(1 + round(options["t_final"] / 5e-3))).tolist()
         options["save"] = wflow.SaveAt(snapshots=times, paths=range(options["paths"]))
-    with mock.patch.object(runfile, "Digests", kind):
+    timed = Timed()
+    with (
+        mock.patch.object(Running, "update", timed(Running.update)),
+        mock.patch.object(Running, "hexdigest", timed(Running.hexdigest)),
+        mock.patch.object(RunWriter, "_digest", timed(RunWriter._digest)),
+    ):
         begun = time.perf_counter()
         law = OrnsteinUhlenbeck(np.eye(3))
         wflow.solve(
@@ -100,7 +83,7 @@ def compute(out: Path, kind: type, n: int, every: bool = False, **options: Any) 
             compute=wflow.Compute(method="exact"),
             **options,
         ).close()
-        return time.perf_counter() - begun
+        return time.perf_counter() - begun, timed.spent
 
 
 def large(path: Path, megabytes: int) -> tuple[RunWriter, int]:
@@ -131,6 +114,7 @@ def rate(call: Callable[[], int], rounds: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=FILE_MB, help="size of the file read")
     parser.add_argument("--json", type=Path, default=RESULTS / "digests.json")
     options = parser.parse_args()
     times: dict[str, list[float]] = {}
@@ -138,15 +122,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.h5"
         for name, run in RUNS.items():
-            compute(out, Without, **run)  # compiles
+            compute(out, **run)  # compiles
             for _ in range(options.rounds):
-                times.setdefault(f"{name}, without", []).append(compute(out, Without, **run))
-                Timed.spent = 0.0
-                seconds = compute(out, Timed, **run)
-                times.setdefault(f"{name}, with", []).append(seconds)
-                shares.setdefault(name, []).append(Timed.spent / seconds)
+                seconds, spent = compute(out, **run)
+                times.setdefault(name, []).append(seconds)
+                shares.setdefault(name, []).append(spent / seconds)
         path = Path(folder) / "large.h5"
-        writer, size = large(path, FILE_MB)
+        writer, size = large(path, options.megabytes)
 
         def resume() -> int:
             resumed, _ = RunWriter.resume(path, {"law": {"name": "Frozen"}})
@@ -158,9 +140,8 @@ def main() -> None:
         RunWriter.resume(path, {"law": {"name": "Frozen"}})[0].finish()
 
         def check() -> int:
-            stored = digests.find(path)
-            assert stored is not None and stored.check().passed
-            return stored.bytes
+            digests.check(path)
+            return size
 
         rates["verify"] = rate(check, options.rounds)
     figures = {f"share of {name}": statistics.median(values) for name, values in shares.items()}
@@ -178,7 +159,8 @@ def main() -> None:
     ]  # fmt: skip
     write(
         options.json, COMMAND, numba.get_num_threads(),
-        problem={"runs": {name: str(run) for name, run in RUNS.items()}, "file MB": FILE_MB},
+        problem={"runs": {name: str(run) for name, run in RUNS.items()},
+                 "file MB": options.megabytes},
         times={name: spread(values, "s") for name, values in times.items()},
         figures=figures, goals=goals,
     )  # fmt: skip

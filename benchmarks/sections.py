@@ -576,9 +576,8 @@ def digests(document: Document) -> str:
     """What digests cost a run, and how fast they are checked."""
     return anything(
         document,
-        "Runs with and without digests of what they write. The goal's share is the time within the "
-        "hashing functions; the two runs of a round differ by more or less than that with the disk "
-        "and the caches.",
+        "The share is the time within the hashing functions over that of the run. The rates are "
+        "those of a file in the cache of the system.",
     )
 
 

@@ -18,10 +18,10 @@ import wflow
 from wflow.analysis.verify import verify
 from wflow.cli import main
 from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.particles.problem import problem_of
 from wflow.runs import driver
 from wflow.runs.read import checkpoint_of, former_of, partial_of
 from wflow.runs.schema import config_text, dataset_attrs
-from wflow.particles.problem import problem_of
 
 Cases = Callable[[int, int], int]
 OPTIONS = {

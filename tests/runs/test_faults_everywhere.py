@@ -304,16 +304,9 @@ def test_a_power_failure_after_any_call_leaves_a_run_that_continues(
     rng = random.Random(name)
     whole = calls.after_power_failure(len(calls.calls), random.Random(1), trial.old)
     assert whole["run.h5"] == out.read_bytes()  # the record is complete
-    saves = ("rename", "run.h5.checkpoint")
-    ending = max(n for n, call in enumerate(calls.calls) if (call[0], call[-1]) == saves)
     for case, number in enumerate(chosen(calls, rng, cases(2, 60))):
         folder = tmp_path / f"{case}"
         folder.mkdir()
         for file, content in calls.after_power_failure(number, rng, trial.old).items():
             (folder / file).write_bytes(content)
-        try:
-            trial.check_continues(folder / "run.h5")
-        except wflow.RunFileError as error:  # HDF5 cannot read half of the attributes of the end
-            assert number > ending and "--overwrite" in str(error)
-            trial.run(folder / "run.h5", "overwrite")
-            assert verify(folder / "run.h5").passed
+        trial.check_continues(folder / "run.h5")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 MARK = "__created__"
 SEALED = "__sha256__"
 RECORDED = "__recorded__"  # JSON: digests of what was recorded, history
+AROUND, GAPS = "__around__", "__gaps__"  # bytes of the file that are no values, and their places
 PARTS = "wflow-parts/1"  # schema of the manifest of parts
 # Types of the settings of a run in its configuration; a file may lack some of them.
 _NUMBER = (int, float)
@@ -349,12 +350,12 @@ def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray
         raise RunFileError(f"{path} was not written by wflow; {advice}")
     if str(state.pop(SEALED, None)) != _digest(state):
         raise RunFileError(f"{path} is damaged: its SHA-256 digest differs; {advice}")
-    if str(state.pop(MARK)) != (created or ""):
+    if str(state.pop(MARK)) != created and created is not None:
         raise RunFileError(f"{path} belongs to another run; {advice}")
     return state
 
 
-def last_checkpoint(path: Path, created: str) -> dict[str, NDArray[Any]]:
+def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
     """Arrays of the last checkpoint of a run that can be read.
 
     Raises
@@ -489,7 +490,7 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     with open_hdf5(partial_of(path)) as file:
         created = read_attrs(file, partial_of(path))["created"]
     state = last_checkpoint(path, created)
-    return {name: array for name, array in state.items() if name != RECORDED}
+    return {name: array for name, array in state.items() if name not in (RECORDED, AROUND, GAPS)}
 
 
 def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":

@@ -326,6 +326,7 @@ class RunWriter:
             self._file = open(unfinished, "r+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise disk_error(error, "open", unfinished) from None
+        self._gaps, self._around = self._read_around()
 
     @property
     def names(self) -> frozenset[str]:
@@ -434,11 +435,15 @@ class RunWriter:
         try:
             _check_unfinished(path)  # another process may have ended it between check and lock
             disk.remove_drafts_of(path)
+            try:
+                attrs = _attributes(unfinished)
+            except RunFileError:
+                if not _mended(path):
+                    raise
+                attrs = _attributes(unfinished)
+            _check_resumable(attrs, wanted, unfinished)
             with open_hdf5(unfinished) as file:
-                attrs = read.read_attrs(file, unfinished)
-                _check_resumable(attrs, wanted, unfinished)
                 read.check_variables(file, unfinished)
-                attrs |= {"extends": str(file.attrs.get("extends", ""))}
                 described, places = digests.description(file), _places(file, unfinished)
                 orders = digests.orders_of(file)
             state = read.last_checkpoint(path, attrs["created"])
@@ -540,6 +545,7 @@ class RunWriter:
         self._check_own()
         arrays[read.MARK] = np.array(self._created)
         arrays[read.RECORDED] = np.array(json.dumps(self._known()))
+        arrays[read.AROUND], arrays[read.GAPS] = self._around, self._gaps
         read.seal(arrays)
 
         try:
@@ -555,6 +561,24 @@ class RunWriter:
             disk.sync_directory(path.parent)
         except OSError as error:
             raise disk_error(error, "write", path, kept=True) from None
+
+    def _read_around(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """All bytes that are no values, which stay as they are until the end; and their places.
+
+        A checkpoint keeps them: HDF5 cannot read what a power failure may leave of the last writes.
+        """
+        places, at = [], 0
+        for offset, shape, dtype in sorted(self._places.values(), key=lambda place: place[0]):
+            places.append((at, offset - at))
+            at = offset + math.prod(shape) * dtype.itemsize
+        places.append((at, os.fstat(self._file.fileno()).st_size - at))
+        around = np.empty(sum(size for _, size in places), np.uint8)
+        done = 0
+        for offset, size in places:
+            self._file.seek(offset)
+            read_all(self._file, around[done : done + size])
+            done += size
+        return np.array(places), around
 
     def _known(self) -> dict[str, Any]:
         """What a checkpoint says of the file: digests of what was recorded, and the history."""
@@ -707,6 +731,39 @@ def _places(file: h5py.File, path: Path) -> Places:
     return places
 
 
+def _attributes(path: Path) -> dict[str, Any]:
+    """Attributes of an unfinished file that decide how it is resumed.
+
+    Raises
+    ------
+    RunFileError
+        For a file of another program, and one that HDF5 cannot read.
+    """
+    with open_hdf5(path) as file:
+        digests.description(file)  # reads them all
+        attrs = read.read_attrs(file, path)
+        return attrs | {"extends": str(file.attrs.get("extends", ""))}
+
+
+def _mended(path: Path) -> bool:
+    """Write back what the last checkpoint knows of a file around its values; False without it."""
+    try:
+        state = read.last_checkpoint(path, None)
+        around, gaps = state[read.AROUND], state[read.GAPS].tolist()
+    except (RunFileError, KeyError):
+        return False
+    with open(partial_of(path), "r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size != sum(gaps[-1]):
+            return False
+        done = 0
+        for offset, size in gaps:
+            file.seek(offset)
+            write_all(file.write, around[done : done + size])
+            done += size
+        os.fsync(file.fileno())
+    return True
+
+
 def _check_unfinished(path: Path) -> None:
     if read.run_status(path) != "partial":
         raise RunFileError(
@@ -734,6 +791,7 @@ def _check_resumable(attrs: Mapping[str, Any], wanted: Mapping[str, Any], path: 
 def _recorded(state: dict[str, NDArray[Any]], path: Path) -> dict[str, Any]:
     """What a checkpoint says of its file, which is taken out of the state."""
     try:
+        del state[read.AROUND], state[read.GAPS]
         known = json.loads(str(state.pop(read.RECORDED)))
         return {key: known[key] for key in ("attributes", "digests", "history")}
     except (KeyError, ValueError, TypeError) as error:

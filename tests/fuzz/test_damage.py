@@ -18,6 +18,7 @@ import wflow
 from wflow.analysis.verify import verify
 from wflow.cli import main
 from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import problem_of
 from wflow.runs import driver
 from wflow.runs.read import checkpoint_of, former_of, partial_of
@@ -108,7 +109,7 @@ def unfinished(out: Path) -> None:
     """The run, stopped in the middle of its second batch."""
     problem = problem_of(x0(), **OPTIONS)
     attrs = dataset_attrs(problem.config(), problem.seed)
-    writer = driver.create(out, problem, attrs, overwrite=False)
+    writer = driver.create(out, ParticleRun(problem), attrs, overwrite=False)
     steps = iter(range(100))
     options = {"save": writer.checkpoint, "stopping": lambda: next(steps) > 17}
     assert not driver.integrate_into(writer, problem, None, **options)
@@ -397,7 +398,7 @@ def test_a_folder_of_parts_that_wflow_did_not_make_stays_as_it_is(
 def test_a_run_killed_before_its_first_checkpoint_starts_with_resume(tmp_path: Path) -> None:
     out, problem = tmp_path / "run.h5", problem_of(x0(), **OPTIONS)
     attrs = dataset_attrs(problem.config(), problem.seed)
-    driver.create(out, problem, attrs, overwrite=False).abandon()
+    driver.create(out, ParticleRun(problem), attrs, overwrite=False).abandon()
     with pytest.raises(wflow.RunFileError, match="belongs to another run"):
         wflow.solve(x0(), **OPTIONS | {"seed": 6}, out=out, if_exists="resume")
     wflow.solve(x0(), **OPTIONS, out=out, if_exists="resume").close()

@@ -13,7 +13,7 @@ from twin import symmetric, unit
 import wflow
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
-from wflow.particles.integrate import Batch
+from wflow.particles.integrate import Batch, ParticleRun
 from wflow.particles.problem import problem_of
 from wflow.runs.driver import Context, Paths
 from wflow.runs.store import MemoryStore
@@ -425,7 +425,9 @@ def test_a_step_is_refused_beyond_its_limits_and_not_at_them(name, most):
     problem = problem_of(
         x0, Frozen(), heads=[np.eye(3)], t_final=dt, dt=dt, paths=2, compute=compute
     )
-    batch = Batch(problem, Paths(Context(problem, MemoryStore(problem.layout())), 0, 2), None)
+    batch = Batch(
+        problem, Paths(Context(ParticleRun(problem), MemoryStore(problem.layout())), 0, 2), None
+    )
     terms = {key: np.array([1.0, -1.0]) for key in (*batch.budget.rates, "sum_error")}
     terms |= {key: np.array([1.0, 1.0]) for key in ("max_speed", "max_score", "speed_sq")}
     batch._check(0.0, terms | {name: np.array([1.0, most])})

@@ -21,6 +21,7 @@ from wflow.meanfield import solver as equation
 from wflow.meanfield.mesh import Circle, Nodes, Sphere
 from wflow.meanfield.spectral import Fourier, Harmonics
 from wflow.particles import solver
+from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import options_of, problem_of
 from wflow.runs import digests
 from wflow.runs.driver import integrate
@@ -292,7 +293,7 @@ def replayed(ds: xarray.Dataset, pairs: float, nudge: float = 0.0) -> dict[str, 
     if evaluations * problem.heads * float(problem.x0.shape[-2]) ** 2 > pairs:
         return None
     store = MemoryStore(problem.layout())
-    integrate(problem, store)
+    integrate(ParticleRun(problem), store)
     return _first_series(store)
 
 

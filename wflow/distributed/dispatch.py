@@ -17,6 +17,7 @@ from wflow._core.errors import InputError, WflowError
 from wflow._core.progress import progress
 from wflow._core.threads import available
 from wflow.distributed.parts import Part, Range, Run, compute
+from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import Problem, problem_of_task
 
 _SHORTEST = 1.0  # seconds: less is not worth its message and its files
@@ -137,7 +138,9 @@ def cut(run: Run, workers: int, seconds: float, later: float = 0.0) -> list[Rang
     for first, last in missing:
         while first < last:
             wanted = min(longest, max(left / (2 * workers), min(_SHORTEST, seconds)))
-            count = max(1, min(round(wanted / path), run.problem.batch, last - first))
+            count = max(
+                1, min(round(wanted / path), ParticleRun(run.problem).plan.batch, last - first)
+            )
             ranges.append((first, first + count))
             first += count
             left -= path * count

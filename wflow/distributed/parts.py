@@ -25,6 +25,7 @@ from wflow._core.files import open_hdf5, replace_file
 from wflow._core.identity import check_comparable, warn_not_comparable
 from wflow._core.invocation import command_text
 from wflow._core.threads import numba_threads
+from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import Problem
 from wflow.runs import digests, disk, read
 from wflow.runs.disk import InUse, disk_error
@@ -92,7 +93,7 @@ def compute(part: Part, threads: int | None = None) -> None:
         try:
             with numba_threads(part.problem.compute.threads or threads):
                 writer, state = _opened(part)
-                integrate_into(writer, part.problem, state, save=writer.checkpoint)
+                integrate_into(writer, ParticleRun(part.problem), state, save=writer.checkpoint)
         except InUse:
             if time.monotonic() > limit:
                 raise
@@ -131,7 +132,7 @@ def _opened(part: Part) -> tuple[RunWriter, State | None]:
             _log.warning("%s; its paths are computed again", error)
     disk.set_aside_damaged(file)
     attrs = dataset_attrs(part.config, part.problem.seed, part.command)
-    return create(file, part.problem, attrs, overwrite=True), None
+    return create(file, ParticleRun(part.problem), attrs, overwrite=True), None
 
 
 def check_seen(files: list[Path]) -> None:
@@ -303,9 +304,9 @@ class Run:
         lines = [history_line(self.command)]
         attrs = dataset_attrs(self.config, problem.seed, self.command, history=lines)
         disk.set_aside_damaged(file)
-        writer = create(file, problem, attrs, overwrite=True)
+        writer = create(file, ParticleRun(problem), attrs, overwrite=True)
         try:
-            problem.start(writer)
+            ParticleRun(problem).start(writer)
             total = np.zeros(problem.layout().shape("tokens_mean"))
             for paths in sorted(self.done):
                 _copy(problem, writer, self.file(paths), paths, total)

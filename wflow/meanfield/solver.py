@@ -35,6 +35,7 @@ from wflow.meanfield.mesh import Circle, Nodes
 from wflow.meanfield.spectral import Modes, Spectral, resolved
 from wflow.meanfield.volumes import Volumes
 from wflow.particles.budget import Budget, Terms
+from wflow.particles.integrate import ParticleRun
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, array_config, problem_of
 from wflow.runs.driver import IfExists, Paths, Plan, State, run
@@ -72,11 +73,13 @@ class MeanField:
     @property
     def plan(self) -> Plan:
         """What the driver needs to know of the run, whose paths share their steps."""
-        return replace(self.particles.plan, label="mean field", batch=self.particles.paths)
+        return replace(
+            ParticleRun(self.particles).plan, label="mean field", batch=self.particles.paths
+        )
 
     def parts(self) -> dict[str, Any]:
         """The parts of the configuration that may be custom."""
-        return self.particles.parts()
+        return ParticleRun(self.particles).parts()
 
     def start(self, store: Store) -> None:
         """Write the mesh and the initial state."""

@@ -1,6 +1,8 @@
 """Time integration of batches of paths, and what is recorded of them."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,13 +11,16 @@ from wflow._core.adaptive import AdaptiveSteps, legs
 from wflow._core.errors import BlowUpError
 from wflow._core.rng import TOKEN_NOISE, CounterNormals
 from wflow.attention.cloud import warn_overflow
-from wflow.attention.flows import evaluator
+from wflow.attention.flows import evaluator, flow_config
+from wflow.heads.laws import law_config
 from wflow.heads.process import Drift, HeadProcess
 from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mark_overflow
 from wflow.particles.budget import Budget, Terms
 from wflow.particles.problem import Problem
 from wflow.particles.schemes import Stage, StageAt, advance, attempt
-from wflow.runs.driver import Paths
+from wflow.runs.driver import Paths, Plan
+from wflow.runs.schema import RunLayout
+from wflow.runs.store import Store
 from wflow.sphere.geometry import project_unchecked
 
 State = dict[str, NDArray]
@@ -25,6 +30,7 @@ State = dict[str, NDArray]
 _MAX_STEP, _MAX_SCORE = 10.0, 1e6
 # The energy and the pass that uses each kernel value twice need D = D^T.
 _ASYMMETRIC = " and run with save=SaveAt(budget=False)"
+_BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
 _BUFFER = 512  # record times held in memory before they go to the store
 
 
@@ -384,3 +390,67 @@ class AdaptiveBatch(Batch):
             "'rk4'; a law whose drift jumps must list the times in its breaks()"
         )
         self.lose(place, BlowUpError(text, time=time, path=path, score=score))
+
+
+@dataclass(frozen=True, eq=False)
+class ParticleRun:
+    """The run of a problem, as the driver of all solvers takes it (`wflow.runs.driver.Problem`)."""
+
+    problem: Problem
+
+    @property
+    def plan(self) -> Plan:
+        """What the driver needs to know."""
+        problem, compute = self.problem, self.problem.compute
+        return Plan(
+            steps=problem.steps,
+            paths=problem.paths,
+            seed=problem.seed,
+            batch=self._batch(),
+            label=f"{problem.heads} head{'s' if problem.heads > 1 else ''}",
+            threads=compute.threads,
+            checkpoint_every=compute.checkpoint_every,
+            stop_at_blow_up=compute.stop_at_blow_up,
+            in_parts=problem.in_parts,
+        )
+
+    def _batch(self) -> int:
+        """Paths that are computed together: as asked for, or as many as fit into some memory."""
+        problem = self.problem
+        if problem.compute.batch is not None:
+            return min(problem.compute.batch, problem.paths)
+        n, d = problem.x0.shape[-2:]
+        running_sums = min(problem.heads, 8) * n * (2 * d + 9)
+        stages = 0 if problem.control is None else problem.scheme.stages
+        per_path = 8 * ((6 + stages) * n * d + (8 + stages) * problem.heads * d * d)
+        per_path += 8 * (running_sums + 8 * 1024)
+        return max(1, min(problem.paths, _BATCH_BYTES[problem.compute.backend] // per_path))
+
+    def layout(self) -> RunLayout:
+        """Sizes of the run."""
+        return self.problem.layout()
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON."""
+        return self.problem.config()
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of the configuration that may be custom."""
+        return {"law": law_config(self.problem.law), "flow": flow_config(self.problem.flow)}
+
+    def start(self, store: Store) -> None:
+        """Write the initial state."""
+        names = self.layout().names
+        if "initial_tokens" in names:
+            store.write("initial_tokens", (), self.problem.x0)
+        if "initial_heads" in names:
+            store.write("initial_heads", (), self.problem.scores)
+
+    def total(self) -> NDArray[np.float64]:
+        """Zeros for the sum of the tokens over the paths, at every snapshot."""
+        return np.zeros((len(self.problem.snapshot_steps), *self.problem.x0.shape[-2:]))
+
+    def solver(self, first: int, last: int, paths: Paths, total: NDArray | None) -> Batch:
+        """The paths first <= p < last at time 0."""
+        kind = Batch if self.problem.control is None else AdaptiveBatch
+        return kind(self.problem, paths, total)

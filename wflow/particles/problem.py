@@ -33,12 +33,9 @@ from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 from wflow.heads.process import as_law, check_scheme, initial_heads
 from wflow.kernels.evaluate import DIRECTIONS, Sums
 from wflow.particles.options import Compute, SaveAt, option
-from wflow.runs.driver import Paths, Plan, Solver
 from wflow.runs.schema import RunLayout
-from wflow.runs.store import Store
 from wflow.sphere.geometry import as_tokens
 
-_BATCH_BYTES = {"numba": 2**26, "torch": 2**30}  # a GPU is full with a thousand paths at a time
 _ROUNDING = 1e-6  # of times in single precision, in units of t_final
 _RECORDS = 100  # units of time of a run without dt
 _GENERAL = "flow='softmax', or a wflow.Flow whose class has general_heads = True"
@@ -79,33 +76,6 @@ class Problem:
         return len(self.scores)
 
     @property
-    def plan(self) -> Plan:
-        """What the driver needs to know of the run."""
-        return Plan(
-            steps=self.steps,
-            paths=self.paths,
-            seed=self.seed,
-            batch=self.batch,
-            label=f"{self.heads} head{'s' if self.heads > 1 else ''}",
-            threads=self.compute.threads,
-            checkpoint_every=self.compute.checkpoint_every,
-            stop_at_blow_up=self.compute.stop_at_blow_up,
-            in_parts=self.in_parts,
-        )
-
-    @property
-    def batch(self) -> int:
-        """Paths that are computed together: as asked for, or as many as fit into some memory."""
-        if self.compute.batch is not None:
-            return min(self.compute.batch, self.paths)
-        n, d = self.x0.shape[-2:]
-        running_sums = min(self.heads, 8) * n * (2 * d + 9)
-        stages = 0 if self.control is None else self.scheme.stages
-        per_path = 8 * ((6 + stages) * n * d + (8 + stages) * self.heads * d * d)
-        per_path += 8 * (running_sums + 8 * 1024)
-        return max(1, min(self.paths, _BATCH_BYTES[self.compute.backend] // per_path))
-
-    @property
     def record_steps(self) -> NDArray[np.int64]:
         """Steps at whose start the energy budget is recorded; the end of the run is always one."""
         regular = np.arange(0, self.steps + 1, self.save.every)
@@ -116,28 +86,6 @@ class Problem:
         """Steps at whose start tokens are kept."""
         assert self.save.snapshots is not None
         return np.rint(np.array(self.save.snapshots) / self.dt).astype(np.int64)
-
-    def parts(self) -> dict[str, Any]:
-        """The parts of the configuration that may be custom."""
-        return {"law": law_config(self.law), "flow": flow_config(self.flow)}
-
-    def start(self, store: Store) -> None:
-        """Write the initial state."""
-        names = self.layout().names
-        if "initial_tokens" in names:
-            store.write("initial_tokens", (), self.x0)
-        if "initial_heads" in names:
-            store.write("initial_heads", (), self.scores)
-
-    def total(self) -> NDArray[np.float64]:
-        """Zeros for the sum of the tokens over the paths, at every snapshot."""
-        return np.zeros((len(self.snapshot_steps), *self.x0.shape[-2:]))
-
-    def solver(self, first: int, last: int, paths: Paths, total: NDArray[Any] | None) -> Solver:
-        """The paths first <= p < last at time 0."""
-        from wflow.particles.integrate import AdaptiveBatch, Batch
-
-        return (Batch if self.control is None else AdaptiveBatch)(self, paths, total)
 
     def check_size(self, in_memory: bool) -> None:
         """Raise InputError for a run that holds more than fits into memory.

@@ -14,6 +14,7 @@ from wflow._core.errors import InputError
 from wflow._core.tableaux import Tableau
 from wflow.attention.flows import Flow
 from wflow.heads.laws import QKV, HeadLaw
+from wflow.particles.integrate import ParticleRun
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, problem_of
 from wflow.runs.driver import IfExists, run
@@ -173,7 +174,7 @@ def solve_problem(
     """Compute a run; `history` are the lines of its attribute, without them one for the command."""
     problem.check_size(in_memory=out is None)
     try:
-        return run(problem, out, if_exists, progress, history)
+        return run(ParticleRun(problem), out, if_exists, progress, history)
     except MemoryError:
         records = problem.paths * (problem.steps // problem.save.every + 1)
         raise InputError(

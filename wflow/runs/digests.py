@@ -21,17 +21,10 @@ from numpy.typing import NDArray
 from wflow._core.errors import RunFileError
 from wflow._core.files import open_hdf5
 from wflow.runs import read
-from wflow.runs.schema import SCHEMA, STATE, VARIABLES
+from wflow.runs.schema import DIGESTS, HIDDEN, SCHEMA, STATE, VARIABLES
 
 Tick = Callable[[int], None]
 _BLOCK = 1 << 22  # bytes read at a time
-DIGESTS = "digests"
-"""Attribute of a run file, JSON: digests of the variables by name; "" is that of the attributes."""
-# Attributes of HDF5 and netCDF-4 themselves.
-HIDDEN = {
-    "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates",
-    "_NCProperties",
-}  # fmt: skip
 _ADVICE = "restore it from a copy, or run again with --overwrite"
 
 

@@ -23,8 +23,7 @@ from xarray.core.indexing import (
 from wflow._core.files import values_of
 from wflow._core.memory import check_memory
 from wflow._core.printable import printable
-from wflow.runs.digests import DIGESTS, HIDDEN
-from wflow.runs.schema import COORDINATES, VARIABLES, Layout
+from wflow.runs.schema import COORDINATES, DIGESTS, HIDDEN, VARIABLES, Layout
 
 
 class Variable(NamedTuple):

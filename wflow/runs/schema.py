@@ -24,6 +24,14 @@ READABLE = (f"{FAMILY}1", f"{FAMILY}2", SCHEMA)
 STATE = "state"
 """Group of a run file with the state of all paths at the end, from which the run is extended."""
 
+DIGESTS = "digests"
+"""Attribute of a run file, JSON: digests of the variables by name; "" is that of the attributes."""
+# Attributes of HDF5 and netCDF-4 themselves.
+HIDDEN = {
+    "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates",
+    "_NCProperties",
+}  # fmt: skip
+
 _MHT = "Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870"
 _GLPR = (
     "Geshkovski, Letrouit, Polyanskiy, Rigollet, A mathematical perspective on transformers, 2025"

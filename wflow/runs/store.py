@@ -26,10 +26,11 @@ from wflow._core.files import draft_of, drafts, open_hdf5
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import signals_held
 from wflow.runs import digests, disk, read
-from wflow.runs.digests import DIGESTS, Running, damaged
+from wflow.runs.digests import Running, damaged
 from wflow.runs.disk import disk_error
 from wflow.runs.read import checkpoint_of, final_of, former_of, partial_of
 from wflow.runs.schema import (
+    DIGESTS,
     HISTORY_BYTES,
     SCHEMA,
     STATE,

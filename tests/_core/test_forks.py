@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from wflow._core.threads import available
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 
 # One function for each module of parallel functions, and clouds that are worth two threads.
+ROOT = Path(__file__).parents[2]
+
 _CALLS = """
 import multiprocessing, os, signal, sys
 import numpy as np
@@ -46,14 +49,17 @@ def as_tuple(value):
 
 def run(code: str, *arguments: str, **environment: str) -> str:
     """What a script prints, which two threads are offered to; it may take a minute."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CALLS + code, *arguments],
-        env=os.environ | {"NUMBA_NUM_THREADS": "2"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")  # a file: a law is known by its source
+        script.write_text(_CALLS + code)
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            env=os.environ | {"NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)} | environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

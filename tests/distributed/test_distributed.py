@@ -189,10 +189,14 @@ def test_a_worker_killed_in_mid_run_is_replaced_and_the_bits_stay(client, tmp_pa
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_run_that_blows_up_is_not_tried_again(client, tmp_path) -> None:
     out = tmp_path / "run.h5"
-    law = OrnsteinUhlenbeck(np.eye(3), rate=500.0)
+    task = problem(law=OrnsteinUhlenbeck(np.eye(3), rate=500.0))
+    options = {"out": out, "scheduler": client, "task_seconds": 0.0}
     with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.parts") as caught:
-        wflow.distributed.solve(**problem(law=law), out=out, scheduler=client, task_seconds=0.0)
+        wflow.distributed.solve(**task, **options)
     assert 0 <= caught.value.path < 7 and caught.value.time > 0
+    task |= {"compute": wflow.Compute(stop_at_blow_up=True), "if_exists": "overwrite"}
+    with pytest.raises(wflow.BlowUpError, match=r"run\.h5\.parts"):
+        wflow.distributed.solve(**task, **options)
     parts = list((tmp_path / "run.h5.parts").glob("*.h5.partial"))
     assert 1 <= len(parts) <= 4  # those that were under way, and no other
 

@@ -112,7 +112,7 @@ def unfinished(out: Path) -> None:
     writer = driver.create(out, ParticleRun(problem), attrs, overwrite=False)
     steps = iter(range(100))
     options = {"save": writer.checkpoint, "stopping": lambda: next(steps) > 17}
-    assert not driver.integrate_into(writer, problem, None, **options)
+    assert not driver.integrate_into(writer, ParticleRun(problem), None, **options)
     former_of(out).unlink()
 
 

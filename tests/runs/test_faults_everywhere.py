@@ -92,7 +92,9 @@ class Trial:
                 np.testing.assert_array_equal(found[name], self.expected[name], err_msg=name)
         assert verify(out).passed
         left = {file.name.removeprefix("run.h5") for file in out.parent.iterdir()}
-        assert left <= {"", ".lock", *((".checkpoint", ".checkpoint.old") if finished else ())}
+        if finished:  # what could not be removed stays until the next run of that name
+            left = {name for name in left if not name.endswith((".checkpoint", ".old", ".new"))}
+        assert left <= {"", ".lock"}
 
 
 TRIALS = {
@@ -276,7 +278,7 @@ def test_every_call_that_fails_ends_in_an_error_and_the_run_continues(
     with pytest.MonkeyPatch.context() as patch:
         calls = Disk(out.parent, patch)
         trial.run(out, trial.how)
-    numbers, failed = chosen(calls, random.Random(name), cases(1, 60)), 0
+    numbers, failed = chosen(calls, random.Random(name), cases(1, 12)), 0
     for number in numbers:
         out = trial.prepare(tmp_path / f"{number}")
         with pytest.MonkeyPatch.context() as patch:
@@ -304,7 +306,7 @@ def test_a_power_failure_after_any_call_leaves_a_run_that_continues(
     rng = random.Random(name)
     whole = calls.after_power_failure(len(calls.calls), random.Random(1), trial.old)
     assert whole["run.h5"] == out.read_bytes()  # the record is complete
-    for case, number in enumerate(chosen(calls, rng, cases(2, 60))):
+    for case, number in enumerate(chosen(calls, rng, cases(2, 30))):
         folder = tmp_path / f"{case}"
         folder.mkdir()
         for file, content in calls.after_power_failure(number, rng, trial.old).items():

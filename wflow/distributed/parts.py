@@ -313,17 +313,23 @@ class Run:
             if "tokens_mean" in problem.layout().names:
                 writer.write("tokens_mean", (), total / problem.paths)
             if writer.read(f"{STATE}/lost").all():
-                raise BlowUpError(
-                    "all paths blow up: take a smaller dt, or weaker heads",
-                    time=0.0,
-                    path=0,
-                    score=0.0,
-                )
+                raise self._all_lost(writer)
             writer.add_history(history_line(f"put together from {len(self.done)} parts"))
             return writer.finish()
         except BaseException:
             writer.discard()
             raise
+
+    def _all_lost(self, writer: RunWriter) -> BlowUpError:
+        """The error of a run of which no path reached the end, with the first to blow up."""
+        layout = self.problem.layout()
+        name = next(name for name in layout.names if layout.dims(name) == ("path", "time"))
+        counts = np.isfinite(writer.read(name)).sum(axis=1)
+        path = int(counts.argmin())
+        time = float(layout.times[counts[path]])
+        text = f"all paths blow up, path {path} first, by time {time:g}; take a smaller dt, or "
+        text += f"weaker heads. What was recorded is in {self.folder}; replace it (--overwrite)"
+        return BlowUpError(text, time=time, path=path, score=float("nan"))
 
     def close(self) -> None:
         """Let other processes have the run; the parts stay, and a folder without any goes."""

@@ -305,22 +305,8 @@ def test_drafts_of_a_killed_study_are_removed_by_the_next(tmp_path) -> None:
 def test_workers_that_cannot_be_had_are_refused_first(tmp_path, wrong) -> None:
     (name,) = wrong
     with (
-<<<<<<< HEAD
         pytest.raises(InputError, match=name),
         study.session("trial", flags(tmp_path / "new", **wrong)),
-=======
-        pytest.raises(InputError, match="scheduler"),
-        study.session("trial", flags(tmp_path / "new", scheduler=address)),
-    ):
-        pytest.fail("the block has begun")
-    assert not (tmp_path / "new").exists()
-
-
-def test_more_workers_than_the_machine_bears_are_refused(tmp_path) -> None:
-    with (
-        pytest.raises(InputError, match="--workers"),
-        study.session("trial", flags(tmp_path / "new", workers=10**6)),
->>>>>>> c08c03c (tests/study: match the name of the option alone)
     ):
         pytest.fail("the block has begun")
     assert not (tmp_path / "new").exists()

@@ -8,14 +8,16 @@ and a full disk is reported at the start and not after hours.
 """
 
 import errno
+import io
 import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
@@ -148,74 +150,24 @@ _UNNAMED = "This is a netCDF dimension but not a netCDF variable."
 Places = dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]  # offset in bytes, shape, type
 
 
-class _Draft:
-    """A netCDF-4 file that is laid out: variables in one piece each, dimensions, attributes.
+class _Variable(NamedTuple):
+    """A variable that is laid out; `fill` is its value everywhere, NaN or 0."""
 
-    Attributes
-    ----------
-    described : what it holds, as `digests.description` reads it
-    places : where the values of its variables lie
-    """
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    fill: float
+    attrs: tuple[tuple[str, str], ...]
 
-    def __init__(self, file: h5py.File) -> None:
-        self.file = file
-        self.described: dict[str, Any] = {}
-        self.places: Places = {}
-        self._scales: dict[str, h5py.Dataset] = {}
 
-    def variable(
-        self, name: str, dims: Sequence[str], values: ArrayLike, attrs: Mapping[str, str]
-    ) -> None:
-        """Reserve and fill the place of a variable; dimensions are those of their first variable.
-
-        values : the values, or an array without strides of a single one
-        """
-        given = np.asarray(values)
-        filled = bool(given.size) and not any(given.strides)
-        fill = given.reshape(-1)[0] if filled else None
-        data = self.file.create_dataset(
-            name, given.shape, given.dtype, fillvalue=fill, track_order=True
-        )
-        if filled:
-            data[(0,) * given.ndim] = fill  # the first value written makes HDF5 fill all others
-        else:
-            data[...] = given
-        for key, text in attrs.items():
-            data.attrs[key] = text
-        if list(dims) == [name]:
-            self._scale(name, data, name)
-        scales = [self._dimension(dim, size) for dim, size in zip(dims, given.shape, strict=True)]
-        for axis, scale in enumerate(scales):
-            if scale != data:
-                data.dims[axis].attach_scale(scale)
-        numbers = [list(self._scales).index(dim) for dim in dims]
-        data.attrs["_Netcdf4Coordinates"] = np.array(numbers, np.int32)
-        shown = ["" if dim == name else dim.rpartition("/")[2] for dim in dims]
-        self.described[name] = [data.dtype.str, list(given.shape), shown, dict(attrs)]
-        self.places[name] = (int(data.id.get_offset()), given.shape, given.dtype)
-
-    def _dimension(self, name: str, size: int) -> h5py.Dataset:
-        if name not in self._scales:
-            scale = self.file.create_dataset(name, (size,), ">f4", track_order=True)
-            self._scale(name, scale, f"{_UNNAMED}{size:10}")
-            self.described[name] = [scale.dtype.str, [size], [""], {}]
-        return self._scales[name]
-
-    def _scale(self, name: str, data: h5py.Dataset, title: str) -> None:
-        data.make_scale(title)
-        data.attrs["_Netcdf4Dimid"] = np.int32(len(self._scales))
-        self._scales[name] = data
-
-    def attributes(self, attrs: Mapping[str, Any]) -> None:
-        """Write the attributes of the file."""
-        for name, value in attrs.items():  # numbers are arrays, as netCDF writes them
-            self.file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)
-        self.described[""] = {name: digests.plain(value) for name, value in attrs.items()}
+Structure = tuple[dict[str, Any], Places]  # as `digests.description` has it, and places of values
+_SMALL = 1 << 20  # bytes of values up to which a structure is kept
 
 
 def lay_out(
     path: Path, layout: Layout, attrs: Mapping[str, Any], groups: Sequence[int], state: State
-) -> tuple[dict[str, Any], Places]:
+) -> Structure:
     """Make a netCDF-4 file with every variable in one piece, filled with NaN; complete = 0.
 
     Parameters
@@ -235,34 +187,86 @@ def lay_out(
     OSError
         Where the disk fails.
     """
+    coordinates = layout.coordinates()
+    variables = [_of_schema(name, layout, 0.0) for name in coordinates]
+    variables += [_of_schema(name, layout, math.nan) for name in layout.names]
+    for name, value in state.items():
+        array = np.asarray(value)
+        inner = (f"{STATE}/{name}_{axis}" for axis in range(1, array.ndim))
+        dims = ("path", *inner)
+        variables.append(_Variable(f"{STATE}/{name}", dims, array.shape, array.dtype.str, 0.0, ()))
+    shown = {name: value for name, value in attrs.items() if name != "history"}
+    shown["groups"] = np.asarray(groups)
     with signals_held(), _Guarded(path, "x+b") as raw:
-        with h5py.File(raw, "w", track_order=True) as file:
-            draft = _Draft(file)
-            for name, values in layout.coordinates().items():
-                draft.variable(name, (name,), values, VARIABLES[name].attrs)
-            for name in layout.names:
-                empty = np.broadcast_to(np.array(np.nan, VARIABLES[name].dtype), layout.shape(name))
-                draft.variable(name, layout.dims(name), empty, VARIABLES[name].attrs)
-            for name, value in state.items():
-                array = np.asarray(value)
-                inner = (f"{STATE}/{name}_{axis}" for axis in range(1, array.ndim))
-                empty = np.broadcast_to(np.zeros((), array.dtype), array.shape)
-                draft.variable(f"{STATE}/{name}", ("path", *inner), empty, {})
-            draft.attributes(
-                {name: value for name, value in attrs.items() if name != "history"}
-                | {"groups": np.asarray(groups)}
-            )
+        if layout.bytes <= _SMALL:
+            image, described, places = _image(tuple(variables))
+            raw.write(image)
+        else:
+            described, places = _structure(raw, variables)
+        for name, values in coordinates.items():
+            raw.seek(places[name][0])
+            raw.write(values.view(np.uint8))
+        with h5py.File(raw, "r+") as file:
+            for name, value in shown.items():  # numbers are arrays, as netCDF writes them
+                file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)
             file.attrs["complete"] = np.array([0])
             if "history" in attrs:
-                file.attrs.create(
-                    "history", np.array(attrs["history"].encode(), _HISTORY), dtype=_HISTORY
-                )
+                history = np.array(attrs["history"].encode(), _HISTORY)
+                file.attrs.create("history", history, dtype=_HISTORY)
             # As long as it will be.
-            names = ["", *(name for name in draft.described if name)]
-            room = len(json.dumps(dict.fromkeys(names, "0" * 64)))
+            room = len(json.dumps(dict.fromkeys(["", *described], "0" * 64)))
             file.attrs.create(DIGESTS, np.array(b"{}", f"S{room}"))
         os.fsync(raw.fileno())
-    return draft.described, draft.places
+    texts = {name: digests.plain(value) for name, value in shown.items()}
+    return {"": texts, **described}, places
+
+
+def _of_schema(name: str, layout: Layout, fill: float) -> _Variable:
+    variable = VARIABLES[name]
+    dims, attrs = layout.dims(name), tuple(variable.attrs.items())
+    return _Variable(name, dims, layout.shape(name), variable.dtype, fill, attrs)
+
+
+@lru_cache(maxsize=4)
+def _image(variables: tuple[_Variable, ...]) -> tuple[bytes, dict[str, Any], Places]:
+    """The bytes of a small structure, kept since many runs of a study have the same."""
+    raw = io.BytesIO()
+    described, places = _structure(raw, variables)
+    return raw.getvalue(), described, places
+
+
+def _structure(raw: Any, variables: Sequence[_Variable]) -> Structure:
+    """Lay out variables, and the dimensions that they name, in an empty file."""
+    described: dict[str, Any] = {}
+    places: Places = {}
+    scales: dict[str, h5py.Dataset] = {}
+
+    def scale(name: str, data: h5py.Dataset, title: str) -> None:
+        data.make_scale(title)
+        data.attrs["_Netcdf4Dimid"] = np.int32(len(scales))
+        scales[name] = data
+
+    with h5py.File(raw, "w", track_order=True) as file:
+        for name, dims, shape, dtype, fill, attrs in variables:
+            data = file.create_dataset(name, shape, dtype, fillvalue=fill, track_order=True)
+            data[(0,) * len(shape)] = fill  # the first value written makes HDF5 fill all others
+            data.attrs.update(dict(attrs))
+            if dims == (name,):
+                scale(name, data, name)
+            for dim, size in zip(dims, shape, strict=True):
+                if dim not in scales:  # netCDF-4 has a variable without values for it
+                    empty = file.create_dataset(dim, (size,), ">f4", track_order=True)
+                    scale(dim, empty, f"{_UNNAMED}{size:10}")
+                    described[dim] = [empty.dtype.str, [size], [""], {}]
+            for axis, dim in enumerate(dims):
+                if dim != name:
+                    data.dims[axis].attach_scale(scales[dim])
+            numbers = [list(scales).index(dim) for dim in dims]
+            data.attrs["_Netcdf4Coordinates"] = np.array(numbers, np.int32)
+            shown = ["" if dim == name else dim.rpartition("/")[2] for dim in dims]
+            described[name] = [data.dtype.str, list(shape), shown, dict(attrs)]
+            places[name] = (int(data.id.get_offset()), shape, data.dtype)
+    return described, places
 
 
 def set_late(path: Path, complete: int, history: str | None, found: Mapping[str, str]) -> None:

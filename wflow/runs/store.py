@@ -139,10 +139,14 @@ class _Guarded(FileIO):
             return len(buffer)
         return count
 
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.failure is not None:
+            raise self.failure from None
+
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if self.failure is not None:  # also where HDF5 could not read what was not written
-            raise self.failure from None
+        self.check()  # also where HDF5 could not read what was not written
 
 
 _HISTORY = h5py.string_dtype("utf-8", HISTORY_BYTES)  # changed in place at the end
@@ -206,6 +210,7 @@ def lay_out(
         for name, values in coordinates.items():
             raw.seek(places[name][0])
             raw.write(values.view(np.uint8))
+        raw.check()
         with h5py.File(raw, "r+") as file:
             for name, value in shown.items():  # numbers are arrays, as netCDF writes them
                 file.attrs[name] = value if isinstance(value, str) else np.atleast_1d(value)

@@ -1,10 +1,8 @@
 """Exceptions of wflow: errors, derived from `WflowError`, and `Interrupted`, which is none."""
 
-import inspect
 import logging
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -167,6 +165,9 @@ class _LastWords:
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the line of the user that called wflow, however deep the call is."""
+    import inspect
+    import warnings
+
     frame, level = inspect.currentframe(), 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("wflow", "numba"):
         frame, level = frame.f_back, level + 1

@@ -1,8 +1,6 @@
 """Public names that have moved, which keep working for some versions with a DeprecationWarning."""
 
-import warnings
 from collections.abc import Callable
-from pkgutil import resolve_name
 from typing import Any
 
 MOVES = {
@@ -32,6 +30,9 @@ def moved_names(module: str) -> Callable[[str], Any]:
         old = f"{module}.{name}"
         if old not in MOVES:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        import warnings
+        from pkgutil import resolve_name
+
         warnings.warn(f"{old} has moved to {MOVES[old]}", DeprecationWarning, stacklevel=2)
         return resolve_name(MOVES[old])
 

@@ -11,13 +11,11 @@ be written anywhere runs all the same, with a warning.
 
 import functools
 import hashlib
-import inspect
 import os
 import pickle
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +26,7 @@ import numba
 
 from wflow._core.compiler.undocumented import attribute, dumps, processor, rebuild
 from wflow._core.compiler.watch import COMPILING_TIME
+from wflow._core.errors import warn
 
 _PACKAGE = Path(__file__).parents[2]
 # Compiled functions of other files are called by those of their own file alone.
@@ -174,7 +173,4 @@ def _warn_once(kind: str, text: str) -> None:
     if kind in warned:
         return
     warned.add(kind)
-    frame, level = inspect.currentframe(), 1
-    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("wflow", "numba"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)  # the line that called wflow
+    warn(text, UserWarning)

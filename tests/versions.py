@@ -58,18 +58,21 @@ def environment(name: str, command: str, numba: str) -> Path:
     """The interpreter of an environment with wflow, that Numba, and what the tests need."""
     folder = FOLDER / re.sub(r"[^\w.]+", "-", name)
     python = folder / "bin" / "python"
-    if not (folder / "installed").exists():
+    if not python.exists():
         subprocess.run([command, "-m", "venv", "--clear", folder], check=True)
-        packages = "pytest", "hypothesis", "mpmath", "scikit-learn", numba
-        install = [python, "-m", "pip", "install", "--quiet", "--editable", ROOT, *packages]
-        subprocess.run(install, check=True)
-        (folder / "installed").touch()
+    packages = "pytest", "hypothesis", "mpmath", "scikit-learn", numba
+    install = [python, "-m", "pip", "install", "--quiet", "--upgrade", "--editable", ROOT]
+    subprocess.run([*install, *packages], check=True)
     return python
 
 
 def run(name: str, command: str, numba: str) -> bool:
     """Run the tests once; returns whether they pass."""
-    python = environment(name, command, numba)
+    try:
+        python = environment(name, command, numba)
+    except subprocess.CalledProcessError as error:
+        print(f"{name} could not be installed: {error}", flush=True)
+        return False
     cache = {"NUMBA_CACHE_DIR": str(python.parents[1] / "code")}
     version = "import numba, sys; print(sys.version.split()[0], numba.__version__)"
     print(name, "is", subprocess.check_output([python, "-c", version], text=True).strip())

@@ -49,6 +49,16 @@ def finish(session: study.Session, *stems: str) -> None:
     session.finish(TABLE, "a table", [FINDING], {stem: Figure() for stem in stems})
 
 
+def test_a_study_extends_its_finished_runs(tmp_path) -> None:
+    with study.session("trial", flags(tmp_path)) as session:
+        session.solve(runs(1.0))
+    longer = {name: task | {"t_final": 0.4} for name, task in runs(1.0).items()}
+    with study.session("trial", flags(tmp_path, resume=True)) as session:
+        file = session.solve(longer)["scale_1"]
+    with wflow.open(file) as run:
+        assert np.array_equal(run["energy"], wflow.solve(**longer["scale_1"])["energy"])
+
+
 def test_a_session_leaves_run_files_summary_and_figures(tmp_path, capsys) -> None:
     out = tmp_path / "new" / "folder"
     with study.session("trial", flags(out)) as session:

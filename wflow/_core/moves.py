@@ -8,6 +8,8 @@ MOVES = {
     "wflow.study.number": "wflow._core.checks.number",
     "wflow.study.positive": "wflow._core.checks.positive",
     "wflow.study.whole": "wflow._core.checks.whole",
+    "wflow.study.networks.kept": "wflow.study.networks.cached_record",
+    "wflow.study.networks.in_first": "wflow.study.networks.on_rank_zero",
 }
 """What users wrote, and where it is now; `docs/guide/moves.md` lists them with what to do."""
 

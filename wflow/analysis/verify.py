@@ -434,9 +434,9 @@ def verify(
 ) -> Report:
     r"""Check that a run is as it was written, and that its numbers are right.
 
-    Every byte is compared with the SHA-256 digests at the end of the file. The configuration is
-    compared with the data: initial tokens and heads, and the first recorded step, which is computed
-    again. Then the energies are recomputed and the balance is formed. In a run of
+    Every variable, names and attributes are compared with their SHA-256 digests. The configuration
+    is compared with the data: initial tokens and heads, and the first recorded step, which is
+    computed again. Then the energies are recomputed and the balance is formed. In a run of
     `wflow.meanfield.solve` the densities have unit mass and, for finite volumes, no negative value;
     mesh, entropy and free energy are computed again.
 

@@ -342,7 +342,8 @@ def solve(
     WflowError
         For a scheduler that is lost, or a task that ends every worker; what was computed is kept.
     BlowUpError
-        If the step size is too large.
+        If the step size is too large in all paths, or with ``Compute(stop_at_blow_up=True)`` in
+        one.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM.
 

@@ -212,7 +212,8 @@ def solve(
         For an argument that cannot be used, a density that modes do not resolve, and a step above
         the bound, which the message states.
     BlowUpError
-        For the last two later on, and for heads that leave the range of numbers.
+        For the last two later on, and for heads that leave the range of numbers, in all paths, or
+        with ``Compute(stop_at_blow_up=True)`` in one.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
@@ -419,7 +420,7 @@ class Densities:
         self.budget.restore(state)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: records are written at once."""
 
     def lose(self, path: int, error: BlowUpError) -> None:
         """Give up a path, which rests at its start from now on and records nothing."""

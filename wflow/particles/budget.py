@@ -98,10 +98,10 @@ class Budget:
 
     def state(self) -> dict[str, NDArray[np.float64]]:
         """Everything needed to continue later."""
-        return {"ledger_start": self.start, **{f"ledger_{k}": v for k, v in self.running.items()}}
+        return {"budget_start": self.start, **{f"budget_{k}": v for k, v in self.running.items()}}
 
     def restore(self, state: dict[str, NDArray[np.float64]]) -> None:
         """Take up a saved state."""
-        self.start = state["ledger_start"].copy()
+        self.start = state["budget_start"].copy()
         for name, running in self.running.items():
-            running[:] = state[f"ledger_{name}"]
+            running[:] = state[f"budget_{name}"]

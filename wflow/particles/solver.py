@@ -86,8 +86,8 @@ def solve(
     out : str or pathlib.Path, optional
         Run file (HDF5) to write. Without it the result is kept in memory.
     if_exists : {"error", "overwrite", "resume"}, default "error"
-        What happens where `out` exists already. "resume" continues an unfinished run, opens a
-        finished one, and starts one that never started.
+        What happens where `out` exists already. "resume" continues an unfinished run, extends one
+        that ended before `t_final`, opens a finished one, and starts one that never started.
     progress : bool, default False
         Whether to show a bar with the time left.
     save : wflow.SaveAt, default SaveAt()
@@ -105,7 +105,9 @@ def solve(
     InputError
         For an argument that cannot be used; the message says what to do.
     BlowUpError
-        If the step size is too large; its `run` holds what was recorded when nothing is on disk.
+        If the step size is too large in all paths, or with ``Compute(stop_at_blow_up=True)`` in
+        one; its `run` holds what was recorded when nothing is on disk. Otherwise a path that blows
+        up is NaN from there on, with a RuntimeWarning.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 

@@ -44,7 +44,7 @@ IfExists = Literal["error", "overwrite", "resume"]
 State = dict[str, NDArray[Any]]
 _log = logging.getLogger("wflow")
 _LOST = BlowUpError("a path blew up before the run was resumed", time=0.0, path=0, score=0.0)
-_ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
+ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
 
 
 class Solver(Protocol):
@@ -102,13 +102,13 @@ class Problem(Protocol):
         """What the driver needs to know."""
 
     def layout(self) -> Layout:
-        """Sizes of the run."""
+        """Return the sizes of the run."""
 
     def config(self) -> dict[str, Any]:
-        """The run as JSON."""
+        """Return the run as JSON."""
 
     def parts(self) -> dict[str, Any]:
-        """The parts of the configuration that may be custom."""
+        """Return the parts of the configuration that may be custom."""
 
     def start(self, store: Store) -> None:
         """Write what is known at the start."""
@@ -169,7 +169,7 @@ class Paths:
             self.warned.add("blow-up")
             warn(
                 f"{error.args[0]}. Its values, and means over all paths, are NaN from there on; "
-                "the other paths continue (Compute(stop_at_blow_up=True) ends the run)"
+                "paths that have not blown up continue (Compute(stop_at_blow_up=True) ends the run)"
             )
 
 
@@ -486,7 +486,7 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Problem) -> dict[s
     if not unlike:
         return {}
     asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
-    if not set(unlike) <= _ENDS or not asked > done:
+    if not set(unlike) <= ENDS or not asked > done:
         raise InputError(
             f"{out} holds another finished run (differs in {', '.join(unlike)}); choose another "
             "output or overwrite it (--overwrite)"

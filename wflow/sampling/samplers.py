@@ -129,8 +129,9 @@ def brwp(
         For an argument that cannot be used, and a gradient that has another shape than its
         argument, or is not finite where the sampler begins.
     BlowUpError
-        Where tokens or their gradients leave the range of numbers, or tokens become so large that
-        a step is lost in their rounding; its `score` is the largest coordinate before the step.
+        Where, in all paths, tokens or their gradients leave the range of numbers, or tokens become
+        so large that a step is lost in their rounding; its `score` is the largest coordinate before
+        the step.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
@@ -274,8 +275,8 @@ def myula(
         For an argument that cannot be used, a `smoothing` below h/2, and a gradient that has
         another shape than its argument, or is not finite where the sampler begins.
     BlowUpError
-        Where tokens or their gradients leave the range of numbers, or tokens become so large that
-        the noise of a step is lost in their rounding.
+        Where, in all paths, tokens or their gradients leave the range of numbers, or tokens become
+        so large that the noise of a step is lost in their rounding.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
@@ -387,8 +388,8 @@ def ula(
         For an argument that cannot be used, and a gradient that has another shape than its
         argument, or is not finite where the sampler begins.
     BlowUpError
-        Where tokens or their gradients leave the range of numbers, or tokens become so large that
-        the noise of a step is lost in their rounding.
+        Where, in all paths, tokens or their gradients leave the range of numbers, or tokens become
+        so large that the noise of a step is lost in their rounding.
     Interrupted
         A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
@@ -660,7 +661,7 @@ class Cloud:
         self.x = state["x"]
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: records are written at once."""
 
     def advance(self, step: int) -> int:
         """Record what a step does, and take it."""

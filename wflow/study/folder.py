@@ -14,6 +14,7 @@ from wflow._core.files import claim_folder, released, remove_drafts
 from wflow._core.identity import check_comparable
 from wflow._core.signals import signals_held
 from wflow.runs.disk import check_target
+from wflow.runs.driver import ENDS
 from wflow.runs.read import (
     differences,
     load_state,
@@ -58,7 +59,8 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     asked = problem.config()
     check_comparable(asked)
     differ = config_differences(file, asked)
-    if differ:
+    extends = not flags.workers and run_status(file) == "complete" and set(differ) <= ENDS
+    if differ and not extends:
         raise InputError(
             f"{file} holds a run that differs in {flags_of(differ, flags)}: give the flags it was "
             "made with, --overwrite in the place of --resume, or another --out"

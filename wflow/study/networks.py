@@ -23,6 +23,7 @@ from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
+from wflow._core.moves import moved_names
 from wflow._core.printable import printable
 from wflow.study.flags import OutputFlags, Switch
 from wflow.study.frame import Session, Verdict
@@ -536,3 +537,6 @@ def dataset(
     for dim, (numbers, text) in coords.items():
         places[dim] = (dim, list(numbers), {"long_name": text})
     return xarray.Dataset(variables, places)
+
+
+__getattr__ = moved_names(__name__)

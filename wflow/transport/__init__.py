@@ -3,7 +3,8 @@
 `distances` has Wasserstein distances, plans and maps (`circle`: exact on S^1; `sinkhorn`: entropic
 transport with bounds), `densities` distances of densities over a mesh; `metric` the metrics as
 objects, with the discrete action, and the distance weighted by the effective mobility; `jko`
-minimizing movements; `minimise` the optimiser on the sphere. It imports the packages from `_core`
+minimizing movements; `minimise` the optimiser on the sphere, `linear_assignment` the assignment
+problem, `mobility` the effective mobility. It imports the packages from `_core`
 to `attention`; `analysis` and the packages after it may import it. Start with `distances`.
 """
 

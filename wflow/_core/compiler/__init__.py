@@ -1,4 +1,4 @@
-"""The room of the compiler: what kernels are made of, and all that Numba does not document.
+"""Compiled functions: decorators, cache, SIMD vectors, and all that Numba does not document.
 
 `functions` has the decorators: `kernel` for what Python calls, `loop_body` for the long body of a
 parallel loop, `internal` for what only compiled functions call. `cache` keeps their code on disk.

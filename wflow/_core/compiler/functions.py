@@ -1,6 +1,6 @@
 """Decorators of compiled functions.
 
-A `kernel` is called from Python, a `task` by address from the parallel loop of a kernel
+A `kernel` is called from Python, a `loop_body` by address from the parallel loop of a kernel
 (`compiler.tasks`); the code of both is kept on disk. An `internal` function is called by compiled
 ones alone. All are ordinary functions of a module: where a loop is to know a number when it is
 compiled, such as the dimension that it unrolls, the number is passed as a `constant`.

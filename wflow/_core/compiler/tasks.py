@@ -25,7 +25,7 @@ def address(task: Any, arguments: tuple[types.Type, ...]) -> int:
 
     Parameters
     ----------
-    task : made by ``internal(cache=cache)``, not parallel and without a result
+    task : made by `loop_body`, not parallel and without a result
     """
     task.compile(arguments)
     code = task.overloads[arguments]

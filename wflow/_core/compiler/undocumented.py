@@ -25,6 +25,12 @@ NAMES = {
     "pass on a task's error": "numba.core.callconv:CPUCallConv.return_status_propagate",
     "branch on an error": "numba.core.cgutils:if_unlikely",
     "reach the data of an array": "numba.core.base:BaseContext.make_array",
+    "return nothing": "numba.core.base:BaseContext.get_dummy_value",
+    "prepare for code that is read": "numba.core.base:BaseContext.refresh",
+    "name the code generator": "numba.core.cpu:CPUContext.codegen",
+    "know the calling convention": "numba.core.cpu:CPUContext.call_conv",
+    "pass named tuples": "numba.core.types:BaseTuple.from_types",
+    "name compiled code": "numba.core.funcdesc:FunctionDescriptor.llvm_func_name",
 }
 
 
@@ -42,7 +48,7 @@ def look_up(name: str, purpose: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"Numba {numba.__version__} has no {name}, which wflow needs to {purpose}: install "
-            "another version of Numba (pyproject.toml of wflow has the range)"
+            "another version of Numba, such as 0.61 or 0.68"
         ) from error
 
 
@@ -51,7 +57,7 @@ def attribute(instance: Any, name: str) -> Any:
     if not hasattr(instance, name):
         raise ImportError(
             f"{type(instance).__name__} of Numba {numba.__version__} has no {name}, which wflow "
-            "needs: install another version of Numba (pyproject.toml of wflow has the range)"
+            "needs: install another version of Numba, such as 0.61 or 0.68"
         )
     return getattr(instance, name)
 

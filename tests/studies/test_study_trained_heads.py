@@ -114,7 +114,7 @@ def test_study_takes_checkpoints(tmp_path, monkeypatch, sketched):
         (["--checkpoint", "nowhere/checkpoint.pt"], "does not exist"),
         (["--data", "nowhere"], "--data"),
         (["--scheduler", "nowhere"], "--scheduler"),
-        (["--scheduler", " "], "--scheduler"),
+        (["--scheduler", " "], "scheduler"),
     ],
 )
 def test_bad_flags_are_refused_before_any_training(flags, match, tmp_path, monkeypatch):

@@ -302,7 +302,8 @@ class AdaptiveSteps:
             if largest > 1e-15:
                 length = (0.01 / largest) ** (1 / self.control.tableau.order)
             finite = math.isfinite(bends[path])
-            self._length[path] = min(100 * h[path], length) if finite else h[path]
+            # A path that has blown up is at the end, where no step is left.
+            self._length[path] = (min(100 * h[path], length) if finite else h[path]) or 1.0
 
     def propose(self, end: float) -> Attempt:
         """The next step of every path that is before `end`, which no step crosses."""

@@ -430,8 +430,7 @@ class Densities:
         """Put the paths that blew up where everything that they still take part in is finite."""
         lost = self.paths.lost
         self.density[lost] = self.start[lost]
-        if not np.isfinite(self.heads.D[lost]).all():
-            self.heads.D[lost] = self.problem.particles.scores
+        self.heads.D[lost] = self.problem.particles.scores
 
     def advance(self, step: int) -> int:
         """Evaluate and record at the start of a unit of time, then pass it (the last is none)."""
@@ -469,7 +468,8 @@ class Densities:
             if chosen and dt > limit * _SAFETY:
                 left = end - now
                 if limit < _SHORTEST * self.problem.particles.dt:
-                    raise self._refusal(now, np.array([limit]), step, dt)
+                    bounds = np.where(lives, self.space.bound(first), np.inf)
+                    raise self._refusal(now, bounds, step, dt)
                 dt = left / math.ceil(left / (_SAFETY * limit))
                 move = self.heads.begin(step, now, dt, self.stages)
             try:
@@ -487,6 +487,7 @@ class Densities:
                     raise refusal from None
                 self.lose(path, refusal)
                 self.rest()
+                move, values = self.heads.begin(step, now, dt, self.stages), self.heads.values(now)
                 first = self._evaluate(values(now), self.density, move)
         self.density = density
         self.length = _SAFETY * limit if chosen else math.inf

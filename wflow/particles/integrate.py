@@ -320,6 +320,19 @@ class AdaptiveBatch(Batch):
                 return step + 1
         start, end = spans[self._leg]
         self.steps.time[self.paths.lost] = end
+        if not self.paths.lost.all():
+            self._try(start, end)
+            if ((self.steps.time < end) & ~self.paths.lost).any():
+                return step
+        self._jump(start, end - start)
+        if self._leg + 1 < len(spans):
+            self._begin(self._leg + 1, spans[self._leg + 1])
+            return step
+        self._leg = -1
+        return int(self._marks[np.searchsorted(self._marks, step, side="right")])
+
+    def _try(self, start: float, end: float) -> None:
+        """Try one step of every path in a leg."""
         within, stage_at = self._slopes(start, end)
         if self._stage is None:  # counted before the state was saved
             self._stage = self._here(within, stage_at)
@@ -329,17 +342,9 @@ class AdaptiveBatch(Batch):
         for path in self.steps.stuck:
             self._stop(path, "no step is short enough for the tolerances of Dopri5")
         self._check_at(self._stage.terms)
-        if problem.save.budget:
+        if self.problem.save.budget:
             self.heads.check_symmetric(float(self.steps.time.max()), _ASYMMETRIC)
             self.budget.advance(terms, self.scheme.weights, lengths, rows)
-        if ((self.steps.time < end) & ~self.paths.lost).any():
-            return step
-        self._jump(start, end - start)
-        if self._leg + 1 < len(spans):
-            self._begin(self._leg + 1, spans[self._leg + 1])
-            return step
-        self._leg = -1
-        return int(self._marks[np.searchsorted(self._marks, step, side="right")])
 
     def _spans(self, step: int) -> list[tuple[float, float]]:
         """The legs from a recorded step to the next; beyond the end to one more step."""

@@ -8,7 +8,7 @@ paths that blow up, and the extension of a finished run are handled here, once f
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -24,7 +24,6 @@ from wflow._core.identity import check_comparable, warn_changed_itself, warn_not
 from wflow._core.memory import check_memory
 from wflow._core.progress import progress as progress_bar
 from wflow._core.signals import caught_signals, interrupted
-from wflow._core.threads import numba_threads
 from wflow.runs import digests, read
 from wflow.runs.read import differences, final_of, never_started, open_run, partial_of, run_status
 from wflow.runs.schema import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 IfExists = Literal["error", "overwrite", "resume"]
 State = dict[str, NDArray[Any]]
 _log = logging.getLogger("wflow")
-_LOST = BlowUpError("a path blew up before the run was resumed", time=0.0, path=0, score=0.0)
+_BLOCK = 1 << 22  # bytes copied at a time
 ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
 
 
@@ -149,6 +148,7 @@ class Paths:
             paths = run.layout.marks["snapshot_path"] if lead == "snapshot_path" else self._numbers
             values = np.array(values, dtype=float)
             values[self.lost[np.asarray(paths[index[0]]) - self.first]] = np.nan
+        assert run.store is not None
         run.store.write(name, index, values)
 
     def lose(self, path: int, error: BlowUpError) -> None:
@@ -163,7 +163,9 @@ class Paths:
         self.lost[path] = True
         run.errors.append(error)
         everything = self.lost.all() and self.last - self.first == run.plan.paths
-        if run.plan.stop_at_blow_up or (everything and not run.plan.in_parts):
+        if run.plan.stop_at_blow_up:
+            raise error
+        if everything and not run.plan.in_parts:
             raise run.errors[0]
         if "blow-up" not in self.warned:
             self.warned.add("blow-up")
@@ -174,11 +176,12 @@ class Paths:
 
 
 class Context:
-    """What the groups of a run share."""
+    """What the groups of a run share; without a store nothing can be recorded."""
 
-    def __init__(self, problem: Problem, store: Store) -> None:
+    def __init__(self, problem: Problem, store: Store | None) -> None:
         self.plan, self.store, self.layout = problem.plan, store, problem.layout()
         self.errors: list[BlowUpError] = []
+        self.lost_before = 0  # paths that blew up before the run was resumed or extended
         self.warned: set[str] = set()
 
 
@@ -231,7 +234,7 @@ def integrate(
             paths.lost[:] = found.pop("lost")
             solver.restore(found)
             tick(step)
-        run.errors += [_LOST] * int(paths.lost.sum())
+        run.lost_before += int(paths.lost.sum())
 
         def keep(step: int, solver: Solver = solver, paths: Paths = paths) -> None:
             """Save everything needed to continue at the start of `step`."""
@@ -265,11 +268,14 @@ def integrate(
                 return False
         solver.flush()
     if begin and isinstance(store, RunWriter):
-        run.errors += [_LOST] * int(store.read(f"{STATE}/lost", (slice(0, begin),)).sum())
-    if len(run.errors) == plan.paths and not plan.in_parts:
-        raise run.errors[0]
-    if len(run.errors) > 1:
-        warn(f"{len(run.errors)} of {plan.paths} paths blew up: their values are NaN from then on")
+        run.lost_before += int(store.read(f"{STATE}/lost", (slice(0, begin),)).sum())
+    lost = run.lost_before + len(run.errors)
+    if lost == plan.paths and not plan.in_parts:
+        text = f"all {lost} paths blew up; take a smaller dt, or weaker heads"
+        error = BlowUpError(text, time=0.0, path=0, score=float("nan"))
+        raise run.errors[0] if run.errors else error
+    if lost > 1 or run.lost_before:
+        warn(f"{lost} of {plan.paths} paths blew up: their values are NaN from then on")
     return True
 
 
@@ -300,6 +306,8 @@ def run(
     InputError, RunFileError, BlowUpError, Interrupted
         As `wflow.solve` says.
     """
+    from wflow._core.threads import numba_threads  # loads Numba, for which --help does not wait
+
     file = None if out is None else file_name(out, "out")
     check_choice("if_exists", if_exists, get_args(IfExists))
     shows = switch(progress, "progress")
@@ -437,6 +445,8 @@ def open_writer(
     extends = {}
     if if_exists == "resume" and (status := run_status(out)) != "absent":
         check_comparable(config)
+        if status == "partial" and out.exists() and not _unlike(out, config):
+            return None  # an extension of it was interrupted, and is not asked for
         if status == "partial" and not fresh:
             return RunWriter.resume(out, config_text(config), progress=progress)
         extends = _extension(out, json.loads(config_text(config)), problem)
@@ -448,11 +458,18 @@ def open_writer(
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 
 
+def _unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
+    """Settings in which the finished run in `out` differs from a configuration."""
+    with open_hdf5(out) as file:
+        held = json.loads(read.read_attrs(file, out)["config"])
+    return differences(held, json.loads(config_text(config)))
+
+
 def create(out: Path, problem: Problem, attrs: Mapping[str, Any], *, overwrite: bool) -> RunWriter:
     """Lay out the file of a run; see `RunWriter.create`."""
     groups = tuple(range(0, problem.plan.paths, problem.plan.batch))
     layout = problem.layout()
-    one = problem.solver(0, 1, Paths(Context(problem, MemoryStore(layout)), 0, 1), None)
+    one = problem.solver(0, 1, Paths(Context(problem, None), 0, 1), None)
     room = {
         name: np.broadcast_to(_plain(array[:1]), (problem.plan.paths, *array.shape[1:]))
         for name, array in ({"lost": np.zeros(1, bool)} | one.state()).items()
@@ -540,16 +557,20 @@ class Former:
         """
         if STATE not in file:
             return "its file holds no state of its end: it was written by an earlier version"
-        end = float(file["time"][-1])
-        for name, times in layout.marks.items():
-            held = file[name][...] if name in file else np.array([])
-            early = times[times < end]
-            if name in ("time", "snapshot") and not np.isin(early, held).all():
-                lacks = early[~np.isin(early, held)]
-                return f"it holds no {name} at {lacks[0]:g}"
-        marks = np.union1d(layout.marks["time"], layout.marks["snapshot"])
-        if "evaluations" in file and end not in marks:
-            return f"its steps were chosen to end at {end:g}, where the longer run records nothing"
+        if lacks := [name for name in layout.names if name not in file]:
+            return f"it holds no {lacks[0]}"
+        end, kinds = float(file["time"][-1]), ("time", "snapshot")
+        held = {name: file[name][...] if name in file else np.array([]) for name in kinds}
+        for name in kinds:
+            early = layout.marks[name][layout.marks[name] < end]
+            if not np.isin(early, held[name]).all():
+                return f"it holds no {name} at {early[~np.isin(early, held[name])][0]:g}"
+        if "evaluations" in file:
+            marks = np.union1d(layout.marks["time"], layout.marks["snapshot"])
+            ends = np.union1d(held["time"], held["snapshot"])
+            if not np.array_equal(ends, marks[marks <= end]):
+                apart = np.setxor1d(ends, marks[marks <= end])[0]
+                return f"one of the two runs records at {apart:g}, where chosen steps end"
         return ""
 
     def step(self, times: NDArray[np.float64], steps: int) -> int:
@@ -571,14 +592,28 @@ class Former:
                 rows = slice(
                     *np.searchsorted(layout.marks["snapshot_path"], (first, last)).tolist()
                 )
-            marks = layout.marks[dims[axis]]
+            marks, data = layout.marks[dims[axis]], self.file[name]
             places = np.flatnonzero(np.isin(self.file[dims[axis]][...], marks[marks < self._end]))
-            for at, place in enumerate(places.tolist()):
+            if rows.start == rows.stop and axis:
+                continue
+            for at, stretch in _stretches(places, data.nbytes // data.shape[axis]):
+                columns = slice(at, at + stretch.stop - stretch.start)
                 if axis == 0:
-                    store.write(name, (at,), self.file[name][place])
-                elif rows.start < rows.stop:
-                    store.write(name, (rows, at), self.file[name][rows, place])
+                    store.write(name, (columns,), data[stretch])
+                else:
+                    store.write(name, (rows, columns), data[rows, stretch])
         return {name: data[first:last] for name, data in self.file[STATE].items() if _held(data)}
+
+
+def _stretches(places: NDArray[np.intp], size: int) -> Iterator[tuple[int, slice]]:
+    """Consecutive numbers among increasing ones, some MB at a time: where, and which."""
+    most, at = max(1, _BLOCK // max(1, size)), 0
+    while at < len(places):
+        end = at + 1
+        while end < len(places) and places[end] == places[end - 1] + 1 and end - at < most:
+            end += 1
+        yield at, slice(int(places[at]), int(places[end - 1]) + 1)
+        at = end
 
 
 def _held(data: h5py.Dataset) -> bool:

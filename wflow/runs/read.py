@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.checks import path_of
-from wflow._core.errors import RunFileError
+from wflow._core.errors import RunFileError, warn
 from wflow._core.files import (
     BROKEN,
     check_claims,
@@ -368,11 +368,13 @@ def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
     except RunFileError as error:
         if not former_of(path).exists():
             raise
-        state = read_checkpoint(former_of(path), created)
-        warnings.warn(
-            printable(f"{error}. The run is resumed from the checkpoint before it", lines=False),
-            stacklevel=2,
-        )
+        try:
+            state = read_checkpoint(former_of(path), created)
+        except RunFileError:
+            raise error from None
+        what = str(error).partition(": run again")[0].removesuffix("; run again with --overwrite")
+        text = f"{what}; the run is resumed from the checkpoint before it"
+        warn(printable(text, lines=False), UserWarning)
         return state
 
 

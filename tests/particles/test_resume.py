@@ -188,6 +188,21 @@ def test_paths_that_blow_up_one_after_the_other_resume_and_extend_to_the_same_bi
     np.testing.assert_array_equal(longer["energy"], whole["energy"])
 
 
+def test_a_path_of_chosen_steps_that_blows_up_changes_no_other_in_any_batch():
+    x0 = np.random.default_rng(0).normal(size=(3, 6, 3))
+    x0[[0, 2], :, 0] = 0.0  # orthogonal to the large entry
+    options = {"heads": np.diag([1e7, 1.0, 2.0])[None], "t_final": 2.0, "dt": 0.5}
+    found = []
+    for batch in (1, 2, 3):
+        with pytest.warns(RuntimeWarning, match="path 1"):
+            run = wflow.solve(x0, Frozen(), paths=3, scheme="dopri5",
+                              compute=wflow.Compute(batch=batch), **options)  # fmt: skip
+        assert np.isnan(run["energy"][1]).all()
+        found.append(run)
+    for name in found[0].data_vars:
+        assert all(np.array_equal(run[name], found[0][name], equal_nan=True) for run in found), name
+
+
 def test_a_signal_in_the_last_step_finishes_the_file_and_is_not_swallowed(tmp_path):
     def drift(D, t):
         if t > 0.95:

@@ -191,3 +191,39 @@ def test_a_run_of_heads_at_rest_is_extended_too(tmp_path: Path) -> None:
     options = {"heads": heads, "t_final": 0.2, "dt": 0.05}
     with wflow.solve(x0, Frozen(), out=out, if_exists="resume", **options) as longer:
         check_same(longer, wflow.solve(x0, Frozen(), **options))
+
+
+def test_chosen_steps_that_ended_at_a_snapshot_which_is_dropped_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run.h5"
+    save = wflow.SaveAt(every=2, snapshots=[0, 0.05, 0.1])
+    chosen_steps(0.1, out=out, save=save).close()
+    with pytest.raises(wflow.InputError, match=r"0\.05"):
+        fewer = wflow.SaveAt(every=2, snapshots=[0, 0.1, 0.2])
+        chosen_steps(0.2, out=out, save=fewer, if_exists="resume")
+
+
+def test_densities_of_a_given_step_are_not_extended_by_chosen_ones(tmp_path: Path) -> None:
+    out, mesh = tmp_path / "run.h5", wflow.meanfield.Circle(16)
+    options: dict[str, Any] = {"mesh": mesh, "heads": np.eye(2)[None], "out": out}
+    wflow.meanfield.solve(np.ones(16), Frozen(), t_final=0.5, dt=0.01, **options).close()
+    with pytest.raises(wflow.InputError, match="evaluations"):
+        wflow.meanfield.solve(np.ones(16), Frozen(), t_final=1.0, if_exists="resume", **options)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_the_command_of_the_shorter_run_opens_it_while_its_extension_is_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run.h5"
+    particles(0.1, out=out).close()
+
+    def ended(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunWriter, "finish", ended)
+        particles(0.2, out=out, if_exists="resume")
+    with particles(0.1, out=out, if_exists="resume") as shorter:
+        check_same(shorter, particles(0.1))
+    with particles(0.2, out=out, if_exists="resume") as longer:
+        check_same(longer, particles(0.2))

@@ -272,7 +272,8 @@ def orders_of(file: h5py.File) -> dict[str, Order]:
     variables = {}
     for name in _datasets(file):
         data = file[name]
-        if (name in VARIABLES or name.startswith(f"{STATE}/")) and data.id.get_storage_size():
+        known = name in VARIABLES or name.startswith(f"{STATE}/")
+        if known and data.ndim and data.id.get_storage_size():
             variables[name] = read.dims_of(data), data.shape, data.dtype
     paths = file["snapshot_path"][...] if "snapshot_path" in variables else ()
     groups = np.asarray(file.attrs.get("groups", [0])).reshape(-1).tolist()

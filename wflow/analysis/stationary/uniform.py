@@ -333,8 +333,9 @@ def amplitude(betas: Floats, d: int, kind: Kind, sign: float, degree: int) -> tu
     others = (degrees > 0) & (degrees != degree)
     q = np.zeros(len(degrees))  # coefficients
     q[others] = (values.T @ (weight * p * p) / (values**2).T.dot(weight))[others]
-    q[others] *= (1 - second) / 2 / (1 - c[others])
-    left = mean(p**4) / 3 - mean(p * p * (values @ q))
+    with np.errstate(divide="ignore", invalid="ignore"):  # degrees that cannot be told apart
+        q[others] *= (1 - second) / 2 / (1 - c[others])
+        left = mean(p**4) / 3 - mean(p * p * (values @ q))
     right = 0.0
     if kind == "log m":
         cross = np.mean(first[:, None] * share, axis=0) / first.mean()

@@ -122,7 +122,8 @@ class Impedance(ForwardModel):
 
             def basis(s: FloatArray) -> FloatArray:
                 apart = ((s[:, None] - at) ** 2).sum(-1)
-                return size * np.exp(-apart / (2 * spread**2))
+                with np.errstate(all="ignore"):  # `_table` refuses what is not finite
+                    return size * np.exp(-apart / (2 * spread**2))
 
         self._at_points = basis
         self._basis = _table(basis, faces, "basis")  # (faces, d)

@@ -59,7 +59,8 @@ def check_output(file: Path, task: Mapping[str, Any], flags: Flags) -> None:
     asked = problem.config()
     check_comparable(asked)
     differ = config_differences(file, asked)
-    extends = not flags.workers and run_status(file) == "complete" and set(differ) <= ENDS
+    here = not getattr(flags, "workers", 0)  # workers extend no run
+    extends = here and run_status(file) == "complete" and set(differ) <= ENDS
     if differ and not extends:
         raise InputError(
             f"{file} holds a run that differs in {flags_of(differ, flags)}: give the flags it was "

@@ -445,7 +445,7 @@ def open_writer(
     extends = {}
     if if_exists == "resume" and (status := run_status(out)) != "absent":
         check_comparable(config)
-        if status == "partial" and out.exists() and not _unlike(out, config):
+        if status == "partial" and out.exists() and not unlike(out, config):
             return None  # an extension of it was interrupted, and is not asked for
         if status == "partial" and not fresh:
             return RunWriter.resume(out, config_text(config), progress=progress)
@@ -458,7 +458,7 @@ def open_writer(
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 
 
-def _unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
+def unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
     """Settings in which the finished run in `out` differs from a configuration."""
     with open_hdf5(out) as file:
         held = json.loads(read.read_attrs(file, out)["config"])
@@ -498,14 +498,14 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Problem) -> dict[s
         attrs = read.read_attrs(file, out)
         history = read.history_of(file)
         held = json.loads(attrs["config"])
-        unlike = differences(held, config)
+        differ = differences(held, config)
         reason = Former.missing(file, problem.layout())
-    if not unlike:
+    if not differ:
         return {}
     asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
-    if not set(unlike) <= ENDS or not asked > done:
+    if not set(differ) <= ENDS or not asked > done:
         raise InputError(
-            f"{out} holds another finished run (differs in {', '.join(unlike)}); choose another "
+            f"{out} holds another finished run (differs in {', '.join(differ)}); choose another "
             "output or overwrite it (--overwrite)"
         )
     if reason:

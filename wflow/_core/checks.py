@@ -19,7 +19,7 @@ from wflow._core.errors import InputError
 # Names that arguments take: here, so that flags of a command line know them without compiled code.
 FlowName = Literal["softmax", "unnormalised", "effective"]
 Direction = Literal["descent", "ascent"]
-SchemeName = Literal["euler", "heun", "rk4", "dopri5"]
+SchemeName = Literal["euler", "sra1", "heun", "rk4", "dopri5"]
 MetricName = Literal["w2", "weighted"]
 Method = Literal["auto", "exact", "fast"]
 Backend = Literal["numba", "torch"]

@@ -43,20 +43,23 @@ class Tableau:
         Rows of a below the diagonal: row i has i entries, the first row none; they add up to c_i.
     weights : sequence of float, length stages
         Weights b.
-    noise : {"none", "ito"}, default "none"
+    noise : {"none", "ito", "additive"}, default "none"
         "ito" for the scheme of one stage that becomes Euler-Maruyama, which takes any Itô noise,
-        with strong order 1 where the noise is additive; "none" for schemes of deterministic laws.
+        with strong order 1 where the noise is additive; "additive" for schemes of strong order 1.5
+        under additive noise; "none" for schemes of deterministic laws.
     embedded : sequence of float, optional
         Weights of a second solution on the same stages, which estimates the error. None for schemes
         with fixed steps.
     embedded_order : int, optional
         Order of convergence of the second solution.
+    areas : sequence of float, optional
+        Coefficients B of the time integral of the noise in the stages, for ``noise="additive"``.
 
     Raises
     ------
     InputError
         For coefficients of other shapes, for an order whose conditions they do not satisfy, and for
-        noise with more than one stage.
+        Itô noise with more than one stage.
 
     Notes
     -----
@@ -67,12 +70,18 @@ class Tableau:
         k_i = f\Bigl(t + c_i\,dt,\; x + dt \sum_{j<i} a_{ij} k_j\Bigr), \qquad
         x(t + dt) = x + dt \sum_i b_i k_i .
 
+    With additive noise sigma(t) dW [2]_ the end of the step moves by the noise of the whole step
+    besides, and stage i by B_i times J, the mean over the step of sigma(t + dt) (W_s - W_t). The
+    strong order is 1.5 if b B = 1 and b B^2 = 3/2, for a scheme of order 2.
+
     In the theory: :ref:`the discretisation <theory-discretisation>`.
 
     References
     ----------
     .. [1] Hairer, Nørsett and Wanner, *Solving Ordinary Differential Equations I*, Springer (1993),
        sections II.1 and II.2.
+    .. [2] Rössler, *Runge-Kutta methods for the strong approximation of solutions of stochastic
+       differential equations*, SIAM J. Numer. Anal. 48 (2010), section 6.3.
 
     Examples
     --------
@@ -91,9 +100,10 @@ class Tableau:
     nodes: tuple[float, ...]
     matrix: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
-    noise: Literal["ito", "none"] = "none"
+    noise: Literal["ito", "additive", "none"] = "none"
     embedded: tuple[float, ...] | None = None
     embedded_order: int | None = None
+    areas: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -129,12 +139,29 @@ class Tableau:
             raise InputError(f"{what} needs embedded and embedded_order together, or neither")
         if self.embedded is not None:
             self._check_order("embedded", "embedded_order")
-        check_choice("noise", self.noise, ("ito", "none"))
-        if self.admits_noise and self.stages > 1:
+        check_choice("noise", self.noise, ("ito", "additive", "none"))
+        self._check_areas()
+        if self.noise == "ito" and self.stages > 1:
             raise InputError(
                 f"{what} has {self.stages} stages and noise='ito': noise is added at the left end "
-                "of a step, for a scheme of one stage; give noise='none'"
+                "of a step, for a scheme of one stage; give noise='additive' and areas"
             )
+
+    def _check_areas(self) -> None:
+        """Raise InputError for stages that do not reach order 1.5 under additive noise."""
+        what = f"the tableau {self.name!r}"
+        if (self.areas is None) != (self.noise != "additive"):
+            raise InputError(f"{what} needs noise='additive' and areas together, or neither")
+        if self.areas is None:
+            return
+        areas = self._row("areas", len(self.nodes))
+        reached = [float(np.dot(self.weights, np.power(areas, k))) for k in (1, 2)]
+        if self.order < 2 or not np.allclose(reached, (1, 1.5), rtol=0, atol=_ROUNDING):
+            raise InputError(
+                f"{what} has order {self.order}, b B = {reached[0]:g} and b B^2 = {reached[1]:g}: "
+                "strong order 1.5 needs order 2, b B = 1 and b B^2 = 1.5"
+            )
+        object.__setattr__(self, "areas", areas)
 
     def _row(self, name: str, length: int | None) -> tuple[float, ...]:
         return _numbers(getattr(self, name), f"{name} of the tableau {self.name!r}", length)
@@ -155,7 +182,8 @@ class Tableau:
     def __repr__(self) -> str:
         parts = [repr(self.name), repr(self.order)]
         parts += [repr(part) for part in (self.nodes, self.matrix, self.weights)]
-        for name, default in (("noise", "none"), ("embedded", None), ("embedded_order", None)):
+        optional = {"noise": "none", "embedded": None, "embedded_order": None, "areas": None}
+        for name, default in optional.items():
             value = getattr(self, name)
             parts += [f"{name}={value!r}"] if value != default else []
         text = f"Tableau({', '.join(parts)})"
@@ -170,8 +198,28 @@ class Tableau:
 
     @property
     def admits_noise(self) -> bool:
-        """Whether a step may contain noise, added at its left end."""
+        """Whether the heads may have noise."""
         return self.noise != "none"
+
+    @property
+    def additive(self) -> bool:
+        """Whether the noise must be additive, and has strong order 1.5."""
+        return self.noise == "additive"
+
+    def row(self, stage: int) -> tuple[float, tuple[float, ...], float]:
+        """Return node, row of the matrix, and share of the area, of a stage.
+
+        Parameters
+        ----------
+        stage : int
+            Number of the stage, from 0.
+
+        Returns
+        -------
+        tuple
+            Node c_i, entries a_ij for j < i, and B_i, 0 without noise.
+        """
+        return self.nodes[stage], self.matrix[stage], self.areas[stage] if self.areas else 0.0
 
     @property
     def error_weights(self) -> tuple[float, ...]:
@@ -250,6 +298,16 @@ TABLEAUX = {
     tableau.name: tableau
     for tableau in (
         Tableau("euler", 1, (0.0,), ((),), (1.0,), noise="ito"),
+        # Rössler (2010), SRA1: without noise a scheme of order 2.
+        Tableau(
+            "sra1",
+            2,
+            (0.0, 3 / 4),
+            ((), (3 / 4,)),
+            (1 / 3, 2 / 3),
+            noise="additive",
+            areas=(0.0, 3 / 2),
+        ),
         Tableau("heun", 2, (0.0, 1.0), ((), (1.0,)), (1 / 2, 1 / 2)),
         Tableau(
             "rk4",

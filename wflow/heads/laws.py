@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -69,6 +69,8 @@ class Step:
         Noise sigma dW_h of the whole step; None for zero.
     sigma2 : ndarray, shape (paths, heads), or None
         Variance per unit time that belongs to the noise; None for zero.
+    area : ndarray, shape (paths, heads, d, d), or None, default None
+        Mean over the step of the noise since its start, for schemes of strong order 1.5.
 
     Examples
     --------
@@ -81,6 +83,7 @@ class Step:
     drift: Matrices | None
     noise: Matrices | None
     sigma2: NDArray[np.floating] | None
+    area: Matrices | None = None
 
 
 class HeadLaw(Described):
@@ -228,6 +231,62 @@ class HeadLaw(Described):
             return Step(drift, None, None)
         noise = (sigma * math.sqrt(dt))[..., None, None] * self._increment(normals)
         return Step(drift, noise.astype(D.dtype, copy=False), sigma**2)
+
+    def additive_step(
+        self,
+        D: Matrices,
+        t: float,
+        dt: float,
+        normals: Matrices | None,
+        area_normals: Matrices | None,
+    ) -> Step:
+        r"""Return what a step of strong order 1.5 adds to the heads, under additive noise.
+
+        Parameters
+        ----------
+        D : ndarray, shape (paths, heads, d, d)
+            Heads at the start of the step.
+        t : float
+            Start of the step.
+        dt : float
+            Length of the step.
+        normals, area_normals : ndarray, shape (paths, heads, d, d), or None
+            Standard normal numbers, independent of each other; None where the law is
+            deterministic.
+
+        Returns
+        -------
+        Step
+            Drift, noise and area of the step; its variance is the mean over the step.
+
+        Notes
+        -----
+        With W the increment of the step, Z an independent copy of it, and sigma and sigma' the
+        sizes at its ends, the noise is sigma' W - (sigma' - sigma) I/dt and the area
+        sigma' I/dt [1]_, where
+
+        .. math:: rac{I}{dt} = rac{1}{dt} \int_t^{t+dt} (W_s - W_t)\,ds
+            = rac{1}{2} \Bigl(W + rac{Z}{\sqrt 3}\Bigr) .
+
+        References
+        ----------
+        .. [1] Rössler, *Runge-Kutta methods for the strong approximation of solutions of stochastic
+           differential equations*, SIAM J. Numer. Anal. 48 (2010), section 6.3, scheme SRA1.
+        """
+        law = checked(self, D.shape[1:])
+        begin, end, drift = law.diffusion(D, t), law.diffusion(D, t + dt), law.drift(D, t)
+        if begin is None or end is None or normals is None or area_normals is None:
+            return Step(drift, None, None)
+        W = math.sqrt(dt) * self._increment(normals)
+        mean = (W + math.sqrt(dt / 3) * self._increment(area_normals)) / 2
+        noise = end[..., None, None] * W - (end - begin)[..., None, None] * mean
+        area = end[..., None, None] * mean
+        return Step(
+            drift,
+            noise.astype(D.dtype, copy=False),
+            (begin**2 + begin * end + end**2) / 3,
+            area.astype(D.dtype, copy=False),
+        )
 
     def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
         """Return the drift as the stages of one step from t to t + dt see it.
@@ -441,9 +500,22 @@ class _Checked(HeadLaw):
         return None if sigma is None else _sigma(self._law, sigma, D, t)
 
     def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
-        with _reading(self._law, "step"):
-            step = self._law.step(read_only(D), t, dt, normals)
-        name = f"step(D, {t:g}, {dt:g}, normals)"
+        return self._step("step", D, t, dt, normals)
+
+    def additive_step(
+        self,
+        D: Matrices,
+        t: float,
+        dt: float,
+        normals: Matrices | None,
+        area_normals: Matrices | None,
+    ) -> Step:
+        return self._step("additive_step", D, t, dt, normals, area_normals)
+
+    def _step(self, method: str, D: Matrices, t: float, dt: float, *normals: Any) -> Step:
+        with _reading(self._law, method):
+            step = getattr(self._law, method)(read_only(D), t, dt, *normals)
+        name = f"{method}(D, {t:g}, {dt:g}, ...)"
         if not isinstance(step, Step):
             raise InputError(
                 f"{_named(self._law, name)} returned a {type(step).__name__}: expected a "
@@ -458,6 +530,7 @@ class _Checked(HeadLaw):
             self._fitting(step.drift, D.shape, D.dtype, f"{name}.drift"),
             self._fitting(step.noise, D.shape, D.dtype, f"{name}.noise"),
             sigma2,
+            self._fitting(step.area, D.shape, D.dtype, f"{name}.area"),
         )
 
     def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
@@ -551,8 +624,8 @@ class OrnsteinUhlenbeck(HeadLaw):
     sigma2 : float, default 2.0
         Variance sigma^2 >= 0 of the noise, per unit time.
     exact : bool, default False
-        Whether a step samples the Gaussian transition in place of Euler-Maruyama. `weight_power` is
-        then that of the mean drift of the step. Only for ``scheme="euler"``.
+        Whether a step samples the Gaussian transition. With ``scheme="euler"`` `weight_power` is
+        then that of the mean drift of the step. For the schemes "euler" and "sra1".
 
     Raises
     ------
@@ -626,6 +699,28 @@ class OrnsteinUhlenbeck(HeadLaw):
             np.full(D.shape[:2], sigma2),
         )
 
+    def additive_step(
+        self,
+        D: Matrices,
+        t: float,
+        dt: float,
+        normals: Matrices | None,
+        area_normals: Matrices | None,
+    ) -> Step:
+        step = super().additive_step(D, t, dt, normals, area_normals)
+        if not self.exact:
+            return step
+        # A scheme of two stages ends at D + dt rate (M - mean of D over the step) + noise, which is
+        # exact where its stage stands for that mean: the area is the mean of the transition since
+        # t, less the dt f/2 that the scheme has already. In terms of W and Z (phi_k(0) = 1/k!).
+        u = self.rate * dt
+        area = -(u**2) * _phi(3, -u) * (self.mean - D)
+        if step.noise is not None and area_normals is not None:
+            own = 2 * (2 * _phi(3, -2 * u) - _phi(3, -u)) - _phi(2, -u) ** 2
+            area += _phi(2, -u) * step.noise
+            area += math.sqrt(self.sigma2 * dt * own) * self._increment(area_normals)
+        return replace(step, area=area.astype(D.dtype, copy=False))
+
     def check(self, heads: int, d: int) -> None:
         check_fits(self.mean, heads, d, "mean of OrnsteinUhlenbeck")
 
@@ -636,6 +731,16 @@ class OrnsteinUhlenbeck(HeadLaw):
             "sigma2": self.sigma2,
             "exact": self.exact,
         }
+
+
+def _phi(k: int, z: float) -> float:
+    """sum_j z^j/(j + k)!, which is (e^z - 1)/z for k = 1, ((e^z - 1)/z - 1)/z for k = 2, ..."""
+    if abs(z) < 1:
+        return sum(z**j / math.factorial(j + k) for j in range(18))
+    value = math.exp(z)
+    for j in range(k):
+        value = (value - 1 / math.factorial(j)) / z
+    return value
 
 
 class Oscillating(HeadLaw):

@@ -2,9 +2,9 @@
 
     D <- D + f dt + sigma dW_sym,
 
-or a Runge-Kutta step for a law without noise, whose length may be chosen by its error; after the
-step the heads may jump. No head law depends on the tokens, so that the heads of a run can be
-computed in advance (`head_path`).
+a step of strong order 1.5 for a law with additive noise, or a Runge-Kutta step for a law without
+noise, whose length may be chosen by its error; after the step the heads may jump. No head law
+depends on the tokens, so that the heads of a run can be computed in advance (`head_path`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wflow._core.adaptive import AdaptiveSteps, Dopri5, Sizes, as_scheme, legs
 from wflow._core.checks import SchemeName, count_steps, positive, shown, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.memory import check_memory
-from wflow._core.rng import INITIAL_HEADS, CounterNormals
+from wflow._core.rng import INITIAL_HEADS, NOISE, NOISE_AREA, CounterNormals
 from wflow._core.tableaux import Tableau, Times, moved, with_rows
 from wflow.heads.laws import QKV, Frozen, HeadLaw, checked, start_of
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
@@ -44,6 +44,7 @@ class HeadStep:
     drift : f at t, per unit time, (paths, heads, d, d); None for zero
     noise : sigma dW of the whole step, (paths, heads, d, d); None for zero
     sigma2 : variance of the noise per unit time, (paths, heads); None without noise
+    area : mean over the step of the noise since t, (paths, heads, d, d); None for zero
     slopes : drifts of the stages so far, `drift` first
     """
 
@@ -54,14 +55,22 @@ class HeadStep:
     drift: Matrices | None
     noise: Matrices | None = None
     sigma2: NDArray[np.floating] | None = None
+    area: Matrices | None = None
     slopes: list[Matrices | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.slopes = [self.drift]
 
-    def stage(self, node: float, row: Sequence[float]) -> tuple[Matrices, Matrices | None]:
-        """Heads D + dt sum_j row[j] f_j of the next stage, and their drift at t + node dt."""
+    def stage(
+        self, node: float, row: Sequence[float], share: float = 0.0
+    ) -> tuple[Matrices, Matrices | None]:
+        """Heads D + dt sum_j row[j] f_j + share area of the next stage, and their drift.
+
+        The drift is that at t + node dt.
+        """
         D = moved(self.D, self.dt, row, self.slopes)
+        if self.area is not None and share:
+            D = D + share * self.area
         self.slopes.append(self.within(D, self.t + node * self.dt))
         return D, self.slopes[-1]
 
@@ -130,21 +139,49 @@ class HeadProcess:
         """Take up the heads of a checkpoint."""
         self.D = self._held(D)
 
-    def begin(self, step: int, t: float, dt: float, stages: int = 1) -> HeadStep:
+    def begin(self, step: int, t: float, dt: float, scheme: Tableau) -> HeadStep:
         """The step from t to t + dt, at its left end.
 
         Parameters
         ----------
         step : its number, by which its random numbers are drawn
-        stages : of the scheme; a scheme of several sees the drift as the law gives it within the
-            step, a single one the drift of the law's own step
+        scheme : one of several stages sees the drift as the law gives it within the step, one of
+            a single stage the drift of the law's own step
         """
-        law, normals = self._checked, None
-        if not law.deterministic:
-            normals = self._normals.draw_paths(self.D.shape[1:], paths=self.paths, step=step)
-        move, within = law.step(self.D, t, dt, normals), law.drift_within(t, dt)
-        drift = move.drift if stages == 1 else within(self.D, t)
-        return HeadStep(self.D, t, dt, within, drift, move.noise, move.sigma2)
+        law, within = self._checked, self._checked.drift_within(t, dt)
+        normals = None if law.deterministic else self._draw(step, NOISE)
+        if scheme.additive:
+            areas = None if law.deterministic else self._draw(step, NOISE_AREA)
+            move = law.additive_step(self.D, t, dt, normals, areas)
+            if not law.deterministic:
+                within = self._additive(within, t)
+        else:
+            move = law.step(self.D, t, dt, normals)
+        drift = move.drift if scheme.stages == 1 else within(self.D, t)
+        return HeadStep(self.D, t, dt, within, drift, move.noise, move.sigma2, move.area)
+
+    def _draw(self, step: int, purpose: int) -> Matrices:
+        return self._normals.draw_paths(
+            self.D.shape[1:], paths=self.paths, step=step, purpose=purpose
+        )
+
+    def _additive(self, within: Drift, t: float) -> Drift:
+        """The drift within a step from t, refused where the size of the noise depends on D."""
+
+        def size(D: Matrices) -> NDArray[Any]:
+            return np.asarray(self._checked.diffusion(D, t))
+
+        here = size(self.D)
+
+        def drift(D: Matrices, time: Any) -> Matrices | None:
+            if not np.array_equal(size(D), here, equal_nan=True):
+                raise InputError(
+                    f"the diffusion of {type(self.law).__name__} depends on the heads, and a "
+                    "scheme of strong order 1.5 needs additive noise: use scheme='euler'"
+                )
+            return within(D, time)
+
+        return drift
 
     def breaks(self) -> NDArray[np.float64]:
         """Increasing times at which adaptive steps end."""
@@ -177,9 +214,9 @@ class HeadProcess:
 
     def advance(self, step: int, t: float, dt: float, scheme: Tableau) -> None:
         """Take a whole step without tokens."""
-        move = self.begin(step, t, dt, scheme.stages)
-        for node, row in zip(scheme.nodes[1:], scheme.matrix[1:], strict=True):
-            move.stage(node, row)
+        move = self.begin(step, t, dt, scheme)
+        for stage in range(1, scheme.stages):
+            move.stage(*scheme.row(stage))
         self.D = move.end(scheme.weights)
         self._check(t + dt)
         after = self.jump(t, dt)
@@ -207,8 +244,8 @@ class HeadProcess:
         with np.errstate(over="ignore", invalid="ignore"):
             first = None if drift is None else drift[tried.rows]
             move = HeadStep(before, tried.t, tried.dt, within, first)
-            for node, row in zip(tableau.nodes[1:], tableau.matrix[1:], strict=True):
-                move.stage(node, row)
+            for stage in range(1, tableau.stages):
+                move.stage(*tableau.row(stage))
             after = move.end(tableau.weights)
             good = steps.judge(tried, move.errors(steps.control, after))
         if after is not before:
@@ -286,11 +323,23 @@ def check_scheme(scheme: Tableau, law: HeadLaw) -> None:
     if not (law.deterministic or scheme.admits_noise):
         raise InputError(
             f"scheme {scheme.name!r} needs a deterministic head law: its order holds for smooth "
-            "heads alone; with noise use scheme='euler' (Euler-Maruyama), or set sigma2 to 0"
+            "heads alone; with noise use scheme='euler' (Euler-Maruyama), or scheme='sra1' where "
+            "the noise is additive, or set sigma2 to 0"
         )
-    if scheme.stages > 1 and getattr(law, "exact", False):
+    if scheme.stages > 1 and not scheme.additive and getattr(law, "exact", False):
         raise InputError(
-            f"exact=True replaces the step of the heads: use 'euler', not {scheme.name!r}"
+            f"exact=True replaces the step of the heads: use 'euler' or 'sra1', not {scheme.name!r}"
+        )
+    kind = type(law)
+    if (
+        scheme.additive
+        and not law.deterministic
+        and kind.step is not HeadLaw.step
+        and kind.additive_step is HeadLaw.additive_step
+    ):
+        raise InputError(
+            f"the law {kind.__name__} has a step of its own, and {scheme.name!r} does not take it: "
+            "use scheme='euler', or give the law an additive_step"
         )
 
 

@@ -42,11 +42,13 @@ class Scheme:
     tableau : the scheme, also for heads and budget
     mixes : where stages are convex combinations of Euler steps, which keep densities positive, the
         share of the density at the start of the step in the result of every stage
+    lengths : their Euler steps, in units of dt
     implicit : whether the Euler step is implicit in the density
     """
 
     tableau: Tableau
     mixes: tuple[float, ...] = ()
+    lengths: tuple[float, ...] = ()
     implicit: bool = False
 
 

@@ -27,7 +27,7 @@ from wflow._core.memory import check_memory
 from wflow.attention.cloud import warn_overflow
 from wflow.attention.flows import FLOWS, Flow, as_flow
 from wflow.heads.laws import HeadLaw
-from wflow.heads.process import HeadProcess, HeadStep, as_law
+from wflow.heads.process import HeadProcess, HeadStep, as_law, check_scheme
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.meanfield.densities import as_density, as_mesh, as_nodes, entropy
 from wflow.meanfield.fields import Setting, Stage, TooLong
@@ -45,7 +45,7 @@ from wflow.runs.store import Store
 if TYPE_CHECKING:
     import xarray
 
-SchemeName = Literal["euler", "ssp2", "ssp3", "imex", "heun", "rk4"]
+SchemeName = Literal["euler", "sra1", "ssp2", "ssp3", "imex", "heun", "rk4"]
 Floats = NDArray[np.floating]
 
 _RECORDS = 100  # units of time of a run without dt
@@ -177,12 +177,13 @@ def solve(
         Whether the tokens lower the energy or raise it.
     kappa : float, default 0.0
         Diffusion of the tokens per unit time.
-    scheme : {"euler", "ssp2", "ssp3", "imex", "heun", "rk4"}, optional
+    scheme : {"euler", "sra1", "ssp2", "ssp3", "imex", "heun", "rk4"}, optional
         Time stepping. Finite volumes: strong stability preserving schemes "euler", "ssp2" and
         "ssp3", of order 1, 2 and 3, whose steps have a bound, or "imex", of order 1, with
         velocities at the start of the step and densities at its end, without a bound. Spectral:
-        "euler", "heun" and "rk4", of order 1, 2 and 4, the first two for kappa > 0. None is "ssp2"
-        or "rk4" for laws without noise and "euler" for others.
+        "euler", "heun" and "rk4", of order 1, 2 and 4, the first two for kappa > 0. Both: "sra1",
+        of strong order 1.5 under additive noise of the heads. None is "ssp2" or "rk4" for laws
+        without noise and "euler" for others.
     reconstruct : bool, optional
         Whether limited slopes lower the numerical diffusion of the fluxes. None does so for kappa =
         0; for kappa > 0 the fluxes then keep the free energy and the stationary states of
@@ -331,11 +332,7 @@ def _problem(
             why = "imex has no bound" if law.deterministic else "noise of the heads has steps of dt"
             raise InputError(f"dt is missing: {why}; give a time step")
         dt = positive(t_final, "t_final") / _RECORDS if unit is None else unit
-    if stepping.tableau.stages > 1 and not law.deterministic:
-        raise InputError(
-            f"scheme {scheme!r} needs a deterministic head law; with {type(law).__name__} use "
-            + ("scheme='euler'" if space is Spectral else "scheme='euler' or 'imex'")
-        )
+    check_scheme(stepping.tableau, law)
     if space is Spectral and not law.deterministic and not kappa:
         raise InputError(
             f"the heads of {type(law).__name__} are noisy and kappa is 0, for which no scheme of "
@@ -398,7 +395,6 @@ class Densities:
         else:
             mesh = as_mesh(problem.mesh)
             self.space = Volumes(mesh, setting, problem.scheme, problem.reconstruct)
-        self.stages = self.space.tableau.stages
         shared = problem.density if problem.density.ndim == 1 else problem.density[numbers]
         self.start = np.broadcast_to(shared, (len(numbers), self.mesh.cells))
         self.density = np.array(self.start, order="C")
@@ -446,7 +442,7 @@ class Densities:
                 dt = left if left <= self.length else left / math.ceil(left / self.length)
             else:
                 dt = unit
-            move = self.heads.begin(step, now, dt, self.stages)
+            move = self.heads.begin(step, now, dt, self.space.tableau)
             values = self.heads.values(now)
             stage = self._evaluate(values(now), self.density, move)
             self._check_finite(now, self.density, stage)
@@ -471,7 +467,7 @@ class Densities:
                     bounds = np.where(lives, self.space.bound(first), np.inf)
                     raise self._refusal(now, bounds, step, dt)
                 dt = left / math.ceil(left / (_SAFETY * limit))
-                move = self.heads.begin(step, now, dt, self.stages)
+                move = self.heads.begin(step, now, dt, self.space.tableau)
             try:
                 later = functools.partial(self._later, now, dt, move, values)
                 with np.errstate(all="ignore"):
@@ -487,7 +483,10 @@ class Densities:
                     raise refusal from None
                 self.lose(path, refusal)
                 self.rest()
-                move, values = self.heads.begin(step, now, dt, self.stages), self.heads.values(now)
+                move, values = (
+                    self.heads.begin(step, now, dt, self.space.tableau),
+                    self.heads.values(now),
+                )
                 first = self._evaluate(values(now), self.density, move)
         self.density = density
         self.length = _SAFETY * limit if chosen else math.inf
@@ -522,7 +521,7 @@ class Densities:
         tableau = self.space.tableau
         when = now + tableau.nodes[at] * dt
         with np.errstate(**self.space.errors):
-            D, drift = move.stage(tableau.nodes[at], tableau.matrix[at])
+            D, drift = move.stage(*tableau.row(at))
             known = values(when)
         stage = self._evaluate(known, density, _later_heads(move, D, drift))
         self._check_finite(when, density, stage)
@@ -633,7 +632,7 @@ class Densities:
 
 def _later_heads(move: HeadStep, D: NDArray, drift: NDArray | None) -> HeadStep:
     """What a later stage of a step evaluates: its heads, and their drift without the noise."""
-    return HeadStep(D, move.t, move.dt, move.within, drift)
+    return HeadStep(D, move.t, move.dt, move.within, drift, sigma2=move.sigma2)
 
 
 def _symmetric(D: NDArray) -> bool:

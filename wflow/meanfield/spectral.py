@@ -401,7 +401,7 @@ class SpectralStage(Stage):
 class Spectral(Heads):
     """The equation in space on `Modes`: Galerkin's method, the diffusion being solved exactly."""
 
-    SCHEMES: ClassVar = {name: Scheme(TABLEAUX[name]) for name in ("euler", "heun", "rk4")}
+    SCHEMES: ClassVar = {name: Scheme(TABLEAUX[name]) for name in ("euler", "sra1", "heun", "rk4")}
     DEFAULT = "rk4"
     SERIES: ClassVar = ("spectral_tail",)
     BEYOND = "modes may grow without bound"

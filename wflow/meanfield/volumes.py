@@ -40,10 +40,11 @@ _SSP3 = Tableau(
     weights=(1 / 6, 1 / 6, 2 / 3),
 )  # fmt: skip
 SCHEMES = {
-    "euler": Scheme(TABLEAUX["euler"], (0.0,)),
-    "ssp2": Scheme(TABLEAUX["heun"], (0.0, 0.5)),
-    "ssp3": Scheme(_SSP3, (0.0, 0.75, 1 / 3)),
-    "imex": Scheme(TABLEAUX["euler"], (0.0,), implicit=True),
+    "euler": Scheme(TABLEAUX["euler"], (0.0,), (1.0,)),
+    "ssp2": Scheme(TABLEAUX["heun"], (0.0, 0.5), (1.0, 1.0)),
+    "ssp3": Scheme(_SSP3, (0.0, 0.75, 1 / 3), (1.0, 1.0, 1.0)),
+    "sra1": Scheme(TABLEAUX["sra1"], (0.0, 5 / 9), (3 / 4, 3 / 2)),
+    "imex": Scheme(TABLEAUX["euler"], (0.0,), (1.0,), implicit=True),
 }
 
 
@@ -129,7 +130,7 @@ class Volumes(Heads):
 
     def bound(self, stage: VolumesStage) -> Floats:
         """Longest steps (paths,) at which densities stay positive."""
-        return self.fluxes.bound(stage.found)
+        return self.fluxes.bound(stage.found) / max(self.scheme.lengths)
 
     def step(
         self, start: Floats, dt: float, first: VolumesStage,
@@ -148,7 +149,9 @@ class Volumes(Heads):
             For a step above the bound.
         """
         density, terms = start, []
-        for at, mix in enumerate(self.scheme.mixes):
+        for at, (mix, length) in enumerate(
+            zip(self.scheme.mixes, self.scheme.lengths, strict=True)
+        ):
             stage = later(at, density) if at else first
             terms.append(stage.terms)
             if self.scheme.implicit:
@@ -157,7 +160,7 @@ class Volumes(Heads):
                 bounds = self.bound(stage)
                 if not (dt <= bounds).all():
                     raise TooLong(bounds)
-                after = density + dt * self.fluxes.rates(density, stage.found)
+                after = density + length * dt * self.fluxes.rates(density, stage.found)
             density = mix * start + (1 - mix) * after if mix else after
         return density, terms
 

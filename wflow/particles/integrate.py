@@ -170,7 +170,7 @@ class Batch:
         if self.paths.lost.any():
             self.rest()
         problem, t, dt = self.problem, step * self.problem.dt, self.problem.dt
-        move = self.heads.begin(step, t, dt, self.scheme.stages)
+        move = self.heads.begin(step, t, dt, self.scheme)
         values = self.heads.values(t)
         first = self._evaluate(values(t), self.x, move.D, move.drift, move.noise, move.sigma2)
         token_noise = self._diffuse(step, first.terms)
@@ -182,7 +182,7 @@ class Batch:
             return step + 1
 
         def stage_at(node: float, x: NDArray, D: NDArray, drift: NDArray | None) -> Stage:
-            velocity, terms = self._evaluate(values(t + node * dt), x, D, drift, None, None)
+            velocity, terms = self._evaluate(values(t + node * dt), x, D, drift, None, move.sigma2)
             return Stage(velocity, terms)
 
         self.x, stages = advance(

@@ -280,7 +280,7 @@ def _unit_of_time(t_final: float, scheme: Tableau, control: Dopri5 | None) -> fl
 
 def _check_diffusion(kappa: float, scheme: Tableau, dt: float, d: int) -> None:
     """Refuse noise on the tokens that the scheme or the step cannot carry."""
-    if kappa and not scheme.admits_noise:
+    if kappa and scheme.noise != "ito":
         raise InputError(
             f"scheme {scheme.name!r} needs tokens without noise; with kappa = {kappa:g} use "
             "scheme='euler' (Euler-Maruyama)"

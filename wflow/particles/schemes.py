@@ -90,9 +90,10 @@ def _stages(
     stage_at: Callable[[float, Array, Array, Array | None], Stage],
 ) -> list[Stage]:
     stages = [first]
-    for node, row in zip(scheme.nodes[1:], scheme.matrix[1:], strict=True):
+    for at in range(1, scheme.stages):
+        node, row, share = scheme.row(at)
         inner = normalise_unchecked(moved(x, dt, row, [stage.velocity for stage in stages]))
-        stages.append(stage_at(node, inner, *heads.stage(node, row)))
+        stages.append(stage_at(node, inner, *heads.stage(node, row, share)))
     return stages
 
 

@@ -73,11 +73,12 @@ def solve(
     direction : {"descent", "ascent"}, default "descent"
         Whether the tokens lower the energy or raise it (clustering). Without effect on `QKV` heads,
         whose values are taken as they are.
-    scheme : {"euler", "heun", "rk4", "dopri5"}, wflow.Dopri5 or wflow.Tableau, default "euler"
-        Time stepping, of order 1 (Euler-Maruyama), 2, 4 and 5. "dopri5" chooses the lengths of its
-        steps by their error, with the tolerances of ``Dopri5()`` or those of the object given. A
-        `Tableau` holds the coefficients of another explicit Runge-Kutta scheme. All but "euler" are
-        for deterministic laws.
+    scheme : str, wflow.Dopri5 or wflow.Tableau, default "euler"
+        Time stepping: "euler" (Euler-Maruyama, order 1), "sra1" (strong order 1.5 under additive
+        noise of the heads), and for deterministic laws "heun", "rk4" and "dopri5", of order 2, 4
+        and 5. "dopri5" chooses the lengths of its steps by their error, with the tolerances of
+        ``Dopri5()`` or those of the object given. A `Tableau` holds the coefficients of another
+        explicit Runge-Kutta scheme.
     kappa : float, default 0.0
         Diffusion of the tokens per unit time: Brownian motion on the sphere, with generator kappa
         times its Laplacian. Only for ``scheme="euler"``.

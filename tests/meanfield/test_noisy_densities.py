@@ -1,0 +1,51 @@
+"""Densities under noisy heads: strong order 1.5 of "sra1" on one Brownian path."""
+
+import numpy as np
+import pytest
+from brownian import Brownian, on
+
+import wflow
+from wflow._core.errors import InputError
+from wflow.heads import HeadLaw, OrnsteinUhlenbeck
+from wflow.meanfield import Circle, Fourier, solve
+
+PATHS, T, FINE = 24, 0.5, 512
+
+
+def start(x):
+    return 1 + 0.5 * x[:, 0]
+
+
+def strong_order(mesh, scheme, coarse, exact=False):
+    path = Brownian(FINE, PATHS, 2, 2, T)
+    law = on(path, OrnsteinUhlenbeck)(np.eye(2), exact=exact)
+
+    def density(steps):
+        run = solve(
+            start, law, mesh=mesh, heads=[np.eye(2) / 2] * 2, t_final=T, dt=T / steps, paths=PATHS,
+            kappa=0.2, scheme=scheme if steps < FINE else "sra1",
+            save=wflow.SaveAt(paths=range(PATHS), every=steps),
+        )  # fmt: skip
+        return run.density.values[:, -1]
+
+    last = density(FINE)
+    errors = [np.sqrt(((density(k) - last) ** 2).mean()) for k in coarse]
+    return -np.polyfit(np.log(coarse), np.log(errors), 1)[0], errors
+
+
+@pytest.mark.parametrize(("mesh", "coarse"), [(Circle(24), (64, 128)), (Fourier(12), (16, 32, 64))])
+def test_densities_under_noisy_heads_have_strong_order_three_halves(mesh, coarse):
+    order, errors = strong_order(mesh, "sra1", coarse)
+    assert order > 1.3
+    slow, larger = strong_order(mesh, "euler", coarse)
+    assert slow == pytest.approx(1.0, abs=0.2)
+    assert errors[-1] < larger[-1] / 8
+
+
+def test_densities_stay_positive_and_a_size_that_depends_on_the_heads_is_refused():
+    law = OrnsteinUhlenbeck(np.eye(2))
+    options = {"mesh": Circle(64), "heads": 2, "t_final": 0.5, "dt": 1 / 256, "scheme": "sra1"}
+    run = solve(lambda x: np.exp(4 * x[:, 0]), law, **options)
+    assert float(run.density.min()) > 0
+    with pytest.raises(InputError, match="depends on the heads"):
+        solve(start, HeadLaw(None, lambda D, t: np.abs(D).sum((-1, -2))), **options)

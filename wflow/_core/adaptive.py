@@ -153,7 +153,7 @@ def _norms(vectors: NDArray[Any]) -> Sizes:
 
 
 def as_scheme(scheme: SchemeName | Dopri5 | Tableau) -> tuple[Tableau, Dopri5 | None]:
-    """The tableau of a scheme, and its error control; None for steps of one length.
+    """Return the tableau of a scheme, and its error control; None for steps of one length.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def as_scheme(scheme: SchemeName | Dopri5 | Tableau) -> tuple[Tableau, Dopri5 | 
 
 
 def scheme_from_config(stored: Any) -> Any:
-    """The scheme that a configuration names: a text, or a `Dopri5` or `Tableau` of its settings.
+    """Make the scheme that a configuration names: a text, or a `Dopri5` or `Tableau`.
 
     Raises
     ------
@@ -256,7 +256,7 @@ class AdaptiveSteps:
         self.stuck: list[int] = []
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything needed to continue with the same steps."""
+        """Return everything needed to continue with the same steps."""
         return {
             "steps_time": self.time,
             "steps_evaluations": self.evaluations,
@@ -283,7 +283,7 @@ class AdaptiveSteps:
     def choose_first(
         self, end: float, still: Sizes, moving: Sizes, bend: Callable[[Sizes], Sizes]
     ) -> None:
-        """Lengths of the first steps: Hairer, Nørsett and Wanner, II.4, with one evaluation.
+        """Choose the first steps: Hairer, Nørsett and Wanner, II.4, with one evaluation.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class AdaptiveSteps:
             self._length[path] = (min(100 * h[path], length) if finite else h[path]) or 1.0
 
     def propose(self, end: float) -> Attempt:
-        """The next step of every path that is before `end`, which no step crosses."""
+        """Return the next step of every path that is before `end`, which no step crosses."""
         rows = np.flatnonzero(self.time < end)
         asked, rest = self._length[rows], end - self.time[rows]
         clipped = _STRETCH * asked >= rest
@@ -334,7 +334,7 @@ class AdaptiveSteps:
         return good
 
     def _control(self, row: int, error: float, taken: float, clipped: bool) -> None:
-        """The length of the next step of a path after one of this error."""
+        """Return the length of the next step of a path after one of this error."""
         factor = 1 / _SLOWEST if error == math.inf else error ** (0.2 - 0.75 * _PI) / _SAFETY
         if error > 1:
             self._length[row] = taken / min(1 / _SLOWEST, factor)

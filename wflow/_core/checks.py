@@ -39,7 +39,7 @@ _KINDS |= {"m": "time spans", "O": "objects", "V": "records"}
 
 
 def shown(value: Any) -> str:
-    """Text of an argument for a message: one line of its repr; of a large array its shape."""
+    """Show an argument in a message: one line of its repr; of a large array its shape."""
     try:
         shape = getattr(value, "shape", None)
         if isinstance(shape, tuple) and math.prod(shape) > _SHOWN_ENTRIES:
@@ -176,7 +176,7 @@ def count_steps(t_final: float, dt: float, name: str = "dt") -> int:
 
 
 def _step_that_divides(t_final: float, dt: float) -> float:
-    """The largest step up to dt of one or two digits that divides t_final, else about dt."""
+    """Return the largest step up to dt of one or two digits that divides t_final, else about dt."""
     decade = 10.0 ** math.floor(math.log10(min(dt, t_final)))
     for unit in (decade, decade / 10):
         for digits in (8, 5, 4, 2.5, 2, 1.25, 1):
@@ -216,7 +216,7 @@ def number(value: Any, name: str, least: float = -math.inf) -> float:
 
 
 def _real(value: Any, name: str) -> float:
-    """One real number as double: of lower precision, the decimal that it prints as.
+    """Return a real number as double: of lower precision, the decimal that it prints as.
 
     Numbers are Python's and NumPy's, fractions, decimals, and arrays and tensors of no axis.
     """
@@ -295,13 +295,13 @@ def reals(
 
 
 def rounding(dtype: Any) -> float:
-    """Unit of rounding of values of a NumPy type: that of floats, and at least that of doubles."""
+    """Return the unit of rounding of a NumPy type: that of floats, at least that of doubles."""
     kind = np.dtype(dtype)
     return max(float(np.finfo(kind).eps) if kind.kind == "f" else 0.0, float(np.finfo(float).eps))
 
 
 def sum_tolerance(unit: float, count: int) -> float:
-    """How far the sum of weights may be from one, for what rounding leaves of `count` of them.
+    """Return how far the sum of `count` weights may be from one by rounding.
 
     In single precision, softmax of torch and division by a cumulative sum are off by up to
     sqrt(count) units in 1 to 10^6 weights. Callers divide by the sum in double precision.
@@ -367,7 +367,7 @@ def returned(
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """The same array, into which a user's code cannot write."""
+    """Return the same array, into which a user's code cannot write."""
     own = array.view()
     own.flags.writeable = False
     return own
@@ -375,7 +375,7 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 @contextmanager
 def reading(kind: str, method: str, argument: str) -> Iterator[None]:
-    """Code of the user that is handed arrays which it must not change.
+    """Run code of the user that is handed arrays which it must not change.
 
     Parameters
     ----------
@@ -418,7 +418,7 @@ def wholes(values: Any, name: str, least: int = 0) -> NDArray[np.int64]:
 
 
 def _holds_numbers(given: NDArray[Any]) -> bool:
-    """Whether all entries of an array of objects are real numbers."""
+    """Return whether all entries of an array of objects are real numbers."""
     kinds = {type(entry) for entry in given.flat} if given.dtype == object else {bool}
     return all(
         issubclass(kind, numbers.Real | Decimal) and not issubclass(kind, bool | np.timedelta64)
@@ -427,7 +427,7 @@ def _holds_numbers(given: NDArray[Any]) -> bool:
 
 
 def _has_mask(values: Any) -> bool:
-    """Whether an array has masked entries, or lists hold such an array."""
+    """Return whether an array has masked entries, or lists hold such an array."""
     if isinstance(values, list | tuple):
         return any(_has_mask(entry) for entry in values)
     return isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)

@@ -26,7 +26,7 @@ def _path_of(expected: str) -> Callable[[list[str]], Path]:
 
 
 def _path(metavar: str, expected: str) -> Any:
-    """How `tyro` reads a path; an empty name is refused."""
+    """Tell `tyro` how a path is read; an empty name is refused."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -86,7 +86,7 @@ def read_words(kind: Any, words: Sequence[str], **options: Any) -> Any:
 
 
 def _shown(word: str) -> str:
-    """A word as a message can quote it."""
+    """Return a word as a message can quote it."""
     word = printable(word, lines=False)
     return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
 

@@ -131,7 +131,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def last_words(error: BaseException) -> tuple[str, int]:
-    """What a program prints that ends by an exception of wflow, and its exit status."""
+    """Return what a program prints that ends by an exception of wflow, and its exit status."""
     if isinstance(error, Interrupted):
         return f"wflow: {printable(str(error), lines=False)}", 128 + error.signum
     return f"wflow: error: {error}", 2

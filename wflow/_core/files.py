@@ -119,7 +119,7 @@ def opened(path: Path, expected: str) -> Iterator[BufferedReader]:
 
 
 def read_whole(file: IO[bytes], path: Path | str, *, factor: float = 1.0) -> bytes:
-    """Contents of an open file, which must fit into memory.
+    """Read the contents of an open file, which must fit into memory.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ LARGEST_JSON = 2**26
 
 
 def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) -> Any:
-    """What a JSON document holds.
+    """Read a JSON document.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def read_json(file: IO[bytes], path: Path | str, *, most: int = LARGEST_JSON) ->
 
 
 def parse_json(data: bytes, path: Path | str, *, most: int = LARGEST_JSON) -> Any:
-    """What a JSON document in memory holds, as `read_json`."""
+    """Read a JSON document in memory, as `read_json`."""
     _check_json(len(data), path, most)
     return json.loads(data)
 
@@ -269,7 +269,7 @@ def check_zip(file: IO[bytes], path: Path | str) -> None:
 
 
 def array_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
-    """Shape, Fortran order and type of an array of NumPy; the stream is then at its values.
+    """Read shape, Fortran order and type of an array of NumPy; its values follow in the stream.
 
     Raises
     ------
@@ -301,12 +301,12 @@ _KINDS = {
 
 
 def kind_of_file(mode: int) -> str:
-    """Kind of what is at a path, in words."""
+    """Describe the kind of what is at a path."""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
 
 
 def draft_of(path: Path) -> Path:
-    """A name beside a file that no other process uses, for what is to replace it."""
+    """Return a name beside a file that no other process uses, for what is to replace it."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
 
 
@@ -334,7 +334,7 @@ def replace_file(path: Path, writer: Callable[[Path], Any]) -> None:
 
 @contextmanager
 def drafts(*paths: Path) -> Iterator[list[Path]]:
-    """A draft of each file, to be written and moved into place; none is left where that fails."""
+    """Yield a draft of each file, and move them into place; none is left where that fails."""
     made = [draft_of(path) for path in paths]  # two processes that write at once have one each
     try:
         yield made
@@ -459,7 +459,7 @@ def in_turn(path: Path, patience: float) -> Iterator[None]:
 
 
 def _taken(path: Path) -> int | None:
-    """Number of an open lock file whose lock was taken; None where another process has it."""
+    """Open a lock file and take its lock; None where another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Who had the lock may have taken the folder away, or the file since it was opened here.
     with suppress(FileNotFoundError):
@@ -526,7 +526,7 @@ def check_claims(file: "h5py.File", variables: Iterable[Any], path: Path) -> Non
 
 
 def values_of(data: "h5py.Dataset", path: Path | str) -> "NDArray[Any]":
-    """All values of a variable that `check_stored` admitted.
+    """Read all values of a variable that `check_stored` admitted.
 
     Raises
     ------
@@ -551,7 +551,7 @@ def _diagnosis(path: Path, error: BaseException) -> str:
 
 
 def truncated(path: Path) -> str:
-    """The message on a file that ends too early."""
+    """Return the message on a file that ends too early."""
     return (
         f"{path} is truncated: it is shorter than it was written; copy it again from its "
         "source, or run again with --overwrite"

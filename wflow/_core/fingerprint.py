@@ -76,7 +76,7 @@ def fingerprint(value: Any) -> str:
 
 
 def of_bytecode(stored: Any) -> bool:
-    """Whether a fingerprint was made by a version of wflow that compared bytecode."""
+    """Return whether a fingerprint was made by a version of wflow that compared bytecode."""
     return isinstance(stored, str) and stored.partition(":")[0] != SCHEME
 
 
@@ -97,7 +97,7 @@ class _Digests:
         self._within: dict[int, str] = {}  # ids and names of the objects on the way to this one
 
     def of(self, value: Any, name: str) -> bytes:
-        """Digest of an object, or the data of a plain one; `name` is for messages."""
+        """Return the digest of an object, or the data of a plain one; `name` is for messages."""
         data = _plain(value)
         if data is not None:
             return data
@@ -135,7 +135,7 @@ def _unordered(value: Any) -> bool:
 
 
 def _plain(value: Any) -> bytes | None:
-    """Numbers, texts and the like as data; None for anything else."""
+    """Return numbers, texts and the like as data; None for anything else."""
     kind = type(value)
     if kind is int:
         return b"int %x" % value
@@ -153,7 +153,7 @@ def _text(text: str) -> bytes:
 
 
 def _declaration(value: Any) -> Declaration:
-    """What an object declares, by its kind."""
+    """Return what an object declares, by its kind."""
     if what := _changing(value):
         raise NotComparable(f"is {what}")
     if isinstance(value, _Packaged):
@@ -180,7 +180,7 @@ def _declaration(value: Any) -> Declaration:
 
 
 def _changing(value: Any) -> str:
-    """What an object is that changes as it is used; "" for one that does not."""
+    """Name the kind of an object that changes as it is used; "" for one that does not."""
     kinds = [np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random]
     if "torch" in sys.modules:
         kinds.append(sys.modules["torch"].Generator)
@@ -212,7 +212,7 @@ class _Packaged(NamedTuple):
 
 @cache
 def installed(module: str) -> bool:
-    """Whether a module belongs to the standard library, to an installed package, or to wflow."""
+    """Return whether a module is of the standard library, an installed package, or wflow."""
     top = module.partition(".")[0]
     known = [sys.modules[name] for name in (module, top) if name in sys.modules]
     file = next((each.__file__ for each in known if getattr(each, "__file__", None)), None)
@@ -231,7 +231,7 @@ def installed(module: str) -> bool:
 
 @cache
 def _version(package: str) -> str:
-    """Version of the distribution of a package, "" for the standard library."""
+    """Return the version of the distribution of a package, "" for the standard library."""
     if package in sys.stdlib_module_names:
         return ""
     own = getattr(sys.modules.get(package), "__version__", None)
@@ -276,7 +276,7 @@ def _of_class(cls: type) -> Declaration:
 
 
 def _is_declared(name: str, value: Any) -> bool:
-    """Whether an attribute of a class is declared in it, and not derived by Python."""
+    """Return whether an attribute of a class is declared in it, and not derived by Python."""
     derived = types.MemberDescriptorType | types.GetSetDescriptorType
     if isinstance(value, derived) or name in ("_abc_impl", "__annotate__", "__annotate_func__"):
         return False
@@ -285,7 +285,7 @@ def _is_declared(name: str, value: Any) -> bool:
 
 
 def _of_library(name: str, value: Any) -> bool:
-    """Whether the standard library gave an attribute to an enumeration, dataclass or the like."""
+    """Return whether the standard library made an attribute, as of an enumeration or dataclass."""
     if name[0] == "_" == name[-1] and not hasattr(type(value), "__get__"):
         return True  # such as _member_map_
     value = getattr(value, "__func__", value)
@@ -296,7 +296,7 @@ def _of_library(name: str, value: Any) -> bool:
 
 
 def _of_instance(value: Any) -> Declaration:
-    """Class and state of an object, as pickle reads them."""
+    """Return class and state of an object, as pickle reads them."""
     cls = type(value)
     kind = [(cls.__name__, cls)]
     if isinstance(value, enum.Enum):
@@ -354,7 +354,7 @@ def _of_array(array: np.ndarray) -> Declaration:
 
 
 def _of_wrapper(value: Any) -> Declaration | None:
-    """What a wrapper of functions declares; None for anything else."""
+    """Return what a wrapper of functions declares; None for anything else."""
     kind = type(value).__name__
     match value:
         case types.MethodType():
@@ -390,7 +390,7 @@ _BLIND = {"eval", "exec", "globals", "__import__"}  # what these reach cannot be
 
 
 def _of_function(function: FunctionType) -> Declaration:
-    """The tree of a function, its defaults, and what it names and closes over."""
+    """Return the tree of a function, its defaults, and what it names and closes over."""
     code, home = function.__code__, function.__globals__
     cells = dict[str, Any]()
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -420,7 +420,7 @@ def _of_function(function: FunctionType) -> Declaration:
 
 
 def _tree(code: CodeType) -> _Function:
-    """The syntax tree of a function, without its name and defaults.
+    """Return the syntax tree of a function, without its name and defaults.
 
     It is kept, since the file may change while the function runs.
 
@@ -457,7 +457,7 @@ def _tree(code: CodeType) -> _Function:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> tuple[list[_Function], set[CodeType]]:
-    """The functions in a source file: their trees, outer ones first, and their code."""
+    """Find the functions in a source file: their trees, outer ones first, and their code."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # in the cells of a notebook
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were shown when the file was imported
@@ -494,14 +494,14 @@ class _Cleaned(ast.NodeTransformer):
 
 
 def _begins(node: _Function) -> tuple[str, int]:
-    """Name and first line of a function, as in its code."""
+    """Return name and first line of a function, as in its code."""
     if isinstance(node, ast.Lambda):
         return "<lambda>", node.lineno
     return node.name, min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
 def _spans(node: _Function, code: CodeType) -> bool:
-    """Whether the body of a function spans all columns of the code."""
+    """Return whether the body of a function spans all columns of the code."""
     body: Any = node.body if isinstance(node, ast.Lambda) else node
     begins, ends = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
     places: list[Any] = [place for place in code.co_positions() if None not in place]
@@ -513,7 +513,7 @@ def _spans(node: _Function, code: CodeType) -> bool:
 
 
 def _tree_text(node: Any) -> str:
-    """A syntax tree as a text that is the same in all versions of Python."""
+    """Write a syntax tree as a text that is the same in all versions of Python."""
     if isinstance(node, ast.AST):
         fields = [
             f"{name}={_tree_text(value)}"
@@ -527,7 +527,7 @@ def _tree_text(node: Any) -> str:
 
 
 def _globals_of(tree: _Function, free: tuple[str, ...]) -> set[str]:
-    """Names of the globals that a function with these free variables reads."""
+    """Return the names of the globals that a function with these free variables reads."""
     inner = textwrap.indent(ast.unparse(tree), " ")
     table = symtable.symtable(f"def _({', '.join(free)}):\n{inner}", "<source>", "exec")
     tables, names = table.get_children(), set[str]()
@@ -539,7 +539,7 @@ def _globals_of(tree: _Function, free: tuple[str, ...]) -> set[str]:
 
 
 def _attributes_read(tree: _Function) -> dict[str, set[tuple[str, ...]]]:
-    """By name, the attributes that are read of it: `a.b.c` gives ("b", "c"), and `a` gives ()."""
+    """List by name the attributes read of it: `a.b.c` gives ("b", "c"), and `a` gives ()."""
     read, inner = defaultdict[str, set[tuple[str, ...]]](set), set[int]()
     for node in ast.walk(tree):  # outer ones first
         base, chain = node, list[str]()
@@ -553,7 +553,7 @@ def _attributes_read(tree: _Function) -> dict[str, set[tuple[str, ...]]]:
 
 
 def _imported(tree: _Function, home: dict[str, Any]) -> dict[str, Any]:
-    """What the import statements in a function bind."""
+    """Return what the import statements in a function bind."""
     bound = {name: home.get(name) for name in ("__name__", "__package__")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -563,7 +563,7 @@ def _imported(tree: _Function, home: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follow(name: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any]:
-    """The attribute to which a chain leads, as far as the objects themselves hold it."""
+    """Return the attribute to which a chain leads, as far as the objects themselves hold it."""
     for attribute in chain:
         if isinstance(value, ModuleType):
             packaged = installed(value.__name__)
@@ -580,7 +580,7 @@ def _follow(name: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any]:
 
 
 def _own(value: Any) -> dict[str, Any]:
-    """The attributes of an object that lookups find in itself, without code of its class."""
+    """Return the attributes that lookups find in an object, without code of its class."""
     if isinstance(value, type) or isinstance(type(value).__getattribute__, FunctionType):
         return {}
     try:

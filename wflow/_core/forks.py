@@ -12,12 +12,12 @@ _lost: set[str] = set()
 
 
 def threads_lost(library: str = "numba") -> bool:
-    """Whether this process is a fork of one that had Numba's threads, or PyTorch ("torch")."""
+    """Return whether this process is a fork of one with Numba's threads, or PyTorch ("torch")."""
     return library in _lost
 
 
 def threads_started() -> bool:
-    """Whether Numba has started its threads, in this process or before it was forked."""
+    """Return whether Numba has started its threads, in this process or before it was forked."""
     layer = getattr(sys.modules.get("numba"), "threading_layer", None)
     if layer is None:
         return False

@@ -127,19 +127,19 @@ class Registry(Generic[_T]):
         return cls
 
     def is_custom(self, thing: _T) -> bool:
-        """Whether an object has code that wflow does not have: a subclass, a changed method."""
+        """Return whether an object has code that wflow lacks: a subclass, a changed method."""
         cls = type(thing)
         if not self._is_of_wflow(cls):
             return True
         return any(callable(getattr(cls, name, None)) for name in vars(thing))
 
     def _is_of_wflow(self, cls: type) -> bool:
-        """Whether a class is one of wflow that says all; the base is made of functions."""
+        """Return whether a class is one of wflow that says all; the base is made of functions."""
         module = sys.modules.get(cls.__module__) if cls.__module__.startswith("wflow.") else None
         return cls is not self.base and getattr(module, cls.__name__, None) is cls
 
     def config(self, thing: _T, **more: Any) -> dict[str, Any]:
-        """Name and parameters of an object; of a custom one, `more` and what identifies it.
+        """Return name and parameters of an object; of a custom one, `more` and what identifies it.
 
         That is its `fingerprint`, or None, and the reason as `not_comparable`, where it cannot be
         compared.
@@ -230,7 +230,7 @@ class Registry(Generic[_T]):
 
 
 def is_custom_config(config: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether the configuration of a part of a run is that of a custom one."""
+    """Return whether the configuration of a part of a run is that of a custom one."""
     return isinstance(config, Mapping) and "fingerprint" in config
 
 
@@ -279,7 +279,7 @@ def warn_changed_itself(config: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 
 def _not_comparable(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Which part of a run cannot be compared with another, and why; "" twice where all can."""
+    """Name the part of a run that cannot be compared with another, and why; "" twice for none."""
     for kind in _NAMED:
         part = config.get(kind)
         if is_custom_config(part) and part["fingerprint"] is None:

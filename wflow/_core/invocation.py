@@ -67,6 +67,6 @@ def _shell_word(word: str) -> str:
 
 
 def _octal(found: re.Match[str]) -> str:
-    """The bytes of a character as escapes of a shell."""
+    """Write the bytes of a character as escapes of a shell."""
     errors = "surrogateescape" if "\udc80" <= found[0] <= "\udcff" else "surrogatepass"
     return "".join(f"\\{byte:03o}" for byte in found[0].encode("utf-8", errors))

@@ -16,12 +16,12 @@ RATIO = 100.0  # bytes for each byte of the file beyond that; deflate reaches 1,
 
 
 def free_memory() -> float:
-    """Bytes of memory that this process can still allocate; inf where that is unknown."""
+    """Return the bytes that this process can still allocate; inf where that is unknown."""
     return min(_of_machine(), _of_process(), _of_cgroups())
 
 
 def most_unpacked(stored: float) -> float:
-    """Largest number of bytes that so many bytes of a file may unpack to."""
+    """Return the largest number of bytes that so many bytes of a file may unpack to."""
     return UNPACKED + RATIO * stored
 
 
@@ -69,7 +69,7 @@ def _of_machine() -> float:
 
 
 def _of_process() -> float:
-    """Bytes left under the limit of address space (ulimit -v), which clusters set."""
+    """Return the bytes left under the limit of address space (ulimit -v), which clusters set."""
     try:
         import resource
 
@@ -84,7 +84,7 @@ def _of_process() -> float:
 
 
 def _of_cgroups(root: Path = Path("/")) -> float:
-    """Bytes left under the limits of control groups, which containers and batch systems set.
+    """Return the bytes left under control groups, which containers and batch systems set.
 
     root : root of the file system
     """
@@ -112,7 +112,7 @@ def _of_cgroups(root: Path = Path("/")) -> float:
 
 
 def _left(group: Path, limit: str, usage: str, prefix: str) -> float:
-    """Bytes that a control group has left; inf without a limit."""
+    """Return the bytes that a control group has left; inf without a limit."""
     try:
         most, used = (float((group / name).read_text(encoding="ascii")) for name in (limit, usage))
     except (OSError, ValueError):  # "max": no limit

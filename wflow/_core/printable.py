@@ -42,7 +42,7 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 
 def decoded(text: str) -> str:
-    """Text whose undecoded bytes are decoded, if they are UTF-8."""
+    """Decode the undecoded bytes of a text, if they are UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
@@ -50,5 +50,5 @@ def decoded(text: str) -> str:
 
 
 def _escape(found: re.Match[str]) -> str:
-    """The escape of a character, as Python writes it."""
+    """Return the escape of a character, as Python writes it."""
     return found[0].encode("unicode_escape", "backslashreplace").decode()

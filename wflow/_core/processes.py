@@ -96,7 +96,7 @@ def _unguarded() -> InputError:
 
 
 def pool(count: int, begin: Callable[..., Any], *args: Any) -> ProcessPoolExecutor:
-    """Processes that end with this one, and leave Ctrl-C to it; `begin` makes each ready."""
+    """Open processes that end with this one, and leave Ctrl-C to it; `begin` makes each ready."""
     return ProcessPoolExecutor(count, get_context("spawn"), _begin, (begin, *args))
 
 

@@ -129,7 +129,7 @@ class _Clock:
         return (time.monotonic() - moment) * self.total / 10 / max(1, self.count - count)
 
     def words(self) -> str:
-        """The time left, or the time that it took; "" where nothing is known of it."""
+        """Say the time left, or the time that it took; "" where nothing is known of it."""
         now = time.monotonic()
         if self.count >= self.total:
             return f"done in {duration(now - self.begun)}"
@@ -182,7 +182,7 @@ Publish = Callable[..., Any]
 
 
 def _notebook() -> Publish | None:
-    """`IPython.display.display`, where this process is the kernel of a notebook; None elsewhere."""
+    """Return `IPython.display.display` where this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:  # which a kernel has loaded
         return None
     from IPython import get_ipython

@@ -17,7 +17,7 @@ _TEXT = 72  # characters of a text, or of an object of the user
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """Text of a call: `Name(a=1.0, b=array(64, 3, 3))`.
+    """Write a call as a text: `Name(a=1.0, b=array(64, 3, 3))`.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def value_text(value: Any, digits: int | None = None) -> str:
-    """Text of a value on one line; of a large array or list of numbers its shape.
+    """Write a value on one line; of a large array or list of numbers its shape.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def value_text(value: Any, digits: int | None = None) -> str:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a list or tuple holds numbers that form an array."""
+    """Return whether a list or tuple holds numbers that form an array."""
     if not isinstance(value, list | tuple) or not value:
         return False
     try:
@@ -119,7 +119,7 @@ class ShortResult(ShortRepr):
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a field has its default."""
+    """Return whether a field has its default."""
     if default is dataclasses.MISSING or isinstance(value, np.ndarray):
         return False
     if isinstance(value, float) and isinstance(default, float) and math.isnan(value):

@@ -35,20 +35,20 @@ class CounterNormals:
         return CounterNormals, (self._seed,)  # it has no other state: each draw sets the counter
 
     def draw(self, shape: tuple[int, ...], *, path: int, step: int, purpose: int = NOISE):
-        """Array of independent standard normal numbers, float64, of the given shape."""
+        """Draw independent standard normal numbers, float64, of the given shape."""
         return self._at(path, step, purpose).standard_normal(shape)
 
     def draw_paths(
         self, shape: tuple[int, ...], *, paths: Sequence[int], step: int, purpose: int = NOISE
     ) -> NDArray[np.float64]:
-        """The arrays of several paths, (paths, *shape)."""
+        """Draw the arrays of several paths, (paths, *shape)."""
         drawn = np.empty((len(paths), *shape))
         for path, its in zip(paths, drawn, strict=True):
             self._at(path, step, purpose).standard_normal(out=its)
         return drawn
 
     def _at(self, path: int, step: int, purpose: int) -> np.random.Generator:
-        """The generator at the start of a draw."""
+        """Return the generator at the start of a draw."""
         # The first word of the counter counts within the draw.
         self._state["state"]["counter"] = (0, purpose, int(step), int(path))
         self._bits.state = self._state

@@ -74,7 +74,7 @@ def signals_as_errors(after: str | Callable[[], str]) -> Iterator[None]:
 
 
 def interrupted(kind: int, text: str) -> Interrupted:
-    """The exception of a signal; `text` follows its name and says how to resume."""
+    """Return the exception of a signal; `text` follows its name and says how to resume."""
     return without_traceback(Interrupted(f"{signal.Signals(kind).name} {text}", kind))
 
 

@@ -251,7 +251,7 @@ class Tableau:
 
 
 def _numbers(values: Any, name: str, length: int | None) -> tuple[float, ...]:
-    """Finite numbers as a tuple; an InputError for any other length."""
+    """Return finite numbers as a tuple; raise InputError for any other length."""
     row = reals(values, name)
     if row.ndim != 1 or length not in (None, len(row)):
         expected = "a list of numbers" if length is None else f"{length} numbers"
@@ -262,7 +262,7 @@ def _numbers(values: Any, name: str, length: int | None) -> tuple[float, ...]:
 def order_of(
     nodes: tuple[float, ...], matrix: tuple[tuple[float, ...], ...], weights: tuple[float, ...]
 ) -> int:
-    """The largest order, at most 5, whose conditions the weights satisfy; 0 for none.
+    """Return the largest order, at most 5, whose conditions the weights satisfy; 0 for none.
 
     Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, table II.2.2.
     """
@@ -358,7 +358,7 @@ def moved(
     weights: Sequence[float],
     slopes: Sequence[NDArray[Any] | None],
 ) -> NDArray[Any]:
-    """start + dt sum_i weights[i] slopes[i], where None is zero; dt a number or (paths,)."""
+    """Return start + dt sum_i weights[i] slopes[i], where None is zero; dt a number or (paths,)."""
     if isinstance(dt, np.ndarray):
         dt = dt.astype(start.dtype).reshape(-1, *[1] * (start.ndim - 1))
     total: NDArray[Any] | None = None
@@ -372,7 +372,7 @@ def moved(
 def with_rows(
     slope: NDArray[Any] | None, rows: NDArray[Any], other: NDArray[Any] | None, paths: int
 ) -> NDArray[Any] | None:
-    """A slope (paths, ...) that has `other` as its rows `rows`, in place; None is zero."""
+    """Set the rows `rows` of a slope (paths, ...) to `other`, in place; None is zero."""
     if slope is None and other is not None:
         slope = np.zeros((paths, *other.shape[1:]), other.dtype)
     if slope is not None:

@@ -32,12 +32,12 @@ _limit = _Limit()
 
 
 def available() -> int:
-    """Number of threads that the compiled functions of this process can have."""
+    """Return the number of threads that the compiled functions of this process can have."""
     return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
 
 
 def current() -> int:
-    """Number of threads that compiled functions have when they are called now."""
+    """Return the number of threads that compiled functions have when they are called now."""
     if threads_lost():
         return 1
     if _limit.number is not None:
@@ -85,7 +85,7 @@ def _limited(number: int) -> Iterator[int]:
 
 
 def on_threads(parallel: Callable[..., Any], sequential: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `parallel`, or `sequential` where one thread is to compute.
+    """Return a function that calls `parallel`, or `sequential` where one thread is to compute.
 
     Parameters
     ----------

@@ -138,7 +138,7 @@ def _check_installed() -> None:
 
 
 def security_of(ca_file: str | None, cert: str | None, key: str | None) -> Security | None:
-    """The certificates of the flags --tls-ca-file, --tls-cert and --tls-key, if they are given."""
+    """Read the certificates of the flags --tls-ca-file, --tls-cert and --tls-key, if given."""
     if ca_file is None:
         return None
     _check_installed()
@@ -188,7 +188,7 @@ def _quiet_client() -> Iterator[None]:
 
 @contextmanager
 def local_cluster(workers: int, threads: int | None) -> Iterator[Any]:
-    """Worker processes on this machine, each with its share of the cores.
+    """Open worker processes on this machine, each with its share of the cores.
 
     Scheduler and workers listen on the loopback interface, which all users of the machine share,
     and take part only with those who have the key that is made here and stays in memory.
@@ -241,7 +241,7 @@ def _environment_restored() -> Iterator[None]:
 
 
 def default_threads(workers: int) -> int | None:
-    """Threads of one run where `workers` run at the same time; None leaves it to the worker."""
+    """Return the threads of a run where `workers` run at once; None leaves it to the worker."""
     from wflow._core.threads import available  # loads Numba
 
     return max(1, available() // workers) if workers else None
@@ -282,7 +282,7 @@ def _resumes(task: Task) -> bool:
 
 
 def _begun_here(task: Task) -> bool:
-    """Whether a task continues a run that was begun without workers."""
+    """Return whether a task continues a run that was begun without workers."""
     return _resumes(task) and partial_of(Path(task["out"])).exists()
 
 

@@ -119,7 +119,7 @@ def _count(ranges: list[Range]) -> int:
 
 
 def cut(run: Run, workers: int, seconds: float, later: float = 0.0) -> list[Range]:
-    """Paths of the tasks of a run, parts that were begun first.
+    """Divide the paths of a run into tasks, parts that were begun first.
 
     A task takes about `seconds` by an estimate. The last tasks are shorter, so that no worker waits
     long: a task is at most half of a worker's share of what is left.
@@ -148,14 +148,14 @@ def cut(run: Run, workers: int, seconds: float, later: float = 0.0) -> list[Rang
 
 
 def pace(problem: Problem) -> float:
-    """About the seconds of a path, by the exact sums: steps x (Python + heads x n^2 x (d + 7))."""
+    """Estimate the seconds of a path: steps x (Python + heads x n^2 x (d + 7))."""
     n, d = problem.x0.shape[-2:]
     sums = _PAIR[problem.compute.backend] * problem.heads * n * n * (d + 7)
     return _evaluations(problem) * (_PATH_STEP + sums / (problem.compute.threads or 1))
 
 
 def _weight(problem: Problem) -> int:
-    """What a path counts in the bar of all runs."""
+    """Return what a path counts in the bar of all runs."""
     return max(1, round(1000 * pace(problem)))
 
 
@@ -166,12 +166,12 @@ def _evaluations(problem: Problem) -> int:
 
 
 def _named(paths: Range) -> Range:
-    """The first and the last of some paths."""
+    """Return the first and the last of some paths."""
     return paths[0], paths[1] - 1
 
 
 def _workers(client: Any) -> int:
-    """Number of workers; waits for the first."""
+    """Return the number of workers; wait for the first."""
     try:
         if not client.nthreads():
             _log.warning("the dask scheduler has no workers yet: waiting for them")
@@ -182,7 +182,7 @@ def _workers(client: Any) -> int:
 
 
 def _submitted(client: Any, run: Run, cuts: list[Range]) -> list[Any]:
-    """The futures of the parts of a run."""
+    """Submit the parts of a run, and return their futures."""
     import cloudpickle
 
     try:
@@ -199,7 +199,7 @@ def _submitted(client: Any, run: Run, cuts: list[Range]) -> list[Any]:
 
 
 def _result(client: Any, future: Any, run: Run) -> float:
-    """Seconds that a task took, or what it raised."""
+    """Return the seconds that a task took, or what it raised."""
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
 

@@ -107,7 +107,7 @@ def compute(part: Part, threads: int | None = None) -> None:
 
 
 def _is_whole(file: Path, config: str) -> bool:
-    """Whether a file is the finished part of this configuration; any other is replaced."""
+    """Return whether a file is the finished part of this configuration."""
     if not file.exists():
         return False
     try:
@@ -121,7 +121,7 @@ def _is_whole(file: Path, config: str) -> bool:
 
 
 def _opened(part: Part) -> tuple[RunWriter, State | None]:
-    """The writer of a part, and the state to continue from if there is one that can be used."""
+    """Open the writer of a part, and the state to continue from if one can be used."""
     file = part.file
     if partial_of(file).exists() and has_checkpoint(file):
         try:
@@ -243,11 +243,11 @@ class Run:
             raise disk_error(error, "write", manifest_of(self.out)) from None
 
     def file(self, paths: Range) -> Path:
-        """Name of the finished part."""
+        """Name the file of the finished part."""
         return self.folder / f"{paths[0]:05d}-{paths[1] - 1:05d}.h5"
 
     def part(self, paths: Range) -> Part:
-        """The part of some paths."""
+        """Return the part of some paths."""
         problem = self.problem.part(*paths)
         own = {
             "paths": problem.paths,
@@ -257,7 +257,7 @@ class Run:
         return Part(self.file(paths), problem, config_text(self.config | own), self.command)
 
     def missing(self) -> Iterator[Range]:
-        """Ranges of paths that no part holds."""
+        """Return the ranges of paths that no part holds."""
         at = 0
         for first, last in [*sorted(self.done + self.begun), (self.problem.paths,) * 2]:
             if at < first:
@@ -322,7 +322,7 @@ class Run:
             raise
 
     def _all_lost(self, writer: RunWriter) -> BlowUpError:
-        """The error of a run of which no path reached the end, with the first to blow up."""
+        """Return the error of a run of which no path reached the end, with the first to blow up."""
         layout = self.problem.layout()
         name = next(name for name in layout.names if layout.dims(name) == ("path", "time"))
         counts = np.isfinite(writer.read(name)).sum(axis=1)

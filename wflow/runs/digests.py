@@ -29,7 +29,7 @@ _ADVICE = "restore it from a copy, or run again with --overwrite"
 
 
 def grows(dims: Sequence[str]) -> bool:
-    """Whether a variable has a row for each path that grows in time."""
+    """Return whether a variable has a row for each path that grows in time."""
     return dims[0] in ("path", "snapshot_path") and tuple(dims[1:2]) in (("time",), ("snapshot",))
 
 
@@ -59,7 +59,7 @@ class Order:
         return int(np.prod(self.shape[2:], dtype=np.int64)) * self.item
 
     def place(self, index: tuple[Any, ...]) -> tuple[int, bool] | None:
-        """Where the bytes of an index begin in the order, and whether its first axes are swapped.
+        """Find where the bytes of an index begin, and whether its first axes are swapped.
 
         None where they do not lie side by side.
         """
@@ -86,7 +86,7 @@ class Order:
         return start * self._inner, all(isinstance(span, range) for span in spans)
 
     def blocks(self, count: int) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """Indices of the first `count` bytes in order, block by block, and how much of each counts.
+        """Yield indices of the first `count` bytes, block by block, and how much of each counts.
 
         The first two axes of what such an index of a growing variable selects are to be swapped.
         """
@@ -116,7 +116,7 @@ def orders(
     groups: Sequence[int],
     snapshot_paths: Sequence[int],
 ) -> dict[str, Order]:
-    """The order of every variable.
+    """Return the order of every variable.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class Running:
     def read(
         cls, order: Order, count: int, values: Callable[[tuple[Any, ...]], NDArray[Any]], tick: Tick
     ) -> "Running":
-        """The digest of the first `count` bytes, read by `values(index)`."""
+        """Return the digest of the first `count` bytes, read by `values(index)`."""
         running = cls(order)
         for index, length in order.blocks(count):
             running._take(values(index), order.bounds is not None, length)
@@ -185,7 +185,7 @@ class Running:
 
 
 def of_attributes(described: Mapping[str, Any], history: str) -> str:
-    """SHA-256 of all names, types, sizes and attributes.
+    """Return the SHA-256 of all names, types, sizes and attributes.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def of_attributes(described: Mapping[str, Any], history: str) -> str:
 
 
 def description(file: h5py.File) -> dict[str, Any]:
-    """What a file says of itself and of its variables, but for what changes when it is finished."""
+    """Describe a file and its variables, but for what changes when it is finished."""
     found = {name: describe(file[name], read.dims_of(file[name])) for name in _datasets(file)}
     late = ("complete", "history", DIGESTS)
     own = {key: plain(file.attrs[key]) for key in file.attrs if key not in HIDDEN | {*late}}
@@ -204,20 +204,20 @@ def description(file: h5py.File) -> dict[str, Any]:
 
 
 def describe(data: h5py.Dataset, dims: Sequence[str]) -> list[Any]:
-    """The same of one variable."""
+    """Describe one variable."""
     attrs = {key: plain(data.attrs[key]) for key in data.attrs if key not in HIDDEN}
     return [data.dtype.str, list(data.shape or ()), list(dims), attrs]
 
 
 def plain(value: Any) -> str:
-    """An attribute as a text."""
+    """Return an attribute as a text."""
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
     return value if isinstance(value, str) else str(np.atleast_1d(value).tolist())
 
 
 def _datasets(file: h5py.File) -> list[str]:
-    """Names of all variables, those of the state included."""
+    """Return the names of all variables, those of the state included."""
     names: list[str] = []
     file.visititems(lambda name, thing: names.append(name) if hasattr(thing, "dtype") else None)
     return names
@@ -268,7 +268,7 @@ def compare(
 
 
 def orders_of(file: h5py.File) -> dict[str, Order]:
-    """The order of every variable of an open run file, those of its state included."""
+    """Return the order of every variable of an open run file, those of its state included."""
     variables = {}
     for name in _datasets(file):
         data = file[name]
@@ -300,7 +300,7 @@ def check(path: Path, names: tuple[str, ...] | None = None, advice: str = "") ->
 
 
 def damaged(path: Path, what: str, advice: str) -> RunFileError:
-    """The error for a file that does not hold what was written."""
+    """Return the error for a file that does not hold what was written."""
     return RunFileError(
         f"{path} is damaged: {what} changed since it was written (SHA-256 differs); {advice}"
     )

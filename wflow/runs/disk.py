@@ -43,7 +43,7 @@ _MANIFEST_DRAFT = re.compile(r"run\.json\.[0-9a-f]{16}\.new")
 
 
 def files_of(path: Path) -> tuple[Path, Path, Path, Path]:
-    """All names under which a run keeps data: whole, unfinished, its last two states."""
+    """Name all files in which a run keeps data: whole, unfinished, its last two states."""
     return path, partial_of(path), checkpoint_of(path), former_of(path)
 
 
@@ -143,7 +143,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a regular file is a run file or a checkpoint by its first bytes and its marks."""
+    """Return whether a file is a run file or a checkpoint, by its first bytes and its marks."""
     with open(path, "rb") as file:
         start = file.read(8)
         if start == b"\x89HDF\r\n\x1a\n":
@@ -243,7 +243,7 @@ class RunLock:
 
 
 def _owner(file: FileIO) -> dict[str, Any] | None:
-    """The process that a lock file names; None for a file of another program."""
+    """Return the process that a lock file names; None for a file of another program."""
     file.seek(0)
     raw = file.read(4096) or b""
     file.seek(0)
@@ -257,7 +257,7 @@ def _owner(file: FileIO) -> dict[str, Any] | None:
 
 
 def _holder(file: FileIO) -> str:
-    """The process that has the lock on a file, in words."""
+    """Describe the process that has the lock on a file."""
     for _ in range(20):  # it writes its name just after it has taken the lock
         if owner := _owner(file) or {}:
             break
@@ -358,7 +358,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def disk_error(error: Exception, act: str, path: Path, *, kept: bool = False) -> RunFileError:
-    """Error for a failure of the disk, with advice; `kept`: the run can be resumed."""
+    """Return the error for a failure of the disk; `kept`: the run can be resumed."""
     code = error.errno if isinstance(error, OSError) else None
     text = (os.strerror(code) if code else str(error)) or type(error).__name__
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

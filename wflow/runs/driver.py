@@ -50,7 +50,7 @@ class Solver(Protocol):
     """Paths first <= p < last of a run, at one time."""
 
     def state(self) -> State:
-        """Everything needed to continue, arrays with an axis of these paths."""
+        """Return everything needed to continue, arrays with an axis of these paths."""
 
     def restore(self, state: State) -> None:
         """Take up a state."""
@@ -113,14 +113,14 @@ class Problem(Protocol):
         """Write what is known at the start."""
 
     def solver(self, first: int, last: int, paths: "Paths", total: NDArray | None) -> Solver:
-        """The paths first <= p < last at time 0.
+        """Return the paths first <= p < last at time 0.
 
         paths : where they record, and whether each still lives
         total : sum over the paths before them of what is averaged over paths, to be added to
         """
 
     def total(self) -> NDArray[Any] | None:
-        """Zeros for that sum; None where nothing is averaged, or all paths are computed at once."""
+        """Return zeros for that sum; None without an average, or where all paths run at once."""
 
 
 class Paths:
@@ -459,7 +459,7 @@ def open_writer(
 
 
 def unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
-    """Settings in which the finished run in `out` differs from a configuration."""
+    """List the settings in which the finished run in `out` differs from a configuration."""
     with open_hdf5(out) as file:
         held = json.loads(read.read_attrs(file, out)["config"])
     return differences(held, json.loads(config_text(config)))
@@ -478,7 +478,7 @@ def create(out: Path, problem: Problem, attrs: Mapping[str, Any], *, overwrite: 
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """An array of a type that netCDF-4 has."""
+    """Return an array of a type that netCDF-4 has."""
     return array.astype(np.int8) if array.dtype == bool else array
 
 
@@ -487,7 +487,7 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _extension(out: Path, config: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
-    """Attributes of a run that extends the finished one in `out`; none where that is the same.
+    """Return the attributes of an extension of the finished run in `out`; none for the same run.
 
     Raises
     ------
@@ -550,7 +550,7 @@ class Former:
 
     @staticmethod
     def missing(file: h5py.File, layout: Layout) -> str:
-        """What a finished run lacks to be extended to one of this layout, in words; "" for nothing.
+        """Say what a finished run lacks to be extended to this layout; "" for nothing.
 
         Up to its end it must hold what the longer one records. Steps that are chosen by their error
         end at recorded times, so that its end must be one.
@@ -574,7 +574,7 @@ class Former:
         return ""
 
     def step(self, times: NDArray[np.float64], steps: int) -> int:
-        """Number of the step at its end, in a run of so many steps with these record times."""
+        """Return the step at its end, in a run of so many steps with these record times."""
         return round(steps * self._end / float(times[-1]))
 
     def group(self, store: Store, layout: Layout, first: int, last: int, whole: bool) -> State:
@@ -606,7 +606,7 @@ class Former:
 
 
 def _stretches(places: NDArray[np.intp], size: int) -> Iterator[tuple[int, slice]]:
-    """Consecutive numbers among increasing ones, some MB at a time: where, and which."""
+    """Yield runs of consecutive numbers, some MB at a time: where, and which."""
     most, at = max(1, _BLOCK // max(1, size)), 0
     while at < len(places):
         end = at + 1

@@ -43,7 +43,7 @@ Contents = tuple[dict[str, Variable], dict[str, Any]]  # variables and attribute
 def of_file(
     file: h5py.File, checked: Mapping[str, tuple[tuple[str, ...], h5py.Dataset]]
 ) -> Contents:
-    """What an open file holds; `checked` are its variables, of `read.check_variables`."""
+    """Describe an open file; `checked` are its variables, of `read.check_variables`."""
     variables = {}
     for name, (dims, data) in checked.items():
         values = values_of(data, file.filename) if name in COORDINATES else None
@@ -54,7 +54,7 @@ def of_file(
 
 
 def of_layout(layout: Layout, attrs: Mapping[str, Any]) -> Contents:
-    """What a file of that layout with these attributes holds, without reading it."""
+    """Describe a file of that layout with these attributes, without reading it."""
     held = layout.coordinates()
     variables = {}
     for name in (*held, *layout.names):
@@ -68,7 +68,7 @@ def of_layout(layout: Layout, attrs: Mapping[str, Any]) -> Contents:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """Attributes of a file or a variable: texts, numbers, arrays of them; names are printable."""
+    """Read attributes of a file or a variable: texts, numbers, arrays; names are printable."""
     found = {}
     for name in thing.attrs:
         if name in HIDDEN or name in (DIGESTS, "groups"):
@@ -121,7 +121,7 @@ class Values(BackendArray):
         return explicit_indexing_adapter(key, self.shape, support, self.read)
 
     def read(self, key: tuple[Any, ...]) -> NDArray[Any]:
-        """Values at an index of slices, numbers and at most one increasing list of numbers."""
+        """Read values at an index of slices, numbers and at most one increasing list of numbers."""
         sizes = (
             len(range(*k.indices(n))) if isinstance(k, slice) else np.size(k)
             for k, n in zip(key, self.shape, strict=True)
@@ -140,7 +140,7 @@ class RunFile(BackendEntrypoint):
     def open_dataset(  # type: ignore[override]
         self, filename_or_obj: Any, *, drop_variables: Any = None, contents: Contents
     ) -> xarray.Dataset:
-        """Dataset of a file, by its name, or open as a Python file, which is left open."""
+        """Open a file as a Dataset, by its name, or as a Python file, which is left open."""
         files: Any
         if isinstance(filename_or_obj, str):
             # It can be pickled, and closes the files used longest ago where too many are open.

@@ -68,48 +68,48 @@ _FLAT = {
 
 
 def partial_of(path: Path) -> Path:
-    """Name of the data while the run is computed."""
+    """Name the data of a run that is being computed."""
     return path.with_name(path.name + ".partial")
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Name of the resumable state while the run is computed."""
+    """Name the state from which a run resumes."""
     return path.with_name(path.name + ".checkpoint")
 
 
 def former_of(path: Path) -> Path:
-    """Name of the resumable state before the last one."""
+    """Name the state before the last one."""
     return path.with_name(path.name + ".checkpoint.old")
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether an unfinished run has a state from which it resumes."""
+    """Return whether an unfinished run has a state from which it resumes."""
     return checkpoint_of(path).exists() or former_of(path).exists()
 
 
 def lock_of(path: Path) -> Path:
-    """Name of the file on which the process that writes a run has a lock."""
+    """Name the file on which the process that writes a run has a lock."""
     return path.with_name(path.name + ".lock")
 
 
 def parts_of(path: Path) -> Path:
-    """Name of the folder of the parts of a run that is computed by several processes."""
+    """Name the folder of the parts of a run that is computed by several processes."""
     return path.with_name(path.name + ".parts")
 
 
 def manifest_of(path: Path) -> Path:
-    """Name of the manifest, which names the run of the parts; without it there are none."""
+    """Name the manifest, which names the run of the parts; without it there are none."""
     return parts_of(path) / "run.json"
 
 
 def final_of(path: str | os.PathLike[str]) -> Path:
-    """Name of the run file, whether it or its .partial was named."""
+    """Return the name of the run file, given that name or the one of its .partial."""
     path = Path(path)
     return path.with_name(path.name.removesuffix(".partial"))
 
 
 def read_attrs(file: h5py.File, path: Path) -> dict[str, Any]:
-    """Attributes of a run file, checked: schema, config (JSON), created, complete.
+    """Read and check attributes of a run file: schema, config (JSON), created, complete.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def read_attrs(file: h5py.File, path: Path) -> dict[str, Any]:
 
 
 def history_of(file: h5py.File) -> str | None:
-    """Attribute `history` of a file, None where it has none that is a text."""
+    """Return the attribute `history` of a file, None where it has none that is a text."""
     value = file.attrs.get("history")
     if isinstance(value, bytes):
         return printable(value.decode(errors="replace"))
@@ -163,7 +163,7 @@ def _such_as(summary: Path) -> str:
 
 
 def parse_config(text: Any, path: Path | str) -> dict[str, Any]:
-    """Configuration of a run from its JSON text, with options as objects.
+    """Read the configuration of a run from its JSON text, with options as objects.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def parse_config(text: Any, path: Path | str) -> dict[str, Any]:
 
 
 def nested(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the objects save and compute, also where it was written without them.
+    """Give a configuration the objects save and compute where it was written without them.
 
     Before `save` and `compute` were objects, the options of `wflow.SaveAt` and `wflow.Compute`
     stood beside the others, some under other names: {"record_every": 5} is now
@@ -207,7 +207,7 @@ def nested(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def manifest_config(out: Path, *, advice: str = "") -> dict[str, Any]:
-    """Configuration of the run whose parts lie beside `out`.
+    """Read the configuration of the run whose parts lie beside `out`.
 
     Parameters
     ----------
@@ -277,14 +277,14 @@ def check_variables(file: h5py.File, path: Path) -> dict[str, tuple[tuple[str, .
 
 
 def dims_of(data: h5py.Dataset) -> tuple[str, ...]:
-    """Names of the dimensions of a variable; "" where one has no scale."""
+    """Return the names of the dimensions of a variable; "" where one has no scale."""
     scales = data.attrs.get("DIMENSION_LIST", [()] * data.ndim)  # faster than data.dims
     names = [h5py.h5r.get_name(of_dim[0], data.id) if len(of_dim) else None for of_dim in scales]
     return tuple((name or b"").decode(errors="replace").rpartition("/")[2] for name in names)
 
 
 def recorded(file: h5py.File, dim: str) -> int:
-    """Number of leading entries of `time` or `snapshot` that were recorded, for at least one path.
+    """Count the leading entries of `time` or `snapshot` recorded for at least one path.
 
     Values are written in the order of time over NaN, so that a bisection finds the end. Of the
     series, the shortest counts; of the snapshots the longest, as the mean over the paths is
@@ -320,7 +320,7 @@ def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of a checkpoint; never a pickle.
+    """Read the arrays of a checkpoint; never a pickle.
 
     Parameters
     ----------
@@ -356,7 +356,7 @@ def read_checkpoint(path: Path, created: str | None = None) -> dict[str, NDArray
 
 
 def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
-    """Arrays of the last checkpoint of a run that can be read.
+    """Read the arrays of the last checkpoint of a run that can be read.
 
     Raises
     ------
@@ -379,7 +379,7 @@ def last_checkpoint(path: Path, created: str | None) -> dict[str, NDArray[Any]]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a file is an archive of arrays with the mark of a checkpoint."""
+    """Return whether a file is an archive of arrays with the mark of a checkpoint."""
     try:
         with zipfile.ZipFile(path) as archive:
             return f"{MARK}.npy" in archive.namelist()
@@ -388,7 +388,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Names of the settings in which two configurations of a run differ.
+    """List the settings in which two configurations of a run differ.
 
     Parameters
     ----------
@@ -418,7 +418,7 @@ def differences(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str
 
 
 def run_status(path: str | os.PathLike[str]) -> Literal["absent", "partial", "complete"]:
-    """How far a run got: `absent`, `partial` (can be resumed or read), or `complete`.
+    """Return how far a run got: `absent`, `partial` (can be resumed or read), or `complete`.
 
     Parameters
     ----------
@@ -446,7 +446,7 @@ def run_status(path: str | os.PathLike[str]) -> Literal["absent", "partial", "co
 
 
 def never_started(path: Path, config: Mapping[str, Any] | None = None) -> bool:
-    """Whether an unfinished run ended before its first checkpoint and computed nothing.
+    """Return whether an unfinished run ended before its first checkpoint.
 
     What the extension of a finished run has recorded by then is copied from that run.
 
@@ -578,7 +578,7 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
 
 
 def lazily(path: Path, source: Any, found: "lazy.Contents") -> "xarray.Dataset":
-    """The file `source`, by its name or open, as a Dataset; `found` is what it holds, if known.
+    """Open the file `source` as a Dataset; `found` is what it holds, if known.
 
     Raises
     ------

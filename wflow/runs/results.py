@@ -83,7 +83,7 @@ def refuse_foreign(folder: Path, names: Iterable[str], named: Collection[str] = 
 
 
 def foreign_among(folder: Path, names: Iterable[str], named: Collection[str] = ()) -> list[str]:
-    """The names that are taken by something that wflow did not write."""
+    """List the names that are taken by something that wflow did not write."""
     return [
         name
         for name in names
@@ -92,7 +92,7 @@ def foreign_among(folder: Path, names: Iterable[str], named: Collection[str] = (
 
 
 def refusal(file: Path) -> str:
-    """Message for a file that wflow did not write."""
+    """Return the message for a file that wflow did not write."""
     return (
         f"{file} is there and was not written by wflow, or by a version that did not mark its "
         "figures; only regular files of wflow are replaced: move it away"
@@ -100,7 +100,7 @@ def refusal(file: Path) -> str:
 
 
 def written_by_wflow(file: Path, named: Collection[str] = ()) -> bool:
-    """Whether a regular file is a result of wflow: by what it holds, or by an earlier summary.
+    """Return whether a file is a result of wflow, by what it holds or by an earlier summary.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _bears(content: bytes, signs: tuple[bytes, bytes]) -> bool:
 
 
 def _belongs_to_results(figure: Path) -> bool:
-    """Whether a figure has a name that wflow gives, beside the run or the summary it belongs to."""
+    """Return whether a figure has a name that wflow gives, beside its run or summary."""
     folder, one = figure.parent, OF_ONE_RUN.fullmatch(figure.stem)
     if one is not None:
         names = (f"{one[1]}.h5", f"{one[1]}.h5.partial", one[1])
@@ -148,7 +148,7 @@ def _belongs_to_results(figure: Path) -> bool:
 
 
 def summary_document(file: Path) -> dict[str, Any]:
-    """The document in the summary.json of a study; nothing where the file is none."""
+    """Read the document in the summary.json of a study; nothing where the file is none."""
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return {}
@@ -161,7 +161,7 @@ def summary_document(file: Path) -> dict[str, Any]:
 
 
 def _schema_of(file: Path) -> str:
-    """The schema that a regular HDF5 file names, or nothing."""
+    """Return the schema that a regular HDF5 file names, or nothing."""
     with suppress(RunFileError), open_hdf5(file) as content:
         return str(content.attrs.get("schema", ""))
     return ""

@@ -114,12 +114,12 @@ TAIL = 1e-3
 
 
 def budget_rates(names: Container[Any]) -> tuple[str, ...]:
-    """Rates of the energy budget in a run that holds these variables, or misses one of them."""
+    """List the rates of the energy budget in a run that holds or misses these variables."""
     return BUDGET_RATES + (DIFFUSION_RATES if _diffuses(names) else ())
 
 
 def budget_running(names: Container[Any]) -> tuple[str, ...]:
-    """Running sums of the energy budget, likewise."""
+    """List the running sums of the energy budget, likewise."""
     return BUDGET_RUNNING + (DIFFUSION_RUNNING if _diffuses(names) else ())
 
 
@@ -221,13 +221,13 @@ class Layout(ABC):
         """Values of the coordinates but `path`, which counts."""
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Names of the dimensions of a variable in this run."""
+        """Return the names of the dimensions of a variable in this run."""
         dims = VARIABLES[name].dims
         initial = name in ("initial_tokens", "initial_density")
         return ("path", *dims) if initial and self.per_path_x0 else dims
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Sizes of a variable in this run, in the order of `dims(name)`."""
+        """Return the sizes of a variable in this run, in the order of `dims(name)`."""
         sizes = self.sizes
         return tuple(sizes[dim] for dim in self.dims(name))
 
@@ -237,7 +237,7 @@ class Layout(ABC):
         return sum(8.0 * float(np.prod(self.shape(name))) for name in self.names)
 
     def coordinates(self) -> dict[str, NDArray[Any]]:
-        """Values of the coordinates that the variables of this run use."""
+        """Return the values of the coordinates that the variables of this run use."""
         values = {"path": np.arange(self.sizes["path"]), **self.marks}
         used = {dim for name in self.names for dim in self.dims(name)}
         return {
@@ -436,7 +436,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def version_of(package: str) -> str:
-    """Version of an installed package, or "unknown"; wflow itself may run without being one."""
+    """Return the version of an installed package; "unknown" for one that is not installed."""
     if package == "wflow":
         return __version__
     try:
@@ -446,7 +446,7 @@ def version_of(package: str) -> str:
 
 
 def law_name(config: Mapping[str, Any]) -> str:
-    """Name of the head law in the configuration of a run, "" where it has none.
+    """Return the name of the head law in the configuration of a run, "" where it has none.
 
     That of a custom law, which may have the name of another one, is "custom <name>".
     """
@@ -457,7 +457,7 @@ def law_name(config: Mapping[str, Any]) -> str:
 
 
 def head_count(config: Mapping[str, Any], sizes: Mapping[Any, int]) -> int | None:
-    """Number H of heads of a run, None where it is not recorded.
+    """Return the number H of heads of a run, None where it is not recorded.
 
     Parameters
     ----------
@@ -474,18 +474,18 @@ def head_count(config: Mapping[str, Any], sizes: Mapping[Any, int]) -> int | Non
 
 
 def flow_name(config: Mapping[str, Any]) -> str:
-    """What tables and messages call the flow of a run: its name, or the class of a custom one."""
+    """Name the flow of a run for tables and messages; a custom one by its class."""
     flow = config.get("flow", "?")
     return str(flow.get("name", "?") if isinstance(flow, Mapping) else flow)
 
 
 def single(config: Mapping[str, Any]) -> bool:
-    """Whether a run was computed in single precision; its tokens are stored in double anyway."""
+    """Return whether a run was computed in single precision; tokens are stored in double."""
     return bool(config.get("compute", {}).get("dtype") == "float32")
 
 
 def solve_with(save: str) -> str:
-    """Advice for a run that lacks something: the option that records it."""
+    """Advise on a run that lacks something: name the option that records it."""
     return f"Solve it again with save=wflow.SaveAt({save})"
 
 
@@ -515,7 +515,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def history_line(what: str, when: datetime | None = None) -> str:
-    """Line of the CF attribute `history`: when, by which version, and what was done.
+    """Write a line of the CF attribute `history`: when, by which version, and what was done.
 
     Parameters
     ----------
@@ -538,7 +538,7 @@ def history_line(what: str, when: datetime | None = None) -> str:
 
 
 def history_text(lines: Sequence[str]) -> str:
-    """Text of the attribute `history` that fits into a run file.
+    """Shorten the attribute `history` so that it fits into a run file.
 
     Parameters
     ----------
@@ -562,7 +562,7 @@ def history_text(lines: Sequence[str]) -> str:
 
 
 def references(config: Mapping[str, Any]) -> str:
-    """Publications behind the quantities of a run, the CF attribute `references`.
+    """List the publications behind the quantities of a run, the CF attribute `references`.
 
     Parameters
     ----------
@@ -609,7 +609,7 @@ def dataset_attrs(
     *,
     history: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Provenance of a run: the attributes of its file but `complete`, which the store adds.
+    """Describe the provenance of a run: all attributes but `complete`, which the store adds.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ BLOCK_BYTES = 2**22  # read at once: reading every small snapshot separately tak
 
 @contextmanager
 def opened(run: "Dataset | str | Path", what: str = "the run") -> Iterator["Dataset"]:
-    """A run; a file is opened here and closed at the end, a Dataset stays as it is."""
+    """Open the file of a run, and close it at the end; a Dataset stays as it is."""
     from wflow.runs.read import open_run
 
     if isinstance(run, str | os.PathLike):
@@ -49,7 +49,7 @@ def require_tokens(ds: "Dataset", what: str = "the run") -> None:
 
 
 def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
-    """Type in which the tokens of a run were computed, whatever they are stored in."""
+    """Return the type in which tokens were computed, whatever they are stored in."""
     from wflow.runs.read import parse_config
 
     config = parse_config(ds.attrs.get("config", "{}"), "the run")
@@ -58,7 +58,7 @@ def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
 
 
 def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:
-    """The clouds (n, d) of the snapshot path at a place in turn; None for one not recorded.
+    """Yield the clouds (n, d) of the snapshot path at a place; None for one not recorded.
 
     Raises
     ------
@@ -70,12 +70,12 @@ def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:
 
 
 def all_clouds(ds: "Dataset") -> Iterator[tuple[int, int, Cloud | None]]:
-    """Those of every snapshot path, with their places among paths and snapshots."""
+    """Yield those of every snapshot path, with their places among paths and snapshots."""
     return _in_blocks(ds, 0, ds.sizes["snapshot_path"])
 
 
 def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int, Cloud | None]]:
-    """Clouds of some snapshot paths: whole paths are read at once as far as a block holds them."""
+    """Yield clouds of some snapshot paths, reading whole paths at once where a block holds them."""
     tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")
     snapshots = ds.sizes["snapshot"]
     block = max(1, BLOCK_BYTES // (8 * ds.sizes["token"] * ds.sizes["axis"]))
@@ -90,14 +90,14 @@ def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int,
 
 
 def cloud(ds: "Dataset", place: int, at: int) -> Cloud | None:
-    """One of these clouds; `at` may count from the end."""
+    """Read one of these clouds; `at` may count from the end."""
     tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place, at]
     read, whole = _on_sphere(np.asarray(tokens.values, np.float64)[None, None], place, at)
     return read[0, 0] if whole[0, 0] else None
 
 
 def _on_sphere(tokens: Clouds, place: int, start: int) -> tuple[Clouds, NDArray[np.bool_]]:
-    """Some snapshots of some paths, put on the sphere, and which of them were recorded.
+    """Put some snapshots of some paths on the sphere, and tell which of them were recorded.
 
     Runs in single precision miss the sphere by their rounding. All are checked at once: for small
     clouds, one by one takes longer than what is computed of them.

@@ -63,7 +63,7 @@ class Store(Protocol):
         """Set the values of a variable at an index; `values` broadcasts."""
 
     def read(self, name: str, index: tuple[Index, ...] = ()) -> NDArray[Any]:
-        """Values of a variable at an index; NaN where none was written."""
+        """Read values of a variable at an index; NaN where none was written."""
 
 
 class MemoryStore:
@@ -78,7 +78,7 @@ class MemoryStore:
         self._arrays[name][index] = values
 
     def read(self, name: str, index: tuple[Index, ...] = ()) -> NDArray[Any]:
-        """Values of a variable at an index; NaN where none was written."""
+        """Read values of a variable at an index; NaN where none was written."""
         return np.array(self._arrays[name][index])
 
     def dataset(self, attrs: Mapping[str, Any], *, complete: bool = True) -> "xarray.Dataset":
@@ -234,7 +234,7 @@ def _of_schema(name: str, layout: Layout, fill: float) -> _Variable:
 
 @lru_cache(maxsize=4)
 def _image(variables: tuple[_Variable, ...]) -> tuple[bytes, dict[str, Any], Places]:
-    """The bytes of a small structure, kept since many runs of a study have the same."""
+    """Return the bytes of a small structure, kept since many runs of a study have the same."""
     raw = io.BytesIO()
     described, places = _structure(raw, variables)
     return raw.getvalue(), described, places
@@ -516,7 +516,7 @@ class RunWriter:
         self._running[name].update(index, block)
 
     def read(self, name: str, index: tuple[Index, ...] = ()) -> NDArray[Any]:
-        """Values of a variable at an index; NaN where none was written."""
+        """Read values of a variable at an index; NaN where none was written."""
         _, shape, dtype = self._places[name]
         starts, result = spans(shape, index)
         flat = np.empty(math.prod(result), dtype)
@@ -573,7 +573,7 @@ class RunWriter:
             raise disk_error(error, "write", path, kept=True) from None
 
     def _read_around(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """All bytes that are no values, which stay as they are until the end; and their places.
+        """Read the bytes that are no values and stay as they are until the end, and their places.
 
         A checkpoint keeps them: HDF5 cannot read what a power failure may leave of the last writes.
         """
@@ -591,7 +591,7 @@ class RunWriter:
         return np.array(places), around
 
     def _known(self) -> dict[str, Any]:
-        """What a checkpoint says of the file: digests of what was recorded, and the history."""
+        """Describe the file for a checkpoint: digests of what was recorded, and the history."""
         found = {
             name: [r.count, r.hexdigest()] for name, r in self._running.items() if r.count != 0
         }
@@ -643,7 +643,7 @@ class RunWriter:
         return self.path
 
     def _digest(self, name: str) -> str:
-        """Digest of a variable at the end; read from the file where it was written in pieces."""
+        """Return the final digest of a variable; read the file where it was written in pieces."""
         running = self._running[name]
         if not running.whole:
             order = running.order
@@ -676,7 +676,7 @@ class RunWriter:
         return dataset
 
     def _in_place(self) -> bool:
-        """Whether the file of that name is still the one that was finished here."""
+        """Return whether the file of that name is still the one that was finished here."""
         try:
             return self._finished is not None and os.path.samestat(
                 self._finished, os.stat(self.path)
@@ -719,7 +719,7 @@ class RunWriter:
 
 
 def _places(file: h5py.File, path: Path) -> Places:
-    """Places of the values of each variable: name -> offset in bytes, shape, type.
+    """Find the values of each variable: name -> offset in bytes, shape, type.
 
     Raises
     ------
@@ -742,7 +742,7 @@ def _places(file: h5py.File, path: Path) -> Places:
 
 
 def _attributes(path: Path) -> dict[str, Any]:
-    """Attributes of an unfinished file that decide how it is resumed.
+    """Read the attributes of an unfinished file that decide how it is resumed.
 
     Raises
     ------
@@ -799,7 +799,7 @@ def _check_resumable(attrs: Mapping[str, Any], wanted: Mapping[str, Any], path: 
 
 
 def _recorded(state: dict[str, NDArray[Any]], path: Path) -> dict[str, Any]:
-    """What a checkpoint says of its file, which is taken out of the state."""
+    """Take what a checkpoint says of its file out of the state."""
     try:
         del state[read.AROUND], state[read.GAPS]
         known = json.loads(str(state.pop(read.RECORDED)))

@@ -132,7 +132,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _none(folder: Path, lost: list[str]) -> str:
-    """Message for a folder with nothing that can be opened."""
+    """Return the message for a folder with nothing that can be opened."""
     if lost:
         return f"nothing in {folder} can be read: {'; '.join(lost)}; restore it from a copy"
     return (
@@ -142,7 +142,7 @@ def _none(folder: Path, lost: list[str]) -> str:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Names of nodes, and their files: the summary, runs, and trainings in folders of their own."""
+    """Name the nodes and their files: the summary, runs, and trainings in their folders."""
     if (folder / SUMMARY).exists():
         yield "summary", folder / SUMMARY
     found: dict[str, Path] = {}
@@ -161,7 +161,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_run(file: Path) -> bool:
-    """Whether a file is a run; one that cannot be read counts, so that it is reported."""
+    """Return whether a file is a run; one that cannot be read counts, so that it is reported."""
     if not file.exists():
         return parts_of(file).is_dir()
     try:
@@ -193,7 +193,7 @@ def _open(file: Path, document: dict[str, Any]) -> "xarray.Dataset":
 
 
 def _missing(folder: Path, document: dict[str, Any]) -> list[str]:
-    """Run files that the summary names and the folder lacks."""
+    """List the run files that the summary names and the folder lacks."""
     runs = document.get("runs", {})
     names = list(runs.values()) if isinstance(runs, dict) else []
     if isinstance(runs, list):
@@ -203,6 +203,6 @@ def _missing(folder: Path, document: dict[str, Any]) -> list[str]:
 
 
 def _attrs(document: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of the root: texts of the summary as they are, the rest as JSON."""
+    """Return the attributes of the root: texts of the summary as they are, the rest as JSON."""
     attrs = {k: printable(v) for k, v in document.items() if isinstance(v, str)}
     return attrs | {key: json.dumps(document[key]) for key in _TEXTS if key in document}

@@ -12,6 +12,9 @@ round after round; medians with the smallest and largest. *Over double* is the m
 within rounds. A share is that of the medians, or where it says so of the fastest rounds: what other
 programs on the same cores take comes on top, and more from loads and stores than from arithmetic in
 registers.
+
+The plain loop of `wflow/kernels/pairs/plain.py`, the reference for all kernels, runs beside the
+vector kernel on one thread, for general heads in double precision without a drift.
 """
 
 import argparse
@@ -30,9 +33,11 @@ from report import goal, in_turn, spread, write
 from wflow._core.threads import numba_threads
 from wflow.kernels.pairs import fused
 from wflow.kernels.pairs.headsums import SOFTMAX
+from wflow.kernels.pairs.plain import plain_sums
 
 DIMENSIONS = (2, 3, 4, 8)
 SIZES = ((200, 64), (200, 8), (1000, 8), (4000, 8), (20_000, 8))  # n, heads
+PLAIN_TOKENS = 1000  # the most that the plain loop is timed with
 LARGE = 64
 LARGE_SIZES = ((200, 12), (1000, 8), (4000, 4))
 DTYPES = ("float64", "float32")
@@ -138,6 +143,28 @@ def measure_large(n: int, heads: int, rounds: int, threads: int) -> list[Row]:
     return rows
 
 
+def measure_plain(d: int, n: int, heads: int, rounds: int) -> Row:
+    """Row of the plain loop on one thread, and how many times longer it takes than vectors."""
+    x, score, *_ = arguments = problem(n, heads, d, DTYPES[0])
+    weight = np.full(n, 1 / n)
+    sums: Callable[..., Any] = fused.fused_sums
+    calls = {
+        "plain": functools.partial(plain_sums, x[0], score[0], x[0], weight),
+        "vectors": functools.partial(sums, *arguments, False),
+    }
+    with numba_threads(1):
+        taken = in_turn(calls, rounds, least=0.05, pause=0.05)
+    ratios = (np.array(taken["plain"]) / np.array(taken["vectors"])).tolist()
+    seconds = float(np.median(taken["plain"]))
+    return (
+        {"d": d, "n": n, "heads": heads}
+        | spread(taken["plain"])
+        | {"ns_per_pair": seconds / (heads * n * n) * 1e9}
+        | {"vectors_ms": float(np.median(taken["vectors"])) * 1e3}
+        | spread(ratios, "times")
+    )
+
+
 def measure_call(rounds: int) -> dict[str, dict[str, float]]:
     """Microseconds of a call for two tokens and one head, on one thread: the start of a step."""
     arguments = problem(2, 1, 3, DTYPES[0])
@@ -196,6 +223,7 @@ def main() -> None:
     threads = numba.get_num_threads()
     rounds = 3 if options.quick else options.rounds
     rows: list[Row] = []
+    plain: list[Row] = []
     print(f"{'d':>3}{'n':>7}{'H':>4} {'precision':<9} {'sums':<8}{'median ms':>11}{'min':>9}"
           f"{'max':>9}{'ns/pair':>9}{'of limit':>9}{'/double':>9}")  # fmt: skip
     for d in options.dimensions:
@@ -214,6 +242,13 @@ def main() -> None:
                       f"{row['ns_per_pair']:>9.4f}{row['share_of_limit']:>9.3f}"
                       f"{row['over_double']:>9.2f}", flush=True)  # fmt: skip
             rows += measured
+            if d != LARGE and n <= PLAIN_TOKENS:
+                plain.append(measure_plain(d, n, heads, few))
+    for row in plain:
+        print(
+            f"plain loop, one thread, d = {row['d']}, n = {row['n']:,}, H = {row['heads']}: "
+            f"{row['median_ms']:.3f} ms, {row['median_times']:.2f} times the vector kernel"
+        )
     call = measure_call(rounds)
     reached = goals(rows)
     for name, row in call.items():
@@ -221,8 +256,8 @@ def main() -> None:
     for entry in reached:
         print(f"{entry['goal']}: {entry['found']}, goal {entry['target']} {entry['why']}")
     write(
-        options.json, COMMAND, threads, problem={"paths": 1, "seed": 0}, results=rows, call=call,
-        goals=reached,
+        options.json, COMMAND, threads, problem={"paths": 1, "seed": 0}, results=rows, plain=plain,
+        call=call, goals=reached,
     )  # fmt: skip
 
 

@@ -216,6 +216,13 @@ def exact_sums(document: Document) -> str:
             "$1 + \\langle x_i, x_j\\rangle^2$, what ends a token), b the heads themselves.",
             table(fits),
         ]
+    if document.get("plain"):
+        parts += [
+            "The plain loop that is the reference for all kernels, beside the vector kernel for "
+            "general heads, both on one thread in double precision; *times* is the ratio of the "
+            "two, the vector kernel also forming the energy's terms.",
+            rows_table(document["plain"]),
+        ]
     if "call" in document:
         calls = (f"{name} {spread_cell(row, 'us')}" for name, row in document["call"].items())
         parts.append(f"A call for 2 tokens and one head on one thread, us: {'; '.join(calls)}.")

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.special import ive
 
-from wflow.meanfield.mesh import Nodes
+from wflow.meanfield.mesh import Quadrature
 
 FLOWS = ("softmax", "unnormalised", "effective")
 DIRECTIONS = {"descent": -1.0, "ascent": 1.0}
@@ -46,7 +46,7 @@ def fourier(flow: str, direction: str, kappa: float, t: float, heads: Any, n: in
     return np.fft.fft(found) / n, k
 
 
-def at_centres(coefficients: Any, mesh: Nodes) -> np.ndarray:
+def at_centres(coefficients: Any, mesh: Quadrature) -> np.ndarray:
     """The Fourier series at the centres of the cells."""
     c, k = coefficients
     theta = np.arctan2(mesh.centres[:, 1], mesh.centres[:, 0])

@@ -34,7 +34,7 @@ from wflow._core.reprs import ShortResult
 from wflow.analysis.linkage import components, merge_heights
 from wflow.attention.cloud import as_unit_tokens, velocity
 from wflow.attention.flows import Flow
-from wflow.runs.snapshots import all_clouds, cloud, clouds, opened, require_tokens, token_type
+from wflow.runs.snapshots import all_clouds, cloud, clouds, dataset_of, require_tokens, token_type
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -708,7 +708,7 @@ def over_time(
 
     scale, bandwidth = check_scale(scale), check_bandwidth(bandwidth)
     names, progress = _names(quantities), switch(progress, "progress")
-    with opened(run) as ds:
+    with dataset_of(run) as ds:
         require_tokens(ds)
         unit = rounding(token_type(ds))
         shape = ds.sizes["snapshot_path"], ds.sizes["snapshot"]
@@ -850,7 +850,7 @@ def _first_time(
     """First snapshot time at which the sizes of clusters are as asked for; NaN for never."""
     import xarray
 
-    with opened(run) as ds:
+    with dataset_of(run) as ds:
         require_tokens(ds)
         unit = rounding(token_type(ds))
         times = ds["snapshot"].values
@@ -1146,7 +1146,7 @@ def omega_limit(
     if not 0 < tail < 1:
         raise InputError(f"tail is {tail}: expected a share of the time between 0 and 1")
     windows = whole(windows, "windows", 4, why="a decay is fitted through them")
-    with opened(run) as ds:
+    with dataset_of(run) as ds:
         quantity = "upper_gradient_sq" if set(ds.variables) >= _BUDGET else "speed_sq"
         if quantity not in ds:
             raise InputError(

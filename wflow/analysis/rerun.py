@@ -18,7 +18,7 @@ from wflow._core.errors import InputError, RunFileError
 from wflow.attention.flows import Flow, flow_from_config
 from wflow.heads.laws import HeadLaw, law_of_run
 from wflow.meanfield import solver as equation
-from wflow.meanfield.mesh import Circle, Nodes, Sphere
+from wflow.meanfield.mesh import Circle, Quadrature, Sphere
 from wflow.meanfield.spectral import Fourier, Harmonics
 from wflow.particles import solver
 from wflow.particles.integrate import ParticleRun
@@ -135,7 +135,7 @@ def stored_arguments(
     ds: xarray.Dataset,
     law: HeadLaw | None = None,
     flow: FlowName | Flow | None = None,
-    mesh: Nodes | None = None,
+    mesh: Quadrature | None = None,
 ) -> dict[str, Any]:
     """Arguments of `solve`, or `meanfield.solve`, that compute the run of a file again.
 
@@ -174,7 +174,7 @@ def stored_arguments(
     return config | options_of(config)
 
 
-def mesh_of(config: Mapping[str, Any], centres: Floats) -> Nodes | None:
+def mesh_of(config: Mapping[str, Any], centres: Floats) -> Quadrature | None:
     """The mesh that a configuration describes, of points (cell, axis) where it holds their digest.
 
     None for a mesh of a custom class.
@@ -204,7 +204,7 @@ def mesh_of(config: Mapping[str, Any], centres: Floats) -> Nodes | None:
     return None
 
 
-def _same_mesh(ds: xarray.Dataset) -> Nodes:
+def _same_mesh(ds: xarray.Dataset) -> Quadrature:
     centres = ds["centres"].values
     config = json.loads(ds.attrs["config"])
     try:
@@ -224,7 +224,7 @@ def _same_mesh(ds: xarray.Dataset) -> Nodes:
     return mesh
 
 
-def mesh_difference(mesh: Nodes, ds: xarray.Dataset) -> float:
+def mesh_difference(mesh: Quadrature, ds: xarray.Dataset) -> float:
     """Largest difference of a mesh from the centres and areas of a run, inf for other cells."""
     stored = {name: ds[name].values for name in ("centres", "areas") if name in ds}
     if len(stored) < 2 or any(v.shape != getattr(mesh, name).shape for name, v in stored.items()):

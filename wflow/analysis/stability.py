@@ -94,7 +94,7 @@ def run_and_config(run: xarray.Dataset | str | Path) -> Iterator[tuple[xarray.Da
     InputError
         For a run without tokens, or one that the bound is not about.
     """
-    with snapshots.opened(run) as ds:
+    with snapshots.dataset_of(run) as ds:
         if "config" not in ds.attrs:
             raise InputError(
                 f"the {type(ds).__name__} is no run of wflow: it has no attribute config; give a "

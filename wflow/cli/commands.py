@@ -80,7 +80,7 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """Write one page of HTML about a run or a study, which opens without network."""
 
     source: tyro.conf.Positional[RunOrFolder]
@@ -178,7 +178,7 @@ Command = (
     Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[ReportPage, tyro.conf.subcommand("report")]
     | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[Data, tyro.conf.subcommand("data")]
 )

@@ -92,7 +92,7 @@ def compute(part: Part, threads: int | None = None) -> None:
     while not _is_whole(part.file, part.config):
         try:
             with numba_threads(part.problem.compute.threads or threads):
-                writer, state = _opened(part)
+                writer, state = _open_part(part)
                 integrate_into(writer, ParticleRun(part.problem), state, save=writer.checkpoint)
         except InUse:
             if time.monotonic() > limit:
@@ -120,7 +120,7 @@ def _is_whole(file: Path, config: str) -> bool:
     return bool(attrs["complete"]) and not differences(stored, json.loads(config))
 
 
-def _opened(part: Part) -> tuple[RunWriter, State | None]:
+def _open_part(part: Part) -> tuple[RunWriter, State | None]:
     """Open the writer of a part, and the state to continue from if one can be used."""
     file = part.file
     if partial_of(file).exists() and has_checkpoint(file):

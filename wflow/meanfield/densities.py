@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import reals, returned, shown, whole
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
-from wflow.meanfield.mesh import Mesh, Nodes, points_of
+from wflow.meanfield.mesh import Mesh, Quadrature, points_of
 
 Floats = NDArray[np.floating]
 
 
-def as_nodes(mesh: Any) -> Nodes:
+def as_quadrature(mesh: Any) -> Quadrature:
     """Check that an argument is what densities are values over: a mesh, or modes.
 
     Raises
@@ -24,7 +24,7 @@ def as_nodes(mesh: Any) -> Nodes:
     InputError
         For anything else, with the dimensions in which meshes exist.
     """
-    if not isinstance(mesh, Nodes):
+    if not isinstance(mesh, Quadrature):
         raise InputError(
             f"mesh is {shown(mesh)}: expected wflow.meanfield.Circle(cells) or Fourier(degree) for "
             "d = 2, wflow.meanfield.Sphere(cells) or Harmonics(degree) for d = 3; there are none "
@@ -41,7 +41,7 @@ def as_mesh(mesh: Any) -> Mesh:
     InputError
         For anything else.
     """
-    nodes = as_nodes(mesh)
+    nodes = as_quadrature(mesh)
     if not isinstance(nodes, Mesh):
         raise InputError(
             f"mesh is {shown(mesh)}, which has no cells: expected wflow.meanfield.Circle(cells) or "
@@ -50,7 +50,7 @@ def as_mesh(mesh: Any) -> Mesh:
     return nodes
 
 
-def as_density(density: Any, mesh: Nodes, paths: int = 1) -> Floats:
+def as_density(density: Any, mesh: Quadrature, paths: int = 1) -> Floats:
     """Densities (cell,), or (paths, cell) where they differ, of mass one.
 
     Parameters
@@ -91,7 +91,7 @@ def as_density(density: Any, mesh: Nodes, paths: int = 1) -> Floats:
     return _normalised(given, mesh)
 
 
-def _at_centres(density: Callable[[Floats], Any], mesh: Nodes) -> Floats:
+def _at_centres(density: Callable[[Floats], Any], mesh: Quadrature) -> Floats:
     """Values of a function of points at the centres.
 
     Finite volumes converge with second order to these, and to means over the cells on the circle
@@ -110,7 +110,7 @@ def _at_centres(density: Callable[[Floats], Any], mesh: Nodes) -> Floats:
     return values
 
 
-def _normalised(values: Floats, mesh: Nodes) -> Floats:
+def _normalised(values: Floats, mesh: Quadrature) -> Floats:
     if values.min() < 0:
         cell = int(np.argmin(values)) % mesh.cells
         raise InputError(

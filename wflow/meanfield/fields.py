@@ -13,7 +13,7 @@ from wflow.attention.pairs import Cloud
 from wflow.heads.matrices import Matrices
 from wflow.kernels.evaluate import DIRECTIONS, HeadSums, Sums, head_sums
 from wflow.meanfield.arcs import ArcSums
-from wflow.meanfield.mesh import Nodes
+from wflow.meanfield.mesh import Quadrature
 from wflow.particles.budget import Terms
 from wflow.sphere.geometry import project_unchecked
 
@@ -28,7 +28,7 @@ class TooLong(Exception):
 
 
 @dataclass
-class Stage:
+class DensityStage:
     """What is evaluated at one time: terms of the budget, and whether all is finite (paths,)."""
 
     terms: Terms
@@ -74,7 +74,7 @@ class Setting:
 class Heads:
     """Sums over densities at nodes, and the heads' part of the budget."""
 
-    def __init__(self, nodes: Nodes, setting: Setting) -> None:
+    def __init__(self, nodes: Quadrature, setting: Setting) -> None:
         self._arcs = None
         if setting.sums.method == "auto" and nodes.dim == 1:
             self._arcs = ArcSums(nodes.cells, setting.sums.tolerance)

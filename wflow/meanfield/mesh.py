@@ -29,7 +29,7 @@ _NEAREST = 1e-7  # centres closer than this are one point that was given twice
 _BYTES = 1500  # of a cell with its faces and operators
 
 
-class Nodes:
+class Quadrature:
     """Points (cell, axis) on the circle or the sphere with weights `areas` (cell,), of sum 2 pi or
     4 pi: what densities are values at. `dim` is 1 for the circle, 2 for the sphere.
     """
@@ -81,7 +81,7 @@ class Nodes:
         return over_cells(self, values) @ self.areas
 
 
-class Mesh(Nodes):
+class Mesh(Quadrature):
     r"""Voronoi cells of points on the circle or the sphere, which `Circle` and `Sphere` make.
 
     Parameters
@@ -459,7 +459,7 @@ class Sphere(Mesh):
         return _in_triangles(chosen, generator.random(n), generator.random(n))
 
 
-def points_of(mesh: Nodes, points: ArrayLike, name: str) -> Floats:
+def points_of(mesh: Quadrature, points: ArrayLike, name: str) -> Floats:
     """Points (..., axis) on the unit sphere of a mesh, checked.
 
     Raises
@@ -476,7 +476,7 @@ def points_of(mesh: Nodes, points: ArrayLike, name: str) -> Floats:
     return as_tokens(given.reshape(-1, axes), name).reshape(given.shape)
 
 
-def over_cells(mesh: Nodes, values: ArrayLike) -> Floats:
+def over_cells(mesh: Quadrature, values: ArrayLike) -> Floats:
     """Values (..., cell), checked to be real and finite.
 
     Raises

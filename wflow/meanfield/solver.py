@@ -29,9 +29,9 @@ from wflow.attention.flows import FLOWS, Flow, as_flow
 from wflow.heads.laws import HeadLaw
 from wflow.heads.process import HeadProcess, HeadStep, as_law, check_scheme
 from wflow.kernels.evaluate import DIRECTIONS
-from wflow.meanfield.densities import as_density, as_mesh, as_nodes, entropy
-from wflow.meanfield.fields import Setting, Stage, TooLong
-from wflow.meanfield.mesh import Circle, Nodes
+from wflow.meanfield.densities import as_density, as_mesh, as_quadrature, entropy
+from wflow.meanfield.fields import DensityStage, Setting, TooLong
+from wflow.meanfield.mesh import Circle, Quadrature
 from wflow.meanfield.spectral import Modes, Spectral, resolved
 from wflow.meanfield.volumes import Volumes
 from wflow.particles.budget import Budget, Terms
@@ -63,7 +63,7 @@ class MeanField:
     """
 
     particles: Problem
-    mesh: Nodes
+    mesh: Quadrature
     density: Floats
     kappa: float
     scheme: SchemeName
@@ -127,7 +127,7 @@ def solve(
     density: Callable[[Floats], Any] | ArrayLike,
     law: HeadLaw,
     *,
-    mesh: Nodes,
+    mesh: Quadrature,
     heads: int | ArrayLike | None = None,
     t_final: float,
     dt: float | None = None,
@@ -312,7 +312,7 @@ def _problem(
     reconstruct, save, compute, unit=None, as_is=False,
 ) -> MeanField:  # fmt: skip
     """Check the arguments of `solve`."""
-    mesh, law, flow = as_nodes(mesh), as_law(law), as_flow(flow)
+    mesh, law, flow = as_quadrature(mesh), as_law(law), as_flow(flow)
     space = _space(mesh)
     kappa = number(kappa, "kappa", least=0.0)
     if scheme is None:
@@ -362,7 +362,7 @@ def _problem(
     return MeanField(particles, mesh, start, kappa, scheme, reconstruct, chosen)
 
 
-def _space(mesh: Nodes) -> type[Volumes | Spectral]:
+def _space(mesh: Quadrature) -> type[Volumes | Spectral]:
     return Spectral if isinstance(mesh, Modes) else Volumes
 
 
@@ -455,7 +455,7 @@ class Densities:
             now = self._step(now, dt, end, move, values, stage, step)
         return step + 1
 
-    def _step(self, now, dt, end, move, values, first: Stage, step: int) -> float:
+    def _step(self, now, dt, end, move, values, first: DensityStage, step: int) -> float:
         """One step from `now`, and the time after it."""
         chosen = self.problem.chosen  # steps of dt are held to the bound by the scheme
         lives = ~self.paths.lost
@@ -539,7 +539,7 @@ class Densities:
             self.budget.add_jump(*energies)
         self.heads.D = after
 
-    def _check_finite(self, now: float, density: Floats, stage: Stage) -> None:
+    def _check_finite(self, now: float, density: Floats, stage: DensityStage) -> None:
         good = stage.finite & np.isfinite(density).all(axis=1)
         for path in np.flatnonzero(~good & ~self.paths.lost).tolist():
             score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
@@ -554,7 +554,7 @@ class Densities:
             )
             self.lose(path, BlowUpError(text, time=now, path=path, score=score))
 
-    def _check(self, now: float, stage: Stage) -> None:
+    def _check(self, now: float, stage: DensityStage) -> None:
         while (refused := self.space.refusal(self.density)) is not None:
             path, text = refused
             score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
@@ -597,7 +597,7 @@ class Densities:
             f"{'or ' if bound > 0 else 'take '}{self.space.REMEDY}"
         )
 
-    def _record(self, step: int, stage: Stage) -> None:
+    def _record(self, step: int, stage: DensityStage) -> None:
         """Write what is recorded at the start of a unit of time."""
         particles, store = self.problem.particles, self.paths
         at = int(np.searchsorted(particles.record_steps, step))
@@ -616,7 +616,7 @@ class Densities:
                 density = np.where(store.lost[:, None], np.nan, self.density)
                 store.write("density_mean", (shot,), density.mean(axis=0))
 
-    def _row(self, stage: Stage) -> Terms:
+    def _row(self, stage: DensityStage) -> Terms:
         row: dict[str, Any] = {
             "entropy": entropy(self.density, self.mesh.areas),
             "evaluations": self.evaluations,

@@ -29,8 +29,8 @@ from wflow._core.memory import check_memory
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads.matrices import Matrices
 from wflow.kernels.evaluate import HeadSums
-from wflow.meanfield.fields import Heads, Scheme, Setting, Stage, TooLong
-from wflow.meanfield.mesh import Nodes, over_cells, points_of
+from wflow.meanfield.fields import DensityStage, Heads, Scheme, Setting, TooLong
+from wflow.meanfield.mesh import Quadrature, over_cells, points_of
 from wflow.particles.budget import Terms
 from wflow.runs.schema import TAIL
 from wflow.sphere.harmonics import quadrature, recursion_table
@@ -42,7 +42,7 @@ _FEWEST = 4  # degree
 _TURNS = 2.8  # of the phase of a mode in a step of rk4, below sqrt(8)
 
 
-class Modes(Nodes):
+class Modes(Quadrature):
     r"""Polynomials up to a degree by their values at nodes; `Fourier` and `Harmonics` make them.
 
     Attributes
@@ -387,7 +387,7 @@ def resolved(density: Floats, modes: Modes) -> Floats:
 
 
 @dataclass
-class SpectralStage(Stage):
+class SpectralStage(DensityStage):
     """What is evaluated at one time.
 
     speeds : largest speed (paths,)

@@ -25,7 +25,7 @@ from wflow._core.tableaux import TABLEAUX, Tableau
 from wflow.attention.flows import FLOWS
 from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.matrices import Matrices
-from wflow.meanfield.fields import Heads, Scheme, Setting, Stage, TooLong
+from wflow.meanfield.fields import DensityStage, Heads, Scheme, Setting, TooLong
 from wflow.meanfield.fluxes import Coefficients, Fluxes
 from wflow.meanfield.mesh import Mesh
 from wflow.particles.budget import Terms
@@ -49,7 +49,7 @@ SCHEMES = {
 
 
 @dataclass
-class VolumesStage(Stage):
+class VolumesStage(DensityStage):
     """What is evaluated at one time: the coefficients of the fluxes, besides."""
 
     found: Coefficients

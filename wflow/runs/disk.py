@@ -198,7 +198,7 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self._path = lock_of(path)
         while True:
-            self._file = self._opened()
+            self._file = self._open()
             try:
                 lock(self._file, path)
                 # One that was removed between opening and locking is not the lock any more.
@@ -215,7 +215,7 @@ class RunLock:
             self._file.truncate(0)
             self._file.write(_OWNER + owner[1:])
 
-    def _opened(self) -> FileIO:
+    def _open(self) -> FileIO:
         # Neither through a link nor waiting for the other end of a pipe.
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:

@@ -17,14 +17,13 @@ from wflow.sphere.geometry import as_tokens
 if TYPE_CHECKING:
     from xarray import Dataset
 
-Cloud = NDArray[np.float64]
-Clouds = NDArray[np.float64]  # (paths, snapshots, n, d)
+Tokens = NDArray[np.float64]
 
 BLOCK_BYTES = 2**22  # read at once: reading every small snapshot separately takes longer
 
 
 @contextmanager
-def opened(run: "Dataset | str | Path", what: str = "the run") -> Iterator["Dataset"]:
+def dataset_of(run: "Dataset | str | Path", what: str = "the run") -> Iterator["Dataset"]:
     """Open the file of a run, and close it at the end; a Dataset stays as it is."""
     from wflow.runs.read import open_run
 
@@ -57,7 +56,7 @@ def token_type(ds: "Dataset") -> type[np.float32 | np.float64]:
     return np.float32 if narrow else np.float64
 
 
-def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:
+def clouds(ds: "Dataset", place: int) -> Iterator[Tokens | None]:
     """Yield the clouds (n, d) of the snapshot path at a place; None for one not recorded.
 
     Raises
@@ -69,12 +68,12 @@ def clouds(ds: "Dataset", place: int) -> Iterator[Cloud | None]:
         yield cloud
 
 
-def all_clouds(ds: "Dataset") -> Iterator[tuple[int, int, Cloud | None]]:
+def all_clouds(ds: "Dataset") -> Iterator[tuple[int, int, Tokens | None]]:
     """Yield those of every snapshot path, with their places among paths and snapshots."""
     return _in_blocks(ds, 0, ds.sizes["snapshot_path"])
 
 
-def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int, Cloud | None]]:
+def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int, Tokens | None]]:
     """Yield clouds of some snapshot paths, reading whole paths at once where a block holds them."""
     tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")
     snapshots = ds.sizes["snapshot"]
@@ -89,14 +88,14 @@ def _in_blocks(ds: "Dataset", first: int, last: int) -> Iterator[tuple[int, int,
                 yield place + p, start + k, read[p, k] if whole[p, k] else None
 
 
-def cloud(ds: "Dataset", place: int, at: int) -> Cloud | None:
+def cloud(ds: "Dataset", place: int, at: int) -> Tokens | None:
     """Read one of these clouds; `at` may count from the end."""
     tokens = ds["tokens"].transpose("snapshot_path", "snapshot", "token", "axis")[place, at]
     read, whole = _on_sphere(np.asarray(tokens.values, np.float64)[None, None], place, at)
     return read[0, 0] if whole[0, 0] else None
 
 
-def _on_sphere(tokens: Clouds, place: int, start: int) -> tuple[Clouds, NDArray[np.bool_]]:
+def _on_sphere(tokens: Tokens, place: int, start: int) -> tuple[Tokens, NDArray[np.bool_]]:
     """Put some snapshots of some paths on the sphere, and tell which of them were recorded.
 
     Runs in single precision miss the sphere by their rounding. All are checked at once: for small

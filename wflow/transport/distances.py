@@ -45,13 +45,13 @@ from wflow._core.errors import InputError, WflowError
 from wflow._core.progress import progress as progress_bar
 from wflow._core.threads import current, one_thread, threads_for
 from wflow.attention.cloud import as_unit_tokens
-from wflow.runs.snapshots import Cloud, cloud, clouds, opened, require_tokens
+from wflow.runs.snapshots import Tokens, cloud, clouds, dataset_of, require_tokens
 from wflow.sphere.geodesics import pair_costs
 from wflow.sphere.geometry import as_tokens
 from wflow.transport import circle as on_circle
 from wflow.transport import sinkhorn
 from wflow.transport.circle import sliced_costs
-from wflow.transport.linear_assignment import near_order, solve, whole_blocks
+from wflow.transport.linear_assignment import near_order, solve_arranged, whole_blocks
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -295,7 +295,7 @@ def match(given: Pair, p: float, cost: str) -> tuple[NDArray[np.int64], FloatArr
     order = near_order(given.y)
     costs = pair_costs(given.x, given.y[whole_blocks(order)], p, cost == "chordal")
     costs[:, n:] = np.inf
-    columns = solve(costs)[0]
+    columns = solve_arranged(costs)[0]
     return order[columns], costs[np.arange(n), columns]
 
 
@@ -337,7 +337,7 @@ _RELATIVE = ("final", "initial", "previous")
 
 def _run(run: Any, stack: ExitStack, what: str) -> Dataset:
     """A run with snapshots, which are not read yet."""
-    ds = stack.enter_context(opened(run, what))
+    ds = stack.enter_context(dataset_of(run, what))
     require_tokens(ds, str(run) if isinstance(run, str | os.PathLike) else what)
     return ds
 
@@ -360,8 +360,8 @@ def _place(ds: Dataset, path: int) -> int:
 
 
 def _pairs(
-    snapshots: Iterator[Cloud | None], reference: Iterator[Cloud | None] | None
-) -> Iterator[tuple[Cloud | None, Cloud | None]]:
+    snapshots: Iterator[Tokens | None], reference: Iterator[Tokens | None] | None
+) -> Iterator[tuple[Tokens | None, Tokens | None]]:
     """Snapshots with the clouds of a reference, in turn; None: each with the one before it."""
     if reference is None:
         yield from ((x, before) for before, x in pairwise(snapshots))
@@ -374,11 +374,11 @@ _WORTH = 2**18  # pairs of tokens below which threads cost more time than they s
 
 
 def _values(
-    pairs: Iterator[tuple[Cloud | None, Cloud | None]], p: float, options: dict[str, Any]
+    pairs: Iterator[tuple[Tokens | None, Tokens | None]], p: float, options: dict[str, Any]
 ) -> Iterator[float]:
     """Distances of pairs of clouds in their order, NaN where a cloud is missing."""
 
-    def value(x: Cloud | None, y: Cloud | None) -> float:
+    def value(x: Tokens | None, y: Tokens | None) -> float:
         return math.nan if x is None or y is None else _wasserstein(x, y, p, **options)
 
     first = next(pairs)
@@ -399,7 +399,7 @@ def _values(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _workers(x: Cloud | None, y: Cloud | None, options: dict[str, Any]) -> int:
+def _workers(x: Tokens | None, y: Tokens | None, options: dict[str, Any]) -> int:
     """How many pairs like this one are solved at once: large assignments, which release the GIL."""
     if x is None or y is None:
         return 1
@@ -414,7 +414,7 @@ def _workers(x: Cloud | None, y: Cloud | None, options: dict[str, Any]) -> int:
 
 def _reference(
     to: Any, ds: Dataset, chosen: NDArray[np.int64], times: NDArray, stack: ExitStack
-) -> Callable[[int], Iterator[Cloud | None]]:
+) -> Callable[[int], Iterator[Tokens | None]]:
     """For a path, the clouds that its snapshots are compared with, in turn."""
 
     def always(cloud: Any) -> Iterator[Any]:

@@ -273,7 +273,7 @@ class _Search:
         return self.columns, self.v[: len(self.columns)]
 
 
-def solve(costs: FloatArray) -> tuple[IntArray, FloatArray]:
+def solve_arranged(costs: FloatArray) -> tuple[IntArray, FloatArray]:
     """Columns (n,) of the rows in an optimal assignment, and the potentials v (n,) that prove it.
 
     u_i = C_{i, s(i)} - v_{s(i)} and v are dual feasible to rounding. The costs are (n, width), with
@@ -303,7 +303,7 @@ def _from_part(costs: FloatArray) -> FloatArray:
     rows = costs[places]
     part = np.take(rows, whole_blocks(places), axis=1)
     part[:, len(places) :] = _INF
-    columns, v_part = solve(part)
+    columns, v_part = solve_arranged(part)
     rows -= (rows[np.arange(len(places)), places[columns]] - v_part[columns])[:, None]
     v = rows.min(axis=0)
     v[places] = v_part
@@ -347,4 +347,4 @@ def assign(costs: ArrayLike) -> IntArray:
     order = near_order(given[:: -(-len(given) // _SAMPLE)].T)
     arranged = np.take(given, whole_blocks(order), axis=1)
     arranged[:, len(order) :] = _INF
-    return order[solve(arranged)[0]]
+    return order[solve_arranged(arranged)[0]]

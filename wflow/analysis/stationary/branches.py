@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflow._core.checks import Direction, FlowName, positive, reals, shown, whole
 from wflow._core.errors import InputError, WflowError
 from wflow.analysis.stationary.nodes import as_nodes
-from wflow.analysis.stationary.states import MARGINAL, Problem, State
+from wflow.analysis.stationary.states import MARGINAL, Equation, State
 from wflow.analysis.stationary.uniform import growth_rate
 from wflow.attention.flows import Flow, flow_config
 
@@ -43,18 +43,18 @@ class _Point(NamedTuple):
 class _Curve:
     """The equation for (p, log kappa), in the metric |dp|^2 / |p|^2 + (d log kappa)^2."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, equation: Equation) -> None:
+        self.equation = equation
 
     def metric(self, at: Floats) -> Floats:
-        w = self.problem.w
+        w = self.equation.w
         return np.asarray(w / (w @ at**2))
 
     def matrix(self, p: Floats, log: float, row: tuple[Floats, float]) -> tuple[Floats, Floats]:
         """The Jacobian, bordered by a row, and the residual."""
-        w, kappa = self.problem.w, math.exp(log)
-        image, change, slope = self.problem.tangent(p, kappa)
-        turned = self.problem.rotations(p)
+        w, kappa = self.equation.w, math.exp(log)
+        image, change, slope = self.equation.tangent(p, kappa)
+        turned = self.equation.rotations(p)
         matrix = np.empty((len(p) + 1, len(p) + 1))
         matrix[:-1, :-1] = np.eye(len(p)) - change + turned @ (turned.T * w)
         matrix[:-1, -1] = -slope
@@ -72,9 +72,9 @@ class _Curve:
     def step(self, point: _Point, length: float) -> _Point | None:
         """The point of the branch at a distance, or None where Newton's method does not find it."""
         (dp, dlog), metric = point.tangent, self.metric(point.p)
-        w = self.problem.w
+        w = self.equation.w
         p, log = point.p + length * dp, point.log + length * dlog
-        if self.problem.gradient:
+        if self.equation.gradient:
             p = np.maximum(p, 0.0)
             p = p / (w @ p)
         for _ in range(_ROUNDS):
@@ -91,7 +91,7 @@ class _Curve:
             p, log = p + delta[:-1], log + float(delta[-1])
         else:
             return None
-        if self.problem.gradient and (p < -1e-9 * p.max()).any():
+        if self.equation.gradient and (p < -1e-9 * p.max()).any():
             return None
         return _Point(p, log, self.tangent(p, log, point.tangent), point.length + length)
 
@@ -196,7 +196,7 @@ def branch(
     >>> len(folds), bool(folds[0] > found.attrs["critical_diffusion"])
     (1, True)
     """
-    problem = Problem(D, as_nodes(mesh), flow, direction)
+    equation = Equation(D, as_nodes(mesh), flow, direction)
     limits = _limits(kappa)
     step, defect = positive(step, "step"), positive(defect, "defect")
     if step > 1:
@@ -205,19 +205,19 @@ def branch(
     side = whole(side, "side", least=-1, most=1)
     if side == 0:
         raise InputError(f"side is {shown(side)}: expected 1 or -1")
-    curve = _Curve(problem)
+    curve = _Curve(equation)
     attrs: dict[str, Any] = {}
     if isinstance(start, State):
         first = _from_state(curve, start, side)
     else:
-        first, attrs = _from_uniform(problem, start, side)
+        first, attrs = _from_uniform(equation, start, side)
     points, end = _followed(curve, first, limits, step, count, defect)
     if len(points) < 2:
         raise WflowError(
             f"the branch has no second point between kappa = {limits[0]:g} and {limits[1]:g} "
             f"({end}): take other limits, a smaller step or more nodes"
         )
-    return _dataset(problem, points, attrs | {"end": end})
+    return _dataset(equation, points, attrs | {"end": end})
 
 
 def _limits(kappa: Any) -> tuple[float, float]:
@@ -227,36 +227,36 @@ def _limits(kappa: Any) -> tuple[float, float]:
     return float(given[0]), float(given[1])
 
 
-def _from_uniform(problem: Problem, degree: Any, side: int) -> tuple[_Point, dict[str, Any]]:
+def _from_uniform(equation: Equation, degree: Any, side: int) -> tuple[_Point, dict[str, Any]]:
     """The uniform density where the modes of a degree begin to grow, and the mode as tangent."""
-    degree = whole(degree, "start", 1, most=problem.size - 1)
-    if not (problem.isotropic and problem.nodes.has_axis):
+    degree = whole(degree, "start", 1, most=equation.size - 1)
+    if not (equation.isotropic and equation.nodes.has_axis):
         raise InputError(
             "a branch leaves the uniform density in a mode of known degree only for heads that are "
             "multiples of I, on Nodes.axial(d): give a State, from wflow.stationary.density"
         )
-    betas, d = problem.D[:, 0, 0], problem.nodes.d
-    rate = growth_rate(betas, d, degree, 0.0, problem.flow, problem.direction)
+    betas, d = equation.D[:, 0, 0], equation.nodes.d
+    rate = growth_rate(betas, d, degree, 0.0, equation.flow, equation.direction)
     critical = rate / (degree * (degree + d - 2))
     if not critical > 0:
         raise InputError(
             f"modes of degree {degree} decay for every diffusion (rate {rate:.3g} without any): no "
             "branch leaves the uniform density there"
         )
-    mode = problem.sector.values[:, degree - 1]
+    mode = equation.sector.values[:, degree - 1]
     mode = side * mode * np.sign(mode[-1])
     attrs = {"degree": degree, "critical_diffusion": critical}
-    return _Point(np.ones(problem.size), math.log(critical), (mode, 0.0), 0.0), attrs
+    return _Point(np.ones(equation.size), math.log(critical), (mode, 0.0), 0.0), attrs
 
 
 def _from_state(curve: _Curve, state: State, side: int) -> _Point:
     p = state.density * state.nodes.areas.sum()
-    if len(p) != curve.problem.size:
+    if len(p) != curve.equation.size:
         raise InputError(
-            f"start is a state at {len(p)} nodes and the mesh has {curve.problem.size}: give the "
+            f"start is a state at {len(p)} nodes and the mesh has {curve.equation.size}: give the "
             "nodes of the state as mesh"
         )
-    error = np.abs(curve.problem.image(p, state.kappa) - p).max() / p.max()
+    error = np.abs(curve.equation.image(p, state.kappa) - p).max() / p.max()
     if not error < 1e-6:
         raise InputError(
             "start is no stationary density of these heads and this flow (residual "
@@ -277,7 +277,7 @@ def _followed(
 ) -> tuple[list[_Point], str]:
     """The points of a branch, and why it ends."""
     points, length = [first], step / 2
-    problem = curve.problem
+    equation = curve.equation
     while len(points) < count:
         point = points[-1]
         following = curve.step(point, length)
@@ -289,7 +289,7 @@ def _followed(
                 return points, "Newton's method finds no further point"
             continue
         found = math.exp(following.log)
-        if problem.defect(following.p, found) > defect:
+        if equation.defect(following.p, found) > defect:
             return points, f"the nodes do not resolve the density at kappa = {found:.4g}"
         if len(points) > 1 and float(np.ptp(following.p)) < 1e-3 * step:
             return points, "the branch has returned to the uniform density"
@@ -312,13 +312,13 @@ def _bent(curve: _Curve, point: _Point, following: _Point) -> bool:
     return float(metric * dp @ ep) + dlog * elog < 0.86 * size
 
 
-def _dataset(problem: Problem, points: list[_Point], attrs: dict[str, Any]) -> Dataset:
+def _dataset(equation: Equation, points: list[_Point], attrs: dict[str, Any]) -> Dataset:
     import xarray as xr
 
-    states = [State(problem, point.p, math.exp(point.log)) for point in points]
-    nodes, uniform = problem.nodes, np.ones(problem.size)
+    states = [State(equation, point.p, math.exp(point.log)) for point in points]
+    nodes, uniform = equation.nodes, np.ones(equation.size)
     kappas = np.array([state.kappa for state in states])
-    own = State(problem, uniform, 1.0)
+    own = State(equation, uniform, 1.0)
     growth = np.stack([state.growth(_RATES).real for state in states])
     fastest = np.nanmax(growth, axis=(1, 2))
     fields: dict[str, tuple[Any, Any, str]] = {
@@ -330,7 +330,7 @@ def _dataset(problem: Problem, points: list[_Point], attrs: dict[str, Any]) -> D
         "free_energy": ("point", [s.free_energy for s in states], "free energy F"),
         "free_energy_uniform": (
             "point",
-            -problem.sign * own.energy - kappas * own.entropy,
+            -equation.sign * own.energy - kappas * own.entropy,
             "free energy F of the uniform density",
         ),
         "residual": ("point", [s.residual for s in states], "residual of the fixed point"),
@@ -355,11 +355,11 @@ def _dataset(problem: Problem, points: list[_Point], attrs: dict[str, Any]) -> D
             "areas": ("cell", nodes.areas),
         },
     )
-    flow = flow_config(problem.flow)
+    flow = flow_config(equation.flow)
     found.attrs = attrs | {
         "flow": flow if isinstance(flow, str) else json.dumps(flow),
-        "direction": problem.direction,
-        "heads": json.dumps(problem.D.tolist()),
+        "direction": equation.direction,
+        "heads": json.dumps(equation.D.tolist()),
         "d": nodes.d,
     }
     return found

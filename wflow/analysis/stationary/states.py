@@ -44,7 +44,7 @@ _NODES = 200  # of the quadrature over the height z = <x, axis>
 _ROUNDS, _TOLERANCE = 20000, 1e-11
 
 
-class Problem:
+class Equation:
     """Heads, flow and nodes: velocities of a density, and the map whose fixed points are sought.
 
     Densities p (cell,) are relative to the uniform law.
@@ -238,7 +238,7 @@ class State:
 
     Parameters
     ----------
-    problem : object
+    equation : object
         Heads, flow and nodes.
     p : ndarray, shape (cell,)
         Density relative to the uniform law.
@@ -269,10 +269,10 @@ class State:
     True
     """
 
-    def __init__(self, problem: Problem, p: Floats, kappa: float) -> None:
-        self._problem, self._p, self.kappa = problem, p, kappa
-        self.nodes = problem.nodes
-        self.density = p / problem.nodes.areas.sum()
+    def __init__(self, equation: Equation, p: Floats, kappa: float) -> None:
+        self._equation, self._p, self.kappa = equation, p, kappa
+        self.nodes = equation.nodes
+        self.density = p / equation.nodes.areas.sum()
 
     def __repr__(self) -> str:
         return (
@@ -283,7 +283,7 @@ class State:
     @cached_property
     def residual(self) -> float:
         """Largest change of the density by one more iteration, relative to its maximum."""
-        image = self._problem.image(self._p, self.kappa)
+        image = self._equation.image(self._p, self.kappa)
         return float(np.abs(image - self._p).max() / self._p.max())
 
     @cached_property
@@ -294,29 +294,31 @@ class State:
         not small, however small the residual. For "effective" with several heads and no axis it is
         the share of the harmonics of the highest degrees.
         """
-        return self._problem.defect(self._p, self.kappa)
+        return self._equation.defect(self._p, self.kappa)
 
     @property
     def energy(self) -> float:
         """Energy E."""
-        return float(self._problem.mobility(self._p).mean(axis=0) @ (self._problem.w * self._p)) / 2
+        return (
+            float(self._equation.mobility(self._p).mean(axis=0) @ (self._equation.w * self._p)) / 2
+        )
 
     @property
     def entropy(self) -> float:
         """Entropy ``-int rho log rho dx``."""
         p = self._p[self._p > 0]
-        mass = (self._problem.w * self._p)[self._p > 0]
+        mass = (self._equation.w * self._p)[self._p > 0]
         return math.log(self.nodes.areas.sum()) - float(mass @ np.log(p))
 
     @property
     def free_energy(self) -> float:
         """Free energy F = -s E + kappa int rho log rho dx."""
-        return -self._problem.sign * self.energy - self.kappa * self.entropy
+        return -self._equation.sign * self.energy - self.kappa * self.entropy
 
     @property
     def order(self) -> float:
         """Order parameter ``|int x rho dx|``."""
-        mean = (self._problem.w * self._p) @ self.nodes.centres
+        mean = (self._equation.w * self._p) @ self.nodes.centres
         return abs(float(mean[-1])) if self.nodes.has_axis else float(np.linalg.norm(mean))
 
     @property
@@ -325,7 +327,7 @@ class State:
 
         Here q is the largest eigenvalue of the second moments ``int x x^T rho dx``.
         """
-        x, mass, d = self.nodes.centres, self._problem.w * self._p, self.nodes.d
+        x, mass, d = self.nodes.centres, self._equation.w * self._p, self.nodes.d
         if self.nodes.has_axis:
             along = float(mass @ x[:, -1] ** 2)
             largest = max(along, (1 - along) / (d - 1))
@@ -359,7 +361,7 @@ class State:
         count = whole(count, "count", most=10000)
         found = np.full((len(self.nodes.sectors), count), np.nan, np.complex128)
         for k, sector in enumerate(self.nodes.sectors):
-            matrix = self._problem.linearisation(self._p, k)
+            matrix = self._equation.linearisation(self._p, k)
             rates = np.linalg.eigvals(matrix - self.kappa * np.diag(sector.eigenvalue))
             rates = rates[np.argsort(np.abs(rates))][self._neutral(k) :]
             rates = rates[np.argsort(-rates.real)][:count]
@@ -369,8 +371,8 @@ class State:
     def _neutral(self, k: int) -> int:
         """Number of modes of a sector that rotate the density."""
         if not self.nodes.has_axis:
-            return self._problem.rotations(self._p).shape[1]
-        return int(k == 1 and self._problem.isotropic and float(np.ptp(self._p)) > 1e-7)
+            return self._equation.rotations(self._p).shape[1]
+        return int(k == 1 and self._equation.isotropic and float(np.ptp(self._p)) > 1e-7)
 
     @cached_property
     def stable(self) -> bool:
@@ -405,26 +407,26 @@ class State:
             raise InputError(f"points have shape {x.shape}: expected (k, {self.nodes.d})")
         if not np.allclose(np.linalg.norm(x, axis=1), 1, atol=1e-6):
             raise InputError("points must be unit vectors")
-        problem, p = self._problem, self._p
-        if problem.kind == "b":
-            values = np.log(p) if problem.gradient else p
-            mean = float(problem.w @ values)
-            found = mean + harmonics_at(self.nodes, x) @ (problem.sector.project @ values)
+        equation, p = self._equation, self._p
+        if equation.kind == "b":
+            values = np.log(p) if equation.gradient else p
+            mean = float(equation.w @ values)
+            found = mean + harmonics_at(self.nodes, x) @ (equation.sector.project @ values)
             return np.asarray(
-                (np.exp(found) if problem.gradient else found) / self.nodes.areas.sum()
+                (np.exp(found) if equation.gradient else found) / self.nodes.areas.sum()
             )
-        mass = problem.w * p
+        mass = equation.w * p
         if self.nodes.has_axis:
             z = self.nodes.centres[:, -1]
-            pairs = [(head[-1, -1], head[0, 0]) for head in problem.D]
+            pairs = [(head[-1, -1], head[0, 0]) for head in equation.D]
             kernels = [
                 np.exp(axial_log_kernel(x[:, -1], z, a, q, self.nodes.d)[0]) for a, q in pairs
             ]
         else:
-            kernels = [np.exp(x @ head @ self.nodes.centres.T) for head in problem.D]
+            kernels = [np.exp(x @ head @ self.nodes.centres.T) for head in equation.D]
         m = np.array([each @ mass for each in kernels])
-        potential = problem.sign * (m if problem.kind == "m" else np.log(m)).mean(axis=0)
-        own = problem.potential(p)
+        potential = equation.sign * (m if equation.kind == "m" else np.log(m)).mean(axis=0)
+        own = equation.potential(p)
         top = own.max()
         scale = self.nodes.areas @ np.exp((own - top) / self.kappa)
         return np.asarray(np.exp((potential - top) / self.kappa) / scale)
@@ -509,20 +511,20 @@ def density(
     kappa = positive(kappa, "kappa")
     tolerance = positive(tolerance, "tolerance")
     rounds = whole(max_iterations, "max_iterations", 0, most=10000)
-    problem = Problem(D, mesh, flow, direction)
+    equation = Equation(D, mesh, flow, direction)
     if isinstance(start, str):
         check_choice("start", start, ("ordered", "uniform"))
-        p = problem.ordered(kappa) if start == "ordered" else np.ones(problem.size)
+        p = equation.ordered(kappa) if start == "ordered" else np.ones(equation.size)
     else:
-        p = problem.density(start)
-    p, error, steps = _iterated(problem, p, kappa, 1e-3), math.inf, 0
+        p = equation.density(start)
+    p, error, steps = _iterated(equation, p, kappa, 1e-3), math.inf, 0
     for _ in range(_CYCLES if rounds else 1):
-        p, error, further = newton(problem, p, kappa, tolerance, rounds - steps)
+        p, error, further = newton(equation, p, kappa, tolerance, rounds - steps)
         steps += further
         if error <= tolerance or steps >= rounds or not math.isfinite(error):
             break
         # Where two densities have just merged, Newton's method stops and the map goes on.
-        p = _iterated(problem, p, kappa, tolerance)
+        p = _iterated(equation, p, kappa, tolerance)
     if not error <= max(tolerance, 1e-9):
         raise WflowError(
             f"no stationary density was found at kappa = {kappa:g}: after {steps} steps of "
@@ -536,52 +538,52 @@ def density(
             "where the nodes do not resolve it: take more nodes, or a larger kappa"
         )
     p = np.maximum(p, 0.0)
-    p = p / (problem.w @ p)
-    return State(problem, p, kappa)
+    p = p / (equation.w @ p)
+    return State(equation, p, kappa)
 
 
-def _iterated(problem: Problem, p: Floats, kappa: float, enough: float) -> Floats:
+def _iterated(equation: Equation, p: Floats, kappa: float, enough: float) -> Floats:
     """The density after iterations of the map, damped where they swing."""
     share, last = 1.0, np.zeros_like(p)
     for _ in range(_PICARD):
-        gap = problem.nearby(p, kappa) - p
+        gap = equation.nearby(p, kappa) - p
         error = float(np.abs(gap).max() / p.max())
         if not math.isfinite(error) or error < enough or share < 1e-2:
             break
-        if problem.w @ (gap * last) < 0:
+        if equation.w @ (gap * last) < 0:
             share /= 2
         last = gap
         p = np.maximum(p + share * gap, 0.0)
-    return np.asarray(p / (problem.w @ p))
+    return np.asarray(p / (equation.w @ p))
 
 
 def newton(
-    problem: Problem, p: Floats, kappa: float, tolerance: float, rounds: int
+    equation: Equation, p: Floats, kappa: float, tolerance: float, rounds: int
 ) -> tuple[Floats, float, int]:
     """The density after steps of Newton's method, its residual and the number of steps."""
     best = math.inf
     for step in range(rounds + 1):
-        image, change, _ = problem.tangent(p, kappa)
+        image, change, _ = equation.tangent(p, kappa)
         gap = image - p
         best = float(np.abs(gap).max() / np.abs(p).max())
         if best <= tolerance or step == rounds or not math.isfinite(best):
             break
-        turned = problem.rotations(p)
-        matrix = np.eye(problem.size) - change + turned @ (turned.T * problem.w)
+        turned = equation.rotations(p)
+        matrix = np.eye(equation.size) - change + turned @ (turned.T * equation.w)
         delta = np.linalg.solve(matrix, gap)
         for share in (1.0, 0.5, 0.25, 0.1, 0.02):
             trial = p + share * delta
-            if problem.gradient:
+            if equation.gradient:
                 trial = np.maximum(trial, 0.0)
-                trial = trial / (problem.w @ trial)
-            error = float(np.abs(problem.image(trial, kappa) - trial).max() / np.abs(trial).max())
+                trial = trial / (equation.w @ trial)
+            error = float(np.abs(equation.image(trial, kappa) - trial).max() / np.abs(trial).max())
             if error < best:
                 break
         else:
             break
         p = trial
-    if problem.gradient and math.isfinite(best):
-        p = problem.image(p, kappa)  # relative accuracy where the density is small
+    if equation.gradient and math.isfinite(best):
+        p = equation.image(p, kappa)  # relative accuracy where the density is small
     return p, best, step
 
 

@@ -223,7 +223,7 @@ def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
     file = tmp_path / "run.h5"
     x0 = np.stack([X0, X0 + 1])
     options = {"snapshots": [0, 6, 12]} | ({} if name == "brwp" else {"seed": 3})
-    advance, checkpoint = sampling.samplers.Cloud.advance, RunWriter.checkpoint
+    advance, checkpoint = sampling.samplers.SamplerBatch.advance, RunWriter.checkpoint
     done = []
 
     def until(cloud, step):
@@ -237,7 +237,7 @@ def test_a_killed_run_continues_to_the_bit(name, tmp_path, monkeypatch):
         if state["step"] % 3 == 0:
             checkpoint(writer, state)
 
-    monkeypatch.setattr(sampling.samplers.Cloud, "advance", until)
+    monkeypatch.setattr(sampling.samplers.SamplerBatch, "advance", until)
     monkeypatch.setattr(RunWriter, "checkpoint", every_third)
     options |= {"out": file, "if_exists": "resume", "checkpoint_every": 0.0}
     for _ in range(2):

@@ -1,6 +1,6 @@
 """The driver of every solver: the loop, and all that a run does beside computing.
 
-A solver gives a `Problem`, which says what the run is, and for each group of its paths a `Solver`,
+A solver gives a `Runnable`, which says what the run is, and for each group of its paths a `Solver`,
 which knows where these paths are and can take a step. Files, checkpoints, signals, progress bars,
 paths that blow up, and the extension of a finished run are handled here, once for all.
 """
@@ -93,7 +93,7 @@ class Plan:
     in_parts: bool = False
 
 
-class Problem(Protocol):
+class Runnable(Protocol):
     """A run as it is asked for."""
 
     @property
@@ -178,7 +178,7 @@ class Paths:
 class Context:
     """What the groups of a run share; without a store nothing can be recorded."""
 
-    def __init__(self, problem: Problem, store: Store | None) -> None:
+    def __init__(self, problem: Runnable, store: Store | None) -> None:
         self.plan, self.store, self.layout = problem.plan, store, problem.layout()
         self.errors: list[BlowUpError] = []
         self.lost_before = 0  # paths that blew up before the run was resumed or extended
@@ -186,7 +186,7 @@ class Context:
 
 
 def integrate(
-    problem: Problem,
+    problem: Runnable,
     store: Store,
     *,
     state: State | None = None,
@@ -284,7 +284,7 @@ def integrate(
 
 
 def run(
-    problem: Problem,
+    problem: Runnable,
     out: str | Path | None = None,
     if_exists: IfExists = "error",
     progress: bool = False,
@@ -319,13 +319,13 @@ def run(
         return _in_file(problem, file, if_exists, shows, history)
 
 
-def _bar(problem: Problem, progress: bool) -> Any:
+def _bar(problem: Runnable, progress: bool) -> Any:
     plan = problem.plan
     groups = -(-plan.paths // plan.batch)
     return progress_bar(groups * (plan.steps + 1), plan.label, progress)
 
 
-def _in_memory(problem: Problem, progress: bool, history: Sequence[str]) -> "xarray.Dataset":
+def _in_memory(problem: Runnable, progress: bool, history: Sequence[str]) -> "xarray.Dataset":
     layout = problem.layout()
     check_memory(layout.bytes, "the run", "record less often, keep fewer snapshots, or give out")
     store = MemoryStore(layout)
@@ -340,7 +340,7 @@ def _in_memory(problem: Problem, progress: bool, history: Sequence[str]) -> "xar
 
 
 def _in_file(
-    problem: Problem, out: Path, if_exists: IfExists, progress: bool, history: Sequence[str]
+    problem: Runnable, out: Path, if_exists: IfExists, progress: bool, history: Sequence[str]
 ) -> "xarray.Dataset":
     config = problem.config()
     opened = open_writer(out, problem, config, if_exists, progress=progress, history=history)
@@ -381,7 +381,7 @@ def _in_file(
     return writer.dataset()
 
 
-def integrate_into(writer: RunWriter, problem: Problem, state: State | None, **how: Any) -> bool:
+def integrate_into(writer: RunWriter, problem: Runnable, state: State | None, **how: Any) -> bool:
     """Integrate, and leave the run file whole, ready to be resumed, or gone if it is empty.
 
     Parameters
@@ -425,7 +425,7 @@ def integrate_into(writer: RunWriter, problem: Problem, state: State | None, **h
 
 def open_writer(
     out: Path,
-    problem: Problem,
+    problem: Runnable,
     config: Mapping[str, Any],
     if_exists: IfExists,
     *,
@@ -465,7 +465,7 @@ def unlike(out: Path, config: Mapping[str, Any]) -> list[str]:
     return differences(held, json.loads(config_text(config)))
 
 
-def create(out: Path, problem: Problem, attrs: Mapping[str, Any], *, overwrite: bool) -> RunWriter:
+def create(out: Path, problem: Runnable, attrs: Mapping[str, Any], *, overwrite: bool) -> RunWriter:
     """Lay out the file of a run; see `RunWriter.create`."""
     groups = tuple(range(0, problem.plan.paths, problem.plan.batch))
     layout = problem.layout()
@@ -486,7 +486,7 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 # -------------------------------
 
 
-def _extension(out: Path, config: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
+def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[str, Any]:
     """Return the attributes of an extension of the finished run in `out`; none for the same run.
 
     Raises

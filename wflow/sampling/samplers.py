@@ -204,7 +204,9 @@ def brwp(
         }
 
     method = _Method("brwp", h, beta, prior, {"kernel": kernel}, move, attention=True)
-    problem = _problem(method, x0, grad, steps, 0, save_every, snapshots, threads, checkpoint_every)
+    problem = _sampler_run(
+        method, x0, grad, steps, 0, save_every, snapshots, threads, checkpoint_every
+    )
     return _run(problem, out, if_exists, progress)
 
 
@@ -325,7 +327,9 @@ def myula(
         return x - h * gradient - h / gamma * (x - checked.prox(x, gamma)), {}
 
     method = _Method("myula", h, beta, prior, {"smoothing": gamma}, move)
-    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots, None, checkpoint_every)
+    problem = _sampler_run(
+        method, x0, grad, steps, seed, save_every, snapshots, None, checkpoint_every
+    )
     return _run(problem, out, if_exists, progress)
 
 
@@ -431,7 +435,9 @@ def ula(
         return x - h * gradient, {}
 
     method = _Method("ula", h, beta, None, {}, move)
-    problem = _problem(method, x0, grad, steps, seed, save_every, snapshots, None, checkpoint_every)
+    problem = _sampler_run(
+        method, x0, grad, steps, seed, save_every, snapshots, None, checkpoint_every
+    )
     return _run(problem, out, if_exists, progress)
 
 
@@ -458,7 +464,7 @@ class _Method:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class SamplerRun:
     """A run of a sampler, its arguments checked.
 
     x0 : (n, d) or (paths, n, d)
@@ -491,9 +497,9 @@ class _Problem:
     def total(self) -> None:
         """No sum over groups of paths: there is one."""
 
-    def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> Cloud:
+    def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> SamplerBatch:
         """The tokens of some paths at time 0."""
-        return Cloud(self, paths)
+        return SamplerBatch(self, paths)
 
     @property
     def paths(self) -> int:
@@ -563,7 +569,7 @@ def _described(part: Any) -> dict[str, Any]:
         return {"name": name, "fingerprint": None, "not_comparable": str(reason)}
 
 
-def _problem(
+def _sampler_run(
     method: _Method,
     x0: ArrayLike,
     grad: Gradient,
@@ -573,7 +579,7 @@ def _problem(
     snapshots: Sequence[int] | None,
     threads: int | None,
     checkpoint_every: float,
-) -> _Problem:
+) -> SamplerRun:
     start = reals(x0, "x0")
     if start.ndim not in (2, 3) or 0 in start.shape:
         raise InputError(
@@ -588,7 +594,7 @@ def _problem(
     records = np.unique(np.append(np.arange(0, count + 1, every), count))
     key = whole(seed, "seed", 0)
     seconds = number(checkpoint_every, "checkpoint_every", least=0.0)
-    return _Problem(method, start, grad, count, key, every, records, kept, threads, seconds)
+    return SamplerRun(method, start, grad, count, key, every, records, kept, threads, seconds)
 
 
 def _warn_lonely(run: xarray.Dataset) -> None:
@@ -604,7 +610,7 @@ def _warn_lonely(run: xarray.Dataset) -> None:
         )
 
 
-def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
+def _warn_diverging(problem: SamplerRun, run: xarray.Dataset) -> None:
     """Warn of a finished run whose tokens move ever faster, by more than noise, way and spread.
 
     The last two tell a step that is too large, above 2/L, from tokens on the way out of a saddle.
@@ -628,7 +634,7 @@ def _warn_diverging(problem: _Problem, run: xarray.Dataset) -> None:
 
 
 def _run(
-    problem: _Problem, out: str | Path | None, if_exists: IfExists, progress: bool
+    problem: SamplerRun, out: str | Path | None, if_exists: IfExists, progress: bool
 ) -> xarray.Dataset:
     """Compute a run in memory or in a file, and warn of what went wrong with it."""
     found = run(problem, out, if_exists, progress)
@@ -637,14 +643,14 @@ def _run(
     return found
 
 
-class Cloud:
+class SamplerBatch:
     """The tokens of some paths at one time.
 
     What is recorded of a step is the tokens at its start and how it moves them, so that the last
     step is computed and not taken.
     """
 
-    def __init__(self, problem: _Problem, paths: Paths) -> None:
+    def __init__(self, problem: SamplerRun, paths: Paths) -> None:
         self.problem, self.paths, x0 = problem, paths, problem.x0
         rows = slice(paths.first, paths.last)
         self.start = x0[rows] if x0.ndim == 3 else x0[None]

@@ -163,7 +163,9 @@ def test_compare_runs_as_a_command_and_writes_its_figures(tmp_path):
     assert f"{rows['NumPy, plain einsum']['median_ms']:.3f}" in said
 
 
-def test_sphere_maps_runs_as_a_command_and_says_what_is_missing(tmp_path):
+def test_sphere_maps_runs_as_a_command_and_says_what_is_missing(tmp_path, cases):
+    if not cases(0, 1):
+        pytest.skip("with --long; test_compare_runs_as_a_command has the shorter one")
     file = tmp_path / "sphere_maps.json"
     command = [sys.executable, str(BENCHMARKS / "sphere_maps.py"), "--tokens", "500", "--heads",
                "2", "--rounds", "1", "--json", str(file)]  # fmt: skip

@@ -99,7 +99,9 @@ SMALL = ["--n", "60", "--paths", "2", "--t-final", "20", "--dt", "0.05", "--rati
 SMALL += ["--ledger-paths", "200", "--ledger-t", "0.4", "--threads", "1"]
 
 
-def test_study_finds_order_below_the_critical_diffusion_only(tmp_path, monkeypatch, capsys) -> None:
+def test_study_finds_order_below_the_critical_diffusion_only(
+    tmp_path, monkeypatch, capsys, sketched_study
+) -> None:
     assert call("noisy_tokens", monkeypatch, *SMALL, "--out", str(tmp_path)) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     verdicts = [finding["verdict"] for finding in summary["findings"]]

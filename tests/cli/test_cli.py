@@ -172,12 +172,12 @@ def test_info_tells_run_provenance_and_numbers(runs, capsys):
 
 
 @pytest.mark.parametrize("name", ["general", "effective", "single"])
-def test_plot_draws_every_kind_of_run_of_the_solver(runs, tmp_path, name, capsys):
+def test_plot_draws_every_kind_of_run_of_the_solver(runs, tmp_path, name, capsys, sketched):
     assert main(["plot", str(runs[name]), "--out", str(tmp_path)]) == 0
     assert f"{name}_tokens_path0.pdf" in capsys.readouterr().out
 
 
-def test_figures_of_an_unfinished_run_bear_its_name(runs, tmp_path, capsys):
+def test_figures_of_an_unfinished_run_bear_its_name(runs, tmp_path, capsys, sketched):
     copy = Path(shutil.copy(runs["ou"], tmp_path / "dt0.01.h5.partial"))
     with h5py.File(copy, "r+") as file:
         file.attrs.modify("complete", np.array([0]))

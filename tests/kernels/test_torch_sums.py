@@ -398,7 +398,9 @@ def test_importing_the_solver_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_benchmark_runs_on_the_cpu_and_finds_equal_numbers(tmp_path):
+def test_benchmark_runs_on_the_cpu_and_finds_equal_numbers(tmp_path, cases):
+    if not cases(0, 1):
+        pytest.skip("with --long")
     file = tmp_path / "gpu.json"
     script = HERE.parents[1] / "benchmarks" / "gpu_particles.py"
     command = [sys.executable, str(script), "--device", "cpu", "--quick", "--json", str(file)]

@@ -4,11 +4,12 @@ import dataclasses
 import inspect
 import json
 import re
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import h5py
 import numpy as np
 import pytest
+import xarray
 from run_layouts import spoiled
 
 import wflow
@@ -19,6 +20,7 @@ from wflow.analysis.verify import verify
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.kernels.evaluate import BACKENDS, DIRECTIONS, FLOWS, METHODS, RANGE
 from wflow.particles.problem import problem_of
+from wflow.runs.driver import IfExists
 from wflow.runs.read import nested
 
 LAW = OrnsteinUhlenbeck(np.eye(3))
@@ -47,6 +49,28 @@ def test_the_names_that_a_type_checker_knows_are_those_that_are_taken():
         (checks.Precision, [np.dtype(kind).name for kind in RANGE]),
     ):
         assert set(names) == set(get_args(alias)), alias
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (wflow.solve, "flow direction scheme if_exists save compute"),
+        (wflow.jko.minimizing_movements, "metric direction scheme"),
+        (wflow.velocity, "flow direction method"),
+        (wflow.clusters.stationarity, "flow direction"),
+        (wflow.stability.growth_constant, "flow direction"),
+        (Compute, "method backend dtype"),
+    ],
+)
+def test_arguments_that_are_names_are_annotated_with_the_names_that_are_taken(function, arguments):
+    known = {
+        "flow": checks.FlowName, "direction": checks.Direction, "scheme": checks.SchemeName,
+        "method": checks.Method, "backend": checks.Backend, "dtype": checks.Precision,
+        "metric": checks.MetricName, "if_exists": IfExists, "save": SaveAt, "compute": Compute,
+    }  # fmt: skip
+    hints = get_type_hints(function, localns={"xarray": xarray})
+    for name in arguments.split():
+        assert known[name] in (hints[name], *get_args(hints[name])), name
 
 
 def test_the_names_of_metrics_that_a_type_checker_knows_are_those_that_are_taken():
@@ -85,7 +109,9 @@ CALLS = [
 ]  # each with whether it is taken
 
 
-def test_a_type_checker_refuses_names_that_are_misspelled(tmp_path):
+def test_a_type_checker_refuses_names_that_are_misspelled(tmp_path, cases):
+    if not cases(0, 1):
+        pytest.skip("with --long: mypy reads the whole package")
     api = pytest.importorskip("mypy.api")
     script = tmp_path / "script.py"
     lines = ["import wflow", "from wflow.heads import Frozen", ""]

@@ -19,8 +19,8 @@ def run(out, mode="error", batch=3):
     """The run of these tests."""
     wflow.solve(
         wflow.tokens.cross_polytope(40, 3, seed=1), OrnsteinUhlenbeck(np.eye(3)), heads=4,
-        t_final=20.0, dt=0.002, paths=3, seed=5, out=out, if_exists=mode,
-        save=wflow.SaveAt(snapshots=[0, 3, 20], heads=True),
+        t_final=8.0, dt=0.002, paths=3, seed=5, out=out, if_exists=mode,
+        save=wflow.SaveAt(snapshots=[0, 3, 8], heads=True),
         compute=wflow.Compute(batch=int(batch), checkpoint_every=0.05),
     ).close()  # fmt: skip
     return 0

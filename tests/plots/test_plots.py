@@ -276,7 +276,9 @@ def stems(run: xr.Dataset, folder: Path, source: str) -> set[str]:
     return {file.stem for file in plots.plot_run(run, folder)}
 
 
-def test_figures_of_runs_whose_names_hold_dots_do_not_overwrite_each_other(tmp_path: Path) -> None:
+def test_figures_of_runs_whose_names_hold_dots_do_not_overwrite_each_other(
+    tmp_path: Path, sketched: None
+) -> None:
     run = synthetic_run(energy=False, paths=1)
     names = ("dt0.01.h5", "dt0.005.h5", "x/dt0.02.h5.partial", "dt0.1", "dt0.2")
     written = [stems(run, tmp_path, name) for name in names]
@@ -296,7 +298,9 @@ def test_mean_and_path_are_drawn_on_the_same_principal_axes(tmp_path: Path) -> N
     np.testing.assert_allclose(basis["mean"], basis[0], atol=1e-10)
 
 
-def test_energy_that_is_never_finite_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_energy_that_is_never_finite_is_left_out_with_a_warning(
+    tmp_path: Path, sketched: None
+) -> None:
     run = synthetic_run()
     for name in ("energy", "edi_residual", "edi_residual_upper_gradient"):
         run[name][:] = np.inf

@@ -12,7 +12,11 @@ import pytest
 from wflow.study.frame import Verdict
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
+NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
 VERDICTS = get_args(Verdict)
+OF_NETWORKS = {"cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
+               "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
+               "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text"}  # fmt: skip
 sys.path.insert(0, str(STUDIES))  # as Python does for a script
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import STUDIES, call
+from scripts import NAMES, OF_NETWORKS, call
 
 import wflow
 from wflow import InputError
@@ -16,10 +16,6 @@ from wflow.cli import main, studies
 from wflow.study import heads
 
 ROOT = Path(wflow.__file__).parents[1]
-NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
-OF_NETWORKS = {"cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
-               "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
-               "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text"}  # fmt: skip
 SMALL = ["--heads", "2", "--n", "12", "--paths", "2", "--t-final", "0.1", "--threads", "1"]
 
 

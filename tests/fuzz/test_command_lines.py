@@ -21,7 +21,8 @@ import h5py
 import numpy as np
 import pytest
 from run_layouts import STEERING, escapes, spoiled, steers
-from scripts import STUDIES, script, shell
+from scripts import NAMES as STUDIES
+from scripts import OF_NETWORKS, script, shell
 
 import wflow
 from wflow import InputError, study
@@ -76,10 +77,6 @@ SMALL = {
     "trained_heads": "--preset smoke --paths 1 --t-final 1",
     "web_text": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
 }
-
-OF_NETWORKS = ("cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
-               "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
-               "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text")  # fmt: skip
 
 LARGE = "1000000000000"  # a size that is refused, or a time that a run may take years to reach
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "-0.0", "1.5", "1e-320", "1e308", "1e400", "-1e9",
@@ -269,7 +266,7 @@ def outcome(
     return status, ""
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in STUDIES.glob("[a-z]*.py")))
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_wrong_flag_of_a_study_is_a_message(
     name, tmp_path, monkeypatch, capsys, cases, hostile, bounded
 ) -> None:

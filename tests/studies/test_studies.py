@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
-from scripts import STUDIES, call, shell
+from scripts import NAMES, STUDIES, call, shell
 
 import wflow
 from wflow import Compute, InputError, RunFileError, WflowError, study
@@ -293,7 +293,6 @@ for script in sys.argv[1:]:
     said[script] = status, out.getvalue(), err.getvalue()
 print(json.dumps(said))
 """
-NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 from scripts import call, script
 
 import wflow
-from wflow import InputError, clusters
+from wflow import clusters
 
 _clustering = script("_clustering")
 
@@ -176,26 +176,3 @@ def test_long_time_tells_frozen_heads_from_oscillating_ones(tmp_path, monkeypatc
         "confirmed in part",
         "not confirmed",
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "flags", "message"),
-    [
-        ("clustering", ["--betas", "1", "1"], "--betas"),
-        ("clustering", ["--betas", "-1"], "--betas is -1"),
-        ("clustering", ["--dims", "1"], "--dims"),
-        ("clustering", ["--scale", "4"], "--scale"),
-        ("clustering", ["--dt", "0.7"], "steps"),
-        ("long_time", ["--paths", "1"], "--paths is 1"),
-        ("long_time", ["--sigma2", "0"], "--sigma2 is 0"),
-        ("long_time", ["--noisy-heads", "4", "4"], "--noisy-heads"),
-        ("long_time", ["--t-final", "0.5"], "snapshot"),
-    ],
-)
-def test_bad_flags_are_refused_before_anything_is_written(
-    tmp_path, monkeypatch, name, flags, message
-):
-    out = tmp_path / "new"
-    with pytest.raises(InputError, match=message):
-        call(name, monkeypatch, *flags, "--out", str(out))
-    assert not out.exists()

@@ -3,12 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 import xarray as xr
 from scripts import call, script
 
 import wflow
-from wflow import InputError
 
 SMALL = ["--preset", "smoke", "--threads", "1"]
 
@@ -94,19 +92,3 @@ def test_noise_confirms_nothing() -> None:
     for finding in (alone, vanishes, paired, cells):
         assert finding.verdict == "inconclusive"
     assert points.verdict == "not confirmed"  # some G^2 is far off, whatever the interval
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--d", "4"], "meshes"),
-        (["--n", "50", "20"], "expected rising numbers"),
-        (["--n", "50"], "compared with a smaller n"),
-        (["--finer-paths", "17"], "--finer-paths is 17"),
-        (["--points", "15"], "--points is 15"),
-        ([*SMALL, "--dt", "0.2"], "above the bound"),
-    ],
-)
-def test_flags_that_cannot_be_used_are_refused(tmp_path, monkeypatch, flags, message) -> None:
-    with pytest.raises(InputError, match=message):
-        call("decay_equation", monkeypatch, *flags, "--out", str(tmp_path / "new"))

@@ -8,8 +8,6 @@ import pytest
 import xarray as xr
 from scripts import VERDICTS, call
 
-from wflow import InputError
-
 FLOWS = ["--n", "8", "--heads", "2", "--paths", "2", "--threads", "1"]
 METRIC = [*FLOWS, "--times", "0", "0.2", "--deltas", "0.02", "0.01", "--t-final", "0.22",
           "--dt", "0.01", "--pairs", "6", "--segments", "4"]  # fmt: skip
@@ -67,30 +65,3 @@ def test_jko_study_finds_first_order_and_the_flow_that_is_followed(tmp_path, mon
     request.getfixturevalue("sketched")
     assert call("jko", monkeypatch, *JKO, "--out", str(out), "--resume") == 0
     assert document(out)["findings"] == first["findings"]
-
-
-@pytest.mark.parametrize(
-    ("name", "flags", "match"),
-    [
-        ("metric", ["--largest", "100"], "--largest is 100"),
-        ("metric", ["--deltas", "0.01"], "--deltas"),
-        ("metric", ["--deltas", "0.02", "0.013", "--dt", "0.01"], "--deltas 0.013"),
-        ("metric", ["--t-final", "1.0"], "--t-final is 1"),
-        ("metric", ["--paths", "1"], "--paths is 1"),
-        ("metric", ["--times", "-1"], "--times"),
-        ("jko", ["--taus", "0.1", "0.1"], "--taus"),
-        ("jko", ["--taus", "0.3", "0.1"], "steps"),
-        ("jko", ["--heads", "1"], "--heads is 1"),
-        ("jko", ["--sigma2", "0"], "--sigma2 is 0"),
-        ("jko", ["--taus", "-0.5", "0.5"], "--taus"),
-    ],
-)
-def test_flags_that_make_no_study_are_refused_before_anything_is_written(
-    name, flags, match, tmp_path, monkeypatch
-):
-    out = tmp_path / "refused"
-    with pytest.raises((InputError, SystemExit)) as caught:
-        call(name, monkeypatch, *flags, "--out", str(out))
-    if caught.type is InputError:
-        assert match in str(caught.value)
-    assert not out.exists()

@@ -8,7 +8,7 @@ import xarray as xr
 from scripts import VERDICTS, call, script
 
 import wflow
-from wflow import InputError, tokens, transport
+from wflow import tokens, transport
 
 SMALL = ["--t-final", "0.2", "--dt", "0.05", "--threads", "1", "--heads", "2"]
 
@@ -82,23 +82,6 @@ def test_known_rates_have_their_slopes_and_a_cloud_law_decides_the_verdict() -> 
     assert verdicts == ["confirmed", "not confirmed", "not confirmed", "not confirmed", "confirmed"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--n", "50"], "--n is 50"),
-        (["--n", "50", "25"], "--n is 50 25"),
-        (["--d", "1"], "--d is 1"),
-        (["--paths", "1"], "--paths is 1"),
-        (["--heads", "0"], "--heads is 0"),
-        (["--sigma2", "-1"], "--sigma2 is -1"),
-    ],
-)
-def test_bad_flags_are_refused(flags, says, tmp_path, monkeypatch) -> None:
-    with pytest.raises(InputError, match=says):
-        call("mean_field_limit", monkeypatch, *flags, "--out", str(tmp_path / "none"))
-    assert not (tmp_path / "none").exists()
-
-
 def test_study_of_many_tokens_compares_every_n_with_the_limit(tmp_path, monkeypatch, capsys):
     out = tmp_path / "large"
     flags = ["--n", "100", "200", "--reference", "300", "--paths", "3", "--method", "fast"]
@@ -124,19 +107,3 @@ def test_evenly_spread_points_have_the_moments_of_the_uniform_law(d) -> None:
     np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, atol=1e-14)
     np.testing.assert_allclose(x.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(x.T @ x / len(x), np.eye(d) / d, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--n", "100", "50"], "--n is 100 50"),
-        (["--reference", "50", "--n", "60", "70"], "--reference is 50"),
-        (["--tolerance", "1e-20", "--method", "fast"], "tolerance"),
-        (["--dt", "0.3"], "--dt"),
-    ],
-)
-def test_flags_of_many_tokens_that_make_no_study_are_named(flags, said, tmp_path, monkeypatch):
-    short = ["--n", "10", "20", "--reference", "30", "--out", str(tmp_path / "large")]
-    with pytest.raises(InputError, match=said):
-        call("mean_field_large", monkeypatch, *short, *flags)
-    assert not (tmp_path / "large").exists()

@@ -9,7 +9,7 @@ import xarray as xr
 from scripts import call, script
 
 import wflow
-from wflow import InputError, fits, meanfield, transport
+from wflow import fits, meanfield, transport
 
 SMALL = ["--preset", "smoke", "--threads", "1"]
 
@@ -89,17 +89,3 @@ def test_a_fit_leaves_out_what_the_equation_does_not_resolve() -> None:
     assert parts.fit(resolved, 2, "energy").exponent / 2 == pytest.approx(-0.5)
     assert isinstance(parts.fit(resolved, 2, "energy"), fits.PowerLaw)
     assert parts.fit(table.assign(energy_error=table["energy_error"] * 20), 2, "energy") is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--d", "5"], "meshes"),
-        (["--n", "10"], "two numbers"),
-        (["--w2-sphere", "10"], "--w2-sphere is 10"),
-        (["--cells", "100"], "cells"),
-    ],
-)
-def test_flags_that_cannot_be_used_are_refused(tmp_path, monkeypatch, flags, message) -> None:
-    with pytest.raises(InputError, match=message):
-        call("mean_field_equation", monkeypatch, *flags, "--out", str(tmp_path / "new"))

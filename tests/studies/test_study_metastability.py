@@ -9,7 +9,6 @@ import xarray as xr
 from scripts import call, script
 
 import wflow
-from wflow import InputError
 from wflow.heads import Frozen
 
 SMALL = ["--preset", "smoke", "--threads", "1"]
@@ -138,18 +137,3 @@ def test_the_study_measures_the_lifetimes_of_the_law(
         "inconclusive",
     ]  # fmt: skip
     assert "two points" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--angle", "4"], "--angle is 4"),
-        (["--pair-n", "5"], "even"),
-        (["--betas", "1", "2"], "--betas"),
-        (["--growth", "1e30"], "--start-betas"),
-        (["--equation-betas", "1", "2", "1e9"], "--equation-betas"),
-    ],
-)
-def test_flags_that_cannot_be_used_are_refused(tmp_path, monkeypatch, flags, message) -> None:
-    with pytest.raises(InputError, match=message):
-        call("metastability", monkeypatch, *flags, "--out", str(tmp_path / "new"))

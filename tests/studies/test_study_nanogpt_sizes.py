@@ -255,20 +255,3 @@ def test_byte_pairs_have_the_vocabulary_of_those_that_occur(monkeypatch):
     assert asked == [("gpt2", "folder")] and found.text.source.endswith("of which 59 occur")
     assert {*found.text.train.tolist(), *found.text.test.tolist()} == set(range(59))
     assert found.lines == sonnets.decode(torch.cat([sonnets.train, sonnets.test])).count("\n")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--only", "XL characters"], "--only"),
-        (["--epochs", "0"], "--epochs is 0"),
-        (["--rate", "0"], "--rate is 0"),
-        (["--temperature", "-1"], "--temperature is -1"),
-        (["--seeds", "0"], "--seeds is 0"),
-    ],
-)
-def test_bad_flags_are_refused_and_nothing_is_written(flags, message, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=message):
-        call("nanogpt_sizes", monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
-    assert not out.exists()

@@ -152,31 +152,6 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "message"),
-    [
-        ("mnist_vit", ["--only", "best"], "--only"),
-        ("mnist_vit", ["--epochs", "0"], "--epochs is 0"),
-        ("mnist_vit", ["--digits", "0"], "--digits is 0"),
-        ("mnist_vit", ["--lam", "-1"], "--lam is -1"),
-        ("mnist_vit", ["--data", "nowhere"], "--data"),
-        ("shakespeare_gpt", ["--data", ""], "--data"),
-        ("shakespeare_gpt", ["--steps", "0"], "--steps is 0"),
-        ("shakespeare_gpt", ["--share", "0"], "--share is 0"),
-        ("shakespeare_gpt", ["--rate", "0"], "--rate is 0"),
-        ("shakespeare_gpt", ["--seeds", "0"], "--seeds is 0"),
-        ("shakespeare_gpt", ["--resume", "--overwrite"], "give one of the two"),
-    ],
-)
-def test_bad_flags_are_refused_and_nothing_is_written(
-    name, flags, message, tmp_path, monkeypatch, no_data
-):
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=message):
-        call(name, monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
-    assert not out.exists()
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_absent_is_refused(tmp_path, monkeypatch, no_data):
     with pytest.raises(InputError, match="CUDA"):

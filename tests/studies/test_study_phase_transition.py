@@ -8,7 +8,7 @@ import xarray as xr
 from scripts import call, script
 
 import wflow
-from wflow import Compute, InputError
+from wflow import Compute
 
 SMALL = ["--preset", "smoke", "--n", "20", "--betas", "1", "3", "--threads", "1"]
 
@@ -112,18 +112,3 @@ def test_an_equation_that_has_not_come_to_rest_decides_nothing() -> None:
     off[1, 1, 0] = 0.5
     wrong = study.of_runs(study.Setup(), table.assign(equation=off))[3]
     assert wrong.verdict == "confirmed in part"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--d", "1"], "--d is 1"),
-        (["--d", "4"], "give --no-equation"),
-        (["--beta", "7"], "above 6"),
-        (["--n", "3"], "--n is 3"),
-    ],
-)
-def test_flags_that_make_no_study_are_refused(flags, message, monkeypatch, tmp_path) -> None:
-    with pytest.raises(InputError, match=message):
-        call("phase_transition", monkeypatch, *flags, "--out", str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from scripts import STUDIES, call, script  # noqa: E402
 from trainings import torchrun  # noqa: E402
 
-from wflow import InputError, nets  # noqa: E402
+from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 NAMES = ("baseline", "node", "unregularised", "slight", "continuous")
@@ -155,20 +155,3 @@ def test_explosions_decide_the_verdicts(diverged, verdicts):
     assert found[4].verdict == found[5].verdict == "confirmed" and "50 %: " in found[5].found
     straight = found[6]
     assert straight.verdict == ("inconclusive" if "unregularised" in diverged else "confirmed")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--only", "best"], "--only"),
-        (["--points", "0"], "--points is 0"),
-        (["--rate", "-1"], "--rate"),
-        (["--preset", "paper"], "ModelNet40"),
-    ],
-)
-def test_flags_that_cannot_be_are_refused(tmp_path, monkeypatch, flags, message):
-    monkeypatch.delenv("WFLOW_DATA", raising=False)
-    monkeypatch.setattr(nets.data.download, "cache_folder", lambda: None)
-    given = ["--preset", "smoke", *flags, "--out", str(tmp_path / "out"), "--device", "cpu"]
-    with pytest.raises(InputError, match=message):
-        call("point_clouds", monkeypatch, *given)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from scripts import VERDICTS, call, script  # noqa: E402
 
-from wflow import InputError, nets  # noqa: E402
+from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -244,21 +244,3 @@ def test_findings_are_decided_by_the_numbers():
     texts = [f for f in near if "as many batches" in f.prediction]
     assert [f.verdict for f in texts] == ["inconclusive"]
     assert math.isfinite(float(texts[0].found.split()[2]))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--only", "XL"], "--only"),
-        (["--iterations", "0"], "--iterations is 0"),
-        (["--maximised", "0"], "--maximised is 0"),
-        (["--rate", "0"], "--rate is 0"),
-        (["--rho", "0"], "--rho is 0"),
-        (["--seeds", "0"], "--seeds is 0"),
-    ],
-)
-def test_bad_flags_are_refused_and_nothing_is_written(flags, message, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=message):
-        call("pontryagin_gpt", monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
-    assert not out.exists()

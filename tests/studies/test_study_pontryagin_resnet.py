@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from scripts import VERDICTS, call, script  # noqa: E402
 
-from wflow import InputError, nets  # noqa: E402
+from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -211,23 +211,3 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sket
         )
         assert table["forward"].sel(model="donut classic") == 1
         assert table["forward"].sel(model="donut heun emsa") > 10
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--only", "donut"], "--only"),
-        (["--datasets", "donut", "donut"], "--datasets"),
-        (["--width", "1"], "--width is 1"),
-        (["--layers", "0"], "--layers is 0"),
-        (["--maximisations", "0"], "--maximisations is 0"),
-        (["--rho", "0"], "--rho is 0"),
-        (["--adam", "-1"], "--adam is -1"),
-        (["--seeds", "0"], "--seeds is 0"),
-    ],
-)
-def test_bad_flags_are_refused_and_nothing_is_written(flags, message, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=message):
-        call("pontryagin_resnet", monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
-    assert not out.exists()

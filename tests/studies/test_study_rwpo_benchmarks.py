@@ -136,18 +136,3 @@ def test_the_compared_flows_have_the_same_potential_and_the_presets_those_of_tab
         models["chosen"], small, "moons", study.RwpoBenchmarks(device="cpu"), 0, 2, "test"
     )
     assert run.config.batch == small.batch + flows["chosen"].tokens  # rows of the loss, and context
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--targets", "moon"], "--targets"),
-        (["--targets", "moons", "moons"], "each once"),
-        (["--iterations", "0"], "--iterations is 0"),
-        (["--only", "best"], "--only"),
-    ],
-)
-def test_flags_that_make_no_study_are_refused(flags, message, monkeypatch, tmp_path):
-    with pytest.raises(InputError, match=message):
-        call(NAME, monkeypatch, "--preset", "smoke", "--out", str(tmp_path / "x"), *flags)
-    assert not (tmp_path / "x").exists()

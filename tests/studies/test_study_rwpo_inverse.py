@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 from scripts import call, script  # noqa: E402
 
-from wflow import InputError  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 NAME = "rwpo_inverse"
@@ -34,13 +33,6 @@ def test_the_study_trains_compares_and_continues(tmp_path, monkeypatch, capsys, 
         assert np.isfinite(table[["mean_error", "relative_l1", "rank_p"]].to_array()).all()
         assert np.isfinite(table["validation"].sel(model="lorenz ot-flow")).all()
         assert table["reference_l1"].max() < 0.1 < table["relative_l1"].max()
-
-
-def test_unknown_models_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="--models"):
-        call(NAME, monkeypatch, "--models", "flow", "--out", str(tmp_path / "out"))
-    with pytest.raises(InputError, match="name"):
-        call(NAME, monkeypatch, "--models", "sparse", "sparse", "--out", str(tmp_path / "out"))
 
 
 def test_a_gain_within_the_spread_is_inconclusive():

@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
 import xarray as xr
 from scripts import VERDICTS, call, script
-
-from wflow import InputError
 
 # Verdicts that do not depend on the size of grids and clouds.
 EXPECTED = {
@@ -47,8 +44,3 @@ def test_the_study_writes_tables_and_figures(tmp_path, monkeypatch, capsys, sket
     found = json.loads((tmp_path / "summary.json").read_text())["findings"]
     assert not found or all(one["verdict"] in VERDICTS for one in found)
     assert "Proposition 4, rho* = N(0, 1)" in capsys.readouterr().out
-
-
-def test_unknown_parts_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="--only"):
-        call("rwpo_operator", monkeypatch, "--only", "kernel", "--out", str(tmp_path / "out"))

@@ -3,12 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 import xarray as xr
-from scripts import call, script
+from scripts import script
 
 import wflow
-from wflow import InputError
 
 
 def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsys, sketched):
@@ -44,8 +42,3 @@ def test_bias_of_infinitely_many_tokens_is_of_first_order():
     study = script("rwpo_sampler")
     steps = np.array([0.1, 0.01, 0.001])
     assert np.allclose([study.mean_field_deficit(h) / h for h in steps], 1, atol=4 * steps, rtol=0)
-
-
-def test_threads_are_checked(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="--threads is 0"):
-        call("rwpo_sampler", monkeypatch, "--threads", "0", "--out", str(tmp_path / "out"))

@@ -214,19 +214,3 @@ def test_ablations_are_decided_by_the_numbers():
     assert close[1].verdict == "inconclusive"  # within the spread of a tenth of the gain
     bad = characters.ablated(ablation(steps, [2.5, 2.0, 2.01, 2.03, 3.5]), "steps")
     assert [f.verdict for f in bad] == ["confirmed in part", "not confirmed"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--only", "node"], "--only"),
-        (["--iterations", "0"], "--iterations is 0"),
-        (["--share", "2"], "--share is 2"),
-        (["--rate", "0"], "--rate is 0"),
-    ],
-)
-def test_bad_flags_are_refused_and_nothing_is_written(flags, message, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match=message):
-        call("shakespeare_words", monkeypatch, "--preset", "smoke", "--out", str(out), *flags)
-    assert not out.exists()

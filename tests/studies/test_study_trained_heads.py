@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from scripts import call  # noqa: E402
 
-from wflow import InputError  # noqa: E402
 from wflow.nets import GPT, ContinuousTransformer, NodeTransformer, particles, train  # noqa: E402
 
 SMOKE = ["--preset", "smoke", "--paths", "2", "--t-final", "2", "--threads", "1"]
@@ -100,28 +99,3 @@ def test_study_takes_checkpoints(tmp_path, monkeypatch, sketched):
         assert table["network"].values.tolist() == ["one", "two"]
         same = table["cosine"].sel(network="one") - table["cosine"].sel(network="two")
         assert np.abs(same).max() == 0  # one network, twice
-
-
-@pytest.mark.parametrize(
-    ("flags", "match"),
-    [
-        (["--t-final", "1.5"], "--t-final is 1.5"),
-        (["--dt", "2"], "--dt is 2"),
-        (["--scale", "4"], "--scale is 4"),
-        (["--tokens", "1"], "--tokens is 1"),
-        (["--preset", "paper"], "needs --checkpoint"),
-        (["--checkpoint", "a/x.pt", "a/y.pt"], "different names"),
-        (["--checkpoint", "nowhere/checkpoint.pt"], "does not exist"),
-        (["--data", "nowhere"], "--data"),
-        (["--scheduler", "nowhere"], "--scheduler"),
-        (["--scheduler", " "], "scheduler"),
-    ],
-)
-def test_bad_flags_are_refused_before_any_training(flags, match, tmp_path, monkeypatch):
-    if flags[0] == "--scheduler":
-        pytest.importorskip("distributed", reason="the extra dask is not installed")
-    monkeypatch.setattr(train, "train", lambda *_, **__: pytest.fail("the training has begun"))
-    out = tmp_path / "refused"
-    with pytest.raises(InputError, match=match):
-        call("trained_heads", monkeypatch, *SMOKE, *flags, "--out", str(out))
-    assert not out.exists()

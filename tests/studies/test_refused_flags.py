@@ -1,0 +1,202 @@
+"""Flags that make no study: they are named, and nothing is written."""
+
+import shlex
+
+import pytest
+from scripts import OF_NETWORKS, call
+
+from wflow import InputError
+
+# Of each study: flags, and a part of the message.
+REFUSED = {
+    "clustering": {
+        "--betas 1 1": "--betas",
+        "--betas -1": "--betas is -1",
+        "--dims 1": "--dims",
+        "--scale 4": "--scale",
+        "--dt 0.7": "steps",
+    },
+    "decay_equation": {
+        "--d 4": "meshes",
+        "--n 50 20": "expected rising numbers",
+        "--n 50": "compared with a smaller n",
+        "--finer-paths 17": "--finer-paths is 17",
+        "--points 15": "--points is 15",
+        "--preset smoke --dt 0.2": "above the bound",
+    },
+    "edi_defect": {
+        "--heads 1": "--heads is 1",
+        "--t-final 0.3 --dt 0.2": "steps",
+        "--t-final 0.05 --dt 0.002": "--t-final is 0.05",
+    },
+    "equilibria": {
+        "--beta 0": "--beta is 0",
+        "--sizes 4 4": "--sizes",
+    },
+    "jko": {
+        "--taus 0.1 0.1": "--taus",
+        "--taus 0.3 0.1": "steps",
+        "--heads 1": "--heads is 1",
+        "--sigma2 0": "--sigma2 is 0",
+        "--taus -0.5 0.5": "--taus",
+    },
+    "long_time": {
+        "--paths 1": "--paths is 1",
+        "--sigma2 0": "--sigma2 is 0",
+        "--noisy-heads 4 4": "--noisy-heads",
+        "--t-final 0.5": "snapshot",
+    },
+    "mean_field_equation": {
+        "--d 5": "meshes",
+        "--n 10": "two numbers",
+        "--w2-sphere 10": "--w2-sphere is 10",
+        "--cells 100": "cells",
+    },
+    "mean_field_large": {
+        "--n 100 50": "--n is 100 50",
+        "--reference 50 --n 60 70": "--reference is 50",
+        "--tolerance 1e-20 --method fast": "tolerance",
+        "--dt 0.3": "--dt",
+    },
+    "mean_field_limit": {
+        "--n 50": "--n is 50",
+        "--n 50 25": "--n is 50 25",
+        "--d 1": "--d is 1",
+        "--paths 1": "--paths is 1",
+        "--heads 0": "--heads is 0",
+        "--sigma2 -1": "--sigma2 is -1",
+    },
+    "metastability": {
+        "--angle 4": "--angle is 4",
+        "--pair-n 5": "even",
+        "--betas 1 2": "--betas",
+        "--growth 1e30": "--start-betas",
+        "--equation-betas 1 2 1e9": "--equation-betas",
+    },
+    "metric": {
+        "--largest 100": "--largest is 100",
+        "--deltas 0.01": "--deltas",
+        "--deltas 0.02 0.013 --dt 0.01": "--deltas 0.013",
+        "--t-final 1.0": "--t-final is 1",
+        "--paths 1": "--paths is 1",
+        "--times -1": "--times",
+    },
+    "mnist_vit": {
+        "--only best": "--only",
+        "--epochs 0": "--epochs is 0",
+        "--digits 0": "--digits is 0",
+        "--lam -1": "--lam is -1",
+        "--data nowhere": "--data",
+    },
+    "nanogpt_sizes": {
+        "--only 'XL characters'": "--only",
+        "--epochs 0": "--epochs is 0",
+        "--rate 0": "--rate is 0",
+        "--temperature -1": "--temperature is -1",
+        "--seeds 0": "--seeds is 0",
+    },
+    "phase_transition": {
+        "--d 1": "--d is 1",
+        "--d 4": "give --no-equation",
+        "--beta 7": "above 6",
+        "--n 3": "--n is 3",
+    },
+    "point_clouds": {
+        "--only best": "--only",
+        "--points 0": "--points is 0",
+        "--rate -1": "--rate",
+        "--preset paper": "ModelNet40",
+    },
+    "pontryagin_gpt": {
+        "--only XL": "--only",
+        "--iterations 0": "--iterations is 0",
+        "--maximised 0": "--maximised is 0",
+        "--rate 0": "--rate is 0",
+        "--rho 0": "--rho is 0",
+        "--seeds 0": "--seeds is 0",
+    },
+    "pontryagin_resnet": {
+        "--only donut": "--only",
+        "--datasets donut donut": "--datasets",
+        "--width 1": "--width is 1",
+        "--layers 0": "--layers is 0",
+        "--maximisations 0": "--maximisations is 0",
+        "--rho 0": "--rho is 0",
+        "--adam -1": "--adam is -1",
+        "--seeds 0": "--seeds is 0",
+    },
+    "rwpo_benchmarks": {
+        "--targets moon": "--targets",
+        "--targets moons moons": "each once",
+        "--iterations 0": "--iterations is 0",
+        "--only best": "--only",
+    },
+    "rwpo_inverse": {
+        "--models flow": "--models",
+        "--models sparse sparse": "name",
+    },
+    "rwpo_operator": {
+        "--only kernel": "--only",
+    },
+    "rwpo_sampler": {
+        "--threads 0": "--threads is 0",
+    },
+    "shakespeare_gpt": {
+        "--data ''": "--data",
+        "--steps 0": "--steps is 0",
+        "--share 0": "--share is 0",
+        "--rate 0": "--rate is 0",
+        "--seeds 0": "--seeds is 0",
+        "--resume --overwrite": "give one of the two",
+    },
+    "shakespeare_words": {
+        "--only node": "--only",
+        "--iterations 0": "--iterations is 0",
+        "--share 2": "--share is 2",
+        "--rate 0": "--rate is 0",
+    },
+    "stability_tokens": {
+        "--sizes 1": "--sizes",
+        "--eps -1": "--eps is -1",
+        "--eps 1e-18": "--eps has 1e-18",
+    },
+    "stability_weights": {
+        "--heads 4": "--heads",
+        "--times 1000": "--times is 1000",
+        "--eps 0.1 1e-300": "--eps has 1e-300",
+        "--law-heads 1": "--law-heads is 1",
+    },
+    "trained_heads": {
+        "--t-final 1.5": "--t-final is 1.5",
+        "--dt 2": "--dt is 2",
+        "--scale 4": "--scale is 4",
+        "--tokens 1": "--tokens is 1",
+        "--preset paper": "needs --checkpoint",
+        "--checkpoint a/x.pt a/y.pt": "different names",
+        "--checkpoint nowhere/checkpoint.pt": "does not exist",
+        "--data nowhere": "--data",
+        "--scheduler nowhere": "--scheduler",
+        "--scheduler ' '": "scheduler",
+    },
+}
+LATE = [("decay_equation", "--preset smoke --dt 0.2")]  # found when the runs on cells begin
+CASES = [(name, flags) for name, refused in REFUSED.items() for flags in refused]
+
+
+@pytest.mark.parametrize(("name", "flags"), CASES)
+def test_flags_that_make_no_study_are_refused_before_anything_is_written(
+    name, flags, tmp_path, monkeypatch
+):
+    given = shlex.split(flags)
+    if "--scheduler" in given:
+        pytest.importorskip("distributed", reason="the extra dask is not installed")
+    if name in OF_NETWORKS:
+        pytest.importorskip("torch")
+        given = ["--preset", "smoke", *given]
+    if name == "mean_field_large":
+        given = ["--n", "10", "20", "--reference", "30", *given]
+    monkeypatch.delenv("WFLOW_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=REFUSED[name][flags]):
+        call(name, monkeypatch, *given, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists() or (name, flags) in LATE

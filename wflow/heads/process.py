@@ -4,12 +4,12 @@
 
 a step of strong order 1.5 for a law with additive noise, or a Runge-Kutta step for a law without
 noise, whose length may be chosen by its error; after the step the heads may jump. No head law
-depends on the tokens, so that the heads of a run can be computed in advance (`head_path`).
+depends on the tokens, so that the heads of a run can be computed in advance (`HeadWalk`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -408,87 +408,122 @@ def draw_heads(heads: int, d: int, seed: int) -> Matrices:
 # ----------------
 
 
-def head_path(
-    law: HeadLaw,
-    *,
-    heads: int | ArrayLike | QKV | None = None,
-    d: int,
-    t_final: float,
-    dt: float,
-    seed: int = 0,
-    path: int = 0,
-    scheme: SchemeName | Dopri5 | Tableau = "euler",
-    every: int = 1,
-) -> Iterator[tuple[float, Matrices]]:
-    """Heads D_h(t) of one path: those of `wflow.solve` with the same arguments, bit for bit.
-
-    D <- D + f dt + sigma dW_sym (or a step of `scheme` for a law without noise), with the random
-    numbers of (seed, path, step). Nothing is stored: a step is computed when the iterator reaches
-    it.
+class HeadWalk:
+    """Heads of one path without tokens, in strides of `every` steps: those of `wflow.solve`.
 
     Parameters
     ----------
-    law, heads, t_final, dt, seed, scheme : as in `wflow.solve`. The adaptive steps of "dopri5"
-        follow the heads alone, so that they are those of `wflow.solve` up to the tolerances
+    law, heads, dt, seed, scheme : as in `wflow.solve`. The adaptive steps of "dopri5" follow the
+        heads alone, so that they are those of `wflow.solve` up to the tolerances
     d : dimension of the tokens
     path : number of the Monte Carlo path
-    every : yield every so many steps; the number of steps is a multiple of it
+    every : steps of a stride
 
-    Yields
-    ------
-    t, D : the time, from 0 to t_final, and the heads (heads, d, d) then: a new array
+    Attributes
+    ----------
+    start, sampled : initial heads (heads, d, d), and whether they were drawn from the seed
+    law, dt, seed, path, every : as given
+    scheme : its name or its configuration
 
     Raises
     ------
     InputError
-        For an argument that cannot be used, before anything is yielded; for a law that makes heads
-        asymmetric though its attribute `symmetric` is True; for (Q, K, V) heads.
-    BlowUpError
-        For heads that leave the finite numbers.
+        For an argument that cannot be used; for (Q, K, V) heads.
 
     Source: docs/theory/head_laws.md; [MHT] section 6.
     """
-    law, path, every = as_law(law), whole(path, "path", 0), whole(every, "every")
-    seed = whole(seed, "seed", least=0)
-    tableau, control = as_scheme(scheme)
-    d = whole(d, "d", 2, why="tokens live on the sphere S^(d-1)")
-    dt = positive(dt, "dt")
-    steps = count_steps(t_final, dt)
-    scores, values, _ = initial_heads(heads, law, d, seed)
-    check_scheme(tableau, law)
-    if control is not None:
-        control.check_rounding("float64")
-    if values is not None:
-        raise InputError(
-            "general (Q, K, V) heads have separate score and value matrices and no energy: "
-            "expected heads (heads, d, d)"
-        )
-    if steps % every:
+
+    def __init__(
+        self,
+        law: HeadLaw,
+        *,
+        heads: int | ArrayLike | QKV | None = None,
+        d: int,
+        dt: float,
+        seed: int = 0,
+        path: int = 0,
+        scheme: SchemeName | Dopri5 | Tableau = "euler",
+        every: int = 1,
+    ) -> None:
+        self.law, self.path = as_law(law), whole(path, "path", 0)
+        self.dt, self.every = positive(dt, "dt"), whole(every, "every")
+        self.seed = whole(seed, "seed", least=0)
+        self._tableau, control = as_scheme(scheme)
+        self.scheme = scheme if isinstance(scheme, str) else scheme.config()
+        d = whole(d, "d", 2, why="tokens live on the sphere S^(d-1)")
+        self.start, values, self.sampled = initial_heads(heads, self.law, d, self.seed)
+        check_scheme(self._tableau, self.law)
+        if control is not None:
+            control.check_rounding("float64")
+        if values is not None:
+            raise InputError(
+                "general (Q, K, V) heads have separate score and value matrices and no energy: "
+                "expected heads (heads, d, d)"
+            )
+        self._process = HeadProcess(self.law, self.start, seed=self.seed, paths=(self.path,))
+        self._lengths = None if control is None else AdaptiveSteps(control, 1)
+
+    @property
+    def D(self) -> Matrices:
+        """The heads (heads, d, d) now: a new array."""
+        return self._process.D[0].copy()
+
+    def advance(self, stride: int) -> Matrices:
+        """Take the stride of that number, counted from 0; returns the heads at its end.
+
+        Raises
+        ------
+        InputError
+            For a law that makes heads asymmetric though its attribute `symmetric` is True.
+        BlowUpError
+            For heads that leave the finite numbers.
+        """
+        first, last, dt = stride * self.every, (stride + 1) * self.every, self.dt
+        if self._lengths is None:
+            for step in range(first, last):
+                self._process.advance(step, step * dt, dt, self._tableau)
+        else:
+            for start, end in legs(first * dt, last * dt, self._process.breaks()):
+                self._process.advance_adaptively(self._lengths, start, end)
+        return self.D
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything needed to continue, arrays with an axis of one path."""
+        return {"D": self._process.D} | (self._lengths.state() if self._lengths else {})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take up a state."""
+        self._process.restore(state["D"])
+        if self._lengths is not None:
+            self._lengths.restore(state)
+
+
+def head_path(
+    law: HeadLaw, *, t_final: float, dt: float, every: int = 1, **how: Any
+) -> Iterator[tuple[float, Matrices]]:
+    """Times from 0 to t_final and the heads (heads, d, d) then, of one path.
+
+    Parameters
+    ----------
+    t_final : the end, a whole number of strides
+    law, dt, every, how : arguments of `HeadWalk`
+
+    Raises
+    ------
+    InputError
+        For an argument that cannot be used, before anything is yielded.
+    """
+    walk = HeadWalk(law, dt=dt, every=every, **how)
+    steps = count_steps(t_final, walk.dt)
+    if steps % walk.every:
         raise InputError(
             f"every is {every}: expected a divisor of the {steps} steps of dt = {dt:g}"
         )
-    process = HeadProcess(law, scores, seed=seed, paths=(path,))
-    if control is not None:
-        return _walk_adaptively(process, control, steps, dt, every)
-    return _walk(process, tableau, steps, dt, every)
+    strides = range(steps // walk.every)
 
+    def path() -> Iterator[tuple[float, Matrices]]:
+        yield 0.0, walk.D
+        for stride in strides:
+            yield (stride + 1) * walk.every * walk.dt, walk.advance(stride)
 
-def _walk(
-    process: HeadProcess, scheme: Tableau, steps: int, dt: float, every: int
-) -> Iterator[tuple[float, Matrices]]:
-    for step in range(steps + 1):
-        if step % every == 0:
-            yield step * dt, process.D[0].copy()
-        if step < steps:
-            process.advance(step, step * dt, dt, scheme)
-
-
-def _walk_adaptively(
-    process: HeadProcess, control: Dopri5, steps: int, dt: float, every: int
-) -> Iterator[tuple[float, Matrices]]:
-    lengths, breaks = AdaptiveSteps(control, 1), process.breaks()
-    yield 0.0, process.D[0].copy()
-    for step in range(every, steps + 1, every):
-        for start, end in legs((step - every) * dt, step * dt, breaks):
-            process.advance_adaptively(lengths, start, end)
-        yield step * dt, process.D[0].copy()
+    return path()

@@ -52,13 +52,22 @@ def samples(end: float, **how: Any) -> xr.Dataset:
     )
 
 
+def movements(end: float, metric: str = "weighted", **how: Any) -> xr.Dataset:
+    options: dict[str, Any] = {"heads": 2, "tau": 0.05, "dt": 0.025, "seed": 3, "path": 1} | how
+    x0, law = wflow.tokens.uniform(6, 3, seed=1), OrnsteinUhlenbeck(np.eye(3))
+    run = wflow.jko.minimizing_movements(x0, law, t_final=end, metric=metric, **options)
+    return run.drop_vars("initial_heads", errors="ignore")
+
+
 def check_same(one: xr.Dataset, other: xr.Dataset) -> None:
     assert set(one.variables) == set(other.variables)
     for name in other.variables:
         np.testing.assert_array_equal(one[name].values, other[name].values, err_msg=name)
 
 
-@pytest.mark.parametrize("solve", [particles, noisy_tokens, chosen_steps, densities, samples])
+@pytest.mark.parametrize(
+    "solve", [particles, noisy_tokens, chosen_steps, densities, samples, movements]
+)
 def test_a_run_extended_twice_is_that_of_the_longer_end(tmp_path: Path, solve: Run) -> None:
     out = tmp_path / "run.h5"
     solve(0.1, out=out).close()
@@ -137,11 +146,13 @@ OFTEN: dict[Run, dict[str, Any]] = {
     particles: {"compute": wflow.Compute(batch=2, checkpoint_every=0.0)},
     densities: {"compute": wflow.Compute(checkpoint_every=0.0)},
     samples: {"checkpoint_every": 0.0},
+    movements: {"checkpoint_every": 0.0},
 }
 
 
 @pytest.mark.parametrize(
-    ("solve", "count"), [(particles, 0), (particles, 13), (densities, 3), (samples, 3)]
+    ("solve", "count"),
+    [(particles, 0), (particles, 13), (densities, 3), (samples, 3), (movements, 1)],
 )
 def test_an_extension_that_was_killed_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solve: Run, count: int

@@ -50,6 +50,13 @@ def densities(end: float, **how: Any) -> xr.Dataset:
     )  # fmt: skip
 
 
+def movements(end: float, **how: Any) -> xr.Dataset:
+    return wflow.jko.minimizing_movements(
+        wflow.tokens.uniform(5, 3, seed=1), OrnsteinUhlenbeck(np.eye(3)), heads=2, t_final=end,
+        tau=0.01, checkpoint_every=0.0, **how,
+    )  # fmt: skip
+
+
 class Trial:
     """A run, and what stands under its name before it.
 
@@ -100,6 +107,7 @@ class Trial:
 TRIALS = {
     "new": Trial(particles),
     "mean field": Trial(densities),
+    "movements": Trial(movements),
     "extension": Trial(particles, lambda out: particles(0.02, out=out), "resume"),
     "overwrite": Trial(particles, lambda out: particles(0.04, seed=5, out=out), "overwrite"),
 }

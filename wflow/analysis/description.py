@@ -8,7 +8,7 @@ import numpy as np
 
 from wflow._core.printable import printable
 from wflow.analysis.fits import mean_and_error
-from wflow.runs.schema import DENSITY_SERIES, flow_name, head_count, law_name
+from wflow.runs.schema import DENSITY_SERIES, flow_name, head_count, is_movement, law_name
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -40,6 +40,8 @@ def _described(ds: "Dataset") -> list[tuple[str, str]]:
     lines += [("title", str(ds.attrs["title"]))] if "title" in ds.attrs else []
     if "sampler" in config:
         return lines + _sampler(ds, config) + _provenance(ds)
+    if is_movement(config):
+        return lines + _movements(ds, config)
     lines += [
         ("law", _law(config)),
         ("heads", str(head_count(config, sizes) or "?")),
@@ -96,8 +98,36 @@ def _sampler(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def _movements(ds: "Dataset", config: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is said of minimizing movements: settings, and how the steps ended."""
+    times, metric = ds["time"].values, config.get("metric", "?")
+    lines = [
+        ("law", _law(config)),
+        ("heads", str(head_count(config, ds.sizes) or "?")),
+        _carriers(config, ds.sizes),
+        ("path", str(config.get("path", "?"))),
+        ("metric", metric if isinstance(metric, str) else _part(metric)),
+        ("dynamics", f"minimizing movements, {config.get('direction', '?')}"),
+        ("time", f"to {config.get('t_final', '?')} in steps of {config.get('tau', '?')}"),
+        ("heads move", f"by {_scheme(config)} in steps of {config.get('dt', '?')}"),
+        ("recorded", f"{times.size} times" + (f" up to {times[-1]:g}" if times.size else "")),
+        *_provenance(ds),
+    ]
+    if not times.size:
+        return lines
+    return [
+        *lines,
+        ("E(0)", f"{float(ds['energy'][0]):.6g}"),
+        ("E(T)", f"{float(ds['energy'][-1]):.6g}"),
+        ("inequality_gap", f"{float(ds['inequality_gap'][1:].min()):.3g} at least")
+        if times.size > 1
+        else ("inequality_gap", "no step was taken"),
+        ("not converged", f"{int((~ds['converged'].values.astype(bool)).sum())} steps"),
+    ]
+
+
 def _part(config: Any) -> str:
-    """A gradient or a prior: its name and parameters, "custom" where its code is compared."""
+    """A custom part of a run: its name and parameters, "custom" where its code is compared."""
     if not isinstance(config, dict):
         return "?"
     custom = "custom " if "fingerprint" in config else ""

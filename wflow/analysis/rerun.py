@@ -26,7 +26,7 @@ from wflow.particles.problem import options_of, problem_of
 from wflow.runs import digests
 from wflow.runs.driver import integrate
 from wflow.runs.read import open_run
-from wflow.runs.schema import EVALUATIONS, VARIABLES, command_text, history_line
+from wflow.runs.schema import EVALUATIONS, VARIABLES, command_text, history_line, is_movement
 from wflow.runs.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -105,6 +105,11 @@ def rerun(
             raise RunFileError(
                 f"{path} is a run of wflow.sampling.{config['sampler']}: call that with its "
                 "initial_tokens and the settings in its attribute config"
+            )
+        if is_movement(config):
+            raise RunFileError(
+                f"{path} is a run of wflow.jko.minimizing_movements: call that with its first "
+                "tokens, its initial_heads and the settings in its attribute config"
             )
         densities = "mesh" in config
         needed = ("density" if densities else "x0", "law", "heads", "t_final", "dt")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme, scheme_from_config
-from wflow._core.checks import path_of, positive, switch
+from wflow._core.checks import MetricName, path_of, positive, switch
 from wflow._core.errors import InputError, RunFileError, WflowError
 from wflow._core.files import open_hdf5
 from wflow._core.identity import is_custom_config
@@ -25,7 +25,7 @@ from wflow.analysis.fits import mean_and_error
 from wflow.analysis.rerun import mesh_difference, mesh_of, replayed
 from wflow.attention.flows import flow_from_config
 from wflow.heads.laws import Frozen, law_from_config, made_again
-from wflow.heads.process import draw_heads
+from wflow.heads.process import HeadWalk, draw_heads
 from wflow.kernels.evaluate import Sums, head_sums
 from wflow.meanfield.densities import entropy
 from wflow.meanfield.spectral import Modes, Spectral
@@ -47,8 +47,11 @@ from wflow.runs.schema import (
     budget_running,
     flow_name,
     head_count,
+    is_movement,
     single,
+    variables_of,
 )
+from wflow.transport.metric import as_metric
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -382,6 +385,7 @@ _REPLAY_PAIRS = 1e10  # kernel values, some ten seconds
 _SERIES = (
     *BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *SPEED, "free_energy",
 )  # fmt: skip
+_NEAR = 1e-12  # squared distance below which differences are not relative
 _MASS = 1e-12  # by which that of a density may be off one
 
 
@@ -513,7 +517,8 @@ def _in_memory(ds: "Dataset", tolerance: float) -> Report:
         int(ds.attrs["complete"])
     except (RunFileError, KeyError, TypeError, ValueError):
         config = {}
-    if not config or "path" not in ds.sizes or "time" not in ds.sizes:
+    axes = "time" in ds.sizes and ("path" in ds.sizes or is_movement(config))
+    if not (config and axes):
         raise InputError(
             "path is a Dataset that is no run: expected a run file, or the Dataset of wflow.solve "
             "or wflow.open with its attributes (arithmetic on a Dataset drops them)"
@@ -534,6 +539,8 @@ def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list
         checks = [_complete(ds), *written]
         if "sampler" in config:
             return checks + _of_sampler(ds, config)
+        if is_movement(config):
+            return checks + _of_movements(ds, config)
         checks += [_config_fits(ds, config), _start_fits(ds, config), _replayed(ds, config)]
         ds, lost = _without_lost_paths(ds)
         checks += [*lost, *_recorded(ds)]
@@ -731,7 +738,7 @@ def _recorded(ds: "Dataset") -> list[Check]:
     """
     missing: dict[str, int] = {}
     infinite: dict[str, int] = {}
-    for name in VARIABLES.keys() & set(ds.data_vars):
+    for name in variables_of(ds).keys() & set(ds.data_vars):
         for _, values in blocks(ds, name):
             missing[name] = missing.get(name, 0) + int(np.isnan(values).sum())
             infinite[name] = infinite.get(name, 0) + int(np.isinf(values).sum())
@@ -747,6 +754,83 @@ def _recorded(ds: "Dataset") -> list[Check]:
     what = "density" if "centres" in ds else "token"
     name = f"no {what} and no head is infinite"
     return [recorded, Check(name, not fixed, sum(fixed.values()), 0, note)]
+
+
+def _of_movements(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
+    """Check minimizing movements: start, inequality, energies and distances."""
+    name = "the configuration fits the data"
+    try:
+        tau, seed = float(config["tau"]), int(config["seed"])
+        every, ends = round(tau / float(config["dt"])), round(float(config["t_final"]) / tau)
+        times = ds["time"].values
+        wrong = [] if np.allclose(times, np.arange(times.size) * tau, rtol=1e-12) else ["tau"]
+        wrong += [] if ends == times.size - 1 or not ds.attrs["complete"] else ["t_final"]
+        wrong += [] if seed == int(ds.attrs["seed"]) else ["seed"]
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return [Check(name, False, note=f"it cannot be read: {error}")]
+    note = f"the data have other {', '.join(wrong)}" if wrong else ""
+    checks = [Check(name, not wrong, note=note)]
+    if not times.size:
+        return [*checks, Check("energies and distances", None, note="nothing was recorded")]
+    start = ds.assign(initial_tokens=ds["tokens"][0].drop_vars("time"))
+    checks += [_start_fits(start, config), *_recorded(ds), _on_sphere(ds, config)]
+    return [*checks, *_inequality(ds, config), *_steps_of_movements(ds, config, every)]
+
+
+def _inequality(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
+    """Check that each step lowers the energy (ascent: raises it) by W^2/(2 tau) or more."""
+    sign = -1.0 if config.get("direction") == "ascent" else 1.0
+    fall = [sign * ds["energy_before"].values, -sign * ds["energy"].values]
+    terms, gap = [*fall, -ds["distance_sq"].values / (2 * config["tau"])], ds["inequality_gap"]
+    left = _share([*terms, -gap.values], terms)
+    below_zero = np.minimum(gap.values, 0.0)
+    relative = "largest difference, relative to the terms"
+    return [
+        below("inequality_gap is what its terms leave", left, _ROUNDING, relative),
+        below("no inequality_gap is negative", _share([below_zero], terms), _ROUNDING, relative),
+    ]
+
+
+def _steps_of_movements(ds: "Dataset", config: dict[str, Any], every: int) -> list[Check]:
+    """Compute the energies again, with the heads that follow from the law, and the distances."""
+    names = ["energies follow from the stored tokens and the law", "distances follow from them"]
+    heads, sizes = config.get("heads"), ds.sizes
+    work = sizes["time"] * (head_count(config, sizes) or 1) * sizes["token"] ** 2
+    if isinstance(heads, dict):
+        heads = ds["initial_heads"].values if "initial_heads" in ds else None
+    reason = "the run is too large to compute them here" if work > _REPLAY_PAIRS else ""
+    try:
+        law = law_from_config(config.get("law", {}))
+        prescribed = law.initial() is not None
+        if heads is None and not prescribed:
+            reason = "the initial heads are not stored"
+        if reason:
+            return [Check(name, None, note=reason) for name in names]
+        walk = HeadWalk(
+            law, heads=None if prescribed else heads, d=sizes["axis"], dt=config["dt"],
+            seed=config["seed"], path=config["path"], every=every,
+            scheme=scheme_from_config(config["scheme"]),
+        )  # fmt: skip
+        clouds = ds["tokens"].values
+        path = [walk.D, *(walk.advance(k) for k in range(len(clouds) - 1))]
+    except (WflowError, KeyError, TypeError) as error:
+        held = None if is_custom_config(config.get("law")) else False
+        return [Check(name, held, note=str(error).partition(";")[0]) for name in names]
+    before = np.concatenate([clouds[:1], clouds[:-1]])
+    worst = 0.0
+    for key, at in (("energy", clouds), ("energy_before", before)):
+        for x, D, stored in zip(at, path, ds[key].values, strict=True):
+            worst = max(worst, _difference(_energy(x, D), float(stored)))
+    note = "largest relative difference"
+    energies = below(names[0], worst, _energy_limit(config), note)
+    if not isinstance(config["metric"], str) or config["segments"] > 1:
+        note = "they depend on more than the tokens at the ends of a step"
+        return [energies, Check(names[1], None, note=note)]
+    metric, worst = as_metric(cast("MetricName", config["metric"]), None), 0.0
+    for x, y, D, stored in zip(before, clouds, path, ds["distance_sq"].values, strict=True):
+        found = metric.distance_sq(np.stack([x, y]), D, metric.mobility(x[None], D)[0])
+        worst = max(worst, float(abs(found - stored) / (stored + _NEAR)))
+    return [energies, below(names[1], worst, 1e-9, note)]
 
 
 def _of_sampler(ds: "Dataset", config: dict[str, Any]) -> list[Check]:

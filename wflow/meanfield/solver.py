@@ -98,11 +98,9 @@ class MeanField:
 
     def layout(self) -> DensityLayout:
         """Sizes of the run's file."""
-        run = replace(
-            self.particles.layout(), diffusion=self.kappa > 0, per_path_x0=self.density.ndim == 2,
-            evaluations=self.chosen,
-        )  # fmt: skip
-        return DensityLayout(run, self.mesh.cells, self.space.SERIES)
+        own = {"cells": self.mesh.cells, "errors": self.space.SERIES, "evaluations": self.chosen}
+        own |= {"diffusion": self.kappa > 0, "per_path_x0": self.density.ndim == 2}
+        return DensityLayout(**vars(self.particles.layout()) | own)
 
     @property
     def space(self) -> type[Volumes | Spectral]:

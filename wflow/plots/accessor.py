@@ -24,7 +24,7 @@ from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.plots.charts import escaped, sparkline
 from wflow.plots.figure import budget_advice, require
-from wflow.runs.schema import flow_name, head_count, law_name
+from wflow.runs.schema import flow_name, head_count, is_movement, law_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -309,8 +309,9 @@ class RunAccessor:
     def _title(self) -> str:
         """Return law, flow, direction and scheme."""
         config, attrs = self.config, self._ds.attrs
-        if "metric" in attrs and "tau" in attrs:  # of wflow.jko
-            return f"{attrs.get('title')}, metric {attrs['metric']}, {attrs.get('direction', '?')}"
+        if is_movement(config):
+            metric, direction = attrs.get("metric", "?"), config.get("direction", "?")
+            return f"minimizing movements, metric {metric}, {direction}"
         if "sampler" in config:
             return (
                 f"sampler {config['sampler']}, h = {config.get('h')}, beta = {config.get('beta')}"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wflow._core.errors import RunFileError
 from wflow._core.files import open_hdf5
 from wflow.runs import read
-from wflow.runs.schema import DIGESTS, HIDDEN, SCHEMA, STATE, VARIABLES
+from wflow.runs.schema import DIGESTS, HIDDEN, SCHEMA, STATE, variables_of
 
 Tick = Callable[[int], None]
 _BLOCK = 1 << 22  # bytes read at a time
@@ -269,11 +269,14 @@ def compare(
 
 def orders_of(file: h5py.File) -> dict[str, Order]:
     """Return the order of every variable of an open run file, those of its state included."""
-    variables = {}
+    variables, known = {}, variables_of(file)
     for name in _datasets(file):
         data = file[name]
-        known = name in VARIABLES or name.startswith(f"{STATE}/")
-        if known and data.ndim and data.id.get_storage_size():
+        if (
+            (name in known or name.startswith(f"{STATE}/"))
+            and data.ndim
+            and data.id.get_storage_size()
+        ):
             variables[name] = read.dims_of(data), data.shape, data.dtype
     paths = file["snapshot_path"][...] if "snapshot_path" in variables else ()
     groups = np.asarray(file.attrs.get("groups", [0])).reshape(-1).tolist()

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -80,6 +80,7 @@ class Plan:
     checkpoint_every : seconds between checkpoints
     stop_at_blow_up : whether a path that blows up ends the run
     in_parts : whether these are some paths of a run, which does not end with them
+    attrs : attributes of the Dataset beside those of `dataset_attrs`
     """
 
     steps: int
@@ -91,6 +92,7 @@ class Plan:
     checkpoint_every: float = 15.0
     stop_at_blow_up: bool = False
     in_parts: bool = False
+    attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Runnable(Protocol):
@@ -329,7 +331,7 @@ def _in_memory(problem: Runnable, progress: bool, history: Sequence[str]) -> "xa
     layout = problem.layout()
     check_memory(layout.bytes, "the run", "record less often, keep fewer snapshots, or give out")
     store = MemoryStore(layout)
-    attrs = dataset_attrs(problem.config(), problem.plan.seed, history=history)
+    attrs = _attrs(problem, problem.config(), history)
     try:
         with _bar(problem, progress) as tick:
             integrate(problem, store, tick=tick)
@@ -337,6 +339,10 @@ def _in_memory(problem: Runnable, progress: bool, history: Sequence[str]) -> "xa
         error.run = store.dataset(attrs, complete=False)
         raise
     return store.dataset(attrs)
+
+
+def _attrs(problem: Runnable, config: Mapping[str, Any], history: Sequence[str]) -> dict[str, Any]:
+    return {**dataset_attrs(config, problem.plan.seed, history=history), **problem.plan.attrs}
 
 
 def _in_file(
@@ -454,7 +460,7 @@ def open_writer(
             return None
         history = extends.pop("history")
     warn_not_comparable(config)
-    attrs = dataset_attrs(config, problem.plan.seed, history=history) | extends
+    attrs = _attrs(problem, config, history) | extends
     return create(out, problem, attrs, overwrite=if_exists == "overwrite"), None
 
 
@@ -495,11 +501,10 @@ def _extension(out: Path, config: Mapping[str, Any], problem: Runnable) -> dict[
         For a finished run of other settings, or one that cannot be extended to this one.
     """
     with open_hdf5(out) as file:
-        attrs = read.read_attrs(file, out)
-        history = read.history_of(file)
+        attrs, history = read.read_attrs(file, out), read.history_of(file)
         held = json.loads(attrs["config"])
         differ = differences(held, config)
-        reason = Former.missing(file, problem.layout())
+        reason = Former.missing(file, problem.layout()) if differ else ""
     if not differ:
         return {}
     asked, done = (settings.get("t_final", settings.get("steps")) for settings in (config, held))
@@ -557,20 +562,20 @@ class Former:
         """
         if STATE not in file:
             return "its file holds no state of its end: it was written by an earlier version"
-        if lacks := [name for name in layout.names if name not in file]:
-            return f"it holds no {lacks[0]}"
-        end, kinds = float(file["time"][-1]), ("time", "snapshot")
-        held = {name: file[name][...] if name in file else np.array([]) for name in kinds}
-        for name in kinds:
-            early = layout.marks[name][layout.marks[name] < end]
-            if not np.isin(early, held[name]).all():
-                return f"it holds no {name} at {early[~np.isin(early, held[name])][0]:g}"
+        if absent := [name for name in layout.names if name not in file]:
+            return f"it holds no {absent[0]}"
+        end, dims = float(file["time"][-1]), ("time", "snapshot")
+        held = [file[dim][...] if dim in file else np.array([]) for dim in dims]
+        asked = [layout.marks.get(dim, np.array([])) for dim in dims]
+        for dim, has, wants in zip(dims, held, asked, strict=True):
+            lacks = np.setdiff1d(wants[wants < end], has)
+            if lacks.size:
+                return f"it holds no {dim} at {lacks[0]:g}"
         if "evaluations" in file:
-            marks = np.union1d(layout.marks["time"], layout.marks["snapshot"])
-            ends = np.union1d(held["time"], held["snapshot"])
-            if not np.array_equal(ends, marks[marks <= end]):
-                apart = np.setxor1d(ends, marks[marks <= end])[0]
-                return f"one of the two runs records at {apart:g}, where chosen steps end"
+            marks = np.union1d(*asked)
+            apart = np.setxor1d(np.union1d(*held), marks[marks <= end])
+            if apart.size:
+                return f"one of the two runs records at {apart[0]:g}, where chosen steps end"
         return ""
 
     def step(self, times: NDArray[np.float64], steps: int) -> int:

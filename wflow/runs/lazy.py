@@ -23,7 +23,7 @@ from xarray.core.indexing import (
 from wflow._core.files import values_of
 from wflow._core.memory import check_memory
 from wflow._core.printable import printable
-from wflow.runs.schema import COORDINATES, DIGESTS, HIDDEN, VARIABLES, Layout
+from wflow.runs.schema import COORDINATES, DIGESTS, HIDDEN, Layout, variables_of
 
 
 class Variable(NamedTuple):
@@ -44,12 +44,13 @@ def of_file(
     file: h5py.File, checked: Mapping[str, tuple[tuple[str, ...], h5py.Dataset]]
 ) -> Contents:
     """Describe an open file; `checked` are its variables, of `read.check_variables`."""
-    variables = {}
+    variables, known = {}, variables_of(checked)
     for name, (dims, data) in checked.items():
         values = values_of(data, file.filename) if name in COORDINATES else None
         shown = printable(name, lines=False)
         names = tuple(printable(dim, lines=False) for dim in dims)
-        variables[shown] = Variable(name, names, data.shape, data.dtype, _attributes(data), values)
+        dtype = np.dtype(known[name].dtype) if name in known else data.dtype
+        variables[shown] = Variable(name, names, data.shape, dtype, _attributes(data), values)
     return variables, _attributes(file)
 
 
@@ -58,9 +59,9 @@ def of_layout(layout: Layout, attrs: Mapping[str, Any]) -> Contents:
     held = layout.coordinates()
     variables = {}
     for name in (*held, *layout.names):
-        dims, shape, dtype = layout.dims(name), layout.shape(name), VARIABLES[name].dtype
-        own = VARIABLES[name].attrs
-        variables[name] = Variable(name, dims, shape, np.dtype(dtype), own, held.get(name))
+        dims, shape, known = layout.dims(name), layout.shape(name), layout.variables[name]
+        dtype = np.dtype(known.dtype)
+        variables[name] = Variable(name, dims, shape, dtype, known.attrs, held.get(name))
     return variables, {
         name: value if isinstance(value, str) else np.atleast_1d(value)[0]
         for name, value in attrs.items()
@@ -71,7 +72,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
     """Read attributes of a file or a variable: texts, numbers, arrays; names are printable."""
     found = {}
     for name in thing.attrs:
-        if name in HIDDEN or name in (DIGESTS, "groups"):
+        if name in HIDDEN or name in (DIGESTS, "groups", "dtype"):
             continue
         value = thing.attrs[name]
         if isinstance(value, bytes):
@@ -129,7 +130,7 @@ class Values(BackendArray):
         needed = math.prod(sizes) * self.dtype.itemsize
         check_memory(needed, f"{self.name} of a run file", "read a part of it")
         with self._files.acquire_context() as file:
-            return file[self._stored][key]
+            return np.asarray(file[self._stored][key], self.dtype)
 
 
 class RunFile(BackendEntrypoint):

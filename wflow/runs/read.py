@@ -29,7 +29,7 @@ from wflow._core.files import (
 from wflow._core.fingerprint import why_different
 from wflow._core.printable import printable
 from wflow._core.signals import signals_held
-from wflow.runs.schema import COORDINATES, READABLE, RESUME, SCHEMA, VARIABLES, config_text
+from wflow.runs.schema import COORDINATES, READABLE, RESUME, SCHEMA, config_text, variables_of
 
 if TYPE_CHECKING:
     import xarray
@@ -49,11 +49,11 @@ _SETTINGS: dict[str, tuple[type, ...]] = {
     "heads": (int, dict),
     **dict.fromkeys(("x0", "save", "compute"), (dict,)),
     **dict.fromkeys(("save.snapshots", "save.paths"), (list,)),
-    **dict.fromkeys(("t_final", "dt", "kappa", "compute.tolerance"), _NUMBER),
+    **dict.fromkeys(("t_final", "dt", "tau", "kappa", "compute.tolerance"), _NUMBER),
     **dict.fromkeys(("paths", "seed", "first_path", "save.every"), (int,)),
     "direction": (str,),
     **dict.fromkeys(("compute.dtype", "compute.method", "compute.backend"), (str,)),
-    **dict.fromkeys(("flow", "scheme"), (str, dict)),
+    **dict.fromkeys(("flow", "scheme", "metric"), (str, dict)),
     **dict.fromkeys(("causal", "save.heads", "save.budget"), (bool,)),
 }
 # Names of options in configurations that were written before these were objects.
@@ -197,8 +197,8 @@ def nested(config: dict[str, Any]) -> dict[str, Any]:
     stood beside the others, some under other names: {"record_every": 5} is now
     {"save": {"every": 5}}.
     """
-    if not _FLAT.keys() & config.keys() or {"save", "compute"} & config.keys():
-        return config
+    if {"save", "compute", "tau"} & config.keys() or not _FLAT.keys() & config.keys():
+        return config  # that of minimizing movements has a tolerance too
     found = {key: value for key, value in config.items() if key not in _FLAT}
     for group in ("save", "compute"):
         names = {flat: key for flat, (home, key) in _FLAT.items() if home == group}
@@ -247,18 +247,19 @@ def check_variables(file: h5py.File, path: Path) -> dict[str, tuple[tuple[str, .
     if missing:
         raise RunFileError(f"{path} lacks {', '.join(missing)}: it is not a run file; is it cut?")
     sizes: dict[str, int] = {}
+    known = variables_of(file)
     checked: dict[str, tuple[tuple[str, ...], h5py.Dataset]] = {}
     for name in file:
         data = check_stored(file, name, path)
-        if name not in VARIABLES:
+        if name not in known:
             if isinstance(data, h5py.Dataset) and data.shape is not None:
                 checked[name] = tuple(d or f"{name}_{k}" for k, d in enumerate(dims_of(data))), data
             continue
-        variable = VARIABLES[name]
+        variable = known[name]
         if data is None:
             data = file[name]
-        if not isinstance(data, h5py.Dataset) or data.dtype != np.dtype(variable.dtype):
-            raise RunFileError(f"{path}: {name} is not an array of {variable.dtype}")
+        if not isinstance(data, h5py.Dataset) or data.dtype != np.dtype(variable.stored):
+            raise RunFileError(f"{path}: {name} is not an array of {variable.stored}")
         expected = variable.dims
         dims = expected if name in COORDINATES else dims_of(data)
         may_vary = name in ("initial_tokens", "initial_density")
@@ -291,9 +292,10 @@ def recorded(file: h5py.File, dim: str) -> int:
     written only with the last of them.
     """
     ends = []
-    for name in VARIABLES.keys() & set(file):
-        dims = VARIABLES[name].dims
-        if dim not in dims or name in COORDINATES:
+    variables = variables_of(file)
+    for name in variables.keys() & set(file):
+        dims = variables[name].dims
+        if dim not in dims or name in COORDINATES or variables[name].fill == 0:
             continue
         data, axis = file[name], dims.index(dim)
         low, high = 0, data.shape[axis]

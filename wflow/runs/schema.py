@@ -62,7 +62,7 @@ class Variable:
     dims : names of its dimensions, slowest first
     long_name : what it is, for people and for axis labels
     source : where the formula stands; "" for none
-    dtype : NumPy type in the file, little-endian
+    dtype : NumPy type, little-endian; netCDF-4 has no booleans, which are whole numbers in a file
     """
 
     name: str
@@ -76,6 +76,16 @@ class Variable:
         """Attributes of the variable in a Dataset: long_name, units and, where known, source."""
         attrs = {"long_name": self.long_name, "units": "1"}
         return attrs | {"source": self.source} if self.source else attrs
+
+    @property
+    def stored(self) -> str:
+        """NumPy type in the file."""
+        return "|i1" if self.dtype == "|b1" else self.dtype
+
+    @property
+    def fill(self) -> float:
+        """Value of what was not recorded: NaN, or 0 for whole numbers."""
+        return np.nan if self.dtype == "<f8" else 0
 
 
 BUDGET_RATES = (
@@ -196,19 +206,76 @@ _TABLE = (
 VARIABLES: dict[str, Variable] = {variable.name: variable for variable in _TABLE}
 COORDINATES = ("time", "snapshot", "path", "snapshot_path")
 
+_TIME = ("time",)
+_MOVEMENTS = (
+    Variable("time", _TIME, "time t_k"),
+    Variable("tokens", ("time", "token", "axis"), "tokens x^k", "[MHT] eq. 58, 69"),
+    Variable("energy", _TIME, "energy E(t_k, x^k)", "[MHT] eq. 21"),
+    Variable("energy_before", _TIME, "energy E(t_k, x^{k-1})", "[MHT] eq. 21"),
+    Variable("distance_sq", _TIME, "squared distance W^2(x^k, x^{k-1})", "[MHT] eq. 58, 69"),
+    Variable(
+        "inequality_gap",
+        _TIME,
+        "fall of the energy in the step (ascent: rise) less W^2/(2 tau)",
+        "[MHT] Theorem 3.11",
+    ),
+    Variable("iterations", _TIME, "iterations of L-BFGS", dtype="<i8"),
+    Variable("gradient_norm", _TIME, "gradient left, in the metric of the step"),
+    Variable("converged", _TIME, "whether the step met its tolerance", dtype="|b1"),
+    Variable("recouplings", _TIME, "better matchings found in the step", dtype="<i8"),
+    VARIABLES["initial_heads"],
+)
+MOVEMENTS = {variable.name: variable for variable in _MOVEMENTS}
+"""Variables of minimizing movements, which have one path and no axis for it."""
+
+
+def variables_of(names: Container[Any]) -> dict[str, Variable]:
+    """The table of variables for the kind of run that holds these names."""
+    return MOVEMENTS if "inequality_gap" in names else VARIABLES
+
+
+# A layout is a dataclass with some of these fields: values of a coordinate, or a size.
+_MARKS = {"time": "times", "snapshot": "snapshots", "snapshot_path": "snapshot_paths"}
+_SIZES = {
+    "path": "paths", "token": "tokens", "axis": "axes", "axis_out": "axes", "head": "heads",
+    "cell": "cells",
+}  # fmt: skip
+
 
 class Layout(ABC):
     """Sizes of a run and, by them, which variables its file holds and how large each is.
 
-    `sizes`, `names` and `marks` depend on the kind of run, the rest follows from them.
+    A kind of run gives `names`; its fields have the names of `_MARKS` and `_SIZES`.
+
+    Raises
+    ------
+    InputError
+        For a size below one, times that do not increase, or a snapshot path out of range.
     """
 
-    per_path_x0: bool
+    per_path_x0 = False
+    variables = VARIABLES
 
-    @property
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Size of every dimension, by name."""
+    def __post_init__(self) -> None:
+        for dim, field in _MARKS.items():
+            if hasattr(self, field):
+                values = np.array(getattr(self, field), self.variables[dim].dtype).reshape(-1)
+                object.__setattr__(self, field, values)
+        for dim, size in self.sizes.items():
+            if size < 1 and dim not in ("snapshot", "snapshot_path"):
+                what = "record times" if dim == "time" else _SIZES[dim]
+                raise InputError(f"a run needs at least one of its {what}, got {size}")
+        for dim, what in (("time", "record"), ("snapshot", "snapshot")):
+            if np.any(np.diff(self.marks.get(dim, [])) <= 0):
+                raise InputError(f"{what} times must increase; sort them and drop repeated ones")
+        chosen = self.marks.get("snapshot_path", np.array([], int))
+        if not np.isin(chosen, np.arange(self.sizes.get("path", 1))).all() or (
+            np.unique(chosen).size < chosen.size
+        ):
+            raise InputError(
+                f"snapshot paths {chosen.tolist()} must be different numbers from 0 "
+                f"to {self.sizes['path'] - 1}; raise the number of paths or choose others"
+            )
 
     @property
     @abstractmethod
@@ -216,13 +283,19 @@ class Layout(ABC):
         """Variables of such a run, without the coordinates."""
 
     @property
-    @abstractmethod
     def marks(self) -> dict[str, NDArray[Any]]:
         """Values of the coordinates but `path`, which counts."""
+        return {dim: getattr(self, field) for dim, field in _MARKS.items() if hasattr(self, field)}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every dimension, by name."""
+        sizes = {dim: getattr(self, field) for dim, field in _SIZES.items() if hasattr(self, field)}
+        return sizes | {dim: values.size for dim, values in self.marks.items()}
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the names of the dimensions of a variable in this run."""
-        dims = VARIABLES[name].dims
+        dims = self.variables[name].dims
         initial = name in ("initial_tokens", "initial_density")
         return ("path", *dims) if initial and self.per_path_x0 else dims
 
@@ -238,7 +311,7 @@ class Layout(ABC):
 
     def coordinates(self) -> dict[str, NDArray[Any]]:
         """Return the values of the coordinates that the variables of this run use."""
-        values = {"path": np.arange(self.sizes["path"]), **self.marks}
+        values = {"path": np.arange(self.sizes.get("path", 1)), **self.marks}
         used = {dim for name in self.names for dim in self.dims(name)}
         return {
             name: values[name].astype(VARIABLES[name].dtype) for name in COORDINATES if name in used
@@ -263,11 +336,6 @@ class RunLayout(Layout):
     diffusion : whether the tokens diffuse, which the budget then accounts for
     sum_error : whether an estimate of the error of the sums is held
     evaluations : whether the number of evaluations is held
-
-    Raises
-    ------
-    InputError
-        For a size below one, times that do not increase, or a snapshot path out of range.
     """
 
     paths: int
@@ -285,61 +353,28 @@ class RunLayout(Layout):
     sum_error: bool = False
     evaluations: bool = False
 
-    def __post_init__(self) -> None:
-        for name, dtype in (("times", "f8"), ("snapshots", "f8"), ("snapshot_paths", "i8")):
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype).reshape(-1))
-        sizes = {"paths": self.paths, "tokens": self.tokens, "axes": self.axes}
-        sizes |= {"heads": self.heads, "record times": self.times.size}
-        for what, size in sizes.items():
-            if size < 1:
-                raise InputError(f"a run needs at least one of its {what}, got {size}")
-        for what, values in (("record", self.times), ("snapshot", self.snapshots)):
-            if np.any(np.diff(values) <= 0):
-                raise InputError(f"{what} times must increase; sort them and drop repeated ones")
-        out_of_range = (self.snapshot_paths < 0) | (self.snapshot_paths >= self.paths)
-        if out_of_range.any() or np.unique(self.snapshot_paths).size < self.snapshot_paths.size:
-            raise InputError(
-                f"snapshot paths {self.snapshot_paths.tolist()} must be different numbers from 0 "
-                f"to {self.paths - 1}; raise the number of paths or choose others"
-            )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Size of every dimension, by name."""
-        return {
-            "path": self.paths,
-            "time": self.times.size,
-            "snapshot": self.snapshots.size,
-            "snapshot_path": self.snapshot_paths.size,
-            "token": self.tokens,
-            "axis": self.axes,
-            "head": self.heads,
-            "axis_out": self.axes,
-        }
-
     @property
     def names(self) -> tuple[str, ...]:
         """Variables of such a run, without the coordinates.
 
         A variable without a single value is left out: netCDF reads a size of zero as unlimited.
         """
-        names = [*BUDGET_RATES, *BUDGET_RUNNING] if self.budget else [*SPEED]
-        names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.budget and self.diffusion else []
-        names += SUM_ERROR if self.sum_error else []
-        names += EVALUATIONS if self.evaluations else []
-        names += ["tokens", "tokens_mean", "initial_tokens"]
-        names += ["heads"] if self.save_heads else []
-        names += ["initial_heads"] if self.initial_heads else []
+        names = [*self.series, "tokens", "tokens_mean", "initial_tokens", *self.matrices]
         return tuple(name for name in names if all(self.shape(name)))
 
     @property
-    def marks(self) -> dict[str, NDArray[Any]]:
-        """Values of the coordinates but `path`, which counts."""
-        return {
-            "time": self.times,
-            "snapshot": self.snapshots,
-            "snapshot_path": self.snapshot_paths,
-        }
+    def series(self) -> list[str]:
+        """The energy budget, or the speed in its place, and what tells of the computation."""
+        names = [*BUDGET_RATES, *BUDGET_RUNNING] if self.budget else [*SPEED]
+        names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.budget and self.diffusion else []
+        names += SUM_ERROR if self.sum_error else []
+        return [*names, *(EVALUATIONS if self.evaluations else ())]
+
+    @property
+    def matrices(self) -> list[str]:
+        """Variables of the heads."""
+        names = ["heads"] if self.save_heads else []
+        return names + (["initial_heads"] if self.initial_heads else [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,67 +400,59 @@ class SampleLayout(Layout):
     per_path_x0: bool
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Size of every dimension, by name."""
-        return {
-            "path": self.paths,
-            "time": self.times.size,
-            "snapshot": self.snapshots.size,
-            "token": self.tokens,
-            "axis": self.axes,
-        }
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Variables of such a run, without the coordinates."""
         names = (*SPEED, *SAMPLE_MOMENTS, *(SAMPLE_ATTENTION if self.attention else ()))
         return (*names, *(["samples"] if self.snapshots.size else []), "initial_tokens")
 
-    @property
-    def marks(self) -> dict[str, NDArray[Any]]:
-        """Values of the coordinates but `path`, which counts."""
-        return {"time": self.times, "snapshot": self.snapshots}
-
 
 @dataclass(frozen=True, eq=False)
-class DensityLayout(Layout):
+class DensityLayout(RunLayout):
     """Sizes of a run of the mean-field equation and, by them, which variables its file holds.
+
+    Those of the run of particles with the same heads and options, and besides
 
     Attributes
     ----------
-    run : sizes of the run of particles with the same heads and options
     cells : number of cells of the mesh, or of nodes
-    series : names of what tells of errors in space
+    errors : names of what tells of errors in space
     """
 
-    run: RunLayout
-    cells: int
-    series: tuple[str, ...] = ("numerical_diffusion",)
-
-    @property
-    def per_path_x0(self) -> bool:  # type: ignore[override]
-        """Whether initial_density has a row per path."""
-        return self.run.per_path_x0
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Size of every dimension, by name."""
-        sizes = {name: size for name, size in self.run.sizes.items() if name != "token"}
-        return sizes | {"cell": self.cells}
+    cells: int = 0
+    errors: tuple[str, ...] = ("numerical_diffusion",)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Variables of such a run, without the coordinates."""
-        tokens = {*SPEED, "tokens", "tokens_mean", "initial_tokens"}
-        names = [name for name in self.run.names if name not in tokens]
-        names += [*DENSITY_SERIES, *self.series, *(["free_energy"] if self.run.budget else [])]
+        names = (
+            [*self.series] if self.budget else [name for name in self.series if name not in SPEED]
+        )
+        names += [*self.matrices, *DENSITY_SERIES, *self.errors]
+        names += ["free_energy"] if self.budget else []
         names += ["density", "density_mean", "initial_density", *MESH]
         return tuple(name for name in names if all(self.shape(name)))
 
+
+@dataclass(frozen=True, eq=False)
+class MovementLayout(Layout):
+    """Sizes of a run of minimizing movements.
+
+    Attributes
+    ----------
+    times : array (time,), ends of the steps
+    tokens, axes, heads : n, d, H
+    """
+
+    times: NDArray[np.floating]
+    tokens: int
+    axes: int
+    heads: int
+    variables = MOVEMENTS
+
     @property
-    def marks(self) -> dict[str, NDArray[Any]]:
-        """Values of the coordinates but `path`, which counts."""
-        return self.run.marks
+    def names(self) -> tuple[str, ...]:
+        """Variables of such a run, without the coordinates."""
+        return tuple(name for name in MOVEMENTS if name != "time")
 
 
 def _plain(value: Any) -> Any:
@@ -584,7 +611,14 @@ def references(config: Mapping[str, Any]) -> str:
     return "; ".join(cited)
 
 
+def is_movement(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration is that of minimizing movements."""
+    return "tau" in config
+
+
 def _subject(config: Mapping[str, Any]) -> str:
+    if is_movement(config):
+        return f"minimizing movements, {law_name(config)} heads"
     if "sampler" in config:
         return f"sampler {config['sampler']}"
     if "mesh" in config:
@@ -594,6 +628,8 @@ def _subject(config: Mapping[str, Any]) -> str:
 
 
 def _source(config: Mapping[str, Any]) -> str:
+    if is_movement(config):
+        return "minimizing movements of the energy"
     if "sampler" in config:
         return "samples of a density by interacting particles or Langevin dynamics"
     if "mesh" in config:

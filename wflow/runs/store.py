@@ -32,11 +32,11 @@ from wflow.runs.digests import Running, damaged
 from wflow.runs.disk import disk_error
 from wflow.runs.read import checkpoint_of, final_of, former_of, partial_of
 from wflow.runs.schema import (
+    COORDINATES,
     DIGESTS,
     HISTORY_BYTES,
     SCHEMA,
     STATE,
-    VARIABLES,
     Layout,
     command_text,
     config_text,
@@ -71,7 +71,12 @@ class MemoryStore:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._arrays = {name: np.full(layout.shape(name), np.nan) for name in layout.names}
+        self._arrays = {
+            name: np.full(
+                layout.shape(name), layout.variables[name].fill, layout.variables[name].dtype
+            )
+            for name in layout.names
+        }
 
     def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
         """Set the values of a variable at an index; `values` broadcasts."""
@@ -95,14 +100,14 @@ class MemoryStore:
         """
         import xarray
 
-        layout = self.layout
+        layout, variables = self.layout, self.layout.variables
         return xarray.Dataset(
             {
-                name: (layout.dims(name), array, VARIABLES[name].attrs)
+                name: (layout.dims(name), array, variables[name].attrs)
                 for name, array in self._arrays.items()
             },
             coords={
-                name: (VARIABLES[name].dims, values, VARIABLES[name].attrs)
+                name: (variables[name].dims, values, variables[name].attrs)
                 for name, values in layout.coordinates().items()
             },
             attrs={**attrs, "complete": int(complete)},
@@ -192,8 +197,7 @@ def lay_out(
         Where the disk fails.
     """
     coordinates = layout.coordinates()
-    variables = [_of_schema(name, layout, 0.0) for name in coordinates]
-    variables += [_of_schema(name, layout, math.nan) for name in layout.names]
+    variables = [_of_schema(name, layout) for name in (*coordinates, *layout.names)]
     for name, value in state.items():
         array = np.asarray(value)
         inner = (f"{STATE}/{name}_{axis}" for axis in range(1, array.ndim))
@@ -226,10 +230,13 @@ def lay_out(
     return {"": texts, **described}, places
 
 
-def _of_schema(name: str, layout: Layout, fill: float) -> _Variable:
-    variable = VARIABLES[name]
+def _of_schema(name: str, layout: Layout) -> _Variable:
+    variable = layout.variables[name]
     dims, attrs = layout.dims(name), tuple(variable.attrs.items())
-    return _Variable(name, dims, layout.shape(name), variable.dtype, fill, attrs)
+    if variable.dtype == "|b1":
+        attrs += (("dtype", "bool"),)  # as xarray knows it
+    fill = 0.0 if name in COORDINATES else variable.fill
+    return _Variable(name, dims, layout.shape(name), variable.stored, fill, attrs)
 
 
 @lru_cache(maxsize=4)

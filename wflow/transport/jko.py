@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,28 +28,23 @@ from wflow._core.checks import (
     SchemeName,
     check_choice,
     count_steps,
+    number,
     positive,
-    switch,
     whole,
 )
 from wflow._core.errors import InputError
 from wflow._core.memory import check_memory
-from wflow._core.progress import progress as progress_bar
 from wflow._core.reprs import ShortResult
 from wflow._core.tableaux import Tableau
 from wflow._core.threads import threads_for
 from wflow.attention.cloud import evaluate
 from wflow.heads.laws import QKV, HeadLaw, law_config
-from wflow.heads.process import head_path
+from wflow.heads.process import HeadWalk
 from wflow.kernels.evaluate import DIRECTIONS
-from wflow.runs.schema import (
-    CONVENTIONS,
-    command_text,
-    config_text,
-    history_line,
-    references,
-    version_of,
-)
+from wflow.particles.problem import array_config
+from wflow.runs.driver import IfExists, Paths, Plan, State, run
+from wflow.runs.schema import MovementLayout
+from wflow.runs.store import Store
 from wflow.sphere.geodesics import geodesics
 from wflow.sphere.geometry import as_tokens, normalise_unchecked
 from wflow.transport.distances import as_cloud
@@ -283,75 +281,6 @@ class StepProblem:
         positions = self.metric.segments * math.sqrt(d * float(self.b.max()))
         sums = tau * 2 * energy * float(spectral_norms(self.D).max())
         return _ROUNDING * math.sqrt(n) * (positions + sums / math.sqrt(float(self.b.min())))
-
-
-# The Dataset of a run
-# --------------------
-# Variable, field of Step, long name, source.
-
-_SERIES = (
-    ("energy", "energy_after", "energy E(t_k, x^k)", "[MHT] eq. 21"),
-    ("energy_before", "energy_before", "energy E(t_k, x^{k-1})", "[MHT] eq. 21"),
-    ("distance_sq", "distance_sq", "squared distance W^2(x^k, x^{k-1})", "[MHT] eq. 58, 69"),
-    (
-        "inequality_gap",
-        "inequality_gap",
-        "fall of the energy in the step (ascent: rise) less W^2/(2 tau)",
-        "[MHT] Theorem 3.11",
-    ),
-    ("iterations", "iterations", "iterations of L-BFGS", None),
-    ("gradient_norm", "gradient_norm", "gradient left, in the metric of the step", None),
-    ("converged", "converged", "whether the step met its tolerance", None),
-    ("recouplings", "recouplings", "better matchings found in the step", None),
-)
-
-
-def dataset(
-    clouds: NDArray[np.floating],
-    tau: float,
-    energy: float,
-    steps: list[Step],
-    metric: Metric,
-    direction: Direction,
-    config: str,
-) -> xarray.Dataset:
-    """Tokens clouds (K + 1, n, d) and the numbers of K steps from a cloud of the given energy.
-
-    `config` is the text of all settings.
-    """
-    import xarray
-
-    start = {"energy": energy, "energy_before": energy, "converged": True}
-    data: dict[str, Any] = {}
-    source: str | None = "[MHT] eq. 58, 69"
-    attrs = {"long_name": "tokens x^k", "units": "1", "source": source}
-    data["tokens"] = (("time", "token", "axis"), clouds, attrs)
-    for name, attribute, long_name, source in _SERIES:
-        values = [getattr(step, attribute) for step in steps]
-        attrs = {"long_name": long_name, "units": "1"}
-        if source is not None:
-            attrs["source"] = source
-        first = start.get(name, type(values[0])(0))
-        data[name] = (("time",), np.array([first, *values]), attrs)
-    time = np.arange(len(clouds)) * tau
-    named = metric_config(metric)
-    return xarray.Dataset(
-        data,
-        coords={"time": ("time", time, {"long_name": "time t_k", "units": "1"})},
-        attrs={
-            "title": "minimizing movements",
-            "Conventions": CONVENTIONS,
-            "source": f"wflow {version_of('wflow')}: minimizing movements of the energy",
-            "references": references({"direction": direction}),
-            "history": history_line(command_text()),
-            "metric": named if isinstance(named, str) else named["name"],
-            "direction": direction,
-            "tau": tau,
-            "gradient_flow": metric.limit,
-            "steps_not_converged": sum(not step.converged for step in steps),
-            "config": config,
-        },
-    )
 
 
 TOLERANCE, MAX_ITERATIONS = 1e-9, 500
@@ -695,7 +624,10 @@ def minimizing_movements(
     segments: int | None = None,
     tolerance: float = TOLERANCE,
     max_iterations: int = MAX_ITERATIONS,
+    out: str | Path | None = None,
+    if_exists: IfExists = "error",
     progress: bool = False,
+    checkpoint_every: float = 15.0,
 ) -> xarray.Dataset:
     r"""Compute minimizing movements of the energy up to a final time.
 
@@ -733,8 +665,14 @@ def minimizing_movements(
         Bound on the gradient, as for `step`.
     max_iterations : int, default 500
         Largest number of iterations of L-BFGS in a step.
+    out : str or pathlib.Path, optional
+        Run file (HDF5) to write. Without it the result is kept in memory.
+    if_exists : {"error", "overwrite", "resume"}, default "error"
+        What happens where `out` exists already, as in `wflow.solve`.
     progress : bool, default False
         Whether to show a bar with the time left.
+    checkpoint_every : float, default 15.0
+        Seconds between the states from which a killed run resumes.
 
     Returns
     -------
@@ -742,13 +680,18 @@ def minimizing_movements(
         Tokens (time, token, axis) and, per time: energy E(t_k, x^k), energy_before E(t_k, x^{k-1}),
         distance_sq, inequality_gap, iterations, gradient_norm, converged, recouplings. The first
         time is the start, where energy_before is E itself and all else zero. A RuntimeWarning says
-        how many steps did not converge, `converged` which.
+        how many steps did not converge, `converged` which. With `out` also initial_heads (head,
+        axis, axis_out).
 
     Raises
     ------
     InputError
         For an argument that cannot be used: times that do not divide, (Q, K, V) heads, a law that
         does not keep heads symmetric, and what `step` refuses.
+    BlowUpError
+        For heads that leave the range of numbers.
+    Interrupted
+        A KeyboardInterrupt, on SIGINT or SIGTERM, after the step in progress, if `out` is given.
 
     Notes
     -----
@@ -778,66 +721,181 @@ def minimizing_movements(
     if tokens.ndim != 2:
         raise InputError(f"x0 has shape {tokens.shape}, expected (n, d): minimizing movements of "
                          "one path; call it once per path")  # fmt: skip
-    tau, progress = _length(tau), switch(progress, "progress")
+    tau = _length(tau)
     steps = count_steps(t_final, tau, "tau")
     every = 1 if dt is None else _fraction(tau, positive(dt, "dt"))
-    seed, path = whole(seed, "seed", least=0), whole(path, "path", least=0)
     used = as_metric(metric, segments)
     check_choice("direction", direction, DIRECTIONS)
-    options = _options(tolerance, max_iterations)
-    needed = 8 * (steps + 1 + 40 * used.segments) * tokens.size
-    check_memory(needed, f"a run of {steps} steps of {len(tokens)} tokens", "raise tau")
-    path_of_heads = head_path(
-        law,
-        heads=heads,
-        d=tokens.shape[1],
-        t_final=t_final,
-        dt=tau / every,
-        seed=seed,
-        path=path,
-        scheme=scheme,
-        every=every,
+    kept = 1 if out is not None else tokens.size
+    size = f"a run of {steps} steps of {len(tokens)} tokens"
+    check_memory(8 * (steps + 1) * kept, size, "raise tau, or give out")
+    walk = partial(
+        HeadWalk, law, heads=heads, d=tokens.shape[1], dt=tau / every, seed=seed, path=path,
+        scheme=scheme, every=every,
+    )  # fmt: skip
+    problem = Movements(
+        x0=as_cloud(tokens),
+        heads=walk(),
+        walk=walk,
+        steps=steps,
+        tau=tau,
+        metric=used,
+        direction=direction,
+        options=_options(tolerance, max_iterations),
+        checkpoint_every=number(checkpoint_every, "checkpoint_every", least=0.0),
     )
     if not law.symmetric:
         raise InputError(
             f"the law {type(law).__name__} does not keep heads symmetric, and minimizing movements "
             "need an energy, D = D^T; simulate it by wflow.solve with SaveAt(budget=False)"
         )
-    _, D = next(path_of_heads)
-    first = _problem(tokens, D, used, direction)
-    settings = {
-        "law": law_config(law),
-        "heads": len(D),
-        "t_final": steps * tau,
-        "tau": tau,
-        "dt": tau / every,
-        "metric": metric_config(used),
-        "direction": direction,
-        "seed": seed,
-        "path": path,
-        "scheme": scheme if isinstance(scheme, str) else scheme.config(),
-        "segments": used.segments if segments is None else whole(segments, "segments"),
-        "tolerance": options["tolerance"],
-    }
-    config = config_text(settings)  # what cannot be written is refused before the work
-    clouds = np.empty((steps + 1, *tokens.shape))
-    clouds[0] = first.x
-    done: list[Step] = []
-    with progress_bar(steps, f"minimizing movements, tau = {tau:g}", enabled=progress) as advance:
-        for k, (_, D) in enumerate(path_of_heads, 1):
-            problem = _problem(clouds[k - 1], D, used, direction)
-            done.append(problem.solve(tau, **options))
-            clouds[k] = done[-1].tokens
-            advance(1)
-    failed = [k for k, one in enumerate(done, 1) if not one.converged]
-    if failed:
-        times = ", ".join(f"{k * tau:g}" for k in failed[:5]) + (", ..." if failed[5:] else "")
+    found = run(problem, out, if_exists, progress)
+    failed = np.flatnonzero(~found["converged"].values)
+    if failed.size:
+        times = ", ".join(f"{k * tau:g}" for k in failed[:5]) + (", ..." if failed[5:].size else "")
         _warn(
-            f"{len(failed)} of {steps} steps of minimizing movements did not converge (to time "
+            f"{failed.size} of {steps} steps of minimizing movements did not converge (to time "
             f"{times})",
-            max(done[k - 1].gradient_norm for k in failed),
+            float(found["gradient_norm"].values[failed].max()),
         )
-    return dataset(clouds, tau, first.energy, done, used, direction, config)
+    found.attrs["steps_not_converged"] = failed.size
+    return found if out is not None else found.drop_vars("initial_heads")
+
+
+# A run
+# -----
+
+
+@dataclass(frozen=True, eq=False)
+class Movements:
+    """A run of minimizing movements as it is asked for.
+
+    x0 : (n, d)
+    heads : at time 0; their strides are the steps of the run
+    walk : makes them
+    options : tolerance and max_iterations of a step
+    """
+
+    x0: Array
+    heads: HeadWalk
+    walk: Callable[[], HeadWalk]
+    steps: int
+    tau: float
+    metric: Metric
+    direction: Direction
+    options: dict[str, Any]
+    checkpoint_every: float
+
+    @property
+    def plan(self) -> Plan:
+        """What the driver needs to know of the run."""
+        metric = metric_config(self.metric)
+        attrs = {
+            "metric": metric if isinstance(metric, str) else metric["name"],
+            "direction": self.direction,
+            "tau": self.tau,
+            "gradient_flow": self.metric.limit,
+        }
+        return Plan(
+            steps=self.steps,
+            paths=1,
+            seed=self.heads.seed,
+            batch=1,
+            label=f"minimizing movements, tau = {self.tau:g}",
+            checkpoint_every=self.checkpoint_every,
+            attrs=attrs,
+        )
+
+    def layout(self) -> MovementLayout:
+        """Sizes of the run's file."""
+        n, d = self.x0.shape
+        times = np.arange(self.steps + 1) * self.tau
+        return MovementLayout(times=times, tokens=n, axes=d, heads=len(self.heads.start))
+
+    def config(self) -> dict[str, Any]:
+        """The run as JSON; arrays that the file holds are named by their digest."""
+        heads = self.heads
+        return {
+            "x0": array_config(self.x0),
+            **self.parts(),
+            "heads": len(heads.start) if heads.sampled else array_config(heads.start),
+            "t_final": self.steps * self.tau,
+            "tau": self.tau,
+            "dt": heads.dt,
+            "direction": self.direction,
+            "seed": heads.seed,
+            "path": heads.path,
+            "scheme": heads.scheme,
+            "segments": self.metric.segments,
+            **self.options,
+        }
+
+    def parts(self) -> dict[str, Any]:
+        """The parts of the configuration that may be custom."""
+        return {"law": law_config(self.heads.law), "metric": metric_config(self.metric)}
+
+    def start(self, store: Store) -> None:
+        """Write the initial heads."""
+        store.write("initial_heads", (), self.heads.start)
+
+    def total(self) -> None:
+        """No sum over paths: there is one."""
+
+    def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> Movement:
+        """The cloud at time 0."""
+        return Movement(self, paths)
+
+
+class Movement:
+    """The cloud and its heads at one time, and the numbers of the step that led there."""
+
+    def __init__(self, problem: Movements, paths: Paths) -> None:
+        self.problem, self.paths = problem, paths
+        self.x, self.heads = problem.x0, problem.walk()
+        energy = self._before(self.heads.D).energy
+        self.numbers = dict.fromkeys(_NUMBERS, 0.0)
+        self.numbers |= {"energy": energy, "energy_before": energy, "converged": 1.0}
+
+    def state(self) -> State:
+        numbers = np.array([list(self.numbers.values())])
+        return {"x": self.x[None], "numbers": numbers, **self.heads.state()}
+
+    def restore(self, state: State) -> None:
+        self.x = state["x"][0]
+        self.numbers = dict(zip(self.numbers, state["numbers"][0].tolist(), strict=True))
+        self.heads.restore(state)
+
+    def flush(self) -> None:
+        """Do nothing: records are written at once."""
+
+    def advance(self, step: int) -> int:
+        """Record the cloud, and take a step with the heads at its end."""
+        self.paths.write("tokens", (step,), self.x)
+        for name, value in self.numbers.items():
+            self.paths.write(name, (step,), value)
+        if step < self.problem.steps:
+            before = self._before(self.heads.advance(step))
+            taken = before.solve(self.problem.tau, **self.problem.options)
+            self.x = taken.tokens
+            self.numbers = {name: float(getattr(taken, field)) for name, field in _NUMBERS.items()}
+        return step + 1
+
+    def _before(self, D: Array) -> StepProblem:
+        """The step from here, with heads D."""
+        return _problem(self.x, D, self.problem.metric, self.problem.direction)
+
+
+# Variables of a run that are numbers of a step, and where that has them.
+_NUMBERS = {
+    "energy": "energy_after",
+    "energy_before": "energy_before",
+    "distance_sq": "distance_sq",
+    "inequality_gap": "inequality_gap",
+    "iterations": "iterations",
+    "gradient_norm": "gradient_norm",
+    "converged": "converged",
+    "recouplings": "recouplings",
+}
 
 
 def _problem(x: ArrayLike, D: ArrayLike, metric: Metric, direction: Direction) -> StepProblem:

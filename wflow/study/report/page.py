@@ -33,7 +33,7 @@ from wflow.plots.charts import Chart, escaped, plain
 from wflow.plots.figure import evenly
 from wflow.plots.tokens import view
 from wflow.runs.results import REPORT, replace_files
-from wflow.runs.schema import law_name
+from wflow.runs.schema import is_movement, law_name
 from wflow.study.report.read import (
     FRAMES,
     TOKENS,
@@ -127,7 +127,8 @@ def write(source: Dataset | str | os.PathLike[str], out: str | Path | None = Non
 
 
 def _in_memory(ds: Dataset) -> Section:
-    if not isinstance(ds.attrs.get("config"), str) or "path" not in ds.sizes:
+    axes = "path" in ds.sizes or "inequality_gap" in ds
+    if not (isinstance(ds.attrs.get("config"), str) and axes):
         raise InputError(
             "source is a Dataset that is no run: expected that of wflow.solve or wflow.open"
         )
@@ -396,16 +397,19 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
         found = section.charts.get(name)
         parts.append(page.chart(found, f"{key}-{name}") if found else _absent(absent))
 
-    sampler = "sampler" in section.config
+    sampler, movement = "sampler" in section.config, is_movement(section.config)
     if sampler:
         chart("sampler", "Diagnostics", "Nothing was recorded.")
         chart("gradient", "Speed", "Nothing was recorded.")
     else:
-        chart("budget", "Energy budget", "The run holds no energy.")
-        if section.balance:
-            head = ("at the last time", "mean ± standard error")
-            parts.append(_table(section.balance, head, "numbers"))
-        chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
+        if movement:
+            chart("movements", "Energy and distances", "Nothing was recorded.")
+        else:
+            chart("budget", "Energy budget", "The run holds no energy.")
+            if section.balance:
+                head = ("at the last time", "mean ± standard error")
+                parts.append(_table(section.balance, head, "numbers"))
+            chart("gradient", "Dissipation and G²", "The run holds neither G² nor the speed.")
         if "mesh" in section.config:
             title("tokens", "Density")
             parts.append(_density_html(section))
@@ -431,7 +435,8 @@ def _section_html(section: Section, key: str, page: Page, level: int) -> str:
     parts.append("<p>What <code>wflow info</code> prints.</p>")
     parts.append(_table(section.facts, kind="info"))
     title("provenance", "Provenance")
-    again = section.file.name if section.file and section.complete and not sampler else None
+    may_run = section.complete and not (sampler or movement)
+    again = section.file.name if section.file and may_run else None
     parts.append(_command(section.fact("command"), again))
     parts.append(_table(section.provenance, kind="info"))
     return "\n".join(part for part in parts if part)

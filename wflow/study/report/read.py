@@ -31,7 +31,7 @@ from wflow.plots.networks import thinned
 from wflow.plots.tokens import principal_axes
 from wflow.runs.read import open_run
 from wflow.runs.results import CREATOR, OF_ONE_RUN, summary_document
-from wflow.runs.schema import VARIABLES, head_count, law_name, single, solve_with
+from wflow.runs.schema import VARIABLES, head_count, is_movement, law_name, single, solve_with
 from wflow.runs.studies import open_study
 
 if TYPE_CHECKING:
@@ -177,12 +177,16 @@ def _section(ds: Dataset, name: str, clock: Clock, positions: int, points: int) 
             f"The run is not complete: it was recorded {reached} of "
             f"t = {config.get('t_final', '?')}. Finish it with --resume."
         )
+    stored = ds
+    if is_movement(config):
+        ds = _with_paths(ds, config)
     series = _Series(ds, points)
     cloud = DrawnTokens.read(ds, positions)
     charts = {
         "budget": _budget_chart(series, config),
         "gradient": _gradient_chart(series, config),
         "sampler": _sampler_chart(series),
+        "movements": _movements_chart(series),
         "free_energy": _free_energy_chart(series),
         "clusters": _cluster_chart(cloud, config, clock),
         "heads": _heads_chart(ds),
@@ -197,11 +201,20 @@ def _section(ds: Dataset, name: str, clock: Clock, positions: int, points: int) 
     section.density = _density(ds)
     section.balance = _balance(ds)
     section.spectrum = _spectrum(ds)
-    section.checks = _checks(ds, file, config, clock)
+    section.checks = _checks(stored, file, config, clock)
     if any(check.passed is False for check in section.checks):
         section.missing.append(f"{section.verdict()}: see the verification below.")
     section.provenance = _provenance(ds, config, file)
     return section
+
+
+def _with_paths(ds: Dataset, config: Mapping[str, Any]) -> Dataset:
+    """Minimizing movements with axes for their path, as the curves and tokens of a run have."""
+    path = [int(config.get("path", 0))]
+    series = [name for name in ds.data_vars if ds[name].dims == ("time",)]
+    tokens = ds["tokens"].rename(time="snapshot").expand_dims(snapshot_path=path)
+    rest = ds.drop_vars([*series, "tokens"])
+    return rest.assign(ds[series].expand_dims(path=path)).assign(tokens=tokens)
 
 
 class _Series:
@@ -340,6 +353,21 @@ def _sampler_chart(series: _Series) -> Chart | None:
     if not panels:
         return None
     return Chart("Diagnostics of the sampler", "time k h", series.time, panels, series.caption)
+
+
+def _movements_chart(series: _Series) -> Chart | None:
+    """Draw energy and distances of minimizing movements, and the work of their steps."""
+    if not series.has("distance_sq"):
+        return None
+    named = (
+        ("energy", "energy E(t, x)", "energy"),
+        ("distance_sq", "squared distance of a step", "gradient"),
+        ("inequality_gap", "inequality gap of a step", "dissipated"),
+        ("iterations", "iterations of a step", "weights"),
+    )
+    panels = [Panel(curve.name, [curve]) for curve in series.curves(*named)]
+    caption = "Inequality gap: what the energy changes by beyond W²/(2τ), never negative. "
+    return Chart("Steps", "time t", series.time, panels, caption + series.caption)
 
 
 def _balance(ds: Dataset) -> list[tuple[str, str]]:
@@ -572,6 +600,8 @@ def _cost(ds: Dataset, file: Path | None, config: Mapping[str, Any]) -> float:
     clouds = ds.sizes["path"] if "path" in ds.get(first, ds).sizes else 1
     if "heads" in ds or law_name(config) == "Frozen":
         clouds += snapshots
+    if is_movement(config):
+        clouds += 2 * ds.sizes.get("time", 0)
     replay = 8 * config.get("save", {}).get("every", 1) * pairs  # two paths, up to four stages
     work = clouds * pairs + (replay if replay < 4e10 else 0.0)
     size = ds.nbytes if file is None else file.stat().st_size

@@ -1,0 +1,219 @@
+"""Run files of minimizing movements: resume, refusal of other settings, verification, report."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from run_layouts import spoiled
+
+import wflow
+from wflow import heads, jko
+from wflow.cli import main
+from wflow.transport import Metric
+
+X0 = wflow.tokens.uniform(6, 3, seed=1)
+OU = heads.OrnsteinUhlenbeck(np.eye(3))
+TURNING = heads.Oscillating(3)
+
+
+class Tilted(Metric):
+    """b(x) = 1 + strength <x, e_1>^2."""
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+
+    def mobility_and_gradient(self, clouds, D, weights):
+        gradient = np.zeros(clouds.shape)
+        gradient[..., 0] = 2 * self.strength * weights * clouds[..., 0]
+        return 1 + self.strength * clouds[..., 0] ** 2, gradient
+
+
+def movements(law: heads.HeadLaw = OU, **how: Any) -> xr.Dataset:
+    options: dict[str, Any] = {"heads": 2, "t_final": 0.3, "tau": 0.05, "seed": 3} | how
+    return jko.minimizing_movements(X0, law, **options)
+
+
+def check_same(found: xr.Dataset, expected: xr.Dataset) -> None:
+    assert set(found.variables) == {*expected.variables, "initial_heads"}
+    for name in expected.variables:
+        assert found[name].dtype == expected[name].dtype
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+class Stopping(Metric):
+    """W₂, with a signal in the first evaluation after some number of them."""
+
+    def __init__(self, after: int) -> None:
+        self.left = [after]
+
+    def mobility_and_gradient(self, clouds, D, weights):
+        self.left[0] -= 1
+        if self.left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+        return np.ones(clouds.shape[:2]), np.zeros(clouds.shape)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "noisy heads": {"metric": "weighted", "dt": 0.025, "path": 2},
+    "adaptive heads": {"law": TURNING, "scheme": "dopri5"},
+    "heads of several stages": {"law": TURNING, "scheme": "rk4", "direction": "ascent"},
+    "heads at rest": {"law": heads.Frozen(), "metric": Tilted(2.0)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupted_run_resumes_to_the_bit_and_verifies(case, tmp_path, monkeypatch) -> None:
+    out, options = tmp_path / "run.h5", CASES[case]
+    solve, calls = jko.StepProblem.solve, iter(range(100))
+
+    def interrupted(problem, *args, **how):
+        if next(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return solve(problem, *args, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(wflow.Interrupted, match="resume"):
+        patch.setattr(jko.StepProblem, "solve", interrupted)
+        movements(out=out, **options)
+    with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as cut:
+        assert cut.sizes["time"] == 3 and not cut.attrs["complete"]
+    with movements(out=out, if_exists="resume", **options) as found:
+        check_same(found, movements(**options))
+        assert found.attrs["gradient_flow"] and found.attrs["steps_not_converged"] == 0
+    assert wflow.verify(out).passed and [file.name for file in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_a_killed_run_resumes_to_the_bit(tmp_path) -> None:
+    code = """
+        import os, signal, sys
+        import numpy as np
+        import wflow
+        from wflow import jko
+
+        solve, calls = jko.StepProblem.solve, iter(range(100))
+
+        def killed(problem, *args, **how):
+            if next(calls) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return solve(problem, *args, **how)
+
+        jko.StepProblem.solve = killed
+        x0 = wflow.tokens.uniform(6, 3, seed=1)
+        law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
+        jko.minimizing_movements(x0, law, heads=2, t_final=0.3, tau=0.05, seed=3,
+                                 out=sys.argv[1], checkpoint_every=0.0)
+    """
+    out = tmp_path / "run.h5"
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(out)], env=os.environ, timeout=120
+    )
+    assert ended.returncode == -signal.SIGKILL
+    with movements(out=out, if_exists="resume") as found:
+        check_same(found, movements())
+    assert wflow.verify(out).passed
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tau": 0.025}, "tau"),
+        ({"metric": "weighted"}, "metric"),
+        ({"metric": Tilted(3.0)}, "metric"),
+        ({"law": heads.OrnsteinUhlenbeck(2 * np.eye(3))}, "law.mean"),
+        ({"heads": np.stack([np.eye(3)] * 2)}, "heads"),
+        ({"direction": "ascent"}, "direction"),
+        ({"max_iterations": 7}, "max_iterations"),
+        ({"seed": 4}, "seed"),
+    ],
+)
+def test_other_settings_are_refused(change, named, tmp_path, monkeypatch) -> None:
+    out = tmp_path / "run.h5"
+    base = {"metric": Tilted(2.0)} if isinstance(change.get("metric"), Tilted) else {}
+    movements(out=out, **base).close()
+    with pytest.raises(wflow.InputError, match=re.escape(named)):
+        movements(out=out, if_exists="resume", **base | change)
+    with pytest.raises(wflow.InputError, match=re.escape(named)):
+        movements(out=out, if_exists="resume", **base | {"t_final": 0.4} | change)
+    with pytest.raises(wflow.RunFileError, match="if_exists"):
+        movements(out=out, **base)
+
+
+def test_a_step_that_fails_leaves_what_was_recorded(tmp_path) -> None:
+    grow = heads.HeadLaw(lambda D, t: 1e3 * D)
+    with pytest.raises(wflow.InputError, match="scale the heads"):
+        movements(law=grow, out=tmp_path / "run.h5")
+    with pytest.warns(UserWarning), wflow.open(tmp_path / "run.h5") as cut:
+        assert cut.sizes["time"] >= 1
+
+
+def test_info_and_report_describe_the_run(tmp_path, capsys) -> None:
+    out = tmp_path / "run.h5"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two iterations are not enough
+        movements(out=out, metric=Tilted(2.0), max_iterations=2).close()
+    assert main(["info", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "custom Tilted" in text and "6 steps" in text and "minimizing movements" in text
+    page = wflow.report(out).read_text("utf-8")
+    assert "Energy and distances" in page and "Tokens" in page and "wflow rerun" not in page
+    with wflow.open(out) as run:
+        assert run["converged"].dtype == bool
+        assert "metric Tilted" in repr(run.wflow)
+    with xr.open_dataset(out, engine="h5netcdf") as elsewhere:
+        assert not elsewhere["converged"].values[1] and elsewhere["converged"].dtype == bool
+    with pytest.raises(wflow.RunFileError, match="minimizing_movements"):
+        wflow.rerun(out)
+
+
+def add(name: str, at: Any, value: float):
+    def act(file):
+        file[name][at] += value
+
+    return act
+
+
+def config(old: str, new: str):
+    def act(file):
+        assert old in file.attrs["config"]
+        file.attrs["config"] = file.attrs["config"].replace(old, new)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "failed"),
+    [
+        (add("energy", 2, 1e-6), {"energies", "inequality_gap"}),
+        (add("energy_before", 2, 1e-6), {"energies", "inequality_gap"}),
+        (add("distance_sq", 2, 1e-7), {"distances", "inequality_gap"}),
+        (add("inequality_gap", 2, 1e-6), {"inequality_gap"}),
+        (add("tokens", (2, 0), 1e-3), {"tokens", "energies", "distances"}),
+        (add("initial_heads", 0, 1e-3), {"the initial tokens and heads"}),
+        (config('"tau": 0.05', '"tau": 0.06'), {"the configuration", "inequality_gap"}),
+        (config('"rate": 1.0', '"rate": 1.1'), {"energies"}),
+        (config('"direction": "descent"', '"direction": "ascent"'), {"inequality_gap"}),
+        (config('"metric": "w2"', '"metric": "weighted"'), {"distances"}),
+        (config('"seed": 3', '"seed": 5'), {"the configuration", "the initial", "energies"}),
+    ],
+)
+def test_a_changed_file_fails(act, failed, tmp_path) -> None:
+    out = tmp_path / "run.h5"
+    movements(out=out).close()
+    checks = wflow.verify(spoiled(out, tmp_path, act)).checks
+    names = [check.name for check in checks if check.passed is False]
+    assert all(any(name.startswith(start) for name in names) for start in failed), names
+    out.write_bytes(out.read_bytes()[:-600])
+    with pytest.raises(wflow.RunFileError):
+        wflow.open(out)
+
+
+def test_a_run_in_memory_verifies() -> None:
+    for options in ({}, {"heads": np.stack([np.eye(3)] * 2)}, {"metric": Tilted(1.0)}):
+        assert wflow.verify(movements(**options)).passed

@@ -12,8 +12,9 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
@@ -47,7 +48,7 @@ from wflow.runs.schema import (
 if TYPE_CHECKING:
     import xarray
 
-Index = int | slice | Sequence[int] | NDArray[np.integer]
+Index = int | slice
 State = Mapping[str, ArrayLike]
 _RENEW = "run again with --overwrite"
 
@@ -55,8 +56,8 @@ _RENEW = "run again with --overwrite"
 class Store(Protocol):
     """Destination of the values of a run.
 
-    `index` has one entry per leading dimension of the variable: an int, a slice of step one, or
-    (at most one of them) a sequence of ints; dimensions left out are taken whole.
+    `index` has one entry per leading dimension of the variable, an int or a slice of step one;
+    dimensions left out are taken whole.
     """
 
     def write(self, name: str, index: tuple[Index, ...], values: ArrayLike) -> None:
@@ -512,12 +513,9 @@ class RunWriter:
         _, shape, dtype = self._places[name]
         starts, result = spans(shape, index)
         block = np.ascontiguousarray(np.broadcast_to(np.asarray(values, dtype), result))
-        data = block.reshape(-1).view(np.uint8)
-        size = data.size // len(starts) if starts else 0
         try:
-            for number, start in enumerate(starts):
-                self._seek(name, start)
-                write_all(self._file.write, data[number * size : (number + 1) * size])
+            for piece in self._pieces(name, starts, block):
+                write_all(self._file.write, piece)
         except OSError as error:
             raise disk_error(error, "write", partial_of(self.path), kept=True) from None
         self._running[name].update(index, block)
@@ -526,13 +524,20 @@ class RunWriter:
         """Read values of a variable at an index; NaN where none was written."""
         _, shape, dtype = self._places[name]
         starts, result = spans(shape, index)
-        flat = np.empty(math.prod(result), dtype)
-        data = flat.view(np.uint8)
-        size = data.size // len(starts) if starts else 0
-        for number, start in enumerate(starts):
-            self._seek(name, start)
-            read_all(self._file, data[number * size : (number + 1) * size])
-        return flat.reshape(result)
+        block = np.empty(result, dtype)
+        for piece in self._pieces(name, starts, block):
+            read_all(self._file, piece)
+        return block
+
+    def _pieces(
+        self, name: str, starts: Sequence[int], block: NDArray[Any]
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Bytes of each piece of a block, the file being at its place."""
+        offset, _, dtype = self._places[name]
+        data = block.reshape(-1).view(np.uint8)
+        for start, piece in zip(starts, np.split(data, max(1, len(starts))), strict=False):
+            self._file.seek(offset + start * dtype.itemsize)
+            yield piece
 
     def keep_state(self, first: int, state: State) -> None:
         """Write the state of a group of paths at the end, arrays (group, ...)."""
@@ -584,18 +589,15 @@ class RunWriter:
 
         A checkpoint keeps them: HDF5 cannot read what a power failure may leave of the last writes.
         """
-        places, at = [], 0
+        gaps, at = [], 0
         for offset, shape, dtype in sorted(self._places.values(), key=lambda place: place[0]):
-            places.append((at, offset - at))
+            gaps.append((at, offset - at))
             at = offset + math.prod(shape) * dtype.itemsize
-        places.append((at, os.fstat(self._file.fileno()).st_size - at))
-        around = np.empty(sum(size for _, size in places), np.uint8)
-        done = 0
-        for offset, size in places:
-            self._file.seek(offset)
-            read_all(self._file, around[done : done + size])
-            done += size
-        return np.array(places), around
+        gaps.append((at, os.fstat(self._file.fileno()).st_size - at))
+        around = np.empty(sum(size for _, size in gaps), np.uint8)
+        for part in _at_gaps(self._file, np.array(gaps), around):
+            read_all(self._file, part)
+        return np.array(gaps), around
 
     def _known(self) -> dict[str, Any]:
         """Describe the file for a checkpoint: digests of what was recorded, and the history."""
@@ -720,10 +722,6 @@ class RunWriter:
         if replaced:
             raise RunFileError(f"{path} was replaced by another process: this one ends")
 
-    def _seek(self, name: str, start: int) -> None:
-        offset, _, dtype = self._places[name]
-        self._file.seek(offset + start * dtype.itemsize)
-
 
 def _places(file: h5py.File, path: Path) -> Places:
     """Find the values of each variable: name -> offset in bytes, shape, type.
@@ -762,21 +760,27 @@ def _attributes(path: Path) -> dict[str, Any]:
         return attrs | {"extends": str(file.attrs.get("extends", ""))}
 
 
+def _at_gaps(
+    file: FileIO, gaps: NDArray[np.int64], around: NDArray[np.uint8]
+) -> Iterator[NDArray[np.uint8]]:
+    """Bytes of each gap (offset, size) among those of all, the file being at its place."""
+    for offset, part in zip(gaps[:, 0], np.split(around, np.cumsum(gaps[:-1, 1])), strict=True):
+        file.seek(offset)
+        yield part
+
+
 def _mended(path: Path) -> bool:
     """Write back what the last checkpoint knows of a file around its values; False without it."""
     try:
         state = read.last_checkpoint(path, None)
-        around, gaps = state[read.AROUND], state[read.GAPS].tolist()
+        around, gaps = state[read.AROUND], state[read.GAPS]
     except (RunFileError, KeyError):
         return False
     with open(partial_of(path), "r+b", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != sum(gaps[-1]):
             return False
-        done = 0
-        for offset, size in gaps:
-            file.seek(offset)
-            write_all(file.write, around[done : done + size])
-            done += size
+        for part in _at_gaps(file, gaps, around):
+            write_all(file.write, part)
         os.fsync(file.fileno())
     return True
 
@@ -827,7 +831,7 @@ def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], 
     Parameters
     ----------
     shape : of the array
-    index : an int, a slice of step one or a sequence of ints per leading dimension
+    index : an int or a slice of step one per leading dimension
 
     Returns
     -------
@@ -840,38 +844,22 @@ def spans(shape: tuple[int, ...], index: tuple[Index, ...]) -> tuple[list[int], 
     """
     if len(index) > len(shape):
         raise IndexError(f"{len(index)} indices for the dimensions {shape}")
-    picks: list[range | list[int]] = []
-    result: list[int] = []
-    for size, entry in itertools.zip_longest(shape, index, fillvalue=slice(None)):
-        assert isinstance(size, int)
-        if isinstance(entry, slice):
-            chosen = range(*entry.indices(size))
-            if chosen.step != 1:
-                raise IndexError(f"slices must have step one, got {entry}")
-            picks.append(chosen)
-            result.append(len(chosen))
-        else:
-            numbers = np.asarray(entry)
-            numbers = numbers if numbers.size else numbers.astype(int)  # [] has no type
-            if numbers.dtype.kind not in "iu" or numbers.ndim > 1:
-                raise IndexError(f"an index is an int, a slice or a list of ints, got {entry!r}")
-            if np.any((numbers < -size) | (numbers >= size)):
-                raise IndexError(f"index {entry!r} is out of range for a size of {size}")
-            picks.append((numbers.reshape(-1) % size).tolist())
-            result += [numbers.size] if numbers.ndim else []
+    whole = [range(size) for size in shape]
+    entries = [*index, *[slice(None)] * (len(shape) - len(index))]
+    picks = [numbers[entry] for numbers, entry in zip(whole, entries, strict=True)]
+    cut = [pick if isinstance(pick, range) else range(pick, pick + 1) for pick in picks]
+    if any(pick.step != 1 for pick in cut):
+        raise IndexError(f"slices must have step one, got {index}")
+    result = tuple(len(pick) for pick in picks if isinstance(pick, range))
+    if not all(result):
+        return [], result
     # Behind the last dimension that is cut, the values of one piece lie side by side.
-    inner = len(shape)
-    while inner and picks[inner - 1] == range(shape[inner - 1]):
-        inner -= 1
-    outer = picks[:inner]
-    if outer and isinstance(outer[-1], range):
-        outer[-1] = outer[-1][:1]
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(inner)]
-    starts = [
-        sum(number * stride for number, stride in zip(numbers, strides, strict=True))
-        for numbers in itertools.product(*outer)
-    ]
-    return (starts if all(result) else []), tuple(result)
+    while cut and cut[-1] == whole[len(cut) - 1]:
+        cut.pop()
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(cut))]
+    firsts = [*cut[:-1], *(pick[:1] for pick in cut[-1:])]
+    starts = [sum(map(operator.mul, numbers, strides)) for numbers in itertools.product(*firsts)]
+    return starts, result
 
 
 def write_all(write: Callable[[Any], int | None], data: NDArray[np.uint8]) -> None:

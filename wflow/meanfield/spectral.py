@@ -33,7 +33,8 @@ from wflow.meanfield.fields import DensityStage, Heads, Scheme, Setting, TooLong
 from wflow.meanfield.mesh import Quadrature, over_cells, points_of
 from wflow.particles.budget import Terms
 from wflow.runs.schema import TAIL
-from wflow.sphere.harmonics import quadrature, recursion_table
+from wflow.sphere.harmonics import quadrature
+from wflow.sphere.polynomials import legendre
 
 Floats = NDArray[np.floating]
 Coefficients = NDArray[np.complexfloating]
@@ -289,23 +290,21 @@ class Harmonics(Modes):
 
     def __init__(self, degree: int) -> None:
         degree = whole(degree, "degree", _FEWEST)
-        needed = 8.0 * (degree + 1) ** 2 * 1.5 * degree * 4
+        needed = 8.0 * (degree + 1) ** 2 * 1.5 * degree * 6
         check_memory(needed, f"harmonics up to the degree {degree}", "take fewer")
         super().__init__(degree)
         self._shape = -(-3 * degree // 2) + 1, 2 * -(-3 * degree // 2) + 1  # latitudes, longitudes
         z = self.centres[:: self._shape[1], 2]
         self._weights = self.areas[:: self._shape[1], None]
-        self._legendre, slopes = _legendre(z, degree)
-        root = np.sqrt((1 - z) * (1 + z))
-        orders = np.arange(degree + 1)[:, None, None]
-        # (order, latitude, degree): of the derivatives to the south and to the east.
-        self._south, self._east = slopes, orders * self._legendre / root[:, None]
+        # (order, latitude, degree)
+        self._legendre, self._south, self._east = _by_colatitude(z, degree)
+        orders = np.arange(degree + 1)[:, None]
         x, y = self.centres[:, 0], self.centres[:, 1]
         around = np.hypot(x, y)
         east = np.stack([-y / around, x / around, np.zeros_like(x)], axis=1)
         self._frame = np.stack([np.cross(east, self.centres), east])  # (2, cell, axis)
         self.degrees = np.broadcast_to(np.arange(degree + 1.0), (degree + 1, degree + 1))
-        self.counts = np.where(orders[:, 0] > 0, 2.0, 1.0) * (self.degrees >= orders[:, 0])
+        self.counts = np.where(orders > 0, 2.0, 1.0) * (self.degrees >= orders)
 
     def _analyse(self, values: Floats) -> Coefficients:
         return _summed(self._waves(values), self._legendre)
@@ -328,10 +327,10 @@ class Harmonics(Modes):
         placed = np.empty((len(coefficients), len(points)))
         for first in range(0, len(points), 256):  # the tables of points are large
             part = points[first : first + 256]
-            legendre, _ = _legendre(np.clip(part[:, 2], -1, 1), self.degree)
+            P = _by_colatitude(np.clip(part[:, 2], -1, 1), self.degree)[0]
             turns = np.arctan2(part[:, 1], part[:, 0])
             waves = np.exp(1j * np.outer(np.arange(self.degree + 1), turns))
-            terms = np.einsum("pml,mnl->pmn", coefficients * self.counts, legendre, optimize=True)
+            terms = np.einsum("pml,mnl->pmn", coefficients * self.counts, P, optimize=True)
             placed[:, first : first + 256] = np.einsum("pmn,mn->pn", terms, waves).real
         return placed
 
@@ -343,32 +342,20 @@ def _summed(terms: Coefficients, matrices: Floats) -> Coefficients:
     return np.asarray((parts[:, :paths] + 1j * parts[:, paths:]).transpose(1, 0, 2))
 
 
-def _legendre(z: Floats, degree: int) -> tuple[Floats, Floats]:
-    """Legendre functions P (order, n, degree) and their derivatives to the south at heights z.
+def _by_colatitude(z: Floats, degree: int) -> tuple[Floats, Floats, Floats]:
+    """Return P_lm, dP_lm/dtheta and m P_lm/sin theta, each (order, n, degree), at heights z.
 
-    P_lm(z) e^(im phi) are orthonormal; the recursion is that of `sphere.harmonics`, whose real
-    harmonics carry a factor sqrt(2) for m > 0. The derivative of P by the colatitude is
-
-        (l z P_lm - sqrt((2l + 1)/(2l - 1) (l^2 - m^2)) P_(l-1)m) / sin.
+    P_lm(z) e^(im phi) are orthonormal harmonics with P_lm = sin^m theta q_lm, z = cos theta; the
+    real ones, made of q_lm, carry a factor sqrt(2) for m > 0. The derivatives are those to the
+    south and, but for a factor i, to the east.
     """
-    table = recursion_table(3, degree)
-    first, root = int(table[0]), np.sqrt((1 - z) * (1 + z))
-    P = np.zeros((degree + 1, len(z), degree + 1))
-    south = np.zeros_like(P)
-    away = np.where(root > 0, root, 1.0)  # the derivatives are not asked for at the poles
-    power = np.ones_like(z)
-    for m in range(degree + 1):
-        P[m, :, m] = table[1 + m] * power / (math.sqrt(2) if m else 1)
-        power = power * root
-        for l in range(m + 1, degree + 1):  # noqa: E741
-            up, back = table[first + l * (l + 1) + 2 * m :][:2]
-            P[m, :, l] = up * z * P[m, :, l - 1]
-            if l > m + 1:
-                P[m, :, l] += back * P[m, :, l - 2]
-        for l in range(max(m, 1), degree + 1):  # noqa: E741
-            lower = math.sqrt((2 * l + 1) / (2 * l - 1) * (l * l - m * m))
-            south[m, :, l] = (l * z * P[m, :, l] - lower * P[m, :, l - 1]) / away
-    return P, south
+    q, slopes = legendre(np.asarray(z, np.float64), degree)
+    orders = np.arange(degree + 1)[:, None, None]
+    q[1:] /= math.sqrt(2)
+    slopes[1:] /= math.sqrt(2)
+    sine = np.sqrt((1 - z) * (1 + z))[:, None]
+    east = orders * sine ** np.maximum(orders - 1, 0) * q
+    return sine**orders * q, z[:, None] * east - sine ** (orders + 1) * slopes, east
 
 
 def resolved(density: Floats, modes: Modes) -> Floats:

@@ -11,7 +11,7 @@ d = 3: place l^2 + l + m, cosines at m > 0, sines at m < 0.
 The harmonics are polynomials in the coordinates, Re and Im (x + iy)^m times a Legendre recursion in
 z: no angle is formed and the poles are points like others. scipy.special.sph_harm_y gives the same
 numbers as an array (harmonics, n), 3.5 GB at degree 20 and a million tokens: it is the reference of
-the tests.
+the tests. `polynomials` has them for arrays of NumPy.
 
 Source: DLMF 10.35.2, 10.60.7, 14.30; W. Gautschi, Computational aspects of three-term recurrence
 relations, SIAM Review 9 (1967), for the ratios of Bessel functions by backward recursion.

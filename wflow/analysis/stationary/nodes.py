@@ -1,8 +1,8 @@
 r"""Nodes on the sphere, and harmonics with their gradients there: what densities are made of.
 
 Internally a density p is relative to the uniform law and weights w sum to one. Harmonics are
-polynomials in the coordinates: with the Gegenbauer polynomials P_l of S^{d-1}, P_l(1) = 1, they are
-P_{l-m} of dimension d + 2m in the height, times a harmonic of degree m around the axis.
+polynomials in the coordinates (`wflow.sphere.polynomials`): one in the height, times a harmonic
+around the axis.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflow._core.checks import read_only, reals, shown, whole
 from wflow._core.errors import InputError
+from wflow.sphere.polynomials import gegenbauer, gegenbauer_slopes, legendre
 
 Floats = NDArray[np.float64]
 
@@ -248,8 +249,6 @@ class Nodes:
         degree = (count - 1) // 2 if self.d == 2 else min(round(math.sqrt(count / 2)) - 1, _DEGREE)
         while degree > 0:
             values, ambient, eigenvalue = harmonics(x, degree)
-            scale = 1 / harmonic_norms(self.d, degree)
-            values, ambient = values * scale, ambient * scale
             gram = values.T @ (values * self.weights[:, None])
             if np.linalg.cond(gram) < 100:  # 1 for a quadrature
                 tangent = ambient - x[:, :, None] * np.einsum("ia,iak->ik", x, ambient)[:, None]
@@ -300,8 +299,7 @@ def check_heads(nodes: Nodes, D: Floats) -> None:
 def harmonics_at(nodes: Nodes, points: Floats) -> Floats:
     """Values (point, k) of the harmonics of the first sector at other points."""
     if not nodes.has_axis:
-        degree = nodes.degree
-        return harmonics(points, degree)[0] / harmonic_norms(nodes.d, degree)
+        return harmonics(points, nodes.degree)[0]
     degrees = np.arange(1, len(nodes.areas))
     p = gegenbauer(points[:, -1], nodes.d, int(degrees[-1]))[:, degrees]
     own = gegenbauer(nodes.centres[:, -1], nodes.d, int(degrees[-1]))[:, degrees]
@@ -309,42 +307,32 @@ def harmonics_at(nodes: Nodes, points: Floats) -> Floats:
 
 
 def harmonics(x: Floats, degree: int) -> tuple[Floats, Floats, Floats]:
-    """Harmonics of degree 1 to `degree` on the circle or the sphere, not normalised.
+    """Return the harmonics of degree 1 to `degree` on the circle or the sphere.
 
     Returns
     -------
-    values : (point, k), polynomials Re and Im (x + iy)^m P(z)
+    values : (point, k), polynomials Re and Im (x + iy)^m q(z) of root mean square one
     gradient : (point, axis, k), of these polynomials, not yet tangential
     eigenvalue : (k,), of minus the Laplacian
     """
     d = x.shape[1]
     values, gradient, eigenvalue = [], [], []
-    around, z = x[:, 0] + 1j * x[:, 1], x[:, -1]
+    around = x[:, 0] + 1j * x[:, 1]
+    if d == 3:
+        q, slopes = (math.sqrt(4 * math.pi) * part for part in legendre(x[:, 2], degree))
     for order in range(degree + 1):
-        degrees = np.arange(degree - order + 1 if d == 3 else 1)
-        p = gegenbauer(z, 3 + 2 * order, int(degrees[-1]))
-        slope = gegenbauer_slopes(z, 3 + 2 * order, degrees)
         power, below = around**order, order * around ** max(order - 1, 0)
-        for k in degrees[1 if order == 0 else 0 :]:
+        for l in range(max(order, 1), (degree if d == 3 else order) + 1):  # noqa: E741
+            p = q[order, :, l] if d == 3 else math.sqrt(2)
             for turn in (1, -1j)[: 1 if order == 0 else 2]:
                 ring = (turn * power).real
-                parts = [(turn * below).real * p[:, k], (1j * turn * below).real * p[:, k]]
-                values.append(ring * p[:, k])
-                gradient.append(np.stack([*parts, ring * slope[:, k]][:d], axis=1))
-                eigenvalue.append((order + k) * (order + k + d - 2))
+                parts = [(turn * below).real * p, (1j * turn * below).real * p]
+                if d == 3:
+                    parts.append(ring * slopes[order, :, l])
+                values.append(ring * p)
+                gradient.append(np.stack(parts, axis=1))
+                eigenvalue.append(l * (l + d - 2))
     return np.stack(values, axis=1), np.stack(gradient, axis=2), np.array(eigenvalue, float)
-
-
-def harmonic_norms(d: int, degree: int) -> Floats:
-    """Root mean squares (k,) of these harmonics over the sphere."""
-    z, weight = heights(3, degree + 1)
-    found = []
-    for order in range(degree + 1):
-        count = degree - order if d == 3 else 0
-        p = gegenbauer(z, 3 + 2 * order, count)[:, 1 if order == 0 else 0 :]
-        size = np.sqrt((weight * (1 - z * z) ** order) @ p**2) if d == 3 else p[0]
-        found.append(np.repeat(size / math.sqrt(2 if order else 1), 2 if order else 1))
-    return np.concatenate(found)
 
 
 def as_nodes(mesh: Any) -> Nodes:
@@ -370,24 +358,6 @@ def heights(d: int, count: int) -> tuple[Floats, Floats]:
 
     z, weight = roots_chebyt(count) if d == 2 else roots_gegenbauer(count, d / 2 - 1)
     return z, weight / weight.sum()
-
-
-def gegenbauer(z: Floats, d: int, degree: int) -> Floats:
-    """Polynomials P_0 to P_degree (cell, degree + 1) of S^{d-1}, with P_l(1) = 1."""
-    found = np.ones((len(z), degree + 1))
-    if degree:
-        found[:, 1] = z
-    for l in range(1, degree):  # noqa: E741 the letter of every book
-        step = (2 * l + d - 2) * z * found[:, l] - l * found[:, l - 1]
-        found[:, l + 1] = step / (l + d - 2)
-    return found
-
-
-def gegenbauer_slopes(z: Floats, d: int, degrees: NDArray[np.intp]) -> Floats:
-    """Derivatives of these polynomials: P_l' = l (l + d - 2)/(d - 1) P_{l-1} of dimension d + 2."""
-    below = gegenbauer(z, d + 2, max(int(degrees[-1]) - 1, 0))
-    factor = degrees * (degrees + d - 2) / (d - 1)
-    return np.asarray(below[:, np.maximum(degrees - 1, 0)] * factor)
 
 
 def axial_log_kernel(

@@ -18,12 +18,11 @@ from wflow._core.errors import InputError
 from wflow.analysis.stationary.nodes import (
     LARGEST_D,
     SMALLEST,
-    gegenbauer,
-    gegenbauer_slopes,
     heights,
 )
 from wflow.attention.cloud import safe_exp, warn_overflow
 from wflow.attention.flows import Flow, as_flow, effective, softmax, unnormalised
+from wflow.sphere.polynomials import gegenbauer, gegenbauer_slopes
 
 Floats = NDArray[np.float64]
 Kind = Literal["m", "log m", "b"]

@@ -2,7 +2,9 @@
 
 The algorithm, bounds on its error and their proofs are in docs/theory/fast_sums.md; `fast`
 puts the passes together. Every pass cuts its work into tasks that do not depend on the number of
-threads, and adds up what tasks leave in their order: threads do not change a bit.
+threads, and adds up what tasks leave in their order: threads do not change a bit. The loops
+repeat the recursion of `sphere.harmonics`, in a form that stores no harmonic: they add up each one
+when it is formed.
 """
 
 import math

@@ -176,27 +176,19 @@ class RunAccessor:
         ds, _ = self._ds, self.config
         if kind is None:
             kind = "energy_balance" if "energy" in ds else "speed"
-        kinds = (
-            "energy_balance",
-            "gradient_over_time",
-            "speed",
-            "tokens",
-            "density",
-            "free_energy",
-        )
-        check_choice("kind", kind, kinds)
-        if kind == "density":
-            return runs.density_snapshots(ds, **options)
-        if kind == "free_energy":
-            return runs.free_energy_over_time(ds, **options)
-        if kind == "energy_balance":
-            return runs.energy_balance(ds, **options)
-        if kind == "tokens":
-            if "which" not in options and ds.sizes["path"] == 1 and "tokens" in ds:
-                options["which"] = int(ds["snapshot_path"].values[0])
-            return runs.token_snapshots(ds, **options)
-        name = "speed_sq" if kind == "speed" else "upper_gradient_sq"
-        return runs.gradient_over_time(ds, name, **options)
+        if kind in ("gradient_over_time", "speed"):
+            name = "speed_sq" if kind == "speed" else "upper_gradient_sq"
+            return runs.gradient_over_time(ds, name, **options)
+        figures = {
+            "energy_balance": runs.energy_balance,
+            "tokens": runs.token_snapshots,
+            "density": runs.density_snapshots,
+            "free_energy": runs.free_energy_over_time,
+        }
+        check_choice("kind", kind, ("gradient_over_time", "speed", *figures))
+        if kind == "tokens" and ds.sizes["path"] == 1 and "tokens" in ds:
+            options.setdefault("which", int(ds["snapshot_path"].values[0]))
+        return figures[kind](ds, **options)
 
     def verify(self, tolerance: float | None = None) -> Report:
         """Check that the numbers of the run follow from its configuration, and its balance closes.

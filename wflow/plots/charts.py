@@ -240,15 +240,13 @@ def _band_path(x: Floats, low: Floats, high: Floats, role: str) -> str:
     return f'<path class="band {role}" d="{d}"/>'
 
 
-def sparkline(time: ArrayLike, values: ArrayLike, width: int = 220, height: int = 44) -> str:
+def sparkline(time: ArrayLike, values: ArrayLike) -> str:
     """Draw a curve as a small SVG, without axes, in the colour of the text around it.
 
     Parameters
     ----------
     time, values : array_like, shape (k,)
         Points of the curve; those that are not finite are left out.
-    width, height : int
-        Size in pixels.
 
     Returns
     -------
@@ -256,6 +254,7 @@ def sparkline(time: ArrayLike, values: ArrayLike, width: int = 220, height: int 
         An SVG element, with a line at zero where the values change sign; "" for fewer than two
         points.
     """
+    width, height = 220, 44  # pixels
     x, y = np.asarray(time, float), np.asarray(values, float)
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]

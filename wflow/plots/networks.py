@@ -142,16 +142,11 @@ def _legend(figure: "Figure", axis: "Axes", seeds: int) -> None:
     figure.legend(
         handles,
         labels,
-        title=_band_title(seeds),
+        title=f"Mean and range of {seeds} seeds" if seeds > 1 else None,
         loc="outside upper left",
         ncols=max(1, min(len(labels), columns)),
         alignment="left",
     )
-
-
-def _band_title(seeds: int) -> str | None:
-    """Return the meaning of line and band, for the title of a legend."""
-    return f"Mean and range of {seeds} seeds" if seeds > 1 else None
 
 
 def _uneven(axis: "Axes", at: np.ndarray) -> None:

@@ -7,25 +7,20 @@ package imports all those before it; the scripts in `studies/` import it. Start 
 """
 
 from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
+from wflow._core.command_line import Folder
 from wflow._core.moves import moved_names
 from wflow.study.cases import dataset, initial_heads, seed_of, sweep
-from wflow.study.flags import distinct
-from wflow.study.frame import mean_text, slope_text
-from wflow.study.heads import (
-    SNAPSHOTS,
-    Finding,
+from wflow.study.flags import (
     Flags,
-    Folder,
     OutputFlags,
-    Session,
     StudyFlags,
     Switch,
     TokenFlags,
     command_line,
-    markdown_table,
-    run,
-    session,
+    distinct,
 )
+from wflow.study.frame import Finding, Session, markdown_table, mean_text, session, slope_text
+from wflow.study.heads import SNAPSHOTS, run
 
 __all__ = [
     "SNAPSHOTS",

@@ -19,31 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflow._core.adaptive import as_scheme
-from wflow._core.command_line import Folder
 from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
 from wflow.runs.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
 from wflow.runs.schema import BUDGET_RUNNING, VARIABLES
-from wflow.study.flags import (
-    Flags,
-    OutputFlags,
-    StudyFlags,
-    Switch,
-    TokenFlags,
-    command_line,
-)
+from wflow.study.flags import StudyFlags
 from wflow.study.folder import earlier_results
-from wflow.study.frame import (
-    SUMMARY,
-    Finding,
-    Session,
-    markdown_table,
-    provenance,
-    session,
-    write_results,
-)
+from wflow.study.frame import SUMMARY, provenance, session, write_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,26 +36,9 @@ if TYPE_CHECKING:
     from wflow.heads.laws import HeadLaw
 
 
-__all__ = [
-    "SNAPSHOTS",
-    "Finding",
-    "Flags",
-    "Folder",
-    "OutputFlags",
-    "Session",
-    "StudyFlags",
-    "Switch",
-    "TokenFlags",
-    "command_line",
-    "markdown_table",
-    "run",
-    "session",
-]
-
 # Summary: averages per run and path, the fit over head counts, their files
 # -------------------------------------------------------------------------
 
-FILES = SUMMARY
 _AVERAGED = ("upper_gradient_sq", "dissipation")
 _AT_END = ("energy", *BUDGET_RUNNING)
 
@@ -282,7 +249,7 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         stale = _stale(flags, files)
         write(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
         runs = ", ".join(file.name for file in files.values())
-        made = f"In {flags.out}: run files {runs}; {', '.join(FILES)} and {REPORT}; "
+        made = f"In {flags.out}: run files {runs}; {', '.join(SUMMARY)} and {REPORT}; "
         made += f"figures (PNG and PDF) {', '.join(figures)}"
         print(f"\n{printable(made, lines=False)}")
     written = {file.name for file in files.values()}

@@ -139,7 +139,7 @@ def below(name: str, value: float, limit: float, note: str) -> Check:
     return Check(name, value <= limit, value, limit, note)
 
 
-def whole(ds: "Dataset", config: dict[str, Any]) -> Check:
+def complete_budget(ds: "Dataset", config: dict[str, Any]) -> Check:
     """Check that no variable of the energy budget is missing, which must all be present or none."""
     names = ["diffusion_power"] if config.get("kappa") else list(ds)
     missing = [name for name in (*budget_rates(names), *budget_running(names)) if name not in ds]
@@ -558,7 +558,7 @@ def _checked(dataset: "Dataset", written: list[Check], tolerance: float) -> list
             ds = ds.isel(path=~np.isnan(ds["energy"][:, -1].values))
         if not set(ds) & {*BUDGET_RATES, *BUDGET_RUNNING}:
             checks.append(Check("energy and its balance", None, note="the run holds no energy"))
-        elif not (complete := whole(ds, config)).passed:
+        elif not (complete := complete_budget(ds, config)).passed:
             checks.append(complete)
         elif not ds.sizes["time"]:
             checks.append(Check("energy and its balance", None, note="nothing was recorded"))

@@ -263,7 +263,7 @@ def in_this_process(tasks: list[Task]) -> None:
             solve_equation(**task).close()
         elif _resumes(task) and manifest_of(Path(task["out"])).exists():
             with signals_as_errors(f"ended the run; {dispatch.RESUME}"):
-                dispatch.in_this_process(task, TASK_SECONDS)
+                dispatch.finish_parts(task, TASK_SECONDS)
         else:
             solve(**task).close()
 

@@ -97,7 +97,7 @@ def by_workers(client: Any, tasks: list[Task], seconds: float) -> None:
             raise
 
 
-def in_this_process(task: Task, seconds: float) -> None:
+def finish_parts(task: Task, seconds: float) -> None:
     """Compute what is missing of a run in parts, in this process, and join it."""
     run = _run(problem_of_task(task), task)
     bar = progress(run.problem.paths, f"{run.out.name}, paths", task["progress"])

@@ -71,7 +71,7 @@ class Setting:
     budget: bool
 
 
-class Heads:
+class Discretisation:
     """Sums over densities at nodes, and the heads' part of the budget."""
 
     def __init__(self, nodes: Quadrature, setting: Setting) -> None:

@@ -29,7 +29,7 @@ from wflow._core.memory import check_memory
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads.matrices import Matrices
 from wflow.kernels.evaluate import HeadSums
-from wflow.meanfield.fields import DensityStage, Heads, Scheme, Setting, TooLong
+from wflow.meanfield.fields import DensityStage, Discretisation, Scheme, Setting, TooLong
 from wflow.meanfield.mesh import Quadrature, over_cells, points_of
 from wflow.particles.budget import Terms
 from wflow.runs.schema import TAIL
@@ -385,7 +385,7 @@ class SpectralStage(DensityStage):
     moved: Coefficients
 
 
-class Spectral(Heads):
+class Spectral(Discretisation):
     """The equation in space on `Modes`: Galerkin's method, the diffusion being solved exactly."""
 
     SCHEMES: ClassVar = {name: Scheme(TABLEAUX[name]) for name in ("euler", "sra1", "heun", "rk4")}

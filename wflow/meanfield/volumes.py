@@ -25,7 +25,7 @@ from wflow._core.tableaux import TABLEAUX, Tableau
 from wflow.attention.flows import FLOWS
 from wflow.attention.pairs import log_harmonic_mean
 from wflow.heads.matrices import Matrices
-from wflow.meanfield.fields import DensityStage, Heads, Scheme, Setting, TooLong
+from wflow.meanfield.fields import DensityStage, Discretisation, Scheme, Setting, TooLong
 from wflow.meanfield.fluxes import Coefficients, Fluxes
 from wflow.meanfield.mesh import Mesh
 from wflow.particles.budget import Terms
@@ -55,7 +55,7 @@ class VolumesStage(DensityStage):
     found: Coefficients
 
 
-class Volumes(Heads):
+class Volumes(Discretisation):
     """The equation in space by finite volumes.
 
     Drifts through faces are differences of potentials where all heads are symmetric.

@@ -389,7 +389,7 @@ def band_note(band: Band) -> str:
     return f"; band: {BAND[0]:.0f}\N{EN DASH}{BAND[1]:.0f} % of paths"
 
 
-def mean_text(values: NDArray) -> str:
+def mean_label(values: NDArray) -> str:
     """Return mean ± standard error of (paths,), with the digits that the error gives meaning."""
     known = values[np.isfinite(values)]
     if not known.size:

@@ -34,7 +34,7 @@ from wflow.plots.figure import (
     head_count,
     last_mean,
     log_axis,
-    mean_text,
+    mean_label,
     minus,
     panel,
     require,
@@ -411,7 +411,7 @@ def energy_balance(ds: Dataset) -> Figure:
             axis.axhline(0, color="0.6", linewidth=0.5, zorder=0)
             for k, (key, label, values) in enumerate(curves):
                 if name == "Residual":
-                    label += f"\n{mean_text(at_end(values))}"
+                    label += f"\n{mean_label(at_end(values))}"
                 curve(
                     axis,
                     time,

@@ -224,7 +224,7 @@ def _datasets(file: h5py.File) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """Result of comparing a file with its digests.
 
     Attributes
@@ -239,7 +239,7 @@ class Finding:
 
 def compare(
     file: h5py.File, names: Sequence[str] | None = None, tick: Tick = lambda count: None
-) -> Finding | None:
+) -> Mismatch | None:
     """Compare a finished file with its digests; None for a file of an earlier schema.
 
     Parameters
@@ -254,9 +254,9 @@ def compare(
         known = json.loads(plain(file.attrs[DIGESTS]))
         history = plain(file.attrs.get("history", ""))
         if of_attributes(description(file), history) != known[""]:
-            return Finding(False, ())
+            return Mismatch(False, ())
     except (KeyError, ValueError, TypeError):
-        return Finding(False, ())
+        return Mismatch(False, ())
     changed = []
     for name, order in orders_of(file).items():
         if names is not None and name not in names:
@@ -264,7 +264,7 @@ def compare(
         running = Running.read(order, order.size, file[name].__getitem__, tick)
         if running.hexdigest() != known.get(name):
             changed.append(name)
-    return Finding(True, tuple(changed))
+    return Mismatch(True, tuple(changed))
 
 
 def orders_of(file: h5py.File) -> dict[str, Order]:

@@ -99,7 +99,7 @@ def fit_scaling(table: "Dataset", fit_from: int = 1) -> PowerLaw | None:
         return None
 
 
-def report(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> str:
+def report_text(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> str:
     """Write the numbers that matter as a plain table: mean ± standard error over the paths."""
     change = table["energy_final"] - table["energy_initial"]
     columns = {
@@ -132,7 +132,7 @@ def report(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> str:
     return "\n".join(lines)
 
 
-def write(
+def write_summary(
     folder: Path,
     name: str,
     flags: Any,
@@ -244,10 +244,10 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
         files = dict(zip(counts, current.solve(tasks).values(), strict=True))
         table = summarise(files)
         fit = fit_scaling(table, flags.fit_from)
-        print(printable(report(table, fit, flags.fit_from)))
+        print(printable(report_text(table, fit, flags.fit_from)))
         figures = draw(flags, files, table, fit)
         stale = _stale(flags, files)
-        write(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
+        write_summary(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
         runs = ", ".join(file.name for file in files.values())
         made = f"In {flags.out}: run files {runs}; {', '.join(SUMMARY)} and {REPORT}; "
         made += f"figures (PNG and PDF) {', '.join(figures)}"

@@ -254,13 +254,13 @@ def check_method(method: str, given: Pair, cost: str) -> None:
     if method == "circle" and d != 2:
         raise InputError(f"method='circle' is for tokens on S^1 (d = 2), and d = {d}: use 'exact'")
     if method == "entropic":
-        check_memory(given, "entropic transport", _BYTES["entropic"])
+        check_pairs(given, "entropic transport", _BYTES["entropic"])
     if method == "exact":
         kind = "assignment" if given.assigned else "simplex"
-        check_memory(given, "exact transport", _BYTES[kind])
+        check_pairs(given, "exact transport", _BYTES[kind])
 
 
-def check_memory(given: Pair, what: str, bytes_per_pair: int) -> None:
+def check_pairs(given: Pair, what: str, bytes_per_pair: int) -> None:
     memory.check_memory(
         bytes_per_pair * given.pairs,
         f"{what} between {len(given.x)} and {len(given.y)} tokens",
@@ -838,7 +838,7 @@ def plan(
     given = pair(x, y, weights_x, weights_y)
     p = power(p)
     check_choice("cost", cost, COSTS)
-    check_memory(given, "plan", 17 if exact_kind(given, cost) != "simplex" else 48)
+    check_pairs(given, "plan", 17 if exact_kind(given, cost) != "simplex" else 48)
     out = np.zeros((len(given.x), len(given.y)))
     if exact_kind(given, cost) == "circle":
         rows, columns, mass = on_circle.circle_plan(*given, p)
@@ -1007,7 +1007,7 @@ def distance(x: ArrayLike, y: ArrayLike, cost: str = "geodesic") -> FloatArray:
     """
     given = pair(x, y, None, None)
     check_choice("cost", cost, COSTS)
-    check_memory(given, "the matrix of distances", 8)
+    check_pairs(given, "the matrix of distances", 8)
     return costs_of(given, 1.0, cost)
 
 

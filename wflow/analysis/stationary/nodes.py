@@ -248,7 +248,7 @@ class Nodes:
         count, x = len(self.areas), self.centres
         degree = (count - 1) // 2 if self.d == 2 else min(round(math.sqrt(count / 2)) - 1, _DEGREE)
         while degree > 0:
-            values, ambient, eigenvalue = harmonics(x, degree)
+            values, ambient, eigenvalue = harmonic_basis(x, degree)
             gram = values.T @ (values * self.weights[:, None])
             if np.linalg.cond(gram) < 100:  # 1 for a quadrature
                 tangent = ambient - x[:, :, None] * np.einsum("ia,iak->ik", x, ambient)[:, None]
@@ -262,7 +262,7 @@ class Nodes:
         )
 
 
-def kernel(nodes: Nodes, D: Floats, sector: int = 0) -> Floats:
+def kernel_matrices(nodes: Nodes, D: Floats, sector: int = 0) -> Floats:
     """Kernels (H, cell, cell) of exp(<x, D y>), averaged around the axis where there is one."""
     if not nodes.has_axis:
         return np.exp(np.einsum("ia,hab,jb->hij", nodes.centres, D, nodes.centres))
@@ -299,14 +299,14 @@ def check_heads(nodes: Nodes, D: Floats) -> None:
 def harmonics_at(nodes: Nodes, points: Floats) -> Floats:
     """Values (point, k) of the harmonics of the first sector at other points."""
     if not nodes.has_axis:
-        return harmonics(points, nodes.degree)[0]
+        return harmonic_basis(points, nodes.degree)[0]
     degrees = np.arange(1, len(nodes.areas))
     p = gegenbauer(points[:, -1], nodes.d, int(degrees[-1]))[:, degrees]
     own = gegenbauer(nodes.centres[:, -1], nodes.d, int(degrees[-1]))[:, degrees]
     return np.asarray(p / np.sqrt(nodes.weights @ own**2))
 
 
-def harmonics(x: Floats, degree: int) -> tuple[Floats, Floats, Floats]:
+def harmonic_basis(x: Floats, degree: int) -> tuple[Floats, Floats, Floats]:
     """Return the harmonics of degree 1 to `degree` on the circle or the sphere.
 
     Returns

@@ -28,7 +28,7 @@ from wflow.analysis.stationary.nodes import (
     check_heads,
     harmonics_at,
     heights,
-    kernel,
+    kernel_matrices,
 )
 from wflow.analysis.stationary.uniform import SIGNS, kind_of
 from wflow.attention.cloud import safe_exp
@@ -70,7 +70,7 @@ class Equation:
     @cached_property
     def kernels(self) -> list[Floats]:
         """Kernels (H, cell, cell) by sector."""
-        return [kernel(self.nodes, self.D, k) for k in range(len(self.nodes.sectors))]
+        return [kernel_matrices(self.nodes, self.D, k) for k in range(len(self.nodes.sectors))]
 
     @property
     def sector(self) -> Sector:

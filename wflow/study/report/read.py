@@ -582,7 +582,7 @@ def _checks(ds: Dataset, file: Path | None, config: Mapping[str, Any], clock: Cl
     if "edi_residual" not in ds or not ds.sizes["time"]:
         return [left]
     settings = dict(config)
-    budget = verify.whole(ds, settings)
+    budget = verify.complete_budget(ds, settings)
     ended = ds.isel(path=np.isfinite(ds["edi_residual"][:, -1].values))
     if not budget.passed or not ended.sizes["path"]:
         return [budget, left]

@@ -72,6 +72,13 @@ def silent_address() -> Iterator[str]:
 
 
 @pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let studies find no data and no cache."""
+    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a few bytes in the place of each figure: drawing takes most of the time."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import xarray as xr
 
 from wflow.runs import digests
 from wflow.runs.schema import VARIABLES, RunLayout, dataset_attrs
@@ -37,6 +38,13 @@ def a_layout(**changes) -> RunLayout:
 
 def attrs() -> dict:
     return dataset_attrs(CONFIG, seed=3, command="python study.py --heads 2")
+
+
+def same_bits(one: xr.Dataset, other: xr.Dataset) -> None:
+    """Assert that two runs have the same variables, to the bit."""
+    assert set(one.variables) == set(other.variables)
+    for name in other.variables:
+        np.testing.assert_array_equal(one[name].values, other[name].values, err_msg=name)
 
 
 def fill(store, layout: RunLayout, columns: int | None = None) -> None:

@@ -291,14 +291,6 @@ def test_one_token_and_tokens_that_coincide():
     assert clusters.count(far, math.pi / 2 + 1e-9) == 1 and clusters.count(far, 1.57) == 2
 
 
-def test_single_precision_tokens_are_taken():
-    x = uniform(np.random.default_rng(0), 30, 3)
-    np.testing.assert_array_equal(
-        clusters.labels(x.astype(np.float32), 0.3), clusters.labels(x, 0.3)
-    )
-    assert clusters.entropy(x.astype(np.float32)) == pytest.approx(clusters.entropy(x), abs=1e-4)
-
-
 def test_order_parameters_of_pairs_and_of_the_cross_polytope():
     pair = np.array([[1.0, 0, 0], [-1.0, 0, 0]])
     assert clusters.order_parameter(pair) == 0 and clusters.nematic_order(pair) == 1
@@ -578,13 +570,6 @@ def test_verdict_follows_the_exponent_of_the_decay(p, seed):
     elif 0.7 < p < 0.9:
         assert limit.verdict == "undecided"
     assert limit.integrable == "unknown" and math.isnan(limit.w2_last)
-
-
-def test_runs_without_an_energy_are_judged_by_their_speed():
-    run = solved(Frozen(), heads=np.eye(3)[None], direction="ascent", causal=True)
-    limit = clusters.omega_limit(run)
-    assert limit.quantity == "speed_sq" and limit.verdict == "stationary"
-    assert limit.integrable == "unknown" and limit.power_decay is None
 
 
 X = np.eye(3)

@@ -134,13 +134,6 @@ def test_constant_is_that_of_its_formula_and_of_rotated_and_permuted_heads(seed,
         assert growth_constant(turned, flow=flow, direction=direction) == pytest.approx(expected)
 
 
-def test_constants_of_many_times_come_as_an_array():
-    D = symmetric(np.random.default_rng(0), 12, 3, 0.5).reshape(2, 3, 2, 3, 3)
-    table = growth_constant(D)
-    assert table.shape == (2, 3)
-    assert table[1, 2] == pytest.approx(growth_constant(D[1, 2]))
-
-
 @pytest.mark.parametrize("flow", FLOWS)
 def test_constant_of_enormous_heads_is_infinite_and_never_nan(flow):
     D = np.stack([1e4 * np.eye(3), np.zeros((3, 3)), np.eye(3)])

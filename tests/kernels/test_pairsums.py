@@ -167,12 +167,12 @@ def test_single_precision_is_within_1e_5_of_double(seed, d, n, size):
             assert abs(rough[name][0] - exact[name][0]) <= 1e-5 * scale, name
 
 
-@pytest.mark.parametrize(("n", "heads"), [(129, 1), (200, 9), (321, 3), (400, 17)])
+@pytest.mark.parametrize(("n", "heads"), [(129, 1), (200, 9), (321, 3), (611, 19)])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_using_each_kernel_value_twice_changes_nothing(n, heads, dtype):
-    """Several chunks, groups of heads, with and without a stored table of pairs."""
+    """Several chunks, strips, groups of heads, with and without a stored table of pairs."""
     rng = np.random.default_rng(n)
-    for d in (2, 3):
+    for d in (2, 3, 7, 8):
         x = unit(rng, 2, n, d).astype(dtype)
         D, drift, noise = symmetric(rng, 3, 2, heads, d, d).astype(dtype)
         D[1, heads // 2] *= 200  # this head needs a shift
@@ -255,22 +255,6 @@ def test_heads_are_divided_evenly_among_workers(paths, strips):
     assert fused.heads_of_task.py_func(1, 64, 1, 2) == 16
     assert fused.heads_of_task.py_func(1, 54, 1, 2) == 14
     assert fused.heads_of_task.py_func(1, 8, 2, 2) == 4  # two groups: strips are not quite equal
-
-
-@pytest.mark.parametrize("dtype", ["f8", "f4"])
-@pytest.mark.parametrize("d", [3, 7, 8])
-def test_each_pair_once_gives_the_sums_of_each_direction(d, dtype):
-    """More tokens than a tile, strips, and heads of several tasks; one needs a shift."""
-    rng = np.random.default_rng(d)
-    x, D = unit(rng, 1, 611, d).astype(dtype), symmetric(rng, 1, 19, d, d).astype(dtype)
-    D[0, 5] *= 100
-    more = {"drift": D[:, ::-1].copy(), "sigma2": np.ones((1, 19), dtype)}
-    both, terms = cloud.evaluate(x, D, symmetric=True, **more)
-    apart, expected = cloud.evaluate(x, D, symmetric=False, **more)
-    tolerance = 1e-12 if dtype == "f8" else 1e-4
-    assert np.abs(both - apart).max() <= tolerance * np.abs(apart).max()
-    for name, value in expected.items():
-        assert terms[name] == pytest.approx(value, rel=tolerance), name
 
 
 def test_three_threads_give_the_bits_of_one():

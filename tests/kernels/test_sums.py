@@ -150,14 +150,6 @@ def test_a_fast_run_resumes_only_as_what_it_was(tmp_path):
         xr.testing.assert_identical(again.drop_attrs(), run.load().drop_attrs())
 
 
-def test_a_run_by_exact_sums_is_run_again_by_exact_sums(tmp_path):
-    file, x0 = tmp_path / "run.h5", tokens.uniform(300, 3, seed=1)
-    wflow.solve(x0, OU, **SHORT, compute=wflow.Compute(method="exact"), out=file).close()
-    again = wflow.rerun(file)
-    with wflow.open(file) as run:
-        xr.testing.assert_identical(again.drop_attrs(), run.load().drop_attrs())
-
-
 def test_a_coarse_tolerance_is_no_failure_of_the_run_that_asked_for_it(tmp_path):
     file, x0 = tmp_path / "run.h5", tokens.uniform(300, 3, seed=1)
     options = SHORT | {"compute": wflow.Compute(method="fast", tolerance=np.float32(1e-3))}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_tokens import DATA, is_on_sphere, refused
 
 from wflow import InputError, tokens
 from wflow._core import memory
@@ -17,15 +18,6 @@ from wflow.sphere import embeddings, normalise
 WITH_FILES = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-DATA = np.random.default_rng(5).standard_normal((40, 6)) * [5, 4, 3, 2, 1, 0.5] + 2.0
-
-
-def is_on_sphere(x: np.ndarray) -> bool:
-    return bool(np.all(np.abs(np.sum(x * x, axis=1) - 1) < 1e-14))
-
-
-def refused(match: str):
-    return pytest.raises(InputError, match=match)
 
 
 def write(path: Path, array: np.ndarray) -> Path:

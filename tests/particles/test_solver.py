@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_layouts import same_bits
 from scipy.integrate import simpson, solve_ivp
 from twin import symmetric, unit
 
@@ -257,12 +258,6 @@ def test_single_precision_run_stays_near_the_double_one():
 # ---- the same seed, the same bits ----
 
 
-def same(a, b):
-    assert set(a.variables) == set(b.variables)
-    for name in a.variables:
-        assert np.array_equal(a[name].values, b[name].values, equal_nan=True), name
-
-
 OPTIONS = {
     "heads": 3,
     "t_final": 0.5,
@@ -285,7 +280,7 @@ OPTIONS = {
 def test_threads_and_batches_do_not_change_a_bit(change):
     x0 = wflow.tokens.cross_polytope(21, 3, seed=1)
     law = OrnsteinUhlenbeck(np.eye(3))
-    same(wflow.solve(x0, law, **OPTIONS), wflow.solve(x0, law, **OPTIONS, **change))
+    same_bits(wflow.solve(x0, law, **OPTIONS), wflow.solve(x0, law, **OPTIONS, **change))
 
 
 def test_seed_and_path_key_the_noise():
@@ -303,11 +298,11 @@ def test_a_run_is_rerun_from_its_file(tmp_path):
     x0 = 3 * wflow.tokens.cross_polytope(21, 3, seed=1)
     path = tmp_path / "run.h5"
     run = wflow.solve(x0, OrnsteinUhlenbeck(np.eye(3)), out=path, **OPTIONS)
-    same(run, wflow.rerun(path))
+    same_bits(run, wflow.rerun(path))
     schedule = Schedule([0.0, 1.0], symmetric(np.random.default_rng(0), 2, 1, 3, 3))
     given = OPTIONS | {"heads": None}
     run = wflow.solve(x0, schedule, out=tmp_path / "schedule.h5", **given)
-    same(run, wflow.rerun(tmp_path / "schedule.h5"))
+    same_bits(run, wflow.rerun(tmp_path / "schedule.h5"))
 
 
 def test_records_and_snapshots_are_where_they_were_asked_for():
@@ -349,7 +344,6 @@ GENERAL = QKV(*np.random.default_rng(0).normal(size=(3, 1, 3, 3)))
         ({"flow": "soft"}, "flow"),
         ({"direction": "up"}, "direction"),
         ({"scheme": "rk5"}, "scheme"),
-        ({"save": wflow.SaveAt(snapshots=[2.0])}, "between 0 and 1"),
         ({"save": wflow.SaveAt(snapshots=["a"])}, "real numbers"),
         ({"save": wflow.SaveAt(paths=[0.5])}, "whole numbers"),
         ({"save": wflow.SaveAt(paths=None)}, "save.paths"),
@@ -357,7 +351,6 @@ GENERAL = QKV(*np.random.default_rng(0).normal(size=(3, 1, 3, 3)))
         ({"t_final": 1e300, "dt": 1e-300}, "too many"),
         ({"t_final": 1e9, "dt": 1e-3, "paths": 1000}, "memory"),
         ({"out": 3}, "out is 3"),
-        ({"compute": wflow.Compute(threads=0)}, "threads"),
         ({"causal": True, "flow": "effective"}, "causal"),
         ({"heads": GENERAL, "save": wflow.SaveAt(budget=True)}, "energy"),
         ({"law": HeadLaw(lambda D, t: 0 * D, symmetric=False)}, "symmetric"),

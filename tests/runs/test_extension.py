@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import xarray as xr
+from run_layouts import same_bits
 
 import wflow
 from wflow.heads import Frozen, OrnsteinUhlenbeck
@@ -59,12 +60,6 @@ def movements(end: float, metric: str = "weighted", **how: Any) -> xr.Dataset:
     return run.drop_vars("initial_heads", errors="ignore")
 
 
-def check_same(one: xr.Dataset, other: xr.Dataset) -> None:
-    assert set(one.variables) == set(other.variables)
-    for name in other.variables:
-        np.testing.assert_array_equal(one[name].values, other[name].values, err_msg=name)
-
-
 @pytest.mark.parametrize(
     "solve", [particles, noisy_tokens, chosen_steps, densities, samples, movements]
 )
@@ -73,7 +68,7 @@ def test_a_run_extended_twice_is_that_of_the_longer_end(tmp_path: Path, solve: R
     solve(0.1, out=out).close()
     solve(0.15, out=out, if_exists="resume").close()
     with solve(0.2, out=out, if_exists="resume") as longer:
-        check_same(longer, solve(0.2))
+        same_bits(longer, solve(0.2))
         lines = longer.attrs["history"].splitlines()
         assert len(lines) == 3 and all("extended by" in line for line in lines[1:])
         assert longer.attrs["complete"] == 1
@@ -167,7 +162,7 @@ def test_an_extension_that_was_killed_resumes(
     with pytest.raises(wflow.RunFileError, match=r"t_final|steps"):
         solve(0.3, out=out, if_exists="resume")
     with solve(0.2, out=out, if_exists="resume") as longer:
-        check_same(longer, solve(0.2))
+        same_bits(longer, solve(0.2))
         lines = longer.attrs["history"].splitlines()
         assert "extended by" in lines[1] and "resumed by" in lines[2]
     assert wflow.verify(out).passed
@@ -201,7 +196,7 @@ def test_a_run_of_heads_at_rest_is_extended_too(tmp_path: Path) -> None:
     wflow.solve(x0, Frozen(), heads=heads, t_final=0.1, dt=0.05, out=out).close()
     options = {"heads": heads, "t_final": 0.2, "dt": 0.05}
     with wflow.solve(x0, Frozen(), out=out, if_exists="resume", **options) as longer:
-        check_same(longer, wflow.solve(x0, Frozen(), **options))
+        same_bits(longer, wflow.solve(x0, Frozen(), **options))
 
 
 def test_chosen_steps_that_ended_at_a_snapshot_which_is_dropped_are_refused(tmp_path: Path) -> None:
@@ -235,6 +230,6 @@ def test_the_command_of_the_shorter_run_opens_it_while_its_extension_is_unfinish
         patch.setattr(RunWriter, "finish", ended)
         particles(0.2, out=out, if_exists="resume")
     with particles(0.1, out=out, if_exists="resume") as shorter:
-        check_same(shorter, particles(0.1))
+        same_bits(shorter, particles(0.1))
     with particles(0.2, out=out, if_exists="resume") as longer:
-        check_same(longer, particles(0.2))
+        same_bits(longer, particles(0.2))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from run_layouts import same_bits
 
 import wflow
 from wflow.analysis.verify import verify
@@ -95,8 +96,7 @@ class Trial:
             warnings.filterwarnings("ignore", message=".*resumed from the checkpoint before")
             self.run(out, "overwrite" if self.how == "overwrite" else "resume")
         with wflow.open(out) as found:
-            for name in self.expected.variables:
-                np.testing.assert_array_equal(found[name], self.expected[name], err_msg=name)
+            same_bits(found, self.expected)
         assert verify(out).passed
         left = {file.name.removeprefix("run.h5") for file in out.parent.iterdir()}
         if finished:  # what could not be removed stays until the next run of that name
@@ -281,6 +281,8 @@ def chosen(calls: Disk, rng: random.Random, most: int) -> list[int]:
 def test_every_call_that_fails_ends_in_an_error_and_the_run_continues(
     tmp_path: Path, name: str, lasting: bool, cases: Cases
 ) -> None:
+    if lasting != (name in ("mean field", "overwrite")) and not cases(0, 1):
+        pytest.skip("with --long")
     trial = TRIALS[name]
     out = trial.prepare(tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
@@ -314,7 +316,7 @@ def test_a_power_failure_after_any_call_leaves_a_run_that_continues(
     rng = random.Random(name)
     whole = calls.after_power_failure(len(calls.calls), random.Random(1), trial.old)
     assert whole["run.h5"] == out.read_bytes()  # the record is complete
-    for case, number in enumerate(chosen(calls, rng, cases(2, 30))):
+    for case, number in enumerate(chosen(calls, rng, cases(1, 30))):
         folder = tmp_path / f"{case}"
         folder.mkdir()
         for file, content in calls.after_power_failure(number, rng, trial.old).items():

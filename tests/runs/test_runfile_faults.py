@@ -85,15 +85,6 @@ def test_a_power_failure_within_the_last_writes_leaves_a_run_that_resumes(tmp_pa
         (tmp_path / "run.h5.checkpoint").write_bytes(state)
 
 
-def test_resume_of_another_run_names_what_differs(tmp_path):
-    writer = RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
-    writer.checkpoint({})
-    writer.abandon()
-    other = CONFIG | {"law": {"name": "Frozen", "rate": 2.0}, "seed": 4, "dt": 0.1}
-    with pytest.raises(RunFileError, match=r"law\.rate, seed, dt differ"):
-        RunWriter.resume(tmp_path / "run.h5", json.dumps(other))
-
-
 @pytest.mark.parametrize(
     ("held", "asked", "named"),
     [

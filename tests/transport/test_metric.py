@@ -172,19 +172,6 @@ def test_minimiser_reaches_gradients_of_rounding_size() -> None:
     assert np.abs(np.abs(found.x[:, 0]) - 1).max() < 1e-14
 
 
-def test_minimiser_says_when_it_is_cut_short() -> None:
-    A = np.diag([1.0, 2.0, 50.0])
-    x = unit(np.random.default_rng(2), 10, 3)
-    found = minimise(
-        lambda x: (float(np.einsum("ik,kl,il->", x, A, x)), 2 * x @ A),
-        x,
-        tolerance=1e-13,
-        rounding=1e-14,
-        max_iterations=2,
-    )
-    assert not found.converged and found.iterations == 2 and found.gradient_norm > 1e-13
-
-
 # Closed forms.
 
 

@@ -516,12 +516,6 @@ def test_bad_options_are_refused(options, says):
         transport.wasserstein(cloud(3, 3, 0), cloud(3, 3, 1), **options)
 
 
-def test_single_precision_clouds_are_taken():
-    x, y = cloud(20, 3, 0), cloud(20, 3, 1)
-    got = transport.w2(x.astype(np.float32), y.astype(np.float32))
-    assert got == pytest.approx(transport.w2(x, y), rel=1e-6)
-
-
 def test_pot_comes_without_the_array_libraries_and_leaves_the_environment_alone():
     script = """
 import os, sys

@@ -13,7 +13,6 @@ from wflow.attention.flows import FLOWS, Flow, evaluate, flow_config, flow_from_
 from wflow.distributed.parts import Run, compute
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.kernels.evaluate import FLOWS as KERNELS
-from wflow.particles import integrate
 from wflow.particles.problem import problem_of_task
 from wflow.study.flags import OutputFlags
 from wflow.study.folder import check_output
@@ -223,34 +222,6 @@ def test_a_run_of_a_custom_flow_is_verified_run_again_and_resumed(tmp_path, regi
     whole.close()
 
 
-def test_an_interrupted_run_of_a_custom_flow_resumes_to_the_same_bits(tmp_path, monkeypatch):
-    x0 = unit(np.random.default_rng(0), 15, 3)
-    options = OPTIONS | {"flow": Balanced(20), "law": OrnsteinUhlenbeck(np.eye(3))}
-    whole = wflow.solve(x0, compute=TWO, **options)
-    count, real = [0], integrate.evaluator
-
-    def stopping(*args, **how):
-        evaluate = real(*args, **how)
-
-        def call(*arrays, **more):
-            count[0] += 1
-            if count[0] == 17:
-                raise KeyboardInterrupt
-            return evaluate(*arrays, **more)
-
-        return call
-
-    monkeypatch.setattr(integrate, "evaluator", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        wflow.solve(
-            x0, out=tmp_path / "run.h5", compute=Compute(batch=2, checkpoint_every=0.0), **options
-        )
-    monkeypatch.undo()
-    resumed = wflow.solve(x0, out=tmp_path / "run.h5", if_exists="resume", compute=TWO, **options)
-    assert all(np.array_equal(whole[name], resumed[name]) for name in whole.data_vars)
-    resumed.close()
-
-
 def test_a_custom_flow_gives_the_same_bits_for_any_batches():
     x0 = unit(np.random.default_rng(0), 15, 3)
     options = OPTIONS | {"flow": Balanced(10), "law": OrnsteinUhlenbeck(np.eye(3))}
@@ -440,10 +411,3 @@ def test_the_exponent_of_a_run_is_that_of_its_flow():
         FLOWS.classes.pop("MySoftmax")
     known = stability.exponent(wflow.solve(x0, law, **how), law=law)
     assert float(known[0, -1]) > 0
-
-
-def test_the_description_of_a_run_names_a_custom_flow(tmp_path, capsys):
-    from wflow.analysis.description import describe
-
-    run = wflow.solve(np.eye(3), Frozen(), heads=1, t_final=0.1, dt=0.05, flow=Balanced(3))
-    assert "Balanced, descent, euler" in str(describe(run))

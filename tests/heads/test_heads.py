@@ -297,27 +297,6 @@ def test_a_law_comes_back_from_its_configuration(law):
     assert law_config(law_from_config(law_config(law))) == law_config(law)
 
 
-def test_laws_differ_by_what_their_functions_close_over():
-    def law(c, power=1):
-        table = np.arange(3) * c
-        return HeadLaw(lambda D, t: -c * D**power + table[0])
-
-    assert law_config(law(1)) == law_config(law(1))
-    assert law_config(law(1)) != law_config(law(50))
-    assert law_config(law(1)) != law_config(law(1, power=2))
-
-    class Mine(HeadLaw):
-        def __init__(self, c):
-            super().__init__()
-            self.c = c
-
-    assert law_config(Mine(1)) == law_config(Mine(1)) != law_config(Mine(2))
-    hidden = np.random.default_rng()
-    config = law_config(HeadLaw(lambda D, t: hidden.normal() * D))
-    assert config["fingerprint"] is None
-    assert "hidden" in config["not_comparable"]
-
-
 def test_configurations_of_the_laws_of_wflow_are_those_of_version_0_1_0():
     table = np.zeros((2, 1, 2, 2))
     assert law_config(Frozen()) == {"name": "Frozen"}

@@ -330,24 +330,6 @@ def test_entropy_of_tokens_of_the_same_seed_is_that_of_other_seeds():
     assert values[0] == pytest.approx(np.mean(values[1:]), abs=4 * np.std(values[1:]) + 1e-3)
 
 
-@pytest.mark.parametrize("x", ["text", [[1.0, 0.0, 0.0], [np.nan, 0.0, 1.0]], [1.0], 2 * X])
-@pytest.mark.parametrize(
-    "call", [lambda x: transport.w2(X, x), lambda x: metric.weighted_distance(X, x, D, segments=1)]
-)
-def test_messages_name_an_array_once(call, x):
-    with pytest.raises(InputError, match=r"^(token \d of )?y [^:]*\b") as caught:
-        call(x)
-    assert not {"x", "y:"} & set(str(caught.value).split())
-
-
-def test_messages_hold_no_bound_and_no_digits_that_say_nothing():
-    with pytest.raises(InputError, match=r"axis is 1\.5: expected a whole number$"):
-        fits.mean_and_error(X, axis=1.5)
-    with pytest.raises(InputError, match=r"range over e\^1e\+300 and") as caught:
-        metric.weighted_distance(X, X[::-1], D * 1e300, segments=1)
-    assert len(str(caught.value)) < 250
-
-
 def test_messages_stay_short_and_say_what_an_object_is():
     class Silent:
         def __repr__(self) -> str:

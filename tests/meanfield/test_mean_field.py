@@ -19,6 +19,7 @@ from mean_field_references import (
     legendre,
     start,
 )
+from run_layouts import same_bits
 
 import wflow
 from wflow import meanfield
@@ -198,16 +199,6 @@ def test_one_head_and_the_effective_flow_have_no_defect(mesh: Any) -> None:
         assert float(abs(run.edi_defect).max()) < 1e-14
 
 
-def test_one_head_moves_alike_in_both_metrics() -> None:
-    one = [
-        meanfield.solve(
-            start, Frozen(), mesh=Circle(32), heads=CIRCLE_HEADS[:1], t_final=0.1, flow=f
-        )
-        for f in ("softmax", "effective")
-    ]
-    assert np.abs(last(one[0]) - last(one[1])).max() < 1e-14
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("scheme", ["euler", "ssp2", "imex"])
 def test_the_free_energy_of_the_unnormalised_flow_falls(direction: Any, scheme: Any) -> None:
@@ -373,7 +364,7 @@ class Breaks(Half):
 
 
 @pytest.mark.parametrize("mesh", [Circle(16), Fourier(16)])
-@pytest.mark.parametrize("evaluations", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("evaluations", [0, 1, 3, 7])
 @pytest.mark.parametrize("dt", [None, 0.01])
 def test_velocities_that_are_no_numbers_end_the_run(
     mesh: Mesh, evaluations: int, dt: float | None
@@ -419,9 +410,7 @@ def test_a_run_in_a_file_resumes_to_the_same_bits(
         patch.setattr(Densities, "advance", cut)
         meanfield.solve(start, law, out=out, **kwargs)
     with meanfield.solve(start, law, out=out, if_exists="resume", **kwargs) as run:
-        assert set(run.data_vars) == set(whole.data_vars)
-        for name in whole.data_vars:
-            assert np.array_equal(run[name], whole[name], equal_nan=True), name
+        same_bits(run, whole)
     with wflow.open(out) as again:
         assert again.density.dims == ("snapshot_path", "snapshot", "cell")
         assert np.array_equal(again.centres, mesh.centres)

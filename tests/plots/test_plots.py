@@ -131,18 +131,6 @@ def test_one_path_has_no_band() -> None:
     assert "band" not in texts(figure)
 
 
-def test_scaling_figure_states_the_fit_with_its_interval() -> None:
-    heads = [1, 2, 4, 8]
-    values = (
-        0.4 / np.array(heads)[:, None] * np.exp(0.1 * np.random.default_rng(0).normal(size=(4, 5)))
-    )
-    shown = texts(plots.gradient_against_heads(heads, values, power_law()))
-    assert "95 % of" not in shown
-    for part in ("−1.000", "95 % interval of $b$: −1.020 to −0.980", "Pearson −0.9990"):
-        assert part in shown
-    assert "95 % interval of $a$: 0.38 to 0.42" in shown
-
-
 def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
     fit = power_law(exponent=0.0, interval=(np.nan, np.nan), points=2)
     shown = texts(plots.gradient_against_heads([4, 8], np.full((2, 1), 0.3), fit))

@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -344,15 +343,6 @@ def test_a_signal_before_anything_is_written_leaves_no_folder(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_no_library_swallows_a_signal(tmp_path) -> None:
-    with (
-        pytest.raises(Interrupted),
-        study.session("trial", flags(tmp_path / "new")),
-        suppress(Exception),
-    ):
-        signal.raise_signal(signal.SIGTERM)
-
-
 def law(slope: float, paths: int = 40, noise: float = 0.05) -> fits.PowerLaw:
     """A power law fitted to noisy samples of x^slope."""
     x = np.array([1.0, 2.0, 4.0, 8.0])
@@ -466,7 +456,3 @@ def test_a_preset_that_is_none_is_refused(words, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         study.command_line(Sized, None)
     assert "preset" in capsys.readouterr().err
-
-
-def test_a_mean_is_shown_with_its_standard_error() -> None:
-    assert study.mean_text([1.0, 2.0, 3.0], ".2f", ".2f") == "2.00 ± 0.58"

@@ -397,34 +397,6 @@ def test_goals_are_computed_where_a_benchmark_lists_none():
     assert (double.found, double.met) == (3e-12, False)
 
 
-def test_rows_of_any_benchmark_become_a_table():
-    rows = [
-        {"n": 1000, "median_ms": 2.0, "min_ms": 1.0, "max_ms": 3.0, "rounds": 3, "share": 0.5},
-        {"n": 2000, "median_ms": 4.0, "min_ms": 1.0, "max_ms": 5.0, "rounds": 3, "late": True},
-    ]
-    text = sections.anything({
-        "command": "python x.py", "versions": {"numpy": "2"}, "rows": rows,
-        "figures": {"speed-up": 1.5}, "memory": 3.25,
-    })  # fmt: skip
-    header, _, first, second = text.split("Rows:")[1].strip().splitlines()[:4]
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (header, first, second)]
-    assert cells[0] == ["n", "ms, median (min to max)", "share", "late"]
-    assert cells[1] == ["1,000", "2.00 (1.00 to 3.00)", "0.500", "–"]
-    assert cells[2] == ["2,000", "4.00 (1.00 to 5.00)", "–", "yes"]
-    assert "- figures: speed-up 1.50" in text
-    assert "- memory: 3.25" in text
-    assert "numpy" not in text
-
-
-def test_one_round_has_no_spread_and_the_section_says_how_many_there_were():
-    one = {"median_ms": 2.0, "min_ms": 2.0, "max_ms": 2.0, "rounds": 1}
-    rows = [one, one | {"min_ms": 1.0, "max_ms": 3.0, "rounds": 3}]
-    text = sections.anything({"command": "python x.py", "rows": rows})
-    assert "| 2.00                    |" in text and "2.00 (1.00 to 3.00)" in text
-    assert "Rounds: 1 to 3." in text
-    assert "2.00 (1.00 to 3.00) ms" in sections.anything({"command": "x", "gain": rows[1]})
-
-
 def test_a_step_is_split_into_what_grows_with_the_heads_and_what_does_not():
     def row(heads: int, milliseconds: float) -> dict:
         return {
@@ -435,16 +407,6 @@ def test_a_step_is_split_into_what_grows_with_the_heads_and_what_does_not():
     text = sections.exact_sums({"command": "x", "results": [row(8, 0.2), row(64, 1.32)]})
     cells = [cell.strip() for cell in text.splitlines()[-1].split("|")[1:-1]]
     assert cells == ["3", "float64", "tied", "40.0", "20.0", "10.0", "0.500"]
-
-
-def test_fastest_library_is_named_for_each_accuracy():
-    def row(side: str, milliseconds: float) -> dict:
-        spread = {f"{end}_ms": milliseconds for end in ("median", "min", "max")}
-        return spread | {"d": 3, "flow": "softmax", "heads": 1, "n": 10, "side": side, "error": 0.0}
-
-    times = [row("wflow", 2.0), row("ducc0", 3.0), row("finufft", 1.0), row("ducc0, as wflow", 4.0)]
-    text = sections.sphere_maps({"command": "x", "tolerance": 1e-10, "times": times})
-    assert "| 0.500 (finufft)      | 2.00 (ducc0)         |" in text
 
 
 def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
@@ -460,39 +422,11 @@ def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
     assert "2.25 (1.50 to 2.50)" in performance.page(changed)
 
 
-def test_page_says_where_another_machine_comes_to_another_verdict():
-    def document(found: float | None) -> dict:
-        return {"date": "2026-01-02T03", "goals": [
-            report.goal("decided", "python benchmarks/x.py", found, 2.0, least=False),
-            report.goal("the same", "python benchmarks/x.py", 1.0, 2.0, least=False),
-        ]}  # fmt: skip
-
-    here = [goals.Goal(what, 1.5, 2.0, False, "x") for what in ("decided", "the same")]
-    name = next(iter(goals.PLACES))
-    text = performance.elsewhere("old-machine", {name: document(3.0)}, here)
-    assert "2026-01-02" in text and "1 met, 1 missed" in text
-    assert "- decided: met here (1.50), missed there (3.00)" in text and "- the same" not in text
-    for found in (1.0, None):
-        text = performance.elsewhere("old-machine", {name: document(found)}, here)
-        assert "No verdict differs" in text
-    whole = performance.page(results(), {"old-machine": {name: document(3.0)}, "empty": {}})
-    assert "`benchmarks/results/old-machine`" in whole and "results/empty" not in whole
-
-
 def test_page_survives_a_file_of_another_version(capsys):
     documents = results()
     del documents["scaling"]["series"]
     assert "scaling.json comes from another version" in performance.page(documents)
     assert "scaling.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0004, "0.000400"), (0.6926, "0.693"), (12.34, "12.3"), (467.9, "468"), (45612, "45,600"),
-     (0, "0"), (1.5e-11, "1.50e-11"), (9.999, "10.0"), (None, "not measured")],
-)  # fmt: skip
-def test_figures_are_written_as_people_do(value, text):
-    assert sections.figure(value) == text
 
 
 def test_what_a_wrapper_adds_to_a_loop_is_taken_within_rounds():

@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import xarray as xr
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from scripts import NAMES, STUDIES, call, shell
 
 import wflow
-from wflow import Compute, InputError, RunFileError, WflowError, study
+from wflow import Compute, InputError, RunFileError, study
 from wflow.study import heads
 
 # One thread: so little work is not worth waking others, least of all on a busy machine.
@@ -117,23 +116,6 @@ def test_deterministic_study_states_no_interval(tmp_path, monkeypatch, capsys, s
     assert "One path" in said and "interval" not in said and "Pearson" not in said
 
 
-def test_existing_output_needs_overwrite_or_resume(tmp_path, monkeypatch, undrawn) -> None:
-    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *flags) == 0
-    first = (tmp_path / "H00002.h5").stat().st_mtime_ns
-    with pytest.raises(InputError, match=r"--resume .* --overwrite"):
-        call("ou_heads", monkeypatch, *flags)
-    with pytest.raises(InputError, match="differs in --seed:"):
-        call("ou_heads", monkeypatch, *flags, "--resume", "--seed", "7")
-    assert (tmp_path / "H00002.h5").stat().st_mtime_ns == first
-    # Resuming keeps finished runs and may add head counts.
-    assert call("ou_heads", monkeypatch, *flags[:-3], "2", "4", *flags[-2:], "--resume") == 0
-    assert (tmp_path / "H00002.h5").stat().st_mtime_ns == first
-    assert (tmp_path / "H00004.h5").exists()
-    assert call("ou_heads", monkeypatch, *flags, "--overwrite") == 0
-    assert (tmp_path / "H00002.h5").stat().st_mtime_ns != first
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -173,17 +155,6 @@ def test_file_in_the_way_of_the_folder_is_an_error(tmp_path, monkeypatch) -> Non
     with pytest.raises(InputError, match="cannot make --out"):
         call("ou_heads", monkeypatch, *SMALL, "--out", str(tmp_path / "taken"))
     assert (tmp_path / "taken").read_text() == "mine"
-
-
-def test_foreign_file_under_the_name_of_a_run_is_never_replaced(tmp_path, monkeypatch) -> None:
-    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
-    file = tmp_path / "H00002.h5"
-    file.write_text("not HDF5")
-    with pytest.raises(RunFileError, match="HDF"):
-        call("ou_heads", monkeypatch, *flags, "--resume")
-    with pytest.raises(RunFileError, match="not written by wflow"):
-        call("ou_heads", monkeypatch, *flags, "--overwrite")
-    assert file.read_text() == "not HDF5" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_study_takes_names_that_are_not_utf8(tmp_path, monkeypatch, undrawn, capsys) -> None:
@@ -358,14 +329,6 @@ def test_interrupted_study_resumes_to_the_same_numbers(
         xr.testing.assert_equal(cut, other)
 
 
-def test_run_that_blows_up_keeps_what_was_recorded(tmp_path, monkeypatch) -> None:
-    flags = [*SMALL, "--heads", "2", "--sigma2", "1e14", "--out", str(tmp_path)]
-    with pytest.raises(WflowError, match="blows up"):
-        call("ou_heads", monkeypatch, *flags)
-    with pytest.warns(UserWarning, match="not complete"), wflow.open(tmp_path / "H00002.h5") as run:
-        assert run.attrs["complete"] == 0 and run.sizes["time"] >= 1
-
-
 def test_unfinished_run_whose_checkpoint_is_lost_is_never_replaced_by_resume(
     tmp_path, monkeypatch, undrawn
 ) -> None:
@@ -379,25 +342,6 @@ def test_unfinished_run_whose_checkpoint_is_lost_is_never_replaced_by_resume(
     assert partial.read_bytes() == before
     assert not (tmp_path / "H00002.h5").exists()  # said before another run is computed
     assert call("ou_heads", monkeypatch, *flags, "--overwrite") == 0
-
-
-def test_run_that_died_before_it_recorded_anything_is_started_by_resume(
-    tmp_path, monkeypatch, undrawn
-) -> None:
-    flags = [*SMALL, "--heads", "2", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *flags) == 0
-    with wflow.open(tmp_path / "H00002.h5") as run:
-        whole = run.load()
-    partial = (tmp_path / "H00002.h5").rename(tmp_path / "H00002.h5.partial")
-    with h5py.File(partial, "r+") as file:
-        file.attrs.modify("complete", np.int64(0))
-        for name in set(file) - {"time", "snapshot", "path", "snapshot_path"}:
-            data = file[name]
-            if isinstance(data, h5py.Dataset) and data.dtype == np.float64 and data.ndim > 1:
-                file[name][...] = np.nan
-    assert call("ou_heads", monkeypatch, *flags, "--resume") == 0
-    with wflow.open(tmp_path / "H00002.h5") as again:
-        xr.testing.assert_equal(again, whole)
 
 
 def test_tokens_of_a_file_are_all_taken_as_they_are_unless_asked_otherwise(
@@ -418,16 +362,6 @@ def test_tokens_of_a_file_are_all_taken_as_they_are_unless_asked_otherwise(
         assert run["initial_tokens"].shape == (4, 2)
     with pytest.raises(InputError, match="--tokens-seed"):
         call("ou_heads", monkeypatch, *flags, *out, "--d", "2", "--resume")
-
-
-def test_clouds_have_200_tokens_in_three_dimensions_by_default(
-    tmp_path, monkeypatch, undrawn
-) -> None:
-    flags = ["--paths", "1", "--t-final", "0.02", "--dt", "0.01", "--heads", "1"]
-    flags += ["--threads", "1", "--out", str(tmp_path)]
-    assert call("ou_heads", monkeypatch, *flags) == 0
-    with wflow.open(tmp_path / "H00001.h5") as run:
-        assert run["initial_tokens"].shape == (200, 3)
 
 
 def test_oscillating_heads_take_noise_by_sigma2(tmp_path, monkeypatch, undrawn) -> None:

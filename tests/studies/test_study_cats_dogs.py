@@ -9,8 +9,7 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import STUDIES, call, script  # noqa: E402
-from trainings import torchrun  # noqa: E402
+from scripts import call, script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -193,19 +192,3 @@ def test_the_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, 
         assert table["model"].values.tolist() == ["node with cost", "continuous"]
         assert np.array_equal(table["final"], table["whole"])
         assert (table["straightness"] >= 1).all() and np.isfinite(table["cropped"]).all()
-
-
-def test_two_processes_train_as_one_does(tmp_path, monkeypatch, sketched, cases):
-    pytest.importorskip("sklearn")
-    if not cases(False, True):
-        pytest.skip("starts two processes: with --long")
-    flags = ["--preset", "smoke", "--epochs", "1", "--device", "cpu", "--only", "continuous"]
-    torchrun(STUDIES / "cats_dogs.py", *flags, "--out", tmp_path / "two")
-    assert call("cats_dogs", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    tables = []
-    for name in ("one", "two"):
-        with xr.open_dataset(tmp_path / name / "summary.h5", engine="h5netcdf") as table:
-            tables.append(table.load())
-    for key in ("training", "transport", "straightness"):
-        assert np.allclose(tables[0][key], tables[1][key], rtol=1e-4), key
-    assert np.allclose(tables[0]["final"], tables[1]["final"], atol=0.01)

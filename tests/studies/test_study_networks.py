@@ -8,17 +8,10 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import STUDIES, call, script  # noqa: E402
-from trainings import torchrun  # noqa: E402
+from scripts import call, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.study.networks import with_flags  # noqa: E402
-
-
-@pytest.fixture
-def no_data(monkeypatch, tmp_path):
-    """No study of the smoke preset looks for data."""
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
 
 
 @pytest.fixture
@@ -53,23 +46,6 @@ def test_digits_study_writes_its_tables_and_resumes(
         assert (table["straightness"].sel(model=["unregularised", "continuous"]) >= 1).all()
     with pytest.raises(InputError, match=r"--overwrite|--resume"):
         call("mnist_vit", monkeypatch, *flags)
-
-
-def test_two_processes_train_the_digits_as_one(
-    tmp_path, monkeypatch, cases, no_data, digits, sketched
-):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
-    flags = ["--preset", "smoke", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
-    flags += ["--only", "continuous"]
-    assert call("mnist_vit", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    torchrun(STUDIES / "mnist_vit.py", *flags, "--out", tmp_path / "two")
-    found = []
-    for place in ("one", "two"):
-        with xr.open_dataset(tmp_path / place / "continuous-0" / "metrics.h5") as history:
-            found.append([history[key].values for key in ("loss", "test_loss", "accuracy")])
-    for one, two in zip(*found, strict=True):
-        assert np.allclose(one, two, rtol=1e-4, atol=0, equal_nan=True)
 
 
 def test_digits_share_and_rate_are_those_of_the_flags(monkeypatch, no_data, digits):

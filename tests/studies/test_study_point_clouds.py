@@ -8,8 +8,7 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import STUDIES, call, script  # noqa: E402
-from trainings import torchrun  # noqa: E402
+from scripts import call, script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
@@ -84,20 +83,6 @@ def test_the_paper_preset_is_the_published_one():
     assert other.dataset == "solids" and other.width == 200
     digits = study.preset(study.PointClouds(preset="paper", dataset="mnist", device="cpu"))
     assert digits.dataset == "mnist" and digits.train is digits.test is None  # all of them
-
-
-def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
-    flags = ["--preset", "smoke", "--device", "cpu", "--seeds", "1", "--only", "continuous"]
-    assert call("point_clouds", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    torchrun(STUDIES / "point_clouds.py", *flags, "--out", tmp_path / "two")
-    found = []
-    for place in ("one", "two"):
-        with xr.open_dataset(tmp_path / place / "continuous-0" / "metrics.h5") as history:
-            found.append([history[key].values for key in ("loss", "test_loss", "accuracy")])
-    for one, two in zip(*found, strict=True):
-        assert np.allclose(one, two, rtol=1e-4, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("points", ["8", "64"])

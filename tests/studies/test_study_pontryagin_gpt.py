@@ -15,16 +15,10 @@ from scripts import VERDICTS, call, script  # noqa: E402
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_data")
 
 parts, study = script("_pontryagin_gpt"), script("pontryagin_gpt")
 SMOKE = study.PRESETS["smoke"]
-
-
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch, tmp_path):
-    """No study of the smoke preset looks for data."""
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
 
 
 @pytest.fixture

@@ -10,18 +10,12 @@ import xarray as xr
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from scripts import STUDIES, call, script  # noqa: E402
-from trainings import torchrun  # noqa: E402
+from scripts import call, script  # noqa: E402
 
 from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch, tmp_path):
-    """The smoke preset looks for no data, and keeps no byte pairs."""
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("no_data")
 
 
 def test_the_study_writes_its_table_and_resumes(tmp_path, monkeypatch, capsys, request):
@@ -96,20 +90,6 @@ def test_the_published_habits_are_those_of_its_code(monkeypatch):
     small = dataclasses.replace(setup, dataset="imdb")
     parts.load(small, flags, 3)
     assert asked == {"folder": None, "split": "joined", "seed": 3, "keep_duplicates": True}
-
-
-def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
-    flags = ["--preset", "smoke", "--epochs", "1", "--device", "cpu"]
-    flags += ["--only", "continuous lam=0.5"]
-    assert call("sentiment", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    torchrun(STUDIES / "sentiment.py", *flags, "--out", tmp_path / "two")
-    losses = []
-    for name in ("one", "two"):
-        with xr.open_dataset(tmp_path / name / "continuous-lam=0.5-0" / "metrics.h5") as history:
-            losses.append(history["loss"].values)
-    assert np.allclose(*losses, rtol=1e-5, atol=0)
 
 
 def made(rows):

@@ -9,24 +9,17 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import STUDIES, VERDICTS, call, script  # noqa: E402
-from trainings import torchrun  # noqa: E402
+from scripts import VERDICTS, call, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_data")
 
 texts, parts, study = script("_texts"), script("_gpt2"), script("shakespeare_words")
 words = script("_shakespeare_words")
 characters = script("shakespeare_gpt")
 SMOKE, EXPERIMENT = words.PRESETS["smoke"], words.EXPERIMENT
-
-
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch, tmp_path):
-    """No study of the smoke preset looks for data."""
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
 
 
 def test_the_published_networks_have_their_parameters():
@@ -109,21 +102,6 @@ def test_parts_divide_the_batch_and_leave_the_training_as_it_is(tmp_path, monkey
     assert np.allclose(*losses, rtol=1e-5, atol=0)
     with pytest.raises(InputError, match="--parts"):
         call("shakespeare_words", monkeypatch, *flags, "--out", str(tmp_path / "3"), "--parts", "3")
-
-
-@pytest.mark.parametrize("name", ["shakespeare_words", "shakespeare_gpt"])
-def test_two_processes_train_as_one(name, tmp_path, monkeypatch, cases, sketched):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
-    flags = ["--preset", "smoke", "--device", "cpu", "--only", "continuous"]
-    assert call(name, monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    torchrun(STUDIES / f"{name}.py", *flags, "--out", tmp_path / "two")
-    found = []
-    for place in ("one", "two"):
-        with xr.open_dataset(tmp_path / place / "continuous-0" / "metrics.h5") as history:
-            found.append([history["loss"].values, history["test_loss"].values])
-    for one, two in zip(*found, strict=True):
-        assert np.allclose(one, two, rtol=1e-5, atol=0, equal_nan=True)
 
 
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -14,18 +13,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import STUDIES, call, script  # noqa: E402
-from trainings import torchrun  # noqa: E402
+from scripts import call, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("no_data")
 SMOKE = ["--preset", "smoke", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def no_data(monkeypatch, tmp_path):
-    """No study of the smoke preset looks for data."""
-    monkeypatch.setenv("WFLOW_DATA", str(tmp_path / "nothing"))
 
 
 def test_it_trains_from_token_files_and_resumes(tmp_path, monkeypatch, capsys, sketched):
@@ -113,21 +106,6 @@ def test_byte_pairs_are_the_first_of_a_longer_list():
     found = tokenizer.encode("an owl")
     assert found[0] == 256 and found[-1] == numbers["l"] and found[-2] == 257
     assert json.loads(few[0])[web.END] == 258
-
-
-def test_two_processes_train_as_one(tmp_path, monkeypatch, cases, sketched):
-    if not cases(0, 1):
-        pytest.skip("with --long: processes are slow to start")
-    flags = [*SMOKE, "--only", "continuous"]
-    assert call("web_text", monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    torchrun(STUDIES / "web_text.py", *flags, "--out", tmp_path / "two")
-    losses = []
-    for name in ("one", "two"):
-        with xr.open_dataset(tmp_path / name / "continuous-0" / "metrics.h5") as history:
-            losses.append(history["loss"].values)
-    assert np.allclose(*losses, rtol=1e-5, atol=0)
-    page = (tmp_path / "two" / "summary.md").read_text()
-    assert re.search("2 x CPU", page)
 
 
 def test_other_studies_say_that_they_are_one_process(monkeypatch, tmp_path):

@@ -9,9 +9,11 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 import xarray as xr
 
 from wflow.runs import digests
@@ -38,6 +40,18 @@ def a_layout(**changes) -> RunLayout:
 
 def attrs() -> dict:
     return dataset_attrs(CONFIG, seed=3, command="python study.py --heads 2")
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """End a run as a kill would, at the checkpoint of that number."""
+    checkpoint, calls = RunWriter.checkpoint, iter(range(1000))
+
+    def save(writer: RunWriter, state: Any) -> None:
+        checkpoint(writer, state)
+        if next(calls) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunWriter, "checkpoint", save)
 
 
 def same_bits(one: xr.Dataset, other: xr.Dataset) -> None:

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import xarray as xr
-from run_layouts import same_bits
+from run_layouts import same_bits, stop_after
 
 import wflow
 from wflow.heads import Frozen, OrnsteinUhlenbeck
@@ -123,18 +123,6 @@ def test_a_file_of_an_earlier_version_is_not_extended(tmp_path: Path) -> None:
             if_exists="resume",
         )  # fmt: skip
     assert out.read_bytes() == before
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """End a run as a kill would, at the checkpoint of that number."""
-    checkpoint, calls = RunWriter.checkpoint, iter(range(1000))
-
-    def save(writer: RunWriter, state: Any) -> None:
-        checkpoint(writer, state)
-        if next(calls) == count:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunWriter, "checkpoint", save)
 
 
 OFTEN: dict[Run, dict[str, Any]] = {

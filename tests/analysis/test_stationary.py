@@ -114,15 +114,6 @@ def test_study_finds_order_below_the_critical_diffusion_only(
         assert (tmp_path / name).exists()
 
 
-def test_study_refuses_ratios_that_are_no_diffusions(monkeypatch, tmp_path) -> None:
-    for ratios in (["0"], ["1", "1"], ["0.5", "0.5000000001"]):
-        with pytest.raises(InputError, match="--ratios"):
-            call("noisy_tokens", monkeypatch, "--ratios", *ratios, "--out", str(tmp_path / "new"))
-    with pytest.raises(InputError, match="--t-final"):
-        call("noisy_tokens", monkeypatch, "--t-final", "0.01", "--out", str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
-
-
 def _judged(order, theory, residual, error) -> list[str]:
     """Verdicts on an order above the critical diffusion, and on residuals at three steps."""
     noisy = script("noisy_tokens")

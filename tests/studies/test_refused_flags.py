@@ -95,6 +95,36 @@ REFUSED = {
         "--temperature -1": "--temperature is -1",
         "--seeds 0": "--seeds is 0",
     },
+    "noisy_tokens": {
+        "--ratios 0": "--ratios",
+        "--ratios 1 1": "--ratios",
+        "--ratios 0.5 0.5000000001": "--ratios",
+        "--t-final 0.01": "--t-final",
+    },
+    "ou_heads": {
+        "--heads 0": "--heads is 0",
+        "--heads": "--heads",
+        "--heads 4 4": "count",
+        "--n 0": "--n is 0",
+        "--d 1": "--d is 1",
+        "--paths 0": "--paths is 0",
+        "--dt -0.01": "--dt is -0.01",
+        "--dt 0.03": "steps",
+        "--t-final nan": "--t-final is nan",
+        "--sigma2 -1": "--sigma2 is -1",
+        "--sigma2 nan": "--sigma2 is nan",
+        "--rate 0": "--rate",
+        "--rate inf": "--rate is inf",
+        "--seed -1": "--seed is -1",
+        "--seed 9223372036854775808": "--seed is 9223372036854775808: .* below 2",
+        "--scheme rk4": "--scheme",
+        "--snapshots 0 3": "--save.snapshots 3",
+        "--tokens missing.npy": "missing.npy",
+        "--resume --overwrite": "give one of the two",
+        "--workers 1 --scheduler tcp://localhost:1": "give one of them",
+        "--threads 0": "--compute.threads is 0",
+        "--threads 100000": "--compute.threads",
+    },
     "phase_transition": {
         "--d 1": "--d is 1",
         "--d 4": "give --no-equation",
@@ -179,6 +209,10 @@ REFUSED = {
         "--scheduler ' '": "scheduler",
     },
 }
+SIZES = {
+    "mean_field_large": "--n 10 20 --reference 30",
+    "ou_heads": "--n 12 --paths 3 --t-final 0.2 --dt 0.01 --threads 1 --heads 2",
+}
 LATE = [("decay_equation", "--preset smoke --dt 0.2")]  # found when the runs on cells begin
 CASES = [(name, flags) for name, refused in REFUSED.items() for flags in refused]
 
@@ -193,8 +227,7 @@ def test_flags_that_make_no_study_are_refused_before_anything_is_written(
     if name in OF_NETWORKS:
         pytest.importorskip("torch")
         given = ["--preset", "smoke", *given]
-    if name == "mean_field_large":
-        given = ["--n", "10", "20", "--reference", "30", *given]
+    given = [*SIZES.get(name, "").split(), *given]
     monkeypatch.delenv("WFLOW_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(InputError, match=REFUSED[name][flags]):

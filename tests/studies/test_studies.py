@@ -116,40 +116,6 @@ def test_deterministic_study_states_no_interval(tmp_path, monkeypatch, capsys, s
     assert "One path" in said and "interval" not in said and "Pearson" not in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--heads", "0"], "--heads is 0"),
-        (["--heads"], "--heads"),
-        (["--heads", "4", "4"], "count"),
-        (["--n", "0"], "--n is 0"),
-        (["--d", "1"], "--d is 1"),
-        (["--paths", "0"], "--paths is 0"),
-        (["--dt", "-0.01"], "--dt is -0.01"),
-        (["--dt", "0.03"], "steps"),
-        (["--t-final", "nan"], "--t-final is nan"),
-        (["--sigma2", "-1"], "--sigma2 is -1"),
-        (["--sigma2", "nan"], "--sigma2 is nan"),
-        (["--rate", "0"], "--rate"),
-        (["--rate", "inf"], "--rate is inf"),
-        (["--seed", "-1"], "--seed is -1"),
-        (["--seed", str(2**63)], "--seed is 9223372036854775808: .* below 2"),
-        (["--scheme", "rk4"], "--scheme"),
-        (["--snapshots", "0", "3"], "--save.snapshots 3"),
-        (["--tokens", "missing.npy"], "missing.npy"),
-        (["--resume", "--overwrite"], "give one of the two"),
-        (["--workers", "1", "--scheduler", "tcp://localhost:1"], "give one of them"),
-        (["--threads", "0"], "--compute.threads is 0"),
-        (["--threads", "100000"], "--compute.threads"),
-    ],
-)
-def test_bad_flags_are_named_and_leave_nothing_behind(tmp_path, monkeypatch, flags, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message):
-        call("ou_heads", monkeypatch, *SMALL, "--heads", "2", "--out", "a/b/c", *flags)
-    assert not list(tmp_path.iterdir())
-
-
 def test_file_in_the_way_of_the_folder_is_an_error(tmp_path, monkeypatch) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(InputError, match="cannot make --out"):

@@ -38,7 +38,8 @@ from wflow.particles.budget import Budget, Terms
 from wflow.particles.integrate import ParticleRun
 from wflow.particles.options import Compute, SaveAt
 from wflow.particles.problem import Problem, array_config, problem_of
-from wflow.runs.driver import IfExists, Paths, Plan, State, run
+from wflow.runs import driver
+from wflow.runs.driver import IfExists, Paths, Plan, State, place_of, run
 from wflow.runs.schema import DensityLayout
 from wflow.runs.store import Store
 
@@ -54,7 +55,7 @@ _SHORTEST = 1e-12  # share of a unit of time below which no step is worth it
 
 
 @dataclass(frozen=True, eq=False)
-class MeanField:
+class MeanField(driver.Runnable):
     """A run of the mean-field equation as it is asked for.
 
     particles : the run of tokens at the centres of the cells, with the same heads and options; its
@@ -88,9 +89,6 @@ class MeanField:
         store.write("initial_density", (), self.density)
         if "initial_heads" in self.layout().names:
             store.write("initial_heads", (), self.particles.scores)
-
-    def total(self) -> None:
-        """No sum over groups of paths: there is one."""
 
     def solver(self, first: int, last: int, paths: Paths, total: Floats | None) -> Densities:
         """The densities of some paths at time 0."""
@@ -368,7 +366,7 @@ def _no_options(given: Any) -> Compute:
     raise InputError(f"compute is {shown(given)}: expected a wflow.Compute")
 
 
-class Densities:
+class Densities(driver.Solver):
     """Densities, heads and budget of all paths at one time."""
 
     def __init__(self, problem: MeanField, paths: Paths) -> None:
@@ -413,12 +411,16 @@ class Densities:
         self.evaluations, self.length = state["evaluations"], float(state["length"][0])
         self.budget.restore(state)
 
-    def flush(self) -> None:
-        """Do nothing: records are written at once."""
-
-    def lose(self, path: int, error: BlowUpError) -> None:
+    def lose(self, path: int, now: float, text: str) -> None:
         """Give up a path, which rests at its start from now on and records nothing."""
-        self.paths.lose(path, error)
+        self.paths.lose(path, self._blow_up(path, now, text))
+
+    def _blow_up(self, path: int, now: float, text: str) -> BlowUpError:
+        return BlowUpError(text, time=now, path=path, score=self._score(path))
+
+    def _score(self, path: int) -> float:
+        """Norm of the largest head of a path."""
+        return float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
 
     def rest(self) -> None:
         """Put the paths that blew up where everything that they still take part in is finite."""
@@ -479,7 +481,7 @@ class Densities:
                 refusal = self._refusal(now, error.bounds, step, dt)
                 if isinstance(refusal, InputError) or self.paths.lost[path]:
                     raise refusal from None
-                self.lose(path, refusal)
+                self.paths.lose(path, refusal)
                 self.rest()
                 move, values = (
                     self.heads.begin(step, now, dt, self.space.tableau),
@@ -494,7 +496,7 @@ class Densities:
             try:
                 self.heads.check_finite(now + dt)
             except BlowUpError as error:
-                self.lose(int(lost), error)
+                self.paths.lose(int(lost), error)
         if self.budgeted:
             self.heads.check_symmetric(now + dt, " and run with save=SaveAt(budget=False)")
             self.budget.advance(terms, weights, dt)
@@ -540,7 +542,6 @@ class Densities:
     def _check_finite(self, now: float, density: Floats, stage: DensityStage) -> None:
         good = stage.finite & np.isfinite(density).all(axis=1)
         for path in np.flatnonzero(~good & ~self.paths.lost).tolist():
-            score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
             remedy = "take weaker heads, or flow='softmax'"
             if FLOWS.is_custom(self.problem.particles.flow):
                 remedy = "take weaker heads, and see what the flow returns"
@@ -548,16 +549,14 @@ class Densities:
                 remedy = "take weaker heads"
             text = (
                 f"the velocities leave the range of numbers at time {now:g} in path {path}: scores "
-                f"reach |D| = {score:.4g}; {remedy}"
+                f"reach |D| = {self._score(path):.4g}; {remedy}"
             )
-            self.lose(path, BlowUpError(text, time=now, path=path, score=score))
+            self.lose(path, now, text)
 
     def _check(self, now: float, stage: DensityStage) -> None:
         while (refused := self.space.refusal(self.density)) is not None:
             path, text = refused
-            score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
-            text = f"at time {now:g} in path {path} {text}"
-            self.lose(path, BlowUpError(text, time=now, path=path, score=score))
+            self.lose(path, now, f"at time {now:g} in path {path} {text}")
             self.rest()
         if self.budgeted and "overflow" not in self.paths.warned:
             rates = [stage.terms[name][~self.paths.lost] for name in self.budget.rates]
@@ -580,10 +579,7 @@ class Densities:
             )
         else:
             text = self._too_long(now, bounds[path], path, dt)
-        if step == 0:
-            return InputError(text)
-        score = float(np.linalg.norm(self.heads.D[path], 2, axis=(1, 2)).max())
-        return BlowUpError(text, time=now, path=path, score=score)
+        return InputError(text) if step == 0 else self._blow_up(path, now, text)
 
     def _too_long(self, now: float, bound: float, path: int, dt: float) -> str:
         chooses = self.problem.particles.law.deterministic
@@ -598,13 +594,13 @@ class Densities:
     def _record(self, step: int, stage: DensityStage) -> None:
         """Write what is recorded at the start of a unit of time."""
         particles, store = self.problem.particles, self.paths
-        at = int(np.searchsorted(particles.record_steps, step))
-        if particles.record_steps[at] == step:
+        at = place_of(step, particles.record_steps)
+        if at is not None:
             row = self._row(stage)
             for name in sorted(row.keys() & self.names):
                 store.write(name, (slice(store.first, store.last), at), row[name])
-        shot = int(np.searchsorted(particles.snapshot_steps, step))
-        if shot < len(particles.snapshot_steps) and particles.snapshot_steps[shot] == step:
+        shot = place_of(step, particles.snapshot_steps)
+        if shot is not None:
             for place, path in enumerate(particles.save.paths):
                 if "density" in self.names:
                     store.write("density", (place, shot), self.density[path])

@@ -18,6 +18,7 @@ from wflow.kernels.evaluate import DIRECTIONS, Evaluation, energy_laplacian, mar
 from wflow.particles.budget import Budget, Terms
 from wflow.particles.problem import Problem
 from wflow.particles.schemes import Stage, StageAt, advance, attempt
+from wflow.runs import driver
 from wflow.runs.driver import Paths, Plan
 from wflow.runs.schema import RunLayout
 from wflow.runs.store import Store
@@ -103,7 +104,7 @@ class Recorder:
             self.sink.write("tokens_mean", (at,), mean / problem.paths)
 
 
-class Batch:
+class Batch(driver.Solver):
     """A group of paths: their tokens, heads and energy budget at one time."""
 
     def __init__(self, problem: Problem, paths: Paths, total: NDArray | None) -> None:
@@ -398,8 +399,8 @@ class AdaptiveBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class ParticleRun:
-    """The run of a problem, as the driver of all solvers takes it (`wflow.runs.driver.Problem`)."""
+class ParticleRun(driver.Runnable):
+    """The run of a problem, as the driver of all solvers takes it (`wflow.runs.driver.Runnable`)."""
 
     problem: Problem
 

@@ -8,10 +8,11 @@ paths that blow up, and the extension of a finished run are handled here, once f
 import json
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import h5py
 import numpy as np
@@ -46,15 +47,18 @@ _BLOCK = 1 << 22  # bytes copied at a time
 ENDS = {"t_final", "steps", "save.snapshots"}  # settings in which a longer run may differ
 
 
-class Solver(Protocol):
+class Solver(ABC):
     """Paths first <= p < last of a run, at one time."""
 
+    @abstractmethod
     def state(self) -> State:
         """Return everything needed to continue, arrays with an axis of these paths."""
 
+    @abstractmethod
     def restore(self, state: State) -> None:
         """Take up a state."""
 
+    @abstractmethod
     def advance(self, step: int) -> int:
         """Record the start of a step, and take it (the last one is only recorded).
 
@@ -63,8 +67,8 @@ class Solver(Protocol):
         the step to continue with: `step` itself where it is under way
         """
 
-    def flush(self) -> None:
-        """Hand what was recorded to the store."""
+    def flush(self) -> None:  # noqa: B027
+        """Hand to the store what was recorded and is still held; by default nothing is."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +99,31 @@ class Plan:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Runnable(Protocol):
+class Runnable(ABC):
     """A run as it is asked for."""
 
     @property
+    @abstractmethod
     def plan(self) -> Plan:
         """What the driver needs to know."""
 
+    @abstractmethod
     def layout(self) -> Layout:
-        """Return the sizes of the run."""
+        """Sizes of the run's file."""
 
+    @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return the run as JSON."""
+        """The run as JSON; arrays that the file holds are named by their digest."""
 
+    @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """Return the parts of the configuration that may be custom."""
+        """The parts of the configuration that may be custom."""
 
+    @abstractmethod
     def start(self, store: Store) -> None:
         """Write what is known at the start."""
 
+    @abstractmethod
     def solver(self, first: int, last: int, paths: "Paths", total: NDArray | None) -> Solver:
         """Return the paths first <= p < last at time 0.
 
@@ -123,6 +133,13 @@ class Runnable(Protocol):
 
     def total(self) -> NDArray[Any] | None:
         """Return zeros for that sum; None without an average, or where all paths run at once."""
+        return None
+
+
+def place_of(step: int, steps: NDArray[np.int64]) -> int | None:
+    """Return where a step stands among increasing numbers of steps; None where it is none of them."""
+    at = int(np.searchsorted(steps, step))
+    return at if at < len(steps) and steps[at] == step else None
 
 
 class Paths:
@@ -592,11 +609,10 @@ class Former:
             axis = next((k for k, dim in enumerate(dims) if dim in ("time", "snapshot")), None)
             if axis is None or (axis == 0 and not whole):
                 continue
-            rows = slice(first, last)
+            ends = (first, last)
             if dims[0] == "snapshot_path":
-                rows = slice(
-                    *np.searchsorted(layout.marks["snapshot_path"], (first, last)).tolist()
-                )
+                ends = np.searchsorted(layout.marks["snapshot_path"], ends).tolist()
+            rows = slice(*ends)
             marks, data = layout.marks[dims[axis]], self.file[name]
             places = np.flatnonzero(np.isin(self.file[dims[axis]][...], marks[marks < self._end]))
             if rows.start == rows.stop and axis:
@@ -607,7 +623,8 @@ class Former:
                     store.write(name, (columns,), data[stretch])
                 else:
                     store.write(name, (rows, columns), data[rows, stretch])
-        return {name: data[first:last] for name, data in self.file[STATE].items() if _held(data)}
+        held = {name: data for name, data in self.file[STATE].items() if data.id.get_storage_size()}
+        return {name: data[first:last] for name, data in held.items()}
 
 
 def _stretches(places: NDArray[np.intp], size: int) -> Iterator[tuple[int, slice]]:
@@ -619,7 +636,3 @@ def _stretches(places: NDArray[np.intp], size: int) -> Iterator[tuple[int, slice
             end += 1
         yield at, slice(int(places[at]), int(places[end - 1]) + 1)
         at = end
-
-
-def _held(data: h5py.Dataset) -> bool:
-    return bool(data.id.get_storage_size())

@@ -35,7 +35,7 @@ from wflow._core.fingerprint import NotComparable, fingerprint
 from wflow._core.memory import check_memory
 from wflow._core.rng import CounterNormals
 from wflow.particles.problem import array_config
-from wflow.runs.driver import IfExists, Paths, Plan, State, run
+from wflow.runs.driver import IfExists, Paths, Plan, Runnable, Solver, State, place_of, run
 from wflow.runs.schema import SampleLayout
 from wflow.runs.store import Store
 from wflow.sampling.priors import Prior, as_prior, too_long, warn_of_absorption
@@ -464,7 +464,7 @@ class _Method:
 
 
 @dataclass(frozen=True, eq=False)
-class SamplerRun:
+class SamplerRun(Runnable):
     """A run of a sampler, its arguments checked.
 
     x0 : (n, d) or (paths, n, d)
@@ -493,9 +493,6 @@ class SamplerRun:
     def start(self, store: Store) -> None:
         """Write the initial tokens."""
         store.write("initial_tokens", (), self.x0)
-
-    def total(self) -> None:
-        """No sum over groups of paths: there is one."""
 
     def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> SamplerBatch:
         """The tokens of some paths at time 0."""
@@ -643,7 +640,7 @@ def _run(
     return found
 
 
-class SamplerBatch:
+class SamplerBatch(Solver):
     """The tokens of some paths at one time.
 
     What is recorded of a step is the tokens at its start and how it moves them, so that the last
@@ -665,9 +662,6 @@ class SamplerBatch:
 
     def restore(self, state: State) -> None:
         self.x = state["x"]
-
-    def flush(self) -> None:
-        """Do nothing: records are written at once."""
 
     def advance(self, step: int) -> int:
         """Record what a step does, and take it."""
@@ -713,8 +707,8 @@ class SamplerBatch:
         """Write what is kept of a step."""
         problem, x, store = self.problem, self.x, self.paths
         rows = slice(store.first, store.last)
-        at = int(np.searchsorted(problem.records, step))
-        if problem.records[at] == step:
+        at = place_of(step, problem.records)
+        if at is not None:
             velocity = (moved - x) / problem.method.h
             speed_sq = np.einsum("pik,pik->p", velocity, velocity) / x.shape[1]
             store.write("speed_sq", (rows, at), speed_sq)
@@ -722,8 +716,8 @@ class SamplerBatch:
             store.write("sample_variance", (rows, at), x.var(axis=1))
             for name, values in found.items():
                 store.write(name, (rows, at), values)
-        shot = int(np.searchsorted(problem.snapshots, step))
-        if shot < problem.snapshots.size and problem.snapshots[shot] == step:
+        shot = place_of(step, problem.snapshots)
+        if shot is not None:
             store.write("samples", (rows, shot), x)
 
 

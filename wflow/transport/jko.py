@@ -42,8 +42,8 @@ from wflow.heads.laws import QKV, HeadLaw, law_config
 from wflow.heads.process import HeadWalk
 from wflow.kernels.evaluate import DIRECTIONS
 from wflow.particles.problem import array_config
-from wflow.runs.driver import IfExists, Paths, Plan, State, run
-from wflow.runs.schema import MovementLayout
+from wflow.runs.driver import IfExists, Paths, Plan, Runnable, Solver, State, run
+from wflow.runs.schema import MOVEMENTS, MovementLayout
 from wflow.runs.store import Store
 from wflow.sphere.geodesics import geodesics
 from wflow.sphere.geometry import as_tokens, normalise_unchecked
@@ -90,6 +90,8 @@ Array = NDArray[np.floating]
 
 _ROUNDS = 20  # of minimisation and matching in turn
 _ROUNDING = 1e-15
+# Variables of a run that are numbers of a step.
+_NUMBERS = [name for name, held in MOVEMENTS.items() if held.dims == ("time",) and name != "time"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -767,7 +769,7 @@ def minimizing_movements(
 
 
 @dataclass(frozen=True, eq=False)
-class Movements:
+class Movements(Runnable):
     """A run of minimizing movements as it is asked for.
 
     x0 : (n, d)
@@ -838,15 +840,12 @@ class Movements:
         """Write the initial heads."""
         store.write("initial_heads", (), self.heads.start)
 
-    def total(self) -> None:
-        """No sum over paths: there is one."""
-
     def solver(self, first: int, last: int, paths: Paths, total: Array | None) -> Movement:
         """The cloud at time 0."""
         return Movement(self, paths)
 
 
-class Movement:
+class Movement(Solver):
     """The cloud and its heads at one time, and the numbers of the step that led there."""
 
     def __init__(self, problem: Movements, paths: Paths) -> None:
@@ -865,9 +864,6 @@ class Movement:
         self.numbers = dict(zip(self.numbers, state["numbers"][0].tolist(), strict=True))
         self.heads.restore(state)
 
-    def flush(self) -> None:
-        """Do nothing: records are written at once."""
-
     def advance(self, step: int) -> int:
         """Record the cloud, and take a step with the heads at its end."""
         self.paths.write("tokens", (step,), self.x)
@@ -877,25 +873,13 @@ class Movement:
             before = self._before(self.heads.advance(step))
             taken = before.solve(self.problem.tau, **self.problem.options)
             self.x = taken.tokens
-            self.numbers = {name: float(getattr(taken, field)) for name, field in _NUMBERS.items()}
+            found = vars(taken) | {"energy": taken.energy_after}
+            self.numbers = {name: float(found[name]) for name in _NUMBERS}
         return step + 1
 
     def _before(self, D: Array) -> StepProblem:
         """The step from here, with heads D."""
         return _problem(self.x, D, self.problem.metric, self.problem.direction)
-
-
-# Variables of a run that are numbers of a step, and where that has them.
-_NUMBERS = {
-    "energy": "energy_after",
-    "energy_before": "energy_before",
-    "distance_sq": "distance_sq",
-    "inequality_gap": "inequality_gap",
-    "iterations": "iterations",
-    "gradient_norm": "gradient_norm",
-    "converged": "converged",
-    "recouplings": "recouplings",
-}
 
 
 def _problem(x: ArrayLike, D: ArrayLike, metric: Metric, direction: Direction) -> StepProblem:

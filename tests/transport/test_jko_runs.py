@@ -48,19 +48,6 @@ def check_same(found: xr.Dataset, expected: xr.Dataset) -> None:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-class Stopping(Metric):
-    """W₂, with a signal in the first evaluation after some number of them."""
-
-    def __init__(self, after: int) -> None:
-        self.left = [after]
-
-    def mobility_and_gradient(self, clouds, D, weights):
-        self.left[0] -= 1
-        if self.left[0] == 0:
-            signal.raise_signal(signal.SIGINT)
-        return np.ones(clouds.shape[:2]), np.zeros(clouds.shape)
-
-
 CASES: dict[str, dict[str, Any]] = {
     "noisy heads": {"metric": "weighted", "dt": 0.025, "path": 2},
     "adaptive heads": {"law": TURNING, "scheme": "dopri5"},
@@ -212,6 +199,22 @@ def test_a_changed_file_fails(act, failed, tmp_path) -> None:
     out.write_bytes(out.read_bytes()[:-600])
     with pytest.raises(wflow.RunFileError):
         wflow.open(out)
+
+
+def test_files_that_lack_a_variable_or_have_another_configuration_are_refused(tmp_path) -> None:
+    out = tmp_path / "run.h5"
+    movements(out=out).close()
+
+    def cut(file):
+        del file["recouplings"]
+
+    for act in (cut, config('"tau": 0.05', '"dtau": 0.05')):
+        with pytest.raises(wflow.RunFileError):
+            wflow.open(spoiled(out, tmp_path, act))
+    for wrong in ("segments", "scheme", "metric", "path", "law"):
+        act = config(f'"{wrong}":', f'"{wrong}_":')
+        assert not wflow.verify(spoiled(out, tmp_path, act)).passed
+    assert not wflow.verify(movements().drop_vars("distance_sq")).passed
 
 
 def test_a_run_in_memory_verifies() -> None:

@@ -24,7 +24,7 @@ from wflow.particles import solver
 from wflow.particles.integrate import ParticleRun
 from wflow.particles.problem import options_of, problem_of
 from wflow.runs import digests
-from wflow.runs.driver import integrate
+from wflow.runs.driver import integrate, run
 from wflow.runs.read import open_run
 from wflow.runs.schema import EVALUATIONS, VARIABLES, command_text, history_line, is_movement
 from wflow.runs.store import MemoryStore
@@ -132,7 +132,7 @@ def rerun(
     history.append(history_line(f"{path.name} run again{altered} by {command_text()}"))
     if densities:
         problem = _equation_of(config, arguments, changes)
-        return equation.solve_problem(problem, out, **how, history=history)
+        return run(problem, out, **how, history=history)
     return solver.solve_problem(problem_of(**(arguments | changes)), out, **how, history=history)
 
 

@@ -39,6 +39,7 @@ from wflow.runs.schema import (
     DIFFUSION_RATES,
     DIFFUSION_RUNNING,
     MESH,
+    MOVEMENTS,
     RESUME,
     SPEED,
     TAIL,
@@ -770,6 +771,8 @@ def _of_movements(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
         return [Check(name, False, note=f"it cannot be read: {error}")]
     note = f"the data have other {', '.join(wrong)}" if wrong else ""
     checks = [Check(name, not wrong, note=note)]
+    if missing := [name for name in MOVEMENTS if name not in (*ds.variables, "initial_heads")]:
+        return [*checks, Check("every variable is held", False, note=", ".join(missing))]
     if not times.size:
         return [*checks, Check("energies and distances", None, note="nothing was recorded")]
     start = ds.assign(initial_tokens=ds["tokens"][0].drop_vars("time"))
@@ -811,6 +814,8 @@ def _steps_of_movements(ds: "Dataset", config: dict[str, Any], every: int) -> li
             seed=config["seed"], path=config["path"], every=every,
             scheme=scheme_from_config(config["scheme"]),
         )  # fmt: skip
+        alone = isinstance(config["metric"], str) and config["segments"] == 1
+        metric = as_metric(cast("MetricName", config["metric"]), None) if alone else None
         clouds = ds["tokens"].values
         path = [walk.D, *(walk.advance(k) for k in range(len(clouds) - 1))]
     except (WflowError, KeyError, TypeError) as error:
@@ -823,10 +828,10 @@ def _steps_of_movements(ds: "Dataset", config: dict[str, Any], every: int) -> li
             worst = max(worst, _difference(_energy(x, D), float(stored)))
     note = "largest relative difference"
     energies = below(names[0], worst, _energy_limit(config), note)
-    if not isinstance(config["metric"], str) or config["segments"] > 1:
+    if metric is None:
         note = "they depend on more than the tokens at the ends of a step"
         return [energies, Check(names[1], None, note=note)]
-    metric, worst = as_metric(cast("MetricName", config["metric"]), None), 0.0
+    worst = 0.0
     for x, y, D, stored in zip(before, clouds, path, ds["distance_sq"].values, strict=True):
         found = metric.distance_sq(np.stack([x, y]), D, metric.mobility(x[None], D)[0])
         worst = max(worst, float(abs(found - stored) / (stored + _NEAR)))

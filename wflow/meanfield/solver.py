@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,7 +98,8 @@ class MeanField(driver.Runnable):
         """Sizes of the run's file."""
         own = {"cells": self.mesh.cells, "errors": self.space.SERIES, "evaluations": self.chosen}
         own |= {"diffusion": self.kappa > 0, "per_path_x0": self.density.ndim == 2}
-        return DensityLayout(**vars(self.particles.layout()) | own)
+        run = self.particles.layout()
+        return DensityLayout(**{one.name: getattr(run, one.name) for one in fields(run)} | own)
 
     @property
     def space(self) -> type[Volumes | Spectral]:
@@ -271,18 +272,7 @@ def solve(
         density, law, mesh, heads, t_final, dt, paths, seed, flow, direction, kappa, scheme,
         reconstruct, save, compute,
     )  # fmt: skip
-    return solve_problem(problem, out, if_exists, progress)
-
-
-def solve_problem(
-    problem: MeanField,
-    out: str | Path | None = None,
-    if_exists: IfExists = "error",
-    progress: bool = False,
-    history: Sequence[str] = (),
-) -> xarray.Dataset:
-    """Compute a run; `history` are the lines of its attribute, without them one for the command."""
-    return run(problem, out, if_exists, progress, history)
+    return run(problem, out, if_exists, progress)
 
 
 def problem_of_task(

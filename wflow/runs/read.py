@@ -29,7 +29,17 @@ from wflow._core.files import (
 from wflow._core.fingerprint import why_different
 from wflow._core.printable import printable
 from wflow._core.signals import signals_held
-from wflow.runs.schema import COORDINATES, READABLE, RESUME, SCHEMA, config_text, variables_of
+from wflow.runs.schema import (
+    COORDINATES,
+    MOVEMENTS,
+    READABLE,
+    RESUME,
+    SCHEMA,
+    VARIABLES,
+    config_text,
+    is_movement,
+    variables_of,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -242,12 +252,13 @@ def check_variables(file: h5py.File, path: Path) -> dict[str, tuple[tuple[str, .
         For a variable that is missing, has other dimensions or another type than the schema
         says, or keeps its values outside the file.
     """
-    missing = [name for name in ("time", "path") if name not in file]
+    known = variables_of(file)
+    needed = ("time", "path") if known is VARIABLES else known
+    missing = [name for name in needed if name not in file]
     missing += [] if any(name in file for name in ("energy", "speed_sq", "entropy")) else ["energy"]
     if missing:
         raise RunFileError(f"{path} lacks {', '.join(missing)}: it is not a run file; is it cut?")
     sizes: dict[str, int] = {}
-    known = variables_of(file)
     checked: dict[str, tuple[tuple[str, ...], h5py.Dataset]] = {}
     for name in file:
         data = check_stored(file, name, path)
@@ -546,6 +557,8 @@ def open_run(path: str | os.PathLike[str]) -> "xarray.Dataset":
     with open_hdf5(path) as file:
         attrs = read_attrs(file, path)
         found = lazy.of_file(file, check_variables(file, path))
+        if is_movement(json.loads(attrs["config"])) != (variables_of(file) is MOVEMENTS):
+            raise RunFileError(f"{path}: its configuration is that of another kind of run")
         if path == partial_of(final_of(path)):  # killed between its last two writes
             attrs["complete"] = 0
         if not attrs["complete"]:

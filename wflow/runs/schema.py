@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from typing import Any
 
@@ -268,12 +268,10 @@ class Layout(ABC):
         for dim, what in (("time", "record"), ("snapshot", "snapshot")):
             if np.any(np.diff(self.marks.get(dim, [])) <= 0):
                 raise InputError(f"{what} times must increase; sort them and drop repeated ones")
-        chosen = self.marks.get("snapshot_path", np.array([], int))
-        if not np.isin(chosen, np.arange(self.sizes.get("path", 1))).all() or (
-            np.unique(chosen).size < chosen.size
-        ):
+        chosen = self.marks["snapshot_path"].tolist() if "snapshot_path" in self.marks else []
+        if len(set(chosen) & set(range(self.sizes.get("path", 1)))) < len(chosen):
             raise InputError(
-                f"snapshot paths {chosen.tolist()} must be different numbers from 0 "
+                f"snapshot paths {chosen} must be different numbers from 0 "
                 f"to {self.sizes['path'] - 1}; raise the number of paths or choose others"
             )
 
@@ -282,12 +280,12 @@ class Layout(ABC):
     def names(self) -> tuple[str, ...]:
         """Variables of such a run, without the coordinates."""
 
-    @property
+    @cached_property
     def marks(self) -> dict[str, NDArray[Any]]:
         """Values of the coordinates but `path`, which counts."""
         return {dim: getattr(self, field) for dim, field in _MARKS.items() if hasattr(self, field)}
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Size of every dimension, by name."""
         sizes = {dim: getattr(self, field) for dim, field in _SIZES.items() if hasattr(self, field)}
@@ -616,26 +614,20 @@ def is_movement(config: Mapping[str, Any]) -> bool:
     return "tau" in config
 
 
-def _subject(config: Mapping[str, Any]) -> str:
+def _described(config: Mapping[str, Any]) -> tuple[str, str]:
+    """What is computed, for the title of a run, and how, for its source."""
+    heads = f"{law_name(config) or 'unnamed'} heads"
     if is_movement(config):
-        return f"minimizing movements, {law_name(config)} heads"
+        return f"minimizing movements, {heads}", "minimizing movements of the energy"
     if "sampler" in config:
-        return f"sampler {config['sampler']}"
+        how = "samples of a density by interacting particles or Langevin dynamics"
+        return f"sampler {config['sampler']}", how
     if "mesh" in config:
         mesh = config["mesh"]
-        return f"density on {mesh['kind']}({mesh['cells']}), {law_name(config)} heads"
-    return f"{law_name(config) or 'unnamed'} heads"
-
-
-def _source(config: Mapping[str, Any]) -> str:
-    if is_movement(config):
-        return "minimizing movements of the energy"
-    if "sampler" in config:
-        return "samples of a density by interacting particles or Langevin dynamics"
-    if "mesh" in config:
-        how = "in harmonics" if "degree" in config["mesh"] else "by finite volumes"
-        return f"mean-field equation of a multi-head transformer {how}"
-    return "tokens of a multi-head transformer as interacting particles on the sphere"
+        how = "in harmonics" if "degree" in mesh else "by finite volumes"
+        what = f"density on {mesh['kind']}({mesh['cells']}), {heads}"
+        return what, f"mean-field equation of a multi-head transformer {how}"
+    return heads, "tokens of a multi-head transformer as interacting particles on the sphere"
 
 
 def dataset_attrs(
@@ -671,13 +663,14 @@ def dataset_attrs(
     """
     text = config if isinstance(config, str) else config_text(config)
     settings = json.loads(text)
+    what, how = _described(settings)
     command = command_text() if command is None else command
     now = datetime.now(UTC)
     return {
         "schema": SCHEMA,
-        "title": f"wflow run: {_subject(settings)}, seed {seed}",
+        "title": f"wflow run: {what}, seed {seed}",
         "Conventions": CONVENTIONS,
-        "source": f"wflow {version_of('wflow')}: {_source(settings)}",
+        "source": f"wflow {version_of('wflow')}: {how}",
         "references": references(settings),
         "history": history_text(history or [history_line(command, now)]),
         "wflow_version": version_of("wflow"),

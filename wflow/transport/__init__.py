@@ -4,8 +4,8 @@
 transport with bounds), `densities` distances of densities over a mesh; `metric` the metrics as
 objects, with the discrete action, and the distance weighted by the effective mobility; `jko`
 minimizing movements; `minimise` the optimiser on the sphere, `linear_assignment` the assignment
-problem, `mobility` the effective mobility. It imports the packages from `_core`
-to `attention`; `analysis` and the packages after it may import it. Start with `distances`.
+problem, `mobility` the effective mobility. It imports the packages from `_core` to `particles`;
+`analysis` and the packages after it may import it. Start with `distances`.
 """
 
 from wflow.transport.densities import density_distance

@@ -44,7 +44,7 @@ def test_a_step_moves_nothing_until_it_is_taken():
     before, rk4 = process.D.copy(), TABLEAUX["rk4"]
     ends = []
     for dt in (0.2, 0.05):  # the first is rejected
-        move = process.begin(0, 0.3, dt, rk4.stages)
+        move = process.begin(0, 0.3, dt, rk4)
         for node, row in zip(rk4.nodes[1:], rk4.matrix[1:], strict=True):
             move.stage(node, row)
         assert np.array_equal(process.D, before)

@@ -400,7 +400,7 @@ class AdaptiveBatch(Batch):
 
 @dataclass(frozen=True, eq=False)
 class ParticleRun(driver.Runnable):
-    """The run of a problem, as the driver of all solvers takes it (`wflow.runs.driver.Runnable`)."""
+    """The run of a problem, as the driver of all solvers takes it."""
 
     problem: Problem
 

@@ -137,7 +137,7 @@ class Runnable(ABC):
 
 
 def place_of(step: int, steps: NDArray[np.int64]) -> int | None:
-    """Return where a step stands among increasing numbers of steps; None where it is none of them."""
+    """Return the place of a step among increasing numbers of steps; None where it has none."""
     at = int(np.searchsorted(steps, step))
     return at if at < len(steps) and steps[at] == step else None
 

@@ -157,6 +157,10 @@ def test_info_and_report_describe_the_run(tmp_path, capsys) -> None:
         assert not elsewhere["converged"].values[1] and elsewhere["converged"].dtype == bool
     with pytest.raises(wflow.RunFileError, match="minimizing_movements"):
         wflow.rerun(out)
+    assert main(["plot", str(out)]) == 2 and "wflow.report" in capsys.readouterr().err
+    for kind in (None, "tokens", "speed"):
+        with wflow.open(out) as run, pytest.raises(wflow.InputError):
+            run.wflow.plot(kind)
 
 
 def add(name: str, at: Any, value: float):

@@ -186,7 +186,7 @@ class RunAccessor:
             "free_energy": runs.free_energy_over_time,
         }
         check_choice("kind", kind, ("gradient_over_time", "speed", *figures))
-        if kind == "tokens" and ds.sizes["path"] == 1 and "tokens" in ds:
+        if kind == "tokens" and ds.sizes.get("path") == 1 and "tokens" in ds:
             options.setdefault("which", int(ds["snapshot_path"].values[0]))
         return figures[kind](ds, **options)
 

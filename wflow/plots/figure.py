@@ -90,6 +90,11 @@ def check_run(ds: Any, name: str = "ds") -> None:
         fits = False
     if not fits:
         raise InputError(f"the attribute config of {name} is no configuration of a run")
+    if "inequality_gap" in ds:
+        raise InputError(
+            f"{name} are minimizing movements, which have no paths to draw: draw a variable over "
+            "time (ds.energy.plot()), or write a page of them by wflow.report"
+        )
 
 
 def require(ds: "Dataset", names: Sequence[str], advice: str) -> None:

@@ -456,3 +456,7 @@ def test_a_preset_that_is_none_is_refused(words, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         study.command_line(Sized, None)
     assert "preset" in capsys.readouterr().err
+
+
+def test_a_mean_is_shown_with_its_standard_error() -> None:
+    assert study.mean_text([1.0, 2.0, 3.0], ".2f", ".2f") == "2.00 ± 0.58"

@@ -372,3 +372,14 @@ def test_checkpoint_refuses_objects(tmp_path):
     with pytest.raises(TypeError, match="objects"):
         writer.checkpoint({"x": np.array([print], dtype=object)})
     writer.discard()
+
+
+def test_a_file_that_another_program_made_meanwhile_is_not_replaced(tmp_path):
+    path, layout = tmp_path / "run.h5", a_layout()
+    writer = RunWriter.create(path, layout, attrs())
+    fill(writer, layout)
+    path.write_text("mine")
+    with pytest.raises(RunFileError, match="another program"):
+        writer.finish()
+    assert path.read_text() == "mine" and (tmp_path / "run.h5.partial").exists()
+    writer.abandon()

@@ -27,7 +27,7 @@ from wflow.runs.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
 from wflow.runs.schema import BUDGET_RUNNING, VARIABLES
 from wflow.study.flags import StudyFlags
 from wflow.study.folder import earlier_results
-from wflow.study.frame import SUMMARY, provenance, session, write_results
+from wflow.study.frame import SUMMARY, markdown_table, provenance, session, write_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,7 +100,7 @@ def fit_scaling(table: "Dataset", fit_from: int = 1) -> PowerLaw | None:
 
 
 def report_text(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> str:
-    """Write the numbers that matter as a plain table: mean ± standard error over the paths."""
+    """Write the numbers that matter as a table: mean ± standard error over the paths."""
     change = table["energy_final"] - table["energy_initial"]
     columns = {
         "heads": [str(h) for h in table["heads"].values],
@@ -109,16 +109,9 @@ def report_text(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> st
         "residual": _cells(table["edi_residual_final"].values),
         "residual with G^2": _cells(table["edi_residual_upper_gradient_final"].values),
     }
-    widths = [max(map(len, (title, *cells))) for title, cells in columns.items()]
-    rows = [tuple(columns), *zip(*columns.values(), strict=True)]
-    lines = [
-        "   ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    lines.insert(1, "   ".join("-" * width for width in widths))
     paths = table.sizes["path"]
-    lines.append("")
-    lines.append(f"Mean ± standard error over {paths} paths." if paths > 1 else "One path.")
+    over = f"Mean ± standard error over {paths} paths." if paths > 1 else "One path."
+    lines = [markdown_table(columns), "", over]
     if fit is not None:
         start = f" for H >= {fit_from}" if fit_from > 1 else ""
         lines.append(

@@ -37,8 +37,8 @@ def test_the_error_of_one_step_falls_by_two_to_the_order_plus_one(tableau):
     assert np.log2(error(0.1) / error(0.05)) > tableau.order + 0.8
 
 
-def test_noise_is_for_the_scheme_of_one_stage_and_error_estimates_for_the_pair():
-    assert [name for name, tableau in TABLEAUX.items() if tableau.admits_noise] == ["euler"]
+def test_noise_is_for_euler_and_sra1_and_error_estimates_for_the_pair():
+    assert [name for name, tableau in TABLEAUX.items() if tableau.admits_noise] == ["euler", "sra1"]
     assert [name for name, tableau in TABLEAUX.items() if tableau.embedded] == ["dopri5"]
     assert abs(sum(TABLEAUX["dopri5"].error_weights)) < 1e-15
     assert TABLEAUX["dopri5"].first_same_as_last and not TABLEAUX["rk4"].first_same_as_last

@@ -32,7 +32,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
     def computed(*arguments, **options):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(wflow.sampling.samplers.Cloud, "advance", computed)
+    monkeypatch.setattr(wflow.sampling.samplers.SamplerBatch, "advance", computed)
     again = study.parts.compare(setup, tmp_path, "resume", 1, {}, None)
     with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
         assert np.array_equal(again["sliced"], table["sliced"])

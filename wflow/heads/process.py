@@ -318,17 +318,21 @@ def as_law(law: Any, advice: str = "") -> HeadLaw:
     return law
 
 
-def check_scheme(scheme: Tableau, law: HeadLaw) -> None:
-    """Raise InputError for a scheme that cannot move the heads of a law."""
+def check_scheme(scheme: Tableau, law: HeadLaw, name: str = "") -> None:
+    """Raise InputError for a scheme that cannot move the heads of a law.
+
+    name : what the caller calls the scheme, if not by its own name
+    """
+    name = name or scheme.name
     if not (law.deterministic or scheme.admits_noise):
         raise InputError(
-            f"scheme {scheme.name!r} needs a deterministic head law: its order holds for smooth "
+            f"scheme {name!r} needs a deterministic head law: its order holds for smooth "
             "heads alone; with noise use scheme='euler' (Euler-Maruyama), or scheme='sra1' where "
             "the noise is additive, or set sigma2 to 0"
         )
     if scheme.stages > 1 and not scheme.additive and getattr(law, "exact", False):
         raise InputError(
-            f"exact=True replaces the step of the heads: use 'euler' or 'sra1', not {scheme.name!r}"
+            f"exact=True replaces the step of the heads: use 'euler' or 'sra1', not {name!r}"
         )
     kind = type(law)
     if (
@@ -338,7 +342,7 @@ def check_scheme(scheme: Tableau, law: HeadLaw) -> None:
         and kind.additive_step is HeadLaw.additive_step
     ):
         raise InputError(
-            f"the law {kind.__name__} has a step of its own, and {scheme.name!r} does not take it: "
+            f"the law {kind.__name__} has a step of its own, and {name!r} does not take it: "
             "use scheme='euler', or give the law an additive_step"
         )
 

@@ -318,7 +318,7 @@ def _problem(
             why = "imex has no bound" if law.deterministic else "noise of the heads has steps of dt"
             raise InputError(f"dt is missing: {why}; give a time step")
         dt = positive(t_final, "t_final") / _RECORDS if unit is None else unit
-    check_scheme(stepping.tableau, law)
+    check_scheme(stepping.tableau, law, scheme)
     if space is Spectral and not law.deterministic and not kappa:
         raise InputError(
             f"the heads of {type(law).__name__} are noisy and kappa is 0, for which no scheme of "

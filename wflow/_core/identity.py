@@ -7,6 +7,7 @@ again. A `Registry` holds the classes of one kind by name.
 
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 from wflow._core.checks import shown
@@ -141,8 +142,7 @@ class Registry(Generic[_T]):
 
     def _is_of_wflow(self, cls: type) -> bool:
         """Return whether a class is one of wflow that says all; the base is made of functions."""
-        module = sys.modules.get(cls.__module__) if cls.__module__.startswith("wflow.") else None
-        return cls is not self.base and getattr(module, cls.__name__, None) is cls
+        return cls is not self.base and _stands_in_wflow(cls)
 
     def config(self, thing: _T, **more: Any) -> dict[str, Any]:
         """Return name and parameters of an object; of a custom one, `more` and what identifies it.
@@ -233,6 +233,12 @@ class Registry(Generic[_T]):
                 f"the registered {self.kind} {name!r} differs from that of the run in fingerprint "
                 f"({why_different(stored, now)}){left_out}; {self._remedy}"
             )
+
+
+@cache  # asked in every evaluation
+def _stands_in_wflow(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__) if cls.__module__.startswith("wflow.") else None
+    return getattr(module, cls.__name__, None) is cls
 
 
 def is_custom_config(config: Any) -> TypeGuard[Mapping[str, Any]]:

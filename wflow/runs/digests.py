@@ -24,7 +24,7 @@ from wflow.runs import read
 from wflow.runs.schema import DIGESTS, HIDDEN, SCHEMA, STATE, variables_of
 
 Tick = Callable[[int], None]
-_BLOCK = 1 << 22  # bytes read at a time
+_BLOCK = 1 << 25  # bytes read at a time; rows are strided, and short pieces of them slow to read
 _ADVICE = "restore it from a copy, or run again with --overwrite"
 
 

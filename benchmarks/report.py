@@ -15,7 +15,18 @@ import numpy as np
 from wflow.runs.schema import version_of
 from wflow.study.frame import machine
 
-PACKAGES = ("wflow", "numpy", "scipy", "numba", "pot", "torch", "jax", "pykeops", "triton")
+PACKAGES = (
+    "wflow",
+    "numpy",
+    "scipy",
+    "numba",
+    "pot",
+    "torch",
+    "jax",
+    "diffrax",
+    "pykeops",
+    "triton",
+)
 RESULTS = Path("benchmarks/results")
 
 

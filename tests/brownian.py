@@ -33,7 +33,7 @@ def on(path, law_type):
         def step(self, D, t, dt, normals):
             return super().step(D, t, dt, path.normals(dt, t)[0])
 
-        def additive_step(self, D, t, dt, normals, area_normals):
+        def additive_step(self, D, t, dt, normals, mean_normals):
             return super().additive_step(D, t, dt, *path.normals(dt, t))
 
     return OnPath

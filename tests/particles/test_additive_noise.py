@@ -75,7 +75,7 @@ def test_one_exact_step_has_the_transition_of_ornstein_uhlenbeck_and_its_mean():
     normals = CounterNormals(3)
     first, second = (normals.draw(start.shape, path=0, step=k) for k in (0, 1))
     step = law.additive_step(start, 0.0, dt, first, second)
-    inner = start + 0.75 * dt * step.drift + 1.5 * step.area
+    inner = start + 0.75 * dt * step.drift + 1.5 * step.mean_noise
     end = start + dt * (step.drift + 2 * law.drift(inner, 0.0)) / 3 + step.noise
     mean = start + (inner - start) * 2 / 3
     grid = np.linspace(0, dt, 4001)
@@ -145,15 +145,49 @@ class Halfway(HeadLaw):
         return super().step(D, t, dt / 2, normals)
 
 
+class Damped(OrnsteinUhlenbeck):
+    """A law of wflow with a step of its own."""
+
+    def step(self, D, t, dt, normals):
+        return super().step(D, t, dt / 2, normals)
+
+
 @pytest.mark.parametrize(
     ("law", "options", "word"),
     [
         (HeadLaw(None, lambda D, t: np.abs(D).sum((-1, -2))), {}, "depends on the heads"),
         (Halfway(), {}, "additive_step"),
         (Frozen(), {"kappa": 0.1}, "kappa"),
-        (OrnsteinUhlenbeck(np.eye(D), exact=True), {"scheme": "heun"}, "scheme"),
+        (OrnsteinUhlenbeck(np.eye(D), sigma2=0, exact=True), {"scheme": "heun"}, "exact=True"),
+        (Damped(np.eye(D)), {}, "additive_step"),
     ],
 )
 def test_what_has_no_strong_order_is_refused_with_the_reason(x0, law, options, word):
     with pytest.raises(InputError, match=word):
         run(x0, law, 4, **{"scheme": "sra1"} | options)
+
+
+def test_noise_may_begin_in_a_run(x0):
+    """A size of None is zero."""
+
+    class Late(HeadLaw):
+        def diffusion(self, D, t):
+            return None if t < T / 2 else np.full(D.shape[:2], 1.0)
+
+    ds = wflow.solve(
+        x0, Late(), heads=START, t_final=T, dt=T / 8, scheme="sra1",
+        save=wflow.SaveAt(snapshots=[0, 3 * T / 8, T], heads=True),
+    )  # fmt: skip
+    start, before, end = (ds.heads.values[0, k] for k in range(3))
+    np.testing.assert_array_equal(before, start)
+    assert np.abs(end - before).min() > 0
+
+
+def test_single_precision_and_another_scheme(x0, tmp_path):
+    law, out = OrnsteinUhlenbeck(np.eye(D)), tmp_path / "run.h5"
+    options = {"heads": START, "t_final": 0.5, "dt": 0.05, "seed": 3}
+    double = wflow.solve(x0, law, scheme="sra1", out=out, **options)
+    single = wflow.solve(x0, law, scheme="sra1", compute=wflow.Compute(dtype="float32"), **options)
+    np.testing.assert_allclose(single.tokens[0, -1], double.tokens[0, -1], atol=1e-5)
+    with pytest.raises(InputError, match="scheme"):
+        wflow.solve(x0, law, scheme="euler", out=out, if_exists="resume", **options)

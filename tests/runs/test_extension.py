@@ -56,8 +56,7 @@ def samples(end: float, **how: Any) -> xr.Dataset:
 def movements(end: float, metric: str = "weighted", **how: Any) -> xr.Dataset:
     options: dict[str, Any] = {"heads": 2, "tau": 0.05, "dt": 0.025, "seed": 3, "path": 1} | how
     x0, law = wflow.tokens.uniform(6, 3, seed=1), OrnsteinUhlenbeck(np.eye(3))
-    run = wflow.jko.minimizing_movements(x0, law, t_final=end, metric=metric, **options)
-    return run.drop_vars("initial_heads", errors="ignore")
+    return wflow.jko.minimizing_movements(x0, law, t_final=end, metric=metric, **options)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NOISE, INITIAL_HEADS, TOKEN_NOISE, NOISE_AREA = 0, 1, 2, 3
+NOISE, INITIAL_HEADS, TOKEN_NOISE, NOISE_MEAN = 0, 1, 2, 3
 
 
 class CounterNormals:

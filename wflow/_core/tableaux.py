@@ -52,8 +52,9 @@ class Tableau:
         with fixed steps.
     embedded_order : int, optional
         Order of convergence of the second solution.
-    areas : sequence of float, optional
-        Coefficients B of the time integral of the noise in the stages, for ``noise="additive"``.
+    shares : sequence of float, optional
+        Coefficients B of the mean of the noise over the step in the stages, the first 0, for
+        ``noise="additive"``.
 
     Raises
     ------
@@ -103,7 +104,7 @@ class Tableau:
     noise: Literal["ito", "additive", "none"] = "none"
     embedded: tuple[float, ...] | None = None
     embedded_order: int | None = None
-    areas: tuple[float, ...] | None = None
+    shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -140,28 +141,30 @@ class Tableau:
         if self.embedded is not None:
             self._check_order("embedded", "embedded_order")
         check_choice("noise", self.noise, ("ito", "additive", "none"))
-        self._check_areas()
+        self._check_shares()
         if self.noise == "ito" and self.stages > 1:
             raise InputError(
                 f"{what} has {self.stages} stages and noise='ito': noise is added at the left end "
-                "of a step, for a scheme of one stage; give noise='additive' and areas"
+                "of a step, for a scheme of one stage; give noise='additive' and shares"
             )
 
-    def _check_areas(self) -> None:
+    def _check_shares(self) -> None:
         """Raise InputError for stages that do not reach order 1.5 under additive noise."""
         what = f"the tableau {self.name!r}"
-        if (self.areas is None) != (self.noise != "additive"):
-            raise InputError(f"{what} needs noise='additive' and areas together, or neither")
-        if self.areas is None:
+        if (self.shares is None) != (self.noise != "additive"):
+            raise InputError(f"{what} needs noise='additive' and shares together, or neither")
+        if self.shares is None:
             return
-        areas = self._row("areas", len(self.nodes))
-        reached = [float(np.dot(self.weights, np.power(areas, k))) for k in (1, 2)]
+        shares = self._row("shares", len(self.nodes))
+        if shares[0] != 0:
+            raise InputError(f"shares of {what} are {shown(shares)}: the first is 0, as its node")
+        reached = [float(np.dot(self.weights, np.power(shares, k))) for k in (1, 2)]
         if self.order < 2 or not np.allclose(reached, (1, 1.5), rtol=0, atol=_ROUNDING):
             raise InputError(
                 f"{what} has order {self.order}, b B = {reached[0]:g} and b B^2 = {reached[1]:g}: "
                 "strong order 1.5 needs order 2, b B = 1 and b B^2 = 1.5"
             )
-        object.__setattr__(self, "areas", areas)
+        object.__setattr__(self, "shares", shares)
 
     def _row(self, name: str, length: int | None) -> tuple[float, ...]:
         return _numbers(getattr(self, name), f"{name} of the tableau {self.name!r}", length)
@@ -182,7 +185,7 @@ class Tableau:
     def __repr__(self) -> str:
         parts = [repr(self.name), repr(self.order)]
         parts += [repr(part) for part in (self.nodes, self.matrix, self.weights)]
-        optional = {"noise": "none", "embedded": None, "embedded_order": None, "areas": None}
+        optional = {"noise": "none", "embedded": None, "embedded_order": None, "shares": None}
         for name, default in optional.items():
             value = getattr(self, name)
             parts += [f"{name}={value!r}"] if value != default else []
@@ -207,7 +210,7 @@ class Tableau:
         return self.noise == "additive"
 
     def row(self, stage: int) -> tuple[float, tuple[float, ...], float]:
-        """Return node, row of the matrix, and share of the area, of a stage.
+        """Return node, row of the matrix, and share of the mean noise, of a stage.
 
         Parameters
         ----------
@@ -219,7 +222,7 @@ class Tableau:
         tuple
             Node c_i, entries a_ij for j < i, and B_i, 0 without noise.
         """
-        return self.nodes[stage], self.matrix[stage], self.areas[stage] if self.areas else 0.0
+        return self.nodes[stage], self.matrix[stage], self.shares[stage] if self.shares else 0.0
 
     @property
     def error_weights(self) -> tuple[float, ...]:
@@ -247,7 +250,12 @@ class Tableau:
         str or dict
             The name, or every field by its name.
         """
-        return self.name if TABLEAUX.get(self.name) == self else asdict(self)
+        if TABLEAUX.get(self.name) == self:
+            return self.name
+        fields = asdict(self)
+        if self.shares is None:  # as in files of earlier versions
+            del fields["shares"]
+        return fields
 
 
 def _numbers(values: Any, name: str, length: int | None) -> tuple[float, ...]:
@@ -306,7 +314,7 @@ TABLEAUX = {
             ((), (3 / 4,)),
             (1 / 3, 2 / 3),
             noise="additive",
-            areas=(0.0, 3 / 2),
+            shares=(0.0, 3 / 2),
         ),
         Tableau("heun", 2, (0.0, 1.0), ((), (1.0,)), (1 / 2, 1 / 2)),
         Tableau(

@@ -196,6 +196,11 @@ def over_path(
 ) -> tuple[FloatArray, FloatArray]:
     """Exponent and growth constant, each (paths, times), with the heads recomputed step by step."""
     law = law_of_run(config, law)
+    if not law.deterministic and as_scheme(scheme_from_config(config["scheme"]))[0].stages > 1:
+        raise InputError(
+            f"the run has noisy heads and scheme {config['scheme']!r}, whose stages no bound "
+            "knows: run it with scheme='euler', or take weights='snapshots'"
+        )
     heads = config["heads"]
     if law.initial() is not None:
         heads = None
@@ -418,7 +423,7 @@ def exponent(
     M the Lipschitz constant of the velocity (L of "ascent"), because x + dt v is outside of the
     sphere, and from there the division by the norm brings no two tokens further apart; for "heun"
     and "rk4" the sum of dt times L of the larger norms of both ends of the step, which bounds the
-    flow that they follow up to the error of the scheme.
+    flow that they follow up to the error of the scheme. Noisy heads need "euler".
 
     With ``weights="snapshots"`` Lambda is the trapezoidal sum of L over the snapshots of a run with
     ``SaveAt(heads=True)``: an estimate, exact for frozen heads.

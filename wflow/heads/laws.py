@@ -69,7 +69,7 @@ class Step:
         Noise sigma dW_h of the whole step; None for zero.
     sigma2 : ndarray, shape (paths, heads), or None
         Variance per unit time that belongs to the noise; None for zero.
-    area : ndarray, shape (paths, heads, d, d), or None, default None
+    mean_noise : ndarray, shape (paths, heads, d, d), or None, default None
         Mean over the step of the noise since its start, for schemes of strong order 1.5.
 
     Examples
@@ -83,7 +83,7 @@ class Step:
     drift: Matrices | None
     noise: Matrices | None
     sigma2: NDArray[np.floating] | None
-    area: Matrices | None = None
+    mean_noise: Matrices | None = None
 
 
 class HeadLaw(Described):
@@ -238,7 +238,7 @@ class HeadLaw(Described):
         t: float,
         dt: float,
         normals: Matrices | None,
-        area_normals: Matrices | None,
+        mean_normals: Matrices | None,
     ) -> Step:
         r"""Return what a step of strong order 1.5 adds to the heads, under additive noise.
 
@@ -250,23 +250,23 @@ class HeadLaw(Described):
             Start of the step.
         dt : float
             Length of the step.
-        normals, area_normals : ndarray, shape (paths, heads, d, d), or None
+        normals, mean_normals : ndarray, shape (paths, heads, d, d), or None
             Standard normal numbers, independent of each other; None where the law is
             deterministic.
 
         Returns
         -------
         Step
-            Drift, noise and area of the step; its variance is the mean over the step.
+            Drift, noise and mean noise of the step; its variance is the mean over the step.
 
         Notes
         -----
         With W the increment of the step, Z an independent copy of it, and sigma and sigma' the
-        sizes at its ends, the noise is sigma' W - (sigma' - sigma) I/dt and the area
-        sigma' I/dt [1]_, where
+        sizes at its ends, the noise is sigma' W - (sigma' - sigma) J and the mean noise
+        sigma' J [1]_, where
 
-        .. math:: rac{I}{dt} = rac{1}{dt} \int_t^{t+dt} (W_s - W_t)\,ds
-            = rac{1}{2} \Bigl(W + rac{Z}{\sqrt 3}\Bigr) .
+        .. math:: J = \frac{1}{dt} \int_t^{t+dt} (W_s - W_t)\,ds
+            = \frac{1}{2} \Bigl(W + \frac{Z}{\sqrt 3}\Bigr) .
 
         References
         ----------
@@ -275,17 +275,18 @@ class HeadLaw(Described):
         """
         law = checked(self, D.shape[1:])
         begin, end, drift = law.diffusion(D, t), law.diffusion(D, t + dt), law.drift(D, t)
-        if begin is None or end is None or normals is None or area_normals is None:
+        if normals is None or mean_normals is None or (begin is None and end is None):
             return Step(drift, None, None)
+        begin, end = (np.zeros(D.shape[:2]) if size is None else size for size in (begin, end))
         W = math.sqrt(dt) * self._increment(normals)
-        mean = (W + math.sqrt(dt / 3) * self._increment(area_normals)) / 2
+        mean = (W + math.sqrt(dt / 3) * self._increment(mean_normals)) / 2
         noise = end[..., None, None] * W - (end - begin)[..., None, None] * mean
-        area = end[..., None, None] * mean
+        mean = end[..., None, None] * mean
         return Step(
             drift,
             noise.astype(D.dtype, copy=False),
             (begin**2 + begin * end + end**2) / 3,
-            area.astype(D.dtype, copy=False),
+            mean.astype(D.dtype, copy=False),
         )
 
     def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
@@ -508,9 +509,9 @@ class _Checked(HeadLaw):
         t: float,
         dt: float,
         normals: Matrices | None,
-        area_normals: Matrices | None,
+        mean_normals: Matrices | None,
     ) -> Step:
-        return self._step("additive_step", D, t, dt, normals, area_normals)
+        return self._step("additive_step", D, t, dt, normals, mean_normals)
 
     def _step(self, method: str, D: Matrices, t: float, dt: float, *normals: Any) -> Step:
         with _reading(self._law, method):
@@ -530,7 +531,7 @@ class _Checked(HeadLaw):
             self._fitting(step.drift, D.shape, D.dtype, f"{name}.drift"),
             self._fitting(step.noise, D.shape, D.dtype, f"{name}.noise"),
             sigma2,
-            self._fitting(step.area, D.shape, D.dtype, f"{name}.area"),
+            self._fitting(step.mean_noise, D.shape, D.dtype, f"{name}.mean_noise"),
         )
 
     def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
@@ -705,21 +706,21 @@ class OrnsteinUhlenbeck(HeadLaw):
         t: float,
         dt: float,
         normals: Matrices | None,
-        area_normals: Matrices | None,
+        mean_normals: Matrices | None,
     ) -> Step:
-        step = super().additive_step(D, t, dt, normals, area_normals)
+        step = super().additive_step(D, t, dt, normals, mean_normals)
         if not self.exact:
             return step
         # A scheme of two stages ends at D + dt rate (M - mean of D over the step) + noise, which is
-        # exact where its stage stands for that mean: the area is the mean of the transition since
+        # exact where its stage stands for that mean: it gets the mean of the transition since
         # t, less the dt f/2 that the scheme has already. In terms of W and Z (phi_k(0) = 1/k!).
         u = self.rate * dt
-        area = -(u**2) * _phi(3, -u) * (self.mean - D)
-        if step.noise is not None and area_normals is not None:
+        mean = -(u**2) * _phi(3, -u) * (self.mean - D)
+        if step.noise is not None and mean_normals is not None:
             own = 2 * (2 * _phi(3, -2 * u) - _phi(3, -u)) - _phi(2, -u) ** 2
-            area += _phi(2, -u) * step.noise
-            area += math.sqrt(self.sigma2 * dt * own) * self._increment(area_normals)
-        return replace(step, area=area.astype(D.dtype, copy=False))
+            mean += _phi(2, -u) * step.noise
+            mean += math.sqrt(self.sigma2 * dt * max(own, 0.0)) * self._increment(mean_normals)
+        return replace(step, mean_noise=mean.astype(D.dtype, copy=False))
 
     def check(self, heads: int, d: int) -> None:
         check_fits(self.mean, heads, d, "mean of OrnsteinUhlenbeck")
@@ -734,7 +735,7 @@ class OrnsteinUhlenbeck(HeadLaw):
 
 
 def _phi(k: int, z: float) -> float:
-    """sum_j z^j/(j + k)!, which is (e^z - 1)/z for k = 1, ((e^z - 1)/z - 1)/z for k = 2, ..."""
+    """Return sum_j z^j/(j + k)!: (e^z - 1)/z for k = 1, ((e^z - 1)/z - 1)/z for k = 2, ..."""
     if abs(z) < 1:
         return sum(z**j / math.factorial(j + k) for j in range(18))
     value = math.exp(z)

@@ -20,7 +20,7 @@ from wflow._core.adaptive import AdaptiveSteps, Dopri5, Sizes, as_scheme, legs
 from wflow._core.checks import SchemeName, count_steps, positive, shown, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.memory import check_memory
-from wflow._core.rng import INITIAL_HEADS, NOISE, NOISE_AREA, CounterNormals
+from wflow._core.rng import INITIAL_HEADS, NOISE, NOISE_MEAN, CounterNormals
 from wflow._core.tableaux import Tableau, Times, moved, with_rows
 from wflow.heads.laws import QKV, Frozen, HeadLaw, checked, start_of
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
@@ -44,7 +44,7 @@ class HeadStep:
     drift : f at t, per unit time, (paths, heads, d, d); None for zero
     noise : sigma dW of the whole step, (paths, heads, d, d); None for zero
     sigma2 : variance of the noise per unit time, (paths, heads); None without noise
-    area : mean over the step of the noise since t, (paths, heads, d, d); None for zero
+    mean_noise : mean over the step of the noise since t, (paths, heads, d, d); None for zero
     slopes : drifts of the stages so far, `drift` first
     """
 
@@ -55,7 +55,7 @@ class HeadStep:
     drift: Matrices | None
     noise: Matrices | None = None
     sigma2: NDArray[np.floating] | None = None
-    area: Matrices | None = None
+    mean_noise: Matrices | None = None
     slopes: list[Matrices | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,13 +64,13 @@ class HeadStep:
     def stage(
         self, node: float, row: Sequence[float], share: float = 0.0
     ) -> tuple[Matrices, Matrices | None]:
-        """Heads D + dt sum_j row[j] f_j + share area of the next stage, and their drift.
+        """Heads D + dt sum_j row[j] f_j + share mean_noise of the next stage, and their drift.
 
         The drift is that at t + node dt.
         """
         D = moved(self.D, self.dt, row, self.slopes)
-        if self.area is not None and share:
-            D = D + share * self.area
+        if self.mean_noise is not None and share:
+            D = D + share * self.mean_noise
         self.slopes.append(self.within(D, self.t + node * self.dt))
         return D, self.slopes[-1]
 
@@ -150,15 +150,17 @@ class HeadProcess:
         """
         law, within = self._checked, self._checked.drift_within(t, dt)
         normals = None if law.deterministic else self._draw(step, NOISE)
+        drift: Matrices | None
         if scheme.additive:
-            areas = None if law.deterministic else self._draw(step, NOISE_AREA)
-            move = law.additive_step(self.D, t, dt, normals, areas)
+            others = None if law.deterministic else self._draw(step, NOISE_MEAN)
+            move = law.additive_step(self.D, t, dt, normals, others)
             if not law.deterministic:
                 within = self._additive(within, t)
         else:
             move = law.step(self.D, t, dt, normals)
-        drift = move.drift if scheme.stages == 1 else within(self.D, t)
-        return HeadStep(self.D, t, dt, within, drift, move.noise, move.sigma2, move.area)
+        own = scheme.stages == 1 or (scheme.additive and not law.deterministic)
+        drift = move.drift if own else within(self.D, t)
+        return HeadStep(self.D, t, dt, within, drift, move.noise, move.sigma2, move.mean_noise)
 
     def _draw(self, step: int, purpose: int) -> Matrices:
         return self._normals.draw_paths(
@@ -166,10 +168,11 @@ class HeadProcess:
         )
 
     def _additive(self, within: Drift, t: float) -> Drift:
-        """The drift within a step from t, refused where the size of the noise depends on D."""
+        """Return the drift within a step from t, refused where the noise depends on D."""
 
         def size(D: Matrices) -> NDArray[Any]:
-            return np.asarray(self._checked.diffusion(D, t))
+            found = self._checked.diffusion(D, t)
+            return np.zeros(D.shape[:2]) if found is None else found
 
         here = size(self.D)
 
@@ -330,17 +333,17 @@ def check_scheme(scheme: Tableau, law: HeadLaw, name: str = "") -> None:
             "heads alone; with noise use scheme='euler' (Euler-Maruyama), or scheme='sra1' where "
             "the noise is additive, or set sigma2 to 0"
         )
-    if scheme.stages > 1 and not scheme.additive and getattr(law, "exact", False):
+    steps_exactly = scheme.stages == 1 or (scheme.additive and scheme.stages == 2)
+    if not steps_exactly and getattr(law, "exact", False):
         raise InputError(
             f"exact=True replaces the step of the heads: use 'euler' or 'sra1', not {name!r}"
         )
     kind = type(law)
-    if (
-        scheme.additive
-        and not law.deterministic
-        and kind.step is not HeadLaw.step
-        and kind.additive_step is HeadLaw.additive_step
-    ):
+    own, additive = (
+        next(place for place, cls in enumerate(kind.__mro__) if method in vars(cls))
+        for method in ("step", "additive_step")
+    )
+    if scheme.additive and not law.deterministic and own < additive:
         raise InputError(
             f"the law {kind.__name__} has a step of its own, and {name!r} does not take it: "
             "use scheme='euler', or give the law an additive_step"
@@ -453,7 +456,7 @@ class HeadWalk:
         self.dt, self.every = positive(dt, "dt"), whole(every, "every")
         self.seed = whole(seed, "seed", least=0)
         self._tableau, control = as_scheme(scheme)
-        self.scheme = scheme if isinstance(scheme, str) else scheme.config()
+        self.scheme = (control or self._tableau).config()
         d = whole(d, "d", 2, why="tokens live on the sphere S^(d-1)")
         self.start, values, self.sampled = initial_heads(heads, self.law, d, self.seed)
         check_scheme(self._tableau, self.law)

@@ -179,8 +179,9 @@ def solve(
         "ssp3", of order 1, 2 and 3, whose steps have a bound, or "imex", of order 1, with
         velocities at the start of the step and densities at its end, without a bound. Spectral:
         "euler", "heun" and "rk4", of order 1, 2 and 4, the first two for kappa > 0. Both: "sra1",
-        of strong order 1.5 under additive noise of the heads. None is "ssp2" or "rk4" for laws
-        without noise and "euler" for others.
+        of strong order 1.5 under additive noise of the heads, with two thirds of the bound of
+        "euler" in finite volumes, and for kappa > 0 in spectral ones. None is "ssp2" or "rk4" for
+        laws without noise and "euler" for others.
     reconstruct : bool, optional
         Whether limited slopes lower the numerical diffusion of the fluxes. None does so for kappa =
         0; for kappa > 0 the fluxes then keep the free energy and the stationary states of
@@ -233,7 +234,8 @@ def solve(
         A_{ij} = \frac{\kappa}{d_{ij}} B\Bigl(-\frac{v_{ij} d_{ij}}{\kappa}\Bigr),\;
         B(z) = \frac{z}{e^z - 1} .
 
-    With reconstruction the positive drifts count up to twice; "imex" has no bound.
+    With reconstruction the positive drifts count up to twice; "imex" has no bound, "sra1" two
+    thirds of it.
 
     With `Fourier` and `Harmonics` the density is a polynomial of degree L, and Galerkin's equations
     are solved, the diffusion exactly [3]_. No mode grows in a uniform flow for steps up to

@@ -398,7 +398,11 @@ class Spectral(Discretisation):
         self.modes = modes
         self.tableau = self.SCHEMES[scheme].tableau
         low = self.tableau.order < 4
-        self.REMEDY = "more diffusion; scheme='rk4' needs none" if low else "a lower degree"
+        self.REMEDY = (
+            "more diffusion; for heads without noise scheme='rk4' needs none"
+            if low
+            else "a lower degree"
+        )
 
     def evaluate(
         self, density: Floats, D: Matrices, values: Matrices | None = None,

@@ -1,4 +1,4 @@
-"""Polynomials in the height of which harmonics are made, at points of NumPy arrays.
+"""Legendre and Gegenbauer polynomials for spherical harmonics, on NumPy arrays.
 
 A harmonic is a polynomial in the height z times a harmonic of degree m around the axis. On S^2 it
 is Re or Im (x + iy)^m q_lm(z), by the recursion of `harmonics`, whose compiled loops form the same
@@ -48,7 +48,10 @@ def gegenbauer(z: Floats, d: int, degree: int) -> Floats:
 
 
 def gegenbauer_slopes(z: Floats, d: int, degrees: NDArray[np.intp]) -> Floats:
-    """Return their derivatives, P_l' = l (l + d - 2)/(d - 1) P_{l-1} of dimension d + 2."""
+    """Return derivatives of `gegenbauer` for increasing degrees.
+
+    P_l' = l (l + d - 2)/(d - 1) P_{l-1}, the latter of dimension d + 2.
+    """
     below = gegenbauer(z, d + 2, max(int(degrees[-1]) - 1, 0))
     factor = degrees * (degrees + d - 2) / (d - 1)
     return np.asarray(below[:, np.maximum(degrees - 1, 0)] * factor)

@@ -241,7 +241,7 @@ class StudyFlags(TokenFlags):
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
     scheme: SchemeName = "euler"
-    """Time stepping; all but euler need heads without noise, --sigma2 0."""
+    """Time stepping; all but euler and sra1 need heads without noise, --sigma2 0."""
     save: SaveAt = SaveAt(every=5, heads=True)
     """What the runs keep, and when."""
     fit_from: int = 1
@@ -275,7 +275,7 @@ class StudyFlags(TokenFlags):
         if self.sigma2 and not TABLEAUX[self.scheme].admits_noise:
             raise InputError(
                 f"--scheme {self.scheme} needs heads without noise, and --sigma2 is "
-                f"{self.sigma2:g}: give --scheme euler or --sigma2 0"
+                f"{self.sigma2:g}: give --scheme euler, --scheme sra1 or --sigma2 0"
             )
         times = self.save.checked("--save").snapshots
         outside = [t for t in times or () if not 0 <= t <= self.t_final]

@@ -659,7 +659,7 @@ def minimizing_movements(
         Key of the random numbers of the heads, as in `wflow.solve`.
     path : int, default 0
         Number of the Monte Carlo path of the heads.
-    scheme : {"euler", "heun", "rk4", "dopri5"}, wflow.Dopri5 or wflow.Tableau, default "euler"
+    scheme : str, wflow.Dopri5 or wflow.Tableau, default "euler"
         Time stepping of the heads, as in `wflow.solve`.
     segments : int, optional
         Segments of a path in the metric "weighted", by default 1.
@@ -682,8 +682,8 @@ def minimizing_movements(
         Tokens (time, token, axis) and, per time: energy E(t_k, x^k), energy_before E(t_k, x^{k-1}),
         distance_sq, inequality_gap, iterations, gradient_norm, converged, recouplings. The first
         time is the start, where energy_before is E itself and all else zero. A RuntimeWarning says
-        how many steps did not converge, `converged` which. With `out` also initial_heads (head,
-        axis, axis_out).
+        how many steps did not converge, `converged` which. Also initial_heads (head, axis,
+        axis_out).
 
     Raises
     ------
@@ -760,8 +760,7 @@ def minimizing_movements(
             f"{times})",
             float(found["gradient_norm"].values[failed].max()),
         )
-    found.attrs["steps_not_converged"] = failed.size
-    return found if out is not None else found.drop_vars("initial_heads")
+    return found
 
 
 # A run

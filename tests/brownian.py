@@ -6,7 +6,10 @@ from wflow._core.rng import CounterNormals
 
 
 class Brownian:
-    """Increments and areas of Brownian paths, at steps that are multiples of the finest."""
+    """Increments W of Brownian paths and their integrals since the start of a step, the areas.
+
+    Steps are multiples of the finest.
+    """
 
     def __init__(self, steps, paths, heads, d, t_final):
         draw = CounterNormals(5).draw_paths

@@ -16,13 +16,8 @@ from wflow._core.fingerprint import NotComparable, fingerprint, of_bytecode, why
 from wflow._core.printable import printable
 from wflow._core.reprs import call_text
 
-_NAMED = (
-    "law",
-    "flow",
-    "metric",
-    "grad",
-    "prior",
-)  # parts of the configuration of a run that may be custom
+# Parts of the configuration of a run that may be custom.
+_NAMED = ("law", "flow", "metric", "grad", "prior")
 # What identifies an object in a configuration, beside its parameters.
 _IDENTITY = {"name", "jumps", "fingerprint", "not_comparable"}
 _FUNCTIONS = "its Python functions and classes"

@@ -145,7 +145,8 @@ class Tableau:
         if self.noise == "ito" and self.stages > 1:
             raise InputError(
                 f"{what} has {self.stages} stages and noise='ito': noise is added at the left end "
-                "of a step, for a scheme of one stage; give noise='additive' and shares"
+                "of a step, for a scheme of one stage; give noise='none', or 'additive' "
+                "with shares"
             )
 
     def _check_shares(self) -> None:

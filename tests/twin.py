@@ -77,6 +77,9 @@ class Twin:
             terms["weight_power"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, drift, x))
         if noise is not None:
             terms["martingale"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, noise, x))
+        if noise is not None and sigma2 is not None:
+            along = np.einsum("ia,hab,jb->hij", x, noise, x)
+            terms["second_variation"] = self.pair_sum(along**2 / 2)
         if sigma2 is not None:
             terms["ito_power"] = self.pair_sum(
                 np.asarray(sigma2)[:, None, None] * (1 + gram**2) / 4

@@ -83,6 +83,9 @@ def test_velocities_and_terms_are_the_exact_ones_within_the_estimate(
     assert found["energy"] == pytest.approx(true["energy"], rel=slack)
     assert found["ito_power"] == pytest.approx(true["ito_power"], rel=2 * slack)
     pairs = true["energy"] * slack
+    largest = np.linalg.norm(noise[0], 2, axis=(1, 2)).max(initial=0.0) if noise.size else 0.0
+    gap = abs(found["second_variation"] - true["second_variation"])
+    assert gap <= 2 * largest**2 * pairs * case["heads"]
     for name, matrix in (("weight_power", drift), ("martingale", noise)):
         size = np.linalg.norm(matrix[0], 2, axis=(1, 2)).max(initial=0.0)
         assert abs(found[name] - true[name]) <= size * pairs * case["heads"]

@@ -63,6 +63,7 @@ def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, directi
         "ito_power": energy,
         "weight_power": energy * np.abs(np.linalg.eigvalsh(drift)).max(),
         "martingale": energy * np.abs(np.linalg.eigvalsh(noise)).max(),
+        "second_variation": energy * np.abs(np.linalg.eigvalsh(noise)).max() ** 2,
         "dissipation": float(np.exp(twin.log_gradient.max())) * size * float(scale),
         "upper_gradient_sq": float(np.exp(twin.log_b.max())) * float(scale) ** 2,
         "speed_sq": float(scale) ** 2,

@@ -69,6 +69,7 @@ def assert_same(found, expected, arguments, tolerance):
             "weight_power": energy * norms[0],
             "ito_power": energy * sigma2.max(initial=0),
             "martingale": energy * norms[1],
+            "second_variation": energy * norms[1] ** 2,
             "dissipation": 2 * energy * size * speed,
             "upper_gradient_sq": theirs["upper_gradient_sq"] + 2 * energy * speed_sq,
             "edi_defect": theirs["upper_gradient_sq"] + 2 * energy * speed * size,
@@ -76,7 +77,10 @@ def assert_same(found, expected, arguments, tolerance):
             "max_speed": speed,
             "max_score": size,
         }
-    given = {"weight_power": drift, "martingale": noise, "ito_power": sigma2}
+    given = {
+        "weight_power": drift, "martingale": noise, "ito_power": sigma2,
+        "second_variation": noise if sigma2.size else sigma2,
+    }  # fmt: skip
     for name in TERMS:
         if given.get(name, x).size == 0:  # not asked for
             assert not ours[name].any() and not theirs[name].any(), name

@@ -1,4 +1,4 @@
-"""Densities under noisy heads: strong order 1.5 of "sra1" on one Brownian path."""
+"""Densities under noisy heads on one Brownian path: strong order 1.5 of "sra1", the residual."""
 
 import numpy as np
 import pytest
@@ -43,6 +43,20 @@ def test_densities_under_noisy_heads_have_strong_order_three_halves(mesh, coarse
     slow, larger = strong_order(mesh, "euler", coarse, exact)
     assert slow == pytest.approx(1.0, abs=0.2)
     assert errors[-1] < larger[-1] / 8
+
+
+@pytest.mark.parametrize("scheme", ["euler", "sra1"])
+def test_the_residual_of_the_balance_falls_like_the_step(scheme):
+    """On a spectral mesh, whose own error is none here."""
+    path, sizes, coarse = Brownian(FINE, PATHS, 2, 2, T), [], (64, 128, 256)
+    law = on(path, OrnsteinUhlenbeck)(np.eye(2))
+    for steps in coarse:
+        run = solve(
+            start, law, mesh=Fourier(12), heads=[np.eye(2) / 2] * 2, t_final=T, dt=T / steps,
+            paths=PATHS, kappa=0.2, scheme=scheme, save=wflow.SaveAt(every=steps),
+        )  # fmt: skip
+        sizes.append(np.sqrt((run.edi_residual.values[:, -1] ** 2).mean()))
+    assert -np.polyfit(np.log(coarse), np.log(sizes), 1)[0] == pytest.approx(1.0, abs=0.15)
 
 
 def test_densities_stay_positive_and_a_size_that_depends_on_the_heads_is_refused():

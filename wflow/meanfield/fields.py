@@ -120,14 +120,16 @@ class Discretisation:
 
     def still(self) -> Terms:
         """Terms of heads at rest, which are zero."""
-        names = ("weight_power", "ito_power", "martingale", "martingale_tokens")
+        names = (
+            "weight_power", "ito_power", "martingale", "second_variation", "martingale_tokens",
+        )  # fmt: skip
         return {name: np.zeros(len(self.points)) for name in names}
 
     def moving(
         self, masses: Floats, D: Matrices, found: HeadSums, drift: Matrices | None,
         noise: Matrices | None, sigma2: Floats | None,
     ) -> Terms:  # fmt: skip
-        """Power of the drift of the heads, martingale increment and Itô correction."""
+        """Power of the drift of the heads, and what their noise adds in first and second order."""
         heads = D.shape[1]
         weights = masses[:, None] * np.exp(found.shift)
         # Q_h = int int U x y^T, the derivative of the energy of a head in D.
@@ -139,19 +141,23 @@ class Discretisation:
             terms["martingale"] = np.einsum("phab,phab->p", noise, slopes) / (2 * heads)
         if sigma2 is not None and np.any(sigma2):
             # int int U (1 + <x, y>^2); the energies of the heads are int int U / 2.
-            pairs = np.einsum("phi,phi->ph", weights, found.m) + self._squares(masses, D, found)
+            squares, along = self._squares(masses, D, found, noise)
+            pairs = np.einsum("phi,phi->ph", weights, found.m) + squares
             terms["ito_power"] = np.einsum("ph,ph->p", sigma2, pairs) / (8 * heads)
+            terms["second_variation"] = along.sum(-1) / (4 * heads)
         return terms
 
-    def _squares(self, masses, D, found) -> Floats:
-        """int int U <x, y>^2 for every head, (paths, heads).
+    def _squares(self, masses, D, found, noise) -> tuple[Floats, Floats]:
+        """int int U <x, y>^2 and int int U <x, N y>^2 for every head, (paths, heads) each.
 
-        The sums over w y_a y_b come from weights w (1 + y_a), which have one sign; the last square
-        is what the others leave of |y|^2 = 1.
+        N is the noise of the head, zero for None. The sums over w y_a y_b come from weights
+        w (1 + y_a), which have one sign; the last square is what the others leave of |y|^2
+        = 1.
         """
         x = self.nodes.centres
         axes = x.shape[1]
-        total = 0.0
+        total, along = 0.0, np.zeros(D.shape[:2])
+        noisy = None if noise is None else x @ noise
         left = found.m * np.exp(found.shift)  # sum over w y_a^2 of the axes that are left
         plain = found.S * np.exp(found.shift)[..., None]
         for a in range(axes - 1):
@@ -162,4 +168,12 @@ class Discretisation:
             factors[:, :a] = 0.0
             factors[:, a + 1 :] *= 2
             total += np.einsum("pi,phib,ib->ph", masses, products, factors, optimize=True)
-        return total + np.einsum("pi,phi,i->ph", masses, left, x[:, -1] ** 2, optimize=True)
+            if noisy is not None:
+                factors = noisy[..., a, None] * noisy
+                factors[..., :a] = 0.0
+                factors[..., a + 1 :] *= 2
+                along += np.einsum("pi,phib,phib->ph", masses, products, factors, optimize=True)
+        total += np.einsum("pi,phi,i->ph", masses, left, x[:, -1] ** 2, optimize=True)
+        if noisy is not None:
+            along += np.einsum("pi,phi,phi->ph", masses, left, noisy[..., -1] ** 2, optimize=True)
+        return total, along

@@ -54,6 +54,8 @@ class Budget:
     ) -> None:
         """Add one step: the stage rates of the scheme, and the martingale increment of its start.
 
+        The increment of the heads' martingale has the terms of first and second order in the noise,
+        dE[N] + d^2E[N, N]/2 - dt ito_power, each of mean zero, so that the balance closes like dt.
         The integrals are further components of the scheme that moves tokens and heads, so that
         the balance closes at its order. `rows` are the paths that made the step, each with its
         own length where `dt` is an array.
@@ -65,7 +67,9 @@ class Budget:
                 if weight:
                     values = np.array([terms[r] for r in rates])
                     self._sums[: len(rates), rows] += dt * weight * values
-            drawn = np.array([stages[0][name] for name in self.martingales])
+            start = stages[0]
+            drawn = np.array([start[name] for name in self.martingales])
+            drawn[0] += start["second_variation"] - dt * start["ito_power"]
             self._sums[len(rates) :, rows] += drawn
 
     def add_jump(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> None:

@@ -2,7 +2,8 @@
 
 For the tokens i of a block, one per lane, and the tokens j of a range,
 
-    m_i += sum_j U_ij w_j,  S_i += sum_j U_ij x_j,  q_i += sum_j U_ij c_ij,  U_ij = 2^<z_i, x_j>,
+    m_i += sum_j U_ij w_j,  S_i += sum_j U_ij x_j,  q_i += sum_j U_ij c_ij,
+    r_i += sum_j U_ij <b_i, x_j>^2,  U_ij = 2^<z_i, x_j>,
 
 and, where a value serves both directions, into vectors per token j that are summed over lanes
 later
@@ -10,11 +11,11 @@ later
     M_j += U_ij,   T_j += U_ij x_i.
 
 Cost of a pair, in multiply-adds or instructions of their price (double precision): d for the
-score, 13 for the exponential, d + 1 for the sums, 1 for q; d + 1 more with both directions: 21
-and 25 at d = 3. The loop is written in LLVM's terms, because the sums must stay in registers from
-the first j to the last, which loops over coordinates in Numba do not achieve. UNROLL tokens j are
-treated per iteration: with two blocks, eight exponentials are computed at a time, enough to hide
-the latency of each; more would not fit into the registers.
+score, 13 for the exponential, d + 1 for the sums, 1 for q, d + 2 for r; d + 1 more with both
+directions: 21 and 25 at d = 3 without r. The loop is written in LLVM's terms, because the sums must
+stay in registers from the first j to the last, which loops over coordinates in Numba do not
+achieve. UNROLL tokens j are treated per iteration: with two blocks, eight exponentials are computed
+at a time, enough to hide the latency of each; more would not fit into the registers.
 """
 
 from typing import Any
@@ -33,6 +34,7 @@ from wflow._core.compiler.vectors import (
     splat_ir,
 )
 
+SUMS = 3  # of a head and token beside S: m, q and r
 UNROLL = 4
 # Where a vector is several registers, the loop runs for one register of each block after another,
 # with so many exponentials at a time: four, or eight for those d, both and bits that are faster so
@@ -43,19 +45,20 @@ _TWICE = {(3, True, 64), (3, False, 64), (3, True, 32), (8, True, 64), (8, False
 
 @intrinsic(prefer_literal=True)
 def sweep(
-    typingctx, dim, blocks, both, ito, weighted, vectors, x, weight, own, own_at, z, z_at, pair,
-    pair_at, pair_step, columns, column_at, first, stop, acc, acc_at,
+    typingctx, dim, blocks, both, ito, weighted, vectors, x, weight, own, own_at, z, z_at, noisy,
+    pair, pair_at, pair_step, columns, column_at, first, stop, acc, acc_at,
 ):  # fmt: skip
     """The loop for `blocks` adjacent blocks of tokens i.
 
     The first six are known when it is compiled: literals, or numbers made by `constant`. All arrays
     but x (rows, dim) are flat, places and steps are in elements, stop - first is a multiple of
-    UNROLL. Block b reads x_i and z_i, dim vectors each, at own_at + b dim lanes and
-    z_at + b dim lanes; c_ij, the vector of token j, at pair_at + b pair_step + j lanes. It adds
-    (m, S, q), dim + 2 vectors, to `acc` at acc_at + b (dim + 2) lanes. With `both`, (M_j, T_j),
-    dim + 1 vectors a token from j = first on, are added to `columns` at column_at, and the q of
-    both blocks go to the first. `own` and `columns` are not read without `both`, `pair` not without
-    `ito`.
+    UNROLL. Block b reads x_i, and z_i and b_i (in `noisy`), dim vectors each, at own_at + b dim
+    lanes and z_at + b dim lanes; c_ij, the vector of token j, at pair_at + b pair_step + j lanes.
+    It adds (m, S, q, r), dim + SUMS vectors, to `acc` at acc_at + b (dim + SUMS) lanes. With
+    `both`, (M_j, T_j), dim + 1 vectors a token from j = first on, are added to `columns` at
+    column_at, and the q and r of both blocks go to the first. `ito` is 0 without q and r, or the
+    number of times that a pair is met in r, 1 or 2, by which r is divided. `own` and `columns` are
+    not read without `both`, `pair` and `noisy` not without `ito`.
 
     The weights w_j multiply m alone and are 1, or 0 for padding. With `weighted` (not with `both`)
     they are any numbers and multiply S and q too. Without `vectors` S is left as it is. For dim = 0
@@ -65,8 +68,8 @@ def sweep(
     vector = VECTORS[acc.dtype]
     size = types.intp
     signature = types.none(
-        *known, x, weight, own, size, z, size, pair, size, size, columns, size, size, size, acc,
-        size,
+        *known, x, weight, own, size, z, size, noisy, pair, size, size, columns, size, size, size,
+        acc, size,
     )  # fmt: skip
 
     def codegen(context, builder, sig, args):
@@ -115,8 +118,8 @@ def _emit_lanes(
 ):  # fmt: skip
     """The loop for the lanes lane <= i < lane + piece of each block."""
     (
-        x, weight, own, own_at, z, z_at, pair, pair_at, pair_step, columns, column_at, first, stop,
-        acc, acc_at,
+        x, weight, own, own_at, z, z_at, noisy, pair, pair_at, pair_step, columns, column_at, first,
+        stop, acc, acc_at,
     ) = args  # fmt: skip
     kind_of = dict(zip(map(id, args), kinds, strict=True))
     index = ir.IntType(types.intp.bitwidth)
@@ -145,11 +148,11 @@ def _emit_lanes(
         return splat_ir(builder, kind, builder.load(builder.gep(pointer, [place])))
 
     tokens, weights = data(x), data(weight)
-    # A row of sums: block, and 0 for m, 1..d for S, d + 1 for q.
+    # A row of sums: block, and 0 for m, 1..d for S, d + 1 for q, d + 2 for r.
     of_block = d + 1 if vectors else 1
     rows = [(block, row) for block in range(blocks) for row in range(of_block)]
     if ito:
-        rows += [(block, d + 1) for block in range(1 if both else blocks)]
+        rows += [(block, d + more) for block in range(1 if both else blocks) for more in (1, 2)]
     zero = ir.Constant(kind, [0.0] * piece)
     entry = builder.block
     body, done = (builder.append_basic_block(name) for name in ("sweep", "sweep.done"))
@@ -197,6 +200,11 @@ def _emit_lanes(
                 offset = builder.add(here, builder.mul(pair_step, whole(block)))
                 row = (0 if both else block), d + 1
                 sums[row] = fma_ir(builder, u[t, block], load(pair, offset, 0), sums[row])
+                along = builder.fmul(load(noisy, z_at, block * d), factors[1])
+                for k in range(1, d):
+                    along = fma_ir(builder, load(noisy, z_at, block * d + k), factors[1 + k], along)
+                row = row[0], d + 2
+                sums[row] = fma_ir(builder, builder.fmul(u[t, block], along), along, sums[row])
         if both:
             here = builder.mul(builder.sub(turn[t], first), whole((d + 1) * vector.lanes))
             here = builder.add(column_at, here)
@@ -223,4 +231,6 @@ def _emit_lanes(
         total.add_incoming(zero, entry)
         total.add_incoming(sums[row], body)
     for (block, row), total in totals.items():
-        add_to(acc, acc_at, block * (d + 2) + row, total)
+        if row == d + 2 and ito == 2:
+            total = builder.fmul(total, ir.Constant(kind, [0.5] * piece))
+        add_to(acc, acc_at, block * (d + SUMS) + row, total)

@@ -3,17 +3,18 @@
 For a group of tokens i in the lanes (two vectors: 16 tokens in double precision) and one head,
 
     z = D^T x_i,   u_j = exp(<z, x_j>),   m = sum_j u_j,   S = sum_j u_j x_j,
-    q = sum_j u_j (1 + <x_i, x_j>^2),   then D S, <f^T x_i, S>, <B^T x_i, S>;
+    q = sum_j u_j (1 + <x_i, x_j>^2),   r = sum_j u_j <B^T x_i, x_j>^2,
+    then D S, <f^T x_i, S>, <B^T x_i, S>;
 
 for symmetric heads at rest D S = sum_j u_j D x_j, from the D x_j that the scores have anyway.
 
 All of these but the exponentials are products, made of register tiles; the scores of a block of
-tokens j never leave the nearest cache. Cost of a pair, in multiply-adds: 2 d for the products, and
-the exponential with its two sums; of a token and head: d^2 for each of D, its values, f and B.
-The Gram matrix behind q is the same for all heads: d per pair, once a step, kept for the groups of
-one task, rows of n vectors, which costs one load and one multiply-add per pair and head. Memory:
-the tokens twice and the matrices once more, in panels, for a few paths at a time, and a workspace
-for each thread; nothing of size n x n or heads x n.
+tokens j never leave the nearest cache. Cost of a pair, in multiply-adds: 2 d for the products, d
+for the noise B in r, and the exponential with its sums; of a token and head: d^2 for each of D, its
+values, f and B. The Gram matrix behind q is the same for all heads: d per pair, once a step, kept
+for the groups of one task, rows of n vectors, which costs one load and one multiply-add per pair
+and head. Memory: the tokens twice and the matrices once more, in panels, for a few paths at a time,
+and a workspace for each thread; nothing of size n x n or heads x n.
 
 Tasks are independent and every group of tokens has its own fixed order of summation: neither the
 threads nor the groups that share a task change a bit.
@@ -29,6 +30,7 @@ from numba import prange, types
 from numpy.typing import NDArray
 
 from wflow._core.compiler.functions import internal, kernel, loop_body
+from wflow._core.compiler.sweeps import SUMS
 from wflow._core.compiler.tasks import address, arrays, call
 from wflow._core.compiler.vectors import exp2, fma, lanes, load, maximum, splat, store
 from wflow._core.threads import threads_for
@@ -60,6 +62,7 @@ from wflow.kernels.pairs.sweep import (
     TILE,
     by_lane,
     causal_mask,
+    images,
     is_moderate,
     padded,
     pair_table,
@@ -74,11 +77,11 @@ from wflow.kernels.pairs.sweep import (
 
 
 @internal
-def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, m, q, few_at):
-    """u = 2^s in place for `count` tokens j, with their sums added to `m` and `q`.
+def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, along, m, q, r, few_at):
+    """u = 2^s in place for `count` tokens j, with their sums added to `m`, `q` and `r`.
 
-    `step` is 1 or 2 vectors in elements. From token `masked` on, u is multiplied by the rows of
-    `mask`.
+    `along` holds <B^T x_i, x_j>, as s the scores, or nothing without noise; `step` is 1 or 2
+    vectors in elements. From token `masked` on, u is multiplied by the rows of `mask`.
     """
     width = lanes(s)
     zero = splat(s.dtype.type(0.0))
@@ -86,6 +89,7 @@ def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, m, q, few
     for v in range(0, step, width):
         sum_u = zero
         sum_q = zero
+        sum_r = zero
         for j in range(0, plain * step, 4 * step):
             j0 = at + j + v
             j1 = j0 + step
@@ -106,6 +110,15 @@ def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, m, q, few
                 sum_q = fma(u1, load(pair, p + step), sum_q)
                 sum_q = fma(u2, load(pair, p + 2 * step), sum_q)
                 sum_q = fma(u3, load(pair, p + 3 * step), sum_q)
+            if along.shape[0] > 0:
+                a0 = load(along, j0)
+                a1 = load(along, j1)
+                a2 = load(along, j2)
+                a3 = load(along, j3)
+                sum_r = fma(u0 * a0, a0, sum_r)
+                sum_r = fma(u1 * a1, a1, sum_r)
+                sum_r = fma(u2 * a2, a2, sum_r)
+                sum_r = fma(u3 * a3, a3, sum_r)
         for row in range(plain, count):
             j = row * step + v
             u = exp2(load(s, at + j))
@@ -115,8 +128,12 @@ def exponentials(s, at, step, count, masked, mask, ito, pair, pair_at, m, q, few
             sum_u = sum_u + u
             if ito:
                 sum_q = fma(u, load(pair, pair_at + j), sum_q)
+            if along.shape[0] > 0:
+                a0 = load(along, at + j)
+                sum_r = fma(u * a0, a0, sum_r)
         store(m, few_at + v, load(m, few_at + v) + sum_u)
         store(q, few_at + v, load(q, few_at + v) + sum_q)
+        store(r, few_at + v, load(r, few_at + v) + sum_r)
 
 
 @internal
@@ -164,12 +181,12 @@ def inner(a, a_at, b, b_at, step, d):
 
 @internal
 def absorb_products(
-    h, shifted, d, ds, ds_at, step, m, q, arrays, power, increment, shift, square, few_at, state,
-    at, factors,
+    h, shifted, d, ds, ds_at, step, m, q, r, arrays, power, increment, shift, square, few_at,
+    state, at, factors,
 ):  # fmt: skip
     """`headsums.absorb` for one vector of a group, whose products with S are ready in `ds`.
 
-    m, q, power, increment, shift and square are vectors at `few_at`.
+    m, q, r, power, increment, shift and square are vectors at `few_at`.
     """
     _, _, drift, noise, sigma2 = arrays
     width = lanes(state)
@@ -198,13 +215,16 @@ def absorb_products(
     mine += width
     if noise.shape[0] > 0:
         store(state, mine, fma(load(increment, few_at), grow, load(state, mine)))
+    mine += width
+    if sigma2.shape[0] > 0 and noise.shape[0] > 0:
+        store(state, mine, fma(load(r, few_at), grow, load(state, mine)))
     mine = rest + LARGEST * width
     store(state, mine, maximum(load(state, mine), load(square, few_at)))
 
 
 @internal
-def shifted_block(x, score, h, start, ito, causal, step, S, S_at, m, q, shift, few_at):
-    """(m, S, q) exp(-shift) of one vector of a group, for scores of any size."""
+def shifted_block(x, score, noise, h, start, ito, causal, step, S, S_at, m, q, r, shift, few_at):
+    """(m, S, q, r) exp(-shift) of one vector of a group, for scores of any size."""
     n, d = x.shape
     tokens, _ = padded(x, TILE)
     rows = tokens.shape[0]
@@ -212,7 +232,8 @@ def shifted_block(x, score, h, start, ito, causal, step, S, S_at, m, q, shift, f
     own = vectors(d, S)
     z = vectors(d, S)
     z_low = vectors(d, S)
-    acc = vectors(d + 2, S)
+    noisy = vectors(d, S)
+    acc = vectors(d + SUMS, S)
     pair = vectors(rows if ito else 0, S)
     diagonal = vectors(width, S)
     own_shift = vectors(1, S)
@@ -220,13 +241,15 @@ def shifted_block(x, score, h, start, ito, causal, step, S, S_at, m, q, shift, f
     causal_mask(diagonal)
     if ito:
         pair_table(tokens, n, own, 0, 0, rows, pair, 0)
+        images(noise, h, own, 0, noisy, 0, d, 1)
     stop = min(start + width, rows) if causal else rows
     shifted_sums(
-        tokens, n, score, h, own, 0, z, z_low, pair, ito, diagonal, causal, start, stop, acc,
+        tokens, n, score, h, own, 0, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
         own_shift,
     )  # fmt: skip
     store(m, few_at, load(acc, 0))
     store(q, few_at, load(acc, (1 + d) * width))
+    store(r, few_at, load(acc, (2 + d) * width))
     store(shift, few_at, load(own_shift, 0))
     for k in range(d):
         store(S, S_at + k * step, load(acc, (1 + k) * width))
@@ -257,7 +280,7 @@ def rounded(count):
 
 
 @internal
-def _workspace(groups, n, d, ito, like):
+def _workspace(groups, n, d, ito, noise, like):
     """Workspace of a task: a row of vectors, or two, for each group and coordinate or token."""
     most = groups * 2
     by_coordinate = most * rounded(d)
@@ -266,16 +289,18 @@ def _workspace(groups, n, d, ito, like):
     S = vectors(by_coordinate, like)
     products = vectors(by_coordinate, like)
     scores = vectors(most * BLOCK, like)
+    noisy = vectors(by_coordinate if noise else 0, like)
+    along = vectors(most * BLOCK if noise else 0, like)
     pair = vectors(most * rounded(n) if ito else 0, like)
     state = vectors(most * (2 * d + EXTRA), like)
     mask = vectors(4 * lanes(like), like)
     group_mask(mask)
     few = (
         vectors(most, like), vectors(most, like), vectors(most, like), vectors(most, like),
-        vectors(most, like), vectors(most, like), vectors(2, like),
+        vectors(most, like), vectors(most, like), vectors(most, like), vectors(2, like),
     )  # fmt: skip
     last = np.empty(5 * 8), np.empty(d * 8)
-    return own, z, S, products, scores, pair, state, mask, few, last
+    return own, z, S, products, scores, noisy, along, pair, state, mask, few, last
 
 
 @internal
@@ -389,8 +414,8 @@ def _some_groups(
     n, d = x.shape
     score, value, drift, noise, sigma2 = arrays
     heads = score.shape[0]
-    own, z_of_task, S, products, scores, pair, state, mask, few, last = space
-    m, q, shift, square, power, increment, factors = few
+    own, z_of_task, S, products, scores, noisy, along, pair, state, mask, few, last = space
+    m, q, r, shift, square, power, increment, factors = few
     width = lanes(own)
     two = 2 * width
     of_d = rounded(d) * two
@@ -445,8 +470,15 @@ def _some_groups(
             step = two if g < full else width
             scaled_scores(z, z_at + g * of_d, step, d, square, g * two, shifted, 2 * g)
             some = some or not (shifted[2 * g] and shifted[2 * g + step // two])
+        kind = (1 if tied else 2) + (1 if drift.shape[0] > 0 else 0)
+        if noise.shape[0] > 0:
+            product(
+                groups, full, own, zero, of_d, matrices[h], kind * of_matrix, panel_d, d, d,
+                noisy, zero, of_d, fresh,
+            )  # fmt: skip
         m[:] = 0.0
         q[:] = 0.0
+        r[:] = 0.0
         shift[:] = 0.0
         for j in range(0, stop if some else 0, BLOCK):
             count = min(BLOCK, stop - j)
@@ -454,12 +486,17 @@ def _some_groups(
                 groups, full, z, z_at, of_d, packed_tokens, j // TILE_COLUMNS * panel_d,
                 panel_d, d, count, scores, zero, of_scores, fresh,
             )  # fmt: skip
+            if along.shape[0] > 0:
+                product(
+                    groups, full, noisy, zero, of_d, packed_tokens, j // TILE_COLUMNS * panel_d,
+                    panel_d, d, count, along, zero, of_scores, fresh,
+                )  # fmt: skip
             for g in range(groups):
                 step = two if g < full else width
                 masked = start - j if causal else count
                 exponentials(
                     scores, g * of_scores, step, count, masked, mask, ito, pair,
-                    g * of_pair + j * step, m, q, g * two,
+                    g * of_pair + j * step, along, m, q, r, g * two,
                 )  # fmt: skip
             product(
                 groups, full, scores, zero, of_scores, images[h] if imaged else packed_tokens,
@@ -471,26 +508,24 @@ def _some_groups(
             for k in range(0, step, width):
                 if shifted[2 * g + k // width]:
                     shifted_block(
-                        x, score, h, start + g * two + k, ito, causal, step, S, g * of_d + k,
-                        m, q, shift, g * two + k,
+                        x, score, noise, h, start + g * two + k, ito, causal, step, S,
+                        g * of_d + k, m, q, r, shift, g * two + k,
                     )  # fmt: skip
                     if imaged:
                         along_rows(score, h, S, g * of_d + k, step, products)
-        kind = 1 if tied else 2
-        for term in range(2):
-            if (drift if term == 0 else noise).shape[0] == 0:
-                continue
-            total = power if term == 0 else increment
+        if drift.shape[0] > 0:
             product(
-                groups, full, own, zero, of_d, matrices[h], kind * of_matrix, panel_d, d, d,
+                groups, full, own, zero, of_d, matrices[h], (kind - 1) * of_matrix, panel_d, d, d,
                 products, zero, of_d, fresh,
             )  # fmt: skip
-            kind += 1
-            for g in range(groups):
-                step = two if g < full else width
-                for k in range(0, step, width):
-                    at = g * of_d + k
-                    store(total, g * two + k, inner(products, at, S, at, step, d))
+        for g in range(groups):
+            step = two if g < full else width
+            for k in range(0, step, width):
+                at = g * of_d + k
+                if drift.shape[0] > 0:
+                    store(power, g * two + k, inner(products, at, S, at, step, d))
+                if noise.shape[0] > 0:
+                    store(increment, g * two + k, inner(noisy, at, S, at, step, d))
         if not imaged:
             at = zero if tied else of_matrix
             _image(diagonal, value[h], groups, full, S, matrices[h], at, of_d, products, zero)
@@ -499,7 +534,7 @@ def _some_groups(
             for k in range(0, step, width):
                 block = 2 * g + k // width
                 absorb_products(
-                    h, shifted[block], d, products, g * of_d + k, step, m, q, arrays, power,
+                    h, shifted[block], d, products, g * of_d + k, step, m, q, r, arrays, power,
                     increment, shift, square, g * two + k, state, block * of_state, factors,
                 )  # fmt: skip
     for g in range(groups):
@@ -583,7 +618,9 @@ def _sums(
             ))  # fmt: skip
         for phase in range(0 if imaged and not whole else 1, 2):
             for slot in prange(slots):
-                space = _workspace((groups + tasks - 1) // tasks, n, d, ito, x)
+                space = _workspace(
+                    (groups + tasks - 1) // tasks, n, d, ito, noise.shape[1] > 0, x
+                )  # fmt: skip
                 for task in range(slot, count * tasks, slots):
                     p = task // tasks
                     begin = (task - p * tasks) * groups // tasks
@@ -624,7 +661,7 @@ def _addresses(dtype: np.dtype) -> tuple[int, ...]:
     numbers, terms, _, _ = arrays(np.float64)
     size, yes = types.intp, types.boolean
     packing = *(size,) * 3, yes, yes, cube, *(matrices,) * 4, cube, matrix
-    space = types.Tuple((flat,) * 8 + (types.UniTuple(flat, 7), types.UniTuple(numbers, 2)))
+    space = types.Tuple((flat,) * 10 + (types.UniTuple(flat, 8), types.UniTuple(numbers, 2)))
     heads = type_of_heads(dtype, paths=False)
     given = size, size, matrix, flat, matrix, matrix, heads, size, types.float64, yes, yes, yes
     return (

@@ -11,6 +11,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from wflow._core.compiler.functions import kernel
+from wflow._core.compiler.sweeps import SUMS
 from wflow._core.compiler.vectors import exp2, fma, lanes, load, splat, store
 from wflow._core.threads import threads_for
 from wflow.kernels.blocked.products import TILE_COLUMNS, pack, pack_transposed, panels, product
@@ -99,14 +100,14 @@ def _shifted_vector(
     own = vectors(d, S)
     z = vectors(d, S)
     z_low = vectors(d, S)
-    acc = vectors(d + 2, S)
+    acc = vectors(d + SUMS, S)
     diagonal = vectors(width, S)
     one_shift = vectors(1, S)
     by_lane(x, x.shape[0], start, own, 0)
     causal_mask(diagonal)
     stop = min(start + width, rows) if causal else rows
     weighted_shifted_sums(
-        tokens, n, score, h, own, 0, z, z_low, z, False, diagonal, causal, start, stop, acc,
+        tokens, n, score, h, own, 0, z, z_low, z, z, False, diagonal, causal, start, stop, acc,
         one_shift, weight if weighted else weight[:0],
     )  # fmt: skip
     store(m, m_at, load(acc, 0))

@@ -16,6 +16,7 @@ from numba import prange, types
 from numpy.typing import NDArray
 
 from wflow._core.compiler.functions import internal, kernel, loop_body
+from wflow._core.compiler.sweeps import SUMS
 from wflow._core.compiler.tasks import address, arrays, call
 from wflow._core.compiler.vectors import (
     align_stack,
@@ -70,7 +71,9 @@ from wflow.kernels.pairs.headsums import (
     MAX_SCORE,
     MAX_SPEED,
     N_TERMS,
+    PAIRS,
     SCALED,
+    SECOND_VARIATION,
     SOFTMAX,
     SPEED_SQ,
     TOTALS,
@@ -89,6 +92,7 @@ from wflow.kernels.pairs.sweep import (
     block_sums,
     by_lane,
     head_scores,
+    images,
     padded,
     pair_table,
     vectors,
@@ -115,13 +119,13 @@ Floats = NDArray[np.float64]
 
 @internal
 def _exactly(
-    x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, start, acc, shift, square
+    x, n, weight, score, h, own, at, z, z_low, noisy, pair, ito, mask, start, acc, shift, square
 ):  # fmt: skip
     """`block_sums` over all tokens, compiled once for its two places below."""
     align_stack()
     return block_sums(
-        x, n, weight, score, h, own, at, z, z_low, pair, ito, mask, False, start, x.shape[0], acc,
-        shift, square,
+        x, n, weight, score, h, own, at, z, z_low, noisy, pair, ito, mask, False, start,
+        x.shape[0], acc, shift, square,
     )  # fmt: skip
 
 
@@ -496,7 +500,8 @@ def _tokens_task(
     state = vectors(together * per_state, x)
     z = vectors(d, x)
     z_low = vectors(d, x)
-    again = vectors(d + 2, x)
+    noisy = vectors(d, x)
+    again = vectors(d + SUMS, x)
     pair = vectors(rows if ito else 0, x)
     mask = vectors(width, x)
     shift = vectors(1, x)
@@ -558,7 +563,7 @@ def _tokens_task(
                         else:
                             redone[0] += real
                             shifted = _exactly(
-                                x, n, weight, score, h, own, mine, z, z_low, pair, False, mask,
+                                x, n, weight, score, h, own, mine, z, z_low, z, pair, False, mask,
                                 begin, again, shift, square,
                             )  # fmt: skip
                             tile[to : to + (d + 1) * width] = again[: (d + 1) * width]
@@ -575,9 +580,11 @@ def _tokens_task(
             for s in range(alone.shape[0]):
                 h = alone[s]
                 redone[0] += min(width, n - begin)
+                if ito:
+                    images(noise, h, own, mine, noisy, 0, d, 1)
                 shifted = _exactly(
-                    x, n, weight, score, h, own, mine, z, z_low, pair, ito, mask, begin, again,
-                    shift, square,
+                    x, n, weight, score, h, own, mine, z, z_low, noisy, pair, ito, mask, begin,
+                    again, shift, square,
                 )  # fmt: skip
                 _add(
                     h, summed[block] == 0, shifted, d, own, mine, again, 0, shift, square,
@@ -752,6 +759,7 @@ class Expanded(NamedTuple):
     error (heads,) : bound of what is missing in a head's mean kernel value, anywhere
     mean (heads,) : mean mobility, the integral of m_h over the tokens
     squares (heads,) : integral over pairs of U <x, y>^2 or U <x, D y>^2, if asked for
+    along_noise (heads,) : integral over pairs of U <x, N y>^2 for the noise N of a head, likewise
     """
 
     order: NDArray[np.int64]
@@ -762,12 +770,13 @@ class Expanded(NamedTuple):
     error: Floats
     mean: Floats
     squares: Floats
+    along_noise: Floats
 
 
 class Series(NamedTuple):
     """The series of the heads of one path, ready to be evaluated at its tokens.
 
-    order, alone, mean, squares : as in `Expanded`, heads in the order of their panels
+    order, alone, mean, squares, along_noise : as in `Expanded`, heads in the order of their panels
     error (heads,) : with what is missing beyond the degrees that are evaluated
     panels (panels, K * 12), sizes (panels,) : coefficients, times n, and how many count
     limit (heads,) : sum over tokens below which the tolerance is missed
@@ -781,6 +790,7 @@ class Series(NamedTuple):
     error: Floats
     mean: Floats
     squares: Floats
+    along_noise: Floats
     limit: Floats
     degree: int
 
@@ -905,7 +915,18 @@ def panels_of(
     return table.reshape(panels, size * TILE_COLUMNS), sizes, degree
 
 
-def expanded(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int) -> Expanded:
+def _squared(N: Floats) -> Floats:
+    """<x, N y>^2 as forms (heads, K, K) in the products x_a x_c and y_b y_e, a <= c, b <= e."""
+    heads, d, _ = N.shape
+    pairs = [(a, c) for a in range(d) for c in range(a, d)]
+    folded = np.array([[{a, c} == {*pair} for a in range(d) for c in range(d)] for pair in pairs])
+    both = np.einsum("hab,hce->hacbe", N, N).reshape(heads, d * d, d * d)
+    return folded @ both @ folded.T
+
+
+def expanded(
+    x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int, noise: Floats | None = None
+) -> Expanded:
     """Coefficients of all heads of one path and the bounds of their errors.
 
     Parameters
@@ -913,16 +934,17 @@ def expanded(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int
     x : (n, d); D : (heads, d, d)
     products : 0 for sums of U, 1 for those of U y too, 2 for the integral of U <x, y>^2 too, 3 for
         U <x, D y>^2
+    noise : (heads, d, d), for U <x, N y>^2 besides; needs the products 2
     """
     d = x.shape[1]
     heads = len(D)
     inside = np.flatnonzero(chosen.degrees >= 0)
-    error, mean, squares = (np.zeros(heads) for _ in range(3))
+    error, mean, squares, along_noise = (np.zeros(heads) for _ in range(4))
     if not len(inside):
         none = np.empty(0, np.int64)
         return Expanded(
             none, np.arange(heads), none, np.empty((0, 0, 1 + d)), np.empty((0, 0)), error, mean,
-            squares,
+            squares, along_noise,
         )  # fmt: skip
     coefficient, moment, error[inside] = expansion(x, D, chosen, inside, products)
     mean[inside] = coefficient[:, :, 0] @ moment[:, 0]
@@ -931,21 +953,27 @@ def expanded(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int
         squares[inside] = np.einsum(
             "hkc,kc,c->h", coefficient[:, :, 1 + d :], moment[:, 1 + d :], twice
         )
+    if noise is not None:
+        of_pairs = coefficient[:, :, 1 + d :].swapaxes(1, 2) @ moment[:, 1 + d :]
+        along_noise[inside] = np.einsum("hyx,hxy->h", of_pairs, _squared(noise[inside]))
     # A head whose mean mobility misses the tolerance misses it at most tokens.
     with np.errstate(invalid="ignore"):
         kept = error[inside] * (1 + 1 / tolerance) <= mean[inside]
     order = inside[kept]
     alone = np.setdiff1d(np.arange(heads), order)
     return Expanded(
-        order, alone, chosen.degrees[order], coefficient[kept], moment, error, mean, squares
-    )
+        order, alone, chosen.degrees[order], coefficient[kept], moment, error, mean, squares,
+        along_noise,
+    )  # fmt: skip
 
 
-def expand_heads(x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int) -> Series:
+def expand_heads(
+    x: Floats, D: Floats, chosen: Plan, tolerance: float, products: int, noise: Floats | None = None
+) -> Series:
     """Panels of the series of all heads, which end where the tolerance lets them; as `expanded`."""
     n, d = x.shape
-    order, alone, degrees, coefficient, _, error, mean, squares = expanded(
-        x, D, chosen, tolerance, products
+    order, alone, degrees, coefficient, _, error, mean, squares, along_noise = expanded(
+        x, D, chosen, tolerance, products, noise
     )
     if len(order):
         degrees, missing = ends(coefficient, d, error[order], chosen.low[order], tolerance)
@@ -957,7 +985,9 @@ def expand_heads(x: Floats, D: Floats, chosen: Plan, tolerance: float, products:
     )
     limit = np.zeros(len(D))
     limit[order] = n * error[order] * (1 + 1 / tolerance)
-    return Series(order, alone, panels, sizes, error, mean, squares, limit, degree)
+    return Series(
+        order, alone, panels, sizes, error, mean, squares, along_noise, limit, degree
+    )  # fmt: skip
 
 
 def relative_error(series: Series | Expanded, chosen: Plan, lowest: Floats, n: int) -> float:
@@ -1047,13 +1077,14 @@ def _one_path(
     if not chosen.finite:
         return np.full_like(x, np.nan), np.full(N_TERMS, np.nan), math.nan
     ito = len(sigma2) > 0
+    noise = plain(arrays.noise) if ito and len(arrays.noise) else None
     series: Series | Expanded
     found = None
     if flow == UNNORMALISED:
         found = _of_summed_heads(x, arrays, chosen, sign, tolerance)
     if found is None:
         tokens, weight = padded(x, TILE)
-        series = expand_heads(x, score, chosen, tolerance, 2 if ito else 1)
+        series = expand_heads(x, score, chosen, tolerance, 2 if ito else 1, noise)
         v, total, lowest, _ = evaluate_tokens(
             tokens, n, weight, arrays, flow, sign, series.order, series.alone, series.panels,
             series.sizes, series.limit, series.degree, table_of(d), np.empty(0),
@@ -1064,8 +1095,8 @@ def _one_path(
     if ito:
         for h in series.order:
             total[ITO_POWER] += sigma2[h] * (series.mean[h] + series.squares[h]) * n * n
-    total[:DISSIPATION] /= pairs
-    total[ITO_POWER] /= 4.0
+            total[SECOND_VARIATION] += series.along_noise[h] * n * n
+    total[:DISSIPATION] /= pairs * np.array(PAIRS)
     total[DISSIPATION:MAX_SPEED] /= n
     return v, total, relative_error(series, chosen, lowest, n)
 
@@ -1091,7 +1122,8 @@ def _of_summed_heads(
     longer = chosen._replace(degrees=chosen.degrees + 1) if tied else chosen
     if len(arrays.sigma2):
         products = 2
-    series = expanded(x, plain(arrays.score), longer, tolerance, products)
+    noise = plain(arrays.noise) if products == 2 and len(arrays.noise) else None
+    series = expanded(x, plain(arrays.score), longer, tolerance, products, noise)
     within = series.error * (1 + 1 / tolerance) <= np.exp(chosen.low)
     if len(series.alone) or not within.all():
         return None

@@ -26,7 +26,7 @@ from wflow._core.compiler.functions import (
     loop_body,
     value_of,
 )
-from wflow._core.compiler.sweeps import sweep
+from wflow._core.compiler.sweeps import SUMS, sweep
 from wflow._core.compiler.tasks import address, arrays, call
 from wflow._core.compiler.vectors import (
     align_stack,
@@ -60,6 +60,7 @@ from wflow.kernels.pairs.sweep import (
     causal_mask,
     clear_vectors,
     direct_bound,
+    images,
     is_moderate,
     masked_sums,
     one_way,
@@ -117,7 +118,7 @@ def table_tokens(n, width):
 def space_of_rows(d: int, n: int, heads: int, width: int) -> int:
     """Vectors of workspace that one worker needs."""
     fixed = 2 * d + 3 + width + 2 * (2 * d + EXTRA)
-    return fixed + 2 * heads * (2 * d + 3) + 2 * table_tokens.py_func(n, width)
+    return fixed + 2 * heads * (3 * d + 1 + SUMS) + 2 * table_tokens.py_func(n, width)
 
 
 # Heads whose scores need a shift are rare, and their code is a fifth of all that is compiled: the
@@ -130,20 +131,22 @@ def _absorb_shifted(
 ):  # fmt: skip
     """Sums of head h for one block and scores of any size, added to the running sums."""
     align_stack()
-    score, _, _, _, sigma2 = arrays
+    score, _, _, noise, sigma2 = arrays
     rows, d = x.shape
     ito = sigma2.shape[0] > 0
     table = vectors(rows if ito else 0, x)
     z_high = vectors(d, x)
     z_low = vectors(d, x)
-    acc = vectors(d + 2, x)
+    noisy = vectors(d, x)
+    acc = vectors(d + SUMS, x)
     shift = vectors(1, x)
     factors = vectors(2, x)
     if ito:
+        images(noise, h, own, own_at, noisy, 0, d, 1)
         pair_rows(x, n, d, own, own_at, 0, rows, table, 0)
     shifted_sums(
-        x, n, score, h, own, own_at, z_high, z_low, table, ito, diagonal, causal, start, stop, acc,
-        shift,
+        x, n, score, h, own, own_at, z_high, z_low, noisy, table, ito, diagonal, causal, start,
+        stop, acc, shift,
     )  # fmt: skip
     absorb_blocks(
         h, h == 0, True, True, d, 1, own, own_at, acc, 0, shift, square, square_at, arrays, state,
@@ -173,20 +176,20 @@ def _absorb_if_shifted(shifts, *_):
 
 @internal
 def _one_way_loop(
-    dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
+    dim, x, weight, z, at, noisy, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
 ):  # fmt: skip
     """`one_way` as a task may call it; for dim = 0 with the sums in memory."""
     align_stack()
     if value_of(dim) > 0:
-        one_way(dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc,
-                acc_at)  # fmt: skip
+        one_way(dim, x, weight, z, at, noisy, pair, pair_at, pair_step, ito, blocks, first, stop,
+                acc, acc_at)  # fmt: skip
         return
     d = x.shape[1]
     width = lanes(z)
     for block in range(blocks):
         masked_sums(
-            x, weight, z, at + block * d * width, pair, pair_at + block * pair_step, ito, z, -1,
-            first, stop, acc, acc_at + block * (d + 2) * width,
+            x, weight, z, at + block * d * width, noisy, pair, pair_at + block * pair_step, ito, z,
+            -1, first, stop, acc, acc_at + block * (d + SUMS) * width,
         )  # fmt: skip
 
 
@@ -209,7 +212,7 @@ def _some_rows(
     x = tokens[p]
     arrays = of_path(heads_of_paths, p)
     v = velocity[p]
-    score, _, _, _, sigma2 = arrays
+    score, _, _, noise, sigma2 = arrays
     rows = x.shape[0]
     d = value_of(dim) if value_of(dim) > 0 else x.shape[1]
     heads = score.shape[0]
@@ -235,12 +238,14 @@ def _some_rows(
     at += heads * blocks * width
     z = mine[at : at + heads * blocks * d * width]
     at += heads * blocks * d * width
-    acc = mine[at : at + heads * blocks * (d + 2) * width]
-    at += heads * blocks * (d + 2) * width
+    noisy = mine[at : at + heads * blocks * d * width]
+    at += heads * blocks * d * width
+    acc = mine[at : at + heads * blocks * (d + SUMS) * width]
+    at += heads * blocks * (d + SUMS) * width
     pair = mine[at : at + (blocks * step if ito else 0)]
     moderate = np.empty(heads, np.bool_)
     limit = direct_bound(x)
-    clear_vectors(acc, 0, heads * blocks * (d + 2))
+    clear_vectors(acc, 0, heads * blocks * (d + SUMS))
     store(shift, 0, zero)
     causal_mask(diagonal)
     for block in range(blocks):
@@ -248,6 +253,8 @@ def _some_rows(
     for h in range(heads):
         at = h * blocks * width
         block_scores(score, h, own, 0, z, at * d, d, blocks, squares, at)
+        if ito:
+            images(noise, h, own, 0, noisy, at * d, d, blocks)
         moderate[h] = True
         for lane in range(at, at + blocks * width):
             moderate[h] = moderate[h] and squares[lane] <= limit * limit  # false for NaN
@@ -262,8 +269,8 @@ def _some_rows(
             if moderate[h] or not any_size:
                 place = h * blocks
                 _one_way_loop(
-                    dim, x, weight, z, place * d * width, pair, -first * width, step, ito,
-                    blocks, first, last, acc, place * (d + 2) * width,
+                    dim, x, weight, z, place * d * width, noisy, pair, -first * width, step, ito,
+                    blocks, first, last, acc, place * (d + SUMS) * width,
                 )  # fmt: skip
     if causal:
         for block in range(blocks):
@@ -274,15 +281,15 @@ def _some_rows(
             for h in range(heads):
                 place = h * blocks + block
                 if moderate[h] or not any_size:
-                    masked_sums(x, weight, z, place * d * width, pair, -start * width, ito,
+                    masked_sums(x, weight, z, place * d * width, noisy, pair, -start * width, ito,
                                 diagonal, begin, start, last, acc,
-                                place * (d + 2) * width)  # fmt: skip
+                                place * (d + SUMS) * width)  # fmt: skip
 
     clear(state, d, blocks)
     for h in range(heads):
         if moderate[h] or not any_size:
             absorb_blocks(
-                h, h == 0, any_size, False, d, blocks, own, 0, acc, h * blocks * (d + 2) * width,
+                h, h == 0, any_size, False, d, blocks, own, 0, acc, h * blocks * (d + SUMS) * width,
                 shift, squares, h * blocks * width, arrays, state, 0, factors,
             )  # fmt: skip
             continue
@@ -316,7 +323,7 @@ def _some_rows(
 _CHUNK_BYTES = 20480
 # Blocks of tokens i per tile: its table, 64 bytes a block and token j, stays in the second cache.
 _TILE_BLOCKS = 32
-_WITHOUT, _WITH = map(constant, (0, 1))
+_WITHOUT, _WITH, _TWICE = map(constant, (0, 1, 2))
 
 
 def strips_for(n: int) -> int:
@@ -342,7 +349,7 @@ def space_of_sums(d: int, n: int, heads: int, width: int) -> int:
     blocks = (n + width - 1) // width
     chunk = chunk_tokens.py_func(n, d, width)
     table = min(blocks, _TILE_BLOCKS) * chunk
-    return blocks * (d + 1) + 2 + chunk * (d + 1) + table + heads * blocks * d
+    return blocks * (d + 1) + 2 + chunk * (d + 1) + table + 2 * heads * blocks * d
 
 
 @internal
@@ -354,7 +361,7 @@ def _fold_columns(columns, d, blocks, sums, sums_at):
     for block in range(blocks):
         for term in range(d + 1):
             first = block * width * row + term * width
-            at = sums_at + (block * (d + 2) + term) * width
+            at = sums_at + (block * (d + SUMS) + term) * width
             store(sums, at, load(sums, at) + lane_sums(columns, first, row))
             for k in range(width):
                 store(columns, first + k * row, zero)
@@ -362,12 +369,13 @@ def _fold_columns(columns, d, blocks, sums, sums_at):
 
 @internal
 def _sweep_tile(
-    dim, ito, x, weight, own, z, z_at, pair, pair_at, step, low, high, first, last, columns,
-    sums, sums_at,
+    dim, ito, within, x, weight, own, z, z_at, noisy, pair, pair_at, step, low, high, first, last,
+    columns, sums, sums_at,
 ):  # fmt: skip
     """The blocks low <= block < high of tokens i against the tokens first <= j < last, one head.
 
-    dim, ito : `constant`s; without ito (0) there is no Itô sum
+    dim, ito, within : `constant`s; the latter two go to `sweep`: within two blocks a pair is met
+        twice
     """
     d = value_of(dim)
     width = lanes(x)
@@ -376,20 +384,20 @@ def _sweep_tile(
         begin = first
         own_at = start * d
         at = z_at + own_at
-        acc_at = sums_at + block * (d + 2) * width
+        acc_at = sums_at + block * (d + SUMS) * width
         place = pair_at + block * step
         if start >= first and high - block > 1:
             # Among themselves each direction apart: more arithmetic, but one loop for all.
             begin = start + 2 * width
-            sweep(dim, 2, False, ito, False, True, x, weight, z, 0, z, at, pair, place, step, z, 0,
-                  start, begin, sums, acc_at)  # fmt: skip
+            sweep(dim, 2, False, within, False, True, x, weight, z, 0, z, at, noisy, pair, place,
+                  step, z, 0, start, begin, sums, acc_at)  # fmt: skip
         elif start >= first:
             begin = last
-            sweep(dim, 1, False, ito, False, True, x, weight, z, 0, z, at, pair, place, 0, z, 0,
-                  start, last, sums, acc_at)  # fmt: skip
+            sweep(dim, 1, False, within, False, True, x, weight, z, 0, z, at, noisy, pair, place, 0,
+                  z, 0, start, last, sums, acc_at)  # fmt: skip
         if begin < last:
-            sweep(dim, 2, True, ito, False, True, x, weight, own, own_at, z, at, pair, place, step,
-                  columns, (begin - first) * (d + 1) * width, begin, last, sums,
+            sweep(dim, 2, True, ito, False, True, x, weight, own, own_at, z, at, noisy, pair, place,
+                  step, columns, (begin - first) * (d + 1) * width, begin, last, sums,
                   acc_at)  # fmt: skip
 
 
@@ -443,7 +451,7 @@ def _some_sums(
     The tokens and scores are those of all paths; `all_sums` and `all_tops` those of the paths
     from p0 and the heads from first_head on, `batch_heads` of them.
 
-    all_sums : flat, `per_path` elements a path: (heads, strips, blocks, d + 2) vectors, of
+    all_sums : flat, `per_path` elements a path: (heads, strips, blocks, d + SUMS) vectors, of
         which this strip of these heads is written; the q are half of what they are to be
     all_tops : (paths, heads), set by the first strip: the largest |D^T x_i|^2, or inf for a
         head whose scores need a shift and whose sums are not computed
@@ -461,13 +469,13 @@ def _some_sums(
     head = first_head + h0
     n = x_of_paths.shape[1]
     x = tokens[p0 + p]
-    score = heads_of_paths.score[p0 + p]
+    score, noise = heads_of_paths.score[p0 + p], heads_of_paths.noise[p0 + p]
     ito = heads_of_paths.sigma2.shape[1] > 0
     tops = all_tops[p, h0 : h0 + heads]
     rows = x.shape[0]
     width = lanes(x)
     blocks = rows // width
-    size = blocks * (d + 2) * width
+    size = blocks * (d + SUMS) * width
     chunk = chunk_tokens(n, d, width)
     step = chunk * width
     # Pieces of the workspace.
@@ -485,6 +493,8 @@ def _some_sums(
     pair = mine[at : at + (min(blocks, _TILE_BLOCKS) * step if ito else 0)]
     at += min(blocks, _TILE_BLOCKS) * step
     z = mine[at : at + heads * blocks * d * width]
+    at += heads * blocks * d * width
+    noisy = mine[at : at + heads * blocks * d * width]
     good = np.empty(heads, np.bool_)
     clear_vectors(columns, 0, chunk * (d + 1))
     for block in range(blocks):
@@ -492,6 +502,8 @@ def _some_sums(
     for h in range(heads):
         block_scores(score, head + h, own, 0, z, h * blocks * d * width, d, blocks, squares,
                      0)  # fmt: skip
+        if ito:
+            images(noise, head + h, own, 0, noisy, h * blocks * d * width, d, blocks)
         most = load(squares, 0)
         all_of = most
         for block in range(1, blocks):
@@ -506,7 +518,7 @@ def _some_sums(
             for lane in range(1, width):
                 top = max(top, largest[lane])
             tops[h] = top
-        clear_vectors(sums, (h * strips + strip) * size, blocks * (d + 2))
+        clear_vectors(sums, (h * strips + strip) * size, blocks * (d + SUMS))
     chunks = (rows + chunk - 1) // chunk
     # Tiles of tokens i outside: what belongs to them stays in the second cache while the chunks
     # pass. Every sum receives its shares in the order that it would with chunks outside.
@@ -528,13 +540,14 @@ def _some_sums(
                 at = h * blocks * d * width
                 sums_at = (h * strips + strip) * size
                 if ito:
-                    _sweep_tile(dim, _WITH, x, weight, own, z, at, pair, pair_at, step, low,
-                                high, first, last, columns, sums, sums_at)  # fmt: skip
+                    _sweep_tile(dim, _WITH, _TWICE, x, weight, own, z, at, noisy, pair, pair_at,
+                                step, low, high, first, last, columns, sums, sums_at)  # fmt: skip
                 else:
-                    _sweep_tile(dim, _WITHOUT, x, weight, own, z, at, pair, pair_at, step, low,
-                                high, first, last, columns, sums, sums_at)  # fmt: skip
+                    _sweep_tile(dim, _WITHOUT, _WITHOUT, x, weight, own, z, at, noisy, pair,
+                                pair_at, step, low, high, first, last, columns, sums,
+                                sums_at)  # fmt: skip
                 _fold_columns(columns, d, (last - first) // width, sums,
-                              sums_at + first * (d + 2))  # fmt: skip
+                              sums_at + first * (d + SUMS))  # fmt: skip
 
 
 @loop_body
@@ -558,7 +571,7 @@ def _some_blocks(
     sums = all_sums[p * per_path : (p + 1) * per_path]
     rows = x.shape[0]
     width = lanes(x)
-    block_size = (d + 2) * width
+    block_size = (d + SUMS) * width
     blocks = rows // width
     size = blocks * block_size
     low = (task - p * parts) * blocks // parts
@@ -588,15 +601,16 @@ def _some_blocks(
                 store(squares, block * width, splat(x.dtype.type(tops[h])))
             # The sums of all strips go to those of the first.
             here = h * strips * size + low * block_size
-            for row in range(count * (d + 2) if strips > 1 else 0):
+            for row in range(count * (d + SUMS) if strips > 1 else 0):
                 place = here + row * width
                 total = load(sums, place)
                 for strip in range(1, strips):
                     total = total + load(sums, place + strip * size)
                 store(sums, place, total)
             for block in range(count):
-                row = here + block * block_size + (d + 1) * width
-                store(sums, row, load(sums, row) * two)
+                for more in range(1, SUMS):
+                    row = here + block * block_size + (d + more) * width
+                    store(sums, row, load(sums, row) * two)
             absorb_blocks(
                 head + h, head + h == 0, any_size, False, d, count, own, 0, sums, here, shift,
                 squares, 0, arrays, state, state_at, factors,
@@ -652,7 +666,7 @@ def _plan(
         return Plan(workers, space, 1, 1, 1), workers * space
     blocks = (n + width - 1) // width
     strips = strips_for(n)
-    per_head = strips * blocks * (d + 2)
+    per_head = strips * blocks * (d + SUMS)
     near = workers * _NEAR_BYTES // 64 // per_head
     most = max(1, min(heads, max(near, _TASK_HEADS), _HEAD_BYTES // 64 // per_head))
     batch = -(-heads // -(-heads // most)) if heads else 1  # of nearly the same size
@@ -731,7 +745,7 @@ def _both_ways(dim, shifts, x, arrays, flow, sign, causal, plan, v, part, scratc
     blocks = part.shape[1]
     parts = (blocks + _TASK_BLOCKS - 1) // _TASK_BLOCKS
     workers, strips, batch, together = plan.workers, plan.strips, plan.batch, plan.together
-    per_path = batch * strips * blocks * (d + 2) * width
+    per_path = batch * strips * blocks * (d + SUMS) * width
     space = plan.space * width
     sums = scratch[workers * space : workers * space + together * per_path]
     state = scratch[workers * space + together * per_path :]

@@ -12,18 +12,20 @@ from numba import types
 from numpy.typing import NDArray
 
 from wflow._core.compiler.functions import internal
+from wflow._core.compiler.sweeps import SUMS
 from wflow._core.compiler.tasks import arrays
 from wflow._core.compiler.vectors import exp2, fma, lanes, load, load_wide, maximum, splat, store
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
 # Columns of the table of terms that `fused_sums` returns for each path, and their places. Those
-# before SPEED_SQ grow like the kernel; the first four are sums over pairs, those before MAX_SPEED
+# before SPEED_SQ grow like the kernel; the first five are sums over pairs, those before MAX_SPEED
 # means over tokens, the last two maxima.
 TERMS = (
     "energy",
     "weight_power",
     "ito_power",
     "martingale",
+    "second_variation",
     "dissipation",
     "upper_gradient_sq",
     "edi_defect",
@@ -32,9 +34,10 @@ TERMS = (
     "max_score",
 )
 N_TERMS = len(TERMS)
-ENERGY, WEIGHT_POWER, ITO_POWER, MARTINGALE = range(4)
-DISSIPATION, UPPER_GRADIENT_SQ, EDI_DEFECT, SPEED_SQ, MAX_SPEED, MAX_SCORE = range(4, N_TERMS)
+ENERGY, WEIGHT_POWER, ITO_POWER, MARTINGALE, SECOND_VARIATION = range(5)
+DISSIPATION, UPPER_GRADIENT_SQ, EDI_DEFECT, SPEED_SQ, MAX_SPEED, MAX_SCORE = range(5, N_TERMS)
 ENERGY_TERMS = TERMS[:SPEED_SQ]
+PAIRS = (1.0, 1.0, 4.0, 1.0, 2.0)  # what sums over pairs are divided by besides 2 heads n^2
 SOFTMAX, UNNORMALISED, EFFECTIVE = 0, 1, 2
 
 
@@ -83,8 +86,8 @@ def of_path(arrays, p):
 
 # Running sums over heads of one block of tokens, in vectors: attention (d), gradient (d), and
 INVERSE, E_GRADIENT, E_INVERSE = 0, 1, 2  # sum of 1/m; scales of the gradient and of that sum
-TOTALS, LARGEST, SCALED = 3, 7, 8  # energy, weight power, Itô, martingale; |D^T x|^2; a flag
-EXTRA = 9
+TOTALS, LARGEST, SCALED = 3, 8, 9  # the terms that are sums over pairs; |D^T x|^2; a flag
+EXTRA = 10
 
 
 @internal
@@ -172,7 +175,7 @@ def absorb_blocks(
     h, fresh, shifts, shifted, d, blocks, own, own_at, acc, acc_at, shift, square, square_at,
     arrays, state, state_at, factors,
 ):  # fmt: skip
-    """Add (m, S, q) exp(-shift) of head h to the running sums of adjacent blocks.
+    """Add (m, S, q, r) exp(-shift) of head h to the running sums of adjacent blocks.
 
     The sums of S and of 1/m have separate scales, since their summands may differ by more than
     the range of floats; the scales stay at zero until a head comes whose scores need a shift, which
@@ -186,7 +189,7 @@ def absorb_blocks(
     zero = splat(kind(0.0))
     one = splat(kind(1.0))
     for block in range(blocks):
-        mine = acc_at + block * (d + 2) * width
+        mine = acc_at + block * (d + SUMS) * width
         coordinates = own_at + block * d * width
         at = state_at + block * (2 * d + EXTRA) * width
         rest = at + 2 * d * width
@@ -228,6 +231,10 @@ def absorb_blocks(
         if noise.shape[0] > 0:
             increment = _along(noise, h, d, own, coordinates, acc, mine)
             store(state, row, fma(increment, grow, load(state, row)))
+        row += width
+        if sigma2.shape[0] > 0 and noise.shape[0] > 0:
+            r = load(acc, mine + (2 + d) * width)
+            store(state, row, fma(r, grow, load(state, row)))
         row = rest + LARGEST * width
         largest = maximum(load(state, row), load(square, square_at + block * width))
         store(state, row, largest)
@@ -446,7 +453,7 @@ def path_terms(part, heads, n):
         for b in range(blocks):
             add_share(terms[p], part[p, b])
         for term in range(DISSIPATION):
-            terms[p, term] /= 4.0 * pairs if term == ITO_POWER else pairs
+            terms[p, term] /= PAIRS[term] * pairs
         for term in range(DISSIPATION, MAX_SPEED):
             terms[p, term] /= n
     return terms

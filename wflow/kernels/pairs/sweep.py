@@ -2,7 +2,8 @@
 
 With U_hij = exp(<x_i, D_h x_j>) (docs/theory/energy.md), for the tokens i of a block
 
-    m_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   q_hi = sum_j U_hij (1 + <x_i, x_j>^2).
+    m_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   q_hi = sum_j U_hij (1 + <x_i, x_j>^2),
+    r_hi = sum_j U_hij <x_i, N_h x_j>^2, N_h the noise of the head in a step.
 
 A block is 8 tokens in double and 16 in single precision, one per lane of a SIMD vector; the loop
 over the tokens j comes first.
@@ -14,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from wflow._core.compiler.functions import constant, internal
-from wflow._core.compiler.sweeps import sweep
+from wflow._core.compiler.sweeps import SUMS, sweep
 from wflow._core.compiler.vectors import (
     align_stack,
     exp2,
@@ -52,37 +53,37 @@ def clear_vectors(array, at, count):
 
 @internal(forceinline=True)
 def one_way(
-    dim, x, weight, z, at, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
+    dim, x, weight, z, at, noisy, pair, pair_at, pair_step, ito, blocks, first, stop, acc, acc_at
 ):  # fmt: skip
-    """Add (m, S, q) of one or two blocks for d = `dim`, a `constant`; the rest as for `sweep`.
+    """Add (m, S, q, r) of one or two blocks for d = `dim`, a `constant`; the rest as for `sweep`.
 
     Blocks and their order do not change the bits.
     """
     if blocks == 2 and ito:
-        sweep(dim, 2, False, True, False, True, x, weight, z, 0, z, at, pair, pair_at, pair_step, z,
-              0, first, stop, acc, acc_at)  # fmt: skip
+        sweep(dim, 2, False, 1, False, True, x, weight, z, 0, z, at, noisy, pair, pair_at,
+              pair_step, z, 0, first, stop, acc, acc_at)  # fmt: skip
     elif blocks == 2:
-        sweep(dim, 2, False, False, False, True, x, weight, z, 0, z, at, pair, pair_at, pair_step,
-              z, 0, first, stop, acc, acc_at)  # fmt: skip
+        sweep(dim, 2, False, 0, False, True, x, weight, z, 0, z, at, noisy, pair, pair_at,
+              pair_step, z, 0, first, stop, acc, acc_at)  # fmt: skip
     elif ito:
-        sweep(dim, 1, False, True, False, True, x, weight, z, 0, z, at, pair, pair_at, pair_step, z,
-              0, first, stop, acc, acc_at)  # fmt: skip
+        sweep(dim, 1, False, 1, False, True, x, weight, z, 0, z, at, noisy, pair, pair_at,
+              pair_step, z, 0, first, stop, acc, acc_at)  # fmt: skip
     else:
-        sweep(dim, 1, False, False, False, True, x, weight, z, 0, z, at, pair, pair_at, pair_step,
-              z, 0, first, stop, acc, acc_at)  # fmt: skip
+        sweep(dim, 1, False, 0, False, True, x, weight, z, 0, z, at, noisy, pair, pair_at,
+              pair_step, z, 0, first, stop, acc, acc_at)  # fmt: skip
 
 
 @internal
 def masked_sums(
-    x, weight, z, at, pair, pair_at, ito, mask, mask_from, first, stop, acc, acc_at
+    x, weight, z, at, noisy, pair, pair_at, ito, mask, mask_from, first, stop, acc, acc_at
 ):  # fmt: skip
-    """Add (m, S, q) of one block for any d; from token `mask_from` >= 0 on, U is multiplied by the
-    vectors of `mask`, one a token."""
+    """Add (m, S, q, r) of one block for any d; from token `mask_from` >= 0 on, U is multiplied by
+    the vectors of `mask`, one a token."""
     width = lanes(z)
     d = x.shape[1]
     zero = splat(z.dtype.type(0.0))
     part = vectors(d + 2, acc)
-    for row in range(d + 2):
+    for row in range(d + SUMS):
         store(part, row * width, zero)
     for j in range(first, stop, 4):
         s0 = zero
@@ -128,7 +129,24 @@ def masked_sums(
             q = fma(u2, load(pair, place + 2 * width), q)
             q = fma(u3, load(pair, place + 3 * width), q)
             store(part, row, q)
-    for row in range(d + 2):
+            s0 = zero
+            s1 = zero
+            s2 = zero
+            s3 = zero
+            for k in range(d):
+                bk = load(noisy, at + k * width)
+                s0 = fma(bk, splat(x[j, k]), s0)
+                s1 = fma(bk, splat(x[j + 1, k]), s1)
+                s2 = fma(bk, splat(x[j + 2, k]), s2)
+                s3 = fma(bk, splat(x[j + 3, k]), s3)
+            row += width
+            r = load(part, row)
+            r = fma(u0 * s0, s0, r)
+            r = fma(u1 * s1, s1, r)
+            r = fma(u2 * s2, s2, r)
+            r = fma(u3 * s3, s3, r)
+            store(part, row, r)
+    for row in range(d + SUMS):
         at_row = acc_at + row * width
         store(acc, at_row, load(acc, at_row) + load(part, row * width))
 
@@ -171,8 +189,8 @@ def _score(x, j, z, z_low):
 
 
 @internal
-def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift, weight):
-    """(m, S, q) exp(-shift) of one head for one block, with shift = max_j <x_i, D x_j>.
+def _shifted(x, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc, shift, weight):
+    """(m, S, q, r) exp(-shift) of one head for one block, with shift = max_j <x_i, D x_j>.
 
     For scores of any size: two passes, the first for the maximum, both with scores in twice the
     working precision, since rounding in a score is relative error in its exponential. `weight` is
@@ -200,7 +218,7 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift, 
         top = maximum(top, high)
     store(shift, 0, top)
     part = vectors(d + 2, acc)
-    for row in range(d + 2):
+    for row in range(d + SUMS):
         store(acc, row * width, zero)
         store(part, row * width, zero)
     for first in range(0, stop, CHUNK):
@@ -225,7 +243,12 @@ def _shifted(x, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift, 
             if ito:
                 row = (1 + d) * width
                 store(part, row, fma(u, load(pair, j * width), load(part, row)))
-        for row in range(d + 2):
+                along = zero
+                for k in range(d):
+                    along = fma(load(noisy, k * width), splat(x[j, k]), along)
+                row += width
+                store(part, row, fma(u * along, along, load(part, row)))
+        for row in range(d + SUMS):
             store(acc, row * width, load(acc, row * width) + load(part, row * width))
             store(part, row * width, zero)
 
@@ -261,6 +284,19 @@ def block_scores(score, h, own, own_at, z, z_at, d, blocks, squares, squares_at)
 
 
 @internal(forceinline=True)
+def images(matrix, h, own, own_at, out, out_at, d, blocks):
+    """N^T x_i of adjacent blocks, from N = matrix[h]; zero where there is no matrix."""
+    width = lanes(out)
+    for block in range(blocks):
+        mine = block * d * width
+        for k in range(d):
+            total = splat(out.dtype.type(0.0))
+            for row in range(d if matrix.shape[0] > 0 else 0):
+                total = fma(splat(matrix[h, row, k]), load(own, own_at + mine + row * width), total)
+            store(out, out_at + mine + k * width, total)
+
+
+@internal(forceinline=True)
 def head_scores(score, h, own, own_at, z, z_at, d, square):
     """`block_scores` for one block."""
     block_scores(score, h, own, own_at, z, z_at, d, 1, square, 0)
@@ -281,8 +317,8 @@ def is_moderate(largest, total, like):
 
 @internal
 def weighted_shifted_sums(
-    x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift,
-    weight,
+    x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
+    shift, weight,
 ):  # fmt: skip
     """`shifted_sums` with the weights (rows,) of the tokens j, or none of them."""
     width = lanes(z)
@@ -297,27 +333,30 @@ def weighted_shifted_sums(
             )
         store(z, k * width, high)
         store(z_low, k * width, low)
-    _shifted(x, z, z_low, pair, ito, diagonal, causal, start, min(stop, n), acc, shift, weight)
+    _shifted(
+        x, z, z_low, noisy, pair, ito, diagonal, causal, start, min(stop, n), acc, shift, weight
+    )
 
 
 @internal
 def shifted_sums(
-    x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift
+    x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
+    shift,
 ):  # fmt: skip
-    """(m, S, q) exp(-shift) of head h for one block, with scores of any size."""
+    """(m, S, q, r) exp(-shift) of head h for one block, with scores of any size."""
     align_stack()
     weighted_shifted_sums(
-        x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc, shift,
-        acc[:0],
+        x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc,
+        shift, acc[:0],
     )  # fmt: skip
 
 
 @internal(forceinline=True)
 def block_sums(
-    x, n, weight, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop,
+    x, n, weight, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop,
     acc, shift, square,
 ):  # fmt: skip
-    """(m, S, q) exp(-shift) of head h for one block of tokens, d = 2 or 3; says if it shifted.
+    """(m, S, q, r) exp(-shift) of head h for one block of tokens, d = 2 or 3; says if it shifted.
 
     `square` receives |D^T x_i|^2.
     """
@@ -327,21 +366,21 @@ def block_sums(
     head_scores(score, h, own, own_at, z, 0, d, square)
     if not is_moderate(square, square, x):
         shifted_sums(
-            x, n, score, h, own, own_at, z, z_low, pair, ito, diagonal, causal, start, stop, acc,
-            shift,
+            x, n, score, h, own, own_at, z, z_low, noisy, pair, ito, diagonal, causal, start, stop,
+            acc, shift,
         )  # fmt: skip
         return True
-    for row in range(d + 2):
+    for row in range(d + SUMS):
         store(acc, row * width, zero)
     free = start if causal else stop
     for first in range(0, free, CHUNK):
         last = min(first + CHUNK, free)
         if d == 2:
-            one_way(_TWO, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+            one_way(_TWO, x, weight, z, 0, noisy, pair, 0, 0, ito, 1, first, last, acc, 0)
         else:
-            one_way(_THREE, x, weight, z, 0, pair, 0, 0, ito, 1, first, last, acc, 0)
+            one_way(_THREE, x, weight, z, 0, noisy, pair, 0, 0, ito, 1, first, last, acc, 0)
     if causal:
-        masked_sums(x, weight, z, 0, pair, 0, ito, diagonal, start, start, stop, acc, 0)
+        masked_sums(x, weight, z, 0, noisy, pair, 0, ito, diagonal, start, start, stop, acc, 0)
     store(shift, 0, zero)
     return False
 

@@ -25,7 +25,7 @@ from wflow._core.compiler.functions import (
     loop_body,
     value_of,
 )
-from wflow._core.compiler.sweeps import sweep
+from wflow._core.compiler.sweeps import SUMS, sweep
 from wflow._core.compiler.tasks import address, arrays, call
 from wflow._core.compiler.vectors import lanes, splat, store
 from wflow._core.threads import threads_for
@@ -57,7 +57,7 @@ def workspace(d, like):
     causal_mask(diagonal)
     return (
         vectors(2 * d, like), vectors(2 * d, like), vectors(d, like), vectors(d, like),
-        vectors(2 * (d + 2), like), vectors(2, like), vectors(1, like), diagonal,
+        vectors(2 * (d + SUMS), like), vectors(2, like), vectors(1, like), diagonal,
         vectors(2 * width, like),
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ _ONE, _TWO = map(constant, (1, 2))
 @internal
 def _loop(dim, blocks, weighted, with_vectors, y, w, z, at, first, last, acc, acc_at):
     """`sweep` without q for one or two blocks of targets; the first four are `constant`s."""
-    sweep(dim, blocks, False, False, weighted, with_vectors, y, w, z, 0, z, at, z, 0, 0, z, 0,
+    sweep(dim, blocks, False, 0, weighted, with_vectors, y, w, z, 0, z, at, z, z, 0, 0, z, 0,
           first, last, acc, acc_at)  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def _blocks_of_targets(
     width = lanes(x)
     rows = y.shape[0]
     targets = x.shape[0]
-    of_acc = (d + 2) * width
+    of_acc = (d + SUMS) * width
     zero = splat(x.dtype.type(0.0))
     free = start if causal else rows
     for block in range(blocks):
@@ -110,7 +110,7 @@ def _blocks_of_targets(
             for lane in range(block * width, (block + 1) * width):
                 moderate = moderate and squares[lane] <= bound[chosen]  # false for NaN
             direct += (1 << block) if moderate else 0
-        clear_vectors(acc, 0, blocks * (d + 2))
+        clear_vectors(acc, 0, blocks * (d + SUMS))
         for first in range(0, free, CHUNK):
             last = min(first + CHUNK, free)
             if direct == 3:
@@ -128,12 +128,12 @@ def _blocks_of_targets(
             if not direct >> block & 1:
                 weights = w if value_of(weighted) == 1 else w[:0]
                 weighted_shifted_sums(
-                    y, n, score, h, own, block * d * width, z_high, z_low, z, False, diagonal,
+                    y, n, score, h, own, block * d * width, z_high, z_low, z, z, False, diagonal,
                     causal, begin, last, sums, one_shift, weights,
                 )  # fmt: skip
             elif causal:
                 _weight_mask(w, start, begin, last, mask)
-                masked_sums(y, unit, z, block * d * width, z, 0, False, mask, start, start,
+                masked_sums(y, unit, z, block * d * width, z, z, 0, False, mask, start, start,
                             last, sums, 0)  # fmt: skip
             for lane in range(min(width, targets - begin)):
                 i = begin + lane

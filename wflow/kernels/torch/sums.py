@@ -26,10 +26,10 @@ from wflow._core.extras import install
 from wflow._core.forks import threads_lost
 from wflow.kernels.pairs.headsums import (
     DISSIPATION,
-    ITO_POWER,
     MAX_SCORE,
     MAX_SPEED,
     N_TERMS,
+    PAIRS,
     SOFTMAX,
     UNNORMALISED,
 )
@@ -328,7 +328,7 @@ def finish(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Velocities and terms from the running sums, as `headsums.finish_block`.
 
-    state (groups, 2 d + 8, paths, n) of groups of heads; returns v (paths, n, d) in the precision
+    state (groups, 2 d + 9, paths, n) of groups of heads; returns v (paths, n, d) in the precision
     of x and terms (paths, N_TERMS) float64.
     """
     paths, n, d = x.shape
@@ -339,7 +339,7 @@ def finish(
     e_gradient, e_inverse = e_gradients.amax(0), e_inverses.amax(0)
     gradient = (sums[:, d : 2 * d] * (e_gradients - e_gradient).exp()[:, None]).sum(0)
     inverse = (inverses * (e_inverses - e_inverse).exp()).sum(0)
-    totals = sums[:, 2 * d + 3 : 2 * d + 7].sum(0)  # energy, weight power, Itô, martingale
+    totals = sums[:, 2 * d + 3 : 2 * d + 3 + DISSIPATION].sum(0)  # the terms of pairs
 
     # exp(e_gradient) gradient / (heads n) is D S summed over heads; likewise for 1/m.
     to_gradient = e_gradient.exp() / (heads * n)
@@ -365,10 +365,10 @@ def finish(
     rates = _token_sums(torch.stack([*totals, dissipated, squared, defect, speed_sq]))
     terms = torch.empty((paths, N_TERMS), dtype=torch.float64, device=x.device)
     terms[:, :DISSIPATION] = rates[:DISSIPATION].T / (2.0 * heads * n * n)
-    terms[:, ITO_POWER] /= 4.0
+    terms[:, :DISSIPATION] /= torch.tensor(PAIRS, dtype=torch.float64, device=x.device)
     terms[:, DISSIPATION:MAX_SPEED] = rates[DISSIPATION:].T / n
     terms[:, MAX_SPEED] = speed_sq.amax(-1).sqrt()
-    terms[:, MAX_SCORE] = sums[:, 2 * d + 7].amax(0).amax(-1).sqrt()
+    terms[:, MAX_SCORE] = sums[:, 2 * d + 3 + DISSIPATION].amax(0).amax(-1).sqrt()
     return velocity.permute(1, 2, 0).to(x.dtype).contiguous(), terms
 
 

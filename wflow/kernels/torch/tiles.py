@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 # What is kept of every token after the attention (d) and the gradient (d): see `pairs.headsums`.
 SCALARS = (
-    "inverse", "e_gradient", "e_inverse", "energy", "power", "ito", "increment", "largest",
+    "inverse", "e_gradient", "e_inverse", "energy", "power", "ito", "increment", "second",
+    "largest",
 )  # fmt: skip
 # Kernel values of a tile: 4 MB of doubles on the CPU, in cache; 512 MB on a GPU, or a 32nd of a
 # small one. Tokens j of a tile, and heads that it holds at least where there are as many.
@@ -125,7 +126,7 @@ class Sources(NamedTuple):
 class _Block(NamedTuple):
     """Some targets of some paths, and the sums of their heads, chunk by chunk.
 
-    own : (paths, rows, d); sums : heads as an index, and (m, S, q, shift, |D^T x|^2) for those
+    own : (paths, rows, d); sums : heads as an index, and (m, S, q, r, shift, |D^T x|^2) for those
     """
 
     paths: slice
@@ -136,9 +137,9 @@ class _Block(NamedTuple):
 
 def _blocks(
     x: torch.Tensor, sources: Sources, score: torch.Tensor, strong: NDArray[np.bool_],
-    second: Second, causal: bool,
+    second: Second, causal: bool, noise: torch.Tensor | None = None,
 ) -> Iterator[_Block]:  # fmt: skip
-    """All targets x (paths, targets, d), tile by tile."""
+    """All targets x (paths, targets, d), tile by tile; `noise` (paths, heads, d, d) for r."""
     paths, targets, _ = x.shape
     tile = Tile.of(x, sources.cloud, score.shape[1])
     batch = 1 if strong.any() else tile.paths
@@ -149,6 +150,7 @@ def _blocks(
             yield some, row_sums(
                 own, sources.part(chosen, some, shifted), score[chosen, some], second,
                 start if causal else None, tile.columns,
+                None if noise is None else noise[chosen, some],
             )  # fmt: skip
 
     with _whole_products(x):
@@ -164,16 +166,17 @@ def tiled_sums(
     x: torch.Tensor, score: torch.Tensor, value: torch.Tensor, drift: torch.Tensor,
     noise: torch.Tensor, sigma2: torch.Tensor, causal: bool, strong: NDArray[np.bool_],
 ) -> torch.Tensor:  # fmt: skip
-    """Running sums over heads of every token, tile by tile: (2 d + 8, paths, n)."""
+    """Running sums over heads of every token, tile by tile: (2 d + 9, paths, n)."""
     paths, n, d = x.shape
     out = torch.empty((2 * d + len(SCALARS), paths, n), dtype=x.dtype, device=x.device)
     second: Second = "pairs" if sigma2.shape[1] else None
-    for block in _blocks(x, Sources.of(x), score, strong, second, causal):
+    along = noise if second and noise.shape[1] else None
+    for block in _blocks(x, Sources.of(x), score, strong, second, causal, along):
         sums = _Sums(block.own)
-        for some, (m, S, q, shift, square) in block.sums:
+        for some, found in block.sums:
             chosen = block.paths, some
             sums.absorb(
-                m, S, q, shift, square, value[chosen],
+                *found, value[chosen],
                 drift[chosen] if drift.shape[1] else None,
                 noise[chosen] if noise.shape[1] else None,
                 sigma2[chosen] if sigma2.shape[1] else None,
@@ -197,7 +200,7 @@ def tiled_laplacian(
         own, place = block.own, (block.paths, block.rows)
         gradient = torch.zeros_like(own, dtype=torch.float64)
         for some, sums in block.sums:
-            m, S, q, shift, square = (a.to(torch.float64) for a in sums if a is not None)
+            m, S, q, shift, square = (a.to(torch.float64) for a in sums if a is not None)  # no r
             D = score[block.paths, some].to(torch.float64)
             z = torch.matmul(own[:, None].to(torch.float64), D)
             itself = (z * own[:, None]).sum(-1)
@@ -224,7 +227,7 @@ def tiled_head_sums(
     divisor = cloud.shape[1] if weights is None else 1
     sources = Sources.of(cloud, weights, vectors=vectors)
     for block in _blocks(x, sources, score, strong, None, causal):
-        for some, (mass, vector, _, exponent, _) in block.sums:
+        for some, (mass, vector, _, _, exponent, _) in block.sums:
             heads = torch.arange(shape[1])[some]
             for place, h in enumerate(heads.tolist()):
                 at = block.paths, h, block.rows
@@ -249,8 +252,9 @@ def _head_chunks(strong: NDArray[np.bool_], size: int) -> Iterator[tuple[slice |
 # What q sums beside the kernel values: 1 + <x_i, x_j>^2 of the pairs, or the squares of the scores.
 Second = Literal["pairs", "scores"] | None
 RowSums = tuple[
-    "torch.Tensor", "torch.Tensor", "torch.Tensor | None", "torch.Tensor", "torch.Tensor"
-]
+    "torch.Tensor", "torch.Tensor", "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor",
+    "torch.Tensor",
+]  # fmt: skip
 
 
 def _masked(tile: torch.Tensor, start: int, first: int, value: float) -> torch.Tensor:
@@ -267,11 +271,16 @@ def _pair_factor(own: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return gram.square_().add_(1.0)[:, None]
 
 
+def _along(noisy: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """<N^T x_i, x_j>^2 of a tile, (paths, heads, i, j)."""
+    return torch.matmul(noisy, columns[:, None].mT).square_()
+
+
 def _moderate(
     own: torch.Tensor, sources: Sources, score: torch.Tensor, second: Second, start: int | None,
-    size: int,
+    size: int, noise: torch.Tensor | None,
 ) -> RowSums:  # fmt: skip
-    """m, S, q, shift = 0 and |D^T x|^2 of the tokens `own` (paths, rows, d) for moderate scores."""
+    """m, S, q, r, shift = 0 and |D^T x|^2 of the tokens `own` (paths, rows, d), moderate scores."""
     paths, rows, d = own.shape
     heads = score.shape[1]
     cloud, weighted, _, _ = sources
@@ -279,6 +288,8 @@ def _moderate(
     z = torch.matmul(own[:, None], score)  # (paths, heads, rows, d)
     total = torch.zeros((paths, heads * rows, fields), dtype=own.dtype, device=own.device)
     q = own.new_zeros((paths, heads, rows)) if second else None
+    r = None if noise is None else own.new_zeros((paths, heads, rows))
+    noisy = None if noise is None else torch.matmul(own[:, None], noise)
     stop = cloud.shape[1] if start is None else start + rows
     for first in range(0, stop, size):
         part = slice(first, min(first + size, stop))
@@ -292,12 +303,15 @@ def _moderate(
             total += torch.bmm(u, weighted[:, part])
         else:
             total += torch.matmul(pairs, weighted[:, :, part]).view_as(total)
+        if r is not None and noisy is not None:
+            r += _along(noisy, columns).mul_(pairs).sum(-1)
         if q is not None:
             squares = second == "scores"
             factor = scores.view_as(pairs).square_() if squares else _pair_factor(own, columns)
             q += pairs.mul_(factor).sum(-1)
     total = total.view(paths, heads, rows, fields)
-    return total[..., 0], total[..., 1:], q, torch.zeros_like(total[..., 0]), z.square().sum(-1)
+    zero = torch.zeros_like(total[..., 0])
+    return total[..., 0], total[..., 1:], q, r, zero, z.square().sum(-1)
 
 
 def _coarse(a: torch.Tensor, bits: int, dims: tuple[int, ...]) -> torch.Tensor:
@@ -310,9 +324,9 @@ def _coarse(a: torch.Tensor, bits: int, dims: tuple[int, ...]) -> torch.Tensor:
 
 def _shifted(
     own: torch.Tensor, sources: Sources, score: torch.Tensor, second: Second, start: int | None,
-    size: int,
+    size: int, noise: torch.Tensor | None,
 ) -> RowSums:  # fmt: skip
-    """(m, S, q) exp(-shift), shift = max_j <x_i, D x_j>, and |D^T x|^2, for scores of any size.
+    """(m, S, q, r) exp(-shift), shift = max_j <x_i, D x_j>, and |D^T x|^2, for scores of any size.
 
     With weights the shift is the largest score plus e_j log 2, as in `pairs.sweep`. Rounding in a
     score is relative error in its exponential, so scores are formed in nearly twice the precision:
@@ -352,6 +366,8 @@ def _shifted(
     fields = weighted.shape[-1]
     total = torch.zeros((*z.shape[:-1], fields), dtype=own.dtype, device=own.device)
     q = torch.zeros_like(top) if second else None
+    r = None if noise is None else torch.zeros_like(top)
+    noisy = None if noise is None else torch.matmul(own[:, None], noise)
     for first in range(0, stop, size):
         part = slice(first, min(first + size, stop))
         high, low = scores(first)
@@ -361,10 +377,12 @@ def _shifted(
             u = u.add_(exponents[..., part])
         u = u.exp_()
         total += torch.matmul(u, weighted[:, :, part])
+        if r is not None and noisy is not None:
+            r += _along(noisy, cloud[:, part]).mul_(u).sum(-1)
         if q is not None:
             factor = _pair_factor(own, cloud[:, part]) if squares is None else squares
             q += u.mul_(factor).sum(-1)
-    return total[..., 0], total[..., 1:], q, top, z.square().sum(-1)
+    return total[..., 0], total[..., 1:], q, r, top, z.square().sum(-1)
 
 
 class _Sums:
@@ -390,11 +408,11 @@ class _Sums:
         return (before - after).exp(), (exponent - after[:, None]).exp()
 
     def absorb(
-        self, m: torch.Tensor, S: torch.Tensor, q: torch.Tensor | None, shift: torch.Tensor,
-        square: torch.Tensor, value: torch.Tensor, drift: torch.Tensor | None,
+        self, m: torch.Tensor, S: torch.Tensor, q: torch.Tensor | None, r: torch.Tensor | None,
+        shift: torch.Tensor, square: torch.Tensor, value: torch.Tensor, drift: torch.Tensor | None,
         noise: torch.Tensor | None, sigma2: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """Add (m, S, q) exp(-shift) of some heads; all (paths, heads, rows) or one axis more."""
+        """Add (m, S, q, r) exp(-shift) of some heads; all (paths, heads, rows) or one axis more."""
         fields = self.fields
         inverse = 1 / m
         ds = torch.matmul(S, value.mT)
@@ -411,10 +429,12 @@ class _Sums:
                 fields[name] = fields[name] + (along * grow).sum(1)
         if q is not None and sigma2 is not None:
             fields["ito"] = fields["ito"] + (q * sigma2[..., None] * grow).sum(1)
+        if r is not None:
+            fields["second"] = fields["second"] + (r * grow).sum(1)
         fields["largest"] = torch.maximum(fields["largest"], square.amax(1))
 
     def store(self, out: torch.Tensor) -> None:
-        """Write them to out (2 d + 8, paths, rows)."""
+        """Write them to out (2 d + 9, paths, rows)."""
         d = self.own.shape[-1]
         out[:d] = self.attention.permute(2, 0, 1)
         out[d : 2 * d] = self.gradient.permute(2, 0, 1)

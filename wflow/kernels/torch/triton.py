@@ -80,15 +80,15 @@ def _exp(s):
 
 @triton.jit
 def _sweep(
-    cloud, own, z, i, first, stop,
-    d: tl.constexpr, together: tl.constexpr, ito: tl.constexpr, causal: tl.constexpr,
-    unroll: tl.constexpr,
+    cloud, own, z, noisy, i, first, stop,
+    d: tl.constexpr, together: tl.constexpr, ito: tl.constexpr, noise: tl.constexpr,
+    causal: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
-    """(m, S_1..S_d, q) of `together` heads over the tokens first <= j < stop, without a shift.
+    """(m, S_1..S_d, q, r) of `together` heads over the tokens first <= j < stop, without a shift.
 
-    z holds log2(e) D^T x_i of each head.
+    z and noisy hold log2(e) D^T x_i and N^T x_i of each head.
     """
-    width: tl.constexpr = d + 1 + ito
+    width: tl.constexpr = d + 1 + ito + noise
     zero = own[0] - own[0]
     one = _number(1.0, zero)
     sums = ()
@@ -119,40 +119,54 @@ def _sweep(
                 fresh = fresh + (tl.fma(u, y[k], sums[a * width + 1 + k]),)
             if ito:
                 fresh = fresh + (tl.fma(u, pair, sums[a * width + 1 + d]),)
+            if noise:
+                b = noisy[a * d] * y[0]
+                for k in tl.static_range(1, d):
+                    b = tl.fma(noisy[a * d + k], y[k], b)
+                fresh = fresh + (tl.fma(u * b, b, sums[a * width + 2 + d]),)
         sums = fresh
     return sums
 
 
 @triton.jit
 def _moderate(
-    cloud, own, z, i, stop, d: tl.constexpr, together: tl.constexpr, ito: tl.constexpr,
-    causal: tl.constexpr, unroll: tl.constexpr, chunk: tl.constexpr,
+    cloud, own, z, noisy, i, stop, d: tl.constexpr, together: tl.constexpr, ito: tl.constexpr,
+    noise: tl.constexpr, causal: tl.constexpr, unroll: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """The sweep over the tokens 0 <= j < stop, chunk by chunk."""
-    sums = _sweep(cloud, own, z, i, 0, tl.minimum(chunk, stop), d, together, ito, causal, unroll)
+    sums = _sweep(
+        cloud, own, z, noisy, i, 0, tl.minimum(chunk, stop), d, together, ito, noise, causal, unroll
+    )
     for first in range(chunk, stop, chunk):
         last = tl.minimum(first + chunk, stop)
-        part = _sweep(cloud, own, z, i, first, last, d, together, ito, causal, unroll)
+        part = _sweep(cloud, own, z, noisy, i, first, last, d, together, ito, noise, causal, unroll)
         fresh = ()
-        for k in tl.static_range(together * (d + 1 + ito)):
+        for k in tl.static_range(together * (d + 1 + ito + noise)):
             fresh = fresh + (sums[k] + part[k],)
         sums = fresh
     return sums
 
 
 @triton.jit
-def _head_scores(cloud, own, matrix, i, d: tl.constexpr):
-    """log2(e) D^T x_i of one head, and |D^T x_i|^2."""
-    zero = _number(0.0, own[0])
+def _images(cloud, own, matrix, i, d: tl.constexpr):
+    """M^T x_i of the matrix M at a pointer."""
     z = ()
     for _ in tl.static_range(d):
-        z = z + (zero,)
+        z = z + (_number(0.0, own[0]),)
     for r in range(d):
         xr = tl.load(cloud + (i * d + r))
         fresh = ()
         for k in tl.static_range(d):
             fresh = fresh + (tl.fma(tl.load(matrix + (r * d + k)), xr, z[k]),)
         z = fresh
+    return z
+
+
+@triton.jit
+def _head_scores(cloud, own, matrix, i, d: tl.constexpr):
+    """log2(e) D^T x_i of one head, and |D^T x_i|^2."""
+    zero = _number(0.0, own[0])
+    z = _images(cloud, own, matrix, i, d)
     square = zero
     scaled = ()
     for k in tl.static_range(d):
@@ -202,8 +216,11 @@ def _score(cloud, j, z, z_low, d: tl.constexpr):
 
 
 @triton.jit
-def _shifted(cloud, own, matrix, i, stop, d: tl.constexpr, ito: tl.constexpr, causal: tl.constexpr):
-    """(m, S_1..S_d, q) exp(-shift) of one head, and shift = max_j <x_i, D x_j>.
+def _shifted(
+    cloud, own, matrix, noisy, i, stop, d: tl.constexpr, ito: tl.constexpr, noise: tl.constexpr,
+    causal: tl.constexpr,
+):  # fmt: skip
+    """(m, S_1..S_d, q, r) exp(-shift) of one head, and shift = max_j <x_i, D x_j>.
 
     As `sweep._shifted`: two passes with scores in twice the working precision.
     """
@@ -232,7 +249,7 @@ def _shifted(cloud, own, matrix, i, stop, d: tl.constexpr, ito: tl.constexpr, ca
             high = tl.where(j <= i, high, _number(_LOWEST, zero))
         top = _larger(top, high)
     sums = ()
-    for _ in tl.static_range(d + 1 + ito):
+    for _ in tl.static_range(d + 1 + ito + noise):
         sums = sums + (zero,)
     for j in range(stop):
         high, low = _score(cloud, j, z, z_low, d)
@@ -242,12 +259,17 @@ def _shifted(cloud, own, matrix, i, stop, d: tl.constexpr, ito: tl.constexpr, ca
             u = tl.where(j <= i, u, zero)
         fresh = (sums[0] + u,)
         c = zero
+        b = zero
         for k in tl.static_range(d):
             y = tl.load(cloud + (j * d + k))
             c = tl.fma(own[k], y, c)
+            if noise:
+                b = tl.fma(noisy[k], y, b)
             fresh = fresh + (tl.fma(u, y, sums[1 + k]),)
         if ito:
             fresh = fresh + (tl.fma(u, tl.fma(c, c, _number(1.0, zero)), sums[1 + d]),)
+        if noise:
+            fresh = fresh + (tl.fma(u * b, b, sums[2 + d]),)
         sums = fresh
     return sums, top
 
@@ -273,8 +295,9 @@ def _group_sums(
     state (groups, fields, rows): attention (d), gradient (d) and `tiles.SCALARS`.
     Without `any_size` every |D^T x| must lie within the bound, and no scale is kept.
     """
-    width: tl.constexpr = d + 1 + ito
-    fields: tl.constexpr = 2 * d + 8
+    second: tl.constexpr = ito and has_noise
+    width: tl.constexpr = d + 1 + ito + second
+    fields: tl.constexpr = 2 * d + 9
     row = tl.program_id(0) * block + tl.arange(0, block)
     inside = row < rows
     row = tl.minimum(row, rows - 1)
@@ -304,6 +327,7 @@ def _group_sums(
     power = zero
     q_total = zero
     increment = zero
+    variation = zero
     largest = zero
 
     turns = (heads + together - 1) // together
@@ -312,13 +336,18 @@ def _group_sums(
     end = (tl.program_id(1) + 1) * turns // groups * together
     for head in range(begin, end, together):
         z = ()
+        noisy = ()
         squares = ()
         for a in tl.static_range(together):
             place = (path.to(tl.int64) * heads + tl.minimum(head + a, heads - 1)) * d * d
             scaled, square = _head_scores(cloud, own, score + place, i, d)
             z = z + scaled
             squares = squares + (square,)
-        sums = _moderate(cloud, own, z, i, stop, d, together, ito, causal, unroll, chunk)
+            if second:
+                noisy = noisy + _images(cloud, own, noise + place, i, d)
+        sums = _moderate(
+            cloud, own, z, noisy, i, stop, d, together, ito, second, causal, unroll, chunk
+        )
 
         for a in tl.static_range(together):
             if head + a < heads:
@@ -333,7 +362,12 @@ def _group_sums(
                     shift = zero
                     moderate = squares[a] <= bound * bound  # false where it is no number
                     if tl.min(moderate.to(tl.int32), axis=0) == 0:
-                        other, top = _shifted(cloud, own, score + matrix, i, stop, d, ito, causal)
+                        mine_noisy = ()
+                        if second:
+                            mine_noisy = _take(noisy, a * d, d)
+                        other, top = _shifted(
+                            cloud, own, score + matrix, mine_noisy, i, stop, d, ito, second, causal
+                        )
                         acc = _choose(moderate, acc, other, width)
                         shift = tl.where(moderate, zero, top)
                     after = _larger(e_inverse, zero - shift)
@@ -373,6 +407,8 @@ def _group_sums(
                 if ito:
                     size = tl.load(sigma2 + (path.to(tl.int64) * heads + (head + a)))
                     q_total = tl.fma(acc[d + 1] * size, grow, q_total)
+                if second:
+                    variation = tl.fma(acc[d + 2], grow, variation)
                 largest = _larger(largest, squares[a])
 
     rest = mine + 2 * d * rows.to(tl.int64)
@@ -383,7 +419,8 @@ def _group_sums(
     tl.store(rest + 4 * rows.to(tl.int64), power, mask=inside)
     tl.store(rest + 5 * rows.to(tl.int64), q_total, mask=inside)
     tl.store(rest + 6 * rows.to(tl.int64), increment, mask=inside)
-    tl.store(rest + 7 * rows.to(tl.int64), largest, mask=inside)
+    tl.store(rest + 7 * rows.to(tl.int64), variation, mask=inside)
+    tl.store(rest + 8 * rows.to(tl.int64), largest, mask=inside)
 
 
 def heads_and_unroll(d: int, heads: int, double: bool) -> tuple[int, int]:
@@ -436,7 +473,7 @@ def group_sums(
 
     Returns
     -------
-    (groups, 2 d + 8, paths, n), the fields of `tiles`
+    (groups, 2 d + 9, paths, n), the fields of `tiles`
     """
     paths, n, d = x.shape
     heads = score.shape[1]
@@ -446,8 +483,8 @@ def group_sums(
         d, heads, x.dtype == torch.float64, ledger=ledger, causal=causal, any_size=any_size
     )
     groups = min(_GROUPS, -(-heads // chosen["together"]))
-    state = torch.empty((groups, 2 * d + 8, rows), dtype=x.dtype, device=x.device)
+    state = torch.empty((groups, 2 * d + 9, rows), dtype=x.dtype, device=x.device)
     _group_sums[(-(-rows // _ROWS), groups)](
         x, score, value, drift, noise, sigma2, state, rows, n, heads, **chosen, **LAUNCH
     )
-    return state.view(groups, 2 * d + 8, paths, n)
+    return state.view(groups, 2 * d + 9, paths, n)

@@ -31,7 +31,7 @@ law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
 calls = [
     lambda: wflow.energy(x, D),
     lambda: wflow.velocity(x, D + np.triu(np.ones((3, 3)), 1)),
-    lambda: energy_laplacian(x[None], D[None])[:2],
+    lambda: energy_laplacian(x[None], D[None]),
     lambda: wflow.metric.Weighted().mobility(x[None], D),
     lambda: squared_distances(x, y),
     lambda: wflow.transport.entropic(x[:1100], y[:1100], max_iterations=60),

@@ -23,19 +23,17 @@ import random_clouds
        d=st.sampled_from([2, 3]), n=st.integers(1, 300), heads=st.integers(1, 5),
        norm=st.sampled_from([0.0, 0.3, 3.0, 8.0, 30.0, 90.0]),
        tolerance=st.sampled_from([1e-11, 1e-6]))  # fmt: skip
-def test_gradients_and_laplacian_are_the_exact_ones(seed, cloud, d, n, heads, norm, tolerance):
+def test_the_laplacian_is_the_exact_one(seed, cloud, d, n, heads, norm, tolerance):
     rng = np.random.default_rng(seed)
     x = random_clouds.tokens(rng, cloud, n, d)[None]
     D = random_clouds.heads(rng, "symmetric", heads, d, norm)[None]
-    gbar, laplacian, error = fast_laplacian(x, D, tolerance)
-    exact, true = energy_laplacian(x, D)
+    laplacian, error = fast_laplacian(x, D, tolerance)
+    true = energy_laplacian(x, D)
     assert error[0] <= tolerance
     slack = error[0] + 2e-14 * (1 + norm)
     norms = np.linalg.norm(D[0], 2, axis=(1, 2))
     U = np.exp(np.einsum("ia,hab,jb->hij", x[0], D[0], x[0]))
     m = U.mean(axis=2)
-    scale = (norms[:, None] * m).mean(axis=0).max()
-    assert np.abs(gbar - exact).max() <= 2 * slack * scale + 1e-300
     # The terms U_ii count too, with weight 1/n, and round in both.
     itself = np.einsum("hii->h", U) / n**2
     reach = 2 * norms**2 + d * norms
@@ -46,13 +44,12 @@ def test_paths_are_independent_and_what_is_not_finite_is_nan():
     rng = np.random.default_rng(0)
     x, D = unit(rng, 3, 2000, 3), symmetric(rng, 3, 4, 3, 3)
     x[1, 3] = np.nan
-    gbar, laplacian, error = fast_laplacian(x, D, 1e-10)
-    assert np.isnan(gbar[1]).all() and np.isnan(laplacian[1]) and np.isnan(error[1])
+    laplacian, error = fast_laplacian(x, D, 1e-10)
+    assert np.isnan(laplacian[1]) and np.isnan(error[1])
     for p in (0, 2):
-        alone = fast_laplacian(x[p : p + 1], D[p : p + 1], 1e-10)
-        assert np.array_equal(alone[0][0], gbar[p]) and alone[1][0] == laplacian[p]
-        exact, true = energy_laplacian(x[p : p + 1], D[p : p + 1])
-        assert gbar[p] == pytest.approx(exact[0], rel=1e-9, abs=1e-9)
+        alone, _ = fast_laplacian(x[p : p + 1], D[p : p + 1], 1e-10)
+        assert alone[0] == laplacian[p]
+        true = energy_laplacian(x[p : p + 1], D[p : p + 1])
         assert laplacian[p] == pytest.approx(true[0], rel=1e-9)
 
 

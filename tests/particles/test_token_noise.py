@@ -40,13 +40,11 @@ def laplacian(x, D):
     heads=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_compiled_laplacian_and_gradient_equal_their_formulas(n, d, heads, seed) -> None:
+def test_compiled_laplacian_equals_its_formula(n, d, heads, seed) -> None:
     rng = np.random.default_rng(seed)
     x, D = unit(rng, n, d), symmetric(rng, heads, d, d)
-    gbar, total = energy_laplacian(x[None], D[None])
+    total = energy_laplacian(x[None], D[None])
     assert total[0] == pytest.approx(laplacian(x, D), rel=1e-11, abs=1e-11)
-    expected = wflow.velocity(x, D, flow="unnormalised", direction="ascent")
-    assert np.allclose(gbar[0], expected, rtol=1e-11, atol=1e-12)
 
 
 def test_laplacian_is_the_second_derivative_of_the_energy() -> None:
@@ -62,14 +60,14 @@ def test_laplacian_is_the_second_derivative_of_the_energy() -> None:
                 moved[i] = np.cos(angle) * x[i] + np.sin(angle) * u
                 energies.append(wflow.energy(moved, D))
             total += np.dot([-1, 16, -30, 16, -1], energies) / (12 * step**2)
-    assert energy_laplacian(x[None], D[None])[1][0] == pytest.approx(total, rel=1e-7)
+    assert energy_laplacian(x[None], D[None])[0] == pytest.approx(total, rel=1e-7)
 
 
 def test_large_scores_keep_the_laplacian_and_overflow_is_infinite() -> None:
     rng = np.random.default_rng(1)
     x, D = unit(rng, 12, 3), 100 * symmetric(rng, 1, 3, 3)
     assert np.abs(D).max() > 64  # beyond the bound on scores that need no shift
-    assert energy_laplacian(x[None], D[None])[1][0] == pytest.approx(laplacian(x, D), rel=1e-9)
+    assert energy_laplacian(x[None], D[None])[0] == pytest.approx(laplacian(x, D), rel=1e-9)
     with pytest.warns(RuntimeWarning, match="range of floats"):
         run = wflow.solve(
             x, Frozen(), heads=20 * D, t_final=1e-6, dt=1e-6, kappa=1.0, flow="softmax"
@@ -137,15 +135,16 @@ def test_energy_balance_closes_in_expectation_at_first_order() -> None:
     assert means[1] / means[0] == pytest.approx(0.5, abs=0.25)
 
 
-def test_residual_of_one_path_shrinks_like_the_root_of_the_step() -> None:
-    x0, scatter = wflow.tokens.uniform(30, 3, seed=1), []
-    for dt in (1.6e-2, 1e-3):
+def test_residual_of_a_path_falls_like_the_step() -> None:
+    x0, sizes, steps = wflow.tokens.uniform(30, 3, seed=1), [], (1.6e-2, 8e-3, 4e-3)
+    for dt in steps:
         run = wflow.solve(
             x0, Frozen(), heads=np.eye(3)[None], t_final=0.8, dt=dt, paths=60, kappa=0.4, seed=2,
             save=wflow.SaveAt(every=100),
         )  # fmt: skip
-        scatter.append(run["edi_residual"].values[:, -1].std())
-    assert scatter[1] / scatter[0] == pytest.approx(0.25, abs=0.1)
+        sizes.append(np.sqrt((run["edi_residual"].values[:, -1] ** 2).mean()))
+    order = np.polyfit(np.log(steps), np.log(sizes), 1)[0]
+    assert order == pytest.approx(1.0, abs=0.15)
 
 
 def test_same_seed_same_bits_for_threads_batches_and_resumed_runs(tmp_path) -> None:

@@ -325,10 +325,11 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     and Itô correction nearly cancel and each grows with T, so that their sizes one by one tell
     nothing.
 
-    noise^2 = 2 dt int (ito_power^2 / H + diffusion_power^2 / n) dt / paths. Euler-Maruyama
-    replaces dW dW by its mean, and for an increment z of H matrices a term z.A z has the variance
-    2 tr A^2 <= 2 (tr A)^2 of which independent heads of like size leave 1/H, and independent
-    tokens 1/n. It matters where one path has no standard error and a few have a poor one.
+    noise^2 = dt^2 int (|weight_power| + |dissipation| + ito_power + |diffusion_power|)^2
+    (4 ito_power / (H E) + 16 |diffusion_power| / (n E)) dt / paths: what a step leaves out under
+    noise is of size dt^(3/2), the rates times dt times the relative size of the noise, of which
+    independent heads leave 1/H and independent tokens 1/n. It matters where one path has no
+    standard error and a few have a poor one.
     """
     name = "the energy balance closes"
     last = ds.isel(time=-1)
@@ -352,8 +353,7 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
     if count == 1:
         note = f"|edi_residual at T|, one path; limit = {tolerance:g} x turnover {turnover:.3g} "
         note += "+ 3 x "
-    note += f"noise of Itô's dW dW {noise:.2g} (from dt, ito_power and H"
-    note += ", diffusion_power and n)" if extra and "token" in ds.sizes else ")"
+    note += f"noise of the steps {noise:.2g}, which falls like dt"
     if "cell" in ds.sizes:
         note += "; it has the errors of cells and steps, which finer ones lower"
     if count < known.size:
@@ -362,21 +362,21 @@ def balance(ds: "Dataset", config: dict[str, Any], tolerance: float) -> Check:
 
 
 def _noise(ds: "Dataset", config: dict[str, Any], known: NDArray[np.bool_]) -> float:
-    """Standard error of the mean residual that Euler-Maruyama explains (see `balance`)."""
+    """Standard error of the mean residual that steps under noise explain (see `balance`)."""
     lengths = np.diff(ds["time"].values)
-    total = 0.0
-    shares = {"ito_power": head_count(config, ds.sizes) or 1}
+    shares = {"ito_power": 4 / (head_count(config, ds.sizes) or 1)}
     if "diffusion_power" in ds and "token" in ds.sizes:  # densities have no noise of tokens
-        shares["diffusion_power"] = ds.sizes["token"]
-    for name, independent in shares.items():
-        squares: list[float] = []
-        for start, power in blocks(ds, name):
-            kept = power[known[start : start + len(power)], :-1]
-            squares += np.sum(lengths * kept**2, axis=1).tolist()
-        finite = [value for value in squares if math.isfinite(value)]
-        if finite:
-            total += sum(finite) / len(finite) / independent / len(squares)
-    square = 2 * float(config.get("dt", 0.0)) * total
+        shares["diffusion_power"] = 16 / ds.sizes["token"]
+    rates = [name for name in _PAIRS.values() if name in ds and name != "upper_gradient_sq"]
+    total, count = 0.0, 0
+    for start, energy in blocks(ds, "energy"):
+        rows = slice(start, start + len(energy))
+        columns = {name: np.abs(ds[name][rows].values) for name in rates}
+        relative = sum(share * columns[name] for name, share in shares.items()) / energy
+        squares = (sum(columns.values()) ** 2 * relative)[known[rows], :-1] @ lengths
+        finite = squares[np.isfinite(squares)]
+        total, count = total + float(finite.sum()), count + finite.size
+    square = float(config.get("dt", 0.0)) ** 2 * total / max(count, 1) ** 2
     return math.sqrt(square) if square > 0 else 0.0  # times that fall back fail another check
 
 
@@ -478,7 +478,7 @@ def verify(
 
     in the mean over the paths, where the turnover is the mean over paths of ``|E(T) - E(0)| +
     |work_weights + work_ito| + |dissipated|``, and sigma the standard error, at least what the
-    noise of the time steps makes of so many heads and paths.
+    noise of the steps makes of so many heads and paths; it falls like dt.
 
     Examples
     --------

@@ -55,7 +55,8 @@ class Budget:
         """Add one step: the stage rates of the scheme, and the martingale increment of its start.
 
         The increment of the heads' martingale has the terms of first and second order in the noise,
-        dE[N] + d^2E[N, N]/2 - dt ito_power, each of mean zero, so that the balance closes like dt.
+        dE[N] + d^2E[N, N]/2 - dt ito_power, each of mean zero, so that the balance closes like dt;
+        that of the tokens has all orders.
         The integrals are further components of the scheme that moves tokens and heads, so that
         the balance closes at its order. `rows` are the paths that made the step, each with its
         own length where `dt` is an array.

@@ -22,7 +22,7 @@ from wflow.runs import driver
 from wflow.runs.driver import Paths, Plan
 from wflow.runs.schema import RunLayout
 from wflow.runs.store import Store
-from wflow.sphere.geometry import project_unchecked
+from wflow.sphere.geometry import exponential_unchecked, project_unchecked
 
 State = dict[str, NDArray]
 
@@ -174,7 +174,7 @@ class Batch(driver.Solver):
         move = self.heads.begin(step, t, dt, self.scheme)
         values = self.heads.values(t)
         first = self._evaluate(values(t), self.x, move.D, move.drift, move.noise, move.sigma2)
-        token_noise = self._diffuse(step, first.terms)
+        diffused = self._diffuse(step, first.terms)
         self._check(t, first.terms)
         if self.recorder.wants(step):
             self.recorder.series(step, self._row(first.terms))
@@ -187,7 +187,7 @@ class Batch(driver.Solver):
             return Stage(velocity, terms)
 
         self.x, stages = advance(
-            self.scheme, self.x, move, dt, Stage(first.velocity, first.terms), stage_at, token_noise
+            self.scheme, self.x, move, dt, Stage(first.velocity, first.terms), stage_at, diffused
         )
         self.heads.D = move.end(self.scheme.weights)
         if problem.save.budget:
@@ -202,18 +202,14 @@ class Batch(driver.Solver):
         if after is None:
             return
         if self.problem.save.budget:
-            energies = [
-                self._evaluate(None, self.x, D, None, None, None).terms["energy"]
-                for D in (self.heads.D, after)
-            ]
-            self.budget.add_jump(*energies)
+            self.budget.add_jump(self._energy(self.x, self.heads.D), self._energy(self.x, after))
         self.heads.D = after
 
     def _diffuse(self, step: int, terms: Terms) -> NDArray | None:
-        """Noise of the tokens in this step, sqrt(2 kappa dt) P_x xi; its terms join the others.
+        """Tokens after the noise sqrt(2 kappa dt) P_x xi of this step; its terms join the others.
 
-        diffusion_power = kappa sum_i Laplacian_i E, martingale_tokens = (1/n) sum_i <gbar_i, noise>
-        (docs/theory/energy.md).
+        diffusion_power = kappa sum_i Laplacian_i E, and martingale_tokens is what the noise does
+        to the energy beyond its mean (docs/theory/energy.md).
         """
         kappa, dt = self.problem.kappa, self.problem.dt
         if not kappa:
@@ -222,16 +218,17 @@ class Batch(driver.Solver):
             self.x.shape[1:], paths=self.numbers, step=step, purpose=TOKEN_NOISE
         )
         noise = project_unchecked(self.x, (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype))
+        after = exponential_unchecked(self.x, noise)
         if self.problem.save.budget:
             with np.errstate(invalid="ignore"):
-                gbar, laplacian, error = energy_laplacian(self.x, self.heads.D, self.problem.sums)
+                laplacian, error = energy_laplacian(self.x, self.heads.D, self.problem.sums)
                 terms["diffusion_power"] = kappa * laplacian
-                along = np.einsum("pik,pik->p", gbar, noise.astype(np.float64))
-                terms["martingale_tokens"] = along / self.x.shape[1]
+                change = self._energy(after, self.heads.D) - terms["energy"]
+                terms["martingale_tokens"] = change - dt * terms["diffusion_power"]
             mark_overflow(terms, ("diffusion_power", "martingale_tokens"), self.x.dtype)
             if "sum_error" in terms:
                 terms["sum_error"] = np.maximum(terms["sum_error"], error)
-        return noise
+        return after
 
     def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:
         problem = self.problem
@@ -239,6 +236,9 @@ class Batch(driver.Solver):
             drift = noise = sigma2 = None
         values = problem.values if values is None else values
         return self._sums_of(x, D, values=values, drift=drift, noise=noise, sigma2=sigma2)
+
+    def _energy(self, x: NDArray, D: NDArray) -> NDArray[np.float64]:
+        return self._evaluate(None, x, D, None, None, None).terms["energy"]
 
     def _row(self, terms: Terms) -> Terms:
         row = (

@@ -19,7 +19,7 @@ from wflow._core.tableaux import Tableau, Times, moved, with_rows
 from wflow.heads.matrices import Matrices
 from wflow.heads.process import Drift, HeadStep
 from wflow.particles.budget import Terms
-from wflow.sphere.geometry import exponential_unchecked, normalise_unchecked
+from wflow.sphere.geometry import normalise_unchecked
 
 Array = NDArray[np.floating]
 
@@ -59,7 +59,7 @@ def advance(
     dt: float,
     first: Stage,
     stage_at: Callable[[float, Array, Array, Array | None], Stage],
-    token_noise: Array | None = None,
+    diffused: Array | None = None,
 ) -> tuple[Array, list[Terms]]:
     """One step of tokens x (paths, n, d), whose heads make the step `heads`.
 
@@ -67,16 +67,15 @@ def advance(
     ----------
     first : the stage at the left end, already evaluated
     stage_at : (node, x, D, drift of D) -> Stage at t + node dt
-    token_noise : tangential increment of the tokens (paths, n, d), added whole (Euler-Maruyama): a
-        geodesic of that length, whose curvature supplies the drift -kappa (d - 1) x of Brownian
-        motion
+    diffused : tokens after their noise, from which the step starts (Euler-Maruyama): geodesics,
+        whose curvature supplies the drift -kappa (d - 1) x of Brownian motion; by default x
 
     Returns
     -------
     x after the step, and the terms of every stage, for the budget
     """
     stages = _stages(scheme, x, heads, dt, first, stage_at)
-    start = x if token_noise is None else exponential_unchecked(x, token_noise)
+    start = x if diffused is None else diffused
     end = moved(start, dt, scheme.weights, [stage.velocity for stage in stages])
     return normalise_unchecked(end), [stage.terms for stage in stages]
 

@@ -1,4 +1,4 @@
-"""Mean gradients and Laplacian of the energy by the fast sums: as `pairs.diffusion`, linear in n.
+"""Laplacian of the energy by the fast sums: as `pairs.diffusion`, linear in n.
 
 With D_h symmetric, z_hi = D_h x_i and (M, S)_hi = sum_j U_hij (1, x_j) from the series, a token has
 
@@ -37,8 +37,8 @@ from wflow.sphere.harmonics import PAIR, count
 
 
 @internal
-def _share(score, h, n, start, own, at, z, square, acc, acc_at, shift, whole, gradient):
-    """Add D_h S of a block to `gradient`; returns its share of the Laplacian, with Q if `whole`."""
+def _share(score, h, n, start, own, at, z, square, acc, acc_at, shift, whole):
+    """Share of a block in the Laplacian, with Q if `whole`."""
     d = score.shape[1]
     width = lanes(own)
     trace = 0.0
@@ -53,10 +53,6 @@ def _share(score, h, n, start, own, at, z, square, acc, acc_at, shift, whole, gr
             zk = z[k * width + lane] / LOG2E
             itself += zk * own[at + k * width + lane]
             along += zk * acc[acc_at + (1 + k) * width + lane]
-            sums = 0.0
-            for row in range(d):
-                sums += score[h, k, row] * acc[acc_at + (1 + row) * width + lane]
-            gradient[lane, k] += grow * sums
         share = square[lane] * acc[acc_at + lane] - (d - 1) * along
         if whole:
             share -= acc[acc_at + (d + 1) * width + lane] / (LOG2E * LOG2E)
@@ -80,13 +76,12 @@ def _exactly(x, weight, score, h, own, at, z, square, shift, acc):
 
 @loop_body
 def _tokens_task(
-    x, n, weight, score, order, alone, panels, sizes, limit, degree, table, first, last, gbar,
-    lowest, share,
+    x, n, weight, score, order, alone, panels, sizes, limit, degree, table, first, last, lowest,
+    share,
 ):  # fmt: skip
-    """Mean gradients of the tokens first <= i < last; share (1,): of the Laplacian."""
+    """Share (1,) of the tokens first <= i < last in the Laplacian."""
     d = x.shape[1]
     width = lanes(x)
-    heads = score.shape[0]
     number = count(degree, d)
     per_panel = TILE_COLUMNS // (d + 1)
     own = vectors(GROUP * d, x)
@@ -96,12 +91,10 @@ def _tokens_task(
     acc = vectors(d + 2, x)
     square = vectors(1, x)
     shift = vectors(1, x)
-    gradient = np.empty((GROUP, width, d))
     lowest[:] = np.inf
     total = 0.0
     for group in range(first, last, GROUP * width):
         blocks = min(GROUP, (last - group + width - 1) // width)
-        gradient[:] = 0.0
         load_group(x, n, group, blocks, order.shape[0] > 0, degree, table, own, basis)
         for panel in range(sizes.shape[0]):
             for start in range(0, blocks, PAIR):
@@ -126,9 +119,8 @@ def _tokens_task(
                             _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
                             tile[at : at + (d + 1) * width] = acc[: (d + 1) * width]
                         total += _share(
-                            score, h, n, begin, own, mine, z, square, tile, at, shift, False,
-                            gradient[block],
-                        )  # fmt: skip
+                            score, h, n, begin, own, mine, z, square, tile, at, shift, False
+                        )
         for block in range(blocks):
             begin = group + block * width
             mine = block * d * width
@@ -136,17 +128,7 @@ def _tokens_task(
                 h = alone[s]
                 head_scores(score, h, own, mine, z, 0, d, square)
                 _exactly(x, weight, score, h, own, mine, z, square, shift, acc)
-                total += _share(
-                    score, h, n, begin, own, mine, z, square, acc, 0, shift, True,
-                    gradient[block],
-                )  # fmt: skip
-            for lane in range(min(width, n - begin)):
-                radial = 0.0
-                for k in range(d):
-                    radial += gradient[block, lane, k] * x[begin + lane, k]
-                for k in range(d):
-                    tangent = gradient[block, lane, k] - radial * x[begin + lane, k]
-                    gbar[begin + lane, k] = tangent / (heads * n)
+                total += _share(score, h, n, begin, own, mine, z, square, acc, 0, shift, True)
     share[0] = total
 
 
@@ -154,20 +136,18 @@ def _tokens_task(
 def _laplacian_tokens(
     x, n, weight, score, order, alone, panels, sizes, limit, degree, table, task_at
 ):  # fmt: skip
-    """gbar (n, d), the sum over tokens but for the series' Q, lowest series values (heads,)."""
+    """The sum over tokens but for the series' Q, and lowest series values (heads,)."""
     unit = GROUP * lanes(x)
     units = (n + unit - 1) // unit
     tasks = task_count(units, 1)
     heads = score.shape[0]
-    gbar = np.empty((n, x.shape[1]))
     parts = np.empty(tasks)
     lows = np.empty((tasks, heads))
     for task in prange(tasks):
         call(task_at, (
             x, n, weight, score, order, alone, panels, sizes, limit, degree, table,
             np.intp(task * units // tasks * unit),
-            min(np.intp((task + 1) * units // tasks * unit), n), gbar, lows[task],
-            parts[task : task + 1],
+            min(np.intp((task + 1) * units // tasks * unit), n), lows[task], parts[task : task + 1],
         ))  # fmt: skip
     total = 0.0
     lowest = np.full(heads, np.inf)
@@ -175,7 +155,7 @@ def _laplacian_tokens(
         total += parts[task]
         for h in range(heads):
             lowest[h] = min(lowest[h], lows[task, h])
-    return gbar, total, lowest
+    return total, lowest
 
 
 @cache
@@ -183,13 +163,13 @@ def _task_address() -> int:
     flat, matrix, cube, _ = arrays(np.float64)
     size, ints = types.intp, arrays(np.int64)[0]
     given = matrix, size, flat, cube, ints, ints, matrix, ints, flat, size, flat, size, size
-    return address(_tokens_task, (*given, matrix, flat, flat))
+    return address(_tokens_task, (*given, flat, flat))
 
 
 def fast_laplacian(
     x: NDArray[np.floating], score: NDArray[np.floating], tolerance: float
-) -> tuple[Floats, Floats, Floats]:
-    """Mean gradients and the Laplacian of the energy by truncated series, for every path.
+) -> tuple[Floats, Floats]:
+    """Laplacian of the energy summed over the tokens, by truncated series, for every path.
 
     Parameters
     ----------
@@ -199,10 +179,10 @@ def fast_laplacian(
 
     Returns
     -------
-    gbar : (paths, n, d) float64, tangential; Laplacian of E summed over the tokens : (paths,)
-    error : (paths,) bound of the relative error of every m_h(x_i); gbar is off by at most
-        max |D_h| m_h error, the Laplacian by at most (1/H) sum_h (2 |D_h|^2 + (d - 1) |D_h|) times
-        the mean mobility of h times error. NaN for a path with a token or head that is not finite.
+    laplacian : (paths,)
+    error : (paths,) bound of the relative error of every m_h(x_i); the Laplacian is off by at most
+        (1/H) sum_h (2 |D_h|^2 + (d - 1) |D_h|) times the mean mobility of h times error. NaN for a
+        path with a token or head that is not finite.
 
     Raises
     ------
@@ -211,7 +191,6 @@ def fast_laplacian(
     """
     tolerance = check_tolerance(tolerance, x.shape[-1])
     paths, n, d = x.shape
-    gbar = np.full((paths, n, d), np.nan)
     laplacian = np.full(paths, np.nan)
     error = np.full(paths, np.nan)
     tokens = as_doubles(x)
@@ -223,11 +202,11 @@ def fast_laplacian(
             continue
         series = expand_heads(tokens[p], matrices[p], chosen, tolerance, 3)
         rows, weight = padded(tokens[p], TILE)
-        gbar[p], total, lowest = _laplacian_tokens(
+        total, lowest = _laplacian_tokens(
             rows, n, weight, matrices[p], series.order, series.alone, series.panels,
             series.sizes, series.limit, series.degree, table_of(d),
             _task_address(),
         )  # fmt: skip
         laplacian[p] = (total / n / n - float(series.squares[series.order].sum())) / heads
         error[p] = relative_error(series, chosen, lowest, n)
-    return gbar, laplacian, error
+    return laplacian, error

@@ -4,8 +4,7 @@ With z_hi = D_h x_i, s_hij = <x_i, D_h x_j> and U_hij = exp(s_hij), D_h symmetri
 
     M_hi = sum_j U_hij,   S_hi = sum_j U_hij x_j,   Q_hi = sum_j U_hij s_hij^2
 
-give the mean gradient gbar_i = (1/(H n)) sum_h P_x D_h S_hi and the Laplacian of the energy, summed
-over the tokens (docs/theory/energy.md):
+give the Laplacian of the energy, summed over the tokens (docs/theory/energy.md):
 
     1/(H n^2) sum_hi [ |z_hi|^2 M_hi - Q_hi - (d - 1) <z_hi, S_hi>
                        + U_hii (|z_hi|^2 - s_hii^2 + tr D_h - s_hii) ].
@@ -66,8 +65,8 @@ def pair_sweep(x, weight, z, shift, acc):
 
 
 @internal
-def _block(x, n, weight, score, start, gradient):
-    """Mean gradient of the tokens of one block, times H n; returns their share of the Laplacian."""
+def _block(x, n, weight, score, start):
+    """Share of the tokens of one block in the Laplacian, times H n^2."""
     d = x.shape[1]
     width = lanes(x)
     own = vectors(d, x)
@@ -97,10 +96,6 @@ def _block(x, n, weight, score, start, gradient):
                 zk = float(z[k * width + lane]) / LOG2E
                 itself += zk * float(own[k * width + lane])
                 along += zk * float(acc[(1 + k) * width + lane])
-                sums = 0.0
-                for row in range(d):
-                    sums += float(score[h, k, row]) * float(acc[(1 + row) * width + lane])
-                gradient[lane, k] += grow * sums
             norm_sq = float(square[lane])
             share = norm_sq * float(acc[lane]) - (d - 1) * along
             share -= float(acc[(d + 1) * width + lane]) / (LOG2E * LOG2E)
@@ -111,45 +106,31 @@ def _block(x, n, weight, score, start, gradient):
 
 @kernel(parallel=True)
 def _energy_laplacian(x, score):
-    paths, n, d = x.shape
+    paths, n, _ = x.shape
     heads = score.shape[1]
     width = lanes(x)
     blocks = (n + width - 1) // width
-    gbar = np.zeros((paths, n, d))
     part = np.zeros((paths, blocks))
     for task in prange(paths * blocks):
         p = task // blocks
         b = task - p * blocks
-        start = b * width
         tokens, weight = padded(x[p], TILE)
-        gradient = np.zeros((width, d))
-        part[p, b] = _block(tokens, n, weight, score[p], start, gradient)
-        for lane in range(min(width, n - start)):
-            radial = 0.0
-            for k in range(d):
-                radial += gradient[lane, k] * x[p, start + lane, k]
-            for k in range(d):
-                tangent = gradient[lane, k] - radial * x[p, start + lane, k]
-                gbar[p, start + lane, k] = tangent / (heads * n)
+        part[p, b] = _block(tokens, n, weight, score[p], b * width)
     laplacian = np.zeros(paths)
     for p in range(paths):
         for b in range(blocks):
             laplacian[p] += part[p, b]
         laplacian[p] /= heads * float(n) * n
-    return gbar, laplacian
+    return laplacian
 
 
 def energy_laplacian(x, score):
-    """Mean gradients and the Laplacian of the energy, for every path.
+    """Laplacian of the energy summed over the tokens, (paths,), for every path.
 
     Parameters
     ----------
     x : (paths, n, d) unit tokens
     score : (paths, heads, d, d) symmetric D_h
-
-    Returns
-    -------
-    gbar : (paths, n, d) float64, tangential; Laplacian of E summed over the tokens : (paths,)
     """
     paths, n, _ = x.shape
     with threads_for(paths * score.shape[1] * n * n, PAIRS_OF_THREAD):

@@ -138,8 +138,8 @@ def torch_sums(
 
 def torch_laplacian(
     x: NDArray[np.floating], score: NDArray[np.floating], device: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean gradients (paths, n, d) and the Laplacian of the energy (paths,), on a device.
+) -> NDArray[np.float64]:
+    """Laplacian of the energy summed over the tokens (paths,), on a device.
 
     Parameters
     ----------
@@ -152,9 +152,8 @@ def torch_laplacian(
         Where the arrays do not fit into the memory of the GPU.
     """
     with _within_memory(x, score, device):
-        results = tiled_laplacian(upload(x, device), upload(score, device), strong_heads(score))
-        gbar, laplacian = map(download, results)
-        return gbar, laplacian
+        found = tiled_laplacian(upload(x, device), upload(score, device), strong_heads(score))
+        return download(found)
 
 
 def torch_head_sums(

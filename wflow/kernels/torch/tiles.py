@@ -187,18 +187,16 @@ def tiled_sums(
 
 def tiled_laplacian(
     x: torch.Tensor, score: torch.Tensor, strong: NDArray[np.bool_]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean gradients (paths, n, d) and Laplacians of the energy (paths,), in double precision.
+) -> torch.Tensor:
+    """Laplacians of the energy (paths,), in double precision.
 
     The formula is that of `pairs.diffusion`; score (paths, heads, d, d) is symmetric.
     """
     paths, n, d = x.shape
     heads = score.shape[1]
-    gbar = torch.empty((paths, n, d), dtype=torch.float64, device=x.device)
     shares = torch.zeros((paths, n), dtype=torch.float64, device=x.device)
     for block in _blocks(x, Sources.of(x), score, strong, "scores", False):
         own, place = block.own, (block.paths, block.rows)
-        gradient = torch.zeros_like(own, dtype=torch.float64)
         for some, sums in block.sums:
             m, S, q, shift, square = (a.to(torch.float64) for a in sums if a is not None)  # no r
             D = score[block.paths, some].to(torch.float64)
@@ -209,10 +207,7 @@ def tiled_laplacian(
             share = share * shift.exp()
             share += itself.exp() * (square - itself.square() + trace - itself)
             shares[place] += share.sum(1)
-            gradient += (torch.matmul(S, D.mT) * shift.exp()[..., None]).sum(1)
-        radial = (gradient * own).sum(-1, keepdim=True)
-        gbar[place] = (gradient - radial * own) / (heads * n)
-    return gbar, shares.sum(-1) / (heads * float(n) * n)
+    return shares.sum(-1) / (heads * float(n) * n)
 
 
 def tiled_head_sums(

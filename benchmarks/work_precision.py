@@ -7,13 +7,16 @@ and so do the schemes of diffrax on its Brownian tree. Stated are, for every sch
 
 - the strong error of the tokens at the end, the mean over paths of sqrt(mean |x - x_fine|^2),
   against the scheme of order 1.5 of the same library with the finest steps;
-- the error of the mean dissipation of these paths at the end, and the residual (rms);
+- the error of the mean dissipation of these paths at the end;
+- the residual of the energy balance (rms), as wflow records it and with the work of the heads by
+  the trapezoidal rule, sum_k <dE/dD(t_k) + dE/dD(t_k+1), D_k+1 - D_k>/2;
 - velocities computed per unit of time, and milliseconds for a path, all paths in one call: with
   the whole energy budget, and without it, which is what diffrax computes. The random numbers of
   wflow are drawn for each step; those of diffrax come from a Brownian tree that resolves a quarter
   of the finest step, so that all its schemes see one path.
 
-Then the work at an error of the tokens of 1e-3, interpolated between steps in logarithms.
+Then the work at an error of the tokens of 1e-3, and at a residual of 5e-3, interpolated between
+steps in logarithms.
 """
 
 import argparse
@@ -30,7 +33,8 @@ import wflow
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import OrnsteinUhlenbeck
 
-D, T, SEED, AT = 3, 1.0, 0, 1e-3
+D, T, SEED = 3, 1.0, 0
+LEVELS = {"error": 1e-3, "residual": 5e-3}
 STEPS = {"euler": (16, 64, 256, 1024), "sra1": (8, 16, 32, 64, 128)}
 OTHERS = {"Euler": (16, 64, 256, 1024), "SRA1": (8, 16, 32, 64, 128), "ShARK": (8, 16, 32, 64, 128)}
 
@@ -91,6 +95,39 @@ def strong(found: np.ndarray, fine: np.ndarray) -> float:
     return float(np.sqrt(((found - fine) ** 2).sum(-1).mean(-1)).mean())
 
 
+def trapezoidal_residual(
+    size: tuple[int, int, int], scheme: str, steps: int, paths: Paths
+) -> float:
+    """Residual (rms) with the work of the heads by the trapezoidal rule."""
+    n, heads, count = size
+    every = np.linspace(0, T, steps + 1)
+    found = wflow.solve(
+        wflow.tokens.uniform(n, D, seed=SEED), law(False, paths), heads=[np.eye(D)] * heads,
+        t_final=T, dt=T / steps, paths=count, seed=SEED, scheme=scheme,
+        save=wflow.SaveAt(paths=range(count), snapshots=every, heads=True, every=steps),
+        compute=wflow.Compute(batch=count),
+    )  # fmt: skip
+
+    def slopes(k: int) -> np.ndarray:
+        """dE/dD of all heads at step k."""
+        x, at = found.tokens.values[:, k], found.heads.values[:, k]
+        images = np.einsum("phab,pjb->phja", at, x)
+        U = np.exp(np.einsum("pia,phja->phij", x, images))
+        return np.einsum("pia,phij,pjb->phab", x, U, x, optimize=True) / (2 * heads * n * n)
+
+    work, before = 0.0, slopes(0)
+    for k in range(steps):
+        after = slopes(k + 1)
+        moved = found.heads.values[:, k + 1] - found.heads.values[:, k]
+        work, before = work + np.einsum("phab,phab->p", before + after, moved) / 2, after
+    change = found.energy.values[:, -1] - found.energy.values[:, 0]
+    return rms(change - work + found.dissipated.values[:, -1])
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt((values**2).mean()))
+
+
 def of_wflow(size: tuple[int, int, int], fine: int, rounds: int) -> list[dict[str, Any]]:
     """The rows of wflow."""
     paths, rows = Paths(fine, size[2], size[1]), []
@@ -109,10 +146,13 @@ def of_wflow(size: tuple[int, int, int], fine: int, rounds: int) -> list[dict[st
                 "steps": steps,
                 "error": strong(found.tokens.values[:, -1], best.tokens.values[:, -1]),
                 "weak_error_dissipation": abs(float(gap)),
-                "residual": float(np.sqrt((found.edi_residual.values[:, -1] ** 2).mean())),
+                "residual": rms(found.edi_residual.values[:, -1]),
                 "evaluations": steps * TABLEAUX[scheme].stages,
                 **{f"{k}_a_path": spread([each / size[2] for each in v]) for k, v in taken.items()},
             })  # fmt: skip
+            if not exact and steps <= 256:
+                residual = trapezoidal_residual(size, scheme, steps, paths)
+                rows[-1]["residual_trapezoidal"] = residual
             print_row(rows[-1])
     return rows
 
@@ -198,6 +238,8 @@ def print_row(row: dict[str, Any]) -> None:
         if "residual" in row
         else ""
     )
+    if "residual_trapezoidal" in row:
+        more += f" trapezoidal {row['residual_trapezoidal']:.1e}"
     print(
         f"{row['scheme']:26} {row['steps']:5} steps  error {row['error']:.2e}  "
         f"{row['evaluations']:5} velocities  ms {' '.join(times)}{more}",
@@ -205,22 +247,23 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
-def at_error(rows: list[dict[str, Any]], level: float) -> list[dict[str, Any]]:
-    """Evaluations and milliseconds of every scheme at an error, or None beyond its steps."""
-    found = []
+def at_level(rows: list[dict[str, Any]], name: str, level: float) -> list[dict[str, Any]]:
+    """Evaluations and milliseconds of every scheme where `name` is `level`, or None beyond."""
+    found, times = [], "budget_a_path" if name == "residual" else "velocities_a_path"
+    rows = [row for row in rows if name in row]
     for scheme in dict.fromkeys(row["scheme"] for row in rows):
-        mine = sorted((row for row in rows if row["scheme"] == scheme), key=lambda r: r["error"])
-        errors = np.log([row["error"] for row in mine])
+        mine = sorted((row for row in rows if row["scheme"] == scheme), key=lambda r: r[name])
+        sizes = np.log([row[name] for row in mine])
         entry: dict[str, Any] = {"scheme": scheme, "evaluations": None, "ms": None}
-        if errors[0] <= np.log(level) <= errors[-1]:
+        if sizes[0] <= np.log(level) <= sizes[-1]:
             work = {
                 "evaluations": [row["evaluations"] for row in mine],
-                "ms": [row["velocities_a_path"]["median_ms"] for row in mine],
+                "ms": [row[times]["median_ms"] for row in mine],
             }
-            for name, values in work.items():
-                entry[name] = float(np.exp(np.interp(np.log(level), errors, np.log(values))))
+            for key, values in work.items():
+                entry[key] = float(np.exp(np.interp(np.log(level), sizes, np.log(values))))
         found.append(entry)
-        print(f"{scheme:26} at {level:g}: {entry['evaluations']} velocities, {entry['ms']} ms")
+        print(f"{scheme:26} {name} {level:g}: {entry['evaluations']} velocities, {entry['ms']} ms")
     return found
 
 
@@ -239,10 +282,10 @@ def main() -> None:
         rows += of_diffrax(size, flags.fine, flags.rounds)
     else:
         print("diffrax is not installed: its rows are missing")
-    level = at_error(rows, AT)
+    levels = {f"{name} {level:g}": at_level(rows, name, level) for name, level in LEVELS.items()}
     if flags.json:
         command = f"python benchmarks/work_precision.py --json {flags.json}"
-        write(flags.json, command, 2, size=size, fine=flags.fine, rows=rows, at={f"{AT:g}": level})
+        write(flags.json, command, 2, size=size, fine=flags.fine, rows=rows, at=levels)
 
 
 if __name__ == "__main__":

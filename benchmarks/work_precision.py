@@ -1,6 +1,7 @@
 """Work for a given error of the tokens under Ornstein-Uhlenbeck heads, beside diffrax.
 
     python benchmarks/work_precision.py [--json benchmarks/results/work_precision.json]
+        [--figure docs/figures/work_precision.png]
 
 The schemes of wflow run on the same Brownian paths at all steps (those of the finest run, summed),
 and so do the schemes of diffrax on its Brownian tree. Stated are, for every scheme and step,
@@ -267,6 +268,31 @@ def at_level(rows: list[dict[str, Any]], name: str, level: float) -> list[dict[s
     return found
 
 
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """Errors of the tokens and residuals against the time of a path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = {
+        "error": ("strong error of the tokens", "velocities_a_path"),
+        "residual": ("residual of the balance (rms)", "budget_a_path"),
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(8.0, 3.4), layout="constrained")
+    for axis, (name, (label, time)) in zip(axes, panels.items(), strict=True):
+        for scheme in dict.fromkeys(row["scheme"] for row in rows):
+            mine = [row for row in rows if row["scheme"] == scheme and name in row]
+            if mine and "exact" not in scheme:
+                ms = [row[time]["median_ms"] for row in mine]
+                style = "o--" if "diffrax" in scheme else "o-"
+                axis.loglog(ms, [row[name] for row in mine], style, markersize=3.5, label=scheme)
+        axis.set(xlabel="milliseconds a path", ylabel=label)
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=8)
+    figure.savefig(file, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=64)
@@ -275,6 +301,7 @@ def main() -> None:
     parser.add_argument("--fine", type=int, default=4096, help="steps of the reference")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="PNG of the work-precision diagram")
     flags = parser.parse_args()
     size = flags.tokens, flags.heads, flags.paths
     rows = of_wflow(size, flags.fine, flags.rounds)
@@ -283,6 +310,8 @@ def main() -> None:
     else:
         print("diffrax is not installed: its rows are missing")
     levels = {f"{name} {level:g}": at_level(rows, name, level) for name, level in LEVELS.items()}
+    if flags.figure:
+        draw(rows, flags.figure)
     if flags.json:
         command = f"python benchmarks/work_precision.py --json {flags.json}"
         write(flags.json, command, 2, size=size, fine=flags.fine, rows=rows, at=levels)

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from wflow import study
-from wflow._core.checks import positive
+from wflow._core.checks import SchemeName, positive
 from wflow.cli import guarded
 from wflow.heads import OrnsteinUhlenbeck
 
@@ -31,8 +31,12 @@ class OUHeads(study.StudyFlags):
     """Rate at which the heads return to their mean, the identity."""
     sigma2: float = 2.0
     """Variance sigma^2 of the noise per unit time; the stationary one is sigma^2 / (2 rate)."""
-    ou: Literal["euler-maruyama", "exact"] = "euler-maruyama"
-    """How a step of the heads is sampled: as in [MHT], or from the exact Gaussian transition."""
+    scheme: SchemeName = "sra1"
+    """Time stepping: of strong order 1.5 (sra1), or that of [MHT], Euler-Maruyama (euler)."""
+    dt: float = 0.0125
+    """Time step."""
+    ou: Literal["scheme", "exact"] = "scheme"
+    """How a step of the heads is sampled: by the scheme, or from the exact Gaussian transition."""
     out: study.Folder = Path("results/ou_heads")
     """Folder for run files, summary and figures."""
 

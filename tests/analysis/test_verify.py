@@ -70,7 +70,7 @@ def test_wrong_work_of_the_weights_fails(ou, tmp_path, name, factor):
 TABLE = np.stack([np.eye(3), 2 * np.eye(3)])[:, None]
 
 
-def jump_twice(self, t, dt):
+def jump_twice(self, D, t, dt, generator):
     return (2 - t) * np.eye(3) if round((t + dt) / dt) % 50 == 0 else None
 
 

@@ -28,7 +28,7 @@ from wflow.distributed import client as pools
 from wflow.distributed import parts
 from wflow.distributed.dispatch import cut
 from wflow.distributed.parts import Run, compute
-from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
+from wflow.heads import CompoundPoisson, Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.particles.problem import problem_of_task
 from wflow.runs.disk import RunLock
 from wflow.runs.schema import dataset_attrs
@@ -114,8 +114,9 @@ def when(happened: Callable[[], Any], act: Callable[[], Any]) -> threading.Threa
         ),
         ({"save": replace(SAVE, snapshots=[])}, [0, 3, 7]),
         ({"save": replace(SAVE, budget=False), "compute": wflow.Compute(batch=2)}, [0, 3, 7]),
+        ({"law": CompoundPoisson(OrnsteinUhlenbeck(np.eye(3)), 5.0, 0.5)}, [0, 3, 7]),
     ],
-    ids=["one", "seven starts", "rk4", "dopri5", "float32", "no snapshots", "batches"],
+    ids=["one", "seven starts", "rk4", "dopri5", "float32", "no snapshots", "batches", "jumps"],
 )
 def test_parts_merge_to_the_bits_of_the_serial_run(tmp_path, changes, cuts) -> None:
     task = problem(**changes)

@@ -13,6 +13,7 @@ from wflow import InputError
 from wflow._core.rng import CounterNormals
 from wflow.heads import (
     QKV,
+    CompoundPoisson,
     Frozen,
     HeadLaw,
     OrnsteinUhlenbeck,
@@ -118,8 +119,8 @@ def test_linear_schedule_passes_through_its_values_and_constant_one_jumps():
     assert np.array_equal(slope, values[1] - values[0])
     assert linear.step(start[None], 3.0, 0.5, None).drift == pytest.approx(0.0)
     constant = Schedule([0.0, 1.0, 3.0], values, "constant")
-    assert constant.jump(0.0, 0.5) is None
-    assert np.array_equal(constant.jump(0.75, 0.25), values[1])
+    assert constant.jump(start, 0.0, 0.5, None) is None
+    assert np.array_equal(constant.jump(start, 0.75, 0.25, None), values[1])
 
 
 def test_a_custom_law_is_two_callables():
@@ -189,8 +190,9 @@ def no_step(step):
         ({"drift_within": lambda self, t, dt: None}, r"Mine\.drift_within"),
         ({"drift_within": lambda self, t, dt: lambda D, s: "a"}, r"Mine\.drift_within"),
         ({"drift_within": lambda self, t, dt: lambda D, s: D.fill(0)}, "write"),
-        ({"jump": lambda self, t, dt: np.ones((4, 4))}, r"Mine\.jump\(0, 0\.05\) .* broadcast"),
-        ({"jump": lambda self, t, dt: np.inf}, r"Mine\.jump"),
+        ({"jump": lambda self, D, t, dt, g: np.ones((4, 4))}, r"Mine\.jump\(D, 0, .* broadcast"),
+        ({"jump": lambda self, D, t, dt, g: np.inf}, r"Mine\.jump"),
+        ({"jump": lambda self, D, t, dt, g: D.sort()}, "write"),
         ({"values": lambda self, t: np.ones(7)}, r"Mine\.values_within\(0\)"),
         ({"values_within": lambda self, t: 3}, r"Mine\.values_within\(0\)"),
         ({"initial": lambda self: np.eye(3)}, r"Mine\.initial\(\)"),
@@ -290,6 +292,7 @@ def test_general_heads_form_the_score_matrix_from_query_and_key():
         OrnsteinUhlenbeck(np.eye(2), 0.7, 1.3, exact=True),
         Oscillating(2, "common"),
         Schedule([0.0, 1.0], np.zeros((2, 1, 2, 2)), "constant"),
+        CompoundPoisson(Oscillating(2, "common"), 2.0, 0.3),
     ],
     ids=lambda law: type(law).__name__,
 )
@@ -366,10 +369,10 @@ def test_a_law_jumps_where_it_has_a_jump():
     table = np.zeros((2, 1, 2, 2))
     assert Schedule([0.0, 1.0], table, "constant").jumps
     assert not Schedule([0.0, 1.0], table).jumps and not Frozen().jumps
-    jumping = law_with(jump=lambda self, t, dt: np.eye(2))
+    jumping = law_with(jump=lambda self, D, t, dt, generator: np.eye(2))
     assert jumping.jumps and law_config(jumping)["jumps"] and "jumps" not in law_config(HeadLaw())
     replaced = HeadLaw()
-    replaced.jump = lambda t, dt: np.eye(2)
+    replaced.jump = lambda D, t, dt, generator: np.eye(2)
     assert replaced.jumps
 
 
@@ -417,6 +420,13 @@ def test_callables_are_not_read_back_from_a_file():
         (lambda: OrnsteinUhlenbeck(1j * np.eye(3)), "real numbers"),
         (lambda: Oscillating("3"), "whole number"),
         (lambda: Oscillating(3, sigma2=-1.0), "sigma2"),
+        (lambda: CompoundPoisson(Frozen, 1.0), "law is"),
+        (lambda: CompoundPoisson(np.eye(3), 1.0), "law is"),
+        (lambda: CompoundPoisson(Frozen(), -1.0), "rate"),
+        (lambda: CompoundPoisson(Frozen(), np.inf), "rate"),
+        (lambda: CompoundPoisson(Frozen(), 1e9), "rate"),
+        (lambda: CompoundPoisson(Frozen(), 1.0, -1.0), "size"),
+        (lambda: CompoundPoisson(Frozen(), 1.0, np.eye(3)), "size"),
         (
             lambda: QKV(np.ones((1, 2, 3)), np.ones((1, 3, 3)), np.ones((1, 3, 3))).matrices(),
             "quer",

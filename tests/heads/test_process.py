@@ -131,7 +131,7 @@ def test_heads_in_advance_refuse_what_solve_refuses():
 
 def test_a_jump_of_a_subclass_of_a_linear_schedule_is_made():
     class Jumping(Schedule):
-        def jump(self, t, dt):
+        def jump(self, D, t, dt, generator):
             return np.zeros((2, 3, 3)) if t > 0 else None
 
     law = Jumping([0.0, 1.0], TABLE[:2])

@@ -129,11 +129,16 @@ class Registry(Generic[_T]):
         return cls
 
     def is_custom(self, thing: _T) -> bool:
-        """Return whether an object has code that wflow lacks: a subclass, a changed method."""
+        """Return whether an object has code that wflow lacks: a subclass, a method, a part."""
         cls = type(thing)
         if not self._is_of_wflow(cls):
             return True
-        return any(callable(getattr(cls, name, None)) for name in vars(thing))
+        return any(
+            self.is_custom(part)
+            if isinstance(part, self.base)
+            else callable(part) or callable(getattr(cls, name, None))
+            for name, part in vars(thing).items()
+        )
 
     def _is_of_wflow(self, cls: type) -> bool:
         """Return whether a class is one of wflow that says all; the base is made of functions."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NOISE, INITIAL_HEADS, TOKEN_NOISE, NOISE_MEAN = 0, 1, 2, 3
+NOISE, INITIAL_HEADS, TOKEN_NOISE, NOISE_MEAN, JUMPS = 0, 1, 2, 3, 4
 
 
 class CounterNormals:
@@ -36,7 +36,7 @@ class CounterNormals:
 
     def draw(self, shape: tuple[int, ...], *, path: int, step: int, purpose: int = NOISE):
         """Draw independent standard normal numbers, float64, of the given shape."""
-        return self._at(path, step, purpose).standard_normal(shape)
+        return self.generator(path, step, purpose).standard_normal(shape)
 
     def draw_paths(
         self, shape: tuple[int, ...], *, paths: Sequence[int], step: int, purpose: int = NOISE
@@ -44,11 +44,11 @@ class CounterNormals:
         """Draw the arrays of several paths, (paths, *shape)."""
         drawn = np.empty((len(paths), *shape))
         for path, its in zip(paths, drawn, strict=True):
-            self._at(path, step, purpose).standard_normal(out=its)
+            self.generator(path, step, purpose).standard_normal(out=its)
         return drawn
 
-    def _at(self, path: int, step: int, purpose: int) -> np.random.Generator:
-        """Return the generator at the start of a draw."""
+    def generator(self, path: int, step: int, purpose: int) -> np.random.Generator:
+        """Return the generator at the start of a draw; it is valid until the next draw."""
         # The first word of the counter counts within the draw.
         self._state["state"]["counter"] = (0, purpose, int(step), int(path))
         self._bits.state = self._state

@@ -1,13 +1,14 @@
 """Head laws: evolution of the interaction matrices D_h in time.
 
-`laws` has the laws (Ornstein-Uhlenbeck, oscillating, frozen, a schedule, custom ones), their
-configurations in run files, and the general (Q, K, V) heads; `process` moves heads by a law;
+`laws` has the laws (Ornstein-Uhlenbeck, oscillating, frozen, a schedule, with jumps, custom ones),
+their configurations in run files, and the general (Q, K, V) heads; `process` moves heads by a law;
 `matrices` checks arrays of matrices. The package imports `_core` and `io`, and is imported by
 whatever moves heads. Start with `laws`.
 """
 
 from wflow.heads.laws import (
     QKV,
+    CompoundPoisson,
     Frozen,
     HeadLaw,
     OrnsteinUhlenbeck,
@@ -21,6 +22,7 @@ from wflow.heads.laws import (
 
 __all__ = [
     "QKV",
+    "CompoundPoisson",
     "Frozen",
     "HeadLaw",
     "OrnsteinUhlenbeck",

@@ -38,6 +38,7 @@ from wflow.heads.matrices import Matrices, as_matrices, check_fits, is_symmetric
 
 __all__ = [
     "QKV",
+    "CompoundPoisson",
     "Frozen",
     "HeadLaw",
     "OrnsteinUhlenbeck",
@@ -314,15 +315,22 @@ class HeadLaw(Described):
         """
         return getattr(self.jump, "__func__", None) is not HeadLaw.jump
 
-    def jump(self, t: float, dt: float) -> Matrices | None:
-        """Return the heads right after t + dt if they jump within the step.
+    def jump(
+        self, D: Matrices, t: float, dt: float, generator: np.random.Generator | None
+    ) -> Matrices | None:
+        """Return the heads of one path right after t + dt if they jump within the step.
 
         Parameters
         ----------
+        D : ndarray, shape (heads, d, d)
+            Heads at t + dt without the jump, read-only.
         t : float
             Start of the step.
         dt : float
             Length of the step.
+        generator : numpy.random.Generator or None
+            Random numbers of this path and step; None where the law is deterministic. A law that
+            jumps at random is not deterministic.
 
         Returns
         -------
@@ -545,9 +553,12 @@ class _Checked(HeadLaw):
             values = drift(read_only(D), t)
         return self._fitting(values, D.shape, D.dtype, f"{name}(D, {t:g})")
 
-    def jump(self, t: float, dt: float) -> Matrices | None:
-        after = self._law.jump(t, dt)
-        return self._fitting(after, self._shape, np.float64, f"jump({t:g}, {dt:g})")
+    def jump(
+        self, D: Matrices, t: float, dt: float, generator: np.random.Generator | None
+    ) -> Matrices | None:
+        with _reading(self._law, "jump"):
+            after = self._law.jump(read_only(D), t, dt, generator)
+        return self._fitting(after, self._shape, np.float64, f"jump(D, {t:g}, {dt:g}, ...)")
 
     def breaks(self) -> NDArray[np.float64]:
         times = times_of(self._law.breaks(), f"{_named(self._law, 'breaks')}()")
@@ -1025,7 +1036,9 @@ class Schedule(HeadLaw):
     def jumps(self) -> bool:
         return self.interpolation == "constant" or type(self).jump is not Schedule.jump
 
-    def jump(self, t: float, dt: float) -> Matrices | None:
+    def jump(
+        self, D: Matrices, t: float, dt: float, generator: np.random.Generator | None
+    ) -> Matrices | None:
         if self.interpolation == "linear":
             return None
         before, after = self._at(self._scores, t), self._at(self._scores, t + dt)
@@ -1064,12 +1077,156 @@ class Schedule(HeadLaw):
         return law
 
 
+_MOST_JUMPS = 1e6  # of a head per unit time: jumps that are more are small, and are noise
+
+
+class CompoundPoisson(HeadLaw):
+    r"""A law whose heads jump as well, at random times: dD_h = f dt + sigma dW_h + dJ_h.
+
+    The jumps of each head are a compound Poisson process J_h, independent of the noise and of the
+    other heads. For ``scheme="euler"``.
+
+    Parameters
+    ----------
+    law : HeadLaw
+        Law of the heads between the jumps.
+    rate : float
+        Mean number of jumps of a head per unit time, >= 0.
+    size : float or callable, default 1.0
+        Standard deviation >= 0 of the diagonal of a jump, or a function that maps standard normal
+        numbers Z of shape (jumps, d, d) to the jumps, of that shape.
+
+    Raises
+    ------
+    InputError
+        For what is no law, a negative rate, and a size that is neither a number >= 0 nor a
+        function. In a run, for a function that returns jumps of another shape, and asymmetric jumps
+        of a law that keeps heads symmetric.
+
+    Notes
+    -----
+    In a step of length dt a head jumps N times, N being Poisson distributed with mean rate dt. The
+    sum of the jumps is added at the end of the step,
+
+    .. math:: D_h(t + dt) = D_h + f\,dt + \sigma\,dW_h + \sum_{k=1}^{N} J_{hk}, \qquad
+        J_{hk} = \mathrm{size}\; \frac{Z + Z^T}{2},
+
+    with size Z where the law does not keep heads symmetric. A jump is late by less than dt, so that
+    the tokens have strong order 1. The energy of the jumps, E(x, D + J) - E(x, D), is part of
+    `work_weights`. [1]_ remarks that its arguments extend to Lévy processes.
+
+    In the theory: :ref:`heads that jump <theory-jumps>`.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, section 2.1.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> law = wflow.heads.CompoundPoisson(wflow.heads.Frozen(), rate=2.0, size=0.5)
+    >>> x0 = wflow.tokens.uniform(n=10, d=3, seed=0)
+    >>> run = wflow.solve(x0, law, heads=4, t_final=1.0, dt=0.01)
+    >>> bool(abs(run.edi_residual[0, -1]) < 0.1 < abs(run.work_weights[0, -1]))
+    True
+    """
+
+    def __init__(
+        self,
+        law: HeadLaw,
+        rate: float,
+        size: float | Callable[[Matrices], ArrayLike] = 1.0,
+    ) -> None:
+        if not isinstance(law, HeadLaw):
+            raise InputError(f"law is {shown(law)}: expected a wflow.heads law")
+        super().__init__(symmetric=law.symmetric)
+        self.law = law
+        self.rate = number(rate, "rate", least=0.0)
+        if self.rate > _MOST_JUMPS:
+            raise InputError(f"rate is {self.rate:g}: expected a number <= {_MOST_JUMPS:g}")
+        self.size = size if callable(size) else number(size, "size", least=0.0)
+
+    @property
+    def deterministic(self) -> bool:
+        return False
+
+    def drift(self, D: Matrices, t: float) -> Matrices | None:
+        return self.law.drift(D, t)
+
+    def diffusion(self, D: Matrices, t: float) -> NDArray[np.floating] | None:
+        return self.law.diffusion(D, t)
+
+    def step(self, D: Matrices, t: float, dt: float, normals: Matrices | None) -> Step:
+        return self.law.step(D, t, dt, None if self.law.deterministic else normals)
+
+    def drift_within(self, t: float, dt: float) -> Callable[[Matrices, float], Matrices | None]:
+        return self.law.drift_within(t, dt)
+
+    @property
+    def jumps(self) -> bool:
+        return self.rate > 0 or self.law.jumps
+
+    def jump(
+        self, D: Matrices, t: float, dt: float, generator: np.random.Generator | None
+    ) -> Matrices | None:
+        assert generator is not None  # the law is not deterministic
+        counts = generator.poisson(self.rate * dt, len(D))
+        jumps = self._jumps(generator.standard_normal((counts.sum(), *D.shape[1:])))
+        after = self.law.jump(D, t, dt, None if self.law.deterministic else generator)
+        if not len(jumps):
+            return after
+        total = np.array(D if after is None else after, float)
+        np.add.at(total, np.repeat(np.arange(len(D)), counts), jumps)
+        return total
+
+    def _jumps(self, normals: Matrices) -> Matrices:
+        """Jumps (jumps, d, d) made of standard normal numbers."""
+        if not callable(self.size):
+            return self.size * self._increment(normals)
+        jumps = returned(self.size(read_only(normals)), normals.shape, "size(Z)")
+        if self.symmetric and not is_symmetric(jumps):
+            raise InputError(
+                "size(Z) returned asymmetric jumps, and the law keeps heads symmetric: return "
+                "symmetric matrices, such as (Z + Z.swapaxes(-1, -2))/2"
+            )
+        return jumps
+
+    def breaks(self) -> NDArray[np.float64]:
+        return self.law.breaks()
+
+    def initial(self) -> tuple[Matrices, Matrices | None] | None:
+        return self.law.initial()
+
+    def values(self, t: float) -> Matrices | None:
+        return self.law.values(t)
+
+    def values_within(self, t: float) -> Callable[[float], Matrices | None]:
+        return self.law.values_within(t)
+
+    def check(self, heads: int, d: int) -> None:
+        self.law.check(heads, d)
+
+    def to_config(self) -> dict[str, Any]:
+        # A function is known by the fingerprint of the law.
+        size = {} if callable(self.size) else {"size": self.size}
+        return {"law": law_config(self.law), "rate": self.rate, **size}
+
+    def __repr__(self) -> str:
+        given = {"law": self.law, "rate": self.rate, "size": self.size}
+        return call_text(type(self).__name__, given)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(**{**config, "law": law_from_config(config["law"])})
+
+
 # Laws from run files
 # -------------------
 
 LAWS: Registry[HeadLaw] = Registry(
     HeadLaw, "law", "head law", "wflow.heads",
-    HeadLaw, Frozen, OrnsteinUhlenbeck, Oscillating, Schedule,
+    HeadLaw, Frozen, OrnsteinUhlenbeck, Oscillating, Schedule, CompoundPoisson,
 )  # fmt: skip
 _Law = TypeVar("_Law", bound=type[HeadLaw])
 

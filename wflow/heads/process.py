@@ -20,9 +20,9 @@ from wflow._core.adaptive import AdaptiveSteps, Dopri5, Sizes, as_scheme, legs
 from wflow._core.checks import SchemeName, count_steps, positive, shown, whole
 from wflow._core.errors import BlowUpError, InputError
 from wflow._core.memory import check_memory
-from wflow._core.rng import INITIAL_HEADS, NOISE, NOISE_MEAN, CounterNormals
+from wflow._core.rng import INITIAL_HEADS, JUMPS, NOISE, NOISE_MEAN, CounterNormals
 from wflow._core.tableaux import Tableau, Times, moved, with_rows
-from wflow.heads.laws import QKV, Frozen, HeadLaw, checked, start_of
+from wflow.heads.laws import QKV, CompoundPoisson, Frozen, HeadLaw, checked, start_of
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 
 # One step of the heads
@@ -208,12 +208,26 @@ class HeadProcess:
         """Value matrices as the stages of a step from t see them; None where none are given."""
         return self._checked.values_within(t)
 
-    def jump(self, t: float, dt: float) -> Matrices | None:
-        """Heads (paths, heads, d, d) right after t + dt if they jump in the step, else None."""
-        after = self._checked.jump(t, dt) if self.law.jumps else None
-        return (
-            None if after is None else np.array(np.broadcast_to(after, self.D.shape), self.D.dtype)
-        )
+    def jump(self, step: int, t: float, dt: float) -> tuple[list[int], Matrices]:
+        """Make the jumps within the step from t to t + dt, right after it.
+
+        Returns the places in the batch of the paths that jump, and the heads of all paths before.
+        """
+        before = self.D
+        if not self.law.jumps:
+            return [], before
+        after = {}
+        for place in np.flatnonzero(np.isfinite(before).all(axis=(1, 2, 3))).tolist():
+            generator = None
+            if not self.law.deterministic:
+                generator = self._normals.generator(self.paths[place], step, JUMPS)
+            heads = self._checked.jump(before[place], t, dt, generator)
+            if heads is not None:
+                after[place] = heads
+        if after:
+            self.D = before.copy()
+            self.D[list(after)] = list(after.values())
+        return list(after), before
 
     def advance(self, step: int, t: float, dt: float, scheme: Tableau) -> None:
         """Take a whole step without tokens."""
@@ -222,8 +236,7 @@ class HeadProcess:
             move.stage(*scheme.row(stage))
         self.D = move.end(scheme.weights)
         self._check(t + dt)
-        after = self.jump(t, dt)
-        self.D = self.D if after is None else after
+        self.jump(step, t, dt)
 
     def advance_adaptively(self, steps: AdaptiveSteps, start: float, end: float) -> None:
         """Move without tokens from start to end, by steps chosen by their error."""
@@ -235,8 +248,7 @@ class HeadProcess:
             drift = self._attempt(steps, end, within, drift)
             self.D[steps.stuck] = np.nan
             self._check(float(steps.time.max()))
-        after = self.jump(start, end - start)
-        self.D = self.D if after is None else after
+        self.jump(0, start, end - start)  # of a law without random numbers
 
     def _attempt(
         self, steps: AdaptiveSteps, end: float, within: Drift, drift: Matrices | None
@@ -327,6 +339,11 @@ def check_scheme(scheme: Tableau, law: HeadLaw, name: str = "") -> None:
     name : what the caller calls the scheme, if not by its own name
     """
     name = name or scheme.name
+    if isinstance(law, CompoundPoisson) and scheme.stages > 1:
+        raise InputError(
+            f"scheme {name!r} needs heads without random jumps, whose times within a step it does "
+            "not know; use scheme='euler' (Euler-Maruyama)"
+        )
     if not (law.deterministic or scheme.admits_noise):
         raise InputError(
             f"scheme {name!r} needs a deterministic head law: its order holds for smooth "

@@ -492,7 +492,7 @@ class Densities(driver.Solver):
         if self.budgeted:
             self.heads.check_symmetric(now + dt, " and run with save=SaveAt(budget=False)")
             self.budget.advance(terms, weights, dt)
-        self._jump(now, dt)
+        self._jump(step, now, dt)
         # Rounding leaves no step at the end of a unit.
         after = now + dt
         return end if end - after < 1e-9 * dt else after
@@ -519,17 +519,14 @@ class Densities(driver.Solver):
         self._check_finite(when, density, stage)
         return stage
 
-    def _jump(self, now: float, dt: float) -> None:
-        """Count the energy of a jump of the heads, if there is one, and make it."""
-        after = self.heads.jump(now, dt)
-        if after is None:
-            return
-        if self.budgeted:
+    def _jump(self, step: int, now: float, dt: float) -> None:
+        """Make the jumps of the heads, and add their energy."""
+        places, before = self.heads.jump(step, now, dt)
+        if places and self.budgeted:
             energies = [
-                self.space.evaluate(self.density, D).terms["energy"] for D in (self.heads.D, after)
+                self.space.evaluate(self.density, D).terms["energy"] for D in (before, self.heads.D)
             ]
             self.budget.add_jump(*energies)
-        self.heads.D = after
 
     def _check_finite(self, now: float, density: Floats, stage: DensityStage) -> None:
         good = stage.finite & np.isfinite(density).all(axis=1)

@@ -193,17 +193,18 @@ class Batch(driver.Solver):
         if problem.save.budget:
             self.heads.check_symmetric(t + dt, _ASYMMETRIC)
             self.budget.advance(stages, self.scheme.weights, dt)
-        self._jump(t, dt)
+        self._jump(step, t, dt)
         return step + 1
 
-    def _jump(self, t: float, dt: float) -> None:
-        """Add the energy of a jump of the heads from t to t + dt, if there is one, and make it."""
-        after = self.heads.jump(t, dt)
-        if after is None:
+    def _jump(self, step: int, t: float, dt: float) -> None:
+        """Make the jumps of the heads from t to t + dt, and add the energy of those paths."""
+        places, before = self.heads.jump(step, t, dt)
+        if not places or not self.problem.save.budget:
             return
-        if self.problem.save.budget:
-            self.budget.add_jump(self._energy(self.x, self.heads.D), self._energy(self.x, after))
-        self.heads.D = after
+        energies = np.zeros((2, len(self.x)))
+        for row, D in zip(energies, (before, self.heads.D), strict=True):
+            row[places] = self._energy(self.x[places], D[places])
+        self.budget.add_jump(*energies)
 
     def _diffuse(self, step: int, terms: Terms) -> NDArray | None:
         """Tokens after the noise sqrt(2 kappa dt) P_x xi of this step; its terms join the others.
@@ -325,7 +326,7 @@ class AdaptiveBatch(Batch):
             self._try(start, end)
             if ((self.steps.time < end) & ~self.paths.lost).any():
                 return step
-        self._jump(start, end - start)
+        self._jump(step, start, end - start)
         if self._leg + 1 < len(spans):
             self._begin(self._leg + 1, spans[self._leg + 1])
             return step

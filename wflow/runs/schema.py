@@ -149,7 +149,7 @@ _TABLE = (
     Variable("weight_power", _SERIES, "power of the drift of the heads"),
     Variable("ito_power", _SERIES, "Itô correction per unit time"),
     Variable("edi_defect", _SERIES, "dissipation minus (ascent: plus) squared upper gradient"),
-    Variable("work_weights", _SERIES, "time integral of weight_power"),
+    Variable("work_weights", _SERIES, "time integral of weight_power, plus energy of head jumps"),
     Variable("work_ito", _SERIES, "time integral of ito_power"),
     Variable("dissipated", _SERIES, "time integral of dissipation"),
     Variable(

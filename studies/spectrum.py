@@ -1,0 +1,339 @@
+"""Clusters and the spectrum of the averaged head: how many form, and where?
+
+The heads are D_h = M + G_h, with a mean M of few eigenvalues and symmetric Gaussian G_h, frozen or
+moved by an Ornstein-Uhlenbeck law, or they oscillate. [MHT] section 7.1 asks whether the spectrum
+of the averaged head D = mean_h D_h decides on the clusters. Softmax attention, s = 1 in ascent and
+-1 in descent. Predictions (docs/theory/clusters.md), stated before the runs:
+
+1. One cluster needs an eigenvalue of s D above zero: where there is none, none forms.
+2. One cluster comes to rest at the leading eigenvector of s D, whatever the single heads are.
+3. If M has one eigenvalue L > 0, in ascent, n tokens form two clusters where d log d < L log n,
+   and one where it is larger.
+4. If that eigenvalue is -L, they form two opposite clusters at its eigenvector in ascent, and one
+   cluster in descent.
+5. Tokens leave the eigenvector of L > 0 in descent.
+6. If L is double, clusters lie in the plane of its eigenvectors.
+7. A cluster is off the eigenvector of M by sin^2 = (d - 1) v / (2 H L (L + r)), where v is the
+   variance of the heads and r their rate, 0 if they are frozen: many and fast heads act as M.
+8. Oscillating heads of one phase take a cluster along: it is closer to the leading eigenvector of
+   the present D than to that of the mean of D over a period.
+9. Two clusters of random heads, M = 0, are less well aligned with D than one: they see the heads
+   weighted by tanh <c, D_h c>.
+
+    python studies/spectrum.py
+
+[MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import tyro
+from _spectrum import figure, report
+
+import wflow
+from wflow import InputError, clusters, study
+from wflow._core.checks import count_steps, positive, whole
+from wflow.cli import guarded
+from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating
+from wflow.study import Finding
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+
+class Case(NamedTuple):
+    """Rank and sign of the mean M, the direction, and how the heads move."""
+
+    rank: int
+    sign: int = 1
+    direction: str = "ascent"
+    law: str = "frozen"
+
+
+ALL = 10**9  # rank of a mean +-L I
+CASES = {
+    "one": Case(1),
+    "two": Case(2),
+    "all": Case(ALL),
+    "minus": Case(1, -1),
+    "none": Case(0),
+    "one, descent": Case(1, direction="descent"),
+    "minus, descent": Case(1, -1, "descent"),
+    "all, descent": Case(ALL, direction="descent"),
+    "slow": Case(1, law="slow"),
+    "fast": Case(1, law="fast"),
+    "common": Case(0, law="common"),
+    "spread": Case(0, law="spread"),
+}
+NAMES = {
+    "count": "clusters that hold 0.9 of the tokens",
+    "share": "share of the tokens in the largest cluster",
+    "angle": "cosine between the two largest clusters",
+    "top": "largest eigenvalue of s D",
+    "gap": "its distance from the next one",
+    "present": "cos^2 of the largest cluster and the leading eigenvector of s D, over a period",
+    "lasting": "the same with the mean M in the place of D; of oscillating heads with that over a "
+    "period",
+    "last": "cos^2 of the largest cluster and the last eigenvector of s D",
+    "plane": "share of the largest cluster in the first two axes",
+    "along": "mean square of the first coordinate of the tokens",
+}
+THEORY = "docs/theory/clusters.md"
+MOST = 0.75  # share of the starts that counts as most of them
+ALIGNED = 0.99  # cos^2 with an eigenvector that counts as one
+CLOSE = 0.9  # cos^2 with one of M, which G_h moves
+CLEAR = 2.0  # factor by which d log d and L log n must differ
+NEAR = 0.5  # relative difference of sin^2 and its formula
+SMALL = 0.1  # sin^2 up to which the formula, a first order, is tested
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum(study.Flags):
+    """Flags of this study."""
+
+    dims: tuple[int, ...] = (3, 4, 8, 16)
+    """Dimensions d."""
+    heads: tuple[int, ...] = (1, 4, 16)
+    """Head counts H."""
+    starts: int = 8
+    """Draws of tokens and heads of every case."""
+    n: int = 64
+    """Number of tokens."""
+    strength: float = 4.0
+    """Eigenvalue L of the mean M."""
+    variance: float = 1.0
+    """Variance v of the diagonal of the heads around M; half of it off the diagonal."""
+    rates: tuple[float, float] = (1.0, 16.0)
+    """Rates of the slow and of the fast Ornstein-Uhlenbeck heads."""
+    scale: float = 0.2
+    """Geodesic distance, in radians, up to which two tokens are linked."""
+    paths: tyro.conf.Suppress[int] = 1
+    t_final: float = 30.0
+    """End time T, more than a period of 2 pi."""
+    dt: float = 0.02
+    """Time step."""
+    out: study.Folder = Path("results/spectrum")
+    """Folder for run files, summary and figures."""
+
+    def check(self) -> None:
+        super().check()
+        for name, least in (("dims", 3), ("heads", 1)):
+            study.distinct(getattr(self, name), f"--{name}")
+            for value in getattr(self, name):
+                whole(value, f"--{name}", least)
+        whole(self.starts, "--starts", 2, why="an interval needs two")
+        whole(self.n, "--n", 2, why="one token is alone")
+        for name in ("strength", "variance", "rates", "scale"):
+            for value in np.atleast_1d(getattr(self, name)):
+                positive(value, f"--{name}")
+        if self.scale >= math.pi:
+            raise InputError(f"--scale is {self.scale:g}: expected radians, between 0 and pi")
+        if self.t_final <= 2 * math.pi:
+            raise InputError(f"--t-final is {self.t_final:g}: expected more than a period, 2 pi")
+        count_steps(self.t_final, self.dt)
+
+    def mean(self, case: Case, d: int) -> np.ndarray:
+        """The mean M of the heads, (d, d)."""
+        return case.sign * self.strength * np.diag(np.arange(d) < case.rank)
+
+    def law(self, case: Case, d: int) -> HeadLaw:
+        """The law of the heads, whose stationary variance is that of their start."""
+        if case.law in ("common", "spread"):
+            return Oscillating(d, case.law)
+        if case.law == "frozen":
+            return Frozen()
+        rate = self.rates[case.law == "fast"]
+        return OrnsteinUhlenbeck(self.mean(case, d), rate, 2 * rate * self.variance, exact=True)
+
+
+def task(flags: Spectrum, name: str, d: int, H: int, start: int) -> dict[str, Any]:
+    """Arguments of `wflow.solve` for one start; every case has the same tokens and G_h."""
+    case, seed = CASES[name], study.seed_of(flags.seed, d, H, start)
+    G = math.sqrt(flags.variance) / 2 * study.initial_heads(seed, H, d)  # (H, d, d)
+    period = flags.t_final - 2 * math.pi * np.linspace(1, 0, 9)
+    return {
+        "x0": wflow.tokens.uniform(flags.n, d, seed=seed), "law": flags.law(case, d),
+        "heads": flags.mean(case, d) + G, "seed": seed, "t_final": flags.t_final, "dt": flags.dt,
+        "direction": case.direction,
+        "save": wflow.SaveAt(every=10**9, snapshots=period, heads=True, budget=False),
+    }  # fmt: skip
+
+
+def centres(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean directions (clusters, d) of the clusters of tokens (n, d), and shares, largest first."""
+    labels = clusters.labels(x, scale)
+    sizes = np.bincount(labels)
+    order = np.argsort(-sizes, kind="stable")
+    sums = np.array([x[labels == k].sum(axis=0) for k in order])
+    return sums / np.linalg.norm(sums, axis=1, keepdims=True), sizes[order] / len(x)
+
+
+def measure(flags: Spectrum, file: Path, name: str) -> dict[str, Any]:
+    """What the last period of a run says about clusters and spectrum."""
+    case = CASES[name]
+    sign = 1.0 if case.direction == "ascent" else -1.0
+    with wflow.open(file) as run:
+        x, D = run.tokens.values[0], sign * run.heads.values[0].mean(axis=1)  # (9, n, d), (9, d, d)
+    oscillates = case.law in ("common", "spread")
+    mean = D.mean(axis=0) if oscillates else sign * flags.mean(case, x.shape[-1])
+    lasting = np.linalg.eigh(mean)[1][:, -1]
+    values, vectors = np.linalg.eigh(D)
+    largest = np.array([centres(each, flags.scale)[0][0] for each in x])  # (9, d)
+    c, shares = centres(x[-1], flags.scale)
+    return {
+        "count": 1 + np.searchsorted(np.cumsum(shares), 0.9 - 1e-9),
+        "share": shares[0],
+        "angle": c[0] @ c[1] if len(c) > 1 else math.nan,
+        "top": values[-1, -1],
+        "gap": values[-1, -1] - values[-1, -2],
+        "present": (np.einsum("ka,ka->k", largest, vectors[:, :, -1]) ** 2).mean(),
+        "lasting": ((largest @ lasting) ** 2).mean(),
+        "last": (c[0] @ vectors[-1, :, 0]) ** 2,
+        "plane": (c[0, :2] ** 2).sum(),
+        "along": (x[-1, :, 0] ** 2).mean(),
+    }
+
+
+def misalignment(flags: Spectrum, law: str, d: Any, H: Any) -> Any:
+    """sin^2 of prediction 7."""
+    rate = {"slow": flags.rates[0], "fast": flags.rates[1]}.get(law, 0.0)
+    return (d - 1) * flags.variance / (2 * H * flags.strength * (flags.strength + rate))
+
+
+def of_clusters(flags: Spectrum, table: "Dataset") -> list[Finding]:
+    """Predictions 1 to 6; 3 to 6 by most of the starts with the largest number of heads."""
+    frozen = table.sel(case=[name for name, case in CASES.items() if case.law == "frozen"])
+    count = frozen["count"].values
+    without = frozen["top"].values < 0
+    single = (frozen["share"].values == 1) & ~without
+    near = frozen["present"].values[single] > ALIGNED
+    settled = (frozen["gap"].values * flags.t_final)[single] > 5
+    found = [
+        Finding.decided(
+            "one cluster forms only where s D has an eigenvalue above zero", THEORY,
+            f"{without.sum()} runs have none, of which {(count[without] == 1).sum()} end in one "
+            "cluster", count[without] > 1,
+        ),
+        Finding.decided(
+            "one cluster is at rest at the leading eigenvector of s D, where T is 5 times the "
+            "inverse of the gap below its eigenvalue", THEORY,
+            f"cos^2 > {ALIGNED:g} for {near[settled].sum()} of {settled.sum()} clusters of all "
+            "tokens; "
+            f"of the others, for {near[~settled].sum()} of {(~settled).sum()}",
+            near, known=settled,
+        ),
+    ]  # fmt: skip
+    d = np.array(flags.dims)
+    many, ratio = table.sel(heads=max(flags.heads)), d * np.log(d) / (
+        flags.strength * math.log(flags.n)
+    )  # fmt: skip
+    one, pair, down, left, flat = (
+        many.sel(case=name) for name in ("one", "minus", "minus, descent", "one, descent", "two")
+    )
+    opposite = (pair["count"] == 2) & (pair["angle"] < -ALIGNED) & (pair["last"] > CLOSE)
+    for claim, holds, known in (
+        ("one eigenvalue L > 0 in ascent: two clusters where d log d < L log n, one where it is "
+         f"larger, by a factor of {CLEAR:g}", one["count"] == np.where(ratio < 1, 2, 1)[:, None],
+         (ratio < 1 / CLEAR) | (ratio > CLEAR)),
+        ("one eigenvalue -L in ascent: two opposite clusters at its eigenvector", opposite, True),
+        ("one eigenvalue -L in descent: one cluster", down["count"] == 1, True),
+        ("tokens leave the eigenvector of L > 0 in descent: mean square below 1/(2d)",
+         left["along"] < 0.5 / left["d"], True),
+        (f"a double eigenvalue L: clusters lie in its plane (cos^2 > {CLOSE:g})",
+         flat["plane"] > CLOSE, True),
+    ):  # fmt: skip
+        share = holds.mean("start").values
+        text = ", ".join(f"{s:.2f} for d = {k}" for k, s in zip(flags.dims, share, strict=True))
+        found.append(
+            Finding.decided(claim, THEORY, f"share of the starts {text}", share >= MOST,
+                            known=known)
+        )  # fmt: skip
+    return found
+
+
+def of_motion(flags: Spectrum, table: "Dataset") -> list[Finding]:
+    """Predictions 7 and 8."""
+    laws = ("one", "slow", "fast")
+    mean, error = wflow.fits.mean_and_error(1 - table["lasting"].sel(case=list(laws)).values)
+    d, H = table["d"].values[:, None], table["heads"].values
+    known = np.array([misalignment(flags, law, d, H) for law in laws])
+    tested = known < SMALL
+    low, high, ratio = ((mean + k * error)[tested] / known[tested] for k in (-2, 2, 0))
+    fewer, spread = mean[1] - mean[2], 2 * np.hypot(error[1], error[2])
+    closer = table["present"].sel(case="common") - table["lasting"].sel(case="common")
+    gain, off = wflow.fits.mean_and_error(closer.values.reshape(len(flags.dims), -1))
+    gains = zip(flags.dims, gain, off, strict=True)
+    return [
+        Finding.within(
+            f"sin^2 off the eigenvector of M is (d - 1) v/(2 H L (L + r)), to {100 * NEAR:g} % "
+            f"with two standard errors, where that is below {SMALL:g}", THEORY,
+            f"median {np.median(ratio):.2f} of it, {ratio.min():.2f} to {ratio.max():.2f} in "
+            f"{ratio.size} cases", low - 1, high - 1, NEAR,
+        ),
+        Finding.decided(
+            "fast heads leave a cluster closer to the eigenvector of M than slow ones", THEORY,
+            f"in {(fewer > spread).sum()} of {fewer.size} cases, by more than two standard errors",
+            fewer > 0, known=np.abs(fewer) > spread,
+        ),
+        Finding.decided(
+            "oscillating heads of one phase take a cluster along: cos^2 is larger with the "
+            "present D than with its mean over a period", THEORY,
+            ", ".join(f"by {m:.2g} ± {e:.1g} for d = {k}" for k, m, e in gains), gain > 0,
+            known=np.abs(gain) > 2 * off,
+        ),
+    ]  # fmt: skip
+
+
+def of_pairs(flags: Spectrum, table: "Dataset") -> Finding:
+    """Prediction 9."""
+    several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
+    one, two = (several["present"].values[several["count"].values == k] for k in (1, 2))
+    claim = "two clusters of several random heads are less well aligned with D than one"
+    text = f"{one.size} runs end in one cluster, {two.size} in two"
+    if min(one.size, two.size) < 2:
+        return Finding(claim, THEORY, text, "inconclusive")
+    (single, error), (double, other) = (
+        wflow.fits.mean_and_error(one),
+        wflow.fits.mean_and_error(two),
+    )
+    text += f": cos^2 {single:.3f} ± {error:.1g} and {double:.3f} ± {other:.1g}"
+    apart = abs(single - double) > 2 * math.hypot(error, other)
+    return Finding.decided(claim, THEORY, text, single > double, known=apart)
+
+
+def main() -> int:
+    flags = study.command_line(Spectrum, __doc__)
+    labels = {
+        "case": (list(CASES), "heads and direction"), "d": (flags.dims, "dimension"),
+        "heads": (flags.heads, "heads H"), "start": (range(flags.starts), "draw of the start"),
+    }  # fmt: skip
+    names = {
+        (name, d, H, k): f"{name.replace(', ', '_')}_d{d:03d}_H{H:03d}_{k:03d}"
+        for name in CASES
+        for d in flags.dims
+        for H in flags.heads
+        for k in range(flags.starts)
+    }
+    with study.session("spectrum", flags) as session:
+        files = session.solve({names[key]: task(flags, *key) for key in names})
+        with session.progress(len(names), "clusters") as advance:
+            table = study.sweep(
+                labels, lambda *key: measure(flags, files[names[key]], key[0]), NAMES,
+                advance=advance,
+            )  # fmt: skip
+        session.finish(
+            table=table,
+            text=report(flags, table),
+            findings=[*of_clusters(flags, table), *of_motion(flags, table), of_pairs(flags, table)],
+            figures={"clusters": figure(flags, table, misalignment)},
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

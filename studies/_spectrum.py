@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 ALIGNMENTS = (
     ("one", "present"), ("two", "present"), ("all", "present"), ("none", "present"),
+    ("none", "weighted"),
     ("minus, descent", "present"), ("one", "lasting"), ("slow", "lasting"), ("fast", "lasting"),
     ("common", "present"), ("common", "lasting"), ("spread", "present"),
 )  # fmt: skip
+SEEN = {"present": "D", "lasting": "its mean", "weighted": "weighted mean"}
 
 
 def report(flags: Any, table: "Dataset") -> str:
@@ -27,7 +29,7 @@ def report(flags: Any, table: "Dataset") -> str:
         for name in table["case"].values
     ]
     aligned = [
-        {"case": name, "eigenvector of": "D" if which == "present" else "its mean", "H": str(H)}
+        {"case": name, "eigenvector of": SEEN[which], "H": str(H)}
         | {
             f"d = {d}": study.mean_text(table[which].sel(case=name, d=d, heads=H), ".3f")
             for d in flags.dims
@@ -38,7 +40,8 @@ def report(flags: Any, table: "Dataset") -> str:
     return (
         f"Starts by the number of clusters that hold 0.9 of the tokens, H = {many}:\n\n"
         f"{study.markdown_table(counts)}\n\ncos^2 of the largest cluster and the leading "
-        "eigenvector of s D, or of its mean: M, and of oscillating heads that over a period:\n\n"
+        "eigenvector of s D, or of its mean: M, and of oscillating heads that over a period; "
+        "weighted means have the weights r_h of two opposite clusters:\n\n"
         f"{study.markdown_table(aligned)}"
     )
 

@@ -17,8 +17,9 @@ of the averaged head D = mean_h D_h decides on the clusters. Softmax attention, 
    variance of the heads and r their rate, 0 if they are frozen: many and fast heads act as M.
 8. Oscillating heads of one phase take a cluster along: it is closer to the leading eigenvector of
    the present D than to that of the mean of D over a period.
-9. Two clusters of random heads, M = 0, are less well aligned with D than one: they see the heads
-   weighted by tanh <c, D_h c>.
+9. Two opposite clusters of random heads, M = 0, are less well aligned with D than one. They are at
+   the leading eigenvector of the mean of the heads with the weights r_h, for equal shares
+   tanh <c, D_h c>.
 
     python studies/spectrum.py
 
@@ -80,6 +81,7 @@ NAMES = {
     "lasting": "the same with the mean M in the place of D; of oscillating heads with that over a "
     "period",
     "last": "cos^2 of the largest cluster and the last eigenvector of s D",
+    "weighted": "cos^2 of the largest cluster and the leading eigenvector of mean_h r_h D_h",
     "plane": "share of the largest cluster in the first two axes",
     "along": "mean square of the first coordinate of the tokens",
 }
@@ -178,13 +180,17 @@ def measure(flags: Spectrum, file: Path, name: str) -> dict[str, Any]:
     case = CASES[name]
     sign = 1.0 if case.direction == "ascent" else -1.0
     with wflow.open(file) as run:
-        x, D = run.tokens.values[0], sign * run.heads.values[0].mean(axis=1)  # (9, n, d), (9, d, d)
+        x, heads = run.tokens.values[0], run.heads.values[0]  # (9, n, d), (9, H, d, d)
+    D = sign * heads.mean(axis=1)  # (9, d, d)
     oscillates = case.law in ("common", "spread")
     mean = D.mean(axis=0) if oscillates else sign * flags.mean(case, x.shape[-1])
     lasting = np.linalg.eigh(mean)[1][:, -1]
     values, vectors = np.linalg.eigh(D)
     largest = np.array([centres(each, flags.scale)[0][0] for each in x])  # (9, d)
     c, shares = centres(x[-1], flags.scale)
+    scores = np.einsum("a,hab,b->h", c[0], heads[-1], c[0])
+    r = np.tanh(scores + 0.5 * np.log(shares[0] / max(1 - shares[0], 1e-9)))
+    weighted = np.linalg.eigh(sign * np.einsum("h,hab->ab", r, heads[-1]))[1][:, -1]
     return {
         "count": 1 + np.searchsorted(np.cumsum(shares), 0.9 - 1e-9),
         "share": shares[0],
@@ -194,6 +200,7 @@ def measure(flags: Spectrum, file: Path, name: str) -> dict[str, Any]:
         "present": (np.einsum("ka,ka->k", largest, vectors[:, :, -1]) ** 2).mean(),
         "lasting": ((largest @ lasting) ** 2).mean(),
         "last": (c[0] @ vectors[-1, :, 0]) ** 2,
+        "weighted": (c[0] @ weighted) ** 2,
         "plane": (c[0, :2] ** 2).sum(),
         "along": (x[-1, :, 0] ** 2).mean(),
     }
@@ -223,36 +230,32 @@ def of_clusters(flags: Spectrum, table: "Dataset") -> list[Finding]:
             "one cluster is at rest at the leading eigenvector of s D, where T is 5 times the "
             "inverse of the gap below its eigenvalue", THEORY,
             f"cos^2 > {ALIGNED:g} for {near[settled].sum()} of {settled.sum()} clusters of all "
-            "tokens; "
-            f"of the others, for {near[~settled].sum()} of {(~settled).sum()}",
-            near, known=settled,
+            f"tokens; of the others, for {near[~settled].sum()} of {(~settled).sum()}",
+            near[settled],
         ),
     ]  # fmt: skip
-    d = np.array(flags.dims)
-    many, ratio = table.sel(heads=max(flags.heads)), d * np.log(d) / (
-        flags.strength * math.log(flags.n)
-    )  # fmt: skip
+    d, many = np.array(flags.dims), table.sel(heads=max(flags.heads))
+    ratio = d * np.log(d) / (flags.strength * math.log(flags.n))
     one, pair, down, left, flat = (
         many.sel(case=name) for name in ("one", "minus", "minus, descent", "one, descent", "two")
     )
     opposite = (pair["count"] == 2) & (pair["angle"] < -ALIGNED) & (pair["last"] > CLOSE)
-    for claim, holds, known in (
+    for claim, holds, tested in (
         ("one eigenvalue L > 0 in ascent: two clusters where d log d < L log n, one where it is "
          f"larger, by a factor of {CLEAR:g}", one["count"] == np.where(ratio < 1, 2, 1)[:, None],
          (ratio < 1 / CLEAR) | (ratio > CLEAR)),
-        ("one eigenvalue -L in ascent: two opposite clusters at its eigenvector", opposite, True),
-        ("one eigenvalue -L in descent: one cluster", down["count"] == 1, True),
+        ("one eigenvalue -L in ascent: two opposite clusters at its eigenvector", opposite, ...),
+        ("one eigenvalue -L in descent: one cluster", down["count"] == 1, ...),
         ("tokens leave the eigenvector of L > 0 in descent: mean square below 1/(2d)",
-         left["along"] < 0.5 / left["d"], True),
+         left["along"] < 0.5 / left["d"], ...),
         (f"a double eigenvalue L: clusters lie in its plane (cos^2 > {CLOSE:g})",
-         flat["plane"] > CLOSE, True),
+         flat["plane"] > CLOSE, ...),
     ):  # fmt: skip
         share = holds.mean("start").values
         text = ", ".join(f"{s:.2f} for d = {k}" for k, s in zip(flags.dims, share, strict=True))
         found.append(
-            Finding.decided(claim, THEORY, f"share of the starts {text}", share >= MOST,
-                            known=known)
-        )  # fmt: skip
+            Finding.decided(claim, THEORY, f"share of the starts {text}", (share >= MOST)[tested])
+        )
     return found
 
 
@@ -289,21 +292,25 @@ def of_motion(flags: Spectrum, table: "Dataset") -> list[Finding]:
     ]  # fmt: skip
 
 
-def of_pairs(flags: Spectrum, table: "Dataset") -> Finding:
+def of_pairs(flags: Spectrum, table: "Dataset") -> list[Finding]:
     """Prediction 9."""
     several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
-    one, two = (several["present"].values[several["count"].values == k] for k in (1, 2))
-    claim = "two clusters of several random heads are less well aligned with D than one"
-    text = f"{one.size} runs end in one cluster, {two.size} in two"
-    if min(one.size, two.size) < 2:
-        return Finding(claim, THEORY, text, "inconclusive")
-    (single, error), (double, other) = (
-        wflow.fits.mean_and_error(one),
-        wflow.fits.mean_and_error(two),
-    )
+    one = several["count"].values == 1
+    two = (several["count"].values == 2) & (several["angle"].values < -ALIGNED)
+    claim = "two opposite clusters of several random heads are less well aligned with D than one"
+    text = f"{one.sum()} runs end in one cluster, {two.sum()} in two"
+    weighted = several["weighted"].values[two] > ALIGNED
+    at_rest = Finding.decided(
+        "they are at the leading eigenvector of the mean of the heads with the weights r_h",
+        THEORY, f"cos^2 > {ALIGNED:g} for {weighted.sum()} of {weighted.size}", weighted,
+    )  # fmt: skip
+    if min(one.sum(), two.sum()) < 2:
+        return [Finding(claim, THEORY, text, "inconclusive"), at_rest]
+    present = several["present"].values
+    (single, error), (double, other) = map(wflow.fits.mean_and_error, (present[one], present[two]))
     text += f": cos^2 {single:.3f} ± {error:.1g} and {double:.3f} ± {other:.1g}"
     apart = abs(single - double) > 2 * math.hypot(error, other)
-    return Finding.decided(claim, THEORY, text, single > double, known=apart)
+    return [Finding.decided(claim, THEORY, text, single > double, known=apart), at_rest]
 
 
 def main() -> int:
@@ -329,7 +336,11 @@ def main() -> int:
         session.finish(
             table=table,
             text=report(flags, table),
-            findings=[*of_clusters(flags, table), *of_motion(flags, table), of_pairs(flags, table)],
+            findings=[
+                *of_clusters(flags, table),
+                *of_motion(flags, table),
+                *of_pairs(flags, table),
+            ],
             figures={"clusters": figure(flags, table, misalignment)},
         )
     return 0

@@ -282,6 +282,7 @@ def table(folder: Path) -> dict[str, Case]:
         "heads.OrnsteinUhlenbeck": Case(OrnsteinUhlenbeck, mean=np.eye(3)),
         "heads.Oscillating": Case(heads.Oscillating, d=3),
         "heads.Schedule": Case(Schedule, times=[0.0, 1.0], values=np.stack([D, 2 * D])),
+        "heads.CompoundPoisson": Case(heads.CompoundPoisson, law=law, rate=2.0, size=0.5),
         "heads.law_config": Case(heads.law_config, law=law),
         "heads.register": Case(heads.register, cls=OrnsteinUhlenbeck),
         "heads.law_from_config": Case(heads.law_from_config, config=heads.law_config(law)),

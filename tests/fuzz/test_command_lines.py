@@ -63,6 +63,7 @@ SMALL = {
     "sentiment": "--preset smoke --epochs 1 --seeds 1 --only baseline --device cpu",
     "shakespeare_gpt": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
     "shakespeare_words": "--preset smoke --iterations 2 --seeds 1 --only baseline --device cpu",
+    "spectrum": "--dims 3 --heads 1 --starts 2 --n 4 --t-final 7 --dt 0.25",
     "stability_tokens": "--n 4 --heads 1 --sizes 0.1 0.2 --eps 0.01 --paths 2 --t-final 0.1 "
     "--times 2",
     "stability_weights": "--n 4 --law-heads 2 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "

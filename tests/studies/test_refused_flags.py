@@ -185,6 +185,14 @@ REFUSED = {
         "--share 2": "--share is 2",
         "--rate 0": "--rate is 0",
     },
+    "spectrum": {
+        "--dims 2": "--dims is 2",
+        "--heads 2 2": "--heads",
+        "--starts 1": "--starts is 1",
+        "--scale 4": "--scale is 4",
+        "--rates 1 0": "--rates is 0",
+        "--t-final 5": "--t-final is 5",
+    },
     "stability_tokens": {
         "--sizes 1": "--sizes",
         "--eps -1": "--eps is -1",

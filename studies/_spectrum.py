@@ -31,7 +31,7 @@ def report(flags: Any, table: "Dataset") -> str:
     aligned = [
         {"case": name, "eigenvector of": SEEN[which], "H": str(H)}
         | {
-            f"d = {d}": study.mean_text(table[which].sel(case=name, d=d, heads=H), ".3f")
+            f"d = {d}": study.mean_text(table[which].sel(case=name, d=d, heads=H), ".3f", ".3f")
             for d in flags.dims
         }
         for name, which in ALIGNMENTS
@@ -55,21 +55,24 @@ def _counts(values: Any) -> str:
 
 
 def figure(flags: Any, table: "Dataset", misalignment: Callable[..., Any]) -> "Figure":
-    """Number of clusters over the dimension, and misalignment against its formula."""
+    """Eigenvectors that one and two clusters see, and misalignment against its formula."""
     from wflow.plots.figure import PAGE, grid, style
 
-    many = table.sel(heads=max(flags.heads))
     d = np.array(flags.dims)
+    several = table.sel(case="none", heads=[H for H in flags.heads if H > 1])
     with style():
         drawn, axes = grid(1, 2, PAGE, 3.1)
         left, right = axes.flat
-        for marker, name in zip("os^v", ("one", "all", "minus", "minus, descent"), strict=True):
-            count = many["count"].sel(case=name).mean("start")
-            left.plot(d, count, f"{marker}-", label=name)
-        left.set(xscale="log", xlabel="dimension $d$", ylabel="clusters, mean over the starts")
-        left.set_xticks(d, [str(each) for each in d])
-        left.minorticks_off()
-        left.legend()
+        for marker, count, name in (("o", 1, "one cluster"), ("^", 2, "two clusters")):
+            chosen = several["count"].values == count
+            shown = (several[which].values[chosen] for which in ("present", "weighted"))
+            left.plot(*shown, marker, markerfacecolor="none", label=name)
+        left.set(
+            xlabel=r"$\cos^2$ with the eigenvector of $H^{-1} \Sigma_h D_h$",
+            ylabel=r"$\cos^2$ with that of $H^{-1} \Sigma_h r_h D_h$",
+            xlim=(-0.03, 1.03), ylim=(-0.03, 1.03),
+        )  # fmt: skip
+        left.legend(loc="lower left")
         for marker, law in zip("os^", ("one", "slow", "fast"), strict=True):
             off = 1 - table["lasting"].sel(case=law).mean("start").values  # (d, heads)
             known = misalignment(flags, law, d[:, None], np.array(flags.heads))

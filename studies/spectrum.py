@@ -131,7 +131,7 @@ class Spectrum(study.Flags):
         whole(self.starts, "--starts", 2, why="an interval needs two")
         whole(self.n, "--n", 2, why="one token is alone")
         for name in ("strength", "variance", "rates", "scale"):
-            for value in np.atleast_1d(getattr(self, name)):
+            for value in np.atleast_1d(getattr(self, name)).tolist():
                 positive(value, f"--{name}")
         if self.scale >= math.pi:
             raise InputError(f"--scale is {self.scale:g}: expected radians, between 0 and pi")
@@ -301,8 +301,8 @@ def of_pairs(flags: Spectrum, table: "Dataset") -> list[Finding]:
     text = f"{one.sum()} runs end in one cluster, {two.sum()} in two"
     weighted = several["weighted"].values[two] > ALIGNED
     at_rest = Finding.decided(
-        "they are at the leading eigenvector of the mean of the heads with the weights r_h",
-        THEORY, f"cos^2 > {ALIGNED:g} for {weighted.sum()} of {weighted.size}", weighted,
+        "two opposite clusters are at the leading eigenvector of the mean of r_h D_h", THEORY,
+        f"cos^2 > {ALIGNED:g} for {weighted.sum()} of {weighted.size}", weighted,
     )  # fmt: skip
     if min(one.sum(), two.sum()) < 2:
         return [Finding(claim, THEORY, text, "inconclusive"), at_rest]

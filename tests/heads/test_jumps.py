@@ -8,6 +8,7 @@ from twin import symmetric, unit
 import wflow
 from wflow import InputError
 from wflow._core.tableaux import TABLEAUX
+from wflow.cli import main
 from wflow.heads import (
     CompoundPoisson,
     Frozen,
@@ -15,6 +16,8 @@ from wflow.heads import (
     OrnsteinUhlenbeck,
     Oscillating,
     Schedule,
+    law_config,
+    law_from_config,
 )
 from wflow.heads.process import HeadProcess
 
@@ -182,10 +185,12 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
         same_bits(run, whole)
 
 
-def test_a_run_is_checked_and_run_again_from_its_file(tmp_path):
+def test_a_run_is_checked_described_and_run_again_from_its_file(tmp_path, capsys):
     path = tmp_path / "run.h5"
     solve(NOISY, out=path, save=wflow.SaveAt(heads=True)).close()
     assert wflow.verify(path).passed
+    assert main(["info", str(path)]) == 0
+    assert "CompoundPoisson(law = OrnsteinUhlenbeck, rate = 4.0" in capsys.readouterr().out
     with wflow.open(path) as run:
         same_bits(wflow.rerun(path), run)
         assert np.isfinite(wflow.stability.exponent(run)).all()
@@ -254,6 +259,14 @@ def test_schemes_of_several_stages_are_refused(scheme):
 def test_jumps_of_a_wrong_form_are_refused(size, message):
     with pytest.raises(InputError, match=message):
         solve(CompoundPoisson(Frozen(), 20.0, size))
+
+
+def test_a_configuration_of_laws_in_laws_without_end_is_refused():
+    config = law_config(Frozen())
+    for _ in range(900):
+        config = {"name": "CompoundPoisson", "law": config, "rate": 1.0, "size": 1.0}
+    with pytest.raises(InputError, match="cannot be made"):
+        law_from_config(config)
 
 
 def test_heads_that_do_not_fit_the_law_within_are_refused():

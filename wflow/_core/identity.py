@@ -210,7 +210,7 @@ class Registry(Generic[_T]):
             )
         try:
             thing = cls.from_config({key: config[key] for key in config if key not in _IDENTITY})
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise InputError(
                 f"the {self.kind} {name!r} cannot be made from its parameters: {error}"
             ) from None

@@ -193,7 +193,12 @@ def _law(config: dict[str, Any]) -> str:
     name = law_name(config)
     if not name:
         return "?"
-    rest = ", ".join(f"{key} = {value}" for key, value in config["law"].items() if key != "name")
+    law = config["law"]
+    rest = ", ".join(
+        f"{key} = {law_name(law) if key == 'law' else value}"  # the law within a law
+        for key, value in law.items()
+        if key != "name"
+    )
     return _short(f"{name}({rest})")
 
 

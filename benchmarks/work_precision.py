@@ -97,7 +97,7 @@ def strong(found: np.ndarray, fine: np.ndarray) -> float:
 
 
 def trapezoidal_residual(
-    size: tuple[int, int, int], scheme: str, steps: int, paths: Paths
+    size: tuple[int, int, int], scheme: Any, steps: int, paths: Paths
 ) -> float:
     """Residual (rms) with the work of the heads by the trapezoidal rule."""
     n, heads, count = size

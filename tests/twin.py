@@ -62,7 +62,7 @@ class Twin:
         full = self.U * np.exp(self.shift) * factor
         return full.sum() / (2 * self.heads * self.n**2)
 
-    def terms(self, drift=None, noise=None, sigma2=None) -> dict[str, np.longdouble]:
+    def terms(self, drift=None, noise=None, sigma2=None, moved=None) -> dict[str, np.longdouble]:
         x, one = self.x, np.longdouble(1)
         gram = x @ x.T
         speed_sq = (self.velocity**2).sum(1)
@@ -75,6 +75,8 @@ class Twin:
         }
         if drift is not None:
             terms["weight_power"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, drift, x))
+        if moved is not None:
+            terms["backward_work"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, moved, x))
         if noise is not None:
             terms["martingale"] = self.pair_sum(np.einsum("ia,hab,jb->hij", x, noise, x))
         if noise is not None and sigma2 is not None:

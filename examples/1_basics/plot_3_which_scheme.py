@@ -2,10 +2,10 @@ r"""
 Which scheme: euler, heun, rk4, dopri5
 ======================================
 
-Noise, of heads or of tokens, needs `euler` (Euler-Maruyama). For deterministic heads there are
-`heun` of order 2, `rk4` of order 4, and `dopri5` of order 5, which chooses its steps by their
-error. This example measures the error of the tokens against the number of evaluations of the
-velocity, which is what a run costs.
+Under noise the schemes are `euler` (Euler-Maruyama) and, for Ornstein-Uhlenbeck heads, `sra1`. For
+deterministic heads there are `heun` of order 2, `rk4` of order 4, and `dopri5` of order 5, which
+chooses its steps by their error. This example measures the error of the tokens under such heads
+against the number of evaluations of the velocity, which is what a run costs.
 """
 
 import matplotlib.pyplot as plt

@@ -67,6 +67,8 @@ def test_velocities_and_terms_are_the_exact_ones_within_the_estimate(
     x, D, drift, noise, sigma2 = problem(**case)
     if law != "noise":
         noise, sigma2 = absent(D), sigma2[:, :0]
+    else:
+        drift = np.concatenate([drift, drift[:, ::-1]], axis=1)  # and last moves
     if law == "frozen":
         drift = absent(D)
     v, terms, error = fast_sums(x, D, D, drift, noise, sigma2, flow, sign, tolerance)
@@ -86,7 +88,8 @@ def test_velocities_and_terms_are_the_exact_ones_within_the_estimate(
     largest = np.linalg.norm(noise[0], 2, axis=(1, 2)).max(initial=0.0) if noise.size else 0.0
     gap = abs(found["second_variation"] - true["second_variation"])
     assert gap <= 2 * largest**2 * pairs * case["heads"]
-    for name, matrix in (("weight_power", drift), ("martingale", noise)):
+    matrices = {"weight_power": drift, "backward_work": drift, "martingale": noise}
+    for name, matrix in matrices.items():
         size = np.linalg.norm(matrix[0], 2, axis=(1, 2)).max(initial=0.0)
         assert abs(found[name] - true[name]) <= size * pairs * case["heads"]
     assert abs(found["max_speed"] - true["max_speed"]) <= far

@@ -34,7 +34,7 @@ DIMENSIONS = (2, 3, 16, 64)  # with specialised loops, and without
 def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, direction, symmetric_pass):
     rng = np.random.default_rng(seed)
     x = unit(rng, n, d)
-    D, drift, noise = (symmetric(rng, heads, d, d) for _ in range(3))
+    D, drift, noise, moved = (symmetric(rng, heads, d, d) for _ in range(4))
     largest = np.abs(np.linalg.eigvalsh(D)).max()
     D *= size / largest
     if flow != "softmax":
@@ -45,6 +45,7 @@ def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, directi
         x[None],
         D[None],
         drift=drift[None],
+        moved=moved[None],
         noise=noise[None],
         sigma2=sigma2[None],
         flow=flow,
@@ -56,12 +57,13 @@ def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, directi
     if flow != "softmax":
         scale = max(scale, size * float(np.exp((twin.log_gradient - twin.log_b).max())))
     assert np.abs(velocity[0] - twin.velocity).max() <= 1e-13 * max(scale, 1e-30)
-    expected = twin.terms(drift, noise, sigma2)
+    expected = twin.terms(drift, noise, sigma2, moved)
     energy = float(expected["energy"])
     sizes = {
         "energy": energy,
         "ito_power": energy,
         "weight_power": energy * np.abs(np.linalg.eigvalsh(drift)).max(),
+        "backward_work": energy * np.abs(np.linalg.eigvalsh(moved)).max(),
         "martingale": energy * np.abs(np.linalg.eigvalsh(noise)).max(),
         "second_variation": energy * np.abs(np.linalg.eigvalsh(noise)).max() ** 2,
         "dissipation": float(np.exp(twin.log_gradient.max())) * size * float(scale),

@@ -191,10 +191,11 @@ def test_terms_that_overflow_are_infinite_and_never_nan(dtype, size, symmetric):
     x[0, :100, 0] = x[0, 100:, 1] = 1.0
     D = size * np.eye(3, dtype=dtype)[None, None]
     balance = np.diag([size, -size, 0.0]).astype(dtype)[None, None]  # inf - inf
-    terms = evaluate(x, D, drift=balance, noise=balance, symmetric=symmetric).terms
+    given = {"drift": balance, "noise": balance, "sigma2": np.ones((1, 1), dtype)}
+    terms = evaluate(x, D, **given, symmetric=symmetric).terms
     assert not any(np.isnan(values).any() for values in terms.values())
     assert terms["weight_power"] == np.inf
-    assert terms["martingale"] == np.inf
+    assert terms["martingale"] == terms["second_variation"] == np.inf
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("f8", 1e200), ("f4", 1e30)])

@@ -18,7 +18,13 @@ from wflow import InputError
 from wflow.kernels.evaluate import mark_overflow
 from wflow.kernels.pairs import diffusion, fused
 from wflow.kernels.pairs.diffusion import energy_laplacian
-from wflow.kernels.pairs.headsums import EFFECTIVE, SOFTMAX, TERMS, UNNORMALISED
+from wflow.kernels.pairs.headsums import (
+    EFFECTIVE,
+    ENERGY_TERMS,
+    SOFTMAX,
+    TERMS,
+    UNNORMALISED,
+)
 
 torch = pytest.importorskip("torch")
 from wflow.kernels.torch import sums, tiles  # noqa: E402
@@ -29,10 +35,11 @@ HERE = Path(__file__).parent
 
 
 def make(seed, paths, n, d, heads, size, dtype="f8", *, general=False, ledger=True):
-    """Random arguments x, score, value, drift, noise, sigma2 with |D_h| = size."""
+    """Random arguments x, score, value, drift with last moves, noise, sigma2; |D_h| = size."""
     rng = np.random.default_rng(seed)
     x = unit(rng, paths, n, d)
-    D, drift, noise = symmetric(rng, 3, paths, heads, d, d)
+    D, drift, noise, moved = symmetric(rng, 4, paths, heads, d, d)
+    drift = np.concatenate([drift, moved], axis=1)
     D *= (np.asarray(size) / np.abs(np.linalg.eigvalsh(D)).max(-1))[..., None, None]
     sigma2 = rng.uniform(0, 2, (paths, heads))
     if not ledger:
@@ -50,7 +57,7 @@ def assert_same(found, expected, arguments, tolerance):
     tables = []
     for v, terms in (found, expected):
         table = dict(zip(TERMS, np.array(terms).T, strict=True))
-        mark_overflow(table, TERMS[:7], x.dtype)
+        mark_overflow(table, ENERGY_TERMS, x.dtype)
         tables.append(table)
         assert v.dtype == x.dtype and terms.dtype == np.float64
     (v, _), (u, _) = found, expected
@@ -67,6 +74,7 @@ def assert_same(found, expected, arguments, tolerance):
         scales = {
             "energy": energy,
             "weight_power": energy * norms[0],
+            "backward_work": energy * norms[0],
             "ito_power": energy * sigma2.max(initial=0),
             "martingale": energy * norms[1],
             "second_variation": energy * norms[1] ** 2,
@@ -78,7 +86,7 @@ def assert_same(found, expected, arguments, tolerance):
             "max_score": size,
         }
     given = {
-        "weight_power": drift, "martingale": noise, "ito_power": sigma2,
+        "weight_power": drift, "backward_work": drift, "martingale": noise, "ito_power": sigma2,
         "second_variation": noise if sigma2.size else sigma2,
     }  # fmt: skip
     for name in TERMS:
@@ -555,7 +563,7 @@ def test_compiled_triton_kernel_computes_in_double_precision_without_atomics():
         triton_kernel._group_sums,
         signature=triton_kernel.signature("fp64"),
         constexprs=triton_kernel.options(
-            3, 8, True, ledger=(True, True, True), causal=False, any_size=False
+            3, 8, True, ledger=(True, True, True, True), causal=False, any_size=False
         ),
     )
     built = compile(source, target=GPUTarget("cuda", 90, 32), options=triton_kernel.LAUNCH)

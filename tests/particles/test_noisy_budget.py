@@ -1,4 +1,4 @@
-"""The energy budget under noisy heads: order of its residual, mean of its martingale, weak errors.
+"""The energy budget under noisy heads: order of its residuals, mean of its martingale, weak errors.
 
 Steps of different lengths are compared on one Brownian path of the heads.
 """
@@ -47,13 +47,79 @@ def order(errors, steps=COARSE):
     ids=["ou", "exact", "time", "multiplicative"],
 )
 def test_the_residual_falls_like_the_step_under_noise(law, schemes, flow):
-    last = []
-    for scheme in schemes:
-        residuals = [run(law, k, scheme, flow=flow).edi_residual.values[:, -1] for k in COARSE]
-        sizes = [np.sqrt((values**2).mean()) for values in residuals]
-        assert order(sizes) == pytest.approx(1.0, abs=0.15), scheme
-        last.append(sizes[-1])
-    assert last[-1] <= last[0]
+    for name in ("edi_residual", "edi_residual_stratonovich"):
+        for scheme in schemes:
+            residuals = [run(law, k, scheme, flow=flow)[name].values[:, -1] for k in COARSE]
+            sizes = [np.sqrt((values**2).mean()) for values in residuals]
+            assert order(sizes) == pytest.approx(1.0, abs=0.15), (name, scheme)
+
+
+@pytest.mark.parametrize("heads_too", [False, True])
+def test_the_residual_falls_like_the_step_where_tokens_have_noise(heads_too):
+    law = OU(np.eye(D)) if heads_too else wflow.heads.Frozen()
+    sizes = []
+    for steps in COARSE:
+        ds = run(law, steps, "euler", kappa=0.3)
+        sizes.append(np.sqrt((ds.edi_residual.values[:, -1] ** 2).mean()))
+    assert order(sizes) == pytest.approx(1.0, abs=0.15)
+
+
+def test_the_stratonovich_work_of_euler_is_the_trapezoidal_sum():
+    x0 = wflow.tokens.uniform(7, D, seed=0)
+    steps, dt, law = 10, 0.05, OrnsteinUhlenbeck(np.eye(D))
+    ds = wflow.solve(
+        x0, law, heads=2, t_final=steps * dt, dt=dt,
+        save=wflow.SaveAt(heads=True, snapshots=np.arange(steps + 1) * dt),
+    )  # fmt: skip
+    x, heads = ds.tokens.values[0], ds.heads.values[0]
+
+    def slope(k):
+        U = np.exp(np.einsum("ia,hab,jb->hij", x[k], heads[k], x[k]))
+        return np.einsum("hij,ia,jb->hab", U, x[k], x[k]) / (2 * 2 * 7**2)
+
+    work = [((slope(k) + slope(k + 1)) / 2 * (heads[k + 1] - heads[k])).sum() for k in range(steps)]
+    found = ds.work_stratonovich.values[0]
+    np.testing.assert_allclose(found, np.cumsum([0.0, *work]), rtol=0, atol=1e-12)
+    left = ds.energy.values[0] - ds.energy.values[0, 0] - found + ds.dissipated.values[0]
+    np.testing.assert_allclose(ds.edi_residual_stratonovich.values[0], left, rtol=0, atol=1e-12)
+
+
+def test_jumps_of_the_heads_leave_the_stratonovich_residual_small():
+    law = wflow.heads.CompoundPoisson(OrnsteinUhlenbeck(np.eye(D), sigma2=0.5), rate=3.0, size=0.5)
+    sizes = []
+    for dt in (0.02, 0.005):
+        ds = wflow.solve(
+            wflow.tokens.uniform(TOKENS, D, seed=1), law, heads=2, t_final=1.0, dt=dt, paths=50
+        )
+        sizes.append(np.sqrt((ds.edi_residual_stratonovich.values[:, -1] ** 2).mean()))
+    assert sizes[1] < sizes[0] / 2.5
+
+
+def test_the_balance_is_the_same_to_the_bit_in_batches_and_after_an_extension(tmp_path):
+    options = {"heads": 2, "dt": 0.05, "paths": 3, "seed": 3, "scheme": "sra1"}
+    x0, law, out = (
+        wflow.tokens.uniform(7, D, seed=0),
+        OrnsteinUhlenbeck(np.eye(D)),
+        tmp_path / "a.h5",
+    )
+    whole = wflow.solve(x0, law, t_final=1.0, **options)
+    apart = wflow.solve(x0, law, t_final=1.0, compute=wflow.Compute(batch=1), **options)
+    wflow.solve(x0, law, t_final=0.5, out=out, **options).close()
+    extended = wflow.solve(x0, law, t_final=1.0, out=out, if_exists="resume", **options)
+    for other in (apart, extended):
+        for name in ("martingale", "work_stratonovich", "edi_residual_stratonovich"):
+            np.testing.assert_array_equal(whole[name].values, other[name].values)
+    assert wflow.verify(out).passed
+
+
+def test_verify_tells_a_residual_of_order_dt_from_one_of_its_root():
+    x0, law = wflow.tokens.uniform(TOKENS, D, seed=1), OrnsteinUhlenbeck(np.eye(D))
+    ds = wflow.solve(x0, law, heads=2, t_final=1.0, dt=1 / 256)
+    assert wflow.verify(ds).passed
+    first_order = ds.assign(edi_residual=ds.edi_residual + np.sqrt(1 / 256))  # what it was
+    first_order["martingale"] = ds.martingale - np.sqrt(1 / 256)
+    failed = [check.name for check in wflow.verify(first_order).checks if check.passed is False]
+    assert "the energy balance closes" in failed
 
 
 @pytest.mark.parametrize(("scheme", "expected"), [("euler", 1.0), ("sra1", 2.0)])

@@ -40,7 +40,9 @@ from wflow.runs.schema import (
     DIFFUSION_RUNNING,
     MESH,
     MOVEMENTS,
+    NOISE_RUNNING,
     RESUME,
+    SCHEMA,
     SPEED,
     TAIL,
     VARIABLES,
@@ -69,6 +71,10 @@ _FEWEST = 10  # record times from which the scatter of a rate can be judged
 _SIGMAS = 8.0  # rates have heavy tails where records are far apart
 _FLOOR = 0.01
 _TERMS = ("energy", "work_weights", "work_ito", "dissipated", "martingale")
+# What earlier files have in first order of the noise alone.
+_FIRST_ORDER = {
+    "martingale", "martingale_tokens", "edi_residual", "edi_residual_upper_gradient",
+}  # fmt: skip
 _DIFFUSION_TERMS = ("work_diffusion", "martingale_tokens")
 _PAIRS = {
     "work_weights": "weight_power",
@@ -163,7 +169,7 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
     """Check the columns of the energy budget against each other, path by path and time by time."""
     sign = 1.0 if config.get("direction") == "ascent" else -1.0
     same = ds.attrs["complete"] and _coincide(ds, config)
-    worst = dict.fromkeys(("start", "residual", "upper", "defect", "same"), 0.0)
+    worst = dict.fromkeys(("start", "residual", "upper", "stratonovich", "defect", "same"), 0.0)
 
     def note(key: str, parts: list[Array], scales: list[Array]) -> None:
         worst[key] = max(worst[key], _share(parts, scales))
@@ -185,6 +191,10 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
         note("residual", [*rest, lost, -block["edi_residual"]], terms)
         upper = [*rest, -sign * gradient, -block["edi_residual_upper_gradient"]]
         note("upper", upper, [*terms, gradient])
+        if NOISE_RUNNING[0] in block:
+            work, residual = (block[name] for name in NOISE_RUNNING)
+            other = [energy, -energy[:, :1], -work, *(-term for term in extra), lost, -residual]
+            note("stratonovich", other, [*terms, work])
         rates = [block["dissipation"], sign * block["upper_gradient_sq"]]
         note("defect", [*rates, -block["edi_defect"]], rates)
         note("same", [block["edi_defect"]], rates)
@@ -204,6 +214,9 @@ def columns(ds: "Dataset", config: dict[str, Any]) -> list[Check]:
         ),
         below(f"{identity} upper_gradient_sq", worst["defect"], exact, relative),
     ]
+    if NOISE_RUNNING[0] in ds:
+        name = f"{NOISE_RUNNING[1]} is what its terms leave"
+        checks.append(below(name, worst["stratonovich"], _ROUNDING, relative))
     name = "dissipation and upper_gradient_sq coincide"
     if same:
         checks.append(below(name, worst["same"], exact, relative))
@@ -384,7 +397,8 @@ TOLERANCE = 0.05
 _NUDGE, _UNSTABLE = 1e-14, 0.1
 _REPLAY_PAIRS = 1e10  # kernel values, some ten seconds
 _SERIES = (
-    *BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *SPEED, "free_energy",
+    *BUDGET_RATES, *BUDGET_RUNNING, *DIFFUSION_RATES, *DIFFUSION_RUNNING, *NOISE_RUNNING,
+    *SPEED, "free_energy",
 )  # fmt: skip
 _NEAR = 1e-12  # squared distance below which differences are not relative
 _MASS = 1e-12  # by which that of a density may be off one
@@ -715,7 +729,10 @@ def _replayed(ds: "Dataset", config: dict[str, Any]) -> Check:
     sized = ("energy", "speed_sq") if found.keys() & {"energy", "speed_sq"} else ("entropy",)
     scale = max(np.abs(found[key]).max() for key in sized if key in found)
     grown = 0.0
-    for key in found.keys() & set(map(str, ds.data_vars)):
+    keys = found.keys() & set(map(str, ds.data_vars))
+    if ds.attrs.get("schema") != SCHEMA:
+        keys -= _FIRST_ORDER
+    for key in keys:
         stored = ds[key][0, :count].values
         known = np.isfinite(stored) & np.isfinite(found[key][:count])
         size = scale + np.abs(stored)[known]

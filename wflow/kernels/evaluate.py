@@ -150,6 +150,7 @@ def evaluate(
     *,
     values: NDArray[np.floating] | None = None,
     drift: NDArray[np.floating] | None = None,
+    moved: NDArray[np.floating] | None = None,
     noise: NDArray[np.floating] | None = None,
     sigma2: NDArray[np.floating] | None = None,
     flow: str = "softmax",
@@ -160,15 +161,16 @@ def evaluate(
 ) -> Evaluation:
     """Velocities and all energy terms in one pass; x (paths, n, d), D (paths, heads, d, d).
 
+    `moved` (paths, heads, d, d) is what the heads moved in the step before, for `backward_work`.
     The shapes are taken as they are: this is the solver's inner call. `symmetric` promises
     D_h = D_h^T, which halves the work.
     """
     kind = x.dtype
-    alone = values is None and drift is None and noise is None and sigma2 is None
+    alone = values is None and all(a is None for a in (drift, moved, noise, sigma2))
     x, score = _dense(x, x.shape, kind), _scores(x, D, alone, sums)
     per_path = (
         x, score, score if values is None else _dense(values, D.shape, kind),
-        _dense_or_none(drift, D.shape, kind), _dense_or_none(noise, D.shape, kind),
+        _moving(drift, moved, D.shape, kind), _dense_or_none(noise, D.shape, kind),
         _dense_or_none(sigma2, D.shape[:2], kind),
     )  # fmt: skip
     sign = 1.0 if values is not None else DIRECTIONS[direction]
@@ -343,6 +345,16 @@ def _dense_or_none(array: NDArray | None, shape: tuple[int, ...], kind: np.dtype
     if array is None:
         return np.empty((shape[0], 0, *shape[2:]), kind)
     return _dense(array, shape, kind)
+
+
+def _moving(
+    drift: NDArray | None, moved: NDArray | None, shape: tuple[int, ...], kind: np.dtype
+) -> NDArray:
+    """Drifts, and after them the last moves of the heads, as `headsums.Heads` has them."""
+    if moved is None:
+        return _dense_or_none(drift, shape, kind)
+    both = (np.zeros(shape, kind) if drift is None else drift, moved)
+    return np.concatenate([_dense(part, shape, kind) for part in both], axis=1)
 
 
 def _dense(array: NDArray, shape: tuple[int, ...], kind: np.dtype) -> NDArray:

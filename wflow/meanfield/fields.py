@@ -151,8 +151,7 @@ class Discretisation:
         """int int U <x, y>^2 and int int U <x, N y>^2 for every head, (paths, heads) each.
 
         N is the noise of the head, zero for None. The sums over w y_a y_b come from weights
-        w (1 + y_a), which have one sign; the last square is what the others leave of |y|^2
-        = 1.
+        w (1 + y_a), which have one sign; the last square is 1 less the others, since |y| = 1.
         """
         x = self.nodes.centres
         axes = x.shape[1]

@@ -97,7 +97,7 @@ class MeanField(driver.Runnable):
     def layout(self) -> DensityLayout:
         """Sizes of the run's file."""
         own = {"cells": self.mesh.cells, "errors": self.space.SERIES, "evaluations": self.chosen}
-        own |= {"diffusion": self.kappa > 0, "per_path_x0": self.density.ndim == 2}
+        own |= {"diffusion": self.kappa > 0, "per_path_x0": self.density.ndim == 2, "noisy": False}
         run = self.particles.layout()
         return DensityLayout(**{one.name: getattr(run, one.name) for one in fields(run)} | own)
 
@@ -523,10 +523,8 @@ class Densities(driver.Solver):
         """Make the jumps of the heads, and add their energy."""
         places, before = self.heads.jump(step, now, dt)
         if places and self.budgeted:
-            energies = [
-                self.space.evaluate(self.density, D).terms["energy"] for D in (before, self.heads.D)
-            ]
-            self.budget.add_jump(*energies)
+            ends = [self.space.evaluate(self.density, D).terms for D in (before, self.heads.D)]
+            self.budget.add_jump(ends[0], ends[1], slice(None))
 
     def _check_finite(self, now: float, density: Floats, stage: DensityStage) -> None:
         good = stage.finite & np.isfinite(density).all(axis=1)

@@ -2,7 +2,9 @@
 
 E(t) - E(0) = int weight_power + int ito_power - int dissipation + martingale + residual
 
-and, where the tokens diffuse, + int diffusion_power + martingale_tokens.
+and, where the tokens diffuse, + int diffusion_power + martingale_tokens. Under noisy heads the
+work of the heads is also formed as a Stratonovich integral, the mean of the Itô integrals forward
+and backward in time, for a second residual.
 """
 
 from typing import Any
@@ -33,15 +35,18 @@ class Budget:
     paths : how many
     sign : -1.0 for descent, where the energy falls by int G^2; +1.0 for ascent, where it rises
     diffusion : whether the tokens diffuse
+    noisy : whether the Stratonovich integral of the heads is formed
     """
 
-    def __init__(self, paths: int, sign: float, diffusion: bool = False) -> None:
+    def __init__(
+        self, paths: int, sign: float, diffusion: bool = False, noisy: bool = False
+    ) -> None:
         self.sign = sign
         self.start = np.full(paths, np.nan)  # E(0)
         self.integrals = INTEGRALS | (DIFFUSION_INTEGRALS if diffusion else {})
         self.martingales = ("martingale", "martingale_tokens") if diffusion else ("martingale",)
         self.rates = BUDGET_RATES + (DIFFUSION_RATES if diffusion else ())
-        names = (*self.integrals, *self.martingales)
+        names = (*self.integrals, *self.martingales, *(("work_stratonovich",) if noisy else ()))
         self._sums = np.zeros((len(names), paths))
         self.running: Terms = dict(zip(names, self._sums, strict=True))  # views of the sums
 
@@ -70,13 +75,27 @@ class Budget:
                     self._sums[: len(rates), rows] += dt * weight * values
             start = stages[0]
             drawn = np.array([start[name] for name in self.martingales])
-            drawn[0] += start["second_variation"] - dt * start["ito_power"]
-            self._sums[len(rates) :, rows] += drawn
+            if "work_stratonovich" in self.running:
+                forward = sum(
+                    dt * w * s["weight_power"] for s, w in zip(stages, weights, strict=True)
+                )
+                both = forward + start["martingale"] + start["backward_work"]
+                self.running["work_stratonovich"][rows] += both / 2
+            second = start["second_variation"]
+            drawn[0] += np.where(np.isinf(second), np.inf, second - dt * start["ito_power"])
+            last = len(rates) + len(drawn)
+            self._sums[len(rates) : last, rows] += drawn
 
-    def add_jump(self, before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
-        """Count the energy of a jump of the heads as work of the weights."""
+    def add_jump(self, before: Terms, after: Terms, rows: Any) -> None:
+        """Count the energy of a jump of the heads, of these paths, as work of the weights.
+
+        The step that ends at the jump is closed, before it.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
-            self.running["work_weights"] += after - before
+            change = after["energy"] - before["energy"]
+            self.running["work_weights"][rows] += change
+            if "work_stratonovich" in self.running:
+                self.running["work_stratonovich"][rows] += change + before["backward_work"] / 2
 
     def row(self, terms: Terms) -> Terms:
         """What a run file records at one time, from the terms at that time: name -> (paths,)."""
@@ -97,6 +116,11 @@ class Budget:
                 "edi_residual": rest + run["dissipated"],
                 "edi_residual_upper_gradient": rest - self.sign * run["dissipated_upper_gradient"],
             }
+            if "work_stratonovich" in run:  # the last step is open: its backward sum ends here
+                work = run["work_stratonovich"] + terms["backward_work"] / 2
+                run = run | {"work_stratonovich": work}
+                ito = run["work_weights"] + run["work_ito"] + run["martingale"]
+                residuals["edi_residual_stratonovich"] = residuals["edi_residual"] + ito - work
         # inf - inf: doubles cannot resolve the balance.
         out_of_range = {k: np.where(np.isnan(v), np.inf, v) for k, v in residuals.items()}
         return {name: terms[name] for name in self.rates} | run | out_of_range

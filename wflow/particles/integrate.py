@@ -127,7 +127,10 @@ class Batch(driver.Solver):
         # In C order whatever the number of paths: sums over the layout have the same bits.
         self.start = np.broadcast_to(np.asarray(shared, kind), (count, *shared.shape[-2:]))
         self.x = np.array(self.start, order="C")
-        self.budget = Budget(count, DIRECTIONS[problem.direction], problem.kappa > 0)
+        sign = DIRECTIONS[problem.direction]
+        self.budget = Budget(count, sign, problem.kappa > 0, problem.noisy)
+        # What noisy heads moved in the step before, for the backward integral of their work.
+        self.moved = np.zeros_like(self.heads.D) if problem.noisy else None
         self._sums_of = evaluator(
             problem.flow,
             direction=problem.direction,
@@ -144,11 +147,13 @@ class Batch(driver.Solver):
         self._watched, self._limits = tuple(limits), np.array(list(limits.values()))[:, None]
 
     def state(self) -> State:
-        return {"x": self.x, "D": self.heads.D, **self.budget.state()}
+        moved = {} if self.moved is None else {"moved": self.moved}
+        return {"x": self.x, "D": self.heads.D, **moved, **self.budget.state()}
 
     def restore(self, state: State) -> None:
         self.x = state["x"]
         self.heads.restore(state["D"])
+        self.moved = state.get("moved")
         self.budget.restore(state)
 
     def flush(self) -> None:
@@ -173,8 +178,10 @@ class Batch(driver.Solver):
         problem, t, dt = self.problem, step * self.problem.dt, self.problem.dt
         move = self.heads.begin(step, t, dt, self.scheme)
         values = self.heads.values(t)
-        first = self._evaluate(values(t), self.x, move.D, move.drift, move.noise, move.sigma2)
-        diffused = self._diffuse(step, first.terms)
+        first = self._evaluate(
+            values(t), self.x, move.D, move.drift, move.noise, move.sigma2, self.moved
+        )
+        diffused = self._diffuse(step, first.terms, move.noise)
         self._check(t, first.terms)
         if self.recorder.wants(step):
             self.recorder.series(step, self._row(first.terms))
@@ -190,6 +197,8 @@ class Batch(driver.Solver):
             self.scheme, self.x, move, dt, Stage(first.velocity, first.terms), stage_at, diffused
         )
         self.heads.D = move.end(self.scheme.weights)
+        if self.moved is not None:
+            self.moved = self.heads.D - move.D
         if problem.save.budget:
             self.heads.check_symmetric(t + dt, _ASYMMETRIC)
             self.budget.advance(stages, self.scheme.weights, dt)
@@ -201,16 +210,21 @@ class Batch(driver.Solver):
         places, before = self.heads.jump(step, t, dt)
         if not places or not self.problem.save.budget:
             return
-        energies = np.zeros((2, len(self.x)))
-        for row, D in zip(energies, (before, self.heads.D), strict=True):
-            row[places] = self._energy(self.x[places], D[places])
-        self.budget.add_jump(*energies)
+        moved = None if self.moved is None else self.moved[places]
+        ends = [
+            self._evaluate(None, self.x[places], D[places], None, None, None, moved).terms
+            for D in (before, self.heads.D)
+        ]
+        self.budget.add_jump(ends[0], ends[1], places)
+        if self.moved is not None:
+            self.moved[places] = 0.0
 
-    def _diffuse(self, step: int, terms: Terms) -> NDArray | None:
+    def _diffuse(self, step: int, terms: Terms, of_heads: NDArray | None) -> NDArray | None:
         """Tokens after the noise sqrt(2 kappa dt) P_x xi of this step; its terms join the others.
 
         diffusion_power = kappa sum_i Laplacian_i E, and martingale_tokens is what the noise does
-        to the energy beyond its mean (docs/theory/energy.md).
+        to the energy beyond its mean, and to the slope along the noise of the heads
+        (docs/theory/energy.md).
         """
         kappa, dt = self.problem.kappa, self.problem.dt
         if not kappa:
@@ -221,25 +235,26 @@ class Batch(driver.Solver):
         noise = project_unchecked(self.x, (math.sqrt(2 * kappa * dt) * xi).astype(self.x.dtype))
         after = exponential_unchecked(self.x, noise)
         if self.problem.save.budget:
+            laplacian, error = energy_laplacian(self.x, self.heads.D, self.problem.sums)
+            terms["diffusion_power"] = kappa * laplacian
+            found = self._evaluate(None, after, self.heads.D, None, of_heads, None).terms
             with np.errstate(invalid="ignore"):
-                laplacian, error = energy_laplacian(self.x, self.heads.D, self.problem.sums)
-                terms["diffusion_power"] = kappa * laplacian
-                change = self._energy(after, self.heads.D) - terms["energy"]
+                change = found["energy"] - terms["energy"]
+                change += found["martingale"] - terms["martingale"]
                 terms["martingale_tokens"] = change - dt * terms["diffusion_power"]
             mark_overflow(terms, ("diffusion_power", "martingale_tokens"), self.x.dtype)
             if "sum_error" in terms:
-                terms["sum_error"] = np.maximum(terms["sum_error"], error)
+                terms["sum_error"] = np.max([terms["sum_error"], found["sum_error"], error], axis=0)
         return after
 
-    def _evaluate(self, values, x, D, drift, noise, sigma2) -> Evaluation:
+    def _evaluate(self, values, x, D, drift, noise, sigma2, moved=None) -> Evaluation:
         problem = self.problem
         if not problem.save.budget:
-            drift = noise = sigma2 = None
+            drift = noise = sigma2 = moved = None
         values = problem.values if values is None else values
-        return self._sums_of(x, D, values=values, drift=drift, noise=noise, sigma2=sigma2)
-
-    def _energy(self, x: NDArray, D: NDArray) -> NDArray[np.float64]:
-        return self._evaluate(None, x, D, None, None, None).terms["energy"]
+        return self._sums_of(
+            x, D, values=values, drift=drift, moved=moved, noise=noise, sigma2=sigma2
+        )
 
     def _row(self, terms: Terms) -> Terms:
         row = (
@@ -427,7 +442,7 @@ class ParticleRun(driver.Runnable):
         if problem.compute.batch is not None:
             return min(problem.compute.batch, problem.paths)
         n, d = problem.x0.shape[-2:]
-        running_sums = min(problem.heads, 8) * n * (2 * d + 9)
+        running_sums = min(problem.heads, 8) * n * (2 * d + 10)
         stages = 0 if problem.control is None else problem.scheme.stages
         per_path = 8 * ((6 + stages) * n * d + (8 + stages) * problem.heads * d * d)
         per_path += 8 * (running_sums + 8 * 1024)

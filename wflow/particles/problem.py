@@ -126,6 +126,11 @@ class Problem:
             in_parts=True,
         )
 
+    @property
+    def noisy(self) -> bool:
+        """Whether the Stratonovich integral of the work of the heads belongs to the budget."""
+        return bool(self.save.budget) and not (self.law.deterministic or self.kappa)
+
     def layout(self) -> RunLayout:
         """Sizes of the run's file."""
         return RunLayout(
@@ -141,6 +146,7 @@ class Problem:
             per_path_x0=self.x0.ndim == 3,
             initial_heads=self.values is None,
             diffusion=self.kappa > 0,
+            noisy=self.noisy,
             sum_error=self.sums.have_error,
             evaluations=self.control is not None,
         )

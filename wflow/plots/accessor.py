@@ -54,6 +54,7 @@ _TERMS = {  # variable -> what the table calls its integral, and the sign of it 
 _RESIDUALS = {
     "edi_residual": "residual",
     "edi_residual_upper_gradient": "residual with G² for the dissipation",
+    "edi_residual_stratonovich": "residual with the Stratonovich integral",
 }
 
 

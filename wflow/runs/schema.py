@@ -108,6 +108,8 @@ BUDGET_RUNNING = (
 # Runs whose tokens diffuse hold these besides.
 DIFFUSION_RATES = ("diffusion_power",)
 DIFFUSION_RUNNING = ("work_diffusion", "martingale_tokens")
+# Runs of noisy heads, and tokens without noise, hold these besides.
+NOISE_RUNNING = ("work_stratonovich", "edi_residual_stratonovich")
 SPEED = ("speed_sq",)
 # Runs whose sums may be formed by series hold this besides.
 SUM_ERROR = ("sum_error",)
@@ -130,7 +132,9 @@ def budget_rates(names: Container[Any]) -> tuple[str, ...]:
 
 def budget_running(names: Container[Any]) -> tuple[str, ...]:
     """List the running sums of the energy budget, likewise."""
-    return BUDGET_RUNNING + (DIFFUSION_RUNNING if _diffuses(names) else ())
+    noisy = any(name in names for name in NOISE_RUNNING)
+    running = BUDGET_RUNNING + (DIFFUSION_RUNNING if _diffuses(names) else ())
+    return running + (NOISE_RUNNING if noisy else ())
 
 
 def _diffuses(names: Container[Any]) -> bool:
@@ -170,6 +174,12 @@ _TABLE = (
         _SERIES,
         "residual of the energy balance with the squared upper gradient",
         f"{_MHT}, Theorem 4.13",
+    ),
+    Variable("work_stratonovich", _SERIES, "Stratonovich integral of the work of the heads"),
+    Variable(
+        "edi_residual_stratonovich",
+        _SERIES,
+        "residual of the energy balance with the Stratonovich integral",
     ),
     Variable("speed_sq", _SERIES, "mean squared speed (1/n) sum_i |v_i|^2"),
     Variable("sum_error", _SERIES, "estimated relative error of the sums over pairs"),
@@ -348,6 +358,7 @@ class RunLayout(Layout):
     per_path_x0: bool = False
     initial_heads: bool = True
     diffusion: bool = False
+    noisy: bool = False
     sum_error: bool = False
     evaluations: bool = False
 
@@ -365,6 +376,7 @@ class RunLayout(Layout):
         """The energy budget, or the speed in its place, and what tells of the computation."""
         names = [*BUDGET_RATES, *BUDGET_RUNNING] if self.budget else [*SPEED]
         names += [*DIFFUSION_RATES, *DIFFUSION_RUNNING] if self.budget and self.diffusion else []
+        names += NOISE_RUNNING if self.budget and self.noisy else []
         names += SUM_ERROR if self.sum_error else []
         return [*names, *(EVALUATIONS if self.evaluations else ())]
 

@@ -181,14 +181,14 @@ def inner(a, a_at, b, b_at, step, d):
 
 @internal
 def absorb_products(
-    h, shifted, d, ds, ds_at, step, m, q, r, arrays, power, increment, shift, square, few_at,
+    h, shifted, d, ds, ds_at, step, m, q, r, arrays, power, increment, work, shift, square, few_at,
     state, at, factors,
 ):  # fmt: skip
     """`headsums.absorb` for one vector of a group, whose products with S are ready in `ds`.
 
-    m, q, r, power, increment, shift and square are vectors at `few_at`.
+    m, q, r, power, increment, work, shift and square are vectors at `few_at`.
     """
-    _, _, drift, noise, sigma2 = arrays
+    score, _, drift, noise, sigma2 = arrays
     width = lanes(state)
     rest = at + 2 * d * width
     keep_inverse, add_inverse, keep_gradient, add_gradient, grow = common_scales(
@@ -218,6 +218,9 @@ def absorb_products(
     mine += width
     if sigma2.shape[0] > 0 and noise.shape[0] > 0:
         store(state, mine, fma(load(r, few_at), grow, load(state, mine)))
+    mine += width
+    if drift.shape[0] > score.shape[0]:
+        store(state, mine, fma(load(work, few_at), grow, load(state, mine)))
     mine = rest + LARGEST * width
     store(state, mine, maximum(load(state, mine), load(square, few_at)))
 
@@ -297,7 +300,8 @@ def _workspace(groups, n, d, ito, noise, like):
     group_mask(mask)
     few = (
         vectors(most, like), vectors(most, like), vectors(most, like), vectors(most, like),
-        vectors(most, like), vectors(most, like), vectors(most, like), vectors(2, like),
+        vectors(most, like), vectors(most, like), vectors(most, like), vectors(most, like),
+        vectors(2, like),
     )  # fmt: skip
     last = np.empty(5 * 8), np.empty(d * 8)
     return own, z, S, products, scores, noisy, along, pair, state, mask, few, last
@@ -415,7 +419,7 @@ def _some_groups(
     score, value, drift, noise, sigma2 = arrays
     heads = score.shape[0]
     own, z_of_task, S, products, scores, noisy, along, pair, state, mask, few, last = space
-    m, q, r, shift, square, power, increment, factors = few
+    m, q, r, shift, square, power, increment, work, factors = few
     width = lanes(own)
     two = 2 * width
     of_d = rounded(d) * two
@@ -460,6 +464,8 @@ def _some_groups(
     clear(state, d, 2 * groups)
     power[:] = 0.0
     increment[:] = 0.0
+    work[:] = 0.0
+    moving = drift.shape[0] // max(heads, 1)  # matrices of a head: none, its drift, its last move
     for h in range(heads):
         z = images[h] if imaged else z_of_task
         z_at = first * of_d if imaged else 0
@@ -470,7 +476,7 @@ def _some_groups(
             step = two if g < full else width
             scaled_scores(z, z_at + g * of_d, step, d, square, g * two, shifted, 2 * g)
             some = some or not (shifted[2 * g] and shifted[2 * g + step // two])
-        kind = (1 if tied else 2) + (1 if drift.shape[0] > 0 else 0)
+        kind = (1 if tied else 2) + moving
         if noise.shape[0] > 0:
             product(
                 groups, full, own, zero, of_d, matrices[h], kind * of_matrix, panel_d, d, d,
@@ -513,19 +519,22 @@ def _some_groups(
                     )  # fmt: skip
                     if imaged:
                         along_rows(score, h, S, g * of_d + k, step, products)
-        if drift.shape[0] > 0:
+        for turn in range(moving):
             product(
-                groups, full, own, zero, of_d, matrices[h], (kind - 1) * of_matrix, panel_d, d, d,
-                products, zero, of_d, fresh,
+                groups, full, own, zero, of_d, matrices[h], (kind - moving + turn) * of_matrix,
+                panel_d, d, d, products, zero, of_d, fresh,
             )  # fmt: skip
-        for g in range(groups):
+            into = power if turn == 0 else work
+            for g in range(groups):
+                step = two if g < full else width
+                for k in range(0, step, width):
+                    at = g * of_d + k
+                    store(into, g * two + k, inner(products, at, S, at, step, d))
+        for g in range(groups if noise.shape[0] > 0 else 0):
             step = two if g < full else width
             for k in range(0, step, width):
                 at = g * of_d + k
-                if drift.shape[0] > 0:
-                    store(power, g * two + k, inner(products, at, S, at, step, d))
-                if noise.shape[0] > 0:
-                    store(increment, g * two + k, inner(noisy, at, S, at, step, d))
+                store(increment, g * two + k, inner(noisy, at, S, at, step, d))
         if not imaged:
             at = zero if tied else of_matrix
             _image(diagonal, value[h], groups, full, S, matrices[h], at, of_d, products, zero)
@@ -535,7 +544,7 @@ def _some_groups(
                 block = 2 * g + k // width
                 absorb_products(
                     h, shifted[block], d, products, g * of_d + k, step, m, q, r, arrays, power,
-                    increment, shift, square, g * two + k, state, block * of_state, factors,
+                    increment, work, shift, square, g * two + k, state, block * of_state, factors,
                 )  # fmt: skip
     for g in range(groups):
         for k in range(0, two if g < full else width, width):
@@ -571,8 +580,8 @@ def _pack_factors(
     if not tied:
         pack_transposed(value[first + p, h], packed, at)
         at += of_matrix
-    if drift.shape[1] > 0:
-        pack(drift[first + p, h], packed, at)
+    for other in range(h, drift.shape[1], score.shape[1]):
+        pack(drift[first + p, other], packed, at)
         at += of_matrix
     if noise.shape[1] > 0:
         pack(noise[first + p, h], packed, at)
@@ -661,7 +670,7 @@ def _addresses(dtype: np.dtype) -> tuple[int, ...]:
     numbers, terms, _, _ = arrays(np.float64)
     size, yes = types.intp, types.boolean
     packing = *(size,) * 3, yes, yes, cube, *(matrices,) * 4, cube, matrix
-    space = types.Tuple((flat,) * 10 + (types.UniTuple(flat, 8), types.UniTuple(numbers, 2)))
+    space = types.Tuple((flat,) * 10 + (types.UniTuple(flat, 9), types.UniTuple(numbers, 2)))
     heads = type_of_heads(dtype, paths=False)
     given = size, size, matrix, flat, matrix, matrix, heads, size, types.float64, yes, yes, yes
     return (
@@ -754,7 +763,7 @@ def blocked_sums(
             return v, terms
         tied, diagonal = form != GENERAL, form == DIAGONAL
         imaged = form == SYMMETRIC and _worth_images(heads, n, d, x.itemsize)
-    kinds = 0 if diagonal else 2 - tied + (drift.shape[1] > 0) + (noise.shape[1] > 0)
+    kinds = 0 if diagonal else 2 - tied + drift.shape[1] // max(heads, 1) + (noise.shape[1] > 0)
     size, places, shapes = plan(paths, shared, heads, kinds, imaged, n, d, x.itemsize)
     space = scratch(size, x.dtype, _KEPT)
     matrices, images, tokens = (

@@ -58,6 +58,7 @@ from wflow.kernels.harmonic.series import (
 )
 from wflow.kernels.pairs.fused import SYMMETRIC_TOKENS
 from wflow.kernels.pairs.headsums import (
+    BACKWARD_WORK,
     DISSIPATION,
     E_GRADIENT,
     E_INVERSE,
@@ -336,11 +337,13 @@ def _absorb_series(
         square = zero
         power = zero
         increment = zero
+        work = zero
         for k in range(d):
             ds = zero
             along = zero
             fs = zero
             gs = zero
+            ws = zero
             for line in range(d):
                 sums = load(tile, mine + (1 + line) * width)
                 ds = fma(splat(value[h, k, line]), sums, ds)
@@ -349,6 +352,8 @@ def _absorb_series(
                     fs = fma(splat(drift[h, k, line]), sums, fs)
                 if noise.shape[0] > 0:
                     gs = fma(splat(noise[h, k, line]), sums, gs)
+                if drift.shape[0] > score.shape[0]:
+                    ws = fma(splat(drift[score.shape[0] + h, k, line]), sums, ws)
             row = at + k * width
             store(state, row, fma(ds, inverse_m, load(state, row)))
             row += d * width
@@ -356,12 +361,15 @@ def _absorb_series(
             square = fma(along, along, square)
             power = fma(load(own, own_at + k * width), fs, power)
             increment = fma(load(own, own_at + k * width), gs, increment)
+            work = fma(load(own, own_at + k * width), ws, work)
         row = rest + TOTALS * width
         store(state, row, load(state, row) + m)
         row += width
         store(state, row, load(state, row) + power)
         row += 2 * width
         store(state, row, load(state, row) + increment)
+        row += 2 * width
+        store(state, row, load(state, row) + work)
         row = rest + LARGEST * width
         store(state, row, maximum(load(state, row), square))
     return missed
@@ -1117,7 +1125,8 @@ def _of_summed_heads(
         return None
     tied = d == 3 and np.array_equal(arrays.score, arrays.value)
     tied = tied and chosen.degrees.max() < LARGEST_DEGREE[d]
-    powers = ((WEIGHT_POWER, arrays.drift), (MARTINGALE, arrays.noise))
+    drift, moved = arrays.drift[:heads], arrays.drift[heads:]
+    powers = ((WEIGHT_POWER, drift), (MARTINGALE, arrays.noise), (BACKWARD_WORK, moved))
     products = 1 if not tied or any(len(matrices) for _, matrices in powers) else 0
     longer = chosen._replace(degrees=chosen.degrees + 1) if tied else chosen
     if len(arrays.sigma2):

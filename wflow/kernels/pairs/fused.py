@@ -106,7 +106,7 @@ def scratch(vectors: int, dtype: np.dtype, kept: int = _KEPT_BYTES) -> NDArray[n
 # --------------------------------------------
 # For general heads, causal attention, and dimensions without loops of their own. Cost of an ordered
 # pair, in multiply-adds (double precision): d for the score, 13 for the exponential, d + 2 for the
-# sums: 21 at d = 3.
+# sums: 21 at d = 3; d + 2 more for r.
 
 
 @internal
@@ -444,7 +444,7 @@ def _some_sums(
     batch_heads, x_of_paths, tokens, weight, heads_of_paths, _flow, _sign, all_tops, all_sums,
     _all_states, _v, _part, scratch,
 ):  # fmt: skip
-    """(m, S, q) of some heads for all blocks of one path, one strip of the pairs, for d = `dim`.
+    """(m, S, q, r) of some heads for all blocks of one path, one strip of the pairs, for d = `dim`.
 
     dim, shifts : `constant`s; without shifts (0) no head is left out
 
@@ -452,7 +452,7 @@ def _some_sums(
     from p0 and the heads from first_head on, `batch_heads` of them.
 
     all_sums : flat, `per_path` elements a path: (heads, strips, blocks, d + SUMS) vectors, of
-        which this strip of these heads is written; the q are half of what they are to be
+        which this strip of these heads is written; q and r are half of what they are to be
     all_tops : (paths, heads), set by the first strip: the largest |D^T x_i|^2, or inf for a
         head whose scores need a shift and whose sums are not computed
     scratch : a worker has `space` elements of it, `space_of_sums` vectors

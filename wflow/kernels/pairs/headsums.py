@@ -18,7 +18,7 @@ from wflow._core.compiler.vectors import exp2, fma, lanes, load, load_wide, maxi
 from wflow.kernels.pairs.sweep import LOG2E, exponent_floor
 
 # Columns of the table of terms that `fused_sums` returns for each path, and their places. Those
-# before SPEED_SQ grow like the kernel; the first five are sums over pairs, those before MAX_SPEED
+# before SPEED_SQ grow like the kernel; the first six are sums over pairs, those before MAX_SPEED
 # means over tokens, the last two maxima.
 TERMS = (
     "energy",
@@ -26,6 +26,7 @@ TERMS = (
     "ito_power",
     "martingale",
     "second_variation",
+    "backward_work",
     "dissipation",
     "upper_gradient_sq",
     "edi_defect",
@@ -34,10 +35,10 @@ TERMS = (
     "max_score",
 )
 N_TERMS = len(TERMS)
-ENERGY, WEIGHT_POWER, ITO_POWER, MARTINGALE, SECOND_VARIATION = range(5)
-DISSIPATION, UPPER_GRADIENT_SQ, EDI_DEFECT, SPEED_SQ, MAX_SPEED, MAX_SCORE = range(5, N_TERMS)
+ENERGY, WEIGHT_POWER, ITO_POWER, MARTINGALE, SECOND_VARIATION, BACKWARD_WORK = range(6)
+DISSIPATION, UPPER_GRADIENT_SQ, EDI_DEFECT, SPEED_SQ, MAX_SPEED, MAX_SCORE = range(6, N_TERMS)
 ENERGY_TERMS = TERMS[:SPEED_SQ]
-PAIRS = (1.0, 1.0, 4.0, 1.0, 2.0)  # what sums over pairs are divided by besides 2 heads n^2
+PAIRS = (1.0, 1.0, 4.0, 1.0, 2.0, 1.0)  # what sums over pairs are divided by besides 2 heads n^2
 SOFTMAX, UNNORMALISED, EFFECTIVE = 0, 1, 2
 
 
@@ -46,7 +47,9 @@ class Heads(NamedTuple):
 
     score, value : (paths, heads, d, d) D_h of <x, D_h y>, and the matrix applied to S_h (tied
         heads have the same array twice)
-    drift, noise : (paths, heads, d, d) f_h and sigma dW_h, or (paths, 0, d, d)
+    drift : (paths, heads, d, d) f_h, and in (paths, 2 heads, d, d) after these what the heads moved
+        in the step before; or (paths, 0, d, d)
+    noise : (paths, heads, d, d) sigma dW_h, or (paths, 0, d, d)
     sigma2 : (paths, heads), or (paths, 0) for no Itô term
     """
 
@@ -86,8 +89,8 @@ def of_path(arrays, p):
 
 # Running sums over heads of one block of tokens, in vectors: attention (d), gradient (d), and
 INVERSE, E_GRADIENT, E_INVERSE = 0, 1, 2  # sum of 1/m; scales of the gradient and of that sum
-TOTALS, LARGEST, SCALED = 3, 8, 9  # the terms that are sums over pairs; |D^T x|^2; a flag
-EXTRA = 10
+TOTALS, LARGEST, SCALED = 3, 9, 10  # the terms that are sums over pairs; |D^T x|^2; a flag
+EXTRA = 11
 
 
 @internal
@@ -235,6 +238,11 @@ def absorb_blocks(
         if sigma2.shape[0] > 0 and noise.shape[0] > 0:
             r = load(acc, mine + (2 + d) * width)
             store(state, row, fma(r, grow, load(state, row)))
+        row += width
+        heads = value.shape[0]
+        if drift.shape[0] > heads:
+            work = _along(drift, heads + h, d, own, coordinates, acc, mine)
+            store(state, row, fma(work, grow, load(state, row)))
         row = rest + LARGEST * width
         largest = maximum(load(state, row), load(square, square_at + block * width))
         store(state, row, largest)

@@ -82,7 +82,7 @@ def masked_sums(
     width = lanes(z)
     d = x.shape[1]
     zero = splat(z.dtype.type(0.0))
-    part = vectors(d + 2, acc)
+    part = vectors(d + SUMS, acc)
     for row in range(d + SUMS):
         store(part, row * width, zero)
     for j in range(first, stop, 4):
@@ -217,7 +217,7 @@ def _shifted(x, z, z_low, noisy, pair, ito, diagonal, causal, start, stop, acc, 
             high = high + splat(kind(math.frexp(weight[j])[1] / LOG2E))
         top = maximum(top, high)
     store(shift, 0, top)
-    part = vectors(d + 2, acc)
+    part = vectors(d + SUMS, acc)
     for row in range(d + SUMS):
         store(acc, row * width, zero)
         store(part, row * width, zero)

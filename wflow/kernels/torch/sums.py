@@ -327,7 +327,7 @@ def finish(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Velocities and terms from the running sums, as `headsums.finish_block`.
 
-    state (groups, 2 d + 9, paths, n) of groups of heads; returns v (paths, n, d) in the precision
+    state (groups, 2 d + 10, paths, n) of groups of heads; returns v (paths, n, d) in the precision
     of x and terms (paths, N_TERMS) float64.
     """
     paths, n, d = x.shape

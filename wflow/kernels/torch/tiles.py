@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 # What is kept of every token after the attention (d) and the gradient (d): see `pairs.headsums`.
 SCALARS = (
     "inverse", "e_gradient", "e_inverse", "energy", "power", "ito", "increment", "second",
-    "largest",
+    "work", "largest",
 )  # fmt: skip
 # Kernel values of a tile: 4 MB of doubles on the CPU, in cache; 512 MB on a GPU, or a 32nd of a
 # small one. Tokens j of a tile, and heads that it holds at least where there are as many.
@@ -166,7 +166,7 @@ def tiled_sums(
     x: torch.Tensor, score: torch.Tensor, value: torch.Tensor, drift: torch.Tensor,
     noise: torch.Tensor, sigma2: torch.Tensor, causal: bool, strong: NDArray[np.bool_],
 ) -> torch.Tensor:  # fmt: skip
-    """Running sums over heads of every token, tile by tile: (2 d + 9, paths, n)."""
+    """Running sums over heads of every token, tile by tile: (2 d + 10, paths, n)."""
     paths, n, d = x.shape
     out = torch.empty((2 * d + len(SCALARS), paths, n), dtype=x.dtype, device=x.device)
     second: Second = "pairs" if sigma2.shape[1] else None
@@ -177,7 +177,8 @@ def tiled_sums(
             chosen = block.paths, some
             sums.absorb(
                 *found, value[chosen],
-                drift[chosen] if drift.shape[1] else None,
+                drift[:, : score.shape[1]][chosen] if drift.shape[1] else None,
+                drift[:, score.shape[1] :][chosen] if drift.shape[1] > score.shape[1] else None,
                 noise[chosen] if noise.shape[1] else None,
                 sigma2[chosen] if sigma2.shape[1] else None,
             )  # fmt: skip
@@ -405,7 +406,7 @@ class _Sums:
     def absorb(
         self, m: torch.Tensor, S: torch.Tensor, q: torch.Tensor | None, r: torch.Tensor | None,
         shift: torch.Tensor, square: torch.Tensor, value: torch.Tensor, drift: torch.Tensor | None,
-        noise: torch.Tensor | None, sigma2: torch.Tensor | None,
+        moved: torch.Tensor | None, noise: torch.Tensor | None, sigma2: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Add (m, S, q, r) exp(-shift) of some heads; all (paths, heads, rows) or one axis more."""
         fields = self.fields
@@ -418,7 +419,7 @@ class _Sums:
         self.gradient = self.gradient * keep[..., None] + (ds * add[..., None]).sum(1)
         grow = shift.exp()
         fields["energy"] = fields["energy"] + (m * grow).sum(1)
-        for name, matrices in (("power", drift), ("increment", noise)):
+        for name, matrices in (("power", drift), ("work", moved), ("increment", noise)):
             if matrices is not None:
                 along = (torch.matmul(S, matrices.mT) * self.own[:, None]).sum(-1)
                 fields[name] = fields[name] + (along * grow).sum(1)
@@ -429,7 +430,7 @@ class _Sums:
         fields["largest"] = torch.maximum(fields["largest"], square.amax(1))
 
     def store(self, out: torch.Tensor) -> None:
-        """Write them to out (2 d + 9, paths, rows)."""
+        """Write them to out (2 d + 10, paths, rows)."""
         d = self.own.shape[-1]
         out[:d] = self.attention.permute(2, 0, 1)
         out[d : 2 * d] = self.gradient.permute(2, 0, 1)

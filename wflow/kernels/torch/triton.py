@@ -4,9 +4,9 @@ A program is one warp: 32 consecutive rows of the list of all (path, token) pair
 and one group of heads. It walks through all tokens j of the lane's path with (m, S, q) of a few
 heads in registers, and folds each head into the running sums of its row as `headsums.absorb` does:
 no array of size heads x n exists. Per pair and head, in multiply-adds of double precision, d for
-the score, 14 for the exponential, d + 2 for the sums; the d + 1 for 1 + <x_i, x_j>^2 are shared by
-the heads of a group: 24 at d = 3. A row's sums are formed by one lane in a fixed order, so
-they depend neither on the rows beside it nor on the card's load.
+the score, 14 for the exponential, d + 2 for the sums, d + 2 for r under noise; the d + 1 for
+1 + <x_i, x_j>^2 are shared by the heads of a group: 24 at d = 3 without r. A row's sums are formed
+by one lane in a fixed order, so they depend neither on the rows beside it nor on the card's load.
 
 All constants are made by `tl.full`: elsewhere Triton takes a Python float for single precision.
 """
@@ -285,10 +285,10 @@ def _times(matrices, at, sums, d: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "n", "heads"])
 def _group_sums(
-    x, score, value, drift, noise, sigma2, state, rows, n, heads,
+    x, score, value, drift, moved, noise, sigma2, state, rows, n, heads,
     d: tl.constexpr, together: tl.constexpr, unroll: tl.constexpr, has_drift: tl.constexpr,
-    has_noise: tl.constexpr, ito: tl.constexpr, causal: tl.constexpr, any_size: tl.constexpr,
-    block: tl.constexpr, chunk: tl.constexpr,
+    has_moved: tl.constexpr, has_noise: tl.constexpr, ito: tl.constexpr, causal: tl.constexpr,
+    any_size: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Running sums of one block of rows over one group of heads, into `state`.
 
@@ -297,7 +297,7 @@ def _group_sums(
     """
     second: tl.constexpr = ito and has_noise
     width: tl.constexpr = d + 1 + ito + second
-    fields: tl.constexpr = 2 * d + 9
+    fields: tl.constexpr = 2 * d + 10
     row = tl.program_id(0) * block + tl.arange(0, block)
     inside = row < rows
     row = tl.minimum(row, rows - 1)
@@ -328,6 +328,7 @@ def _group_sums(
     q_total = zero
     increment = zero
     variation = zero
+    work = zero
     largest = zero
 
     turns = (heads + together - 1) // together
@@ -383,6 +384,7 @@ def _group_sums(
                 inverse = tl.fma(add_inverse, over_m, inverse * keep_inverse)
                 head_power = zero
                 head_increment = zero
+                head_work = zero
                 for axis in range(d):
                     at = matrix + axis * d
                     ds = _times(value, at, acc, d)
@@ -399,11 +401,15 @@ def _group_sums(
                         head_power = tl.fma(xk, _times(drift, at, acc, d), head_power)
                     if has_noise:
                         head_increment = tl.fma(xk, _times(noise, at, acc, d), head_increment)
+                    if has_moved:
+                        head_work = tl.fma(xk, _times(moved, at, acc, d), head_work)
                 energy = tl.fma(acc[0], grow, energy)
                 if has_drift:  # 0 grow is no number where grow is infinite
                     power = tl.fma(head_power, grow, power)
                 if has_noise:
                     increment = tl.fma(head_increment, grow, increment)
+                if has_moved:
+                    work = tl.fma(head_work, grow, work)
                 if ito:
                     size = tl.load(sigma2 + (path.to(tl.int64) * heads + (head + a)))
                     q_total = tl.fma(acc[d + 1] * size, grow, q_total)
@@ -420,7 +426,8 @@ def _group_sums(
     tl.store(rest + 5 * rows.to(tl.int64), q_total, mask=inside)
     tl.store(rest + 6 * rows.to(tl.int64), increment, mask=inside)
     tl.store(rest + 7 * rows.to(tl.int64), variation, mask=inside)
-    tl.store(rest + 8 * rows.to(tl.int64), largest, mask=inside)
+    tl.store(rest + 8 * rows.to(tl.int64), work, mask=inside)
+    tl.store(rest + 9 * rows.to(tl.int64), largest, mask=inside)
 
 
 def heads_and_unroll(d: int, heads: int, double: bool) -> tuple[int, int]:
@@ -440,17 +447,17 @@ def heads_and_unroll(d: int, heads: int, double: bool) -> tuple[int, int]:
 
 def signature(kind: str) -> dict[str, str]:
     """Types of the run-time arguments of the kernel for the element type "fp64" or "fp32"."""
-    arrays = ("x", "score", "value", "drift", "noise", "sigma2", "state")
+    arrays = ("x", "score", "value", "drift", "moved", "noise", "sigma2", "state")
     return dict.fromkeys(arrays, f"*{kind}") | dict.fromkeys(("rows", "n", "heads"), "i32")
 
 
 def options(
-    d: int, heads: int, double: bool, *, ledger: tuple[bool, bool, bool], causal: bool,
+    d: int, heads: int, double: bool, *, ledger: tuple[bool, bool, bool, bool], causal: bool,
     any_size: bool,
 ) -> dict[str, int | bool]:  # fmt: skip
-    """Compile-time arguments of the kernel; `ledger`: whether drift, noise and sigma2 are given."""
+    """Compile-time arguments of the kernel; `ledger`: drift, moved, noise, sigma2 are given."""
     together, unroll = heads_and_unroll(d, heads, double)
-    names = ("has_drift", "has_noise", "ito")
+    names = ("has_drift", "has_moved", "has_noise", "ito")
     return {"d": d, "together": together, "unroll": unroll, "causal": causal, "any_size": any_size,
             "block": _ROWS, "chunk": _CHUNK} | dict(zip(names, ledger, strict=True))  # fmt: skip
 
@@ -473,18 +480,24 @@ def group_sums(
 
     Returns
     -------
-    (groups, 2 d + 9, paths, n), the fields of `tiles`
+    (groups, 2 d + 10, paths, n), the fields of `tiles`
     """
     paths, n, d = x.shape
     heads = score.shape[1]
     rows = paths * n
-    ledger = (drift.shape[1] > 0, noise.shape[1] > 0, sigma2.shape[1] > 0)
+    drift, moved = (part.contiguous() for part in (drift[:, :heads], drift[:, heads:]))
+    of_drift, of_move, of_noise, ito = (a.shape[1] > 0 for a in (drift, moved, noise, sigma2))
     chosen = options(
-        d, heads, x.dtype == torch.float64, ledger=ledger, causal=causal, any_size=any_size
+        d,
+        heads,
+        x.dtype == torch.float64,
+        ledger=(of_drift, of_move, of_noise, ito),
+        causal=causal,
+        any_size=any_size,
     )
     groups = min(_GROUPS, -(-heads // chosen["together"]))
-    state = torch.empty((groups, 2 * d + 9, rows), dtype=x.dtype, device=x.device)
+    state = torch.empty((groups, 2 * d + 10, rows), dtype=x.dtype, device=x.device)
     _group_sums[(-(-rows // _ROWS), groups)](
-        x, score, value, drift, noise, sigma2, state, rows, n, heads, **chosen, **LAUNCH
+        x, score, value, drift, moved, noise, sigma2, state, rows, n, heads, **chosen, **LAUNCH
     )
-    return state.view(groups, 2 * d + 9, paths, n)
+    return state.view(groups, 2 * d + 10, paths, n)

@@ -2,9 +2,9 @@
 
     python benchmarks/figure_two.py [--json benchmarks/results/figure_two.json] [--paths 100]
 
-The whole command `studies/ou_heads.py --heads 1 10 100 --paths 100` in a process of its own, from
-its start to its report: the runs of 4,000 steps of 200 tokens with every energy term, run files,
-fits and figures. Code that the machine has compiled before is loaded from disk. Before and after
+The whole command `studies/ou_heads.py --heads 1 10 100 --paths 100 --scheme euler --dt 0.005` in a
+process of its own, from its start to its report: the runs of 4,000 steps of 200 tokens with every
+energy term, run files, fits and figures. Code that the machine has compiled before is loaded from disk. Before and after
 each run of it `limits.py` measures the arithmetic of the exact sums alone, with every operand in a
 register, on the same threads: what the pairs of all steps take at that rate is the limit of the
 round. Beside it the whole command with one path, whose steps cost little: start, fits and figures.
@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "figure_two.json")
     options = parser.parse_args()
     threads = numba.get_num_threads()
-    study, alone = (["--heads", *HEADS, "--paths", str(n)] for n in (options.paths, 1))
+    flags = ["--heads", *HEADS, "--scheme", "euler", "--dt", "0.005", "--paths"]
+    study, alone = ([*flags, str(n)] for n in (options.paths, 1))
     study_memory_mb(alone)  # compiles
     taken: dict[str, list[float]] = {"the study": [], "limit": [], "the study, one path": []}
     peaks = []

@@ -13,7 +13,6 @@ time, falls like 1/H in the number H of heads: [MHT] eq. 151 and figures 1 to 3.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -35,8 +34,8 @@ class OUHeads(study.StudyFlags):
     """Time stepping: of strong order 1.5 (sra1), or that of [MHT], Euler-Maruyama (euler)."""
     dt: float = 0.0125
     """Time step."""
-    ou: Literal["scheme", "exact"] = "scheme"
-    """How a step of the heads is sampled: by the scheme, or from the exact Gaussian transition."""
+    exact: study.Switch = False
+    """Sample the heads from their exact Gaussian transition, and not by the scheme."""
     out: study.Folder = Path("results/ou_heads")
     """Folder for run files, summary and figures."""
 
@@ -46,8 +45,7 @@ class OUHeads(study.StudyFlags):
 
     def law(self, d: int) -> OrnsteinUhlenbeck:
         """The law of the heads for tokens of dimension d."""
-        exact = self.ou == "exact"
-        return OrnsteinUhlenbeck(np.eye(d), rate=self.rate, sigma2=self.sigma2, exact=exact)
+        return OrnsteinUhlenbeck(np.eye(d), self.rate, self.sigma2, exact=self.exact)
 
 
 def main() -> int:

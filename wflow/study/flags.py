@@ -474,8 +474,6 @@ def flags_of(differ: list[str], flags: Flags) -> str:
             continue  # parameters of two laws do not compare
         elif key in ("law.mean", "law.d"):
             names += [] if "x0" in roots else ["--d"]
-        elif key == "law.exact":
-            names.append("--ou")
         elif hasattr(flags, field):
             names.append(flag(field))
         else:

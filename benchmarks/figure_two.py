@@ -4,10 +4,11 @@
 
 The whole command `studies/ou_heads.py --heads 1 10 100 --paths 100 --scheme euler --dt 0.005` in a
 process of its own, from its start to its report: the runs of 4,000 steps of 200 tokens with every
-energy term, run files, fits and figures. Code that the machine has compiled before is loaded from disk. Before and after
-each run of it `limits.py` measures the arithmetic of the exact sums alone, with every operand in a
-register, on the same threads: what the pairs of all steps take at that rate is the limit of the
-round. Beside it the whole command with one path, whose steps cost little: start, fits and figures.
+energy term, run files, fits and figures. Code that the machine has compiled before is loaded from
+disk. Before and after each run of it `limits.py` measures the arithmetic of the exact sums alone,
+with every operand in a register, on the same threads: what the pairs of all steps take at that rate
+is the limit of the round. Beside it the whole command with one path, whose steps cost little:
+start, fits and figures.
 """
 
 import argparse

@@ -352,7 +352,7 @@ _SHORT = {
 }
 _TYPES: dict[str, Any] = {"snapshots": tuple[float, ...], "paths": tuple[int, ...]}
 _DEFAULTS = {
-    "snapshots": ("[FLOAT ...]", "0 T/20 T/4 T/2 T"),
+    "snapshots": ("[FLOAT ...]", "by the size of the run"),
     "device": ("DEVICE", "cuda for the torch backend"),
     "threads": ("INT", "all cores, shared between the workers"),
     "batch": ("INT", "by memory"),

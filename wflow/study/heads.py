@@ -23,8 +23,10 @@ from wflow._core.errors import InputError
 from wflow._core.printable import printable
 from wflow.analysis.fits import PowerLaw, json_number, mean_and_error, power_law
 from wflow.heads.laws import law_config
+from wflow.particles.options import SaveAt
 from wflow.runs.results import COMPARISONS, OF_ONE_RUN, REPORT, refuse_foreign
 from wflow.runs.schema import BUDGET_RUNNING, VARIABLES
+from wflow.runs.snapshots import clouds
 from wflow.study.flags import StudyFlags
 from wflow.study.folder import earlier_results
 from wflow.study.frame import SUMMARY, markdown_table, provenance, session, write_results
@@ -33,34 +35,121 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from xarray import Dataset
 
+    from wflow._core.checks import FlowName
     from wflow.heads.laws import HeadLaw
 
 
-# Summary: averages per run and path, the fit over head counts, their files
-# -------------------------------------------------------------------------
+# Summary: averages per run and path, the fits over head counts, their files
+# --------------------------------------------------------------------------
 
 _AVERAGED = ("upper_gradient_sq", "dissipation")
 _AT_END = ("energy", *BUDGET_RUNNING)
+_PARTS = {"head_variance": "variance over heads", "mean_velocity": "mean velocity"}  # of G^2
+_FITTED = {"upper_gradient_sq": 1, "head_variance": 2}  # and the smallest head count that has it
+_LATE = "average over t >= T/2"
 
 
-def summarise(files: dict[int, Path]) -> "Dataset":
+def head_variance(
+    x: NDArray[np.float64], D: NDArray[np.float64], flow: "FlowName" = "softmax"
+) -> float:
+    r"""Return the part of G^2 that the variance of the velocity over the heads makes.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n, d)
+        Tokens on the unit sphere.
+    D : ndarray, shape (heads, d, d)
+        Symmetric interaction matrices.
+    flow : {"softmax", "unnormalised", "effective"}, default "softmax"
+        How the heads move the tokens.
+
+    Returns
+    -------
+    float
+        Energy per unit time; NaN for one head.
+
+    Notes
+    -----
+    The velocity is a mean over the heads, :math:`v = \frac1H \sum_h v_h`. For heads that are
+    independent and of one law given the tokens, and with the weight b of G^2 as a given number
+    [1]_,
+
+    .. math::
+
+        \mathbb E\, G^2 = \frac1n \sum_i b(x_i) \Bigl( \frac1H \operatorname{Var} v_h(x_i)
+        + |\mathbb E\, v_h(x_i)|^2 \Bigr) .
+
+    The first part is estimated without bias by
+
+    .. math:: \frac{1}{n H (H - 1)} \sum_{i,h} b(x_i)\, |v_h(x_i) - v(x_i)|^2 ,
+
+    and the second part by the rest of G^2.
+
+    References
+    ----------
+    .. [1] Massucco, Del Grande, Carioni, Brune and Schönlieb, *Multi-Headed Transformer
+       Architectures as Time-dependent Wasserstein Gradient Flows*, arXiv:2605.18870, eq. 150.
+
+    Examples
+    --------
+    >>> import numpy as np, wflow
+    >>> from wflow.study.heads import head_variance
+    >>> x = wflow.tokens.uniform(n=5, d=3, seed=0)
+    >>> opposite, equal = np.stack([np.eye(3), -np.eye(3)]), np.stack([np.eye(3)] * 2)
+    >>> head_variance(x, opposite) > head_variance(x, equal) == 0
+    True
+    """
+    from wflow.attention.cloud import effective_mobility  # loads Numba
+    from wflow.attention.flows import evaluate
+
+    heads = len(D)
+    if heads < 2:
+        return math.nan
+    one: FlowName = "softmax" if flow == "softmax" else "unnormalised"
+    copies = np.broadcast_to(x, (heads, *x.shape))
+    v = evaluate(copies, D[:, None], flow=one, symmetric=True).velocity  # (heads, n, d)
+    b = np.ones(len(x)) if flow == "unnormalised" else effective_mobility(x, D)  # (n,)
+    if flow == "effective":
+        v = v / b[:, None]
+    return float(np.mean(b * v.var(axis=0, ddof=1).sum(axis=1)) / heads)
+
+
+def _late_variance(ds: "Dataset", flow: "FlowName") -> NDArray[np.float64]:
+    """Return means (snapshot_path,) of `head_variance` over the snapshots of t >= T/2."""
+    late = ds["snapshot"].values >= ds["time"].values[-1] / 2
+    means = []
+    for place in range(ds.sizes["snapshot_path"]):
+        D = ds["heads"].isel(snapshot_path=place).values  # (snapshot, heads, d, d)
+        found = [
+            math.nan if x is None else head_variance(x, D[k], flow)  # None: it blew up
+            for k, x in enumerate(clouds(ds, place))
+            if late[k]
+        ]
+        means.append(np.mean(found) if found else math.nan)
+    return np.array(means)
+
+
+def summarise(files: dict[int, Path], flow: "FlowName" = "softmax") -> "Dataset":
     """Reduce finished runs to one number per quantity, head count and path.
 
     Parameters
     ----------
     files : head count -> run file
+    flow : how the heads move the tokens
 
     Returns
     -------
     Dataset (heads, path): averages over the second half of the time, t >= T/2, of the squared
-    upper gradient and the dissipation, and the energy budget at the end
+    upper gradient and the dissipation, and the energy budget at the end; and (heads,
+    snapshot_path), where all runs hold tokens and heads: both parts of the squared upper gradient,
+    by `head_variance` at the snapshots of t >= T/2
     """
     import xarray
 
     from wflow.runs.read import open_run
 
     columns: dict[str, list[NDArray[Any]]] = {}
-    path = None
+    path, stored, variances = np.empty(0, np.int64), [], []
     for file in files.values():
         with open_run(file) as ds:
             path = ds["path"].values
@@ -72,11 +161,13 @@ def summarise(files: dict[int, Path]) -> "Dataset":
             for name in _AT_END:
                 columns.setdefault(f"{name}_final", []).append(ds[name].isel(time=-1).values)
             columns.setdefault("energy_initial", []).append(ds["energy"].isel(time=0).values)
+            if {"tokens", "heads"} <= set(ds) and ds["snapshot"].values[-1] >= time[late[0]]:
+                stored.append(ds["snapshot_path"].values)
+                variances.append(_late_variance(ds, flow))
     variables = {}
     for name, values in columns.items():
         variable = VARIABLES[name.removesuffix("_final").removesuffix("_initial")]
-        when = "average over t >= T/2"
-        when = "at t = 0" if name.endswith("_initial") else when
+        when = "at t = 0" if name.endswith("_initial") else _LATE
         when = "at t = T" if name.endswith("_final") else when
         attrs = variable.attrs | {"long_name": f"{variable.long_name}, {when}"}
         variables[name] = (("heads", "path"), np.array(values), attrs)
@@ -84,38 +175,73 @@ def summarise(files: dict[int, Path]) -> "Dataset":
         "heads": ("heads", np.array(list(files)), {"long_name": "number of heads H"}),
         "path": ("path", path, VARIABLES["path"].attrs),
     }
+    if len(stored) == len(files):
+        kept = min(stored, key=len)  # the first of a longer list
+        variance = np.array([values[: len(kept)] for values in variances])
+        rest = np.array(columns["upper_gradient_sq"])[:, np.isin(path, kept)] - variance
+        for name, part in (("head_variance", variance), ("mean_velocity", rest)):
+            attrs = {"long_name": f"part of G^2 by the {_PARTS[name]}, {_LATE}", "units": "1"}
+            variables[name] = (("heads", "snapshot_path"), part, attrs)
+        coords["snapshot_path"] = ("snapshot_path", kept, VARIABLES["snapshot_path"].attrs)
     return xarray.Dataset(variables, coords)
 
 
-def fit_scaling(table: "Dataset", fit_from: int = 1) -> PowerLaw | None:
-    """Fit a H^b to the time-averaged G^2 of the head counts H >= fit_from; None below two."""
-    part = table["upper_gradient_sq"].sel(heads=table["heads"] >= fit_from)
-    if part.sizes["heads"] < 2:
-        return None
-    try:
-        return power_law(part["heads"].values, part.values)
-    except InputError as error:  # the runs are worth keeping without a fit
-        warnings.warn(f"no fit over the head counts: {error}", stacklevel=2)
-        return None
+def fit_scaling(table: "Dataset", fit_from: int = 1) -> dict[str, PowerLaw]:
+    """Fit a H^b to the averages of G^2, and of its variance over heads, of H >= fit_from.
+
+    Returns
+    -------
+    name in the table -> fit; none for fewer than two head counts, or values that have no law
+    """
+    fits = {}
+    for name, least in _FITTED.items():
+        if name not in table:
+            continue
+        part = table[name].sel(heads=table["heads"] >= max(fit_from, least))
+        if part.sizes["heads"] < 2 or (name == "head_variance" and not (part.values > 0).all()):
+            continue  # equal heads have no variance
+        try:
+            fits[name] = power_law(part["heads"].values, part.values)
+        except InputError as error:  # the runs are worth keeping without a fit
+            warnings.warn(f"no fit over the head counts: {error}", stacklevel=2)
+    return fits
 
 
-def report_text(table: "Dataset", fit: PowerLaw | None, fit_from: int = 1) -> str:
-    """Write the numbers that matter as a table: mean ± standard error over the paths."""
+def report_text(table: "Dataset", fits: "Mapping[str, PowerLaw]", fit_from: int = 1) -> str:
+    """Write the numbers that matter as a table: mean ± standard error over the paths.
+
+    Parameters
+    ----------
+    table : of `summarise`
+    fits : of `fit_scaling`, by the names of the averages
+    fit_from : smallest head count of the fits
+    """
     change = table["energy_final"] - table["energy_initial"]
     columns = {
         "heads": [str(h) for h in table["heads"].values],
         "G^2 (t >= T/2)": _cells(table["upper_gradient_sq"].values),
+    }
+    for name in [name for name in _PARTS if name in table]:
+        columns[_PARTS[name]] = _cells(table[name].values)
+        if 1 in table["heads"]:  # the counts rise
+            columns[_PARTS[name]][0] = "–"
+    columns |= {
         "E(T) - E(0)": _cells(change.values),
         "residual": _cells(table["edi_residual_final"].values),
         "residual with G^2": _cells(table["edi_residual_upper_gradient_final"].values),
     }
     paths = table.sizes["path"]
     over = f"Mean ± standard error over {paths} paths." if paths > 1 else "One path."
+    if table.sizes.get("snapshot_path", paths) < paths:
+        kept = ", ".join(str(path) for path in table["snapshot_path"].values)
+        over += f" Variance and mean velocity are those of path {kept}."
     lines = [markdown_table(columns), "", over]
-    if fit is not None:
-        start = f" for H >= {fit_from}" if fit_from > 1 else ""
+    for name, fit in fits.items():
+        least = max(fit_from, _FITTED[name])
+        start = f" for H >= {least}" if least > 1 else ""
+        what = _PARTS.get(name, "G^2")
         lines.append(
-            f"Fit{start}: G^2 = a H^b with a = {fit.prefactor:.4g}, b = {fit.exponent:.4f}"
+            f"Fit{start}: {what} = a H^b with a = {fit.prefactor:.4g}, b = {fit.exponent:.4f}"
         )
         if math.isfinite(fit.exponent_ci[0]):
             low, high = fit.exponent_ci
@@ -131,12 +257,12 @@ def write_summary(
     flags: Any,
     law: dict[str, Any],
     table: "Dataset",
-    fit: PowerLaw | None,
+    fits: "Mapping[str, PowerLaw]",
     files: dict[int, Path],
     figures: "Mapping[str, Figure]",
     stale: Iterable[str],
 ) -> None:
-    """Write figures, summary.h5 (numbers per path) and summary.json (fit, means, provenance).
+    """Write figures, summary.h5 (numbers per path) and summary.json (fits, means, provenance).
 
     Raises
     ------
@@ -151,9 +277,14 @@ def write_summary(
             mean, error = mean_and_error(table[key].values[k], finite=False)
             row[str(key)] = {"mean": json_number(mean), "standard_error": json_number(error)}
         runs.append(row)
+    laws = {
+        key: fit.as_dict() | {"heads_from": max(flags.fit_from, _FITTED[key])}
+        for key, fit in fits.items()
+    }
     document = provenance(name) | {
         "config": config,
-        "fit": None if fit is None else fit.as_dict() | {"heads_from": flags.fit_from},
+        "fit": laws.get("upper_gradient_sq"),
+        "fit_head_variance": laws.get("head_variance"),
         "runs": runs,
     }
     write_results(folder, table, document, figures, {}, stale=stale)
@@ -171,8 +302,9 @@ def _cells(values: NDArray[Any]) -> list[str]:
 # ---------
 
 
-SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 1)  # times of the token snapshots, in units of T
+SNAPSHOTS = (0, 1 / 20, 1 / 4, 1 / 2, 3 / 5, 7 / 10, 4 / 5, 9 / 10, 1)  # times, in units of T
 _MOMENTS = 100  # intervals between the snapshots of runs that are small enough
+_FEW_PATHS = 16  # up to so many, those of path 0 are kept
 _SNAPSHOT_BYTES = 2**23  # of a run file, that they may take
 
 _RUN_FILE = re.compile(r"H\d{5,}\.h5")
@@ -227,20 +359,18 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
             "flow": flags.flow,
             "direction": flags.direction,
             "scheme": flags.scheme,
-            "save": replace(
-                flags.save,
-                budget=True,
-                snapshots=flags.save.snapshots or _moments(flags),
-            ),
         }
-        tasks = {f"H{heads:05d}": problem | {"heads": heads} for heads in counts}
+        tasks = {
+            f"H{heads:05d}": problem | {"heads": heads, "save": _saved(flags, heads)}
+            for heads in counts
+        }
         files = dict(zip(counts, current.solve(tasks).values(), strict=True))
-        table = summarise(files)
-        fit = fit_scaling(table, flags.fit_from)
-        print(printable(report_text(table, fit, flags.fit_from)))
-        figures = draw(flags, files, table, fit)
+        table = summarise(files, flags.flow)
+        fits = fit_scaling(table, flags.fit_from)
+        print(printable(report_text(table, fits, flags.fit_from)))
+        figures = draw(flags, files, table, fits.get("upper_gradient_sq"))
         stale = _stale(flags, files)
-        write_summary(flags.out, name, flags, law_config(law), table, fit, files, figures, stale)
+        write_summary(flags.out, name, flags, law_config(law), table, fits, files, figures, stale)
         runs = ", ".join(file.name for file in files.values())
         made = f"In {flags.out}: run files {runs}; {', '.join(SUMMARY)} and {REPORT}; "
         made += f"figures (PNG and PDF) {', '.join(figures)}"
@@ -253,20 +383,29 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
     return 0
 
 
-def _moments(flags: StudyFlags) -> tuple[float, ...]:
-    """Return the times of the snapshots, for the animation of a report: at T (k / 100)^2.
+def _saved(flags: StudyFlags, heads: int) -> SaveAt:
+    """Return what a run keeps: unless the flags say which snapshots, by its size.
 
-    Tokens move most at the beginning. Large runs, and steps chosen by their error, which would end
-    at the snapshots, have those of `SNAPSHOTS` alone.
+    Up to 16 paths: those of path 0 at T (k / 100)^2, for the animation of a report. Tokens move
+    most at the beginning. More paths: those of all paths at `SNAPSHOTS`, for averages over paths
+    and late times. Large runs, and steps chosen by their error, which would end at the snapshots,
+    have those of path 0, or of as many as there is room for, at `SNAPSHOTS`.
     """
-    few = tuple(flags.t_final * s for s in SNAPSHOTS)
-    n, d = flags.n or 0, flags.d or 0
-    size = 8 * (2 * n * d + (max(flags.heads) * d**2 if flags.save.heads else 0))
-    if size * _MOMENTS > _SNAPSHOT_BYTES or as_scheme(flags.scheme)[1]:
-        return few
-    record = flags.save.every * flags.dt
-    times = np.round(flags.t_final * np.linspace(0, 1, _MOMENTS + 1) ** 2 / record) * record
-    return tuple(np.unique(np.minimum(times, flags.t_final)).tolist())
+    save = replace(flags.save, budget=True)
+    if save.snapshots:
+        return save
+    n, d, times = flags.n or 0, flags.d or 0, tuple(flags.t_final * s for s in SNAPSHOTS)
+    size = 8 * (n * d + (heads * d**2 if save.heads else 0))  # of a path at one time
+    if flags.paths > _FEW_PATHS:
+        room = 2 * _SNAPSHOT_BYTES // (len(times) * size)
+        paths = range(max(1, min(flags.paths, room))) if save.paths == (0,) else save.paths
+        return replace(save, snapshots=times, paths=tuple(paths))
+    if (size + 8 * n * d) * _MOMENTS <= _SNAPSHOT_BYTES and not as_scheme(flags.scheme)[1]:
+        record = save.every * flags.dt
+        moments = flags.t_final * np.linspace(0, 1, _MOMENTS + 1) ** 2
+        moments = np.minimum(np.round(moments / record) * record, flags.t_final)
+        times = tuple(np.unique(moments).tolist())
+    return replace(save, snapshots=times)
 
 
 def draw(flags: StudyFlags, files: dict[int, Path], table: Any, fit: Any) -> "dict[str, Figure]":

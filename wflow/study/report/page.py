@@ -526,10 +526,12 @@ def _tables_html(study: Study) -> str:
     parts = []
     if study.text:
         parts.append(f'<div class="prose">{_markdown(study.text)}</div>')
-    runs, fit = study.document.get("runs"), study.document.get("fit")
+    runs = study.document.get("runs")
     if isinstance(runs, list):
         titles = {
             "upper_gradient_sq": "G² (t ≥ T/2)",
+            "head_variance": "its part by the variance over heads",
+            "mean_velocity": "by the mean velocity",
             "dissipation": "dissipation (t ≥ T/2)",
             "energy_initial": "E(0)",
             "energy_final": "E(T)",
@@ -540,9 +542,10 @@ def _tables_html(study: Study) -> str:
         rows = [(str(row["heads"]), *(_mean_cell(row[key]) for key in keys)) for row in runs]
         parts.append(_table(rows, ("heads H", *(titles[key] for key in keys)), "numbers"))
         parts.append("<p>Mean ± standard error over the paths.</p>")
-    if fit:
-        head = ("", "value", "interval", "standard error")
-        parts.append("<h3>Fit G² = a H^b</h3>" + _table(_fit_rows(fit), head, "numbers"))
+    for key, what in (("fit", "G²"), ("fit_head_variance", "variance over heads")):
+        if fit := study.document.get(key):
+            head = ("", "value", "interval", "standard error")
+            parts.append(f"<h3>Fit {what} = a H^b</h3>" + _table(_fit_rows(fit), head, "numbers"))
     return f'<section><h2 id="table">Table</h2>{"".join(parts)}</section>' if parts else ""
 
 

@@ -7,6 +7,7 @@ positive plateau: [MHT] figures 1 to 3, lower rows.
 
     python studies/oscillating_heads.py --heads 64
     python studies/oscillating_heads.py --phases common
+    python studies/oscillating_heads.py --preset published --d 5
 
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """
@@ -14,7 +15,7 @@ positive plateau: [MHT] figures 1 to 3, lower rows.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from wflow import study
 from wflow.cli import guarded
@@ -25,6 +26,15 @@ from wflow.heads import Oscillating
 class OscillatingHeads(study.StudyFlags):
     """Flags of this study."""
 
+    presets: ClassVar = {
+        "published": {
+            "heads": (1, 10, 100), "n": 200, "t_final": 20.0, "dt": 5e-3, "scheme": "euler",
+            "fit_from": 1,
+        },
+    }  # fmt: skip
+    preset: Literal["none", "published"] = "none"
+    """published: the defaults of the other flags are the configuration of [MHT], heads 1, 10, 100,
+    200 tokens, T = 20, Euler steps of 0.005."""
     phases: Literal["spread", "common"] = "spread"
     """Phases of the heads: spread evenly over a period, or all the same."""
     heads: tuple[int, ...] = (4, 8, 16, 32, 64)

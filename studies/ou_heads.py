@@ -6,6 +6,7 @@ time, falls like 1/H in the number H of heads: [MHT] eq. 151 and figures 1 to 3.
 
     python studies/ou_heads.py --heads 64
     python studies/ou_heads.py --heads 1 2 4 8 16 32 64 --out results/ou_scaling
+    python studies/ou_heads.py --preset published --d 5 --paths 20
 
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
 """
@@ -13,6 +14,7 @@ time, falls like 1/H in the number H of heads: [MHT] eq. 151 and figures 1 to 3.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,6 +28,15 @@ from wflow.heads import OrnsteinUhlenbeck
 class OUHeads(study.StudyFlags):
     """Flags of this study."""
 
+    presets: ClassVar = {
+        "published": {
+            "heads": (1, 10, 100), "n": 200, "paths": 100, "t_final": 20.0, "dt": 5e-3,
+            "scheme": "euler",
+        },
+    }  # fmt: skip
+    preset: Literal["none", "published"] = "none"
+    """published: the defaults of the other flags are the configuration of [MHT], heads 1, 10, 100,
+    200 tokens, 100 paths, T = 20, Euler-Maruyama steps of 0.005."""
     rate: float = 1.0
     """Rate at which the heads return to their mean, the identity."""
     sigma2: float = 2.0

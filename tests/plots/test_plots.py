@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
 from wflow import InputError, plots
 from wflow.plots import tokens
@@ -166,6 +167,18 @@ def test_middle_panel_sums_weight_drift_and_ito_which_nearly_cancel() -> None:
     for name in set(others) - {"weight drift", "Itô correction"}:
         np.testing.assert_array_equal(drawn[name], others[name])
     assert set(drawn) - {"weight drift + Itô"} <= set(others)
+
+
+def test_energy_balance_in_given_axes_is_the_middle_panel_with_the_residuals() -> None:
+    run, axis = synthetic_run(), Figure().subplots()
+    assert plots.energy_balance(run, ax=axis) is axis.figure
+    drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
+    _, net, bottom = plots.energy_balance(run).axes
+    expected = [line.get_ydata() for part in (net, bottom) for line in part.lines
+                if not str(line.get_label()).startswith("_")]  # fmt: skip
+    assert len(drawn) == len(expected)
+    for values in expected:
+        assert any(np.array_equal(values, other) for other in drawn.values())
 
 
 @pytest.mark.parametrize("name", ["work_ito", "work_weights"])

@@ -71,6 +71,16 @@ def test_the_parts_of_the_published_study_add_up(name, tmp_path, monkeypatch, ca
     assert summary["runs"][0]["head_variance"] == {"mean": None, "standard_error": None}
 
 
+def test_the_published_figures_are_made_of_both_folders(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(heads, "draw", lambda *_: {})
+    folders = [str(tmp_path / name) for name in KINDS]
+    for name, folder in zip(KINDS, folders, strict=True):
+        assert call(name, monkeypatch, *TINY, "--paths", "2", "--out", folder) == 0
+    assert call("_published_heads", monkeypatch, *folders, "--out", str(tmp_path / "made")) == 0
+    files = sorted((tmp_path / "made").iterdir())
+    assert len(files) == 4 and all(file.read_bytes()[1:4] == b"PNG" for file in files)
+
+
 def test_without_stored_heads_there_are_no_parts(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(heads, "draw", lambda *_: {})
     words = [*TINY, "--paths", "2", "--no-save-heads", "--out", str(tmp_path)]

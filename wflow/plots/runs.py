@@ -318,7 +318,7 @@ def gradient_against_heads(
     return figure
 
 
-def energy_balance(ds: Dataset) -> Figure:
+def energy_balance(ds: Dataset, *, ax: Axes | None = None) -> Figure:
     r"""Draw every term of the energy balance over time, and below it the residuals.
 
     Where the drift of the weights and the Itô correction dwarf the rest, a panel shows them summed.
@@ -329,11 +329,15 @@ def energy_balance(ds: Dataset) -> Figure:
     ds : xarray.Dataset
         Run with the variables (path, time) of the energy budget. Curves are means over the paths,
         bands hold the middle 80 % of the paths.
+    ax : matplotlib.axes.Axes, optional
+        Existing Axes to draw in, in its own style: the terms, with drift and correction summed, and
+        the residuals in one panel. Default: a new figure in the style of wflow.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Two or three panels; it displays itself in a notebook.
+        Two or three panels, or the figure of `ax`. The new one displays itself in a notebook. The
+        one of `ax` is displayed by pyplot if pyplot made it: end the line with a semicolon then.
 
     Raises
     ------
@@ -402,6 +406,21 @@ def energy_balance(ds: Dataset) -> Figure:
         ("dissipated", "with dissipation", series(ds, "edi_residual")[1]),
         ("upper_gradient", "with $G^2$", series(ds, "edi_residual_upper_gradient")[1]),
     ]
+    if ax is not None:
+        with panel(ax, COLUMN, 2.8) as (figure, axis):
+            drawn = [(label, values, _TERMS[key]) for key, label, values in panels[-1][2]]
+            drawn += [
+                (f"residual {what}", values, {"color": "0.5", "linestyle": line})
+                for (_, what, values), line in zip(residuals, ("-", ":"), strict=True)
+            ]
+            for k, (label, values, look) in enumerate(drawn):
+                places = spaced(len(time), 7, k, len(drawn))
+                curve(axis, time, values, label=label, band_alpha=0.13, markevery=places, **look)
+            axis.set_ylabel("Energy")
+            axis.legend()
+            time_axis(axis)
+            axis.set_title(facts(ds) + (band_note("percentiles") if energy.shape[0] > 1 else ""))
+        return figure
     panels.append(("Residual", "Residual at the end", residuals))
     count = len(panels)
     with style():

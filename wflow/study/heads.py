@@ -386,10 +386,10 @@ def run(name: str, flags: StudyFlags, law_of: "Callable[[int], HeadLaw]") -> int
 def _saved(flags: StudyFlags, heads: int) -> SaveAt:
     """Return what a run keeps: unless the flags say which snapshots, by its size.
 
-    Up to 16 paths: those of path 0 at T (k / 100)^2, for the animation of a report. Tokens move
-    most at the beginning. More paths: those of all paths at `SNAPSHOTS`, for averages over paths
-    and late times. Large runs, and steps chosen by their error, which would end at the snapshots,
-    have those of path 0, or of as many as there is room for, at `SNAPSHOTS`.
+    Up to 16 paths: those of path 0 at `SNAPSHOTS` and, for the animation of a report, at
+    T (k / 100)^2: tokens move most at the beginning. Large runs, and steps chosen by their error,
+    which would end at the snapshots, have those of `SNAPSHOTS` alone. More paths: those of all, or
+    of as many as there is room for, at `SNAPSHOTS`, for averages over paths and late times.
     """
     save = replace(flags.save, budget=True)
     if save.snapshots:
@@ -402,9 +402,8 @@ def _saved(flags: StudyFlags, heads: int) -> SaveAt:
         return replace(save, snapshots=times, paths=tuple(paths))
     if (size + 8 * n * d) * _MOMENTS <= _SNAPSHOT_BYTES and not as_scheme(flags.scheme)[1]:
         record = save.every * flags.dt
-        moments = flags.t_final * np.linspace(0, 1, _MOMENTS + 1) ** 2
-        moments = np.minimum(np.round(moments / record) * record, flags.t_final)
-        times = tuple(np.unique(moments).tolist())
+        moments = np.round(flags.t_final * np.linspace(0, 1, _MOMENTS + 1) ** 2 / record) * record
+        times = tuple(sorted({*times, *np.minimum(moments, flags.t_final).tolist()}))
     return replace(save, snapshots=times)
 
 

@@ -1,0 +1,103 @@
+"""Figures 1 to 3 of [MHT] from the published configuration: writes four PNG files.
+
+The folders are those of `ou_heads` and of `oscillating_heads` with `--preset published`, for tokens
+of one dimension. The last figure has the panels of figures 2 and 3 side by side.
+
+    python studies/_published_heads.py results/ou_heads results/oscillating_heads --out figures
+
+[MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870, section 6.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from xarray import Dataset
+
+import wflow
+from wflow.cli import guarded
+from wflow.plots.figure import PAGE
+from wflow.plots.style import style
+
+Runs = dict[int, Dataset]  # by their head counts
+Draw = Callable[[Any, Runs], None]  # into a row of Axes
+
+TIMES = (0.0, 0.8, 0.9, 1.0)  # of the snapshots, in units of T
+
+
+def snapshots(axes: list[Axes], runs: Runs) -> None:
+    """Draw the mean tokens of the most heads at four times."""
+    ds = runs[max(runs)]
+    for axis, t in zip(axes, TIMES, strict=True):
+        wflow.plots.token_snapshots(ds, [t * float(ds["time"][-1])], ax=axis)
+
+
+def gradient(axes: list[Axes], runs: Runs) -> None:
+    """Draw the squared upper gradient over time, and its late average against the heads."""
+    wflow.plots.gradient_over_time(runs, ax=axes[0])
+    averages = []
+    for ds in runs.values():
+        late = ds["time"].values >= float(ds["time"][-1]) / 2
+        averages.append(ds["upper_gradient_sq"].isel(time=late).mean("time").values)
+    fit = wflow.fits.power_law(list(runs), averages)
+    wflow.plots.gradient_against_heads(list(runs), averages, fit, ax=axes[1])
+
+
+def balance(axes: list[Axes], runs: Runs) -> None:
+    """Draw the terms of the energy balance of the most heads."""
+    wflow.plots.energy_balance(runs[max(runs)], ax=axes[0])
+    axes[0].legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+
+
+def together(axes: list[Axes], runs: Runs) -> None:
+    """Draw the panels of the last two side by side; titles have the space of a panel."""
+    gradient(axes[:2], runs)
+    balance(axes[2:], runs)
+    for axis in (axes[0], axes[2]):
+        axis.set_title(axis.get_title(loc="left").replace("; ", "\n"))
+    axes[1].set_title(axes[1].get_title(loc="left").replace(", Pearson", "\nPearson"))
+
+
+def figure(rows: dict[str, Runs], draw: Draw, columns: int, size: tuple[float, float]) -> Figure:
+    """Make a figure with a row of panels for each law."""
+    made = Figure(figsize=size, layout="constrained")
+    parts = made.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for part, (law, runs) in zip(parts, rows.items(), strict=True):
+        part.suptitle(f"{law} heads", x=0.01, horizontalalignment="left", fontsize=9)
+        draw(list(part.subplots(1, columns, squeeze=False)[0]), runs)
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("ou", type=Path, help="folder of ou_heads")
+    parser.add_argument("oscillating", type=Path, help="folder of oscillating_heads")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
+    given = parser.parse_args()
+    with ExitStack() as stack, style():
+        rows = {}
+        for law, folder in (("Ornstein-Uhlenbeck", given.ou), ("Oscillating", given.oscillating)):
+            runs = [stack.enter_context(wflow.open(file)) for file in folder.glob("H*.h5")]
+            rows[law] = dict(sorted((ds.sizes["head"], ds) for ds in runs))
+        d = next(iter(rows["Oscillating"].values())).sizes["axis"]
+        figures = {
+            "tokens": figure(rows, snapshots, len(TIMES), (PAGE, 4.6)),
+            "gradient": figure(rows, gradient, 2, (PAGE, 5.8)),
+            "balance": figure(rows, balance, 1, (PAGE, 5.4)),
+            "panels": figure(rows, together, 3, (1.6 * PAGE, 6.0)),
+        }
+        given.out.mkdir(parents=True, exist_ok=True)
+        for name, drawn in figures.items():
+            file = given.out / f"published_d{d}_{name}.png"
+            drawn.savefig(file, dpi=120)
+            print(f"wrote {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

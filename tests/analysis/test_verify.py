@@ -131,7 +131,7 @@ def test_honest_runs_of_every_scheme_pass_with_few_records(tmp_path, scheme):
 
 def test_one_path_says_what_its_limit_is_made_of(tmp_path):
     note = found(solved(tmp_path / "run.h5", paths=1))[BALANCE].note
-    assert "one path" in note and "Itô" in note
+    assert "one path" in note and "noise" in note
 
 
 def test_too_few_records_to_sum_are_skipped_and_said(tmp_path):

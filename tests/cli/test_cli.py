@@ -111,7 +111,9 @@ def test_a_changed_number_fails_the_check_that_guards_it(runs, tmp_path, act, na
 
 def test_unfinished_run_fails_for_that_alone(runs, tmp_path):
     with wflow.open(runs["ou"]) as ds:
-        layout = RunLayout(2, ds["time"], ds["snapshot"], [0, 1], 12, 3, 3, save_heads=True)
+        layout = RunLayout(
+            2, ds["time"], ds["snapshot"], [0, 1], 12, 3, 3, save_heads=True, noisy=True
+        )
         writer = RunWriter.create(tmp_path / "run.h5", layout, dict(ds.attrs))
         for name in map(str, ds.data_vars):
             values = ds[name].values

@@ -40,6 +40,8 @@ def snapshots(axes: list[Axes], runs: Runs) -> None:
 def gradient(axes: list[Axes], runs: Runs) -> None:
     """Draw the squared upper gradient over time, and its late average against the heads."""
     wflow.plots.gradient_over_time(runs, ax=axes[0])
+    axes[0].set_ylim(top=4 * axes[0].get_ylim()[1])  # room for the legend
+    axes[0].legend(title="Heads $H$", ncols=len(runs), loc="upper right")
     averages = []
     for ds in runs.values():
         late = ds["time"].values >= float(ds["time"][-1]) / 2
@@ -94,7 +96,7 @@ def main() -> int:
         given.out.mkdir(parents=True, exist_ok=True)
         for name, drawn in figures.items():
             file = given.out / f"published_d{d}_{name}.png"
-            drawn.savefig(file, dpi=120)
+            drawn.savefig(file, dpi=105)
             print(f"wrote {file}")
     return 0
 

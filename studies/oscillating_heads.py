@@ -1,9 +1,9 @@
 """Oscillating heads: periodic weights keep the tokens moving.
 
-Every interaction matrix follows a periodic target, dD = (M_h(t) - D) dt, without noise. The squared
-upper gradient G^2 does not decay in time. With common phases it does not fall with the number H of
-heads either; with spread phases the oscillations of the heads average out, and G^2 falls to a small
-positive plateau: [MHT] figures 1 to 3, lower rows.
+Every interaction matrix follows a periodic target, dD = (M_h(t) - D) dt, without noise. With common
+phases the squared upper gradient G^2 decays neither in time nor with the number H of heads: [MHT]
+figures 1 to 3, lower rows. With spread phases, those of [MHT], the oscillations of the heads
+average out: G^2 falls with H, and for H > 1 it falls further in time.
 
     python studies/oscillating_heads.py --heads 64
     python studies/oscillating_heads.py --phases common

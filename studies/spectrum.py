@@ -252,7 +252,11 @@ def of_clusters(flags: Spectrum, table: "Dataset") -> list[Finding]:
          flat["plane"] > CLOSE, ...),
     ):  # fmt: skip
         share = holds.mean("start").values
-        text = ", ".join(f"{s:.2f} for d = {k}" for k, s in zip(flags.dims, share, strict=True))
+        decides = np.ones(len(d), bool) if tested is ... else tested
+        text = ", ".join(
+            f"{s:.2f} for d = {k}" if sure else f"no claim for d = {k}"
+            for k, s, sure in zip(flags.dims, share, decides, strict=True)
+        )
         found.append(
             Finding.decided(claim, THEORY, f"share of the starts {text}", (share >= MOST)[tested])
         )

@@ -1042,7 +1042,10 @@ class Schedule(HeadLaw):
         if self.interpolation == "linear":
             return None
         before, after = self._at(self._scores, t), self._at(self._scores, t + dt)
-        return None if np.array_equal(before, after) else after
+        if np.array_equal(before, after):
+            return None
+        # Heads that are off the table, by jumps of another law, stay off it by as much.
+        return after if np.array_equal(D, before.astype(D.dtype)) else D + (after - before)
 
     def check(self, heads: int, d: int) -> None:
         if self._scores.shape[1:] != (heads, d, d):
@@ -1077,7 +1080,7 @@ class Schedule(HeadLaw):
         return law
 
 
-_MOST_JUMPS = 1e6  # of a head per unit time: jumps that are more are small, and are noise
+_MOST_JUMPS = 1e6  # of a head per unit time: more frequent jumps are better modelled as noise
 
 
 class CompoundPoisson(HeadLaw):
@@ -1111,9 +1114,10 @@ class CompoundPoisson(HeadLaw):
     .. math:: D_h(t + dt) = D_h + f\,dt + \sigma\,dW_h + \sum_{k=1}^{N} J_{hk}, \qquad
         J_{hk} = \mathrm{size}\; \frac{Z + Z^T}{2},
 
-    with size Z where the law does not keep heads symmetric. A jump is late by less than dt, so that
-    the tokens have strong order 1. The energy of the jumps, E(x, D + J) - E(x, D), is part of
-    `work_weights`. [1]_ remarks that its arguments extend to Lévy processes.
+    with size Z where the law does not keep heads symmetric. A jump is late by less than dt: the
+    tokens have strong order 1 where the noise of the law is additive or none. The energy of the
+    jumps, E(x, D + J) - E(x, D), is part of `work_weights`. [1]_ remarks that its arguments extend
+    to Lévy processes.
 
     In the theory: :ref:`heads that jump <theory-jumps>`.
 

@@ -22,7 +22,7 @@ from wflow._core.errors import BlowUpError, InputError
 from wflow._core.memory import check_memory
 from wflow._core.rng import INITIAL_HEADS, JUMPS, NOISE, NOISE_MEAN, CounterNormals
 from wflow._core.tableaux import Tableau, Times, moved, with_rows
-from wflow.heads.laws import QKV, CompoundPoisson, Frozen, HeadLaw, checked, start_of
+from wflow.heads.laws import QKV, Frozen, HeadLaw, checked, start_of
 from wflow.heads.matrices import Matrices, as_matrices, is_symmetric
 
 # One step of the heads
@@ -339,7 +339,7 @@ def check_scheme(scheme: Tableau, law: HeadLaw, name: str = "") -> None:
     name : what the caller calls the scheme, if not by its own name
     """
     name = name or scheme.name
-    if isinstance(law, CompoundPoisson) and scheme.stages > 1:
+    if law.jumps and not law.deterministic and scheme.stages > 1:
         raise InputError(
             f"scheme {name!r} needs heads without random jumps, whose times within a step it does "
             "not know; use scheme='euler' (Euler-Maruyama)"

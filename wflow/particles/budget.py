@@ -122,8 +122,8 @@ class Budget:
                 ito = run["work_weights"] + run["work_ito"] + run["martingale"]
                 residuals["edi_residual_stratonovich"] = residuals["edi_residual"] + ito - work
         # inf - inf: doubles cannot resolve the balance.
-        out_of_range = {k: np.where(np.isnan(v), np.inf, v) for k, v in residuals.items()}
-        return {name: terms[name] for name in self.rates} | run | out_of_range
+        sums = {k: np.where(np.isnan(v), np.inf, v) for k, v in (run | residuals).items()}
+        return {name: terms[name] for name in self.rates} | sums
 
     def state(self) -> dict[str, NDArray[np.float64]]:
         """Everything needed to continue later."""

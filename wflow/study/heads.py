@@ -115,8 +115,10 @@ def head_variance(
 
 
 def _late_variance(ds: "Dataset", flow: "FlowName") -> NDArray[np.float64]:
-    """Return means (snapshot_path,) of `head_variance` over the snapshots of t >= T/2."""
-    late = ds["snapshot"].values >= ds["time"].values[-1] / 2
+    """Return means in time (snapshot_path,) of `head_variance`, from the snapshots of t >= T/2."""
+    times = ds["snapshot"].values
+    late = times >= ds["time"].values[-1] / 2
+    weights = np.gradient(times[late]) if late.sum() > 1 else np.ones(late.sum())
     means = []
     for place in range(ds.sizes["snapshot_path"]):
         D = ds["heads"].isel(snapshot_path=place).values  # (snapshot, heads, d, d)
@@ -125,7 +127,7 @@ def _late_variance(ds: "Dataset", flow: "FlowName") -> NDArray[np.float64]:
             for k, x in enumerate(clouds(ds, place))
             if late[k]
         ]
-        means.append(np.mean(found) if found else math.nan)
+        means.append(np.average(found, weights=weights) if found else math.nan)
     return np.array(means)
 
 

@@ -530,8 +530,8 @@ def _tables_html(study: Study) -> str:
     if isinstance(runs, list):
         titles = {
             "upper_gradient_sq": "G² (t ≥ T/2)",
-            "head_variance": "its part by the variance over heads",
-            "mean_velocity": "by the mean velocity",
+            "head_variance": "part from the variance over heads",
+            "mean_velocity": "part from the mean velocity",
             "dissipation": "dissipation (t ≥ T/2)",
             "energy_initial": "E(0)",
             "energy_final": "E(T)",

@@ -118,6 +118,7 @@ def arguments(paths: int, n: int, heads: int, dtype: str, seed: int = 0) -> list
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     z = rng.normal(size=(3, paths, heads, D, D)) / 2
     score, drift, noise = (z + z.swapaxes(-1, -2)).astype(dtype)
+    drift = np.concatenate([drift, noise], axis=1)  # and what the heads moved in the last step
     return [x.astype(dtype), score, score, drift, noise, np.full((paths, heads), 2.0, dtype)]
 
 
@@ -225,6 +226,8 @@ def differences(found: Sums, expected: Sums, arrays: list[np.ndarray]) -> dict[s
     scales = {
         "energy": energy,
         "weight_power": energy * drift,
+        "backward_work": energy * drift,
+        "second_variation": energy * noise**2,
         "ito_power": energy * arrays[5].max(),
         "martingale": energy * noise,
         "dissipation": 2 * energy * size * speed,

@@ -419,7 +419,7 @@ class Sphere(Mesh):
     """
 
     def __init__(self, cells: int | ArrayLike) -> None:
-        self.icosahedral = np.ndim(cells) == 0  # type: ignore[arg-type]
+        self.icosahedral = reals(cells, "cells").ndim == 0
         if self.icosahedral:
             points, triangles = _icosahedral(whole(cells, "cells", 12))
         else:

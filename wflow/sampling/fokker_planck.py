@@ -145,7 +145,11 @@ def evolve_density(
     centres, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
 
     def values(t: float) -> Array:
-        given = potential(centres, t) if moving else potential(centres)
+        try:
+            given = potential(centres, t) if moving else potential(centres)
+        except TypeError as error:
+            arguments = "positions and a time" if moving else "positions"
+            raise InputError(f"potential does not take {arguments}: {error}") from error
         return returned(given, centres.shape, f"potential, at time {t:g},")
 
     stepper = _Stepper(values, centres, widths, beta, moving)

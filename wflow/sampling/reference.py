@@ -493,7 +493,9 @@ def bayesian_lasso(
         for first in range(0, warmup + draws, _BLOCK):
             kept = samples[chain, first : first + _BLOCK]
             normals = rng.standard_normal((len(kept), m + 2 * d))
-            _gibbs(A / noise, y / noise, lam, x, tau, normals, rng.random((len(kept), d)), kept)
+            with np.errstate(over="ignore"):  # what is not finite is refused below
+                parts = A / noise, y / noise
+            _gibbs(*parts, lam, x, tau, normals, rng.random((len(kept), d)), kept)
     samples = samples[:, warmup:]
     if not np.all(np.isfinite(samples)):
         raise InputError(

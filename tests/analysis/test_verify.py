@@ -14,6 +14,7 @@ from wflow.analysis.verify import verify
 from wflow.cli import main
 
 BALANCE = "the energy balance closes"
+ORDER = "the residual falls at the order of the scheme"
 SUMS = "running integrals are the sums of their rates"
 
 
@@ -127,6 +128,46 @@ def test_honest_runs_of_every_scheme_pass_with_few_records(tmp_path, scheme):
     report = verify(solved(tmp_path / "run.h5", law=law, scheme=scheme, save=wflow.SaveAt(every=8)))
     assert report.passed, str(report)
     assert {check.name: check.passed for check in report.checks}[SUMS] is True
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [("euler", {}), ("heun", {}), ("rk4", {}), ("euler", {"kappa": 0.05})]
+    + [(scheme, {"law": wflow.heads.OrnsteinUhlenbeck(np.eye(3))}) for scheme in ("euler", "sra1")],
+)
+def test_the_residual_falls_at_the_order_of_the_scheme(tmp_path, scheme, options):
+    given = {"law": wflow.heads.Oscillating(3, phases="spread"), "t_final": 0.1, "paths": 2}
+    check = found(solved(tmp_path / "run.h5", scheme=scheme, **(given | options)))[ORDER]
+    assert check.passed and abs(check.value) < 0.3, str(check)
+
+
+@wflow.heads.register
+class Singular(wflow.heads.HeadLaw):
+    """Heads whose drift is infinite within the first step."""
+
+    def drift(self, D, t):
+        return np.broadcast_to(0.1 * np.eye(3) * abs(t - 1e-2 / 3) ** -0.9, D.shape)
+
+
+def test_a_residual_that_falls_too_slowly_fails(tmp_path):
+    check = found(solved(tmp_path / "run.h5", law=Singular(), scheme="heun", t_final=0.1))[ORDER]
+    assert check.passed is False, str(check)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": "dopri5"},
+        {"law": wflow.heads.Schedule([0, 0.005, 1], TABLE[[0, 0, 1]], "linear"), "heads": None},
+        {"law": Jumping()},
+    ],
+    ids=["adaptive", "bend", "jumps"],
+)
+def test_the_order_is_not_asked_of_steps_that_have_none(tmp_path, options):
+    options = {"law": wflow.heads.Frozen(), "t_final": 0.1} | options
+    report = verify(solved(tmp_path / "run.h5", **options))
+    assert report.passed
+    assert {check.name: check.passed for check in report.checks}.get(ORDER) is None
 
 
 def test_one_path_says_what_its_limit_is_made_of(tmp_path):

@@ -273,19 +273,14 @@ def replayed(ds: xarray.Dataset, pairs: float, nudge: float = 0.0) -> dict[str, 
     WflowError
         For a configuration that cannot be computed.
     """
-    arguments = stored_arguments(ds)
+    arguments, dt = _arguments(ds)
     first = int(arguments.pop("first_path", 0))
-    dt = json.loads(ds.attrs["config"])["dt"]
-    save, compute = arguments["save"], arguments["compute"]
+    save = arguments["save"]
     end = min(save.every * dt, arguments["t_final"])
     # Adaptive steps end at the snapshots.
     times = [t for t in save.snapshots or () if t <= end] or [0.0]
-    short = arguments | {
-        "t_final": end,
-        "paths": 1,
-        "save": replace(save, snapshots=times, paths=(0,), heads=False),
-        "compute": replace(compute, backend="numba", device=None),
-    }
+    save = replace(save, snapshots=times, paths=(0,), heads=False)
+    short = arguments | {"t_final": end, "paths": 1, "save": save}
     if "mesh" in arguments:
         return _replayed_densities(ds, short, dt, pairs, nudge)
     x0 = short.pop("x0")
@@ -300,6 +295,61 @@ def replayed(ds: xarray.Dataset, pairs: float, nudge: float = 0.0) -> dict[str, 
     store = MemoryStore(problem.layout())
     integrate(ParticleRun(problem), store)
     return _first_series(store)
+
+
+def residuals(
+    ds: xarray.Dataset, pairs: float, halvings: int, paths: int
+) -> tuple[Floats, float] | None:
+    """Residual of the energy balance after the first step of a run, computed in finer steps.
+
+    Parameters
+    ----------
+    ds : a run with its initial state
+    pairs : number of kernel values that it may take
+    halvings : row k of the result has steps of dt / 2^k, k = 0, ..., halvings
+    paths : number of paths, each with its own noise
+
+    Returns
+    -------
+    residuals (halvings + 1, paths), and the energy at time 0; None where they would take more
+
+    Raises
+    ------
+    WflowError
+        For a configuration that cannot be computed.
+    """
+    arguments, dt = _arguments(ds)
+    arguments.pop("first_path", None)
+    found = np.empty((halvings + 1, paths))
+    for level in range(halvings + 1):
+        save = replace(arguments["save"], every=2**level, snapshots=[0.0], paths=(), heads=False)
+        finer = {"t_final": dt, "dt": dt / 2**level, "paths": paths, "save": save}
+        run = _first_path(arguments | finer, finer["dt"])
+        problem = run.particles if isinstance(run, equation.MeanField) else run.problem
+        evaluations = (2 ** (halvings + 1) - 1) * problem.scheme.stages * paths
+        if evaluations * problem.heads * float(problem.x0.shape[-2]) ** 2 > pairs:
+            return None
+        store = MemoryStore(run.layout())
+        integrate(run, store)
+        found[level] = store.read("edi_residual")[:, -1]
+    return found, float(store.read("energy")[0, 0])
+
+
+def _first_path(arguments: dict[str, Any], unit: float) -> ParticleRun | equation.MeanField:
+    """The run of arguments, whose initial tokens or density are those of the first path."""
+    name = "density" if "density" in arguments else "x0"
+    state = arguments[name]
+    arguments = arguments | {name: state[0] if state.ndim == 3 - (name == "density") else state}
+    if name == "density":
+        return equation.problem_of_task(arguments, unit=unit, as_is=True)
+    return ParticleRun(problem_of(**arguments))
+
+
+def _arguments(ds: xarray.Dataset) -> tuple[dict[str, Any], float]:
+    """Arguments that compute a run again on this processor, and its step."""
+    arguments = stored_arguments(ds)
+    compute = replace(arguments["compute"], backend="numba", device=None)
+    return arguments | {"compute": compute}, float(json.loads(ds.attrs["config"])["dt"])
 
 
 def _replayed_densities(

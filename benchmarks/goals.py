@@ -26,7 +26,7 @@ LONG_SERIES = "50 distances along a run over 50 single ones, n = 2,000"
 PRODUCTS = "exact sums, share of the rate of matrix products, d = 64"
 BLOCKED = "blocked sums, single precision over double, least of d >= 64"
 MEMORY = "memory of `ou_heads --heads 64 --paths 16` as installed by pip (MB)"
-FIGURE = "`ou_heads --heads 1 10 100 --paths 100`, figure 2 of [MHT] (s)"
+FIGURE = "`ou_heads --heads 1 10 100 --paths 100 --scheme euler --dt 0.005`, figure 2 of [MHT] (s)"
 DEEP = "one path, d = 768, n = 256: torch over wflow, slower of both precisions"
 SPHERE_MAPS = tuple(  # d = 3 and 2
     f"fastest of {side} over wflow's fast sums, worst of all sizes"

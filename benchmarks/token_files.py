@@ -13,7 +13,7 @@ about a minute.
 - memory: private memory of all processes of the command together, in the second half of the time
   against the first (from a tenth of the time on).
 - waiting: the time in which training asks for its batches, as a share of all of it. The network is
-  that of `studies/web_text.py --preset cpu`, whose steps are short: it sees token numbers modulo
+  that of the study `web_text --preset cpu`, whose steps are short: it sees token numbers modulo
   its vocabulary of 4,096. Beside it the time for a batch of the published size,
   240 crops of 1,025 tokens, from pages in memory and after these were given back to the disk.
 """

@@ -103,7 +103,7 @@ class TrainedHeads(study.Flags):
         if self.preset == "paper" and not self.checkpoint:
             raise InputError(
                 "--preset paper needs --checkpoint FILE: train the networks by "
-                "studies/shakespeare_gpt.py --preset paper first"
+                "studies/ott/shakespeare_gpt.py --preset paper first"
             )
         names = [Path(file).resolve().parent.name for file in self.checkpoint]
         if len(set(names)) < len(names):

@@ -12,17 +12,18 @@ import pytest
 from wflow.study.frame import Verdict
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
-NAMES = sorted(file.stem for file in STUDIES.glob("[a-z]*.py"))
+FILES = {file.stem: file for file in STUDIES.glob("**/*.py")}  # with the parts of studies
+NAMES = sorted(name for name in FILES if not name.startswith("_"))
 VERDICTS = get_args(Verdict)
 OF_NETWORKS = {"cats_dogs", "mnist_vit", "nanogpt_sizes", "point_clouds", "pontryagin_gpt",
                "pontryagin_resnet", "rwpo_benchmarks", "rwpo_digits", "rwpo_inverse", "sentiment",
                "shakespeare_gpt", "shakespeare_words", "trained_heads", "web_text"}  # fmt: skip
-sys.path.insert(0, str(STUDIES))  # as Python does for a script
+sys.path[:0] = sorted({str(file.parent) for file in FILES.values()})  # as Python does for a script
 
 
 def script(name: str) -> ModuleType:
     """A study script as a module."""
-    spec = importlib.util.spec_from_file_location(name, STUDIES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, FILES[name])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
@@ -32,11 +33,11 @@ def script(name: str) -> ModuleType:
 
 def call(name: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     """Run a study in this process; errors come out as exceptions."""
-    monkeypatch.setattr(sys, "argv", [f"studies/{name}.py", *flags])
+    monkeypatch.setattr(sys, "argv", [str(FILES[name]), *flags])
     return script(name).main()
 
 
 def shell(name: str, *flags: str, **options) -> subprocess.CompletedProcess:
     """Run a study as a user does."""
-    command = [sys.executable, str(STUDIES / f"{name}.py"), *flags]
+    command = [sys.executable, str(FILES[name]), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)

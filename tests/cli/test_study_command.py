@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import NAMES, OF_NETWORKS, call
+from scripts import FILES, NAMES, OF_NETWORKS, call
 
 import wflow
 from wflow import InputError
@@ -46,8 +46,11 @@ def test_version_is_printed(capsys) -> None:
 
 def test_list_names_every_study_with_what_it_is_about(capsys) -> None:
     assert main(["study", "list"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    listed = capsys.readouterr().out.splitlines()
+    lines = dict(line.split(maxsplit=1) for line in listed if line.startswith("  "))
     assert sorted(lines) == NAMES and all(len(text) > 20 for text in lines.values())
+    subjects = [line for line in listed if not line.startswith("  ")]
+    assert len(subjects) == len({file.parent for file in FILES.values()})
     assert lines["ou_heads"].startswith("Ornstein-Uhlenbeck heads: ")
 
 

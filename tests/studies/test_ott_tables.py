@@ -32,7 +32,7 @@ def write(folder, study, values, preset="cpu", findings=(), **flags):
     (folder / "summary.md").write_text(text)
     document = {
         "study": study,
-        "command": f"/a/studies/{study}.py --preset {preset} --only b 'c d' --out x --resume",
+        "command": f"/a/studies/ott/{study}.py --preset {preset} --only b 'c d' --out x --resume",
         "created": "2026-11-23T10:00:00",
         "config": {"flags": {"preset": preset, **flags}},
         "findings": list(findings),
@@ -51,10 +51,10 @@ def test_every_published_row_is_there_without_results():
     page = maker.page([], "made by a test")
     headings = [f"## Table {name}: " for name in ("1", "2", "3", *map(str, range(5, 14)))]
     assert all(heading in page for heading in headings) and page.count("\n## ") == 12
-    for command in maker.GPU.values():
-        assert f"`{command}" in page
+    for name in maker.GPUS:
+        assert f"`{maker.published(name)}" in page
     assert (
-        "`torchrun --nproc-per-node 2 studies/shakespeare_gpt.py --preset paper --ablation lam`"
+        "`torchrun --nproc-per-node 2 studies/ott/shakespeare_gpt.py --preset paper --ablation lam`"
         in page
     )
     # [OTT] Tables 8, 9, 3, 5, 11 and 13.
@@ -89,7 +89,7 @@ def test_rows_have_our_numbers_and_the_side_of_the_baseline(tmp_path):
     assert table["N-ODE with cost"][4] == "not confirmed"  # published below the baseline
     assert table["continuous, no cost"][4] == "inconclusive"
     assert table["continuous with cost"][3:] == ["75.50 ± 0.71", "confirmed"]
-    assert "`studies/cats_dogs.py --preset cpu`. " + CAPTION.format("cpu") in page
+    assert "`studies/ott/cats_dogs.py --preset cpu`. " + CAPTION.format("cpu") in page
     assert "2026-11-23." in page and "More." not in page
     assert "- it is better: **confirmed** (+5)" in page and "straight" not in page
     assert "has not been run" in page.partition("## Table 8")[2].partition("\n## ")[0]
@@ -128,7 +128,9 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
     line = ["_ott_tables.py", str(tmp_path / "results"), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", line)
     assert maker.main() == 0 and "wrote" in capsys.readouterr().out
-    assert out.read_text().startswith("# The tables of [OTT]\n\n    python studies/_ott_tables.py")
+    assert out.read_text().startswith(
+        "# The tables of [OTT]\n\n    python studies/ott/_ott_tables.py"
+    )
     monkeypatch.setattr(sys, "argv", ["_ott_tables.py", str(tmp_path / "none"), "--out", str(out)])
     with pytest.raises(InputError, match="folder"):
         maker.main()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
-from scripts import NAMES, STUDIES, call, shell
+from scripts import FILES, NAMES, call, shell
 
 import wflow
 from wflow import Compute, InputError, RunFileError, study
@@ -201,7 +201,7 @@ def test_help_waits_for_no_compiler() -> None:
     code += "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\nexcept SystemExit: pass\n"
     code += "heavy = {'numba', 'scipy', 'xarray', 'matplotlib', 'torch'} & set(sys.modules)\n"
     code += "assert not heavy, heavy"
-    command = [sys.executable, "-c", code, str(STUDIES / "ou_heads.py")]
+    command = [sys.executable, "-c", code, str(FILES["ou_heads"])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -213,7 +213,8 @@ def without_torch(tmp_path_factory) -> dict[str, str]:
     (folder / "torch.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
     )
-    path = os.pathsep.join([str(folder), str(Path(wflow.__file__).parents[1]), str(STUDIES)])
+    scripts = sorted({str(file.parent) for file in FILES.values()})
+    path = os.pathsep.join([str(folder), str(Path(wflow.__file__).parents[1]), *scripts])
     return {**os.environ, "PYTHONPATH": path}
 
 
@@ -235,7 +236,7 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def helps(without_torch) -> dict[str, list]:
     """What every study says to --help in a process without torch: status, output and errors."""
-    scripts = [str(STUDIES / f"{name}.py") for name in NAMES]
+    scripts = [str(FILES[name]) for name in NAMES]
     done = subprocess.run(
         [sys.executable, "-c", HELP, *scripts],
         env=without_torch, capture_output=True, text=True, check=True,
@@ -245,7 +246,7 @@ def helps(without_torch) -> dict[str, list]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_study_shows_its_flags_without_torch(name, helps) -> None:
-    status, said, errors = helps[str(STUDIES / f"{name}.py")]
+    status, said, errors = helps[str(FILES[name])]
     assert status in (0, None) and "--out" in said and not errors
 
 
@@ -276,7 +277,7 @@ def whole(tmp_path_factory) -> Path:
 def test_interrupted_study_resumes_to_the_same_numbers(
     tmp_path, monkeypatch, undrawn, whole
 ) -> None:
-    command = [sys.executable, str(STUDIES / "ou_heads.py"), *CUT, "--out", str(tmp_path)]
+    command = [sys.executable, str(FILES["ou_heads"]), *CUT, "--out", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         # Written before the first step, when signals are caught already.

@@ -15,7 +15,7 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
                         dims=(2,), sweep=(30, 60), scales=(2, 6), decay=150, betas=(1.0,),
                         until=0.5)  # fmt: skip
     monkeypatch.setitem(study.PRESETS, "cpu", setup)
-    monkeypatch.setattr("sys.argv", ["studies/rwpo_sampler.py", "--out", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["studies/rwpo/rwpo_sampler.py", "--out", str(tmp_path)])
     assert study.main() == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["runs"].values()) == {file.name for file in tmp_path.glob("*_h0.1.h5")}

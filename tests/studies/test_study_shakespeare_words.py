@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 from scripts import VERDICTS, call, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
+from wflow.study import texts  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_data")
 
-texts, parts, study = script("_texts"), script("_gpt2"), script("shakespeare_words")
+parts, study = script("_gpt2"), script("shakespeare_words")
 words = script("_shakespeare_words")
 characters = script("shakespeare_gpt")
 SMOKE, EXPERIMENT = words.PRESETS["smoke"], words.EXPERIMENT
@@ -108,7 +109,7 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sket
     out = tmp_path / "words"
     flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
     monkeypatch.setattr("_gpt2.absent", lambda: ["not installed"])
-    monkeypatch.setattr("_texts.absent", lambda: ["not installed"])
+    monkeypatch.setattr("wflow.study.texts.absent", lambda: ["not installed"])
     assert call("shakespeare_words", monkeypatch, *flags, "--only", "continuous") == 0
     first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
     capsys.readouterr()

@@ -6,7 +6,7 @@ import xarray as xr
 
 pytest.importorskip("torch")
 
-from scripts import STUDIES, call
+from scripts import FILES, call
 from trainings import torchrun
 
 pytestmark = pytest.mark.usefixtures("no_data", "sketched")
@@ -33,7 +33,7 @@ def test_two_processes_train_as_one(name, tmp_path, monkeypatch, cases):
     flags = ["--preset", "smoke", "--device", "cpu", *words.split()]
     flags += ["continuous lam=0.5"] if name == "sentiment" else []
     assert call(name, monkeypatch, *flags, "--out", str(tmp_path / "one")) == 0
-    torchrun(STUDIES / f"{name}.py", *flags, "--out", tmp_path / "two")
+    torchrun(FILES[name], *flags, "--out", tmp_path / "two")
     losses = []
     for place in ("one", "two"):
         with xr.open_dataset(tmp_path / place / training / "metrics.h5") as history:

@@ -1,7 +1,7 @@
 """Studies by their names: which there are, what each is about, and how one is run.
 
-A study is the script that `python studies/NAME.py` runs in a checkout; a wheel carries a copy of
-the folder.
+A study is a script in `studies/` or one of its folders that a checkout runs as `python
+studies/NAME.py`; its name is that of the file. A wheel carries a copy of the folder.
 """
 
 import ast
@@ -15,6 +15,12 @@ from wflow._core.invocation import started_as
 from wflow._core.printable import printable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_SUBJECTS = {
+    ".": "Transformers as interacting particles, [MHT]",
+    "ott": "Transformers in continuous time with transport cost, [OTT]",
+    "rwpo": "Sparse transformers and the proximal operator, [RWPO]",
+    "control": "Training by Pontryagin's principle, [GPTOC]",
+}  # of the folders of studies
 _PLACES = (_PACKAGE / "_studies", _PACKAGE.parent / "studies")  # of a wheel, of a checkout
 
 
@@ -35,21 +41,31 @@ def folder() -> Path:
     )
 
 
+def scripts() -> dict[str, Path]:
+    """Give the script of every study by its name, sorted."""
+    found = {file.stem: file for file in folder().glob("**/[a-z]*.py")}
+    return dict(sorted(found.items()))
+
+
 def names() -> list[str]:
     """Give the names of all studies, sorted."""
-    return sorted(file.stem for file in folder().glob("[a-z]*.py"))
+    return list(scripts())
 
 
 def title(name: str) -> str:
     """Give the first line of the docstring of a study; the study is not run."""
-    source = (folder() / f"{name}.py").read_text(encoding="utf-8")
+    source = scripts()[name].read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def listing() -> str:
-    """Write what `wflow study list` prints: a line for each study."""
-    width = max(map(len, names()))
-    return "\n".join(f"{name:<{width}}  {title(name)}" for name in names())
+    """Write what `wflow study list` prints: for each folder its subject, and a line per study."""
+    width, lines = max(map(len, names())), []
+    for group, subject in _SUBJECTS.items():
+        lines.append(subject)
+        found = [name for name, file in scripts().items() if file.parent == folder() / group]
+        lines += [f"  {name:<{width}}  {title(name)}" for name in found]
+    return "\n".join(lines)
 
 
 def check_name(name: str) -> None:
@@ -92,7 +108,7 @@ def run(name: str = "", *flags: str) -> int:
         For a name that no study has.
     """
     check_name(name)
-    script = folder() / f"{name}.py"
+    script = scripts()[name]
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(script), *flags], [str(script.parent), *path]  # as for a script
     try:

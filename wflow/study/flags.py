@@ -322,7 +322,7 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
     """
     text = inspect.cleandoc(description or "")
     if program():  # the examples as they are typed here
-        text = re.sub(r"\bpython studies/(\w+)\.py", r"wflow study \1", text)
+        text = re.sub(r"\bpython studies/(?:\w+/)?(\w+)\.py", r"wflow study \1", text)
     description = "\n\n".join([text, *missing(flags.needs)])
     given: AnyFlags = read_words(
         flags, sys.argv[1:], prog=program(), description=description, default=_preset(flags),

@@ -44,6 +44,7 @@ Record = dict[str, Any]
 Seeds = int | Mapping[str, int]  # of every model, or of each by its name
 NEEDS = {"torch": "nets"}
 RECORD = "record.json"  # what was measured of a training, in its folder
+MOTION = ("straightness", "speed_variation", "transport")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +344,25 @@ def outputs(
             with torch.no_grad():
                 output = model(*(each.to(device) for each in inputs)).output
             yield output, targets.to(device)
+
+
+def motion(body: "nn.Module", hidden: "Tensor", **context: Any) -> Record:
+    """Measure how straight hidden states move through a body, and at which cost.
+
+    NaN for bodies that are not continuous in time.
+    """
+    import torch
+
+    if not isinstance(body, nets.ContinuousTransformer | nets.NodeTransformer):
+        return dict.fromkeys(MOTION, np.nan)
+    with torch.no_grad():
+        path = body.trajectory(hidden.detach(), **context)
+    valid = context.get("valid")
+    return {
+        "straightness": float(nets.diagnostics.straightness(path, valid=valid).mean()),
+        "speed_variation": float(nets.diagnostics.speed_variation(path, valid=valid).mean()),
+        "transport": float(path.costs.sum()),
+    }
 
 
 def memory(call: Callable[[], None], device: "torch.device") -> float:

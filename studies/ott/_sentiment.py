@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from _ott import (
-    MOTION,
     Kind,
     classified,
     in_continuous_time,
     millions,
-    motion,
     parameters,
     per_epoch,
     percent,
@@ -231,7 +229,9 @@ def examine(name: str, trained: Trained, setup: Setup, data: Data, flags: Any, s
 def measured(training: Trained, setup: Setup, data: Data, flags: Any, seed: int) -> Record:
     """All quantities of a trained network; accuracies are those of the evaluations on the way."""
     history = training.history
-    record: Record = dict.fromkeys(("final", "best", "test_loss", "training", *MOTION), math.nan)
+    record: Record = dict.fromkeys(
+        ("final", "best", "test_loss", "training", *networks.MOTION), math.nan
+    )
     record |= {
         "seconds": float(history["seconds"].sum()),
         "largest": steepest(history),
@@ -251,7 +251,7 @@ def measured(training: Trained, setup: Setup, data: Data, flags: Any, seed: int)
     *_, (tokens, _) = longest(setup, data, flags, seed)
     tokens = tokens[-FOLLOWED:].to(device)
     there = tokens != 0
-    return record | motion(net.body, net.embed(tokens), valid=there, mask=there)  # type: ignore
+    return record | networks.motion(net.body, net.embed(tokens), valid=there, mask=there)  # type: ignore
 
 
 def longest(setup: Setup, data: Data, flags: Any, seed: int) -> Iterator[tuple[Any, Any]]:

@@ -6,7 +6,7 @@ Wasserstein proximal step of the prior, which is the attention of [RWPO]. Target
 how far each sampler is from its target: against the step, the number of tokens, the temperature,
 the dimension, and at equal numbers of gradient evaluations.
 
-    python studies/rwpo_sampler.py
+    python studies/rwpo/rwpo_sampler.py
 
 [BRWP] Han, Osher, Li, Splitting regularized Wasserstein proximal algorithms for nonsmooth sampling
 problems, arXiv 2502.16773. [RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized

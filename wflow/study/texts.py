@@ -12,13 +12,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from _ott import motion
 
-from wflow import InputError, nets, study
+from wflow import nets
 from wflow._core.checks import number, positive, whole
+from wflow._core.errors import InputError
 from wflow._core.extras import install, missing
 from wflow.study import networks
-from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.flags import Switch
+from wflow.study.frame import markdown_table
+from wflow.study.networks import Record, Results, Run, Trained, motion
 
 if TYPE_CHECKING:
     import torch
@@ -308,7 +310,7 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
         else "BERTScore: not measured, it needs an encoder (--encoder roberta-large)."
     )
     lead += f" Pairs with an empty text, skipped: {skipped}."
-    return f"{lead}\n\n{study.markdown_table(table)}"
+    return f"{lead}\n\n{markdown_table(table)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +327,7 @@ class TextFlags(networks.NetFlags):
     """Learning rate after the warm-up; it falls to a tenth. Default: of the preset."""
     share: float | None = None
     """Share of the training text that is used, from its beginning; default: of the preset."""
-    published: study.Switch = False
+    published: Switch = False
     """Follow the habits of the published code, where they differ from the paper."""
     encoder: str | None = None
     """Encoder of BERTScore: its folder, or its name in the cache of Hugging Face; default: no

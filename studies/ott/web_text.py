@@ -13,8 +13,9 @@ The published runs weigh the mean square of the velocity without the factor 1/2 
 published code where it differs from the paper: lam = 0.1 in place of 1, and gradients that are
 summed over the parts of a batch, not averaged.
 
-    python studies/web_text.py
-    torchrun --nproc-per-node 8 studies/web_text.py --preset paper --precision bfloat16 --compile
+    python studies/ott/web_text.py
+    torchrun --nproc-per-node 8 studies/ott/web_text.py --preset paper \\
+        --precision bfloat16 --compile
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """

@@ -6,8 +6,8 @@ controlled ones of as many parameters by Euler, Heun and RK4, trained along the 
 costates (the report's Algorithm 2, its signs corrected; Adam), by the method of successive
 approximations and by the extended one: [GPTOC] section 5.2.
 
-    python studies/pontryagin_resnet.py
-    python studies/pontryagin_resnet.py --datasets donut --out results/pontryagin_donut
+    python studies/control/pontryagin_resnet.py
+    python studies/control/pontryagin_resnet.py --datasets donut --out results/pontryagin_donut
 
 [GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", 2025.
 [BCEOS2019] Benning, Celledoni, Ehrhardt, Owren, Schönlieb, J. Comput. Dyn. 6, 2019.

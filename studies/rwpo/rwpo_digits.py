@@ -6,7 +6,7 @@ digits: likelihood, and Fréchet distance in the features of a classifier traine
 the tokens interact at all is measured by the effective sample size of the attention: [RWPO]
 section 4.3, figure 7, and Table 1.
 
-    python studies/rwpo_digits.py --preset cpu
+    python studies/rwpo/rwpo_digits.py --preset cpu
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior", 2025.

@@ -9,8 +9,8 @@ The published sizes fit two cores, so the preset cpu has them too: it differs fr
 number of seeds, 2 in place of 5. BLEU needs the package sacrebleu; without it everything else is
 measured.
 
-    python studies/nanogpt_sizes.py
-    python studies/nanogpt_sizes.py --only "S characters" "S byte pairs" --seeds 1
+    python studies/control/nanogpt_sizes.py
+    python studies/control/nanogpt_sizes.py --only "S characters" "S byte pairs" --seeds 1
 
 [GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", 2025.
 """

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _gpt2 import Experiment, Setup
-from _texts import SCORES, Size
 
 from wflow import InputError, nets
+from wflow.study.texts import SCORES, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

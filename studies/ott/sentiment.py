@@ -6,8 +6,8 @@ the hidden states: all of them one system, or one system per block (`node`, the 
 with three weights lam of the transport cost. Best and final test accuracy, and whether training
 without the cost blows up: [OTT] section 5.3, Appendix I and Table 9.
 
-    python studies/sentiment.py --preset cpu
-    torchrun --nproc-per-node 2 studies/sentiment.py --preset paper --published
+    python studies/ott/sentiment.py --preset cpu
+    torchrun --nproc-per-node 2 studies/ott/sentiment.py --preset paper --published
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """

@@ -5,13 +5,13 @@ the same initial weights, compared on held-out data: after equal numbers of iter
 time. Variants of the layer are tried first, on validation data; the best of them is trained with
 other seeds and enters the comparison on test data.
 
-    python studies/rwpo_benchmarks.py --preset cpu
+    python studies/rwpo/rwpo_benchmarks.py --preset cpu
 
 Trainings may be spread over processes that share --out, each with some of the targets:
 
-    python studies/rwpo_benchmarks.py --part trials
-    python studies/rwpo_benchmarks.py --part train --targets moons rings
-    python studies/rwpo_benchmarks.py --part tables --resume
+    python studies/rwpo/rwpo_benchmarks.py --part trials
+    python studies/rwpo/rwpo_benchmarks.py --part train --targets moons rings
+    python studies/rwpo/rwpo_benchmarks.py --part tables --resume
 
 [RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior, 2025.

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from _gpt2 import Experiment, Setup
-from _texts import Size
 
 from wflow import nets
+from wflow.study.texts import Size
 
 PAPER = Setup("byte pairs", iterations=500, crops=120, parts=4, seeds=3, evaluate_every=25)
 PRESETS = {

@@ -6,8 +6,8 @@ from the posterior through the adjoint of the forward model. They are compared w
 (Gibbs, Langevin chains with R-hat), by ranks of the truth over many data sets, and by the errors of
 the paper's figures 4 to 6.
 
-    python studies/rwpo_inverse.py --preset cpu
-    python studies/rwpo_inverse.py --preset cpu --problem lorenz --out results/rwpo_lorenz
+    python studies/rwpo/rwpo_inverse.py --preset cpu
+    python studies/rwpo/rwpo_inverse.py --preset cpu --problem lorenz --out results/rwpo_lorenz
 
 [RWPO] Han, Osher, Li, "Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior", 2025.

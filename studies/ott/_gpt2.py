@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _ott import claim, with_habits
-from _texts import (
+
+from wflow import InputError, nets, study
+from wflow._core.checks import whole
+from wflow.study import Finding, networks
+from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.texts import (
     KINDS,
     SCALARS,
     SCORES,
@@ -33,11 +38,6 @@ from _texts import (
     training,
     with_final_norm,
 )
-
-from wflow import InputError, nets, study
-from wflow._core.checks import whole
-from wflow.study import Finding, networks
-from wflow.study.networks import Record, Results, Run, Trained
 
 PARAMETERS = "123.7M"  # published, of all models
 SIZE = Size(12, 12, 768)

@@ -9,8 +9,8 @@ and 10.
 The published runs weigh the mean square of the velocity without the factor 1/2 of [OTT1] eq. 8:
 `--lam` is theirs, twice that of `ContinuousTransformer(cost="mean")`.
 
-    python studies/shakespeare_gpt.py --preset cpu
-    python studies/shakespeare_gpt.py --preset paper --ablation lam
+    python studies/ott/shakespeare_gpt.py --preset cpu
+    python studies/ott/shakespeare_gpt.py --preset paper --ablation lam
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
@@ -36,13 +36,13 @@ from _shakespeare_gpt import (
     plan,
     report,
 )
-from _texts import SCALARS, TextFlags, overfits, samples
 
 from wflow import study
 from wflow.cli import guarded
 from wflow.study import networks
 from wflow.study.frame import Verdict
 from wflow.study.networks import Results
+from wflow.study.texts import SCALARS, TextFlags, overfits, samples
 
 DEFAULT_OUT = Path("results/shakespeare_gpt")
 LITTLE = 0.1  # of a gain

@@ -10,8 +10,8 @@ The published runs weigh the mean square of the velocity without the factor 1/2 
 from the paper, and `--published` follows it: 2,000 iterations in place of 500, over which the
 learning rate only rises, and gradients that are summed over the parts of a batch, not averaged.
 
-    python studies/shakespeare_words.py --preset cpu
-    torchrun --nproc-per-node 2 studies/shakespeare_words.py --preset paper --precision bfloat16
+    python studies/ott/shakespeare_words.py --preset cpu
+    torchrun --nproc-per-node 2 studies/ott/shakespeare_words.py --preset paper --precision bfloat16
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from _small_gpts import SIZES, Scale, gpt, window_set
-from _texts import EVALUATION, loss_on
 from numpy.typing import NDArray
 
 from wflow import nets, study
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.texts import EVALUATION, loss_on
 
 if TYPE_CHECKING:
     import torch

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from _small_gpts import SIZES, Scale, gpt, window_set
-from _texts import EVALUATION, NextToken, loss_on
 
 from wflow import InputError, nets, study
 from wflow._core.extras import install, missing
 from wflow.study import networks
 from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.texts import EVALUATION, NextToken, loss_on
 
 if TYPE_CHECKING:
     import torch

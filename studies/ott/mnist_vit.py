@@ -7,7 +7,7 @@ how straight the hidden states move: [OTT] section 5.2, Tables 2, 3 and 7; [OTT1
 
 With one block the N-ODE transformer is the same system as the continuous one ([OTT] Appendix I).
 
-    python studies/mnist_vit.py --preset cpu
+    python studies/ott/mnist_vit.py --preset cpu
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """

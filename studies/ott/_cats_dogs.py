@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from _ott import (
-    MOTION,
     Kind,
     claim,
     classified,
     in_continuous_time,
     millions,
-    motion,
     parameters,
     per_epoch,
     percent,
@@ -198,7 +196,7 @@ def measured(
 ) -> Record:
     """All quantities of a trained network, in single precision."""
     net, device, history = training.model, training.device, training.history
-    keys = ("final", "best", "whole", "cropped", "training", *MOTION)
+    keys = ("final", "best", "whole", "cropped", "training", *networks.MOTION)
     record: Record = dict.fromkeys(keys, np.nan)
     record["seconds"] = float(history["seconds"].sum())
     if training.diverged:
@@ -216,7 +214,7 @@ def measured(
     }
     pictures, _ = next(tested(setup, images))
     assert isinstance(net, nets.ViT)
-    return record | motion(net.body, net.embed(pictures.to(device)))
+    return record | networks.motion(net.body, net.embed(pictures.to(device)))
 
 
 def findings(results: Results) -> list[study.Finding]:

@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _ott import Kind, in_continuous_time
-from _texts import (
+
+from wflow import nets, study
+from wflow.study import networks
+from wflow.study.networks import Record, Results, Run, Trained
+from wflow.study.texts import (
     WINDOWS,
     NextToken,
     Size,
@@ -24,10 +28,6 @@ from _texts import (
     scored,
     training,
 )
-
-from wflow import nets, study
-from wflow.study import networks
-from wflow.study.networks import Record, Results, Run, Trained
 
 REPLACED = (0.0, 0.005, 0.01, 0.05, 0.1)
 LAMS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0)

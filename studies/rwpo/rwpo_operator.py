@@ -7,7 +7,7 @@ dimension, with a JKO step and with closed forms: the operator and its score (Le
 optimality and blow-up (section 3.2). Where a formula as printed fails, a finding that begins with
 "corrected" states the form that holds, and tests it.
 
-    python studies/rwpo_operator.py
+    python studies/rwpo/rwpo_operator.py
 
 [RWPO] Han, Osher, Li, Sparse Transformer Architectures via Regularized Wasserstein Proximal
 Operator with L1 Prior.

@@ -6,8 +6,8 @@ system per block (`node`, the N-ODE transformer). Test accuracy, accuracy with p
 with clouds rotated, and whether the training stays finite without the transport cost, or with a
 slight one: [OTT] section 5.1, Tables 3 and 6.
 
-    python studies/point_clouds.py --preset cpu --dataset solids
-    python studies/point_clouds.py --preset paper --device cuda --data FOLDER
+    python studies/ott/point_clouds.py --preset cpu --dataset solids
+    python studies/ott/point_clouds.py --preset paper --device cuda --data FOLDER
 
 The `paper` preset needs ModelNet40; `cpu` takes MNIST as sets of pixels, or solids.
 

@@ -7,8 +7,8 @@ with the transport cost of [OTT] as running cost; and by the maximum principle i
 method of successive approximations of [LCTE2018], with small batches and with one batch. The
 Hamiltonian along depth is measured before and after.
 
-    python studies/pontryagin_gpt.py
-    python studies/pontryagin_gpt.py --only "S" "S costates" "S MSA" --seeds 1
+    python studies/control/pontryagin_gpt.py
+    python studies/control/pontryagin_gpt.py --only "S" "S costates" "S MSA" --seeds 1
 
 [GPTOC] Croizet, De Vos, Hajem, Basso, Guerafi, Wu, "GPT Project Part 1 Report", 2025. [LCTE2018]
 Li, Chen, Tai, E, J. Mach. Learn. Res. 18. [OTT] Kan et al., arXiv 2505.13499.

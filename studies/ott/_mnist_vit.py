@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from _ott import (
-    MOTION,
     Kind,
     classified,
     in_continuous_time,
-    motion,
     parameters,
     per_epoch,
     percent,
@@ -153,7 +151,7 @@ def measured(training: Trained, flags: Any, images: nets.data.Images, seed: int)
     """All quantities of a trained network, in single precision."""
     model, device = training.model, training.device
     record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)
-    record |= dict.fromkeys(MOTION, np.nan)
+    record |= dict.fromkeys(networks.MOTION, np.nan)
     record |= {key: [np.nan] * len(LEVELS) for key in ("gaussian", "uniform")}
     record |= {
         "steps": [np.nan] * len(INFERENCE),
@@ -190,7 +188,7 @@ def measured(training: Trained, flags: Any, images: nets.data.Images, seed: int)
             record["steps"][place] = final if steps == trained_with else accuracy(clean)
         body.steps = trained_with
         hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]
-        record |= motion(body, hidden)
+        record |= networks.motion(body, hidden)
     return record
 
 

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from _ott import (
-    MOTION,
     Kind,
     classified,
     in_continuous_time,
-    motion,
     parameters,
     per_epoch,
     percent,
@@ -224,7 +222,7 @@ def plan(
 def examine(training: Trained, setup: Setup, test: TestSet, seed: int) -> Record:
     """All quantities of a trained network, in single precision."""
     history = training.history
-    record: Record = dict.fromkeys(("final", "best", "training", *MOTION), np.nan)
+    record: Record = dict.fromkeys(("final", "best", "training", *networks.MOTION), np.nan)
     record |= {
         "dropped": [np.nan] * len(DROPPED),
         "rotated": [np.nan] * len(ROTATED),
@@ -273,7 +271,7 @@ def moving(model: Any, test: TestSet, device: torch.device) -> Record:
     linear = isinstance(model.embed, torch.nn.Linear)
     with torch.no_grad():
         hidden = model.embed(points) if linear else model.embed(points, **mask)
-    return motion(model.body, hidden, **valid, **mask)
+    return networks.motion(model.body, hidden, **valid, **mask)
 
 
 def report(flags: Any, setup: Setup, clouds: nets.data.PointClouds, results: Results) -> str:

@@ -5,8 +5,8 @@ of the hidden states, in the N-ODE transformer each of them is a dynamical syste
 times the transport cost. Best and final test accuracy beside [OTT] Table 8, how straight the hidden
 states move, and what the published habit changes, tests on random crops of the test pictures.
 
-    python studies/cats_dogs.py --preset cpu
-    torchrun --nproc-per-node 8 studies/cats_dogs.py --preset paper
+    python studies/ott/cats_dogs.py --preset cpu
+    torchrun --nproc-per-node 8 studies/ott/cats_dogs.py --preset paper
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """

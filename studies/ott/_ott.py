@@ -14,7 +14,6 @@ import numpy as np
 
 from wflow import nets, study
 from wflow.study import networks
-from wflow.study.networks import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import nn
 
-MOTION = ("straightness", "speed_variation", "transport")
 Kind = Literal["baseline", "continuous", "node"]
 
 
@@ -115,22 +113,6 @@ def steepest(history: Any) -> float:
 def largest(values: Iterable[float]) -> float:
     """The largest finite one of some numbers; NaN where none is."""
     return max((float(value) for value in values if math.isfinite(value)), default=math.nan)
-
-
-def motion(body: nn.Module, hidden: torch.Tensor, **context: Any) -> Record:
-    """How straight hidden states move through a body, and at which cost; NaN for discrete ones."""
-    import torch
-
-    if not isinstance(body, nets.ContinuousTransformer | nets.NodeTransformer):
-        return dict.fromkeys(MOTION, math.nan)
-    with torch.no_grad():
-        path = body.trajectory(hidden.detach(), **context)
-    valid = context.get("valid")
-    return {
-        "straightness": float(nets.diagnostics.straightness(path, valid=valid).mean()),
-        "speed_variation": float(nets.diagnostics.speed_variation(path, valid=valid).mean()),
-        "transport": float(path.costs.sum()),
-    }
 
 
 # Verdicts

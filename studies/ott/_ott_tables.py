@@ -4,7 +4,7 @@ Every folder below the given ones that holds the summary of a study of [OTT] is 
 the preset smoke are left out. A row has the published number, ours, and whether ours lies on the
 same side of the baseline by more than the spread over seeds.
 
-    python studies/_ott_tables.py results --out docs/results/ott_tables.md
+    python studies/ott/_ott_tables.py results --out docs/results/ott_tables.md
 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
@@ -28,13 +28,13 @@ import _sentiment as sentiment
 import _shakespeare_gpt as shakespeare_gpt
 import numpy as np
 from _shakespeare_words import EXPERIMENT as WORDS
-from _texts import SCORES
 from _web_text import EXPERIMENT as WEB
 
 from wflow import InputError, study
 from wflow._core.files import opened, read_json, replace_file
 from wflow.cli import guarded
 from wflow.study import networks
+from wflow.study.texts import SCORES
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -47,15 +47,17 @@ LABELS = {
     "continuous": "continuous with cost",
 }
 CHANGES = ("dataset", "digits", "epochs", "iterations", "lam", "points", "rate", "steps")
-GPU = {  # what runs the preset of the published sizes
-    "mnist_vit": "python studies/mnist_vit.py --preset paper",
-    "cats_dogs": "torchrun --nproc-per-node 8 studies/cats_dogs.py --preset paper",
-    "sentiment": "torchrun --nproc-per-node 2 studies/sentiment.py --preset paper",
-    "point_clouds": "torchrun --nproc-per-node 8 studies/point_clouds.py --preset paper",
-    "shakespeare_gpt": "torchrun --nproc-per-node 2 studies/shakespeare_gpt.py --preset paper",
-    "shakespeare_words": "torchrun --nproc-per-node 2 studies/shakespeare_words.py --preset paper",
-    "web_text": "torchrun --nproc-per-node 8 studies/web_text.py --preset paper",
-}
+GPUS = {  # on which the preset of the published sizes runs
+    "mnist_vit": 1, "cats_dogs": 8, "sentiment": 2, "point_clouds": 8, "shakespeare_gpt": 2,
+    "shakespeare_words": 2, "web_text": 8,
+}  # fmt: skip
+
+
+def published(name: str) -> str:
+    """The command that runs the preset of the published sizes."""
+    count = GPUS[name]
+    start = "python" if count == 1 else f"torchrun --nproc-per-node {count}"
+    return f"{start} studies/ott/{name}.py --preset paper"
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def found(folders: Iterable[Path]) -> list[Source]:
             with opened(file, "the summary of a study") as text:
                 document = read_json(text, file)
             flags = document.get("config", {}).get("flags", {})
-            if document.get("study") not in GPU or flags.get("preset") == "smoke":
+            if document.get("study") not in GPUS or flags.get("preset") == "smoke":
                 continue
             page = (file.parent / "summary.md").read_text(encoding="utf-8")
             caption = next(line for line in page.splitlines() if line.startswith("Preset "))
@@ -276,11 +278,11 @@ def found(folders: Iterable[Path]) -> list[Source]:
 def repeated(command: str) -> str:
     """The command that repeats all of a study which was trained in parts.
 
-    >>> repeated("/home/me/studies/web_text.py --preset cpu --only a 'b c' --out x --resume")
-    'studies/web_text.py --preset cpu'
+    >>> repeated("/home/me/studies/ott/web_text.py --preset cpu --only a 'b c' --out x --resume")
+    'studies/ott/web_text.py --preset cpu'
     """
     script, *words = shlex.split(command)
-    kept = [f"studies/{Path(script).name}"]
+    kept = [f"studies/ott/{Path(script).name}"]
     within = ""
     for word in words:
         within = word if word.startswith("--") else within
@@ -354,7 +356,7 @@ def page(sources: list[Source], command: str) -> str:
             if not any(source.flags["preset"] == "paper" for source in mine):
                 pieces.append(
                     f"[{part.study}]({part.study}.md) at the published size has not been run; on "
-                    f"GPUs: `{GPU[part.study]}{option}`."
+                    f"GPUs: `{published(part.study)}{option}`."
                 )
             if not mine:
                 pieces.append(study.markdown_table(list(rows(part, None, False))))
@@ -404,7 +406,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the page that is written")
     given = parser.parse_args()
     names = " ".join(map(str, given.folders))
-    command = f"python studies/_ott_tables.py {names} --out {given.out}"
+    command = f"python studies/ott/_ott_tables.py {names} --out {given.out}"
     text = page(found(given.folders), command)
     replace_file(given.out, lambda draft: draft.write_text(text, encoding="utf-8"))
     print(f"wrote {given.out}")

@@ -52,7 +52,7 @@ PARTICLES = {
 }
 NETWORKS = "--preset smoke --device cpu"
 SLOW = {"rwpo_benchmarks": "--seeds 1", "rwpo_digits": "--seeds 1", "mnist_vit": "--epochs 1"}
-MEASURED = re.compile("second|time_of|memory|speedup|per_step|milliseconds|throughput|peak|cost_of")
+MEASURED = re.compile("kilobytes|equal_time|second|time_of|memory|speedup|per_step|milliseconds|throughput|peak|cost_of")
 
 
 def flags_of(name: str) -> list[str]:

@@ -36,10 +36,10 @@ STEADY = 0.005  # change of the order of the equation over the last tenth of the
 class Setup:
     """Sizes of a preset."""
 
-    n: int = 1000
-    paths: int = 4
-    t_final: float = 100.0
-    dt: float = 0.005
+    n: study.Count = 1000
+    paths: study.Count = 4
+    t_final: study.Positive = 100.0
+    dt: study.Positive = 0.005
     nodes: int = 64
     step: float = 0.1
     cells: int = 642

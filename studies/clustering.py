@@ -63,13 +63,13 @@ class Clustering(study.Flags):
     """Inverse temperatures beta of the phase diagram."""
     dims: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
     """Dimensions d of the phase diagram."""
-    n: int = 32
+    n: study.Count = 32
     """Number of tokens of the phase diagram."""
-    paths: int = 20
+    paths: study.Count = 20
     """Random starts of each cell of the phase diagram; the same ones for every beta."""
-    t_final: float = 30.0
+    t_final: study.Positive = 30.0
     """End time of the phase diagram, in units of [GLPR]."""
-    dt: float = 0.25
+    dt: study.Positive = 0.25
     """Time step, in units of [GLPR]."""
     series_betas: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     """Inverse temperatures of the series over time."""

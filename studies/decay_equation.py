@@ -74,7 +74,7 @@ class DecayEquation(study.Flags):
     preset is the default of the flags below."""
     d: tuple[int, ...] = (2, 3)
     """Dimensions: 2 for the circle, 3 for the sphere."""
-    heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    heads: tuple[study.Count, ...] = (1, 2, 4, 8, 16, 32)
     """Numbers of heads H."""
     n: tuple[int, ...] = (20, 50, 200)
     """Numbers of random tokens beside the limit."""
@@ -84,17 +84,17 @@ class DecayEquation(study.Flags):
     """Cells of the circle."""
     cells: int = 162
     """Cells of the sphere: 12, 42, 162, 642, 2562 and so on."""
-    paths: int = 16
+    paths: study.Count = 16
     """Monte Carlo paths of the heads, the same for every cloud and mesh."""
     finer_paths: int = 4
     """How many of the paths are repeated on cells of half the width."""
-    t_final: float = 20.0
+    t_final: study.Positive = 20.0
     """End time T; averages are over its second half."""
-    dt: float = 0.005
+    dt: study.Positive = 0.005
     """Time step."""
     rate: float = 1.0
     """Rate at which the heads return to their mean, the identity."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the heads per unit time."""
     out: study.Folder = Path("results/decay_equation")
     """Folder for run files, summary and figures."""

@@ -50,11 +50,11 @@ UNEQUAL = "softmax, unequal heads"
 class EdiDefect(study.TokenFlags):
     """Flags of this study."""
 
-    n: int | None = 60
+    n: study.Count | None = 60
     """Number of tokens; of digits or a FILE a random subset of that size."""
-    t_final: float = 4.0
+    t_final: study.Positive = 4.0
     """End time of the runs with frozen heads; those with noise end at half of it."""
-    dt: float = 0.02
+    dt: study.Positive = 0.02
     """Largest time step; it is halved --halvings times."""
     halvings: int = 3
     """How often the step is halved."""
@@ -62,9 +62,9 @@ class EdiDefect(study.TokenFlags):
     """Number of unequal (and of equal) frozen heads."""
     noisy_heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Head counts of the runs with Ornstein-Uhlenbeck heads."""
-    paths: int = 64
+    paths: study.Count = 64
     """Monte Carlo paths of the runs with noise; all share the initial tokens and heads."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the Ornstein-Uhlenbeck heads per unit time."""
     out: study.Folder = Path("results/edi_defect")
     """Folder for run files, summary and figures."""

@@ -53,13 +53,13 @@ FloatArray = NDArray[np.float64]
 class Equilibria(study.Flags):
     """Flags of this study."""
 
-    n: int = 64
+    n: study.Count = 64
     """Number of tokens."""
-    d: int = 3
+    d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
     beta: float = 2.0
     """Largest size of an eigenvalue of D."""
-    paths: int = 32
+    paths: study.Count = 32
     """Random starts of each kind: uniform on the sphere, and on a random hemisphere."""
     sizes: tuple[int, ...] = (4, 6, 12, 24, 48, 96)
     """Numbers of tokens that descend with D = beta I, against the uniform measure."""
@@ -67,9 +67,9 @@ class Equilibria(study.Flags):
     """Attention with softmax (for one head the effective flow too), or without denominator."""
     scheme: SchemeName = "heun"
     """Time stepping."""
-    t_final: float = 200.0
+    t_final: study.Positive = 200.0
     """End time T, long enough to come to rest."""
-    dt: float = 0.1
+    dt: study.Positive = 0.1
     """Time step."""
     out: study.Folder = Path("results/equilibria")
     """Folder for run files, summary and figures."""

@@ -52,23 +52,23 @@ class Jko(study.TokenFlags):
 
     tokens: str = "uniform"
     """Initial tokens of each path: cross-polytope, uniform, clusters, digits, or a FILE."""
-    tokens_seed: int = 0
+    tokens_seed: study.Natural = 0
     """Seed of the initial tokens of path 0; the next paths have the next seeds."""
-    n: int = 40
+    n: study.Count = 40
     """Number of tokens."""
-    d: int = 3
+    d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
     heads: int = 4
     """Number of heads H of the cases with more than one."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 per unit time of the Ornstein-Uhlenbeck heads of the noisy cases."""
     taus: tuple[float, ...] = (0.0625, 0.03125, 0.015625, 0.0078125)
     """Steps of the minimizing movements."""
-    t_final: float = 1.0
+    t_final: study.Positive = 1.0
     """Time at which they are compared with the flow: a whole number of all steps."""
-    dt: float = 0.0009765625
+    dt: study.Positive = 0.0009765625
     """Step of the explicit runs (rk4; Euler-Maruyama with noise) and of all heads."""
-    paths: int = 8
+    paths: study.Count = 8
     """Initial clouds, one per path; with noise also the paths of the heads."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""

@@ -44,7 +44,7 @@ THEOREM = "[MHT] Theorem 4.16"
 class LongTime(study.TokenFlags):
     """Flags of this study."""
 
-    n: int | None = 60
+    n: study.Count | None = 60
     """Number of tokens; of digits or a FILE a random subset of that size."""
     heads: int = 4
     """Head count of the runs with frozen and with relaxing heads."""
@@ -52,15 +52,15 @@ class LongTime(study.TokenFlags):
     """Head counts of the runs with noise."""
     spread_heads: tuple[int, ...] = (2, 4, 16)
     """Head counts of the runs with oscillating heads of spread phases."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the heads per unit time."""
-    t_final: float = 200.0
+    t_final: study.Positive = 200.0
     """End time T."""
-    dt: float = 0.05
+    dt: study.Positive = 0.05
     """Time step of the runs without noise, by rk4."""
     noisy_dt: float = 0.01
     """Time step of the runs with noise, by euler."""
-    paths: int = 32
+    paths: study.Count = 32
     """Monte Carlo paths of the runs with noise; all share the initial tokens and heads."""
     out: study.Folder = Path("results/long_time")
     """Folder for run files, summary and figures."""

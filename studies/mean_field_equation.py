@@ -81,11 +81,11 @@ class MeanFieldEquation(study.Flags):
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    paths: int = 8
+    paths: study.Count = 8
     """Independent draws of the tokens for each n."""
-    t_final: float = 1.0
+    t_final: study.Positive = 1.0
     """End time T."""
-    dt: float = 0.05
+    dt: study.Positive = 0.05
     """Time step of the tokens, rk4; the equation chooses its own."""
     out: study.Folder = Path("results/mean_field_equation")
     """Folder for run files, summary and figures."""

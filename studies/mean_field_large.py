@@ -61,13 +61,13 @@ class MeanFieldLarge(study.Flags):
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    paths: int = 8
+    paths: study.Count = 8
     """Independent draws of the tokens for each n; the run files hold 16 n d bytes of each."""
-    tokens_seed: int = 42
+    tokens_seed: study.Natural = 42
     """Seed of the tokens."""
-    t_final: float = 1.0
+    t_final: study.Positive = 1.0
     """End time T."""
-    dt: float = 0.05
+    dt: study.Positive = 0.05
     """Time step."""
     out: study.Folder = Path("results/mean_field_large")
     """Folder for run files, summary and figures."""

@@ -47,7 +47,7 @@ class MeanFieldLimit(study.Flags):
 
     tokens: Literal["uniform", "cross-polytope"] = "uniform"
     """Law from which the tokens are drawn independently."""
-    tokens_seed: int = 42
+    tokens_seed: study.Natural = 42
     """Seed of the initial tokens."""
     n: tuple[int, ...] = (25, 50, 100, 200, 400, 800)
     """Numbers of tokens n; each is compared with 2n."""
@@ -55,17 +55,17 @@ class MeanFieldLimit(study.Flags):
     """Dimensions: tokens live on the sphere S^(d-1)."""
     heads: int = 4
     """Number of heads H."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the heads per unit time."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    paths: int = 32
+    paths: study.Count = 32
     """Independent draws of both clouds and of the noise of the heads."""
-    t_final: float = 3.0
+    t_final: study.Positive = 3.0
     """End time T."""
-    dt: float = 0.02
+    dt: study.Positive = 0.02
     """Time step."""
     out: study.Folder = Path("results/mean_field_limit")
     """Folder for run files, summary and figures."""

@@ -73,7 +73,7 @@ class Metastability(study.Flags):
     """Tokens of a pair, half in each cluster."""
     start_betas: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0)
     """Inverse temperatures of the random starts."""
-    n: int = 64
+    n: study.Count = 64
     """Tokens of a random start, on the sphere."""
     starts: int = 16
     """Random starts, the same ones for every beta."""

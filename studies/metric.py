@@ -42,19 +42,19 @@ class Metric(study.TokenFlags):
 
     tokens: str = "uniform"
     """Initial tokens of each path: cross-polytope, uniform, clusters, digits, or a FILE."""
-    tokens_seed: int = 0
+    tokens_seed: study.Natural = 0
     """Seed of the initial tokens of path 0; the next paths have the next seeds."""
-    n: int = 60
+    n: study.Count = 60
     """Number of tokens, in the flows and in the pairs."""
-    d: int = 3
+    d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
     heads: int = 4
     """Number of heads of the flows; they oscillate, with spread phases."""
-    paths: int = 8
+    paths: study.Count = 8
     """Flows from different initial tokens; all share the heads."""
-    t_final: float = 2.08
+    t_final: study.Positive = 2.08
     """End time of the flows: not before the largest of --times plus the largest of --deltas."""
-    dt: float = 2.5e-3
+    dt: study.Positive = 2.5e-3
     """Time step of the flows, by rk4."""
     times: tuple[float, ...] = (0.0, 1.0, 2.0)
     """Times t at which the flows are differentiated."""

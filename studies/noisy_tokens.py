@@ -41,9 +41,9 @@ BUDGET = ("edi_residual", "work_diffusion", "martingale_tokens")
 class NoisyTokens(study.Flags):
     """Flags of this study."""
 
-    n: int = 500
+    n: study.Count = 500
     """Number of tokens of the ordering runs; those of the energy budget take a tenth of them."""
-    d: int = 3
+    d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1)."""
     beta: float = 2.0
     """The head of the ordering runs is D = beta I."""
@@ -51,11 +51,11 @@ class NoisyTokens(study.Flags):
     """Diffusions kappa of the ordering runs, in units of the critical one."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
-    paths: int = 4
+    paths: study.Count = 4
     """Monte Carlo paths of the ordering runs; all share the initial tokens."""
-    t_final: float = 100.0
+    t_final: study.Positive = 100.0
     """End of the ordering runs, in units of 1/((d - 1) critical kappa)."""
-    dt: float = 0.02
+    dt: study.Positive = 0.02
     """Time step of the ordering runs, in the same units."""
     ledger_paths: int = 800
     """Monte Carlo paths of the runs that measure the energy balance."""

@@ -37,13 +37,13 @@ class OscillatingHeads(study.StudyFlags):
     200 tokens, T = 20, Euler steps of 0.005."""
     phases: Literal["spread", "common"] = "spread"
     """Phases of the heads: spread evenly over a period, or all the same."""
-    heads: tuple[int, ...] = (4, 8, 16, 32, 64)
+    heads: tuple[study.Count, ...] = (4, 8, 16, 32, 64)
     """Head counts H, one run each. Two or more are fitted by a power law in H."""
-    sigma2: float = 0.0
+    sigma2: study.Nonnegative = 0.0
     """Variance of noise on the heads per unit time. 0: that of [MHT]; more: scheme euler only."""
-    paths: int = 1
+    paths: study.Count = 1
     """Monte Carlo paths. All are equal where --sigma2 is 0; take 16 or so where it is not."""
-    fit_from: int = 4
+    fit_from: study.Count = 4
     """Smallest head count that takes part in the fit a H^b."""
     out: study.Folder = Path("results/oscillating_heads")
     """Folder for run files, summary and figures."""

@@ -39,11 +39,11 @@ class OUHeads(study.StudyFlags):
     200 tokens, 100 paths, T = 20, Euler-Maruyama steps of 0.005."""
     rate: float = 1.0
     """Rate at which the heads return to their mean, the identity."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise per unit time; the stationary one is sigma^2 / (2 rate)."""
     scheme: SchemeName = "sra1"
     """Time stepping: of strong order 1.5 (sra1), or that of [MHT], Euler-Maruyama (euler)."""
-    dt: float = 0.0125
+    dt: study.Positive = 0.0125
     """Time step."""
     exact: study.Switch = False
     """Sample the heads from their exact Gaussian transition, and not by the scheme."""

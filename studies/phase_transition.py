@@ -50,13 +50,13 @@ class PhaseTransition(study.Flags):
 
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, whose findings mean nothing; cpu: about 40 minutes; paper: many hours."""
-    d: int = 3
+    d: study.Dimension = 3
     """Dimension: tokens live on the sphere S^(d-1); the equation is solved for 2 and 3."""
     beta: float = 4.0
     """The head of the runs is D = beta I."""
     betas: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
     """Factors of the heads whose branches are followed."""
-    n: int | None = None
+    n: study.Count | None = None
     """Number of tokens; default: of the preset."""
     equation: bool = True
     """Whether the mean-field equation is solved beside the particles."""

@@ -100,11 +100,11 @@ class Spectrum(study.Flags):
 
     dims: tuple[int, ...] = (3, 4, 8, 16)
     """Dimensions d."""
-    heads: tuple[int, ...] = (1, 4, 16)
+    heads: tuple[study.Count, ...] = (1, 4, 16)
     """Head counts H."""
     starts: int = 8
     """Draws of tokens and heads of every case."""
-    n: int = 64
+    n: study.Count = 64
     """Number of tokens."""
     strength: float = 4.0
     """Eigenvalue L of the mean M."""
@@ -115,9 +115,9 @@ class Spectrum(study.Flags):
     scale: float = 0.2
     """Geodesic distance, in radians, up to which two tokens are linked."""
     paths: tyro.conf.Suppress[int] = 1
-    t_final: float = 30.0
+    t_final: study.Positive = 30.0
     """End time T, more than a period of 2 pi."""
-    dt: float = 0.02
+    dt: study.Positive = 0.02
     """Time step."""
     out: study.Folder = Path("results/spectrum")
     """Folder for run files, summary and figures."""

@@ -50,7 +50,7 @@ class StabilityTokens(study.TokenFlags):
             "cross-polytope, part slowly."
         ),
     ] = "clusters"
-    n: int | None = 100
+    n: study.Count | None = 100
     """Number of tokens; of digits or a FILE a random subset of that size."""
     heads: int = 8
     """Number of heads H."""
@@ -58,16 +58,16 @@ class StabilityTokens(study.TokenFlags):
     """Sizes of the weights: factors of all heads, 1 for those of [MHT] section 6."""
     eps: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     """Sizes of the perturbation: root mean square distance by which the tokens are moved."""
-    paths: int = 8
+    paths: study.Count = 8
     """Perturbations of each size; odd ones turn the whole cloud, even ones move each token by
     itself. Each has its own noise of the heads."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the Ornstein-Uhlenbeck heads per unit time, at size 1."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
-    t_final: float = 4.0
+    t_final: study.Positive = 4.0
     """End time T."""
-    dt: float = 0.02
+    dt: study.Positive = 0.02
     """Time step."""
     times: int = 20
     """Number of times, after the start, at which W₂ is computed."""

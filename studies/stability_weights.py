@@ -39,11 +39,11 @@ SMALLEST = 1e-7  # perturbation of which rounding leaves the digits that slopes 
 class StabilityWeights(study.TokenFlags):
     """Flags of this study."""
 
-    n: int | None = 100
+    n: study.Count | None = 100
     """Number of tokens; of digits or a FILE a random subset of that size."""
     law_heads: int = 1024
     """Number of heads of the full law Theta."""
-    heads: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256)
+    heads: tuple[study.Count, ...] = (4, 8, 16, 32, 64, 128, 256)
     """Head counts H of the samples drawn from it, with replacement."""
     base_heads: int = 8
     """Number of heads that are perturbed."""
@@ -51,17 +51,17 @@ class StabilityWeights(study.TokenFlags):
     """Sizes of the perturbation D_h + ε Z_h, Z_h symmetric Gaussian."""
     size: float = 0.5
     """Size of the heads: D_h = size (Z + Z^T), Z standard normal."""
-    paths: int = 24
+    paths: study.Count = 24
     """Samples of each head count, and perturbations of each size."""
-    sigma2: float = 2.0
+    sigma2: study.Nonnegative = 2.0
     """Variance sigma^2 of the noise of the Ornstein-Uhlenbeck heads per unit time, at size 1."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
     direction: Direction = "descent"
     """Whether the tokens move down or up the energy."""
-    t_final: float = 2.0
+    t_final: study.Positive = 2.0
     """End time T."""
-    dt: float = 0.05
+    dt: study.Positive = 0.05
     """Time step; frozen heads by rk4, Ornstein-Uhlenbeck heads by euler."""
     times: int = 10
     """Number of times, after the start, at which W₂ is computed."""

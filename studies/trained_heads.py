@@ -75,11 +75,11 @@ class TrainedHeads(study.Flags):
     """Files checkpoint.pt of trained GPTs, such as shakespeare_gpt.py writes."""
     tokens: int | None = None
     """Number of tokens of a window of the text; default: of the preset, at most the context."""
-    paths: int = 4
+    paths: study.Count = 4
     """Windows of the test text, a path each."""
-    t_final: float = 4.0
+    t_final: study.Positive = 4.0
     """End time, in passes through all layers."""
-    dt: float = 0.1
+    dt: study.Positive = 0.1
     """Time step, as a share of the time that a layer has for what it adds in one pass."""
     scale: float = 0.5
     """Angle in radians up to which tokens are linked to one cluster."""

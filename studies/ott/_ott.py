@@ -5,9 +5,11 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import nn
 
+PRINTED = Path(__file__).parents[1] / "published" / "ott.json"
+PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # tables of [OTT]
 Kind = Literal["baseline", "continuous", "node"]
 
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _cats_dogs as cats_dogs
-import _mnist_vit as mnist_vit
 import _point_clouds as point_clouds
 import _sentiment as sentiment
 import _shakespeare_gpt as shakespeare_gpt
+import mnist_vit
 import numpy as np
+from _ott import PUBLISHED
 from _shakespeare_words import EXPERIMENT as WORDS
 from _web_text import EXPERIMENT as WEB
 
@@ -166,6 +167,7 @@ def named(values: Mapping[str, str], *starts: str) -> dict[str, str]:
 
 
 GPT, CLOUDS, MNIST, PETS = shakespeare_gpt, point_clouds, mnist_vit, cats_dogs
+DIGITS, NOISE = PUBLISHED["Table 7"], PUBLISHED["Table 3, digits"]
 FILMS = [{name: pair[k] for name, pair in sentiment.PUBLISHED.items()} for k in (0, 1)]
 CHARACTERS = named(GPT.PUBLISHED, "continuous")
 FINAL, BEST = "final test accuracy (%)", "best test accuracy (%)"
@@ -178,7 +180,7 @@ TABLES: dict[str, tuple[str, tuple[Part, ...]]] = {
     "2": ("Point clouds, images and sentiment", (
         Part("point_clouds", (percents(BEST, "best",
                                        named(CLOUDS.PUBLISHED_BEST, "continuous")),)),
-        Part("mnist_vit", (percents(BEST, "best", MNIST.PUBLISHED_BEST),)),
+        Part("mnist_vit", (percents(BEST, "best", DIGITS["best"]),)),
         Part("cats_dogs", (percents(FINAL, "final", named(PETS.PUBLISHED, "unreg", "cont")),)),
         Part("sentiment", (percents(BEST, "best", named(FILMS[0], "continuous lam=0.")),)),
     )),
@@ -190,7 +192,7 @@ TABLES: dict[str, tuple[str, tuple[Part, ...]]] = {
             quantity
             for noise in ("gaussian", "uniform")
             for quantity in levels(f"accuracy_{noise}", "level", MNIST.LEVELS,
-                                   MNIST.PUBLISHED_NOISE[noise], f"accuracy (%), {noise} noise")
+                                   NOISE[noise], f"accuracy (%), {noise} noise")
         )),
     )),
     "5": ("Weight of the transport cost, and steps", (
@@ -205,8 +207,8 @@ TABLES: dict[str, tuple[str, tuple[Part, ...]]] = {
              claims=("[OTT] Appendix I",)),
     )),
     "7": ("Digits of MNIST", (
-        Part("mnist_vit", (percents(BEST, "best", MNIST.PUBLISHED_BEST),
-                           percents(FINAL, "final", MNIST.PUBLISHED))),
+        Part("mnist_vit", (percents(BEST, "best", DIGITS["best"]),
+                           percents(FINAL, "final", DIGITS["final"]))),
     )),
     "8": ("Cats and dogs", (
         Part("cats_dogs", (percents(BEST, "best", PETS.PUBLISHED_BEST),

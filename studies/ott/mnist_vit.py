@@ -12,32 +12,34 @@ With one block the N-ODE transformer is the same system as the continuous one ([
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
 
+from __future__ import annotations
+
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from _mnist_vit import INFERENCE, LEVELS, Setup, examine, load, plan, report
-from _ott import claim
+from _ott import PUBLISHED, claim, classified, parameters, per_epoch, percent
 
-from wflow import study
-from wflow._core.checks import whole
+from wflow import nets, study
 from wflow.cli import guarded
 from wflow.study import networks
 from wflow.study.frame import Verdict
-from wflow.study.networks import Results
+from wflow.study.networks import Record, Results, Run, Trained
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+    from xarray import Dataset
 
 MODELS = ("baseline", "unregularised", "continuous")
-
-
-PRESETS = {
-    "paper": Setup(),
-    "cpu": Setup(digits=10_000, seeds=2, epochs=15),
-    "smoke": Setup(
-        dataset="digits", seeds=2, epochs=2, batch=50, patch=2, width_baseline=16, width=8, steps=4
-    ),
-}
+LEVELS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # of noise
+INFERENCE = (1, 2, 4, 8, 16, 20)  # steps
+EVALUATION = 1000  # images at a time
+MNIST = 60_000  # training digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +47,34 @@ class MnistVit(networks.NetFlags):
     """Flags of this study."""
 
     torchrun: ClassVar[bool] = True
-    dataset: Literal["mnist", "digits"] | None = None
-    """Digits of MNIST, or the small ones of scikit-learn; default: of the preset."""
-    epochs: int | None = None
-    """Epochs; the learning rate falls after 35/45 and 41/45 of them. Default: of the preset."""
-    digits: int | None = None
-    """Number of training digits, of the 60,000 of MNIST; default: of the preset."""
+    presets: ClassVar = {
+        "paper": {},
+        "cpu": {"digits": 10_000, "seeds": 2, "epochs": 15},
+        "smoke": {
+            "dataset": "digits", "seeds": 2, "epochs": 2, "batch": 50, "patch": 2,
+            "width_baseline": 16, "width": 8, "steps": 4,
+        },
+    }  # fmt: skip
+    dataset: Literal["mnist", "digits"] = "mnist"
+    """Digits of MNIST, or the small ones of scikit-learn."""
+    digits: study.Count = MNIST
+    """Number of training digits, of the 60,000 of MNIST."""
+    seeds: study.Count = 5
+    """Number of training runs of each model, with seeds 0, 1, ..."""
+    epochs: study.Count = 45
+    """Epochs; the learning rate falls after 35/45 and 41/45 of them."""
+    batch: study.Count = 100
+    """Images in a batch."""
+    patch: study.Count = 7
+    """Side of a patch, in pixels."""
+    width_baseline: study.Count = 128
+    """Width of the hidden states of the baseline."""
+    width: study.Count = 64
+    """Width of those of the continuous models."""
+    steps: study.Count = 20
+    """Steps M of the continuous models in training."""
+    lam: study.Nonnegative = 0.01
+    """Weight lam of the transport cost."""
     cost: Literal["mean", "sum"] = "mean"
     """Transport cost over the entries of the hidden states ([OTT1] eq. 8), or their sum ([OTT])."""
     noise_on: Literal["inputs", "pixels"] = "inputs"
@@ -59,39 +83,141 @@ class MnistVit(networks.NetFlags):
     out: study.Folder = Path("results/mnist_vit")
     """Folder for checkpoints, metrics, summary and figures."""
 
-    def check(self) -> None:
-        super().check()
-        for name in ("epochs", "digits"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}")
+
+# Data and trainings
+# ------------------
 
 
-def tabulated(results: Results) -> Any:
-    """All numbers as a Dataset."""
-    return networks.dataset(
-        results,
-        {
-            "final": ("test accuracy after the last epoch", "1"),
-            "best": ("best test accuracy of any epoch", "1"),
-            "straightness": ("arc length over chord of hidden states, first test images", "1"),
-            "speed_variation": ("standard deviation over mean of the speed, likewise", "1"),
-            "transport": ("transport cost, likewise", "1"),
-            "output_norm": ("2-norm L of the output layer", "1"),
-            "seconds": ("time of the training steps", "s"),
-        },
-        {
-            "gaussian": ("accuracy_gaussian", "level", "test accuracy under Gaussian noise"),
-            "uniform": ("accuracy_uniform", "level", "test accuracy under uniform noise"),
-            "steps": ("accuracy_steps", "inference_steps", "test accuracy with other steps"),
-        },
-        {
-            "level": (LEVELS, "noise level"),
-            "inference_steps": (INFERENCE, "steps M at inference"),
-        },
+def load(flags: MnistVit) -> nets.data.Images:
+    """The digits that the flags ask for."""
+    if flags.dataset == "mnist":
+        part = None if flags.digits == MNIST else flags.digits
+        return nets.data.mnist(folder=flags.data, digits=part)
+    images = nets.data.digits()
+    if flags.digits >= len(images.train_images):
+        return images
+    return replace(
+        images,
+        train_images=images.train_images[: flags.digits],
+        train_labels=images.train_labels[: flags.digits],
+        source=f"the first {flags.digits:,} of {images.source}",
     )
 
 
-def findings(results: Results) -> list[study.Finding]:
+def network(flags: MnistVit, name: str, images: nets.data.Images, seed: int) -> nets.ViT:
+    """A model with weights drawn from its seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    size = images.train_images.shape[1:]
+    baseline = name == "baseline"
+    model = nets.ViT(
+        image=(1, *size),
+        patch=flags.patch,
+        classes=10,
+        width=flags.width_baseline if baseline else flags.width,
+    )
+    if not baseline:
+        model.body = nets.ContinuousTransformer(model.body, steps=flags.steps, cost=flags.cost)
+    return model
+
+
+def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run:
+    """The training run of one model with one seed."""
+    import torch
+
+    source = nets.data.ImageBatches(
+        images.train_images,
+        images.train_labels,
+        batch=flags.batch,
+        seed=seed,
+        mean=images.mean,
+        std=images.std,
+    )
+    epoch = source.per_epoch
+    boundaries = tuple(epoch * round(flags.epochs * k / 45) for k in (35, 41))
+    schedule = nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries)
+    lam = flags.lam if name == "continuous" else 0.0
+    team = nets.train.team(flags.device)
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        tests = batches(normalised(images), images.test_labels)
+        return classified(model, tests, team.device, team)
+
+    return Run(
+        network(flags, name, images, seed),
+        nets.train.objective(torch.nn.functional.cross_entropy, lam),
+        source,
+        per_epoch(flags, flags, seed, epoch, schedule, checkpoints=5),
+        evaluate,
+    )
+
+
+def normalised(images: nets.data.Images, pixels: torch.Tensor | None = None) -> torch.Tensor:
+    """Inputs of the network (n, 1, height, width): the test images, or `pixels` in [0, 1]."""
+    values = nets.data.unit(images.test_images) if pixels is None else pixels
+    return ((values - images.mean) / images.std).unsqueeze(1)
+
+
+def batches(
+    inputs: torch.Tensor, labels: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pieces of the test data."""
+    return zip(inputs.split(EVALUATION), labels.long().split(EVALUATION), strict=True)
+
+
+# What was learnt
+# ---------------
+
+
+def measure(
+    flags: MnistVit, images: nets.data.Images, name: str, training: Trained, seed: int
+) -> Record:
+    """All quantities of a trained network, in single precision."""
+    model, device = training.model, training.device
+    record: Record = dict.fromkeys(("final", "best", "output_norm"), np.nan)
+    record |= dict.fromkeys(networks.MOTION, np.nan)
+    record |= {key: [np.nan] * len(LEVELS) for key in ("gaussian", "uniform")}
+    record |= {
+        "steps": [np.nan] * len(INFERENCE),
+        "seconds": float(training.history["seconds"].sum()),
+    }
+    if training.diverged:
+        return record
+    clean = normalised(images)
+
+    def accuracy(inputs: torch.Tensor) -> float:
+        return classified(model, batches(inputs, images.test_labels), device)["accuracy"]
+
+    final = accuracy(clean)  # also without noise, and with the steps of the training
+
+    def noisy(noise: Callable[..., torch.Tensor], level: float) -> float:
+        if level == 0:
+            return final
+        if flags.noise_on == "inputs":
+            return accuracy(noise(clean, level, seed))
+        return accuracy(normalised(images, noise(nets.data.unit(images.test_images), level, seed)))
+
+    record |= {
+        "final": final,
+        "best": float(training.history["accuracy"].max()),
+        "gaussian": [noisy(nets.data.gaussian_noise, level) for level in LEVELS],
+        "uniform": [noisy(nets.data.uniform_noise, level) for level in LEVELS],
+        "output_norm": float(nets.diagnostics.operator_norm(model.head.linear.weight)),  # type: ignore
+    }
+    body = model.body
+    if isinstance(body, nets.ContinuousTransformer):
+        trained_with = body.steps
+        for place, steps in enumerate(INFERENCE):
+            body.steps = steps
+            record["steps"][place] = final if steps == trained_with else accuracy(clean)
+        body.steps = trained_with
+        hidden = model.embed(clean[:EVALUATION].to(device))  # type: ignore[operator]
+        record |= networks.motion(body, hidden)
+    return record
+
+
+def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> list[study.Finding]:
     """Claims of the paper, with their verdicts."""
 
     def values(name: str, key: str, place: int | None = None) -> np.ndarray:
@@ -129,7 +255,98 @@ def findings(results: Results) -> list[study.Finding]:
     return [*verdicts, steps, straight]
 
 
-def figures(setup: Setup, results: Results) -> dict[str, Any]:
+# Tables and figures
+# ------------------
+
+
+def tabulated(flags: MnistVit, results: Results) -> Dataset:
+    """All numbers as a Dataset."""
+    return networks.dataset(
+        results,
+        {
+            "final": ("test accuracy after the last epoch", "1"),
+            "best": ("best test accuracy of any epoch", "1"),
+            "straightness": ("arc length over chord of hidden states, first test images", "1"),
+            "speed_variation": ("standard deviation over mean of the speed, likewise", "1"),
+            "transport": ("transport cost, likewise", "1"),
+            "output_norm": ("2-norm L of the output layer", "1"),
+            "seconds": ("time of the training steps", "s"),
+        },
+        {
+            "gaussian": ("accuracy_gaussian", "level", "test accuracy under Gaussian noise"),
+            "uniform": ("accuracy_uniform", "level", "test accuracy under uniform noise"),
+            "steps": ("accuracy_steps", "inference_steps", "test accuracy with other steps"),
+        },
+        {
+            "level": (LEVELS, "noise level"),
+            "inference_steps": (INFERENCE, "steps M at inference"),
+        },
+    )
+
+
+def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
+    """The tables, beside the published ones."""
+    names = list(results.records)
+    beside = flags.dataset == "mnist"  # other digits have no published values
+    sizes = [str(parameters(network(flags, name, images, 0))) for name in names]
+
+    column = partial(networks.column, results)
+    published = PUBLISHED["Table 7"]
+
+    main_table = {
+        "model": names,
+        "parameters": sizes,
+        "test accuracy (%)": column("final", percent),
+        "published (%)": [published["final"][name] for name in names],
+        "difference": networks.differences(
+            results, "final", networks.means(published["final"]), "+.1f", 100
+        ),
+        "best epoch (%)": column("best", percent),
+        "published best (%)": [published["best"][name] for name in names],
+        "arc over chord": column("straightness", ".3f"),
+        "speed variation": column("speed_variation", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "norm of the output layer": column("output_norm", ".2f"),
+        "training (s)": column("seconds", ".0f"),
+    }
+    parts = [
+        networks.caption(flags, flags.seeds, results, images.source)
+        + f" {flags.epochs} epochs, batch {flags.batch}; T = 1, {flags.steps} Euler steps, lam = "
+        f"{flags.lam:g} times the {flags.cost} of the squared velocity over 2; noise on "
+        f"{flags.noise_on}. Hidden states are those of the first {EVALUATION} test images. With "
+        "one block the N-ODE transformer is the same system as the continuous one."
+    ]
+    if beside:
+        parts[0] += (
+            " Published: 60,000 training digits (50,000 by section 5.2 of [OTT]), 45 epochs, 5 "
+            "seeds."
+        )
+    else:
+        main_table = networks.unpublished(main_table)
+    parts.append(study.markdown_table(main_table))
+    continuous = {name: runs for name, runs in results.records.items() if name != "baseline"}
+    tables: list[tuple[str, str, Any, dict[str, list[float]]]] = [
+        (f"{noise} noise", noise, LEVELS, PUBLISHED["Table 3, digits"][noise])
+        for noise in ("gaussian", "uniform")
+    ]
+    if continuous:
+        parts.append("Trained with one number of steps, asked with another; then under noise:")
+        tables.insert(
+            0, ("steps at inference", "steps", INFERENCE, PUBLISHED["[OTT1] Table 5"]["steps"])
+        )
+    for title, key, settings, printed in tables:
+        shown = Results(continuous, {}) if key == "steps" else results
+        table = {title: [f"{value:g}" for value in settings]}
+        by_setting = [networks.column(shown, key, percent, k) for k in range(len(settings))]
+        for place, name in enumerate(shown.records):
+            table[f"{name} (%)"] = [cells[place] for cells in by_setting]
+            if beside and name in printed:
+                table[f"published, {name}"] = [f"{value}" for value in printed[name]]
+        parts.append(study.markdown_table(table))
+    return "\n\n".join(parts)
+
+
+def figures(flags: MnistVit, results: Results) -> dict[str, Figure]:
     """Learning curves; accuracy under noise and against the number of steps."""
     from wflow.plots.networks import Line, learning_curves, lines
 
@@ -143,7 +360,7 @@ def figures(setup: Setup, results: Results) -> dict[str, Any]:
     }
     continuous = [name for name in names if name != "baseline"]
     if continuous:
-        title = f"trained with {setup.steps} steps"
+        title = f"trained with {flags.steps} steps"
         panels[title] = ("steps at inference", drawn("steps", INFERENCE, continuous))
     curves = {"data": "training loss", "accuracy": "test accuracy"}
     return {
@@ -152,29 +369,21 @@ def figures(setup: Setup, results: Results) -> dict[str, Any]:
     }
 
 
+EXPERIMENT = networks.Experiment(
+    name="mnist_vit",
+    models=lambda _: {name: name for name in MODELS},
+    load=load,
+    plan=plan,
+    measure=measure,
+    table=tabulated,
+    text=report,
+    findings=findings,
+    figures=figures,
+)
+
+
 def main() -> int:
-    flags = study.command_line(MnistVit, __doc__)
-    setup = networks.with_flags(PRESETS[flags.preset], flags)
-    names = networks.chosen(MODELS, setup.seeds, flags)
-    with study.session("mnist_vit", flags) as session:
-        images = networks.on_rank_zero(flags, lambda: load(setup, flags))
-        results = networks.train_all(
-            session,
-            flags,
-            names,
-            setup.seeds,
-            lambda name, seed: plan(name, setup, images, flags, seed),
-            lambda name, seed, trained: examine(name, trained, setup, flags, images, seed),
-        )
-        as_published = flags.cost == "mean" and flags.noise_on == "inputs"
-        whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(MODELS)
-        session.finish(
-            table=tabulated(results),
-            text=report(flags, setup, images, results),
-            findings=findings(results) if as_published and whole_preset else [],
-            figures=figures(setup, results),
-        )
-    return 0
+    return networks.run(EXPERIMENT, study.command_line(MnistVit, __doc__))
 
 
 if __name__ == "__main__":

@@ -50,12 +50,11 @@ def test_digits_study_writes_its_tables_and_resumes(
 
 def test_digits_share_and_rate_are_those_of_the_flags(monkeypatch, no_data, digits):
     vision, text = script("mnist_vit"), script("shakespeare_gpt")
-    flags = vision.MnistVit(preset="smoke", digits=100)
-    setup = with_flags(vision.PRESETS["smoke"], flags)
-    few, every = vision.load(setup, flags), nets.data.digits()
+    flags = vision.MnistVit.of("smoke", digits=100)
+    few, every = vision.load(flags), nets.data.digits()
     assert torch.equal(few.train_images, every.train_images[:100])
     assert few.source.startswith("the first 100 of")
-    assert len(vision.plan("baseline", setup, few, flags, 0).batches.images) == 100
+    assert len(vision.plan(flags, few, "baseline", 0).batches.images) == 100
     flags = text.ShakespeareGpt(preset="smoke", share=0.25, rate=0.5, device="cpu")
     setup = with_flags(text.PRESETS["smoke"], flags)
     source = nets.data.embedded_text()
@@ -65,11 +64,11 @@ def test_digits_share_and_rate_are_those_of_the_flags(monkeypatch, no_data, digi
 
 
 def test_the_published_vision_transformers_have_their_sizes(monkeypatch):
-    study, parts = script("mnist_vit"), script("_mnist_vit")
-    setup = study.PRESETS["paper"]
+    study = script("mnist_vit")
+    flags = study.MnistVit.of("paper")
     images = nets.data.Images(*[torch.zeros(1, 28, 28)] * 4, source="", mean=0.0, std=1.0)
     sizes = {
-        name: sum(p.numel() for p in parts.network(name, setup, images, "mean", 0).parameters())
+        name: sum(p.numel() for p in study.network(flags, name, images, 0).parameters())
         for name in study.MODELS
     }
     assert sizes == {"baseline": 59658, "unregularised": 17546, "continuous": 17546}

@@ -1,9 +1,10 @@
 """The frame of a study: flags, runs, summary, findings, figures.
 
-`flags` are the options of the command line, `folder` what may be written where, `frame` a session
-of any study and its findings, `cases` the sweep over labelled cases, `heads` the study over head
-counts, `networks` what studies of networks share, `report` the page of a run or a study. The
-package imports all those before it; the scripts in `studies/` import it. Start with `frame`.
+`flags` are the options of the command line and the types of their values, `folder` what may be
+written where, `frame` a session of any study and its findings, `cases` the sweep over labelled
+cases, `heads` the study over head counts, `networks` the study of networks, `texts` what those of
+texts share, `report` the page of a run or a study. The scripts in `studies/` import the package.
+Start with `frame`.
 """
 
 from wflow._core.checks import Direction, FlowName, MetricName, SchemeName
@@ -11,8 +12,15 @@ from wflow._core.command_line import Folder
 from wflow._core.moves import moved_names
 from wflow.study.cases import dataset, initial_heads, seed_of, sweep
 from wflow.study.flags import (
+    Checked,
+    Count,
+    Dimension,
     Flags,
+    Natural,
+    Nonnegative,
     OutputFlags,
+    Positive,
+    Share,
     StudyFlags,
     Switch,
     TokenFlags,
@@ -24,15 +32,22 @@ from wflow.study.heads import SNAPSHOTS, run
 
 __all__ = [
     "SNAPSHOTS",
+    "Checked",
+    "Count",
+    "Dimension",
     "Direction",
     "Finding",
     "Flags",
     "FlowName",
     "Folder",
     "MetricName",
+    "Natural",
+    "Nonnegative",
     "OutputFlags",
+    "Positive",
     "SchemeName",
     "Session",
+    "Share",
     "StudyFlags",
     "Switch",
     "TokenFlags",

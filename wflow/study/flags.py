@@ -4,12 +4,23 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)  # fmt: skip
 
 import tyro
 
@@ -34,6 +45,60 @@ Switch = tyro.conf.FlagCreatePairsOff[bool]
 """Type of a flag that is off unless it is given."""
 
 
+class Checked(NamedTuple):
+    """Annotation of a flag whose values are checked before anything is computed.
+
+    Examples
+    --------
+    >>> from typing import Annotated
+    >>> from wflow.study.flags import Checked
+    >>> def even(value, name):
+    ...     if value % 2:
+    ...         raise ValueError(f"{name} is {value}: expected an even number")
+    >>> Even = Annotated[int, Checked(even)]
+    """
+
+    check: Callable[[Any, str], Any]
+    """Function of a value and the flag that raises InputError."""
+
+
+def _share(value: Any, name: str) -> None:
+    if not 0 < number(value, name) <= 1:
+        raise InputError(f"{name} is {value}: expected a number in (0, 1]")
+
+
+Count = Annotated[int, Checked(whole)]
+"""Type of a flag that is a whole number >= 1."""
+Natural = Annotated[int, Checked(partial(whole, least=0))]
+"""Type of a flag that is a whole number >= 0."""
+Dimension = Annotated[
+    int, Checked(partial(whole, least=2, why="tokens live on the sphere S^(d-1)"))
+]
+"""Type of a flag that is the dimension of tokens on the sphere."""
+Positive = Annotated[float, Checked(positive)]
+"""Type of a flag that is a finite number > 0."""
+Nonnegative = Annotated[float, Checked(partial(number, least=0.0))]
+"""Type of a flag that is a finite number >= 0."""
+Share = Annotated[float, Checked(_share)]
+"""Type of a flag that is a number in (0, 1]."""
+
+
+def _checks(hint: Any) -> list[Checked]:
+    """Return the checks in a type, such as those of `Count | None` and `tuple[Count, ...]`."""
+    own = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Checked)]
+    return own + [check for part in get_args(hint) for check in _checks(part)]
+
+
+def _checks_of(flags: type) -> dict[str, list[Checked]]:
+    """Return the checks of every field, those of the classes that the flags extend included."""
+    found: dict[str, list[Checked]] = {}
+    for cls in flags.__mro__:
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            known = found.setdefault(name, [])
+            known += [check for check in _checks(hint) if check not in known]
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
     """Flags of anything that writes results; `tyro` turns them into the command line.
@@ -48,8 +113,8 @@ class OutputFlags:
     needs: ClassVar[dict[str, str]] = {}
     """Packages without which the study does not start, and the extra that brings each."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Of a class with a flag --preset: preset -> defaults of other fields, instead of the class's.
-    """
+    """Of a class with a flag --preset: preset -> defaults of other fields, instead of those of the
+    class."""
 
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
@@ -76,19 +141,49 @@ class OutputFlags:
         """
         if self.resume and self.overwrite:
             raise InputError("--resume keeps what --overwrite would delete: give one of the two")
+        checks = _checks_of(type(self))
         for field in fields(self):
-            given = getattr(self, field.name)
-            checked = []
+            given, name, checked = getattr(self, field.name), flag(field.name), []
             for value in given if isinstance(given, tuple) else (given,):
                 if isinstance(value, Real | Decimal) and not isinstance(value, Integral):
-                    value = number(value, flag(field.name))
+                    value = number(value, name)
+                for each in checks.get(field.name, ()) if value is not None else ():
+                    each.check(value, name)
                 checked.append(value)
                 if isinstance(value, int) and value > _LARGEST and "seed" not in field.name:
-                    raise InputError(
-                        f"{flag(field.name)} is {value}: expected a number up to {_LARGEST}"
-                    )
+                    raise InputError(f"{name} is {value}: expected a number up to {_LARGEST}")
             plain = tuple(checked) if isinstance(given, tuple) else checked[0]
             object.__setattr__(self, field.name, plain)  # the decimal 0.1 for np.float32(0.1)
+
+    @classmethod
+    def of(cls, preset: str, **given: Any) -> Self:
+        """Return the flags of a preset, some of them given.
+
+        Parameters
+        ----------
+        preset : str
+            Name in `presets`.
+        **given : Any
+            Values of other fields.
+
+        Returns
+        -------
+        OutputFlags
+            An object of the class.
+
+        Examples
+        --------
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> from wflow import study
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Mine(study.Flags):
+        ...     presets: ClassVar = {"small": {"paths": 2}, "large": {}}
+        ...     preset: str = "large"
+        >>> Mine.of("small", seed=1).paths
+        2
+        """
+        return cls(**{"preset": preset, **cls.presets[preset], **given})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +197,15 @@ class Flags(OutputFlags):
     4
     """
 
-    paths: int = 16
+    paths: Count = 16
     """Monte Carlo paths; all share the initial tokens and heads."""
-    t_final: float = 20.0
+    t_final: Positive = 20.0
     """End time T."""
-    dt: float = 5e-3
+    dt: Positive = 5e-3
     """Time step."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of initial heads and noise: one seed gives the same run bit for bit."""
-    workers: int = 0
+    workers: Natural = 0
     """Worker processes of dask (extra dask) that share the paths; 0: all in this process, as runs
     of the mean-field equation always are."""
     scheduler: Annotated[str | None, shown_as("ADDRESS", "none")] = None
@@ -126,13 +221,8 @@ class Flags(OutputFlags):
 
     def check(self) -> None:
         super().check()
-        whole(self.paths, "--paths")
-        for name in ("seed", "workers"):
-            whole(getattr(self, name), flag(name), 0)
         if self.seed >= _MAX_SEED:
             raise InputError(f"--seed is {self.seed}: expected a whole number below 2^63")
-        for name in ("t_final", "dt"):
-            positive(getattr(self, name), flag(name))
         threads = self.compute.checked("--compute").threads
         if threads is not None and not self.scheduler:  # others' cores are unknown
             from wflow._core.threads import available  # loads Numba
@@ -173,20 +263,12 @@ class TokenFlags(Flags):
             "FILE::KEY names an array in it."
         ),
     ] = "cross-polytope"
-    n: Annotated[int | None, shown_as("INT", "200; of a FILE all rows")] = None
+    n: Annotated[Count | None, shown_as("INT", "200; of a FILE all rows")] = None
     """Number of tokens; of digits or a FILE a random subset of that size."""
-    d: Annotated[int | None, shown_as("INT", "3; of a FILE as many as it has columns")] = None
+    d: Annotated[Dimension | None, shown_as("INT", "3; of a FILE as many as it has columns")] = None
     """Dimension: tokens live on the sphere S^(d-1). Digits and a FILE are reduced by PCA."""
-    tokens_seed: int = 42
+    tokens_seed: Natural = 42
     """Seed of the initial tokens."""
-
-    def check(self) -> None:
-        super().check()
-        whole(self.tokens_seed, "--tokens-seed", 0)
-        if self.n is not None:
-            whole(self.n, "--n")
-        if self.d is not None:
-            whole(self.d, "--d", 2, why="tokens live on the sphere S^(d-1)")
 
     def cloud(self) -> "NDArray[np.float64]":
         """Return the initial tokens that the flags ask for.
@@ -232,9 +314,9 @@ class StudyFlags(TokenFlags):
     (1, 4, 16)
     """
 
-    heads: tuple[int, ...] = (64,)
+    heads: tuple[Count, ...] = (64,)
     """Head counts H, one run each. Two or more are fitted by a power law in H."""
-    sigma2: float = 0.0
+    sigma2: Nonnegative = 0.0
     """Variance sigma^2 of the noise of the heads per unit time."""
     flow: FlowName = "softmax"
     """Softmax attention, attention without denominator, or flow of the effective mobility."""
@@ -244,7 +326,7 @@ class StudyFlags(TokenFlags):
     """Time stepping; all but euler and sra1 need heads without noise, --sigma2 0."""
     save: SaveAt = SaveAt(every=5, heads=True)
     """What the runs keep, and when."""
-    fit_from: int = 1
+    fit_from: Count = 1
     """Smallest head count that takes part in the fit a H^b."""
     resume: Annotated[
         Switch,
@@ -266,12 +348,8 @@ class StudyFlags(TokenFlags):
         super().check()
         if not self.heads:
             raise InputError("--heads has no value: expected head counts, such as --heads 1 4 16")
-        for heads in self.heads:
-            whole(heads, "--heads")
         if len(set(self.heads)) < len(self.heads):
             raise InputError(f"--heads is {listed(self.heads)}: name every head count once")
-        whole(self.fit_from, "--fit-from")
-        number(self.sigma2, "--sigma2", least=0.0)
         if self.sigma2 and not TABLEAUX[self.scheme].admits_noise:
             raise InputError(
                 f"--scheme {self.scheme} needs heads without noise, and --sigma2 is "
@@ -336,10 +414,14 @@ def _preset(flags: type[AnyFlags]) -> AnyFlags:
     """Return the flags with the defaults of the preset that the command line names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", nargs="?")
-    name = parser.parse_known_args(sys.argv[1:])[0].preset if flags.presets else None
-    if name not in flags.presets:  # none, or one that tyro refuses
+    if not flags.presets:
         return flags()
-    return flags(**{"preset": name, **flags.presets[name]})
+    name = parser.parse_known_args(sys.argv[1:])[0].preset or _default(flags, "preset")
+    return flags.of(name) if name in flags.presets else flags()  # or one that tyro refuses
+
+
+def _default(flags: type[OutputFlags], name: str) -> Any:
+    return next(field.default for field in fields(flags) if field.name == name)
 
 
 # Flags of the dataclasses `SaveAt` and `Compute`, such as --save.every, and the shorter names that

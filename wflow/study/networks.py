@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,12 +26,13 @@ from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow._core.moves import moved_names
 from wflow._core.printable import printable
 from wflow.study.flags import OutputFlags, Switch
-from wflow.study.frame import Session, Verdict
+from wflow.study.frame import Finding, Session, Verdict, session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from matplotlib.figure import Figure
     from torch import Tensor, nn
     from xarray import Dataset
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 AnySetup = TypeVar("AnySetup")
+AnyFlags = TypeVar("AnyFlags", bound="NetFlags")
+Data = TypeVar("Data")
 Result = TypeVar("Result")
 Record = dict[str, Any]
 Seeds = int | Mapping[str, int]  # of every model, or of each by its name
@@ -247,6 +250,100 @@ def train_all(
             results.records[name].append(record)
             results.histories[name].append(found.history)
     return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Generic[AnyFlags, Data]):
+    """A study of networks: what is trained on which data, what is measured, what follows.
+
+    Each function takes the flags first. A model is what `models` has under its name.
+    """
+
+    name: str
+    """Name of the study."""
+    models: Callable[[AnyFlags], Mapping[str, Any]]
+    """Flags -> the models by name."""
+    load: Callable[[AnyFlags], Data]
+    """Flags -> the data, in the first process of torchrun alone."""
+    plan: Callable[[AnyFlags, Data, Any, int], Run]
+    """Flags, data, model, seed -> the training."""
+    measure: Callable[[AnyFlags, Data, Any, Trained, int], Record]
+    """Flags, data, model, trained network, seed -> numbers by name, NaN where it diverged."""
+    table: Callable[[AnyFlags, Results], "Dataset"]
+    """Flags, results -> all numbers."""
+    text: Callable[[AnyFlags, Data, Results], str]
+    """Flags, data, results -> the tables."""
+    findings: Callable[[AnyFlags, Data, Results], Sequence[Finding]]
+    """Flags, data, results -> claims with verdicts, asked for unchanged presets with all models."""
+    figures: Callable[[AnyFlags, Results], "Mapping[str, Figure]"]
+    """Flags, results -> figures by name."""
+    texts: Callable[[AnyFlags, Results], Mapping[str, str]] = lambda _, __: {}
+    """Flags, results -> other texts by the name of their file."""
+    seeds: Callable[[AnyFlags], Seeds] = lambda flags: flags.seeds or 1
+    """Flags -> number of trainings of every model, or of each by its name."""
+
+
+def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
+    """Train every model with every seed, measure, decide on the claims, and write the results.
+
+    What was measured is kept beside each training, and is measured again where a setting changed.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The study.
+    flags : NetFlags
+        Its flags, of `wflow.study.command_line`.
+
+    Returns
+    -------
+    int
+        Exit status, 0.
+    """
+    models, seeds = experiment.models(flags), experiment.seeds(flags)
+    names = chosen(models, seeds, flags)
+    with session(experiment.name, flags) as opened_session:
+        data = on_rank_zero(flags, lambda: experiment.load(flags))
+        setting = [getattr(data, "source", None), settings(flags)]
+
+        def examine(name: str, seed: int, trained: Trained) -> Record:
+            return cached_record(
+                folder_of(flags.out, name, seed),
+                setting,
+                trained,
+                lambda: experiment.measure(flags, data, models[name], trained, seed),
+            )
+
+        results = train_all(
+            opened_session,
+            flags,
+            names,
+            seeds,
+            lambda name, seed: experiment.plan(flags, data, models[name], seed),
+            examine,
+        )
+        decided = is_published(flags) and len(names) == len(models)
+        opened_session.finish(
+            table=experiment.table(flags, results),
+            text=experiment.text(flags, data, results),
+            findings=experiment.findings(flags, data, results) if decided else [],
+            figures=experiment.figures(flags, results),
+            texts=experiment.texts(flags, results),
+        )
+    return 0
+
+
+def settings(flags: NetFlags) -> dict[str, Any]:
+    """Return what the flags of a study set beside those of every study: what is trained."""
+    shared = {each.name for each in fields(NetFlags)} - {"lam", "steps"}
+    return {
+        each.name: getattr(flags, each.name) for each in fields(flags) if each.name not in shared
+    }
+
+
+def is_published(flags: NetFlags) -> bool:
+    """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
+    return flags.preset != "smoke" and settings(flags) == settings(type(flags).of(flags.preset))
 
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:
@@ -499,6 +596,11 @@ def differences(
         known = name in published and found.size
         cells.append(f"{scale * found.mean() - published[name]:{style}}" if known else "–")
     return cells
+
+
+def means(printed: Mapping[str, str]) -> dict[str, float]:
+    """Return the means of published entries such as "93.0 ± 0.67", by model."""
+    return {name: float(text.split()[0]) for name, text in printed.items()}
 
 
 def _finite(values: Sequence[Any]) -> FloatArray:

@@ -41,25 +41,29 @@ PARTICLES = {
     "metastability": "--preset smoke",
     "metric": f"{FLOWS} --times 0 0.2 --deltas 0.02 0.01 --t-final 0.22 --dt 0.01 --pairs 6 "
     "--segments 4",
-    "noisy_tokens": "--n 40 --paths 4 --t-final 1 --dt 0.05 --heads 2",
+    "noisy_tokens": "--n 20 --paths 2 --ratios 0.5 2 --t-final 1 --ledger-paths 4 --ledger-heads 2",
     "oscillating_heads": SMALL,
     "ou_heads": SMALL,
     "phase_transition": "--preset smoke --n 20 --betas 1 3",
-    "spectrum": "--n 12 --paths 2 --heads 2 --d 3 4 --t-final 4",
+    "spectrum": "--dims 3 4 --heads 1 2 --starts 2 --n 6 --t-final 7 --dt 0.25",
     "stability_tokens": "--n 4 --paths 2 --eps 0.01 --heads 2 --t-final 0.2 --times 3 --sizes 0.1 "
     "0.2",
-    "stability_weights": "--n 6 --paths 2 --heads 2 --t-final 0.2",
+    "stability_weights": "--n 4 --law-heads 4 --heads 1 2 --base-heads 1 --eps 0.01 0.1 --paths 2 "
+    "--t-final 0.1 --times 1",
 }
 NETWORKS = "--preset smoke --device cpu"
 SLOW = {"rwpo_benchmarks": "--seeds 1", "rwpo_digits": "--seeds 1", "mnist_vit": "--epochs 1"}
-MEASURED = re.compile("kilobytes|equal_time|second|time_of|memory|speedup|per_step|milliseconds|throughput|peak|cost_of")
+MEASURED = re.compile(
+    "kilobytes|equal_time|second|time_of|memory|speedup|per_step|milliseconds|throughput|peak|cost_of"
+)
 
 
 def flags_of(name: str) -> list[str]:
     """Flags with which a study takes seconds, on one thread."""
     if name in PARTICLES:
         return f"{PARTICLES[name]} --threads 1".split()
-    return f"{NETWORKS} {SLOW.get(name, '')}".split()
+    flags = f"{NETWORKS} {SLOW.get(name, '')}".split()
+    return flags[:2] if name in ("rwpo_operator", "rwpo_sampler", "trained_heads") else flags
 
 
 def study(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -12,15 +12,19 @@ BENCHMARKS := compare fused_step figure_two exact_sums matrix_rate fast_sums sph
 .PHONY: run test test-long test-versions lint bench bench-again benchmarks docs docs-fast docs-check newcomer clean
 
 run: $(VENV)/.installed
+	@echo "make run: 64 Ornstein-Uhlenbeck heads, 8 paths; after a first compilation about a minute on two cores"
 	$(BIN)/python studies/ou_heads.py --heads 64 --paths 8 --out results/first-look --overwrite
 
 # Before them all kernels are compiled, which takes minutes in a fresh clone.
 test: $(VENV)/.installed-test
+	@echo "make test 1/2: kernels are compiled, in a fresh clone about 4 minutes on two cores, else seconds"
 	$(BIN)/python tests/precompile.py
+	@echo "make test 2/2: the tests run, about 10 minutes on two cores"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of many cases, with all of them, and slow ones.
 test-long: $(VENV)/.installed-test
+	@echo "make test-long: all cases of every test, about 25 minutes on two cores"
 	$(BIN)/python -m pytest --long --numprocesses 2 --dist worksteal
 
 # Compiled code with the oldest and the newest Numba, and with other Pythons that are found.
@@ -69,12 +73,14 @@ newcomer: $(VENV)/.installed-test $(VENV)/.installed-docs
 	PYTHON=$(abspath $(BIN))/python .ci/newcomer
 
 $(VENV)/.installed: pyproject.toml
+	@echo "wflow is installed into $(VENV), about a minute"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
+	@echo "what the tests need is installed, torch among it, some minutes"
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	$(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no $(TORCH) here: its tests are skipped'
 	$(BIN)/python -c 'import torch' && $(BIN)/python -m pip install --quiet --editable '.[metrics]' \

@@ -99,8 +99,10 @@ def with_threads_and_without(task: Callable[..., None], *arguments: object) -> N
 
 def main() -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for done in as_completed([pool.submit(with_threads_and_without, *task) for task in TASKS]):
+        every = [pool.submit(with_threads_and_without, *task) for task in TASKS]
+        for count, done in enumerate(as_completed(every), 1):
             done.result()
+            print(f"compiled {count} of {len(every)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow import nets
-from wflow._core.checks import field, number, whole
+from wflow._core import checks
+from wflow._core.checks import number, whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install
@@ -26,7 +28,7 @@ from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow._core.moves import moved_names
 from wflow._core.printable import printable
 from wflow.study.flags import OutputFlags, Switch
-from wflow.study.frame import Finding, Session, Verdict, session
+from wflow.study.frame import Finding, Session, Verdict, markdown_table, session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +87,10 @@ class NetFlags(OutputFlags):
         check_folder(self.data, "--data")
         if self.lam is not None:
             number(self.lam, "--lam", least=0.0)
+        if self.presets and self.preset not in self.presets:
+            raise InputError(
+                f"--preset is {self.preset}: expected one of {', '.join(self.presets)}"
+            )
         if len(set(self.only)) < len(self.only):
             raise InputError(f"--only is {' '.join(self.only)}: name every model once")
         if os.environ.get("WORLD_SIZE", "1") != "1" and not self.torchrun:
@@ -269,15 +275,17 @@ class Experiment(Generic[AnyFlags, Data]):
     """Flags, data, model, seed -> the training."""
     measure: Callable[[AnyFlags, Data, Any, Trained, int], Record]
     """Flags, data, model, trained network, seed -> numbers by name, NaN where it diverged."""
-    table: Callable[[AnyFlags, Results], "Dataset"]
-    """Flags, results -> all numbers."""
-    text: Callable[[AnyFlags, Data, Results], str]
-    """Flags, data, results -> the tables."""
-    findings: Callable[[AnyFlags, Data, Results], Sequence[Finding]]
+    numbers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Key of what is measured -> (text, unit), where `table` and `text` are left out."""
+    table: Callable[[AnyFlags, Results], "Dataset"] | None = None
+    """Flags, results -> all numbers; without it the `numbers`."""
+    text: Callable[[AnyFlags, Data, Results], str] | None = None
+    """Flags, data, results -> the tables; without it mean and spread of the `numbers`."""
+    findings: Callable[[AnyFlags, Data, Results], Sequence[Finding]] = lambda *_: ()
     """Flags, data, results -> claims with verdicts, asked for unchanged presets with all models."""
-    figures: Callable[[AnyFlags, Results], "Mapping[str, Figure]"]
+    figures: Callable[[AnyFlags, Results], "Mapping[str, Figure]"] = lambda *_: {}
     """Flags, results -> figures by name."""
-    texts: Callable[[AnyFlags, Results], Mapping[str, str]] = lambda _, __: {}
+    texts: Callable[[AnyFlags, Results], Mapping[str, str]] = lambda *_: {}
     """Flags, results -> other texts by the name of their file."""
     seeds: Callable[[AnyFlags], Seeds] = lambda flags: flags.seeds or 1
     """Flags -> number of trainings of every model, or of each by its name."""
@@ -304,7 +312,8 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
     names = chosen(models, seeds, flags)
     with session(experiment.name, flags) as opened_session:
         data = on_rank_zero(flags, lambda: experiment.load(flags))
-        setting = [getattr(data, "source", None), settings(flags)]
+        source = getattr(data, "source", None)
+        setting = [source, settings(flags)]
 
         def examine(name: str, seed: int, trained: Trained) -> Record:
             return cached_record(
@@ -324,13 +333,35 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
         )
         decided = is_published(flags) and len(names) == len(models)
         opened_session.finish(
-            table=experiment.table(flags, results),
-            text=experiment.text(flags, data, results),
+            table=(
+                experiment.table(flags, results)
+                if experiment.table
+                else dataset(results, experiment.numbers)
+            ),
+            text=(
+                experiment.text(flags, data, results)
+                if experiment.text
+                else _summary(experiment, flags, source, results)
+            ),
             findings=experiment.findings(flags, data, results) if decided else [],
             figures=experiment.figures(flags, results),
             texts=experiment.texts(flags, results),
         )
     return 0
+
+
+def _summary(
+    experiment: Experiment[Any, Any], flags: NetFlags, source: str | None, results: Results
+) -> str:
+    """Return mean and spread of the numbers of a study, model by model."""
+    seeds = max(map(len, results.records.values()))
+    columns = {"model": list(results.records)}
+    columns |= {
+        f"{text} ({unit})" if unit != "1" else text: column(results, key, ".4g")
+        for key, (text, unit) in experiment.numbers.items()
+    }
+    head = caption(flags, seeds, results, source or "of the study")
+    return f"{head}\n\n{markdown_table(columns)}"
 
 
 def settings(flags: NetFlags) -> dict[str, Any]:
@@ -401,7 +432,7 @@ def cached_record(
             except (ValueError, RecursionError):  # damaged: it is made again
                 found = None
         if isinstance(found, dict) and found.get("key") == key:
-            return field(found, "record", dict, file)
+            return checks.field(found, "record", dict, file)
     record = examine()
     content = json.dumps({"key": key, "record": record})
     if folder.is_dir():  # none where the first step diverged
@@ -621,8 +652,8 @@ def unpublished(table: Mapping[str, list[str]]) -> dict[str, list[str]]:
 def dataset(
     results: Results,
     scalars: Mapping[str, tuple[str, str]],
-    along: Mapping[str, tuple[str, str, str]],
-    coords: Mapping[str, tuple[Sequence[float], str]],
+    along: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
+    coords: Mapping[str, tuple[Sequence[float], str]] = MappingProxyType({}),
 ) -> "Dataset":
     """Return all numbers as a Dataset over (model, seed), NaN where a model has fewer seeds.
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import struct
 import sys
 import threading
@@ -20,7 +21,7 @@ torch = pytest.importorskip("torch")
 from wflow import InputError  # noqa: E402
 from wflow._core import memory  # noqa: E402
 from wflow.nets import data  # noqa: E402
-from wflow.nets.data import datasets, download  # noqa: E402
+from wflow.nets.data import datasets, download, tokenize  # noqa: E402
 from wflow.nets.data.download import (  # noqa: E402
     TYPES,
     DataFile,
@@ -503,6 +504,26 @@ def test_byte_pairs_join_in_the_order_of_the_list():
     assert tokenizer.decode([261]) == "<|endoftext|>"
     with refused("expected 0 to 261"):
         tokenizer.decode([262])
+
+
+def test_a_long_text_is_encoded_by_pieces_to_the_same_tokens(monkeypatch):
+    files = byte_pair_files()
+    tokenizer = data.BytePairs(files["encoder.json"], files["vocab.bpe"])
+    letters = [
+        *"thebab  \n\n\t'.,:!?012_é½一。，\x1c\u200b\u0301\u00a0\u2028",
+        "'s",
+        " 're",
+        "\r\n",
+    ]
+    texts = ["".join(random.Random(k).choices(letters, k=60)) for k in range(200)]
+    expected = [tokenizer.encode(text) for text in texts]
+    monkeypatch.setattr(tokenize, "_PIECE", 3)
+    given = []
+    real = tokenizer._encode
+    monkeypatch.setattr(tokenizer, "_encode", lambda piece: given.append(piece) or real(piece))
+    for text, tokens in zip(texts, expected, strict=True):
+        assert torch.equal(tokenizer.encode(text), tokens)
+    assert "".join(given) == "".join(texts) and len(given) > 5 * len(texts)
 
 
 def test_a_compact_text_has_the_vocabulary_of_the_tokens_that_occur():

@@ -198,16 +198,6 @@ def test_a_corpus_without_text_is_named_so(tmp_path, contents, said):
         prepare(source, tmp_path / "out")
 
 
-def test_a_long_document_has_the_tokens_of_the_whole(tmp_path, monkeypatch):
-    text = "one owl\n\n an owl \n and  owls\nan\n" * 50
-    write(tmp_path / "texts", texts=[text, *TEXTS])
-    monkeypatch.setattr(preparing, "_PIECE", 11)
-    found = prepare(tmp_path / "texts", tmp_path / "out")
-    expected = np.append(nets.data.BytePairs(*PAIRS).encode(text), found.end_of_text)
-    both = b"".join(part[:].numpy().tobytes() for part in (found.train, found.validation))
-    assert expected.astype(np.int64).tobytes() in both
-
-
 def test_empty_documents_and_halves_of_surrogates_are_counted(tmp_path):
     rows = [{"text": text} for text in (*TEXTS, "", " \n", None, "broken \ud83d owl")]
     file = tmp_path / "texts.jsonl"

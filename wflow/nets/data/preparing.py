@@ -16,7 +16,6 @@ matter, and the same text, of which the web holds copies, is never in both parts
 import hashlib
 import json
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -61,12 +60,9 @@ from wflow.nets.data.tokenize import BytePairs
 
 SHARE, SEED = 0.0005, 2357  # of nanoGPT's preparation
 _BLOCK = 1 << 22  # bytes of text in a block
-_PIECE = 1 << 20  # characters that the tokenizer is given at a time
 _COMMIT = 2.0  # seconds between two entries of the journal
 _UNFINISHED = {half: f"{name}.partial" for half, name in HALVES.items()}
 _NAMES = (*HALVES.values(), *_UNFINISHED.values(), *PAIRS, INDEX, JOURNAL)
-# A line ends here and no space is around: the byte pairs of GPT-2 never reach across.
-_CUT = re.compile(r"\S\n(?=\S)")
 
 
 class _Rule(NamedTuple):
@@ -113,7 +109,7 @@ class _Encoder:
                 data, repaired = text.encode("utf-8"), repaired + 1
             half = self._half(data)
             counts[half] += 1
-            halves[half].extend([*self._tokens(text), self.end])
+            halves[half].extend([self.pairs.encode(text).numpy().astype("<u2"), self.end])
         first, second = (np.concatenate(part).tobytes() if part else b"" for part in halves)
         return _Counts((first, second), (counts[0], counts[1]), empty, repaired)
 
@@ -121,15 +117,6 @@ class _Encoder:
         """0 for training, 1 for validation."""
         digest = hashlib.blake2b(data, digest_size=8, key=self.key).digest()
         return int(int.from_bytes(digest, "little") < self.bound)
-
-    def _tokens(self, text: str) -> Iterator[np.ndarray]:
-        """Tokens of a document, some of it at a time: what the library holds of each is large."""
-        first = 0
-        while first < len(text):
-            cut = _CUT.search(text, first + _PIECE)
-            last = len(text) if cut is None else cut.end()
-            yield self.pairs.encode(text[first:last]).numpy().astype("<u2")
-            first = last
 
 
 def end_of_text(encoder: bytes) -> int:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -22,6 +23,10 @@ from wflow.nets.data.download import cache_folder
 
 PAD = "<pad>"  # of learnt byte pairs
 _LEAST = 257  # of their vocabulary: the bytes, and the token that fills short texts
+_PIECE = 1 << 16  # characters that the library is given at a time: it takes 150 bytes for each
+# Where a text may be cut, since no word of GPT-2 reaches across: behind a line end and before a
+# space that stand alone, behind a letter or digit before a mark, behind a letter before a digit.
+_CUT = re.compile(r"\S\n(?=\S)|\S(?= \S)|[^\W_](?=[,.;:!?、。，])|[A-Za-z](?=[0-9])")
 
 
 class Tokenizer(Protocol):
@@ -155,7 +160,63 @@ class Characters:
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
-class BytePairs:
+class _BytePairs:
+    """Share what both kinds of byte pairs do by `_tokenizer`, which is of the library."""
+
+    _tokenizer: Any
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are, those for padding and end of text included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> Tensor:
+        """Map a text to token numbers.
+
+        Parameters
+        ----------
+        text : str
+            The text.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Token numbers, int64.
+        """
+        pieces = self._pieces(given_text(text, "text"))
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *map(self._encode, pieces)])
+
+    def _pieces(self, text: str) -> Iterable[str]:
+        return [text]
+
+    def _encode(self, text: str) -> Tensor:
+        # Without the places of the tokens in the text, which nobody asks for.
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return torch.from_numpy(np.array(found.ids, dtype=np.int64))
+
+    def decode(self, tokens: Tensor | Iterable[int]) -> str:
+        """Map token numbers to a text.
+
+        Parameters
+        ----------
+        tokens : Tensor or iterable of int, shape (n,)
+            Token numbers.
+
+        Returns
+        -------
+        str
+            The text without padding; bytes that are no UTF-8 come out as U+FFFD.
+
+        Raises
+        ------
+        InputError
+            For a number outside the vocabulary.
+        """
+        numbers = numbers_of(tokens, self.vocabulary).tolist()
+        return str(self._tokenizer.decode(numbers, skip_special_tokens=True))
+
+
+class BytePairs(_BytePairs):
     """Byte-pair encoding of GPT-2 [1]_, by the library `tokenizers`.
 
     Text becomes UTF-8 bytes, is cut into words, and in each word the pairs of the merge list are
@@ -203,52 +264,16 @@ class BytePairs:
         )
         self._tokenizer.decoder = library.decoders.ByteLevel()
 
-    @property
-    def vocabulary(self) -> int:
-        """How many different tokens there are: 50,257 for GPT-2, the end-of-text mark included."""
-        return int(self._tokenizer.get_vocab_size())
-
-    def encode(self, text: str) -> Tensor:
-        """Map a text to token numbers.
-
-        Parameters
-        ----------
-        text : str
-            The text.
-
-        Returns
-        -------
-        Tensor, shape (n,)
-            Token numbers, int64.
-        """
-        given_text(text, "text")
-        # Without the places of the tokens in the text, which nobody asks for.
-        (found,) = self._tokenizer.encode_batch_fast([text])
-        return torch.from_numpy(np.array(found.ids, dtype=np.int64))
-
-    def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """Map token numbers to a text.
-
-        Parameters
-        ----------
-        tokens : Tensor or iterable of int, shape (n,)
-            Token numbers.
-
-        Returns
-        -------
-        str
-            The text; bytes that are no UTF-8 come out as U+FFFD.
-
-        Raises
-        ------
-        InputError
-            For a number outside the vocabulary.
-        """
-        numbers = numbers_of(tokens, self.vocabulary).tolist()
-        return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
+    def _pieces(self, text: str) -> Iterator[str]:
+        first = 0
+        while first < len(text):
+            cut = _CUT.search(text, first + _PIECE)
+            last = len(text) if cut is None else cut.end()
+            yield text[first:last]
+            first = last
 
 
-class TrainedBytePairs:
+class TrainedBytePairs(_BytePairs):
     """Byte pairs learnt from texts [1]_: the most frequent pair of tokens becomes a token, again.
 
     Token 0 fills short texts and stands for none, tokens 1 to 256 are the bytes: every text can be
@@ -322,26 +347,6 @@ class TrainedBytePairs:
         # A text that holds the word for padding is encoded letter by letter.
         self._tokenizer.encode_special_tokens = True
 
-    @property
-    def vocabulary(self) -> int:
-        """How many different tokens there are, that for padding among them."""
-        return int(self._tokenizer.get_vocab_size())
-
-    def encode(self, text: str) -> Tensor:
-        """Map a text to token numbers.
-
-        Parameters
-        ----------
-        text : str
-            The text.
-
-        Returns
-        -------
-        Tensor, shape (n,)
-            Token numbers from 1, int64.
-        """
-        return self.encode_all([given_text(text, "text")])[0]
-
     def encode_all(self, texts: Sequence[str]) -> list[Tensor]:
         """Map many texts to token numbers, on all cores.
 
@@ -363,27 +368,6 @@ class TrainedBytePairs:
         given = [given_text(one, "a text") for one in listed(texts, "texts")]
         found = self._tokenizer.encode_batch(given, add_special_tokens=False)
         return [torch.tensor(one.ids, dtype=torch.int64) for one in found]
-
-    def decode(self, tokens: Tensor | Iterable[int]) -> str:
-        """Map token numbers to a text.
-
-        Parameters
-        ----------
-        tokens : Tensor or iterable of int, shape (n,)
-            Token numbers.
-
-        Returns
-        -------
-        str
-            The text, with a space before its first word, and without padding.
-
-        Raises
-        ------
-        InputError
-            For a number outside the vocabulary.
-        """
-        numbers = numbers_of(tokens, self.vocabulary).tolist()
-        return str(self._tokenizer.decode(numbers, skip_special_tokens=True))
 
 
 class Occurring:

@@ -39,8 +39,8 @@ letters = {token: k for k, token in enumerate([*sorted(ByteLevel.alphabet()), "<
 pairs = json.dumps(letters).encode(), b"#version: 0.2\\n"
 source = Path(sys.argv[1], "texts.txt")
 if not source.exists():
-    source.write_text("<|endoftext|>".join(["an owl"] * 9))
-prepare_text(source, sys.argv[1] + "/out", tokenizer=pairs, workers=2, block=30)
+    source.write_text("<|endoftext|>".join(["an owl " * 1000] * 400))
+prepare_text(source, sys.argv[1] + "/out", tokenizer=pairs, workers=2)
 """
 TRAINING = """
 import sys

@@ -572,7 +572,7 @@ CALLS = {
         {
             "source": "no-such-text.txt", "out": "no-such-folder", "name": "trial",
             "column": "text", "begins": None, "validation": 0.1, "seed": 0, "tokenizer": None,
-            "workers": 1, "block": 100, "resume": False, "overwrite": False, "show": False,
+            "workers": 1, "resume": False, "overwrite": False, "show": False,
         },
     ),
     "data.TokenFile": lambda: (

@@ -19,7 +19,7 @@ from trainings import Points, crash, network, run  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.nets import train  # noqa: E402
-from wflow.nets.data import documents, token_files  # noqa: E402
+from wflow.nets.data import preparing, token_files  # noqa: E402
 from wflow.nets.training import checkpoint as checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -241,21 +241,14 @@ def of_tokens(folder):
     return folder / "tokens.json", index, resealed, read
 
 
-def of_splits(folder):
-    """The splits of a saved data set, and the files of one."""
-    (folder / "train").mkdir()
-    (folder / "train" / "part.arrow").write_bytes(b"")
-    state = {"_data_files": [{"filename": "part.arrow"}], "_indices_data_files": None}
-    document = {"splits": ["train"], "state": state}
-
-    def write(path, changed):
-        written(path, {key: value for key, value in changed.items() if key != "state"})
-        written(folder / "train" / "state.json", changed.get("state"))
-
-    return folder / "dataset_dict.json", document, write, lambda: documents.find(folder)
+def of_saved(folder):
+    """The files of a data set that the library `datasets` saved."""
+    (folder / "part.arrow").write_bytes(b"")
+    document = {"_data_files": [{"filename": "part.arrow"}]}
+    return folder / "state.json", document, written, lambda: preparing.find(folder)
 
 
-@pytest.mark.parametrize("make", [of_gpt2, of_tokens, of_splits])
+@pytest.mark.parametrize("make", [of_gpt2, of_tokens, of_saved])
 def test_a_field_of_a_json_file_that_is_something_else_is_read_or_refused(make, tmp_path, cases):
     path, whole, write, read = make(tmp_path)
     write(path, whole)

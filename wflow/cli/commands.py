@@ -117,7 +117,7 @@ class Data:
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """What tables call the text, such as openwebtext."""
     source: tyro.conf.Positional[Texts]
-    """A file or folder of .jsonl, .parquet, .arrow or .txt, or one that `datasets` saved."""
+    """A file or folder of .jsonl, .txt (also .gz), .parquet or .arrow, or one of `datasets`."""
     out: Annotated[Folder | None, shown_as("DIR", "FOLDER-tokens, beside it")] = None
     """Folder for the token files."""
     column: str = "text"

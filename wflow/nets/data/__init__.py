@@ -2,8 +2,8 @@
 
 `datasets`, `pictures`, `clouds`, `modelnet`, `shapes` (on the surfaces of `meshes`) and `reviews`
 load them, `download` finds or fetches their files,
-`archives` reads them in place, `tokenize` turns text to numbers, `preparing` turns the
-`documents` of a large text into `token_files`, `batches` are pure functions of (seed, step),
+`archives` reads them in place, `tokenize` turns text to numbers, `preparing` turns the documents of
+a large text into `token_files`, `batches` are pure functions of (seed, step),
 `augment` changes the inputs of a training at random, `perturb` disturbs those of a test, and
 `densities` draws from those in the plane. Start with `datasets`.
 """

@@ -1,11 +1,18 @@
 """Prepare a text for training: documents become token files, by several processes, resumable.
 
-The corpus is cut into blocks in a fixed order. Processes turn blocks into tokens; this process
-writes them, in the order of the blocks, so the files do not depend on the number of processes or on
-the size of the blocks. Every few seconds what is written is put on the disk, and then the journal
-`preparing.json` says how much that is, and its SHA-256. A preparation that is resumed compares both
-with the files, drops what is behind, and continues with the next block. The index `tokens.json`
-comes last: without it no file is taken for whole.
+A corpus is a file, or a folder with files of one kind, in the order of their names:
+
+- `.jsonl`, `.ndjson`: a JSON object a line;
+- `.txt`: documents between marks `<|endoftext|>`, or from one line that begins a document to the
+  next; without either a file is a document;
+- `.parquet`, `.arrow`: tables, those of a folder that the library `datasets` saved included.
+
+Lines of JSON and plain text may be packed (`.gz`, `.bz2`, `.lz4`, `.zst`). This process reads the
+documents, others turn them into tokens, and this one writes these in the order of the corpus: the
+files do not depend on the number of processes. Every few seconds what is written is put on the
+disk, and then the journal `preparing.json` says how many tokens these are, and up to which row of
+which file. A preparation that is resumed drops what is behind, skips these rows, and continues. The
+index `tokens.json` comes last: without it no file is taken for whole.
 
 As in nanoGPT's preparation of OpenWebText every document ends with the end-of-text token, and a
 share of 0.0005 of the documents is held back for validation. Which ones is decided by a digest of
@@ -16,24 +23,28 @@ matter, and the same text, of which the web holds copies, is never in both parts
 import hashlib
 import json
 import os
+import re
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from importlib import import_module
+from io import BufferedReader, TextIOWrapper
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from wflow._core.checks import field, number, path_of, switch, whole
+from wflow._core.checks import number, path_of, switch, whole
 from wflow._core.errors import InputError
+from wflow._core.extras import install
 from wflow._core.files import (
-    LARGEST_JSON,
     claim_folder,
     opened,
-    read_whole,
+    read_json,
     released,
     remove_drafts,
     replace_file,
@@ -43,7 +54,6 @@ from wflow._core.progress import progress
 from wflow._version import __version__
 from wflow.nets.checks import text as given_text
 from wflow.nets.data.datasets import Folder, gpt2_pairs
-from wflow.nets.data.documents import MARK, Block, Corpus, blocks, documents, find
 from wflow.nets.data.token_files import (
     HALVES,
     INDEX,
@@ -54,175 +64,329 @@ from wflow.nets.data.token_files import (
     TokenFiles,
     digest_of,
     read_document,
-    written_part,
+    read_pairs,
 )
 from wflow.nets.data.tokenize import BytePairs
 
 SHARE, SEED = 0.0005, 2357  # of nanoGPT's preparation
-_BLOCK = 1 << 22  # bytes of text in a block
+MARK = "<|endoftext|>"
+_BATCH = 1 << 20  # characters that a process is given at a time
 _COMMIT = 2.0  # seconds between two entries of the journal
-_UNFINISHED = {half: f"{name}.partial" for half, name in HALVES.items()}
-_NAMES = (*HALVES.values(), *_UNFINISHED.values(), *PAIRS, INDEX, JOURNAL)
+_LONGEST = 1 << 26  # characters of a document, bytes of a line of JSON
+_BUFFER = 1 << 20  # bytes of an unpacked file
+_ROWS = 256  # of a table at a time
+_KINDS = {"jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl", "txt": "text"}
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".lz4": "lz4", ".zst": "zstd"}
+_NAME = re.compile(
+    r".+\.(?:(jsonl|ndjson|txt|parquet|arrow)|(json|jsonl|ndjson|txt)\.(gz|bz2|lz4|zst))", re.I
+)
+_EXPECTED = ".jsonl, .ndjson, .txt (these also with .gz, .bz2, .lz4, .zst), .parquet or .arrow"
+_FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"  # begin of a file of Arrow, end of a stream
 
 
-class _Rule(NamedTuple):
-    """How documents become tokens, by given byte pairs."""
-
-    corpus: Corpus
-    share: float
-    seed: int
+# The corpus
+# ----------
 
 
-class _Counts(NamedTuple):
-    """What a block came to."""
+class Corpus(NamedTuple):
+    """Files of one kind (`jsonl`, `text`, `parquet`, `arrow`), and where the text is in them."""
 
-    tokens: tuple[bytes, bytes]  # of the halves, ready for their files
-    documents: tuple[int, int]
-    empty: int
-    repaired: int
+    kind: str
+    files: tuple[Path, ...]
+    column: str = "text"
+    begins: re.Pattern[str] | None = None
 
 
-# One block
-# ---------
+def find(source: Path, column: str = "text", begins: str | None = None) -> Corpus:
+    """Find the files of a corpus; of a folder hidden files and those of another kind are left out.
+
+    Raises
+    ------
+    InputError
+        For what is not there, no files of a known kind or of several kinds, or a wrong `begins`.
+    """
+    if not source.exists():
+        raise InputError(f"{source} does not exist; expected a file or a folder with texts")
+    files = [source]
+    if source.is_dir():
+        splits = sorted(state.parent for state in source.glob("*/state.json"))
+        if len(splits) > 1:
+            raise InputError(
+                f"{source} holds the splits {', '.join(split.name for split in splits)}: give the "
+                f"folder of one of them, such as {splits[0]}"
+            )
+        source = splits[0] if splits else source
+        if (source / "state.json").is_file():
+            files = _saved(source / "state.json")
+        else:  # macOS leaves files such as ._a.jsonl beside others
+            files = [
+                file for file in sorted(source.glob("[!.]*")) if _kind(file) and file.is_file()
+            ]
+    kinds = sorted({_kind(file) for file in files})
+    if len(kinds) != 1 or not kinds[0]:
+        what = f"files of several kinds: {', '.join(kinds)}" if kinds[1:] else "no texts"
+        raise InputError(f"{source} holds {what}; expected names of one kind, {_EXPECTED}")
+    if begins is not None and kinds[0] != "text":
+        raise InputError(f"begins is {begins!r}, and {source} is no plain text: leave it out")
+    try:
+        return Corpus(
+            kinds[0], tuple(files), column, re.compile(begins) if begins is not None else None
+        )
+    except re.error as error:
+        raise InputError(f"begins is {begins!r}: no regular expression ({error})") from None
+
+
+def _saved(state: Path) -> list[Path]:
+    """List the files of a data set that `datasets` saved; others beside them are its caches."""
+    try:
+        with opened(state, "a description in JSON") as file:
+            entries = read_json(file, state)["_data_files"]
+        files = [state.with_name(Path(entry["filename"]).name) for entry in entries]
+        missing = [file.name for file in files if not os.path.isfile(file)]
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{state} names no files ({error}); save the data set again") from None
+    if missing:
+        raise InputError(f"{missing[0]} is missing, which {state} names; save the data set again")
+    return files
+
+
+def _kind(file: Path) -> str:
+    found = _NAME.fullmatch(file.name)
+    suffix = (found[1] or found[2]).lower() if found else ""
+    return _KINDS.get(suffix, suffix)
+
+
+def documents(corpus: Corpus, file: Path) -> Iterator[tuple[str | None, int]]:
+    """Yield the texts of a file, None for a row without one, and how many bytes are read.
+
+    Raises
+    ------
+    InputError
+        That names the file, and how many rows precede what is damaged, no text, not in UTF-8, or
+        longer than 64 MiB.
+    """
+    read = {"jsonl": _lines, "text": _texts, "parquet": _parquet, "arrow": _arrow}[corpus.kind]
+    count = 0
+    with opened(file, "a text") as raw:
+        try:
+            for text in read(corpus, file, _unpacked(file, raw)):
+                if not isinstance(text, str | None):
+                    raise ValueError(f"{corpus.column!r} is {type(text).__name__}, expected a text")
+                yield text, raw.tell()
+                count += 1
+        except InputError:
+            raise
+        except Exception as error:  # pyarrow and the codecs raise a dozen kinds
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"{file} cannot be read behind row {count:,} ({reason:.200}); is it damaged, cut "
+                "off, or of another kind? Mend it, or get it again"
+            ) from None
+
+
+def _lines(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[Any]:
+    while line := raw.readline(_LONGEST + 1):
+        _check_length(len(line))
+        if line.strip():
+            row = json.loads(line)
+            _check_column(corpus, row if isinstance(row, dict) else [type(row).__name__])
+            yield row[corpus.column]
+
+
+def _texts(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[str]:
+    # Lines end with a line feed: a carriage return within a line stays.
+    stream = TextIOWrapper(raw, "utf-8-sig", newline="\n")
+    found = _marked(stream) if corpus.begins is None else _begun(stream, corpus.begins)
+    for place, text in enumerate(found):
+        text = text.replace("\r\n", "\n")
+        # The end of the line of a mark is no part of the document behind it.
+        yield text.removeprefix("\n") if place and corpus.begins is None else text
+
+
+def _marked(stream: IO[str]) -> Iterator[str]:
+    rest = ""
+    while part := stream.read(_BATCH):
+        *whole, rest = (rest + part).split(MARK)
+        yield from whole
+        _check_length(len(rest))
+    if rest:
+        yield rest
+
+
+def _begun(stream: IO[str], begins: re.Pattern[str]) -> Iterator[str]:
+    lines: list[str] = []
+    length = 0
+    while line := stream.readline(_LONGEST + 1):
+        if lines and begins.search(line.replace("\r\n", "\n")):
+            yield "".join(lines)
+            lines, length = [], 0
+        lines.append(line)
+        length += len(line)
+        _check_length(length)
+    if lines:
+        yield "".join(lines)
+
+
+def _unpacked(file: Path, raw: BufferedReader) -> BufferedReader:
+    packed = _PACKED.get(file.suffix.lower())
+    if packed is None:
+        return raw
+    return BufferedReader(_arrow_library().input_stream(raw, packed), _BUFFER)
+
+
+def _parquet(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[Any]:
+    with _arrow_library("parquet").ParquetFile(raw) as table:
+        _check_column(corpus, table.schema_arrow.names)
+        for batch in table.iter_batches(_ROWS, columns=[corpus.column], use_threads=False):
+            yield from _values(corpus, batch)
+
+
+def _arrow(corpus: Corpus, file: Path, raw: BufferedReader) -> Iterator[Any]:
+    ipc, size = _arrow_library("ipc"), os.fstat(raw.fileno()).st_size
+    stream = raw.read(len(_FILE)) != _FILE
+    raw.seek(max(0, size - len(_END)))
+    if stream and raw.read() != _END:
+        raise ValueError("its end is missing")
+    with _arrow_library().memory_map(str(file)) as mapped:
+        reader = ipc.open_stream(mapped) if stream else ipc.open_file(mapped)
+        _check_column(corpus, reader.schema.names)
+        count = 0 if stream else reader.num_record_batches
+        for k, batch in enumerate(reader if stream else map(reader.get_batch, range(count))):
+            raw.seek(mapped.tell() if stream else size * (k + 1) // count)  # for the progress
+            yield from _values(corpus, batch)
+
+
+def _values(corpus: Corpus, batch: Any) -> Iterator[Any]:
+    values = batch.column(batch.schema.get_field_index(corpus.column))
+    values.validate(full=True)  # without it a wrong offset is a segmentation fault
+    for first in range(0, len(values), _ROWS):
+        yield from values.slice(first, _ROWS).to_pylist()
+
+
+def _check_column(corpus: Corpus, names: Collection[str]) -> None:
+    if corpus.column not in names:
+        raise ValueError(f"no {corpus.column!r} but {', '.join(map(str, names)):.80}")
+
+
+def _check_length(length: int) -> None:
+    if length > _LONGEST:
+        raise ValueError(
+            "what follows has more than 64 MiB: say which lines begin a document (begins), or put "
+            f"{MARK} between documents"
+        )
+
+
+def _arrow_library(part: str = "") -> Any:
+    try:
+        return import_module(f"pyarrow.{part}".rstrip("."))
+    except ImportError as error:
+        raise InputError(
+            f"tables and packed texts are read by pyarrow, which cannot be imported ({error}); "
+            f"install it with: {install('studies')}"
+        ) from None
+
+
+# Tokens
+# ------
+
+
+# Where a batch ends: number of the file, of its row, and of the bytes of all files until there.
+_Place = tuple[int, int, int]
+
+
+def _batches(corpus: Corpus, sizes: list[int], done: _Place) -> Iterator[tuple[list[Any], _Place]]:
+    """Yield the texts that are left, about a megabyte at a time, and where they end."""
+    texts: list[str | None] = []
+    length = 0
+    for k, file in enumerate(corpus.files[done[0] :], done[0]):
+        skip = done[1] if k == done[0] else 0
+        for row, (text, read) in enumerate(islice(documents(corpus, file), skip, None), skip + 1):
+            texts.append(text)
+            length += len(text or "")
+            if length >= _BATCH:
+                yield texts, (k, row, sum(sizes[:k]) + min(read, sizes[k]))
+                texts, length = [], 0
+    yield texts, (len(sizes), 0, sum(sizes))
+
+
+# Tokens of both parts, and how many documents are in each, empty or repaired.
+_Made = tuple[list[bytes], Counter[str]]
 
 
 class _Encoder:
-    """Turns blocks into tokens, in any process."""
+    """Turns documents into tokens, in any process."""
 
-    def __init__(self, rule: _Rule, pairs: tuple[bytes, bytes]) -> None:
-        self.rule = rule
-        self.pairs = BytePairs(*pairs)
-        self.end = np.array([end_of_text(pairs[0])], "<u2")
-        self.bound, self.key = int(rule.share * 2**64), rule.seed.to_bytes(8, "little")
+    def __init__(self, folder: Path, share: float, seed: int) -> None:
+        pairs = read_pairs(folder)
+        self.pairs, self.end = BytePairs(*pairs), end_of_text(pairs[0])
+        self.bound, self.key = int(share * 2**64), seed.to_bytes(8, "little")
 
-    def __call__(self, block: Block) -> _Counts:
-        halves: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        counts, empty, repaired = [0, 0], 0, 0
-        for text in documents(self.rule.corpus, block):
+    def __call__(self, texts: list[str | None]) -> _Made:
+        parts: dict[str, list[bytes]] = {half: [] for half in HALVES}
+        counts: Counter[str] = Counter()
+        for text in texts:
             if text is None or not text.strip():
-                empty += 1
+                counts["empty"] += 1
                 continue
             try:
                 data = text.encode("utf-8")
             except UnicodeEncodeError:  # halves of surrogate pairs, which JSON may hold
                 text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-                data, repaired = text.encode("utf-8"), repaired + 1
-            half = self._half(data)
+                data = text.encode("utf-8")
+                counts["repaired"] += 1
+            digest = hashlib.blake2b(data, digest_size=8, key=self.key).digest()
+            half = "validation" if int.from_bytes(digest, "little") < self.bound else "train"
+            tokens = np.append(self.pairs.encode(text).numpy(), self.end)
+            parts[half].append(tokens.astype("<u2").tobytes())
             counts[half] += 1
-            halves[half].extend([self.pairs.encode(text).numpy().astype("<u2"), self.end])
-        first, second = (np.concatenate(part).tobytes() if part else b"" for part in halves)
-        return _Counts((first, second), (counts[0], counts[1]), empty, repaired)
-
-    def _half(self, data: bytes) -> int:
-        """0 for training, 1 for validation."""
-        digest = hashlib.blake2b(data, digest_size=8, key=self.key).digest()
-        return int(int.from_bytes(digest, "little") < self.bound)
+        return [b"".join(part) for part in parts.values()], counts
 
 
 def end_of_text(encoder: bytes) -> int:
-    """Number of the token that ends a document."""
-    found = json.loads(encoder).get(MARK.decode())
+    """Return the number of the token that ends a document."""
+    found = json.loads(encoder).get(MARK)
     if found is None:
-        raise InputError(
-            f"encoder.json has no token {MARK.decode()}, which ends every document: expected one"
-        )
+        raise InputError(f"encoder.json has no token {MARK}, which ends every document")
     return int(found)
 
-
-# Several processes
-# -----------------
 
 _encoder: _Encoder  # of a process
 
 
-def _begin(rule: _Rule, folder: Path) -> None:
-    """Make a process ready.
-
-    It reads the byte pairs from the folder. Sent through the pipe of a process that starts, which
-    holds 64 KiB, they would let the first process wait for ever where this one dies before.
-    """
+def _begin(*given: Any) -> None:
+    """Make a process ready; what it is given has to fit into the pipe of a process that starts."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = _Encoder(rule, _pairs(folder))
+    _encoder = _Encoder(*given)
 
 
-def _encoded(block: Block) -> _Counts:
-    return _encoder(block)
+def _encoded(texts: list[str | None]) -> _Made:
+    return _encoder(texts)
 
 
-def _all(rule: _Rule, folder: Path, todo: Sequence[Block], workers: int) -> Iterator[_Counts]:
-    """What the blocks come to, in their order; a few are in memory at a time."""
-    if workers == 1 or not todo:
-        yield from map(_Encoder(rule, _pairs(folder)), todo)
+def _all(given: Any, batches: Iterator[Any], workers: int) -> Generator[tuple[_Made, _Place]]:
+    """Yield what the batches come to, in their order; a few are in memory at a time."""
+    if workers == 1:
+        encoder = _Encoder(*given)
+        yield from ((encoder(texts), end) for texts, end in batches)
         return
-    rule = rule._replace(corpus=replace(rule.corpus, files=()))  # blocks name their files
+    waiting: deque[tuple[Future[_Made], _Place]] = deque()
     advice = "Repeat it with resume (--resume), and fewer workers (--workers)"
-    waiting: deque[Future[_Counts]] = deque()
     with starting_processes("made tokens", advice):
-        processes = pool(min(workers, len(todo)), _begin, rule, folder)
+        processes = pool(workers, _begin, *given)
         try:
-            for block in todo:
-                waiting.append(processes.submit(_encoded, block))
+            for texts, end in batches:
+                waiting.append((processes.submit(_encoded, texts), end))
                 if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                    made, place = waiting.popleft()
+                    yield made.result(), place
+            yield from ((made.result(), place) for made, place in waiting)
         finally:
             processes.shutdown(cancel_futures=True)
 
 
 # The folder
 # ----------
-
-
-class _Half:
-    """One of the two files while it is written."""
-
-    def __init__(self, folder: Path, half: str, kept: dict[str, Any]) -> None:
-        self.final, self.path = folder / HALVES[half], folder / _UNFINISHED[half]
-        self.tokens, self.documents, sha256 = written_part(kept, folder / JOURNAL)
-        self.hash = hashlib.sha256()
-        if not self.path.exists() and self.final.exists():  # a kill came between the last two steps
-            os.replace(self.final, self.path)
-        number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        self.file = os.fdopen(number, "r+b")
-        place, end = 0, 2 * self.tokens
-        while place < end and (part := self.file.read(min(_BLOCK, end - place))):
-            self.hash.update(part)
-            place += len(part)
-        if place < end or self.hash.hexdigest() != sha256:
-            self.file.close()
-            what = "is cut off" if place < end else "is damaged"
-            raise InputError(
-                f"{self.path} {what}: its first {end:,} bytes are not what was written; prepare "
-                "the text again with --overwrite"
-            )
-        self.file.seek(end)
-        self.file.truncate()
-
-    def add(self, tokens: bytes, documents: int) -> None:
-        self.file.write(tokens)
-        self.hash.update(tokens)
-        self.tokens += len(tokens) // 2
-        self.documents += documents
-
-    def commit(self) -> dict[str, Any]:
-        """Put everything on the disk, and say what that is."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return {
-            "tokens": self.tokens,
-            "documents": self.documents,
-            "sha256": self.hash.hexdigest(),
-        }
-
-    def close(self) -> None:
-        with suppress(OSError):  # of a full disk: what counts was put there by `commit`
-            self.file.close()
-
-
-_COUNTS = ("blocks", "empty", "repaired")  # of what was done
-_NOTHING = {"tokens": 0, "documents": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 def prepare_text(
@@ -236,7 +400,6 @@ def prepare_text(
     seed: int = SEED,
     tokenizer: Folder | tuple[bytes, bytes] = None,
     workers: int | None = None,
-    block: int = _BLOCK,
     resume: bool = False,
     overwrite: bool = False,
     show: bool = False,
@@ -251,8 +414,9 @@ def prepare_text(
     Parameters
     ----------
     source : str or path-like
-        A file or a folder of files `.jsonl`, `.parquet`, `.arrow` or `.txt`, or a folder that the
-        library `datasets` saved.
+        A file or a folder of files `.jsonl`, `.parquet`, `.arrow` or `.txt`, in small or capital
+        letters, or a folder that the library `datasets` saved. Lines of JSON and plain text may be
+        packed: `.gz`, `.bz2`, `.lz4`, `.zst`. Hidden files are left out.
     out : str or path-like
         Folder for the token files.
     name : str, default "openwebtext"
@@ -273,10 +437,9 @@ def prepare_text(
     workers : int, optional
         Number of processes; by default one for each core. With 1 none is started. They import the
         script that calls this: there the call stands below ``if __name__ == "__main__":``.
-    block : int, default 4194304
-        Bytes of text that a process takes at a time.
     resume : bool, default False
-        Continue what an earlier call left in `out`, to the same bytes.
+        Continue what an earlier call left in `out`, to the same bytes. The files of the text must
+        have their names, sizes and times of change.
     overwrite : bool, default False
         Replace the token files in `out`.
     show : bool, default False
@@ -310,44 +473,49 @@ def prepare_text(
         if begins is not None or label != "begins":
             given_text(word, label)
     resume, overwrite = switch(resume, "resume"), switch(overwrite, "overwrite")
-    show = switch(show, "show")
     if resume and overwrite:
         raise InputError("resume keeps what overwrite would delete: give one of the two")
-    share = number(validation, "validation", 0)
+    share, seed = number(validation, "validation", 0), whole(seed, "seed", 0)
     if not 0 < share < 1:
         raise InputError(f"validation is {validation}: expected a share between 0 and 1")
-    seed, block = whole(seed, "seed", 0), whole(block, "block")
     workers = whole(_cores() if workers is None else workers, "workers")
     if workers > 1:
         check_main_guard()
     folder, corpus = path_of(out, "out"), find(path_of(source, "source"), column, begins)
-    given = tokenizer if isinstance(tokenizer, tuple) else _pairs(tokenizer)
-    vocabulary, end = BytePairs(*given).vocabulary, end_of_text(given[0])
+    if isinstance(tokenizer, tuple):
+        pairs = tokenizer
+    else:
+        pairs = gpt2_pairs() if tokenizer is None else read_pairs(path_of(tokenizer, "tokenizer"))
+    vocabulary = BytePairs(*pairs).vocabulary
     if vocabulary > MOST:
         raise InputError(
             f"the tokenizer has {vocabulary:,} tokens, and a token file has two bytes for "
             f"each: expected at most {MOST:,}"
         )
-    rule = _Rule(corpus, share, seed)
-    setting = _setting(rule, given, name, block) | {"vocabulary": vocabulary, "end_of_text": end}
-    with ExitStack() as stack:
-        stack.enter_context(_claimed(folder))
-        stack.enter_context(_disk(folder))
-        if not _whole(folder, setting, resume=resume, overwrite=overwrite):
-            _prepare(folder, rule, given, setting, block, workers, show)
+    found = [(file.name, os.stat(file)) for file in corpus.files]
+    digests = [hashlib.sha256(content).hexdigest() for content in pairs]
+    setting = {  # what the files depend on
+        "name": name,
+        "kind": corpus.kind,
+        "column": column,
+        "begins": begins,
+        "share": share,
+        "seed": seed,
+        "source_files": len(found),
+        "source_bytes": sum(status.st_size for _, status in found),
+        "tokenizer": dict(zip(PAIRS, digests, strict=True)),
+        "vocabulary": vocabulary,
+        "end_of_text": end_of_text(pairs[0]),
+    }
+    # The times are for the journal alone: copies of a text give the same files.
+    listing = [[file, status.st_size, status.st_mtime_ns] for file, status in found]
+    with _claimed(folder):
+        done = _done(folder, setting, listing, resume, overwrite)
+        if done is not None:
+            for file, content in zip(PAIRS, pairs, strict=True):
+                replace_file(folder / file, partial(Path.write_bytes, data=content))
+            _prepare(folder, corpus, setting, done, workers, switch(show, "show"))
     return TokenFiles(folder)
-
-
-def _pairs(folder: Folder) -> tuple[bytes, bytes]:
-    """The byte pairs of a folder, or those of GPT-2."""
-    if folder is None:
-        return gpt2_pairs()
-    contents = []
-    for name in PAIRS:
-        path = path_of(folder, "tokenizer") / name
-        with opened(path, "byte pairs as GPT-2's") as file:
-            contents.append(read_whole(file, path))
-    return contents[0], contents[1]
 
 
 def _cores() -> int:
@@ -355,65 +523,30 @@ def _cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _setting(rule: _Rule, pairs: tuple[bytes, bytes], name: str, block: int) -> dict[str, Any]:
-    """All that the files and the journal depend on."""
-    files = [(file, os.stat(file)) for file in rule.corpus.files]
-    # The time of change is for the journal: copies of a text give the same files.
-    listing = [[file.name, found.st_size, found.st_mtime_ns] for file, found in files]
-    return {
-        "name": name,
-        "kind": rule.corpus.kind,
-        "column": rule.corpus.column,
-        "begins": rule.corpus.begins,
-        "share": rule.share,
-        "seed": rule.seed,
-        "source_files": len(files),
-        "source_bytes": sum(found.st_size for _, found in files),
-        "tokenizer": {
-            file: hashlib.sha256(content).hexdigest()
-            for file, content in zip(PAIRS, pairs, strict=True)
-        },
-        "listing": hashlib.sha256(json.dumps(listing).encode()).hexdigest(),
-        "block": block,
-    }
-
-
-_OF_JOURNAL = ("listing", "block")  # settings that do not change the files
-
-
 @contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep other preparations out of it; take it away if it stays empty."""
+    """Make the folder, and keep other preparations out of it."""
     try:
         made, lock = claim_folder(folder)
+        with released(made, lock):
+            remove_drafts(folder, (*PAIRS, INDEX, JOURNAL))
+            yield
     except BlockingIOError:
         raise InputError(
             f"another preparation is running in {folder}: wait for it, stop it, or choose another "
             "folder"
         ) from None
-    except OSError as error:
-        raise InputError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
-    with released(made, lock):
-        remove_drafts(folder, _NAMES)
-        yield
-
-
-@contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """A disk that is full or fails becomes a message that says how to continue."""
-    try:
-        yield
-    except InputError:
-        raise
-    except OSError as error:
+    except OSError as error:  # of a disk that is full, among others
         raise InputError(
             f"cannot write into {folder}: {error.strerror or error}; what was finished is kept: "
             "free space, and give the same command with --resume"
         ) from None
 
 
-def _whole(folder: Path, setting: dict[str, Any], *, resume: bool, overwrite: bool) -> bool:
-    """Whether the folder holds finished files, to be kept; `overwrite` makes it free first.
+def _done(
+    folder: Path, setting: dict[str, Any], listing: list[Any], resume: bool, overwrite: bool
+) -> dict[str, Any] | None:
+    """Return the listing and what is done of a preparation; None of one that is finished.
 
     Raises
     ------
@@ -421,135 +554,98 @@ def _whole(folder: Path, setting: dict[str, Any], *, resume: bool, overwrite: bo
         For files of others, an earlier preparation without `resume` or `overwrite`, and one with
         other settings.
     """
-    there = [file for name in _NAMES if os.path.lexists(file := folder / name)]
-    if not there:
-        return False
-    for file in there:
-        if file.is_symlink() or not file.is_file():
-            raise InputError(f"{file} is no regular file: move it away, or choose another folder")
-    known = next((f for name in (INDEX, JOURNAL) if (f := folder / name) in there), None)
-    if known is None:
+    names = (INDEX, JOURNAL, *HALVES.values(), *PAIRS)
+    there = [file for name in names if os.path.lexists(file := folder / name)]
+    found = read_document(there[0], "an index of token files") if there else {}
+    if there and not resume and not overwrite:
         raise InputError(
-            f"{there[0]} is there and was not written by wflow: move it away, or choose another "
-            "folder"
+            f"{there[0]} exists: add --resume to continue, --overwrite to replace the token files, "
+            "or choose another --out"
         )
-    if overwrite:
-        _own(known)
-        for file in sorted(there, key=lambda file: file == known):  # by which they are known
-            file.unlink()
-        return False
-    if not resume:
-        raise InputError(
-            f"{known} exists: add --resume to continue, --overwrite to replace the token files, or "
-            "choose another --out"
-        )
-    found = read_document(known, "a preparation of token files")
-    asked = setting if known.name == JOURNAL else _lasting(setting)
-    kept = found.get("setting") if known.name == JOURNAL else found
-    differ = [key for key in asked if not isinstance(kept, dict) or kept.get(key) != asked[key]]
-    if differ:
-        raise InputError(
-            f"{folder} holds token files that differ in {', '.join(differ)} (listing: the files "
-            "were changed): give the settings they were made with, --overwrite in the place of "
-            "--resume, or another --out"
-        )
-    if known.name == INDEX:
-        (folder / JOURNAL).unlink(missing_ok=True)  # a kill came before the last step
-    return known.name == INDEX
+    if there and resume:
+        finished = there[0].name == INDEX
+        asked = setting if finished else setting | {"listing": listing}
+        differ = [key for key, value in asked.items() if found.get(key) != value]
+        if differ:
+            raise InputError(
+                f"{folder} holds token files that differ in {', '.join(differ)} (listing: the "
+                "files were changed): give the settings they were made with, --overwrite in the "
+                "place of --resume, or another --out"
+            )
+        if finished:
+            (folder / JOURNAL).unlink(missing_ok=True)  # a kill came before the last step
+        return None if finished else {key: found[key] for key in ("listing", *_NOTHING)}
+    for file in reversed(there):  # that by which they are known is the last
+        file.unlink()
+    return {"listing": listing} | _NOTHING
 
 
-def _own(file: Path) -> None:
-    """Raise InputError unless wflow wrote an index or a journal, damaged or not."""
-    try:
-        with opened(file, "an index of token files") as whole:
-            mine = SCHEMA.encode() in whole.read(LARGEST_JSON)
-    except (OSError, InputError):
-        mine = False
-    if not mine:
-        raise InputError(f"{file} was not written by wflow: move it away, or choose another folder")
+_NOTHING = {"end": (0, 0, 0), "bytes": (0, 0), "counts": {}}
 
 
-def _lasting(setting: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in setting.items() if key not in _OF_JOURNAL}
-
-
-def _document(**content: Any) -> bytes:
+def _write_document(path: Path, content: dict[str, Any]) -> None:
     document = {"schema": SCHEMA, "wflow": __version__} | content
     document["sha256"] = digest_of(document)
-    return (json.dumps(document, indent=1) + "\n").encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    replace_file(path, lambda draft: draft.write_bytes(content))
+    text = json.dumps(document, indent=1) + "\n"
+    replace_file(path, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 def _prepare(
     folder: Path,
-    rule: _Rule,
-    pairs: tuple[bytes, bytes],
+    corpus: Corpus,
     setting: dict[str, Any],
-    size: int,
+    done: dict[str, Any],
     workers: int,
     show: bool,
 ) -> None:
-    """Write what is missing."""
-    journal = folder / JOURNAL
-    todo = blocks(rule.corpus, size)
-    if not journal.exists():
-        kept: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
-        kept |= {half: _NOTHING for half in HALVES}
-        _write(journal, _document(setting=setting, **kept))
-    for file, content in zip(PAIRS, pairs, strict=True):
-        _write(folder / file, content)
-    kept = read_document(journal, "the journal of a preparation")
-    done, empty, repaired = (whole(field(kept, key, int, journal), key, 0) for key in _COUNTS)
+    """Write what is missing, and the journal of what is done every few seconds."""
+    sizes = [size for _, size, _ in done["listing"]]
+    workers = min(workers, 1 + (sum(sizes) - done["end"][2]) // _BATCH)
+
+    def commit() -> None:
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
+        _write_document(folder / JOURNAL, setting | done)
+
     with ExitStack() as stack:
-        halves = {half: _Half(folder, half, field(kept, half, dict, journal)) for half in HALVES}
-        for part in halves.values():
-            stack.callback(part.close)
-
-        def commit() -> dict[str, Any]:
-            found: dict[str, Any] = {half: part.commit() for half, part in halves.items()}
-            counts = dict(zip(_COUNTS, (done, empty, repaired), strict=True))
-            _write(journal, _document(setting=setting, **counts, **found))
-            return found
-
-        advance = stack.enter_context(
-            progress(sum(one.size for one in todo), f"preparing {setting['name']}", enabled=show)
-        )
-        if done:
-            advance(sum(one.size for one in todo[:done]))
-        results = _all(rule, folder, todo[done:], workers)
-        stack.callback(results.close)  # type: ignore[attr-defined]
+        files = [stack.enter_context(open(folder / name, "ab")) for name in HALVES.values()]
+        for file, size in zip(files, done["bytes"], strict=True):
+            if file.tell() < size:
+                raise InputError(
+                    f"{file.name} is cut off: expected the {size:,} bytes that were written; "
+                    "prepare the text again with --overwrite"
+                )
+            file.truncate(size)
+        commit()
         last = time.monotonic()
-        for one, counts in zip(todo[done:], results, strict=True):
-            for part, tokens, number_ in zip(
-                halves.values(), counts.tokens, counts.documents, strict=True
-            ):
-                part.add(tokens, number_)
-            done, empty, repaired = done + 1, empty + counts.empty, repaired + counts.repaired
+        label = f"preparing {setting['name']}"
+        advance = stack.enter_context(progress(sum(sizes), label, enabled=show))
+        advance(done["end"][2])
+        given = (folder, setting["share"], setting["seed"])
+        results = _all(given, _batches(corpus, sizes, done["end"]), workers)
+        for (tokens, counts), end in stack.enter_context(closing(results)):
+            for file, part in zip(files, tokens, strict=True):
+                file.write(part)
+            advance(end[2] - done["end"][2])
+            done["counts"] = Counter(done["counts"]) + counts
+            done |= {"end": end, "bytes": [file.tell() for file in files]}
             if time.monotonic() - last > _COMMIT:
                 commit()
                 last = time.monotonic()
-            advance(one.size)
-        found = commit()
-    if not any(part.documents for part in halves.values()):
-        raise InputError(
-            f"the {len(rule.corpus.files)} file(s) of the text hold no document that is not empty"
-            + (f" ({empty:,} are empty)" if empty else "")
-            + ": give another source, with --overwrite"
-        )
-    for half, part in halves.items():
-        if not part.tokens:
+        commit()
+    counts, parts = Counter(done["counts"]), {}
+    for (half, name), size in zip(HALVES.items(), done["bytes"], strict=True):
+        if not counts[half]:
             raise InputError(
-                f"no document fell into the {half} part, of "
-                f"{sum(p.documents for p in halves.values())}: take another share or seed "
-                "(--validation, --seed), with --overwrite"
+                f"of {counts['train'] + counts['validation']:,} documents ({counts['empty']:,} "
+                f"more are empty) none fell into the {half} part: take another share or seed "
+                "(--validation, --seed), or another source, with --overwrite"
             )
-    for part in halves.values():
-        os.replace(part.path, part.final)
-    lasting = _lasting(setting)
-    total = {"documents": sum(part.documents for part in halves.values())}
-    index = _document(**lasting, **total, empty=empty, repaired=repaired, files=found)
-    _write(folder / INDEX, index)
-    journal.unlink()
+        with open(folder / name, "rb") as whole_part:
+            digest = hashlib.file_digest(whole_part, "sha256").hexdigest()
+        parts[half] = {"tokens": size // 2, "documents": counts[half], "sha256": digest}
+    index = {"documents": counts["train"] + counts["validation"]}
+    index |= {key: counts[key] for key in ("empty", "repaired")}
+    _write_document(folder / INDEX, setting | index | {"files": parts})
+    (folder / JOURNAL).unlink()

@@ -282,7 +282,9 @@ class TokenFiles:
         for key in PAIRS:
             field(field(found, "tokenizer", dict, index), key, str, index)
         files = field(found, "files", dict, index)
-        parts = [written_part(field(files, half, dict, index), index) for half in HALVES]
+        parts = [field(files, half, dict, index) for half in HALVES]
+        for part in parts:
+            _count(part, "documents", index)
         if vocabulary is not None and whole(vocabulary, "vocabulary") != self.vocabulary:
             raise InputError(
                 f"{folder} holds tokens of a vocabulary of {self.vocabulary:,}, and the network's "
@@ -290,8 +292,13 @@ class TokenFiles:
                 "the network"
             )
         self.train, self.validation = (
-            TokenFile(place / name, vocabulary=self.vocabulary, tokens=tokens, sha256=sha256)
-            for name, (tokens, _, sha256) in zip(HALVES.values(), parts, strict=True)
+            TokenFile(
+                place / name,
+                vocabulary=self.vocabulary,
+                tokens=_count(part, "tokens", index),
+                sha256=field(part, "sha256", str, index),
+            )
+            for name, part in zip(HALVES.values(), parts, strict=True)
         )
 
     @property
@@ -317,16 +324,14 @@ class TokenFiles:
         InputError
             For a tokenizer that was changed, or without the package tokenizers.
         """
-        contents = []
-        for name in PAIRS:
-            with opened(self._folder / name, "the tokenizer of the token files") as file:
-                contents.append(read_whole(file, self._folder / name))
-            if hashlib.sha256(contents[-1]).hexdigest() != self.description["tokenizer"][name]:
+        pairs = read_pairs(self._folder)
+        for name, content in zip(PAIRS, pairs, strict=True):
+            if hashlib.sha256(content).hexdigest() != self.description["tokenizer"][name]:
                 raise InputError(
                     f"{self._folder / name} is not the file that made the tokens: copy the folder "
                     "again"
                 )
-        return BytePairs(*contents)
+        return BytePairs(*pairs)
 
     def verify(self, *, show: bool = False) -> None:
         """Compare both parts with their checksums, which reads all of them.
@@ -345,10 +350,13 @@ class TokenFiles:
         self.validation.verify(show=show)
 
 
-def written_part(found: Mapping[str, Any], where: Path) -> tuple[int, int, str]:
-    """Tokens, documents and SHA-256 of one of the two files, as index and journal hold them."""
-    counts = [_count(found, key, where) for key in ("tokens", "documents")]
-    return counts[0], counts[1], field(found, "sha256", str, where)
+def read_pairs(folder: Path) -> tuple[bytes, bytes]:
+    """Read the contents of encoder.json and vocab.bpe in a folder."""
+    contents = []
+    for name in PAIRS:
+        with opened(folder / name, "byte pairs as GPT-2's") as file:
+            contents.append(read_whole(file, folder / name))
+    return contents[0], contents[1]
 
 
 def _count(

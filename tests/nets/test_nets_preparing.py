@@ -222,16 +222,16 @@ def every_batch(monkeypatch):
 
 def cut_off(monkeypatch, source, out, batches, **options):
     """A preparation that ends after some batches."""
-    real, seen = preparing._Encoder.__call__, []
+    real, seen = preparing._encode, []
 
-    def encode(self, texts):
+    def encode(*given):
         if len(seen) == batches:
             raise Power
-        seen.append(texts)
-        return real(self, texts)
+        seen.append(given)
+        return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing._Encoder, "__call__", encode)
+        patch.setattr(preparing, "_encode", encode)
         with pytest.raises(Power):
             prepare(source, out, **options)
 
@@ -255,9 +255,9 @@ def test_a_preparation_that_was_cut_off_continues_to_the_same_bytes(
         prepare(source, out)
     with open(out / "train.bin", "ab") as file:
         file.write(b"not in the journal")
-    calls, real = [], preparing._Encoder.__call__
+    calls, real = [], preparing._encode
     monkeypatch.setattr(
-        preparing._Encoder, "__call__", lambda self, texts: calls.extend(texts) or real(self, texts)
+        preparing, "_encode", lambda *given: calls.extend(given[-1]) or real(*given)
     )
     prepare(source, out, resume=True)
     assert bytes_of(out) == whole
@@ -434,17 +434,17 @@ def test_a_process_that_dies_while_it_starts_is_an_error_and_no_end_of_waiting(t
 
 def test_of_two_preparations_at_once_one_is_refused(tmp_path, monkeypatch):
     source, out = write(tmp_path / "texts"), tmp_path / "out"
-    real, said = preparing._Encoder.__call__, []
+    real, said = preparing._encode, []
 
-    def encode(self, texts):
+    def encode(*given):
         if not said:
             said.append("")
             with pytest.raises(InputError, match="preparation") as caught:
                 prepare(source, out, resume=True)
             said[0] = str(caught.value)
-        return real(self, texts)
+        return real(*given)
 
-    monkeypatch.setattr(preparing._Encoder, "__call__", encode)
+    monkeypatch.setattr(preparing, "_encode", encode)
     prepare(source, out).verify()
     assert str(out) in said[0]
 

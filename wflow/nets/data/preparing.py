@@ -29,7 +29,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
@@ -235,9 +235,12 @@ def _unpacked(file: Path, raw: BufferedReader) -> BufferedReader:
 
 
 def _parquet(corpus: Corpus, _: Path, raw: BufferedReader) -> Iterator[Any]:
+    size, rows = os.fstat(raw.fileno()).st_size, 0
     with _arrow_library("parquet").ParquetFile(raw) as table:
         _check_column(corpus, table.schema_arrow.names)
         for batch in table.iter_batches(_ROWS, columns=[corpus.column], use_threads=False):
+            rows += len(batch)
+            raw.seek(size * rows // table.metadata.num_rows)  # for the progress
             yield from _values(corpus, batch)
 
 
@@ -313,33 +316,54 @@ def _batches(corpus: Corpus, sizes: list[int], done: _Place) -> Iterator[tuple[l
 _Made = tuple[list[bytes], Counter[str]]
 
 
-class _Encoder:
-    """Turns documents into tokens, in any process."""
+@lru_cache(1)
+def _tokenizer(folder: Path, *digests: str) -> BytePairs:
+    """Read the byte pairs of a folder, whose digests are given, once in each process."""
+    return BytePairs(*read_pairs(folder))
 
-    def __init__(self, folder: Path, share: float, seed: int) -> None:
-        pairs = read_pairs(folder)
-        self.pairs, self.end = BytePairs(*pairs), end_of_text(pairs[0])
-        self.bound, self.key = int(share * 2**64), seed.to_bytes(8, "little")
 
-    def __call__(self, texts: list[str | None]) -> _Made:
-        parts: dict[str, list[bytes]] = {half: [] for half in HALVES}
-        counts: Counter[str] = Counter()
-        for text in texts:
-            if text is None or not text.strip():
-                counts["empty"] += 1
-                continue
-            try:
-                data = text.encode("utf-8")
-            except UnicodeEncodeError:  # halves of surrogate pairs, which JSON may hold
-                text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-                data = text.encode("utf-8")
-                counts["repaired"] += 1
-            digest = hashlib.blake2b(data, digest_size=8, key=self.key).digest()
-            half = "validation" if int.from_bytes(digest, "little") < self.bound else "train"
-            tokens = np.append(self.pairs.encode(text).numpy(), self.end)
-            parts[half].append(tokens.astype("<u2").tobytes())
-            counts[half] += 1
-        return [b"".join(part) for part in parts.values()], counts
+def _encode(folder: Path, setting: dict[str, Any], texts: list[str | None]) -> _Made:
+    """Turn documents into tokens, in any process."""
+    pairs = _tokenizer(folder, *setting["tokenizer"].values())
+    bound, key = int(setting["share"] * 2**64), setting["seed"].to_bytes(8, "little")
+    parts: dict[str, list[bytes]] = {half: [] for half in HALVES}
+    counts: Counter[str] = Counter()
+    for text in texts:
+        if text is None or not text.strip():
+            counts["empty"] += 1
+            continue
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:  # halves of surrogate pairs, which JSON may hold
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            data = text.encode("utf-8")
+            counts["repaired"] += 1
+        digest = hashlib.blake2b(data, digest_size=8, key=key).digest()
+        half = "validation" if int.from_bytes(digest, "little") < bound else "train"
+        tokens = np.append(pairs.encode(text).numpy(), setting["end_of_text"])
+        parts[half].append(tokens.astype("<u2").tobytes())
+        counts[half] += 1
+    return [b"".join(part) for part in parts.values()], counts
+
+
+def _all(encode: Any, batches: Iterator[Any], workers: int) -> Generator[tuple[_Made, _Place]]:
+    """Yield what the batches come to, in their order; a few are in memory at a time."""
+    if workers == 1:
+        yield from ((encode(texts), end) for texts, end in batches)
+        return
+    waiting: deque[tuple[Future[_Made], _Place]] = deque()
+    advice = "Repeat it with resume (--resume), and fewer workers (--workers)"
+    with starting_processes("made tokens", advice):
+        processes = pool(workers, os.putenv, "TOKENIZERS_PARALLELISM", "false")
+        try:
+            for texts, end in batches:
+                waiting.append((processes.submit(encode, texts), end))
+                if len(waiting) > 2 * workers:
+                    made, place = waiting.popleft()
+                    yield made.result(), place
+            yield from ((made.result(), place) for made, place in waiting)
+        finally:
+            processes.shutdown(cancel_futures=True)
 
 
 def end_of_text(encoder: bytes) -> int:
@@ -348,41 +372,6 @@ def end_of_text(encoder: bytes) -> int:
     if found is None:
         raise InputError(f"encoder.json has no token {MARK}, which ends every document")
     return int(found)
-
-
-_encoder: _Encoder  # of a process
-
-
-def _begin(*given: Any) -> None:
-    """Make a process ready; what it is given has to fit into the pipe of a process that starts."""
-    global _encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = _Encoder(*given)
-
-
-def _encoded(texts: list[str | None]) -> _Made:
-    return _encoder(texts)
-
-
-def _all(given: Any, batches: Iterator[Any], workers: int) -> Generator[tuple[_Made, _Place]]:
-    """Yield what the batches come to, in their order; a few are in memory at a time."""
-    if workers == 1:
-        encoder = _Encoder(*given)
-        yield from ((encoder(texts), end) for texts, end in batches)
-        return
-    waiting: deque[tuple[Future[_Made], _Place]] = deque()
-    advice = "Repeat it with resume (--resume), and fewer workers (--workers)"
-    with starting_processes("made tokens", advice):
-        processes = pool(workers, _begin, *given)
-        try:
-            for texts, end in batches:
-                waiting.append((processes.submit(_encoded, texts), end))
-                if len(waiting) > 2 * workers:
-                    made, place = waiting.popleft()
-                    yield made.result(), place
-            yield from ((made.result(), place) for made, place in waiting)
-        finally:
-            processes.shutdown(cancel_futures=True)
 
 
 # The folder
@@ -622,8 +611,8 @@ def _prepare(
         label = f"preparing {setting['name']}"
         advance = stack.enter_context(progress(sum(sizes), label, enabled=show))
         advance(done["end"][2])
-        given = (folder, setting["share"], setting["seed"])
-        results = _all(given, _batches(corpus, sizes, done["end"]), workers)
+        encode = partial(_encode, folder, setting)
+        results = _all(encode, _batches(corpus, sizes, done["end"]), workers)
         for (tokens, counts), end in stack.enter_context(closing(results)):
             for file, part in zip(files, tokens, strict=True):
                 file.write(part)

@@ -666,6 +666,8 @@ def test_an_edited_index_is_refused(tmp_path, whole):
     (out / INDEX).write_text(json.dumps(found))
     with pytest.raises(InputError, match="was edited"):
         nets.data.TokenFiles(out)
+    prepare(tmp_path / "texts", out, overwrite=True)
+    assert bytes_of(out) == whole
     found["vocabulary"] -= 1
     for name, value in (("vocabulary", None), ("end_of_text", "0"), ("documents", -1)):
         (out / INDEX).write_text(json.dumps(resealed(found | {name: value})))

@@ -545,7 +545,12 @@ def _done(
     """
     names = (INDEX, JOURNAL, *HALVES.values(), *PAIRS)
     there = [file for name in names if os.path.lexists(file := folder / name)]
-    found = read_document(there[0], "an index of token files") if there else {}
+    if there and overwrite:  # what is damaged is replaced, too
+        with opened(there[0], "an index of token files") as known:
+            if SCHEMA.encode() not in known.read(1 << 20):
+                raise InputError(f"{there[0]} was not written by wflow: move it away")
+    elif there:
+        found = read_document(there[0], "an index of token files")
     if there and not resume and not overwrite:
         raise InputError(
             f"{there[0]} exists: add --resume to continue, --overwrite to replace the token files, "

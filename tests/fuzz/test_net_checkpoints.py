@@ -1,4 +1,4 @@
-"""Damaged checkpoints and files of weights: refused with one message, or loaded bit by bit."""
+"""Damaged checkpoints, files of weights and JSON documents: refused with one message, or read."""
 
 import contextlib
 import copy
@@ -6,8 +6,6 @@ import hashlib
 import json
 import random
 import sys
-import warnings
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,21 +18,8 @@ from trainings import Points, crash, network, run  # noqa: E402
 from wflow import InputError, nets  # noqa: E402
 from wflow.nets import train  # noqa: E402
 from wflow.nets.data import preparing, token_files  # noqa: E402
-from wflow.nets.training import checkpoint as checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def bits(value):
-    """What a file holds, with types and bits, to be compared; written apart from the package."""
-    if isinstance(value, torch.Tensor):
-        raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return str(value.dtype), tuple(value.shape), raw
-    if isinstance(value, dict):
-        return {(type(key), key): bits(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value), [bits(entry) for entry in value]
-    return type(value), repr(value)
 
 
 @pytest.fixture(scope="module")
@@ -47,60 +32,30 @@ def files(tmp_path_factory):
     return {name: (folder / name).read_bytes() for name in (train.CHECKPOINT, "weights.pt")}
 
 
-def loaded(path):
-    """Bits of what is loaded; None where the file is refused with one message in one line."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "no digests" is not what a damaged file may pass with
-        try:
-            return bits(checkpoints.read(path))
-        except InputError as error:
-            assert str(path) in str(error) and len(str(error).splitlines()) == 1
-            return None
-
-
 @pytest.mark.parametrize("name", [train.CHECKPOINT, "weights.pt"])
-def test_a_flipped_bit_is_refused_or_changes_nothing(name, files, tmp_path, cases):
+def test_a_file_with_a_flipped_bit_or_a_missing_end_is_refused(name, files, tmp_path, cases):
     whole, path, rng = files[name], tmp_path / name, random.Random(13)
-    path.write_bytes(whole)
-    before = loaded(path)
-    assert before is not None
-    refused = 0
-    count = cases(60, 400)
-    for case in range(count):
+    for number in range(cases(80, 600)):
         place = rng.randrange(8 * len(whole))
-        flipped = bytearray(whole)
-        flipped[place // 8] ^= 1 << place % 8
-        path.write_bytes(flipped)
-        found = loaded(path)
-        assert found in (None, before), f"case {case}: bit {place} passed"
-        refused += found is None
-    assert refused > count / 3  # the others are padding and fields that nobody reads
-
-
-def test_every_flipped_bit_of_a_record_is_refused(files, tmp_path, cases):
-    """Not in the padding between them: in tensors, and in the words and numbers beside them."""
-    whole, path, rng = files[train.CHECKPOINT], tmp_path / train.CHECKPOINT, random.Random(7)
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged if number % 4 else whole[: place // 8])
+        with pytest.raises(InputError) as error:
+            train.load_model(path, network())
+        assert str(path) in str(error.value) and len(str(error.value).splitlines()) == 1
     path.write_bytes(whole)
-    before = loaded(path)
-    with zipfile.ZipFile(path) as archive:
-        records = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    tensors = {name: raw for name, raw in records.items() if "/data/" in name}
-    pickled = {name: raw for name, raw in records.items() if name.endswith("data.pkl")}
-    for number in range(cases(60, 400)):
-        name, raw = rng.choice(list((tensors if number % 2 else pickled).items()))
-        place = rng.randrange(8 * len(raw))
-        flipped = bytearray(whole)
-        flipped[whole.index(raw) + place // 8] ^= 1 << place % 8
-        path.write_bytes(flipped)
-        # Memo numbers of the pickle that nobody asks for may change; values may not.
-        found = loaded(path)
-        assert found is None or (found == before and not number % 2), (name, place)
+    train.load_model(path, network())
 
 
-def test_a_resumed_training_takes_a_flipped_file_bit_by_bit_or_not_at_all(files, tmp_path, cases):
-    whole, rng = files[train.CHECKPOINT], random.Random(5)
+def test_a_flipped_bit_in_a_file_of_an_earlier_version_is_refused_or_changes_nothing(
+    files, tmp_path, cases
+):
+    path, rng = tmp_path / train.CHECKPOINT, random.Random(5)
+    path.write_bytes(files[train.CHECKPOINT])
+    content = torch.load(path, weights_only=True)
+    torch.save(content | {"format": "wflow-training/3"}, path)
+    whole, refused, count = path.read_bytes(), 0, cases(12, 60)
     curve = run()[1]["loss"].values.tobytes()
-    refused, count = 0, cases(12, 60)
     for case in range(count):
         folder = tmp_path / str(case)
         folder.mkdir()
@@ -114,63 +69,7 @@ def test_a_resumed_training_takes_a_flipped_file_bit_by_bit_or_not_at_all(files,
             refused += 1
         else:
             assert found == curve, f"bit {place} changed the curve"
-    assert refused
-
-
-@pytest.mark.parametrize("name", [train.CHECKPOINT, "weights.pt"])
-def test_a_truncated_file_is_refused(name, files, tmp_path, cases):
-    whole, path, rng = files[name], tmp_path / name, random.Random(1)
-    for _ in range(cases(20, 100)):
-        path.write_bytes(whole[: rng.randrange(len(whole))])
-        assert loaded(path) is None
-
-
-VALUES = [
-    None, True, False, 0, 1, 2, 8, 12, -1, 2**40, 10**9, 10**30, 0.5, 1e308, "", "GPT", "block",
-    "12", [], [8], {}, {"network": "GPT"}, {"network": "ViT", "arguments": {}}, [[1, 2], 3],
-]  # fmt: skip
-
-
-def places(tree, above=()):
-    """Paths of all entries of a configuration."""
-    for key, value in tree.items():
-        yield (*above, key)
-        if isinstance(value, dict):
-            yield from places(value, (*above, key))
-
-
-def test_an_edited_configuration_gives_a_network_of_these_weights_or_one_message(tmp_path, cases):
-    torch.manual_seed(0)
-    gpt = nets.GPT(vocabulary=9, context=8, width=12, depth=2, heads=3)
-    gpt.body = nets.ContinuousTransformer(gpt.body, steps=3)
-    path, rng = tmp_path / "gpt.pt", random.Random(11)
-    train.save_model(path, gpt)
-    whole = torch.load(path, weights_only=True)
-    whole.pop("digests")
-    restored = 0
-    for case in range(cases(80, 600)):
-        config = json.loads(whole["network"])
-        for _ in range(rng.choice((1, 1, 2))):
-            *above, last = rng.choice([*places(config), ("network",)])
-            inside = config
-            for key in above:
-                inside = inside[key]
-            act = rng.randrange(4)
-            if act == 0:
-                inside.pop(last, None)
-            elif act == 1:
-                inside[rng.choice(("extra", "self", "blocks", "body"))] = rng.choice(VALUES)
-            else:
-                inside[last] = copy.deepcopy(rng.choice(VALUES))
-        torch.save(checkpoints.sealed(whole | {"network": json.dumps(config)}), path)
-        try:
-            found = train.restore(path)
-        except InputError as error:
-            assert str(path) in str(error) and len(str(error).splitlines()) == 1
-        else:
-            restored += 1
-            assert bits(dict(found.state_dict())) == bits(whole["model"]), f"case {case}: {config}"
-    assert restored  # steps, dropout and the like may be others
+    assert refused > count / 2  # the others are padding and fields that nobody reads
 
 
 # Fields of JSON files

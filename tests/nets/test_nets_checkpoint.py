@@ -1,11 +1,12 @@
-"""Checkpoints that were damaged, edited, or written for a network with other options."""
+"""Files of trainings and networks: damaged ones, those of earlier versions, other trainings."""
 
-import copy
 import json
+import pickle
 import tomllib
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,256 +18,107 @@ from wflow import InputError  # noqa: E402
 from wflow._core import memory  # noqa: E402
 from wflow.nets import checks, train  # noqa: E402
 from wflow.nets.models.gpt import GPT  # noqa: E402
-from wflow.nets.training.checkpoint import digests, sealed  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def edited(path, **changes):
-    """A changed file whose digests were computed again."""
-    content = torch.load(path, weights_only=True) | changes
-    content.pop("digests", None)
-    torch.save(sealed(content), path)
+class Hostile:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
 
 
-def missing(field, *names):
-    """What the checkpoint of `run` holds under a name, less some of it."""
-    return lambda saved: {field: {k: v for k, v in saved[field].items() if k not in names}}
+def flipped(place):
+    """Change one bit at a share of the file, or at a number of bytes from its end."""
+
+    def damage(path):
+        raw = bytearray(path.read_bytes())
+        raw[int(place * len(raw)) if 0 < place < 1 else place] ^= 4
+        path.write_bytes(raw)
+
+    return damage
 
 
-def weights(changes):
-    """Other weights than the checkpoint of `run` holds."""
-    return lambda saved: {"model": saved["model"] | changes}
+def cut(size):
+    return lambda path: path.write_bytes(path.read_bytes()[:size])
 
 
-def recorded(**changes):
-    """Another history than the checkpoint of `run` holds."""
-    return lambda saved: {"history": saved["history"] | changes}
+def saved_again(change):
+    """Load the contents, and write them by torch alone."""
+
+    def damage(path):
+        torch.save(change(torch.load(path, weights_only=True)), path)
+
+    return damage
 
 
-def moved(place, **changes):
-    """Another state of the optimiser at a parameter; a function takes the state that was there."""
-
-    def change(saved):
-        optimizer = copy.deepcopy(saved["optimizer"])
-        state = optimizer["state"][place]
-        for name, value in changes.items():
-            state[name] = value(state[name]) if callable(value) else value
-        return {"optimizer": optimizer}
-
-    return change
+def packed(path):
+    with zipfile.ZipFile(path) as whole:
+        records = {entry.filename: whole.read(entry) for entry in whole.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in records.items():
+            archive.writestr(name, raw)
 
 
-def states(change):
-    """Other entries in the state of the optimiser: change(entries)."""
-
-    def changed(saved):
-        optimizer = copy.deepcopy(saved["optimizer"])
-        change(optimizer["state"])
-        return {"optimizer": optimizer}
-
-    return changed
-
-
-def tampered(values):
-    """A tensor whose first entry is below zero."""
-    return torch.full_like(values, 1.0).index_fill(0, torch.tensor([0]), -1.0)
-
-
-@pytest.mark.parametrize(
-    ("words", "change"),
-    [
-        ("KeyError: 'rows'", lambda saved: {"history": {}}),
-        ("its history is int", lambda saved: {"history": 3}),
-        ("KeyError: 'places'", missing("history", "places")),
-        ("rows of history", lambda saved: {"step": saved["step"] - 1}),
-        ("its step is float", lambda saved: {"step": 12.0}),
-        ("damaged", lambda saved: {"history": saved["history"] | {"columns": ["loss"]}}),
-        ("damaged", lambda saved: {"history": saved["history"] | {"rows": torch.zeros(12)}}),
-        ("its config is no JSON", lambda saved: {"config": "{"}),
-        ("its config is no configuration", lambda saved: {"config": "[]"}),
-        ("its config is dict", lambda saved: {"config": {}}),
-        ("its description is int", lambda saved: {"description": 1}),
-        ("has no idle", lambda saved: {"optimizer": {}}),
-        ("KeyError: 'param_groups'", missing("optimizer", "param_groups")),
-        ("its optimizer is list", lambda saved: {"optimizer": []}),
-        (
-            "had other parameters",
-            lambda saved: {"optimizer": saved["optimizer"] | {"param_groups": []}},
-        ),
-        ("KeyError: 'state'", missing("optimizer", "state")),
-        ("exp_avg of parameter 1", moved(1, exp_avg=torch.zeros(7))),
-        ("step is -1 of 12", lambda saved: {"step": -1}),
-        ("step is 0 of 12", lambda saved: {"step": 0}),
-        ("step is 9999 of 12", lambda saved: {"step": 9999}),
-        ("12 steps were done", recorded(rows=torch.zeros(11, 6, dtype=torch.float64))),
-        ("torch.float32", recorded(rows=torch.zeros(12, 6))),
-        ("one name twice", recorded(columns=["loss"] * 6)),
-        ("evaluations after .*13", recorded(evaluated=[0, 5, 10, 13])),
-        ("evaluations after", recorded(evaluated=[0, 10, 5, 12])),
-        ("names that are no text", recorded(names=[1])),
-        ("none of a training", recorded(peak_memory=1.5)),
-        ("no text", recorded(places=[torch.zeros(2)])),
-        ("not finite", weights({"0.weight": torch.full((16, 6), torch.nan)})),
-        ("0.weight is torch.float64", weights({"0.weight": torch.ones(16, 6).double()})),
-        ("0.weight is no tensor but str", weights({"0.weight": "words"})),
-        ("exp_avg of parameter 0 is torch.float64", moved(0, exp_avg=torch.Tensor.double)),
-        ("exp_avg_sq of parameter 2 is str", moved(2, exp_avg_sq="words")),
-        ("exp_avg_sq of parameter 0 is below 0", moved(0, exp_avg_sq=tampered)),
-        ("exp_avg_sq of parameter 0 is below 0", moved(0, exp_avg_sq=lambda v: v * torch.nan)),
-        ("exp_avg of parameter 0 is not finite", moved(0, exp_avg=lambda v: v * torch.inf)),
-        ("step of parameter 3 is 13", moved(3, step=torch.tensor(13.0))),
-        ("step of parameter 3 is -1", moved(3, step=torch.tensor(-1.0))),
-        ("step of parameter 3 is nan", moved(3, step=torch.tensor(torch.nan))),
-        ("step of parameter 3 is torch.int64", moved(3, step=torch.tensor(12))),
-        ("not Adam's state", moved(3, extra=torch.tensor(12))),
-        ("not Adam's state", states(lambda entries: entries[0].pop("step"))),
-        ("too many states, or too few", states(lambda entries: entries.pop(2))),
-        ("too many states, or too few", states(lambda entries: entries.update({9: entries[1]}))),
-        ("TypeError", states(lambda entries: entries.update({"words": entries[1]}))),
-        ("TypeError", states(lambda entries: entries.update({1: 3}))),
-        ("its model is int", lambda saved: {"model": 3}),
-        ("0.weight is no tensor but int", weights({"0.weight": 3})),
-        ("extra is no tensor but int", weights({"extra": 3})),
-    ],
-)
-def test_an_edited_checkpoint_is_refused_and_nothing_changes(words, change, tmp_path, saved_run):
-    path = tmp_path / train.CHECKPOINT
-    path.write_bytes(saved_run)
-    edited(path, **change(torch.load(path, weights_only=True)))
-    refused(tmp_path, rf"checkpoint\.pt.*{words}", model=network(9), resume=True)
+DAMAGES = {
+    "empty": cut(0),
+    "one byte": cut(1),
+    "half": cut(2000),
+    "less one byte": cut(-1),
+    "less the digest": cut(-64),
+    "a bit of the format": flipped(80),
+    "a bit of a tensor": flipped(0.5),
+    "a bit of the index": flipped(-200),
+    "a bit of the digest": flipped(-1),
+    "edited": saved_again(lambda content: content | {"description": '"other"'}),
+    "compressed": packed,
+    "foreign": saved_again(lambda content: {"a": 1}),
+    "a list": saved_again(lambda content: [1, 2]),
+    "newer": saved_again(lambda content: content | {"format": "wflow-training/9"}),
+    "code": saved_again(lambda content: content | {"extra": Hostile("touched")}),
+    "code in a pickle": lambda path: path.write_bytes(pickle.dumps(Hostile("touched"), 2)),
+    "no file": lambda path: (path.unlink(), path.mkdir()),
+}
 
 
-@pytest.fixture(scope="module")
-def saved_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
-    run(folder)
-    return (folder / train.CHECKPOINT).read_bytes()
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_in_one_line_and_nothing_changes(damage, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path, config={"steps": 2}, evaluate=None)
+    train.save_model(tmp_path / "w.pt", network(1), "words")
+    for name in (train.CHECKPOINT, "w.pt"):
+        DAMAGES[damage](tmp_path / name)
+        model = network()
+        before = [value.clone() for value in model.parameters()]
+        for read in (lambda p, m: train.load_model(p, m), lambda p, m: train.restore(p)):
+            with pytest.raises(InputError) as error:
+                read(tmp_path / name, model)
+            assert str(tmp_path / name) in str(error.value)
+            assert len(str(error.value).splitlines()) == 1
+        assert all(map(torch.equal, before, model.parameters()))
+    refused(tmp_path, r"checkpoint\.pt", config={"steps": 2}, evaluate=None, resume=True)
+    assert not (tmp_path / "touched").exists()
 
 
-@pytest.mark.parametrize(
-    ("match", "changes"),
-    [
-        ("model", {"model": 3}),
-        ("NoneType", {"model": None}),
-        ("tensor", {"model": {"0.weight": "words"}}),
-        ("description", {"description": 3}),
-        ("JSON", {"description": "{"}),
-    ],
-)
-def test_an_edited_file_of_weights_is_refused_and_nothing_changes(match, changes, tmp_path):
-    path, model = tmp_path / "w.pt", network()
-    train.save_model(path, network(1), "words")
-    edited(path, **changes)
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(InputError, match=rf"w\.pt.*{match}"):
-        train.load_model(path, model)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+def test_the_trap_is_a_real_one(tmp_path):
+    torch.save(Hostile(tmp_path / "touched"), tmp_path / "w.pt")
+    torch.load(tmp_path / "w.pt", weights_only=False).close()
+    assert (tmp_path / "touched").exists()
 
 
-def test_a_checkpoint_of_a_network_with_other_options_is_refused(tmp_path):
-    def gpt(**options):
-        torch.manual_seed(0)
-        return GPT(vocabulary=7, context=4, width=8, depth=1, heads=2, **options)
-
-    def batches(step):
-        tokens = torch.arange(2 * 5).reshape(2, 5) % 7
-        return tokens[:, :-1], tokens[:, 1:]
-
-    settings = train.TrainConfig(steps=1, batch=2, device="cpu")
-    loss = train.objective(train.cross_entropy)
-    train.train(gpt(), loss, batches, settings, out=tmp_path)
-    with pytest.raises(InputError, match="skip=False"):
-        train.train(gpt(skip=False), loss, batches, settings, out=tmp_path, resume=True)
+def test_a_file_of_save_model_is_no_checkpoint(tmp_path):
+    train.save_model(tmp_path / train.CHECKPOINT, network())
+    refused(tmp_path, "no checkpoint of a training", resume=True)
 
 
-def test_state_of_another_precision_is_refused_both_ways(tmp_path):
-    def wide():
-        return network().double()
-
-    def batches(step):
-        x, labels = Points()(step)
-        return x.double(), labels
-
-    run(tmp_path, model=wide(), batches=batches, evaluate=None)
-    path = tmp_path / train.CHECKPOINT
-    edited(path, **moved(0, exp_avg_sq=torch.Tensor.float)(torch.load(path, weights_only=True)))
-    words = r"checkpoint\.pt.*exp_avg_sq of parameter 0 is torch.float32 .*expected torch.float64"
-    refused(tmp_path, words, model=wide(), batches=batches, evaluate=None, resume=True)
-
-
-def test_every_tensor_and_every_field_has_a_digest(tmp_path, saved_run):
-    path = tmp_path / train.CHECKPOINT
-    path.write_bytes(saved_run)
-    whole = torch.load(path, weights_only=True)
-    names = {f"model/{name}" for name in whole["model"]} | {"history/rows", "history/values"}
-    names |= {
-        f"optimizer/state/{k}/{name}"
-        for k in range(4)
-        for name in ("step", "exp_avg", "exp_avg_sq")
-    }
-    assert set(whole["digests"]) == names | set(whole) - {"digests"}
-    changes = {
-        "model/0.weight": {"model": whole["model"] | {"0.weight": -whole["model"]["0.weight"]}},
-        "history/rows": recorded(rows=whole["history"]["rows"] + 1)(whole),
-        "optimizer/state/1/exp_avg": moved(1, exp_avg=torch.zeros(16))(whole),
-        "step": {"step": 11},
-        "format": {"format": "wflow-model/3"},
-        "config": {"config": whole["config"].replace('"seed": 0', '"seed": 1')},
-        "extra": {"extra": 1},
-        "the table of digests": {"digests": None},
-    }
-    for name, change in changes.items():
-        torch.save(whole | change, path)
-        refused(tmp_path, rf"checkpoint\.pt.* {name} does not have the SHA-256", resume=True)
-        with pytest.raises(InputError, match="SHA-256"):
-            train.load_model(path, network())
-        with pytest.raises(InputError, match="SHA-256"):
-            train.restore(path)
-
-
-def test_digests_tell_values_apart_by_their_bits_and_types():
-    values = [0.0, -0.0, 0, False, None, "", "0", [], (), {}, [0], [[0]], (0,), {0: 0}, {"0": 0}]
-    values += [float("nan"), [1, [2]], [[1], 2], ["ab", "c"], ["a", "bc"], "\ud800", 10**5000]
-    values += [torch.zeros(1), -torch.zeros(1), torch.zeros(1, 1), torch.zeros(2)]
-    values += [torch.zeros(1).double(), torch.zeros(0), torch.zeros(0, 2), torch.tensor(0.0)]
-    values += [torch.zeros(4, dtype=torch.int8), torch.zeros(4, dtype=torch.bool)]
-    values += [torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.complex64)]
-    found = [digests({"x": value})["x"] for value in values]
-    assert len(set(found)) == len(values)
-
-
-def test_digests_depend_on_contents_alone():
-    rows = torch.arange(12.0).reshape(3, 4)
-    one = {"x": {"a": rows, "b": [1, rows[0]]}}
-    other = {"x": {"b": [1, rows[0].clone()], "a": rows.T.contiguous().T}}
-    assert digests(one) == digests(other)
-    assert digests({"x": torch.zeros(1).expand(2).contiguous()}) == digests({"x": torch.zeros(2)})
-
-
-def nested(depth):
-    """Lists in lists, each of which holds the next one twice: small in a file, huge as a tree."""
-    found = [0]
-    for _ in range(depth):
-        found = [found, found]
-    return found
-
-
-@pytest.mark.parametrize("content", [nested(14), nested(30)])
-def test_a_small_file_that_is_huge_when_read_is_refused(content, tmp_path):
-    torch.save({"format": "wflow-model/3", "model": content, "digests": {}}, tmp_path / "w.pt")
-    with pytest.raises(InputError, match=r"w\.pt.*(more entries|too many levels)"):
-        train.load_model(tmp_path / "w.pt", network())
-
-
-def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path):
-    train.save_model(tmp_path / "w.pt", network())
-    with (
-        zipfile.ZipFile(tmp_path / "w.pt") as whole,
-        zipfile.ZipFile(tmp_path / "z.pt", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for entry in whole.infolist():
-            packed.writestr(entry.filename, whole.read(entry))
-    with pytest.raises(InputError, match=r"z\.pt"):
-        train.load_model(tmp_path / "z.pt", network())
+def test_torch_alone_reads_what_is_written(tmp_path):
+    train.save_model(tmp_path / "w.pt", network(3))
+    found = torch.load(tmp_path / "w.pt", weights_only=True)["model"]
+    assert all(torch.equal(found[name], value) for name, value in network(3).state_dict().items())
 
 
 def test_a_whole_file_that_memory_has_no_room_for_is_not_called_damaged(tmp_path, monkeypatch):
@@ -278,7 +130,18 @@ def test_a_whole_file_that_memory_has_no_room_for_is_not_called_damaged(tmp_path
     assert "damaged" not in str(caught.value) and "again" not in str(caught.value)
 
 
-def test_a_tensor_that_repeats_its_memory_is_saved_in_full(tmp_path):
+@pytest.mark.parametrize("value", [np.zeros(2), np.float64(1), crash, lambda: 0, Path, object()])
+def test_what_could_not_be_read_again_is_not_written(value, tmp_path):
+    class Odd(torch.nn.Linear):
+        def get_extra_state(self):
+            return value
+
+    with pytest.raises(InputError, match=r"cannot write .*w\.pt"):
+        train.save_model(tmp_path / "w.pt", Odd(2, 2))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_buffer_that_repeats_its_memory_is_saved(tmp_path):
     model, other = network(), network(1)
     for one in (model, other):
         one.register_buffer("mask", torch.ones(1).expand(3, 4))
@@ -286,68 +149,6 @@ def test_a_tensor_that_repeats_its_memory_is_saved_in_full(tmp_path):
     other.mask = torch.zeros(3, 4)
     train.load_model(tmp_path / "w.pt", other)
     assert torch.equal(other.mask, torch.ones(3, 4))
-
-
-# --- files of earlier versions ---------------------------------------------------------------
-
-
-def aged(path):
-    """A file as version 0.1.0 wrote it, without digests."""
-    content = torch.load(path, weights_only=True)
-    content["format"] = content["format"].replace("/3", "/1")
-    for name in ("digests", "network"):
-        content.pop(name)
-    content.get("optimizer", {}).pop("idle", None)
-    torch.save(content, path)
-
-
-def test_files_without_digests_load_and_say_so(tmp_path):
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path, batches=Points(fault=crash, at=9))
-    train.save_model(tmp_path / "w.pt", network(3), "words")
-    for name in (train.CHECKPOINT, "w.pt"):
-        aged(tmp_path / name)
-    model = network()
-    with pytest.warns(UserWarning, match="digests"):
-        assert train.load_model(tmp_path / "w.pt", model) == "words"
-    assert torch.equal(model[0].weight, network(3)[0].weight)
-    with pytest.warns(UserWarning, match="digests"):
-        resumed = run(tmp_path, model=network(9), resume=True)
-    assert_same(resumed, run())
-    assert torch.load(tmp_path / train.CHECKPOINT, weights_only=True)["format"].endswith("/3")
-
-
-def test_an_edited_file_without_digests_is_refused_by_its_form(tmp_path):
-    run(tmp_path)
-    path = tmp_path / train.CHECKPOINT
-    aged(path)
-    torch.save(torch.load(path, weights_only=True) | {"step": 9999}, path)
-    with pytest.warns(UserWarning, match="no digests"):
-        refused(tmp_path, r"checkpoint\.pt.*step is 9999 of 12", resume=True)
-
-
-def test_parameters_that_share_memory_in_a_file_do_not_share_it_after_a_resume(tmp_path):
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path, batches=Points(fault=crash, at=9))
-    path = tmp_path / train.CHECKPOINT
-    optimizer = torch.load(path, weights_only=True)["optimizer"]
-    for state in optimizer["state"].values():
-        state["step"] = optimizer["state"][0]["step"]
-    edited(path, optimizer=optimizer)
-    assert_same(run(tmp_path, model=network(9), resume=True), run())
-
-
-def test_a_parameter_without_a_gradient_is_idle_and_resumes(tmp_path):
-    def partly(seed=0):
-        model = network(seed)
-        model.unused = torch.nn.Linear(2, 2)
-        model.forward = lambda x: model[3](model[2](model[1](model[0](x))))
-        return model
-
-    with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path, model=partly(), batches=Points(fault=crash, at=9))
-    assert torch.load(tmp_path / train.CHECKPOINT, weights_only=True)["optimizer"]["idle"]
-    run(tmp_path, model=partly(9), resume=True)
 
 
 def test_an_old_torch_reads_no_file_in_which_code_could_run(tmp_path, monkeypatch):
@@ -368,3 +169,90 @@ def test_an_old_torch_reads_no_file_in_which_code_could_run(tmp_path, monkeypatc
     ):
         with pytest.raises(InputError, match=r"2\.10"):
             read()
+
+
+# --- files of earlier versions ---------------------------------------------------------------
+
+
+def aged(path, version):
+    """Write a file as that version did: 1 had no digests, 2 no configuration of the network."""
+    content = torch.load(path, weights_only=True)
+    content["format"] = content["format"].replace("/4", f"/{version}")
+    if version < 3:
+        del content["network"]
+    if version > 1:
+        content["digests"] = {"model": "one of every tensor and field"}
+    if version > 1 and "optimizer" in content:
+        content["optimizer"]["idle"] = []
+    torch.save({name: value for name, value in content.items() if value is not None}, path)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_files_of_earlier_versions_load_and_resume_and_damage_is_noticed(tmp_path, version):
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, batches=Points(fault=crash, at=9))
+    torch.manual_seed(0)
+    gpt = GPT(vocabulary=7, context=4, width=8, depth=1, heads=2)
+    train.save_model(tmp_path / "w.pt", gpt, "words")
+    for name in (train.CHECKPOINT, "w.pt"):
+        aged(tmp_path / name, version)
+    found = GPT(vocabulary=7, context=4, width=8, depth=1, heads=2)
+    assert train.load_model(tmp_path / "w.pt", found) == "words"
+    assert torch.equal(found.head.weight, gpt.head.weight)
+    if version == 3:
+        assert torch.equal(train.restore(tmp_path / "w.pt").head.weight, gpt.head.weight)
+    else:
+        with pytest.raises(InputError, match=r"w\.pt .*earlier version.*load_model"):
+            train.restore(tmp_path / "w.pt")
+    whole = (tmp_path / train.CHECKPOINT).read_bytes()
+    for damage in (flipped(0.5), cut(-9)):
+        damage(tmp_path / train.CHECKPOINT)
+        refused(tmp_path, r"checkpoint\.pt", resume=True)
+        (tmp_path / train.CHECKPOINT).write_bytes(whole)
+    assert_same(run(tmp_path, model=network(9), resume=True), run())
+    content = torch.load(tmp_path / train.CHECKPOINT, weights_only=True)
+    assert content["format"].endswith("/4")
+
+
+# --- another training -------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_a_network_with_other_options_is_refused(tmp_path):
+    def gpt(**options):
+        torch.manual_seed(0)
+        return GPT(vocabulary=7, context=4, width=8, depth=1, heads=2, **options)
+
+    def batches(step):
+        tokens = torch.arange(2 * 5).reshape(2, 5) % 7
+        return tokens[:, :-1], tokens[:, 1:]
+
+    settings = train.TrainConfig(steps=1, batch=2, device="cpu")
+    loss = train.objective(train.cross_entropy)
+    train.train(gpt(), loss, batches, settings, out=tmp_path)
+    with pytest.raises(InputError, match="skip=False"):
+        train.train(gpt(skip=False), loss, batches, settings, out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "3.bias"])
+def test_a_resume_with_other_trained_parameters_is_refused(tmp_path, frozen):
+    def partly(name):
+        model = network()
+        model.get_parameter(name).requires_grad_(False)
+        return model
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, model=partly("3.weight"), batches=Points(fault=crash, at=9))
+    refused(tmp_path, "requires_grad", model=partly(frozen), resume=True)
+    run(tmp_path, model=partly("3.weight"), resume=True)
+
+
+def test_a_parameter_without_a_gradient_has_no_state_and_resumes(tmp_path):
+    def partly(seed=0):
+        model = network(seed)
+        model.unused = torch.nn.Linear(2, 2)
+        model.forward = lambda x: model[3](model[2](model[1](model[0](x))))
+        return model
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, model=partly(), batches=Points(fault=crash, at=9))
+    assert_same(run(tmp_path, model=partly(9), resume=True), run(model=partly()))

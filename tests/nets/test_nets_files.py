@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 
@@ -179,20 +178,6 @@ def test_the_drafts_of_a_killed_training_are_removed_and_nothing_else(tmp_path):
     run(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {*FILES, *others, "metrics.h5.89abcdef.new"}
-
-
-def test_a_place_for_tensorboard_that_is_no_folder_is_refused(tmp_path, monkeypatch):
-    fake = types.ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = None
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    for make in (words, link, link_to_nothing, os.mkfifo):
-        folder = tmp_path / make.__name__
-        folder.mkdir()
-        make(folder / "tensorboard")
-        before = bytes_of_regular(folder)
-        with pytest.raises(InputError, match="tensorboard"):
-            run(folder, tensorboard=True)
-        assert bytes_of_regular(folder) == before
 
 
 # --- two trainings at once ---------------------------------------------------------------------

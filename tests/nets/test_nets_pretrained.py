@@ -175,7 +175,7 @@ def test_a_kill_of_a_first_save_leaves_no_network_or_the_new_one(tmp_path, monke
 
 @pytest.mark.parametrize("training", [False, True])
 def test_saves_to_one_folder_at_once_leave_one_of_them(tmp_path, monkeypatch, training):
-    from wflow.nets.training import checkpoint
+    from wflow.nets.training import folder as training_folder
 
     others = [gpt(depth=1) for _ in range(4)]
     replace = os.replace
@@ -185,7 +185,7 @@ def test_saves_to_one_folder_at_once_leave_one_of_them(tmp_path, monkeypatch, tr
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", slow)
-    with checkpoint.locked(tmp_path / "net") if training else nullcontext():
+    with training_folder.locked(tmp_path / "net") if training else nullcontext():
         with ThreadPoolExecutor(4) as pool:  # a lock is that of an open file, not of a process
             saves = [pool.submit(other.save_pretrained, tmp_path / "net") for other in others * 2]
         for save in saves:
@@ -205,19 +205,19 @@ def test_a_save_waits_for_another_one_and_not_for_ever(saved, monkeypatch):
 
 
 def test_a_first_save_that_fails_leaves_no_folder(tmp_path, monkeypatch):
-    def full(path, writer):
+    def full(number):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pretrained, "replace_file", full)
+    monkeypatch.setattr(os, "fsync", full)
     with refused("No space left"):
         gpt(depth=1).save_pretrained(tmp_path / "a" / "net")
     assert not any(tmp_path.iterdir())
 
 
 def test_a_save_in_the_folder_of_a_training_goes_on_beside_its_lock(saved):
-    from wflow.nets.training import checkpoint
+    from wflow.nets.training import folder as training_folder
 
-    with checkpoint.locked(saved):
+    with training_folder.locked(saved):
         gpt(depth=1).save_pretrained(saved)
     assert len(nets.GPT.from_pretrained(saved).body) == 1
 
@@ -247,10 +247,10 @@ def test_what_another_program_wrote_is_kept(tmp_path, name, make):
 def test_a_save_that_fails_keeps_the_earlier_files(saved, monkeypatch):
     before = {name: (saved / name).read_bytes() for name in FILES}
 
-    def full(path, writer):
+    def full(number):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pretrained, "replace_file", full)
+    monkeypatch.setattr(os, "fsync", full)
     with refused("No space left"):
         gpt(depth=1).save_pretrained(saved)
     assert {name: (saved / name).read_bytes() for name in FILES} == before
@@ -261,10 +261,6 @@ def test_weights_of_another_save_are_noticed(saved, tmp_path):
     shutil.copy(tmp_path / "other" / "model.safetensors", saved)  # killed between the two files
     with refused("model.safetensors"):
         nets.GPT.from_pretrained(saved)
-
-
-def padded(path, count):
-    path.write_bytes(path.read_bytes() + b" " * count)
 
 
 def edited(folder, **changes):
@@ -284,10 +280,9 @@ def edited(folder, **changes):
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json"),
         (lambda f: (f / "config.json").write_text("[]"), "list"),
         (lambda f: (f / "config.json").write_text("{}"), "program"),
-        (lambda f: padded(f / "config.json", 2**22), "config.json"),
-        (lambda f: edited(f, format=None, model_type="bert"), "library"),
+        (lambda f: edited(f, format=None, model_type="bert"), "bert"),
         (lambda f: edited(f, format="wflow-network/9"), "newer"),
-        (lambda f: edited(f, sha256=None), "sha256"),
+        (lambda f: edited(f, sha256=None), "SHA-256"),
         (lambda f: edited(f, network="Nobody"), "'Nobody'"),
         (lambda f: edited(f, arguments={"width": 6}), "GPT"),
         (lambda f: edited(f, network="ViT", arguments={}), "ViT"),
@@ -305,9 +300,6 @@ def test_a_configuration_that_asks_for_other_weights_is_refused(saved):
     arguments = json.loads((saved / "config.json").read_text())["arguments"]
     edited(saved, arguments=arguments | {"width": 9})
     with refused("embed.token.weight"):
-        nets.GPT.from_pretrained(saved)
-    edited(saved, arguments=arguments | {"depth": 10**9})
-    with refused("more parameters"):
         nets.GPT.from_pretrained(saved)
 
 

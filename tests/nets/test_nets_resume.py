@@ -368,51 +368,6 @@ def test_options_of_computing_may_change_at_a_resume(tmp_path):
         assert np.array_equal(changed[1]["loss"], run()[1]["loss"])
 
 
-class Hostile:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_file_with_code_in_it_is_refused_and_nothing_runs(tmp_path, zipped):
-    out, trap = tmp_path / "out", tmp_path / "made"
-    run(out)
-    content = torch.load(out / train.CHECKPOINT, weights_only=True) | {"extra": Hostile(trap)}
-    if zipped:
-        torch.save(content, out / train.CHECKPOINT)
-    else:
-        (out / train.CHECKPOINT).write_bytes(pickle.dumps({"extra": Hostile(trap)}, protocol=2))
-    reason = "open" if zipped else "not a zip file"
-    refused(out, rf"checkpoint\.pt.*{reason}.*nothing in it was executed", resume=True)
-    with pytest.raises(InputError, match=r"checkpoint\.pt"):
-        train.load_model(out / train.CHECKPOINT, network())
-    assert not trap.exists()
-    if zipped:  # the trap is a real one
-        torch.load(out / train.CHECKPOINT, weights_only=False)["extra"].close()
-        assert trap.exists()
-
-
-def test_a_truncated_checkpoint_is_refused(tmp_path):
-    run(tmp_path)
-    whole = (tmp_path / train.CHECKPOINT).read_bytes()
-    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
-        (tmp_path / train.CHECKPOINT).write_bytes(whole[:size])
-        refused(tmp_path, r"checkpoint\.pt cannot be read", resume=True)
-
-
-@pytest.mark.parametrize("content", [{"a": 1}, [1, 2], {"format": "wflow-training/1"}])
-def test_a_foreign_file_is_refused(tmp_path, content):
-    torch.save(content, tmp_path / train.CHECKPOINT)
-    refused(tmp_path, r"checkpoint\.pt", resume=True)
-    with pytest.raises(InputError, match=r"checkpoint\.pt"):
-        train.load_model(tmp_path / train.CHECKPOINT, network())
-
-
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot make"):

@@ -13,36 +13,34 @@ names they have, so that a process killed at any time leaves the old network or 
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Mapping
 from contextlib import suppress
+from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
 from wflow._core.checks import path_of
 from wflow._core.errors import InputError
 from wflow._core.extras import install
-from wflow._core.files import (
-    LARGEST_JSON,
-    in_turn,
-    kind_of_file,
-    opened,
-    parse_json,
-    read_json,
-    read_whole,
-    remove_drafts,
-    replace_file,
-)
+from wflow._core.files import in_turn, opened, read_json, read_whole, remove_drafts
 from wflow._version import __version__
 from wflow.nets import registry
+from wflow.nets.files import Kind, check_replaceable, marked, replace
+
+N = TypeVar("N", bound=nn.Module)
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "wflow-network"
 _VERSION = 1
-_CONFIG_BYTES = 2**22  # most of a configuration; usual ones have a thousandth of that
+_KINDS = {
+    CONFIG: Kind("configuration of save_pretrained", marked(b"{", b'"wflow-network/')),
+    WEIGHTS: Kind("file of save_pretrained", marked(b"", b'"wflow-network":')),
+}
 _SAVED = "a folder of save_pretrained"
+_AGAIN = "get the folder again, or save the network again"
+_LOCK = f"{WEIGHTS}.lock.new"  # a training has the lock of its folder, and saves do not wait for it
+_PATIENCE = 600.0  # seconds; a save takes some
 
 
 class Pretrained(nn.Module):
@@ -137,7 +135,7 @@ class Pretrained(nn.Module):
         False
         """
         folder = path_of(folder, "folder")
-        return _read(folder, read_config(folder), cls)
+        return _read(folder, cls)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -151,16 +149,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: expected {_SAVED}")
     path = folder / CONFIG
-    try:
-        with opened(path, f"the configuration in {_SAVED}") as file:
-            found = read_json(file, path, most=_CONFIG_BYTES)
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged, for it is no JSON ({error}): {_AGAIN}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds {type(found).__name__}: expected an object, as {_SAVED}")
-    return found
+    with opened(path, f"the configuration in {_SAVED}") as file:
+        try:
+            return {**read_json(file, path)}
+        except (UnicodeError, JSONDecodeError, RecursionError, TypeError) as error:
+            raise InputError(f"{path} is damaged, for it is no JSON ({error}): {_AGAIN}") from None
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
@@ -198,9 +191,6 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         raise InputError(f"{path} is no whole safetensors file ({reason}): {_AGAIN}") from None
 
 
-_AGAIN = "get the folder again, or save the network again"
-
-
 def safetensors() -> Any:
     """The module `safetensors.torch`; InputError where the package is missing."""
     try:
@@ -215,32 +205,24 @@ def safetensors() -> Any:
 
 def _write(network: nn.Module, folder: Path) -> None:
     config = registry.config(network)
-    library = safetensors()
     firsts = registry.shared(network)
     state = {
         name: value.detach().cpu().contiguous()
         for name, value in network.state_dict().items()
         if firsts[name] == name
     }
-    try:
-        data = library.save(state, {"format": "pt", _FORMAT: __version__})
-    except Exception as error:  # of tensors that the format does not know
-        raise InputError(f"the weights cannot be written as safetensors: {error}") from None
-    whole = {
-        "format": f"{_FORMAT}/{_VERSION}",
-        "wflow": __version__,
-        **config,
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
+    data = safetensors().save(state, {"format": "pt", _FORMAT: __version__})
+    digest = hashlib.sha256(data).hexdigest()
+    whole = {"format": f"{_FORMAT}/{_VERSION}", "wflow": __version__, **config, "sha256": digest}
     text = json.dumps(whole, indent=2) + "\n"
     try:
         with in_turn(folder / _LOCK, _PATIENCE):
-            _check_replaceable(folder / WEIGHTS, _own_weights)
-            _check_replaceable(folder / CONFIG, _own_config)
+            for name, kind in _KINDS.items():
+                check_replaceable(folder / name, kind)
             _settle(folder)  # the last step of a save that was killed before it
-            remove_drafts(folder, [CONFIG, WEIGHTS])
-            _replace(_fresh(folder, whole["sha256"]), data)
-            _replace(folder / CONFIG, text.encode())
+            remove_drafts(folder, _KINDS)
+            replace(_fresh(folder, digest), _KINDS[WEIGHTS], lambda draft: draft.write_bytes(data))
+            replace(folder / CONFIG, _KINDS[CONFIG], lambda draft: draft.write_text(text))
             _settle(folder)
     except BlockingIOError:
         raise InputError(
@@ -253,87 +235,28 @@ def _write(network: nn.Module, folder: Path) -> None:
         ) from None
 
 
-_LOCK = f"{WEIGHTS}.lock.new"  # a training has the lock of its folder, and saves do not wait for it
-_PATIENCE = 600.0  # seconds; a save takes some
-
-
-def _fresh(folder: Path, sha256: Any) -> Path:
-    """Name of weights with that digest until they replace the old ones; of none, the final name."""
-    digits = re.match("[0-9a-f]{16}", sha256) if isinstance(sha256, str) else None
-    return folder / (f"{WEIGHTS}.{digits[0]}.new" if digits else WEIGHTS)
+def _fresh(folder: Path, sha256: str) -> Path:
+    """Name of the weights with that digest until they replace the old ones."""
+    return folder / f"{WEIGHTS}.{''.join(filter(str.isalnum, sha256[:16]))}.new"
 
 
 def _settle(folder: Path) -> None:
     """Give the weights that the configuration names by their digest their final name."""
-    if _own_config(folder / CONFIG):
-        fresh = _fresh(folder, read_config(folder).get("sha256"))
+    if (folder / CONFIG).exists():
         with suppress(FileNotFoundError):  # they have it
-            os.replace(fresh, folder / WEIGHTS)
+            os.replace(_fresh(folder, str(read_config(folder).get("sha256"))), folder / WEIGHTS)
 
 
-def _read(folder: Path, config: Mapping[str, Any], cls: type[Any]) -> Any:
-    path = folder / CONFIG
-    form = config.get("format")
-    if not (isinstance(form, str) and form.startswith(f"{_FORMAT}/")):
-        kind = config.get("model_type")
-        what = f"of a {kind!s:.40} of another library" if kind else "of another program"
-        raise InputError(f"{path} is {what}: expected {_SAVED}, of a {cls.__name__}")
+def _read(folder: Path, cls: type[N]) -> N:
+    config = read_config(folder)
+    form = config.get("format", config.get("model_type"))
     if form != f"{_FORMAT}/{_VERSION}":
-        raise InputError(f"{path} has the format {form:.40}: a newer wflow wrote it; update wflow")
-    sha256 = config.get("sha256")
-    if not isinstance(sha256, str):
-        raise InputError(f"{path} is damaged, or was edited: it has no sha256; {_AGAIN}")
-    network = {key: config[key] for key in ("network", "arguments", "body") if key in config}
-    fresh = _fresh(folder, sha256)
-    state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, sha256)
-    try:
-        return registry.filled(network, state, cls, complete=False)
-    except InputError as error:
-        raise InputError(f"{folder} cannot be read: {error}") from None
-
-
-def _check_replaceable(path: Path, own: Callable[[Path], bool]) -> None:
-    """Check that a path is free, or that of a regular file that `save_pretrained` wrote."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from None
-    advice = "it stays as it is: move it away, or choose another folder"
-    if path.is_symlink() or not path.is_file():
         raise InputError(
-            f"{path} is {kind_of_file(mode)}, and regular files are replaced; {advice}"
+            f"{folder / CONFIG} is of another program, or of a newer wflow ({form!s:.40}): "
+            f"expected {_SAVED}, with a {cls.__name__}"
         )
-    if not own(path):
-        raise InputError(f"{path} is no file of save_pretrained; {advice}")
-
-
-def _own_config(path: Path) -> bool:
-    try:
-        with opened(path, "a configuration") as file:
-            found = read_json(file, path, most=_CONFIG_BYTES)
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and str(found.get("format")).startswith(f"{_FORMAT}/")
-
-
-def _own_weights(path: Path) -> bool:
-    """Whether the head of a safetensors file, JSON behind its length, has the mark of wflow."""
-    try:
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            head = parse_json(file.read(min(size, LARGEST_JSON)), path)
-    except (OSError, ValueError, RecursionError):
-        return False
-    marks = head.get("__metadata__") if isinstance(head, dict) else None
-    return isinstance(marks, dict) and _FORMAT in marks
-
-
-def _replace(path: Path, data: bytes) -> None:
-    try:
-        replace_file(path, lambda draft: draft.write_bytes(data))
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; free space, or choose another folder"
-        ) from None
+    digest = str(config.get("sha256"))
+    network = {key: config[key] for key in ("network", "arguments", "body") if key in config}
+    fresh = _fresh(folder, digest)
+    state = read_weights(fresh if fresh.is_file() else folder / WEIGHTS, digest)
+    return registry.filled(folder, network, state, cls)

@@ -402,16 +402,11 @@ class MaximumPrinciple(Learner):
 
     def state(self) -> dict[str, Any]:
         """As for `Learner`."""
-        return {"idle": [], "rho": self.rho, "unconverged": dict(self.unconverged)}
+        return {"rho": self.rho, "unconverged": dict(self.unconverged)}
 
-    def restore(self, saved: Mapping[str, Any], done: int) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """As for `Learner`."""
-        rho, unconverged = saved["rho"], saved["unconverged"]
-        if type(rho) is not float or not (math.isfinite(rho) and rho >= self.method.rho):
-            raise ValueError(f"rho is {rho!r}")
-        if not all(type(k) is str and type(v) is int for k, v in unconverged.items()):
-            raise ValueError(f"unconverged is {unconverged!r}")
-        self.rho, self.unconverged = rho, Counter(unconverged)
+        self.rho, self.unconverged = saved["rho"], Counter(saved["unconverged"])
 
     def notes(self) -> dict[str, str]:
         """As for `Learner`."""

@@ -1,4 +1,5 @@
 """Training of networks: `train` (configuration, objective, step, loop), `schedules` of the
-rate, `parallel` processes, the `history` of a training, `checkpoint` files and `restore`. Start
-with `train`.
+rate, `loaders` of batches, `parallel` processes, the `history` of a training, its `folder` and
+`identity`, which decide what is resumed, and the files of networks (`checkpoint`). Start with
+`train`.
 """

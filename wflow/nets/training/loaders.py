@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from wflow._core.errors import InputError
 from wflow.nets.data.batches import Purpose, permutation
-from wflow.nets.training.checkpoint import named
+from wflow.nets.training.identity import named
 from wflow.nets.training.parallel import Team
 
 EPOCH, BATCH = 2, 3  # purposes of random numbers, beside those of `train`
@@ -46,7 +46,7 @@ class Source(Protocol):
         """What a checkpoint must hold of it, beside the number of steps."""
 
     def restore(self, state: Any, step: int) -> None:
-        """Continue after a number of steps; a ValueError or the like for a state of another."""
+        """Continue after a number of steps; InputError for a source that is read otherwise."""
 
     def close(self) -> None:
         """Stop what runs in the background."""
@@ -177,28 +177,28 @@ class Loaded:
         return {"epoch": self._epoch, "taken": self._taken, "generators": everyone}
 
     def restore(self, state: Any, step: int) -> None:
-        epoch, taken, everyone = state["epoch"], state["taken"], state["generators"]
-        if type(epoch) is not int or type(taken) is not int or not 0 <= taken <= step or epoch < 0:
-            raise ValueError(f"batch {taken!r:.20} of epoch {epoch!r:.20} after {step} steps")
+        everyone, generators = state["generators"], self._generators()
         if len(everyone) != self._processes.count:
-            raise ValueError(
+            raise InputError(
                 f"the data were read by {len(everyone)} processes, and now there are "
-                f"{self._processes.count}"
+                f"{self._processes.count}: resume with as many, or give the data set itself"
             )
         begun = everyone[self._processes.rank]
-        generators = self._generators()
         if len(begun) != len(generators):
-            raise ValueError(f"the loader had {len(begun)} generators, and has {len(generators)}")
+            raise InputError(
+                f"the DataLoader had {len(begun)} generators, and has {len(generators)}: resume "
+                "with one that is made in the same way"
+            )
         for generator, saved in zip(generators, begun, strict=True):
-            try:
-                generator.set_state(saved)
-            except (RuntimeError, TypeError) as error:
-                raise ValueError(f"the state of a generator is none: {error}") from None
-        self._epoch, self._taken, self._begun = epoch, taken, begun
+            generator.set_state(saved)
+        self._epoch, self._taken, self._begun = state["epoch"], state["taken"], begun
         self._begin()
-        for place in range(taken):
-            if self._next(step - taken + place) is None:
-                raise ValueError(f"the loader has {place} batches in an epoch, and had {taken}")
+        for place in range(self._taken):
+            if self._next(step - self._taken + place) is None:
+                raise InputError(
+                    f"the DataLoader has {place} batches in an epoch, and had {self._taken} or "
+                    "more: resume with the same data"
+                )
 
     def close(self) -> None:
         self._iterator = None  # its workers end with it

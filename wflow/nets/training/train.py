@@ -37,15 +37,10 @@ from wflow._core.signals import caught_signals, interrupted
 from wflow.nets.blocks import evaluating, kept_modes
 from wflow.nets.checks import listed, module, tensor, text
 from wflow.nets.continuous import ContinuousTransformer
+from wflow.nets.files import replace
 from wflow.nets.training import checkpoint as checkpoints
-from wflow.nets.training.checkpoint import (
-    CHECKPOINT,
-    TENSORBOARD,
-    check_board,
-    load_model,
-    replace,
-    save_model,
-)
+from wflow.nets.training.checkpoint import load_model, restore, save_model
+from wflow.nets.training.folder import CHECKPOINT, KINDS, TENSORBOARD, open_folder
 from wflow.nets.training.history import (
     METRICS,
     METRICS_JSON,
@@ -57,9 +52,9 @@ from wflow.nets.training.history import (
     peak_memory,
     tensorboard_log,
 )
+from wflow.nets.training.identity import identity
 from wflow.nets.training.loaders import Loaded, Source, redraw, rows_of, source_of
 from wflow.nets.training.parallel import Team, device, team
-from wflow.nets.training.restore import restore
 from wflow.nets.training.schedules import (
     Constant,
     Cosine,
@@ -442,7 +437,6 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 # -------------------------
 
 TRAINING, EVALUATION = 0, 1  # purposes of random numbers
-_MEANS = ("exp_avg", "exp_avg_sq")
 
 
 class Learner:
@@ -519,20 +513,18 @@ class Learner:
         """What a checkpoint holds beside the weights."""
         raise NotImplementedError
 
-    def restore(self, saved: Mapping[str, Any], done: int) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over the state from a checkpoint.
 
         Parameters
         ----------
         saved : mapping
-            `state` of the same network; rates and the like are taken from the configuration.
-        done : int
-            Number of steps that were taken.
+            `state` of the same training; rates and the like are taken from the configuration.
 
         Raises
         ------
-        AttributeError, KeyError, TypeError, ValueError
-            For a state of another kind; nothing has changed then.
+        InputError
+            For a network of which other parameters are trained.
         """
         raise NotImplementedError
 
@@ -618,36 +610,21 @@ class GradientLearner(Learner):
         return torch.cat([mean, norm.detach().to(mean).reshape(1)])
 
     def state(self) -> dict[str, Any]:
-        """State of the optimiser for a checkpoint; `idle` are parameters that it never moved."""
-        saved = self.optimizer.state_dict()
-        count = len(self._places())
-        return saved | {"idle": [k for k in range(count) if k not in saved["state"]]}
+        """State of the optimiser: its running means, by the number of the parameter."""
+        return self.optimizer.state_dict()
 
-    def restore(self, saved: Mapping[str, Any], done: int) -> None:
+    def restore(self, saved: Mapping[str, Any]) -> None:
         """As for `Learner`: the running means of the optimiser."""
         own = self.optimizer.state_dict()["param_groups"]
-        if [group["params"] for group in saved["param_groups"]] != [g["params"] for g in own]:
-            raise ValueError("the optimiser had other parameters")
-        places, states = self._places(), saved["state"]
-        if states and self.config.optimizer == "sgd":
-            raise ValueError("gradient descent has no state")
-        # Files of earlier versions do not say which parameters were idle.
-        idle = saved.get("idle", [k for k in range(len(places)) if k not in states])
-        if sorted([*states, *idle]) != list(range(len(places))):
-            raise ValueError("the optimiser has too many states, or too few")
-        for place, state in states.items():
-            _check_state(state, place, places[place], done)
-        # Copies: a tensor that a file shares between two parameters would be updated twice.
-        copies = {
-            place: {"step": state["step"].clone()}
-            | {name: torch.zeros_like(places[place]).copy_(state[name]) for name in _MEANS}
-            for place, state in states.items()
-        }
-        self.optimizer.load_state_dict({"state": copies, "param_groups": own})
-
-    def _places(self) -> list[nn.Parameter]:
-        """Parameters as the optimiser numbers them: by group, not in the order of the network."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        places = [p for group in self.optimizer.param_groups for p in group["params"]]
+        states = saved["state"]
+        if [group["params"] for group in saved["param_groups"]] != [
+            g["params"] for g in own
+        ] or any(state["exp_avg"].shape != places[k].shape for k, state in states.items()):
+            raise InputError(
+                "the training had other parameters to train: set requires_grad as it was then"
+            )
+        self.optimizer.load_state_dict({"state": states, "param_groups": own})
 
     @contextmanager
     def _compiled_blocks(self) -> Iterator[None]:
@@ -663,30 +640,6 @@ class GradientLearner(Learner):
         finally:
             for system, blocks in zip(self._systems, plain, strict=True):
                 system.blocks = blocks
-
-
-def _check_state(state: Mapping[str, Tensor], place: int, parameter: Tensor, done: int) -> None:
-    """Raise a ValueError or the like unless Adam can have had this state after `done` steps."""
-    if set(state) != {"step", *_MEANS}:
-        raise KeyError(f"parameter {place} has {', '.join(map(str, state))} and not Adam's state")
-    expected = {name: (parameter.dtype, parameter.shape) for name in _MEANS}
-    for name, (dtype, shape) in {**expected, "step": (torch.float32, torch.Size())}.items():
-        value = state[name]
-        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (dtype, shape):
-            what = type(value).__name__
-            if isinstance(value, Tensor):
-                what = f"{value.dtype} {tuple(value.shape)}"
-            raise ValueError(
-                f"{name} of parameter {place} is {what}, expected {dtype} {tuple(shape)}"
-            )
-    steps = float(state["step"])
-    if not (steps.is_integer() and 1 <= steps <= done):
-        raise ValueError(f"step of parameter {place} is {steps:g}, and {done} steps were done")
-    # A mean of squares can overflow, and nothing else can go wrong with the two.
-    if not state["exp_avg"].isfinite().all():
-        raise ValueError(f"exp_avg of parameter {place} is not finite")
-    if not (state["exp_avg_sq"] >= 0).all():
-        raise ValueError(f"exp_avg_sq of parameter {place} is below 0, or no number")
 
 
 def _compiled(module: nn.Module) -> nn.Module:
@@ -845,7 +798,6 @@ def train(
     board = folder / TENSORBOARD if tensorboard and folder is not None else None
     if board is not None:
         check_tensorboard()
-        check_board(board)
     processes = team(config.device)
     processes.check_batch(config.batch, config.accumulate)
     on_gpu = processes.device.type == "cuda"
@@ -854,19 +806,19 @@ def train(
             if not torch.cuda.is_bf16_supported(including_emulation=False):
                 raise InputError("this GPU has no bfloat16: choose precision float32")
     source = source_of(batches, batch=config.batch, seed=config.seed, processes=processes)
-    identity = checkpoints.identity(config.as_dict(), objective, source.identity())
+    known = identity(config.as_dict(), objective, source.identity())
     saved = None
 
     with ExitStack() as stack:
         if folder is not None:
-            look = partial(checkpoints.open_folder, stack, folder, identity, model)
+            look = partial(open_folder, stack, folder, known, model)
             saved = processes.share(partial(look, resume=resume, overwrite=overwrite))
         stack.enter_context(kept_modes(model))
         stack.enter_context(torch.random.fork_rng([processes.device] if on_gpu else []))
         method = config.optimizer
         make = method.learner if isinstance(method, Method) else GradientLearner
         learner = make(model.to(processes.device), objective, config, processes)
-        run = _Run(learner, model, source, evaluate, folder, identity, label)
+        run = _Run(learner, model, source, evaluate, folder, known, label)
         stack.callback(source.close)
         stack.callback(learner.close)
         if saved is not None:
@@ -918,19 +870,9 @@ class _Run:
         self.clock = time.perf_counter()
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; where it is damaged, the network stays as it is."""
-        try:
-            state = saved.get(checkpoints.DATA)
-            if (state is None) != (self.source.state() is None):
-                raise ValueError("the state of a DataLoader is missing, or none was used")
-            self.source.restore(state, saved["step"])
-            self.learner.restore(saved["optimizer"], saved["step"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            assert self.folder is not None
-            raise InputError(
-                f"{self.folder / CHECKPOINT} is damaged, or was edited ({type(error).__name__}: "
-                f"{error}): take another copy of it, or train again with overwrite=True"
-            ) from None
+        """Continue from a checkpoint; where its data or optimiser do not fit, nothing changes."""
+        self.source.restore(saved.get("data"), saved["step"])
+        self.learner.restore(saved["optimizer"])
         self.model.load_state_dict(saved["model"])
         self.history, self.done = History.from_state(saved["history"]), saved["step"]
         # A kill may have come between the checkpoint and the metrics.
@@ -1040,9 +982,9 @@ class _Run:
         assert self.folder is not None
         checkpoints.write(
             self.folder / CHECKPOINT,
-            config=self.identity,
+            self.model,
+            config=json.dumps(self.identity),
             step=self.done,
-            model=self.model,
             optimizer=self.learner.state(),
             history=self.history.state(),
             data=data,
@@ -1053,9 +995,9 @@ class _Run:
         assert self.folder is not None
         dataset = self.dataset()
         arrays, text = partial(dataset.to_netcdf, engine="h5netcdf"), metrics_json(dataset)
-        replace(self.folder / METRICS, METRICS, arrays)
+        replace(self.folder / METRICS, KINDS[METRICS], arrays)
         write = partial(Path.write_text, data=text, encoding="utf-8")
-        replace(self.folder / METRICS_JSON, METRICS_JSON, write)
+        replace(self.folder / METRICS_JSON, KINDS[METRICS_JSON], write)
 
     def _not_finite(self, what: str, step: int) -> NonFiniteLossError:
         """The error for a step whose numbers are recorded."""

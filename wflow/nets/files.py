@@ -1,0 +1,79 @@
+"""Files that networks and trainings write: replaced whole, and only where wflow wrote them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wflow._core.errors import InputError
+from wflow._core.files import kind_of_file, opened, replace_file
+
+
+class Kind(NamedTuple):
+    """A kind of file that wflow writes.
+
+    Attributes
+    ----------
+    words : str
+        What messages call it.
+    ours : callable
+        Whether the regular file at a path is one, as far as its beginning shows.
+    """
+
+    words: str
+    ours: Callable[[Path], bool]
+
+
+def marked(start: bytes, mark: bytes) -> Callable[[Path], bool]:
+    """Make the test of a file that begins with `start` and has a mark soon behind it."""
+
+    def ours(path: Path) -> bool:
+        with opened(path, "a file written by wflow") as file:
+            head = file.read(4096)
+        return head.startswith(start) and mark in head
+
+    return ours
+
+
+def check_replaceable(path: Path, kind: Kind) -> None:
+    """Raise InputError unless a path is free, or that of a regular file of that kind."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another path") from None
+    if path.is_symlink() or not path.is_file():
+        what = f"{kind_of_file(mode)}, and only regular files are replaced"
+    elif not kind.ours(path):
+        what = f"no {kind.words} that wflow wrote"
+    else:
+        return
+    raise InputError(f"{path} is {what}; it stays as it is: move it away, or choose another path")
+
+
+def replace(path: Path, kind: Kind, writer: Callable[[Path], Any]) -> None:
+    """Write a file by `writer(draft)` and move it into place when it is whole and on the disk.
+
+    Parameters
+    ----------
+    path : Path
+        The file; an earlier one is replaced where it is a regular file of this kind.
+    kind : Kind
+        What it is.
+    writer : callable
+        Writes the whole file to the path that it is given.
+
+    Raises
+    ------
+    InputError
+        Where it cannot be written; an earlier file is kept.
+    """
+    check_replaceable(path, kind)
+    try:
+        replace_file(path, writer)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(
+            f"cannot write {path}: {reason}; the earlier file is kept: free space or choose "
+            "another path, and resume a training by resume=True"
+        ) from None

@@ -1,0 +1,75 @@
+"""What a training is: its configuration, objective and batches as JSON, compared at a resume."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# Settings that may change when a training is continued: they do not affect its results.
+_FREE = ("device", "checkpoint_every")
+_DEPTH = 4  # of objects within objects, whose attributes count
+
+
+def identity(config: Mapping[str, Any], objective: Any, batches: dict[str, Any]) -> dict[str, Any]:
+    """Settings that identify a training, for JSON: the same for a run and its continuation.
+
+    Parameters
+    ----------
+    config : mapping
+        `TrainConfig.as_dict`.
+    objective : object
+        Named by what it is, with its public attributes (`named`).
+    batches : dict
+        What identifies the source of the batches (`Source.identity`).
+
+    Returns
+    -------
+    dict
+        Settings by name.
+    """
+    kept = {key: value for key, value in config.items() if key not in _FREE}
+    return kept | {"objective": named(objective), "batches": batches}
+
+
+def named(thing: Any, depth: int = 0) -> dict[str, Any]:
+    """Name and public attributes of a function or an object, for JSON.
+
+    Attributes are numbers, text, digests of arrays, and objects in the same way; functions have
+    their name alone, with what `functools.partial` has given them.
+    """
+    if isinstance(thing, partial):
+        inside = {"of": thing.func, "arguments": thing.args, "keywords": thing.keywords}
+        return {"kind": "partial"} | {k: _attribute(v, depth) for k, v in inside.items()}
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    public = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("_")}
+    if isinstance(thing, nn.Module):  # weights of classes and the like are kept apart by torch
+        public |= thing.named_buffers(recurse=False)
+    return {"kind": name} | {k: _attribute(v, depth) for k, v in public.items()}
+
+
+def _attribute(value: Any, depth: int) -> Any:
+    """An attribute for JSON; the type of what cannot be compared by its contents."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
+        return f"{value.dtype} {tuple(value.shape)} sha256 {digest}"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if depth == _DEPTH:
+        return type(value).__qualname__
+    if isinstance(value, list | tuple):
+        return [_attribute(entry, depth + 1) for entry in value]
+    if isinstance(value, dict):
+        return {str(k): _attribute(entry, depth + 1) for k, entry in value.items()}
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        return value.__qualname__
+    return named(value, depth + 1)

@@ -32,10 +32,10 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 def test_a_name_that_moved_is_found_with_a_warning_and_is_on_the_page(old):
     module, _, name = old.rpartition(".")
     with pytest.warns(DeprecationWarning, match=re.escape(MOVES[old])) as caught:
-        value = getattr(importlib.import_module(module), name)
+        value = getattr(resolve_name(module), name)
     assert value is resolve_name(MOVES[old])
     assert caught[0].filename == __file__
-    assert name not in dir(importlib.import_module(module))
+    assert name not in dir(resolve_name(module))
     assert f"| `{old}` | `{MOVES[old]}` |" in PAGE.read_text(encoding="utf-8")
 
 

@@ -142,7 +142,7 @@ def end_after_an_exchange():
 
     builtins.last = Last()
     sys.setswitchinterval(1000)
-    parallel.team("cpu").gather(torch.zeros(1, 1, dtype=torch.float64), 0)
+    parallel.process_group("cpu").gather(torch.zeros(1, 1, dtype=torch.float64), 0)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_a_signal_in_what_process_0_does_alone_reaches_the_others(monkeypatch):
         raise Interrupted("SIGTERM ended an evaluation", signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="SIGTERM"):
-        parallel.Team(torch.device("cpu"), rank=0, count=2).share(task)
+        parallel.Processes(torch.device("cpu"), rank=0, count=2).on_rank_zero(task)
     assert sent
 
 
@@ -249,7 +249,7 @@ def test_a_broken_environment_is_refused(monkeypatch):
     with pytest.raises(InputError, match="whole number"):
         run(None)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert parallel.team("cpu").count == 1
+    assert parallel.process_group("cpu").count == 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 MOVES = {
+    "wflow.nets.train.Team": "wflow.nets.train.Processes",
+    "wflow.nets.train.team": "wflow.nets.train.process_group",
     "wflow.study.count_steps": "wflow._core.checks.count_steps",
     "wflow.study.number": "wflow._core.checks.number",
     "wflow.study.positive": "wflow._core.checks.positive",

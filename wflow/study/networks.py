@@ -379,7 +379,7 @@ def is_published(flags: NetFlags) -> bool:
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:
     """Do something in the first process of torchrun alone, whose result all of them get."""
-    return nets.train.team(flags.device).share(task)
+    return nets.train.process_group(flags.device).on_rank_zero(task)
 
 
 def _trained(session: Session, flags: NetFlags, name: str, seed: int, run: Run) -> Trained:

@@ -23,7 +23,7 @@ from wflow.nets.control.principle import recorded
 from wflow.nets.control.sweep import Generators, Keep, bodies_of, body_of, check_keep, swept
 from wflow.nets.dynamics import Dynamics
 from wflow.nets.training.loaders import redraw
-from wflow.nets.training.parallel import Team, device
+from wflow.nets.training.parallel import Processes, device
 from wflow.nets.training.train import (
     TRAINING,
     Learner,
@@ -231,7 +231,7 @@ class MSA(Method):
                 )
 
     def learner(
-        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Team
+        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Processes
     ) -> "MaximumPrinciple":
         """Make what takes the steps.
 
@@ -243,7 +243,7 @@ class MSA(Method):
             Loss of the network on the rows of a batch.
         config : TrainConfig
             How to train.
-        processes : Team
+        processes : Processes
             This process alone.
 
         Returns
@@ -273,7 +273,7 @@ class MaximumPrinciple(Learner):
         model: nn.Module,
         objective: Objective,
         config: TrainConfig,
-        processes: Team,
+        processes: Processes,
     ) -> None:
         super().__init__(model, objective, config, processes)
         if processes.count > 1:

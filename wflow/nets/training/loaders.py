@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from wflow._core.errors import InputError
 from wflow.nets.data.batches import Purpose, permutation
 from wflow.nets.training.identity import named
-from wflow.nets.training.parallel import Team
+from wflow.nets.training.parallel import Processes
 
 EPOCH, BATCH = 2, 3  # purposes of random numbers, beside those of `train`
 
@@ -52,7 +52,7 @@ class Source(Protocol):
         """Stop what runs in the background."""
 
 
-def source_of(batches: Any, *, batch: int, seed: int, processes: Team) -> Source:
+def source_of(batches: Any, *, batch: int, seed: int, processes: Processes) -> Source:
     """The source that `train` was given, by its kind.
 
     Raises
@@ -126,7 +126,7 @@ class Rows(Stepwise):
 class Loaded:
     """A DataLoader, epoch after epoch."""
 
-    def __init__(self, loader: DataLoader, *, batch: int, seed: int, processes: Team) -> None:
+    def __init__(self, loader: DataLoader, *, batch: int, seed: int, processes: Processes) -> None:
         self._loader, self._seed, self._processes = loader, seed, processes
         self.local = processes.count > 1
         _check_shares(loader, batch, processes)
@@ -283,7 +283,7 @@ def _sampler(loader: DataLoader) -> Any:
     return loader.sampler if inner is None else inner
 
 
-def _check_shares(loader: DataLoader, batch: int, processes: Team) -> None:
+def _check_shares(loader: DataLoader, batch: int, processes: Processes) -> None:
     """Check the size of the batches, and that several processes see different data."""
     count = processes.count
     if loader.batch_size is not None and loader.batch_size * count != batch:

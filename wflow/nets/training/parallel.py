@@ -30,7 +30,7 @@ _GLOO_SECONDS = 0.2  # until its threads have certainly run once more
 
 
 @dataclass(frozen=True)
-class Team:
+class Processes:
     """The processes that train one network, from the view of one of them.
 
     Attributes
@@ -54,7 +54,7 @@ class Team:
         on_gpu = self.device.type == "cuda"
         return DistributedDataParallel(model, device_ids=[self.device] if on_gpu else None)
 
-    def quiet(self, module: nn.Module, more: bool) -> AbstractContextManager:
+    def no_sync(self, module: nn.Module, more: bool) -> AbstractContextManager:
         """Keep gradients to the process while more parts of the step are to come."""
         if more and isinstance(module, DistributedDataParallel):
             return module.no_sync()
@@ -114,12 +114,12 @@ class Team:
         table = torch.stack(everyone).cpu().numpy()  # (processes, values and signal)
         return table[:, :-1].mean(axis=0).reshape(values.shape), int(table[:, -1].max())
 
-    def agree(self, caught: list[int]) -> int:
+    def any_signal(self, caught: list[int]) -> int:
         """The signal that any of the processes caught, or 0."""
         nothing = torch.zeros(0, dtype=torch.float64, device=self.device)
         return self.gather(nothing, max(caught, default=0))[1]
 
-    def share(self, task: Callable[[], Result]) -> Result:
+    def on_rank_zero(self, task: Callable[[], Result]) -> Result:
         """Run a task in process 0 only; all processes get its result, or raise its error.
 
         Without this, an error in process 0 would leave the others waiting for it.
@@ -189,7 +189,7 @@ def device(name: str) -> torch.device:
     return torch.device("cuda", place)
 
 
-def team(name: str) -> Team:
+def process_group(name: str) -> Processes:
     """The processes that torchrun started, or this one alone.
 
     Parameters
@@ -204,7 +204,7 @@ def team(name: str) -> Team:
     """
     count = _environment("WORLD_SIZE", 1)
     if count == 1 and not _joined():
-        return Team(device(name))
+        return Processes(device(name))
     if name.startswith("cuda:"):
         raise InputError(f"device is {name}: several processes take one GPU each, give cuda")
     own = device(name)
@@ -221,7 +221,7 @@ def team(name: str) -> Team:
         # The others wait while process 0 evaluates and saves.
         dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=_PATIENCE)
         atexit.register(_leave)
-    return Team(own, dist.get_rank(), dist.get_world_size())
+    return Processes(own, dist.get_rank(), dist.get_world_size())
 
 
 def _joined() -> bool:

@@ -31,6 +31,7 @@ from torch.nn import utils
 
 from wflow._core.checks import check_choice, function, number, path_of, positive, switch, whole
 from wflow._core.errors import InputError, WflowError
+from wflow._core.moves import moved_names
 from wflow._core.processes import check_main_guard
 from wflow._core.progress import progress
 from wflow._core.signals import caught_signals, interrupted
@@ -54,7 +55,7 @@ from wflow.nets.training.history import (
 )
 from wflow.nets.training.identity import identity
 from wflow.nets.training.loaders import Loaded, Source, redraw, rows_of, source_of
-from wflow.nets.training.parallel import Team, device, team
+from wflow.nets.training.parallel import Processes, device, process_group
 from wflow.nets.training.schedules import (
     Constant,
     Cosine,
@@ -95,6 +96,9 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+__getattr__ = moved_names("wflow.nets.train")
 
 
 # Configuration
@@ -244,7 +248,7 @@ class Method:
         """Raise InputError for a configuration that does not fit."""
 
     def learner(
-        self, model: nn.Module, objective: "Objective", config: TrainConfig, processes: Team
+        self, model: nn.Module, objective: "Objective", config: TrainConfig, processes: Processes
     ) -> "Learner":
         """Make what takes the steps; parameters as for `Learner`."""
         raise NotImplementedError
@@ -450,7 +454,7 @@ class Learner:
         Loss of the network on the rows of a batch.
     config : TrainConfig
         How to train.
-    processes : Team
+    processes : Processes
         The processes that share a step.
 
     Attributes
@@ -467,7 +471,7 @@ class Learner:
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Team
+        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Processes
     ) -> None:
         self.objective, self.config, self.processes = objective, config, processes
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -567,7 +571,7 @@ class GradientLearner(Learner):
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Team
+        self, model: nn.Module, objective: Objective, config: TrainConfig, processes: Processes
     ) -> None:
         super().__init__(model, objective, config, processes)
         self.optimizer = _optimizer(self.parameters, config)
@@ -594,7 +598,7 @@ class GradientLearner(Learner):
         values = []
         for place, piece in enumerate(pieces, 1):
             more = place < len(pieces)
-            with processes.quiet(self._module, more=more), self._compiled_blocks():
+            with processes.no_sync(self._module, more=more), self._compiled_blocks():
                 with self.autocast():
                     loss = self.objective(self._module, *piece)
                 values.append(self.values(loss))
@@ -798,7 +802,7 @@ def train(
     board = folder / TENSORBOARD if tensorboard and folder is not None else None
     if board is not None:
         check_tensorboard()
-    processes = team(config.device)
+    processes = process_group(config.device)
     processes.check_batch(config.batch, config.accumulate)
     on_gpu = processes.device.type == "cuda"
     if config.precision == "bfloat16" and on_gpu:
@@ -812,7 +816,7 @@ def train(
     with ExitStack() as stack:
         if folder is not None:
             look = partial(open_folder, stack, folder, known, model)
-            saved = processes.share(partial(look, resume=resume, overwrite=overwrite))
+            saved = processes.on_rank_zero(partial(look, resume=resume, overwrite=overwrite))
         stack.enter_context(kept_modes(model))
         stack.enter_context(torch.random.fork_rng([processes.device] if on_gpu else []))
         method = config.optimizer
@@ -831,7 +835,7 @@ def train(
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(processes.device)
         run.go(caught, advance, log)
-        signum = processes.agree(caught)
+        signum = processes.any_signal(caught)
     if signum:
         where = (
             f"came when the training was done: it is whole, in {folder}"
@@ -876,7 +880,7 @@ class _Run:
         self.model.load_state_dict(saved["model"])
         self.history, self.done = History.from_state(saved["history"]), saved["step"]
         # A kill may have come between the checkpoint and the metrics.
-        self.processes.share(self._write_metrics)
+        self.processes.on_rank_zero(self._write_metrics)
 
     def go(self, caught: list[int], advance: Callable[[int], None], log: Log) -> None:
         """Train to the end, or until a signal."""
@@ -974,7 +978,7 @@ class _Run:
         device = self.processes.device
         self.history.peak_memory = max(self.history.peak_memory, peak_memory(device))
         if self.folder is not None:
-            self.processes.share(partial(self._write, self.source.state()))
+            self.processes.on_rank_zero(partial(self._write, self.source.state()))
         self.changed = False
         self.clock = time.perf_counter()
 

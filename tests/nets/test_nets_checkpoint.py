@@ -112,7 +112,7 @@ def test_the_trap_is_a_real_one(tmp_path):
 
 def test_a_file_of_save_model_is_no_checkpoint(tmp_path):
     train.save_model(tmp_path / train.CHECKPOINT, network())
-    refused(tmp_path, "no checkpoint of a training", resume=True)
+    refused(tmp_path, "expected a checkpoint of a training", resume=True)
 
 
 def test_torch_alone_reads_what_is_written(tmp_path):

@@ -87,7 +87,7 @@ def register(cls: type[N]) -> type[N]:
         if type(self) is cls:  # not of a class that was derived from it
             bound = form.bind(self, *arguments, **options)
             bound.apply_defaults()
-            setattr(self, _GIVEN, _written(cls, bound))
+            setattr(self, _GIVEN, _arguments_of(cls, bound))
 
     cls.__init__ = making  # type: ignore[method-assign]
     _CLASSES[cls.__name__] = cls
@@ -130,7 +130,7 @@ def config(network: nn.Module) -> dict[str, Any]:
         with _outline():
             made = build(one)
         lines = first_difference(described(made), described(network))
-        if lines is None and _form(made) == _form(network):
+        if lines is None and _shapes(made) == _shapes(network):
             return one
     old, new = lines or ("its parameters", "other ones")
     raise InputError(
@@ -165,7 +165,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     >>> type(nets.build(nets.config(net))).__name__
     'ViT'
     """
-    return _made(config)
+    return _network_of(config)
 
 
 def filled(path: Path, config: Any, state: Mapping[str, Any], kind: type[N]) -> N:
@@ -214,7 +214,7 @@ def filled(path: Path, config: Any, state: Mapping[str, Any], kind: type[N]) -> 
 
 def shared(network: nn.Module) -> dict[str, str]:
     """Names of parameters and buffers, each with the first name of the same tensor."""
-    return {name: first for name, (_, first) in _form(network).items()}
+    return {name: first for name, (_, first) in _shapes(network).items()}
 
 
 def check_weights(
@@ -281,13 +281,13 @@ def _class_of(config: Any) -> type[nn.Module]:
         ) from None
 
 
-def _made(config: Any, *inner: nn.Module) -> nn.Module:
+def _network_of(config: Any, *inner: nn.Module) -> nn.Module:
     """The network of a configuration; that of a body is made around the `inner` one."""
     cls = _class_of(config)
     try:
         given = dict(config["arguments"])
         for part in _parts_of(cls):
-            given[part] = _made(given[part])
+            given[part] = _network_of(given[part])
         network = cls(*inner, **given)
     except Exception as error:  # a constructor may raise anything
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
@@ -296,7 +296,7 @@ def _made(config: Any, *inner: nn.Module) -> nn.Module:
     if "body" in config:
         if not isinstance(getattr(network, "body", None), nn.Module):
             raise InputError(f"the configuration has a body, and {cls.__name__} has none")
-        network.body = _made(config["body"], network.body)  # type: ignore[arg-type]
+        network.body = _network_of(config["body"], network.body)  # type: ignore[arg-type]
     return network
 
 
@@ -314,7 +314,7 @@ def _config_of(network: nn.Module) -> dict[str, Any]:
     now = {key: _config_of(getattr(network, key)) for key in _parts_of(cls)}
     for key, value in given.items():
         try:
-            now[key] = _plain(getattr(network, key, value))
+            now[key] = _as_json(getattr(network, key, value))
         except Exception:  # a parameter or a part of that name, or a property that fails
             now[key] = copy.deepcopy(value)
     return {"network": cls.__name__, "arguments": now}
@@ -325,7 +325,7 @@ def _parts_of(cls: type[nn.Module]) -> tuple[str, ...]:
     return getattr(cls, "PARTS", ())
 
 
-def _written(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[str, Any] | str:
+def _arguments_of(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[str, Any] | str:
     """Arguments of a constructor for JSON, without itself and what a body wraps; or a reason."""
     written: dict[str, Any] = {}
     for place, (key, value) in enumerate(bound.arguments.items()):
@@ -335,7 +335,7 @@ def _written(cls: type[nn.Module], bound: inspect.BoundArguments) -> dict[str, A
         if place == 0 or unused or wrapped or key in _parts_of(cls):
             continue
         try:
-            plain = _plain(value)
+            plain = _as_json(value)
         except (TypeError, ValueError, RecursionError) as error:
             return (
                 f"the argument {key} of {cls.__name__} cannot be written as JSON ({error}): "
@@ -352,12 +352,12 @@ def _holds_networks(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """A value as JSON has it."""
-    return json.loads(json.dumps(value, default=_known, allow_nan=False))
+    return json.loads(json.dumps(value, default=_json_default, allow_nan=False))
 
 
-def _known(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Tableau):
@@ -365,7 +365,7 @@ def _known(value: Any) -> Any:
     raise TypeError(f"it holds {type(value).__name__}")
 
 
-def _form(network: nn.Module) -> dict[str, Any]:
+def _shapes(network: nn.Module) -> dict[str, Any]:
     """Shapes of parameters and buffers by name, and which of them are the same."""
     firsts: dict[int, str] = {}
     return {

@@ -44,8 +44,12 @@ N = TypeVar("N", bound=nn.Module)
 
 TRAINING = Kind("checkpoint of a training", marked(b"PK\3\4", b"wflow-training/"))
 MODEL = Kind("file of save_model", marked(b"PK\3\4", b"wflow-model/"))
-_KINDS = {"wflow-training": TRAINING, "wflow-model": MODEL}
 _VERSION = 4  # 1 to 3 had no digest of the file, 1 and 2 no configuration of the network
+_FORMATS = {
+    f"{name}/{version}": kind
+    for name, kind in (("wflow-training", TRAINING), ("wflow-model", MODEL))
+    for version in range(1, _VERSION + 1)
+}
 _DIGEST = 64  # hexadecimal digits
 _AGAIN = "take another copy of it, or train again with overwrite=True"
 
@@ -203,12 +207,12 @@ def _content(form: str, model: nn.Module, description: str) -> dict[str, Any]:
     return {
         "format": f"{form}/{_VERSION}",
         "description": description,
-        "network": written_network(model),
+        "network": config_text(model),
         "model": model.state_dict(),
     }
 
 
-def written_network(model: nn.Module) -> str:
+def config_text(model: nn.Module) -> str:
     """The configuration of a network as JSON; where it has none, the reason, as JSON text."""
     try:
         return json.dumps(registry.config(model))
@@ -227,7 +231,7 @@ def _save(content: dict[str, Any], path: Path, draft: Path) -> None:
             others = [str(error)]
         if others:
             raise InputError(
-                f"cannot write {path}: the weights, or what a training keeps, hold "
+                f"cannot write {path}: the state of the network or of its training holds "
                 f"{', '.join(others)}, and files hold tensors, numbers and text only"
             )
         file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment
@@ -253,15 +257,14 @@ def read(path: Path, kind: Kind | None = None) -> dict[str, Any]:
     """
     with opened(path, "a file written by wflow.nets.train") as file:
         content, whole = _load(path, file)
-    form = content.get("format") if isinstance(content, dict) else None
-    name, _, version = str(form).partition("/")
-    found = _KINDS.get(name)
-    if found is None or kind not in (None, found):
-        expected = " and no ".join(one.words for one in _KINDS.values() if kind in (None, one))
-        raise InputError(f"{path} is no {expected}: take another file")
-    if version not in map(str, range(1, _VERSION + 1)):
-        raise InputError(f"{path} has the format {form:.40}: a newer wflow wrote it; update wflow")
-    if version == str(_VERSION) and not whole:
+    form = str(content.get("format") if isinstance(content, dict) else type(content).__name__)
+    if form not in _FORMATS or kind not in (None, _FORMATS[form]):
+        words = f"{TRAINING.words} or {MODEL.words}" if kind is None else kind.words
+        raise InputError(
+            f"{path} has the format {form:.40}: expected a {words}; take another file, or update "
+            "wflow where a newer one wrote it"
+        )
+    if form.endswith(f"/{_VERSION}") and not whole:
         raise InputError(f"{path} is damaged: its SHA-256 is another than when written; {_AGAIN}")
     content.setdefault("network", json.dumps("an earlier version of wflow wrote it"))
     return content
@@ -272,8 +275,8 @@ def _load(path: Path, file: IO[bytes]) -> tuple[Any, bool]:
     try:
         check_zip(file, path)
         digest, end = hashlib.sha256(), os.fstat(file.fileno()).st_size - _DIGEST
-        while file.tell() < end:
-            digest.update(file.read(min(2**20, end - file.tell())))
+        while chunk := file.read(min(2**20, max(0, end - file.tell()))):
+            digest.update(chunk)
         whole = file.read() == digest.hexdigest().encode()
         if not whole:
             with zipfile.ZipFile(file) as archive:

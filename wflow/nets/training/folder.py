@@ -13,7 +13,7 @@ from wflow._core.errors import InputError
 from wflow._core.files import claim_folder, open_hdf5, remove_drafts
 from wflow.nets.files import Kind, check_replaceable, marked
 from wflow.nets.registry import check_weights, described, first_difference
-from wflow.nets.training.checkpoint import TRAINING, read, written_network
+from wflow.nets.training.checkpoint import TRAINING, config_text, read
 from wflow.nets.training.history import METRICS, METRICS_JSON
 from wflow.runs.read import differences
 
@@ -131,7 +131,7 @@ def _same_training(path: Path, config: Mapping[str, Any], model: nn.Module) -> d
     check_weights(path, saved["model"], model, types=True)
     lines = first_difference(saved["description"], described(model))
     # Versions of torch may print the same network in other words.
-    network = written_network(model)
+    network = config_text(model)
     known = isinstance(json.loads(network), dict) and saved["network"] == network
     if lines is not None and not known:
         raise InputError(

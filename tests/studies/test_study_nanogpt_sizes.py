@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,43 +11,51 @@ import xarray as xr
 
 torch = pytest.importorskip("torch")
 
-from scripts import VERDICTS, call, script  # noqa: E402
+from scripts import VERDICTS, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_data")
 
-parts, study = script("_nanogpt_sizes"), script("nanogpt_sizes")
-SMOKE = study.PRESETS["smoke"]
+study = script("nanogpt_sizes")
+SMOKE = study.NanogptSizes.of("smoke", device="cpu")
+PAPER = study.NanogptSizes.of("paper", device="cpu")
 
 
 @pytest.fixture
 def corpus():
-    return parts.load(SMOKE, "characters", None)
+    return study.corpus(SMOKE, "characters")
+
+
+@pytest.fixture
+def corpora(corpus):
+    floor = {"bleu": [30.0, 31.0, 30.5], "bleu_any": [40.0]}
+    return study.Corpora({"characters": corpus}, floor)
 
 
 def test_the_published_sizes_have_their_parameters_and_iterations(corpus):
-    counts = {}
-    for name, size in parts.SIZES.items():
-        net = parts.network(size, study.PRESETS["paper"], 65, 0)
+    counts, steps = {}, []
+    text = replace(corpus.text, train=torch.zeros(1_003_854, dtype=torch.int64))
+    corpora = study.Corpora({"characters": corpus._replace(text=text)}, {})
+    for name, size in study.SIZES["published"].items():
+        net = study.network(PAPER, size, 65, 0)
         counts[name] = net.count(positions=True)
         d, n = size.width, size.context
         # Two layer norms, queries, keys, values and output, and a feed-forward layer of width 4 d.
         block = 2 * d + 4 * d**2 + 2 * d * 4 * d
         assert counts[name] == 65 * d + n * d + size.depth * block + d
-        assert parts.EARLY % size.evaluate_every == 0
+        assert study.EARLY % size.evaluate_every == 0
+        steps.append(study.plan(PAPER, corpora, (size, "characters"), 0).config.steps)
     assert counts == {"S": 5184, "M": 30912, "L": 217728}
-    text = replace(corpus.text, train=torch.zeros(1_003_854, dtype=torch.int64))
-    steps = [parts.iterations(s, study.PRESETS["paper"], text) for s in parts.SIZES.values()]
     assert steps == [19_600, 4_900, 1_220]  # 20 epochs
 
 
-def test_an_epoch_sees_every_window_at_most_once(corpus):
-    flags = study.NanogptSizes(preset="smoke", device="cpu")
-    size = SMOKE.sizes["M"]
-    run = parts.plan(size, SMOKE, corpus.text, flags, 0)
+def test_an_epoch_sees_every_window_at_most_once(corpus, corpora):
+    model = study.models(SMOKE)["M characters"]
+    run = study.plan(SMOKE, corpora, model, 0)
     inputs, targets = run.batches.tensors
+    size, _ = model
     whole = (len(corpus.text.train) - 1) // size.context
     assert inputs.shape == targets.shape == (whole, size.context)
     assert torch.equal(inputs.flatten(), corpus.text.train[: inputs.numel()])
@@ -56,19 +65,19 @@ def test_an_epoch_sees_every_window_at_most_once(corpus):
 
 
 def test_losses_are_those_of_the_logits(corpus):
-    net = parts.network(SMOKE.sizes["L"], SMOKE, corpus.text.vocabulary, 0)
+    net = study.network(SMOKE, study.SIZES["tiny"]["L"], corpus.text.vocabulary, 0)
     inputs, targets = corpus.text.train[:64].view(2, 32), corpus.text.train[1:65].view(2, 32)
     net.eval()
     want = nets.train.cross_entropy(net(inputs).output, targets)
-    assert parts.NextToken()(net, inputs, targets).total.item() == pytest.approx(want.item())
-    found = parts.loss_on(net, corpus.text.train[:65], 32, torch.device("cpu"))
+    assert study.NextToken()(net, inputs, targets).total.item() == pytest.approx(want.item())
+    found = study.loss_on(net, corpus.text.train[:65], 32, torch.device("cpu"))
     assert found == pytest.approx(want.item(), rel=1e-6)
 
 
 def test_passages_are_beginnings_and_what_follows_them(corpus):
     test = corpus.text.decode(corpus.text.test)
     flat = " ".join(test.split())
-    begun = [parts.plain(corpus.text.decode(row)) for row in corpus.beginnings]
+    begun = [study.plain(corpus.text.decode(row)) for row in corpus.beginnings]
     assert len(begun) == len(corpus.continuations) == SMOKE.passages
     places = []
     for beginning, rest in zip(begun, corpus.continuations, strict=True):
@@ -78,27 +87,27 @@ def test_passages_are_beginnings_and_what_follows_them(corpus):
     assert corpus.new >= max(map(len, corpus.continuations))
     few = replace(SMOKE, words=300)
     with pytest.raises(InputError, match="616"):
-        parts.load(few, "characters", None)
+        study.corpus(few, "characters")
 
 
 def test_frequencies_alone_have_the_loss_of_their_entropy():
     tokens = torch.tensor([0, 0, 0, 1, 1, 2])  # counted once more: 4, 3, 2 of 9
     text = nets.data.Text(tokens, torch.tensor([0, 2]), nets.data.Characters("abc"), "")
-    assert parts.frequency_loss(text) == pytest.approx(-(math.log(4 / 9) + math.log(2 / 9)) / 2)
+    assert study.frequency_loss(text) == pytest.approx(-(math.log(4 / 9) + math.log(2 / 9)) / 2)
 
 
 def test_falls_are_shares_of_the_whole_fall():
     losses = np.concatenate([np.linspace(4, 2, 500), np.full(500, 2.0)])
     losses[475:525], losses[-50:] = 2.0, 1.0
-    found = parts.falls(losses, np.arange(0, 1001, 250), np.array([5.0, 4.0, 3.0, 2.5, 1.0]))
+    found = study.falls(losses, np.arange(0, 1001, 250), np.array([5.0, 4.0, 3.0, 2.5, 1.0]))
     assert found == pytest.approx({"early_train": 2 / 3, "early_test": 1 / 2, "late": 1.5 / 4})
-    short = parts.falls(losses[:400], np.array([0, 300, 400]), np.array([3.0, 2.0, 1.0]))
+    short = study.falls(losses[:400], np.array([0, 300, 400]), np.array([3.0, 2.0, 1.0]))
     assert short == {"late": 0.5}
 
 
 def test_other_passages_do_not_hold_the_own_one():
     texts = ["a", "b", "c"]
-    assert parts.without_own(texts) == [["b", "c", "a"], ["c", "a", "b"]]
+    assert study.without_own(texts) == [["b", "c", "a"], ["c", "a", "b"]]
 
 
 def test_bleu_is_that_of_its_definition():
@@ -106,11 +115,11 @@ def test_bleu_is_that_of_its_definition():
     # Matches of orders 1 to 4: 6 of 7, 5 of 6, 4 of 5, 3 of 4; the lengths are equal.
     want = 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25
     written, held_out = "the cat sat on the mat today", "the cat sat on the mat yesterday"
-    assert parts.bleu([written], [[held_out]]) == pytest.approx(want)
-    assert parts.bleu([written], [["another text"], [written]]) == pytest.approx(100)
+    assert study.bleu([written], [[held_out]]) == pytest.approx(want)
+    assert study.bleu([written], [["another text"], [written]]) == pytest.approx(100)
     shorter = "the cat sat on"
-    assert parts.bleu([shorter], [[held_out]]) == pytest.approx(100 * math.exp(1 - 7 / 4))
-    assert "tok:13a" in parts.metric()
+    assert study.bleu([shorter], [[held_out]]) == pytest.approx(100 * math.exp(1 - 7 / 4))
+    assert "tok:13a" in study.metric()
 
 
 def test_the_likeliest_tokens_of_a_network_that_knows_the_text_are_the_text(corpus):
@@ -123,7 +132,7 @@ def test_the_likeliest_tokens_of_a_network_that_knows_the_text_are_the_text(corp
             logits = torch.nn.functional.one_hot(after, text.vocabulary).float()
             return nets.Output(logits, torch.zeros(()))
 
-    found, (came,) = parts.likeliest(Oracle(), text, 50)
+    found, (came,) = study.likeliest(Oracle(), text, 50)
     assert found == came and len(found) == math.ceil((len(text.test) - 1) / 50)
     assert "".join(came).replace(" ", "") == "".join(text.decode(text.test[1:]).split())
 
@@ -131,17 +140,21 @@ def test_the_likeliest_tokens_of_a_network_that_knows_the_text_are_the_text(corp
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
     out = tmp_path / "sizes"
     flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
-    monkeypatch.setattr(parts, "metric", lambda: None)
-    figures = parts.figures
-    monkeypatch.setattr(parts, "figures", lambda *_: {})
-    assert call("nanogpt_sizes", monkeypatch, *flags, "--only", "S characters") == 0
-    first = (out / "S-characters-0" / "checkpoint.pt").stat().st_mtime_ns
-    capsys.readouterr()
-    assert call("nanogpt_sizes", monkeypatch, *flags, "--resume") == 0
-    said = capsys.readouterr().out
-    assert (out / "S-characters-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    assert "sonnets" in said and "published" not in said
-    assert "pip install 'wflow-transformers[metrics]'" in said
+    run = script("nanogpt_sizes")
+    checkpoint = out / "S-characters-0" / "checkpoint.pt"
+
+    def said(*more):
+        monkeypatch.setattr(sys, "argv", ["nanogpt_sizes", *flags, *more])
+        assert run.main() == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(run, "metric", lambda: None)
+    said("--only", "S characters")
+    first = checkpoint.stat().st_mtime_ns
+    text = said("--resume")
+    assert checkpoint.stat().st_mtime_ns == first
+    assert "sonnets" in text and "published" not in text
+    assert "pip install 'wflow-transformers[metrics]'" in text
     samples = (out / "samples.txt").read_text()
     assert samples.count("generated: ") == samples.count("held out: ") == 9
     assert json.loads((out / "summary.json").read_text())["findings"] == []
@@ -153,23 +166,21 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sket
         assert (table["best"] <= table["test"]).all()
 
     # What was missing is measured where the package has come.
-    monkeypatch.setattr(parts, "metric", lambda: "tok:none")
-    monkeypatch.setattr(parts, "bleu", lambda written, references: 7.0)
-    monkeypatch.setattr(parts, "figures", figures)
-    assert call("nanogpt_sizes", monkeypatch, *flags, "--resume") == 0
-    assert "Sacrebleu: tok:none." in capsys.readouterr().out
-    assert (out / "S-characters-0" / "checkpoint.pt").stat().st_mtime_ns == first
+    monkeypatch.setattr(run, "metric", lambda: "tok:none")
+    monkeypatch.setattr(run, "bleu", lambda written, references: 7.0)
+    assert "Sacrebleu: tok:none." in said("--resume")
+    assert checkpoint.stat().st_mtime_ns == first
     assert {"bleu.png", "losses_characters.pdf"} <= {file.name for file in out.iterdir()}
     with xr.open_dataset(out / "summary.h5", engine="h5netcdf") as table:
         assert (table["bleu"] == 7).all() and (table["bleu_next"] == 7).all()
 
 
-def records(setup, **changes):
+def records(flags, **changes):
     """Records of networks that do what the report says, apart from the changes."""
     found = {}
-    for name in parts.models(setup):
+    for name in study.models(flags):
         place = "SML".index(name[0])
-        good = dict.fromkeys(parts.SCALARS, 1.0)
+        good = dict.fromkeys(study.SCALARS, 1.0)
         good |= {"test": 2.0 - 0.3 * place, "best": 2.0 - 0.3 * place, "late": 0.01}
         good |= {"early_train": 0.9, "early_test": 0.8, "iterations": 1000, "diverged": False}
         good |= {"bleu": 13.0 + place, "bleu_any": 20.0, "bleu_next": 15.0}
@@ -180,11 +191,10 @@ def records(setup, **changes):
 
 
 @pytest.mark.parametrize("metric", [None, "tok:13a"])
-def test_findings_are_decided_by_the_numbers(metric, monkeypatch, corpus):
-    setup = replace(SMOKE, seeds=2, tokens=("characters",))
+def test_findings_are_decided_by_the_numbers(metric, monkeypatch, corpora):
+    flags = replace(SMOKE, seeds=2)
     monkeypatch.setattr(study, "metric", lambda: metric)
-    rest = {"characters": corpus}, {"bleu": [30.0, 31.0, 30.5], "bleu_any": [40.0]}
-    good = study.findings(setup, records(setup), *rest)
+    good = study.findings(flags, corpora, records(flags))
     assert len(good) == (7 if metric is None else 12)
     assert {f.verdict for f in good} <= set(VERDICTS)
     by_lines = [f for f in good if "lines" in f.prediction]
@@ -193,21 +203,22 @@ def test_findings_are_decided_by_the_numbers(metric, monkeypatch, corpus):
 
     bad = {"test": 3.5, "best": 1.0, "late": 0.5, "early_train": 0.1, "early_test": 0.1}
     bad |= {"bleu": 2.0, "bleu_any": 2.0, "bleu_next": 2.0}
-    changed = study.findings(setup, records(setup, L=bad), *rest)
+    changed = study.findings(flags, corpora, records(flags, L=bad))
     assert all(f.verdict == "confirmed in part" for f in changed
                if f not in by_lines and "another passage" not in f.prediction
                and "lines" not in f.prediction)  # fmt: skip
-    close = records(setup, L={"bleu": 12.0001})
+    close = records(flags, L={"bleu": 12.0001})
     close.records["L characters"][1]["bleu"] = 12.5
     if metric:
-        text = [f for f in study.findings(setup, close, *rest) if "continuation" in f.prediction]
+        text = [f for f in study.findings(flags, corpora, close) if "continuation" in f.prediction]
         assert text[0].verdict == "confirmed in part" and "spread" in text[0].found
 
 
 def test_characters_and_byte_pairs_are_compared_by_size(monkeypatch, corpus):
-    setup = replace(SMOKE, seeds=2, tokens=("characters", "byte pairs"))
+    flags = replace(SMOKE, seeds=2, text="shakespeare")
+    corpora = study.Corpora({"characters": corpus, "byte pairs": corpus}, {})
     monkeypatch.setattr(study, "metric", lambda: None)
-    found = records(setup)
+    found = records(flags)
     for name, runs in found.records.items():
         for seed, record in enumerate(runs):
             pairs = name.endswith("byte pairs")
@@ -216,7 +227,7 @@ def test_characters_and_byte_pairs_are_compared_by_size(monkeypatch, corpus):
             record["milliseconds"] = (7.0 if pairs else 5.0) + 0.1 * seed
     verdicts = {
         one.prediction.split(":")[0].split(" take")[0]: one.verdict
-        for one in study.findings(setup, found, dict.fromkeys(setup.tokens, corpus), {})[-4:]
+        for one in study.findings(flags, corpora, found)[-4:]
     }
     assert verdicts == {
         "the text has around 70 different characters": "not confirmed",  # the sonnets have 59
@@ -226,11 +237,11 @@ def test_characters_and_byte_pairs_are_compared_by_size(monkeypatch, corpus):
     }
 
 
-def test_a_short_training_says_nothing_of_its_first_iterations(monkeypatch, corpus):
-    setup = replace(SMOKE, seeds=2)
+def test_a_short_training_says_nothing_of_its_first_iterations(monkeypatch, corpora):
+    flags = replace(SMOKE, seeds=2)
     monkeypatch.setattr(study, "metric", lambda: None)
-    short = records(setup, L={"iterations": 360, "early_train": math.nan})
-    early = [f for f in study.findings(setup, short, {"characters": corpus}, {})
+    short = records(flags, L={"iterations": 360, "early_train": math.nan})
+    early = [f for f in study.findings(flags, corpora, short)
              if "iterations" in f.prediction]  # fmt: skip
     assert len(early) == 2 and all(f.verdict == "confirmed" for f in early)
     assert not any("L characters" in f.found for f in early)
@@ -245,7 +256,8 @@ def test_byte_pairs_have_the_vocabulary_of_those_that_occur(monkeypatch):
         return sonnets
 
     monkeypatch.setattr(nets.data, "shakespeare", shakespeare)
-    found = parts.load(replace(SMOKE, text="shakespeare"), "byte pairs", "folder")
+    flags = replace(SMOKE, text="shakespeare", data="folder")
+    found = study.corpus(flags, "byte pairs")
     assert asked == [("gpt2", "folder")] and found.text.source.endswith("of which 59 occur")
     assert {*found.text.train.tolist(), *found.text.test.tolist()} == set(range(59))
     assert found.lines == sonnets.decode(torch.cat([sonnets.train, sonnets.test])).count("\n")

@@ -1,0 +1,63 @@
+"""What the studies of [GPTOC] share: its printed numbers, windows of a text, claims over runs.
+
+Torch is loaded when something is trained: the flags and their `--help` work without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflow import nets
+from wflow.study import Finding, networks
+from wflow.study.frame import Verdict
+from wflow.study.networks import Record, Results
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+FloatArray = NDArray[np.float64]
+Pair = tuple[FloatArray, FloatArray]  # what is said to be more, and what less, by seed
+PRINTED = Path(__file__).parents[1] / "published" / "gptoc.json"
+PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))
+
+
+def window_set(text: nets.data.Text, context: int) -> Any:
+    """Windows of the training part that do not overlap, with the next tokens: a data set."""
+    from torch.utils.data import TensorDataset
+
+    ((inputs, targets), *_) = nets.data.windows(
+        text.train, context=context, batch=len(text.train), vocabulary=text.vocabulary
+    )  # all whole windows; what is left over comes behind them
+    return TensorDataset(inputs, targets)
+
+
+def times(history: Dataset) -> Record:
+    """How many iterations a training had, and how long they took."""
+    return {
+        "iterations": history.sizes["step"],
+        "seconds": float(history["seconds"].sum()),
+        "milliseconds": 1e3 * float(np.median(history["seconds"].values)),
+    }
+
+
+def values(results: Results, name: str, key: str) -> FloatArray:
+    """One quantity of a model, by seed."""
+    return np.array([record[key] for record in results.records[name]], dtype=float)
+
+
+def claim(
+    statement: str,
+    source: str,
+    pairs: Mapping[str, Pair],
+    compare: Callable[..., tuple[str, Verdict]] = networks.paired,
+) -> Finding:
+    """Whether the first numbers of every case lie above the second ones."""
+    found = {case: compare(*pair) for case, pair in pairs.items()}
+    text = "; ".join(f"{case}: {text}" for case, (text, _) in found.items())
+    return Finding(statement, source, text, networks.joint([v for _, v in found.values()]))

@@ -17,49 +17,48 @@ from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_data")
 
-parts, study = script("_pontryagin_gpt"), script("pontryagin_gpt")
-SMOKE = study.PRESETS["smoke"]
+study = script("pontryagin_gpt")
+SMOKE = study.PontryaginGpt.of("smoke", device="cpu")
 
 
 @pytest.fixture
 def text():
-    return parts.load(SMOKE, None)
+    return study.load(SMOKE)
 
 
-def logits(model, setup, text, tokens, **options):
-    return parts.network(model, setup, text.vocabulary, 0, **options).eval()(tokens).output
+def logits(flags, model, text, tokens, **options):
+    return study.network(flags, model, text.vocabulary, 0, **options).eval()(tokens).output
 
 
 def test_one_step_of_the_velocity_is_size_s_and_deep_is_the_gpt_of_its_blocks(text):
     tokens = text.test[:30].view(2, 15)
-    setup = replace(SMOKE, steps=1)
-    plain = logits(parts.Model("S", "MSA"), setup, text, tokens)
+    flags = replace(SMOKE, steps=1)
+    plain = logits(flags, study.Model("S", "MSA"), text, tokens)
     for model, options in (
-        (parts.Model("continuous", "MSA"), {}),
-        (parts.Model("S", "MSA"), {"checkpointing": True}),
+        (study.Model("continuous", "MSA"), {}),
+        (study.Model("S", "MSA"), {"checkpointing": True}),
     ):
-        torch.testing.assert_close(logits(model, setup, text, tokens, **options), plain)
+        torch.testing.assert_close(logits(flags, model, text, tokens, **options), plain)
     torch.manual_seed(0)
-    size = SMOKE.size
-    gpt = nets.GPT(vocabulary=text.vocabulary, context=size.context, width=size.width,
-                   depth=SMOKE.blocks, heads=size.heads).eval()  # fmt: skip
-    deep = logits(parts.Model("deep", "MSA"), SMOKE, text, tokens)
+    gpt = nets.GPT(vocabulary=text.vocabulary, context=SMOKE.context, width=SMOKE.width,
+                   depth=SMOKE.blocks, heads=SMOKE.heads).eval()  # fmt: skip
+    deep = logits(SMOKE, study.Model("deep", "MSA"), text, tokens)
     torch.testing.assert_close(deep, gpt(tokens).output)
 
 
 def test_plans_train_as_the_models_say(text):
-    flags = study.PontryaginGpt(preset="smoke", device="cpu")
-    runs = {name: parts.plan(model, SMOKE, text, flags, 0) for name, model in parts.MODELS.items()}
-    for name, model in parts.MODELS.items():
+    runs = {name: study.plan(SMOKE, text, model, 0) for name, model in study.MODELS.items()}
+    for name, model in study.MODELS.items():
         run = runs[name]
         of_msa = model.method == "MSA"
         assert isinstance(run.config.optimizer, nets.control.MSA) == of_msa
         assert run.config.steps == (SMOKE.maximised if of_msa else SMOKE.iterations)
         rate = nets.config(run.model)["arguments"].get("dropout", 0.0)
         assert rate == (0.0 if model.fixed else SMOKE.dropout)
-    fixed = runs["S MSA fixed"].batches
-    assert fixed(0)[0] is fixed(7)[0] and len(fixed.inputs) == SMOKE.rows
-    assert torch.equal(fixed.inputs[:, 1:], fixed.targets[:, :-1])
+    fixed = runs["S MSA fixed"]
+    inputs, targets = fixed.batches(0)
+    assert fixed.batches(7)[0] is inputs and len(inputs) == fixed.config.batch == SMOKE.rows
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
     with_cost = runs["continuous cost"]
     batch = tuple(tensor[:2] for tensor in with_cost.batches.tensors)
     with_cost.model.eval()
@@ -70,8 +69,8 @@ def test_plans_train_as_the_models_say(text):
 
 
 def test_gradients_agree_and_a_wrong_one_shows(text, monkeypatch):
-    net = parts.network(parts.MODELS["continuous cost"], SMOKE, text.vocabulary, 0)
-    assert parts.difference(net, SMOKE, text, 0) < 1e-12
+    net = study.network(SMOKE, study.MODELS["continuous cost"], text.vocabulary, 0)
+    assert study.difference(SMOKE, text, net, 0) < 1e-12
     gradients = nets.control.gradients
 
     def wrong(*arguments, **options):
@@ -79,18 +78,18 @@ def test_gradients_agree_and_a_wrong_one_shows(text, monkeypatch):
         return {name: 1.001 * g for name, g in found.items()}
 
     monkeypatch.setattr(nets.control, "gradients", wrong)
-    assert parts.difference(net, SMOKE, text, 0) == pytest.approx(1e-3, rel=1e-6)
+    assert study.difference(SMOKE, text, net, 0) == pytest.approx(1e-3, rel=1e-6)
 
 
 def test_the_range_of_the_hamiltonian_falls_at_the_order_of_the_scheme(text):
-    model = parts.MODELS["continuous cost"]
-    net = parts.network(model, SMOKE, text.vocabulary, 0)
+    model = study.MODELS["continuous cost"]
+    net = study.network(SMOKE, model, text.vocabulary, 0)
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(5)  # states that move
-    found = parts.along(net, model, SMOKE, text)
+    found = study.along(SMOKE, text, model, net)
     assert len(found.values) == SMOKE.steps + 1
-    inputs, targets = parts.probe(SMOKE, text)
+    inputs, targets = study.probe(SMOKE, text)
     net.double().eval()
     state = net.embed(inputs).detach().requires_grad_()
     end = net.body(state)
@@ -100,13 +99,13 @@ def test_the_range_of_the_hamiltonian_falls_at_the_order_of_the_scheme(text):
     first = (p * f).sum() - SMOKE.lam * f.square().mean() / 2
     assert found.values[0] == pytest.approx(first.item(), rel=1e-10)
     assert found.range == max(found.values) - min(found.values)
-    assert 0.8 < parts.order(net, model, SMOKE, text) < 1.3
+    assert 0.8 < study.order(SMOKE, text, model, net) < 1.3
 
 
 def test_memory_counts_what_a_call_holds():
     device = torch.device("cpu")
     call = lambda: [torch.zeros(500, 500) for _ in range(4)]  # noqa: E731
-    assert parts.networks.memory(call, device) == pytest.approx(4.0, rel=0.01)
+    assert study.networks.memory(call, device) == pytest.approx(4.0, rel=0.01)
 
 
 def test_steps_of_msa_are_counted():
@@ -120,7 +119,7 @@ def test_steps_of_msa_are_counted():
             "test_loss": ("evaluation", [3.0, 3.5, 1.0]),
         }
     )
-    assert parts.steps_of(history) == {
+    assert study.steps_of(history) == {
         "failed": 1, "doubled": 0.5, "unconverged": 0.5, "rose": 1, "loss_rises": 1 / 3,
         "test_rises": 0.5,
     }  # fmt: skip
@@ -139,29 +138,26 @@ def test_adam_is_asked_after_as_many_batches_and_after_as_much_time():
         "S MSA": [curve([4.0, 3.0, 2.0], 1.0)],
         "S costates": [curve([4.0, 3.5, 3.2, 2.5, 2.2, 2.1], 0.5)],
     }
-    found = parts.adam_beside(Results({}, histories), "S MSA")
+    found = study.adam_beside(Results({}, histories), "S MSA")
     assert found["batches"].tolist() == [3.2]
     assert found["time"].tolist() == [2.2] and found["own"].tolist() == [2.0]  # after 20 s
     histories["S costates"] = [curve([4.0, 3.5, 3.2], 0.5)]
-    found = parts.adam_beside(Results({}, histories), "S MSA")
+    found = study.adam_beside(Results({}, histories), "S MSA")
     assert found["time"].tolist() == [3.2] and found["own"].tolist() == [3.0]  # after 10 s
-    assert parts.beside("continuous MSA cost") == "continuous cost"
+    assert study.beside("continuous MSA cost") == "continuous cost"
 
 
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
     out = tmp_path / "gpt"
     flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
-    monkeypatch.setattr(parts, "figures", lambda *_: {})
     assert call("pontryagin_gpt", monkeypatch, *flags, "--only", "continuous costates") == 0
-    first = (out / "continuous-costates-0" / "checkpoint.pt").stat().st_mtime_ns
+    kept = [out / "continuous-costates-0" / name for name in ("checkpoint.pt", "record.json")]
+    first = [file.stat().st_mtime_ns for file in kept]
     capsys.readouterr()
-    monkeypatch.undo()
-    monkeypatch.setattr(parts, "measured", forbidden := Measured(parts.measured))
     more = ["--only", "continuous MSA", "S MSA fixed", "--resume"]
     assert call("pontryagin_gpt", monkeypatch, *flags, *more) == 0
     said = capsys.readouterr().out
-    assert (out / "continuous-costates-0" / "checkpoint.pt").stat().st_mtime_ns == first
-    assert forbidden.asked == [parts.MODELS["S MSA fixed"], parts.MODELS["continuous MSA"]]
+    assert [file.stat().st_mtime_ns for file in kept] == first  # neither trained nor measured
     assert "sonnets" in said and "Extended MSA" in said
     assert {"losses.png", "hamiltonian.png", "steps.pdf"} <= {file.name for file in out.iterdir()}
     assert json.loads((out / "summary.json").read_text())["findings"] == []
@@ -174,17 +170,6 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sket
         assert of_costates["apart"] < 1e-12
         assert table["rose"].sel(model="S MSA fixed") == 0
         assert np.isnan(table["order"].sel(model="S MSA fixed"))
-
-
-class Measured:
-    """Notes what is measured."""
-
-    def __init__(self, called):
-        self.called, self.asked = called, []
-
-    def __call__(self, model, *rest):
-        self.asked.append(model)
-        return self.called(model, *rest)
 
 
 GOOD = {
@@ -206,7 +191,7 @@ def records(of=lambda name: {}, own=2.0):
     `own` is the last test loss of MSA, beside 3 of Adam.
     """
     found = {}
-    for name, model in parts.MODELS.items():
+    for name, model in study.MODELS.items():
         good = GOOD | ({"straightness": 1.1, "speed": 0.2, "variation": 0.3} if model.cost else {})
         shift = {"test": 0.01, "straightness": 0.001, "speed": 0.001, "variation": 0.001}
         found[name] = [
@@ -217,24 +202,26 @@ def records(of=lambda name: {}, own=2.0):
         name: [
             curve([5.0, 3.5, last + 0.1 * seed * (model.method != "MSA")], 0.1) for seed in range(3)
         ]
-        for name, model in parts.MODELS.items()
+        for name, model in study.MODELS.items()
         if (last := own if model.method == "MSA" else 3.0)
     }
     return Results(found, histories)
 
 
 def test_findings_are_decided_by_the_numbers():
-    good = study.findings(records())
+    good = study.findings(None, None, records())
     assert len(good) == 14 and all(f.verdict == "confirmed" for f in good)
     every = study.findings(
+        None,
+        None,
         records(
-            lambda name: BAD | ({} if parts.MODELS[name].cost else {"variation_before": 0.01}),
+            lambda name: BAD | ({} if study.MODELS[name].cost else {"variation_before": 0.01}),
             own=4.0,
-        )
+        ),
     )
     assert not any(f.verdict == "confirmed" for f in every if f.prediction != good[11].prediction)
     assert {f.verdict for f in every} <= set(VERDICTS)
-    near = study.findings(records(lambda name: {"test": 3.05} if "MSA" in name else {}))
+    near = study.findings(None, None, records(lambda name: {"test": 3.05} if "MSA" in name else {}))
     texts = [f for f in near if "as many batches" in f.prediction]
     assert [f.verdict for f in texts] == ["inconclusive"]
     assert math.isfinite(float(texts[0].found.split()[2]))

@@ -14,65 +14,103 @@ approximations and by the extended one: [GPTOC] section 5.2.
 [LCTE2018] Li, Chen, Tai, E, J. Mach. Learn. Res. 18, 2018.
 """
 
+from __future__ import annotations
+
+import copy
+import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import tyro
-from _pontryagin_resnet import (
-    CLASSIC,
-    PRESETS,
-    STAGES,
-    DataName,
-    after_iterations,
-    at_equal_work,
-    data_of,
-    figures,
-    losses,
-    measured,
-    models,
-    plan,
-    report,
-    tabulated,
-)
+from _control import FloatArray, Pair, claim, times, values
+from _pontryagin_resnet import drawn
 
-from wflow import InputError, study
-from wflow._core.checks import positive, whole
+from wflow import InputError, nets, study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 from wflow.study import Finding, networks
-from wflow.study.networks import Results
+from wflow.study.networks import Record, Results, Run, Trained
 
-ROUNDING = 1e-12
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from xarray import Dataset
+
+DataName = Literal["linear", "donut", "cross", "squares", "spiral"]
+STAGES = {"euler": 1, "heun": 2, "rk4": 4}  # evaluations of f in a step
+METHODS = ("gradient", "adam", "msa", "emsa")
+ROUNDING = 1e-12  # error of a gradient over the largest one
 SIMILAR = 0.01  # of the test accuracy
+SIDE = 60  # points of a decision region in each direction
+SHOWN, FOLLOWED = 300, 150  # points that are drawn, and those whose trajectories are
 PLAIN = "a step of the plain method"  # the warning of plain MSA
 
-Pair = tuple[np.ndarray, np.ndarray]
+
+class Model(NamedTuple):
+    """A network, the data that it learns, and how."""
+
+    data: str
+    scheme: str = "euler"
+    method: str = "classic"  # or one of METHODS
+
+
+MODELS = {
+    f"{data} {name}": Model(data, *how)
+    for data in get_args(DataName)
+    for name, how in {
+        "classic": (),
+        **{f"{scheme} {method}": (scheme, method) for scheme in STAGES for method in METHODS},
+    }.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PontryaginResnet(networks.NetFlags):
     """Flags of this study."""
 
+    indifferent: ClassVar[frozenset[str]] = frozenset({"datasets"})
+    presets: ClassVar = {
+        "paper": {},
+        "cpu": {
+            "samples": 500, "tests": 2000, "layers": 8, "iterations": 500, "maximisations": 25,
+        },
+        "smoke": {
+            "samples": 40, "tests": 60, "layers": 3, "seeds": 1, "iterations": 8,
+            "maximisations": 2, "inner": 3,
+        },
+    }  # fmt: skip
     datasets: tuple[DataName, ...] = get_args(DataName)
     """Data sets."""
-    layers: int | None = None
-    """Layers, steps of length 1; default: of the preset."""
-    width: int | None = None
-    """Width of the states, at least 2: points are filled up with zeros. Default: of the preset."""
-    iterations: int | None = None
-    """Iterations of gradient descent and Adam; default: of the preset."""
-    maximisations: int | None = None
-    """Iterations of the methods of successive approximations; default: of the preset."""
-    rate: float | None = None
-    """Rate of gradient descent; default: of the preset."""
-    adam: float | None = None
-    """Rate of Adam; default: of the preset."""
-    rho: float | None = None
-    """Weight of the augmentation of extended MSA; default: of the preset."""
+    samples: study.Count = 1000
+    """Points to train on, all in every iteration."""
+    tests: study.Count = 5000
+    """Points to test."""
+    layers: study.Count = 15
+    """Layers, steps of length 1."""
+    width: Annotated[int, study.Checked(partial(whole, least=2))] = 3
+    """Width of the states, at least 2: points are filled up with zeros."""
+    seeds: study.Count = 5
+    """Number of training runs of each model, with seeds 0, 1, ..."""
+    iterations: study.Count = 4000
+    """Iterations of gradient descent and Adam."""
+    maximisations: study.Count = 200
+    """Iterations of the methods of successive approximations."""
+    rate: study.Positive = 0.5
+    """Rate of gradient descent."""
+    adam: study.Positive = 0.01
+    """Rate of Adam."""
+    rho: study.Positive = 0.1
+    """Weight of the augmentation of extended MSA."""
+    inner: study.Count = 10
+    """L-BFGS steps of a maximisation."""
     steps: tyro.conf.Suppress[int | None] = None
     lam: tyro.conf.Suppress[float | None] = None
     data: tyro.conf.Suppress[str | None] = None
@@ -83,41 +121,383 @@ class PontryaginResnet(networks.NetFlags):
         super().check()
         if not self.datasets or len(set(self.datasets)) < len(self.datasets):
             raise InputError(f"--datasets is {' '.join(self.datasets)}: name each one once")
-        for name, least in (("layers", 1), ("width", 2), ("iterations", 1), ("maximisations", 1)):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}", least)
-        for name in ("rate", "adam", "rho"):
-            if getattr(self, name) is not None:
-                positive(getattr(self, name), f"--{name}")
 
 
-def findings(results: Results, maximisations: int) -> list[Finding]:
+def models(flags: PontryaginResnet) -> dict[str, Model]:
+    """The networks of the data sets, set by set."""
+    return {
+        name: model
+        for data in flags.datasets
+        for name, model in MODELS.items()
+        if model.data == data
+    }
+
+
+# Data
+# ----
+# Red points are the second class. The report has pictures and no numbers: the halves of a square by
+# a line, a ring in a square, a cross in a square. Squares and spiral are those of Benning et al.
+# Rings, crosses and squares hold half of the points. Densities of `nets.data` have no classes.
+
+INNER = 0.4  # radius of the ring
+OUTER = math.sqrt(INNER**2 + 2 / math.pi)
+RED: dict[str, Callable[[FloatArray], NDArray[np.bool_]]] = {
+    "linear": lambda x: x[:, 0] + x[:, 1] / 2 > 0.1,
+    "donut": lambda x: (np.hypot(*x.T) > INNER) & (np.hypot(*x.T) < OUTER),
+    "cross": lambda x: np.abs(x).min(axis=1) < 1 - math.sqrt(0.5),
+    "squares": lambda x: x.prod(axis=1) > 0,
+    "spiral": lambda x: x[:, 1] > 0,
+}
+
+
+def spiral(x: FloatArray, generator: np.random.Generator) -> FloatArray:
+    """Two arms, of the points of the upper and of the lower half of the square."""
+    along = np.sqrt(0.5 + 0.5 * x[:, 0])  # as dense outside as inside
+    angle = 1.25 * 2 * math.pi * along + math.pi * (x[:, 1] > 0)
+    arms = along[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return np.asarray(arms + 0.03 * generator.standard_normal(x.shape))
+
+
+def points(data: str, count: int, *seed: int) -> tuple[Tensor, Tensor]:
+    """Points (count, 2) of a data set in [-1, 1]^2, float32, and their classes."""
+    import torch
+
+    generator = np.random.default_rng([16, *seed])
+    x = generator.uniform(-1, 1, (count, 2))
+    red = RED[data](x)
+    if data == "spiral":
+        x = spiral(x, generator)
+    return torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(red.astype(np.int64))
+
+
+# Networks and trainings
+# ----------------------
+
+
+def network(flags: PontryaginResnet, model: Model, seed: int) -> nets.ControlledResNet:
+    """A network of steps of length 1, as the classic one has; equal weights for equal seeds."""
+    import torch
+
+    torch.manual_seed(seed)
+    return nets.ControlledResNet(
+        2, layers=flags.layers, t_final=flags.layers, scheme=model.scheme, width=flags.width
+    )
+
+
+def plan(flags: PontryaginResnet, _: None, model: Model, seed: int) -> Run:
+    """The training of one network with one seed, on the whole data set in every iteration."""
+    from torch.nn import functional
+
+    from wflow.nets import control, train
+
+    x, y = points(model.data, flags.samples, seed, 0)
+    held, labels = points(model.data, flags.tests, seed, 1)
+    objective = train.objective(functional.cross_entropy, 1.0)
+    optimizer: Any = "adam"
+    steps, rate = flags.iterations, flags.adam
+    if model.method in ("gradient", "adam"):
+        objective = control.by_costates(objective)
+    if model.method == "gradient":
+        optimizer, rate = "sgd", flags.rate
+    if model.method in ("msa", "emsa"):
+        rho = flags.rho if model.method == "emsa" else 0.0
+        optimizer, steps = control.MSA(rho=rho, iterations=flags.inner), flags.maximisations
+    config = train.TrainConfig(
+        steps=steps,
+        batch=flags.samples,
+        schedule=train.Constant(rate),
+        optimizer=optimizer,
+        evaluate_every=max(1, steps // 25),
+        checkpoint_every=max(1, steps // 2),
+        seed=seed,
+        device=flags.device,
+    )
+
+    def evaluate(net: torch.nn.Module) -> dict[str, float]:
+        """Loss and accuracy of points that were not trained on."""
+        output = net(held.to(next(net.parameters()).device)).output.cpu()
+        return {
+            "test_loss": float(functional.cross_entropy(output, labels)),
+            "accuracy": float((output.argmax(1) == labels).float().mean()),
+        }
+
+    return Run(network(flags, model, seed), objective, lambda step: (x, y), config, evaluate)
+
+
+# What was learnt
+# ---------------
+
+SCALARS = {
+    "loss": ("training loss after the last iteration", "1"),
+    "accuracy": ("test accuracy after the last iteration", "1"),
+    "test_loss": ("test loss after the last iteration", "1"),
+    "mismatch": ("largest error of costate gradients over the largest of autograd, double", "1"),
+    "rises": ("share of the iterations after which the training loss was higher", "1"),
+    "failed": ("iterations of extended MSA that found no lower loss", "1"),
+    "iterations": ("iterations", "1"),
+    "forward": ("evaluations of f per layer and iteration", "1"),
+    "backward": ("vector-Jacobian products of f per layer and iteration", "1"),
+    "milliseconds": ("median time of an iteration", "ms"),
+    "kilobytes": ("peak of the tensors of an iteration, seed 0", "kB"),
+    "seconds": ("time of all iterations", "s"),
+}
+
+
+def measure(flags: PontryaginResnet, _: None, model: Model, training: Trained, seed: int) -> Record:
+    """Losses, passes, errors of the gradients, and for seed 0 what figures show."""
+    import torch
+    from torch.nn import functional
+
+    history, net = training.history, training.model
+    forward, backward = passes(model, history)
+    record: Record = dict.fromkeys(SCALARS, math.nan) | times(history)
+    record |= {"forward": float(forward.mean()), "backward": float(backward.mean())}
+    if training.diverged:
+        return record
+    assert isinstance(net, nets.ControlledResNet)
+    x, y = (each.to(training.device) for each in points(model.data, flags.samples, seed, 0))
+    with torch.no_grad():
+        record["loss"] = float(functional.cross_entropy(net(x).output, y))
+    record |= {
+        "accuracy": float(history["accuracy"][-1]),
+        "test_loss": float(history["test_loss"][-1]),
+        "mismatch": mismatch([network(flags, model, seed), net], x, y),
+        "rises": float((np.diff(losses(record, history)) > 0).mean()),
+    }
+    if "failed" in history:
+        record["failed"] = float(history["failed"].sum())
+    if seed == 0:
+        record["kilobytes"] = kilobytes(flags, model, training.device)
+        record |= pictured(net, x, y)
+    return record
+
+
+def passes(model: Model, history: Dataset) -> tuple[FloatArray, FloatArray]:
+    """Evaluations and vector-Jacobian products of f, per layer, in each iteration.
+
+    The sweep of costates evaluates each layer twice; see `nets.control.MSA` for the others.
+    """
+    if model.method in ("msa", "emsa"):
+        found = [history[key].values.astype(float) for key in ("forward", "backward")]
+    else:
+        ones = np.ones(history.sizes["step"])
+        found = [ones if model.method == "classic" else 2 * ones, ones]
+    return STAGES[model.scheme] * found[0], STAGES[model.scheme] * found[1]
+
+
+def losses(record: Record, history: Dataset) -> FloatArray:
+    """Training loss before each iteration, and after the last."""
+    return np.append(history["loss"].values.astype(float), record["loss"])
+
+
+def mismatch(found: Sequence[torch.nn.Module], x: Tensor, y: Tensor) -> float:
+    """Largest error of costate gradients over the largest of autograd, in double precision."""
+    import torch
+    from torch.nn import functional
+
+    x, worst = x.double(), 0.0
+    for net in found:
+        double = copy.deepcopy(net).to(x.device).double()
+        costates = nets.control.gradients(double, x, lambda out: functional.cross_entropy(out, y))
+        loss = functional.cross_entropy(double(x).output, y)
+        exact = torch.autograd.grad(loss, list(double.parameters()))
+        scale = max(float(each.abs().max()) for each in exact)
+        for one, other in zip(costates.values(), exact, strict=True):
+            worst = max(worst, float((one - other).abs().max()) / scale)
+    return worst
+
+
+def kilobytes(flags: PontryaginResnet, model: Model, device: torch.device) -> float:
+    """Peak of the tensors of an iteration, the optimiser's and the gradients among them."""
+    run = plan(flags, None, model, 0)
+    optimizer = run.config.optimizer
+    if isinstance(optimizer, nets.control.MSA):
+        optimizer = replace(optimizer, doublings=0)  # others repeat the same
+    config = replace(run.config, steps=1, optimizer=optimizer)
+
+    def call() -> None:
+        nets.train.train(run.model, run.objective, run.batches, config)
+
+    return 1e3 * networks.memory(call, device)
+
+
+def pictured(net: nets.ControlledResNet, x: Tensor, y: Tensor) -> Record:
+    """Points, probabilities of the second class on a square, and states along the layers."""
+    import torch
+
+    line = torch.linspace(-1.1, 1.1, SIDE, device=x.device)
+    square = torch.cartesian_prod(line, line)
+    with torch.no_grad():
+        region = net(square).output.softmax(1)[:, 1].view(SIDE, SIDE)
+    # In the plane of the classifier's direction and of what varies most across it.
+    states = nets.control.states(net, x[:FOLLOWED]).double()
+    weight, bias = net.head.weight.detach().double(), net.head.bias.detach().double()
+    normal, offset = weight[1] - weight[0], bias[1] - bias[0]
+    size = torch.linalg.vector_norm(normal)
+    along = (states @ normal + offset) / size
+    rest = states - (states @ normal / size)[..., None] * normal / size
+    across = torch.linalg.svd(rest[-1] - rest[-1].mean(0)).Vh[0]
+    plane = torch.stack([along, rest @ across], dim=-1)
+    return {
+        "points": np.round(x[:SHOWN].cpu().numpy().astype(float), 4).tolist(),
+        "classes": y[:SHOWN].tolist(),
+        "region": np.round(region.cpu().numpy().astype(float), 3).tolist(),
+        "states": np.round(plane.cpu().numpy(), 3).tolist(),
+    }
+
+
+# Comparisons
+# -----------
+
+
+class Course(NamedTuple):
+    """The course of a training, before each iteration and after the last."""
+
+    loss: FloatArray
+    passed: FloatArray  # passes through the layers, forward and backward
+
+    def after(self, budget: float) -> float:
+        """The loss after the last iteration that the budget of passes pays for."""
+        return float(self.loss[np.searchsorted(self.passed, budget, side="right") - 1])
+
+
+def courses(results: Results, name: str) -> list[Course]:
+    """The trainings of a network, by seed."""
+    return [
+        Course(
+            losses(record, history),
+            np.append(0.0, np.cumsum(np.add(*passes(MODELS[name], history)))),
+        )
+        for record, history in zip(results.records[name], results.histories[name], strict=True)
+    ]
+
+
+def at_equal_work(results: Results, name: str, other: str) -> Pair:
+    """Training losses of two networks after the passes that the cheaper training had, by seed."""
+    pairs = []
+    for runs in zip(courses(results, name), courses(results, other), strict=True):
+        budget = min(run.passed[-1] for run in runs)
+        pairs.append([run.after(budget) for run in runs])
+    one, two = np.transpose(pairs)
+    return one, two
+
+
+def after_iterations(results: Results, name: str, count: int) -> FloatArray:
+    """Training losses after so many iterations, or after the last, by seed."""
+    return np.array([run.loss[: count + 1][-1] for run in courses(results, name)])
+
+
+# Tables and figures
+# ------------------
+
+
+def tabulated(flags: PontryaginResnet, results: Results) -> Dataset:
+    """All numbers as a Dataset."""
+    return networks.dataset(results, SCALARS, {}, {})
+
+
+def by_data(results: Results) -> dict[str, list[str]]:
+    """Names of the networks of each data set."""
+    found: dict[str, list[str]] = {}
+    for name in results.records:
+        found.setdefault(MODELS[name].data, []).append(name)
+    return found
+
+
+def report(flags: PontryaginResnet, _: None, results: Results) -> str:
+    """What was done, and a table for each data set."""
+    count = sum(p.numel() for p in network(flags, Model("linear"), 0).parameters())
+    names = by_data(results)
+    source = f"drawn, {', '.join(names)}"
+    text = (
+        f"{networks.caption(flags, flags.seeds, results, source)} "
+        f"{flags.samples} points to train on, all in every iteration, and {flags.tests:,} to test; "
+        f"{flags.layers} steps of length 1 and width {flags.width}, tanh, {count} parameters. "
+        f"Rates: gradient descent {flags.rate:g}, Adam {flags.adam:g}; rho = {flags.rho:g} and "
+        f"{flags.inner} L-BFGS steps. Forward and backward: evaluations and vector-Jacobian "
+        "products of f per layer in an iteration, with those of L-BFGS and of all trials of rho. "
+        "Loss at equal work: the training loss after as many of them as the training with the "
+        "fewest has in the table. Memory: peak of the tensors of one iteration, seed 0."
+    )
+    return "\n\n".join([
+        text,
+        *(f"{data.capitalize()}:\n\n{table_of(results, of)}" for data, of in names.items()),
+    ])  # fmt: skip
+
+
+def table_of(results: Results, names: Sequence[str]) -> str:
+    """The table of some networks."""
+    runs = {name: courses(results, name) for name in names}
+    budget = min(run.passed[-1] for found in runs.values() for run in found)
+    records = {name: results.records[name] for name in names}
+    column = partial(networks.column, Results(records, {}))
+    return study.markdown_table({
+        "network": [name.partition(" ")[2] for name in names],
+        "training loss": column("loss", ".3g"),
+        "test accuracy, %": column("accuracy", percent),
+        f"loss at equal work ({budget:,.0f} passes)": [
+            networks.mean_and_spread([run.after(budget) for run in found], "{:.3g}".format)
+            for found in runs.values()
+        ],
+        "loss rises, % of iterations": column("rises", percent),
+        "iterations": [f"{found[0]['iterations']:,}" for found in records.values()],
+        "forward": column("forward", ".3g"),
+        "backward": column("backward", ".3g"),
+        "ms per iteration": column("milliseconds", ".3g"),
+        "peak memory, kB": [f"{found[0]['kilobytes']:,.0f}" for found in records.values()],
+        "gradient error": [f"{values(results, name, 'mismatch').max():.1e}" for name in names],
+    })  # fmt: skip
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def figures(flags: PontryaginResnet, results: Results) -> dict[str, Figure]:
+    """Curves, decision regions and trajectories of each data set."""
+    found = {name: courses(results, name) for name in results.records}
+    return {
+        f"{data}_{title}": figure
+        for data, names in by_data(results).items()
+        for title, figure in drawn({name: MODELS[name] for name in names}, results, found).items()
+    }
+
+
+# Findings
+# --------
+
+
+def findings(flags: PontryaginResnet, _: None, results: Results) -> list[Finding]:
     """Claims of the report and of the papers on which it builds, with their verdicts."""
-    known = data_of(results)
+    known = list(by_data(results))
+    of = partial(values, results)
+    ratios = partial(claim, compare=partial(networks.paired, ratio=True))
 
-    def values(name: str, key: str) -> np.ndarray:
-        return np.array([record[key] for record in results.records[name]], dtype=float)
+    def pairs(key: str, more: str, less: str, scale: float = 1.0) -> dict[str, Pair]:
+        return {
+            data: (scale * of(f"{data} {more}", key), scale * of(f"{data} {less}", key))
+            for data in known
+        }
 
-    def claim(statement: str, source: str, cases: Iterable[str], pair: Callable[[str], Pair],
-              style: str = "+.3g", ratio: bool = False) -> Finding:  # fmt: skip
-        """Of every data set: what is said to be more, and what less."""
-        found = {case: networks.paired(*pair(case), style, ratio=ratio) for case in cases}
-        text = "; ".join(f"{case}: {text}" for case, (text, _) in found.items())
-        return Finding(statement, source, text, networks.joint([v for _, v in found.values()]))
+    def equal_work(more: str, less: str) -> dict[str, Pair]:
+        return {data: at_equal_work(results, f"{data} {more}", f"{data} {less}") for data in known}
+
+    def at_first(more: str, less: str) -> dict[str, Pair]:
+        def losses(name: str) -> FloatArray:
+            return after_iterations(results, name, flags.maximisations)
+
+        return {data: (losses(f"{data} {more}"), losses(f"{data} {less}")) for data in known}
 
     errors = {
-        scheme: max(values(f"{data} {scheme} adam", "mismatch").max() for data in known)
+        scheme: max(of(f"{data} {scheme} adam", "mismatch").max() for data in known)
         for scheme in STAGES
     }
     gaps, accuracies = [], []
     for data in known:
-        pair = f"{data} {CLASSIC}", f"{data} euler adam"
-        accuracies.append(np.abs(np.subtract(*(values(name, "accuracy") for name in pair))).max())
-        curves = [
-            [losses(*run) for run in zip(results.records[name], results.histories[name],
-                                         strict=True)] for name in pair
-        ]  # fmt: skip
-        gaps.append(max(np.abs(a / b - 1).max() for a, b in zip(*curves, strict=True)))
+        alike = f"{data} classic", f"{data} euler adam"
+        accuracies.append(np.abs(np.subtract(*(of(name, "accuracy") for name in alike))).max())
+        runs = zip(*(courses(results, name) for name in alike), strict=True)
+        gaps.append(max(np.abs(one.loss / other.loss - 1).max() for one, other in runs))
     section = "[GPTOC] section 5.2"
     found = [
         Finding.decided(
@@ -137,98 +517,70 @@ def findings(results: Results, maximisations: int) -> list[Finding]:
         ),
     ]  # fmt: skip
     for scheme in ("heun", "rk4"):
-
-        def better(data: str, method: str, scheme: str = scheme) -> Pair:
-            one, other = (f"{data} {which} {method}" for which in (scheme, "euler"))
-            return 100 * values(one, "accuracy"), 100 * values(other, "accuracy")
-
-        def equal(data: str, scheme: str = scheme) -> Pair:
-            one, two = at_equal_work(results, f"{data} euler adam", f"{data} {scheme} adam")
-            return one, two
-
-        def smoother(data: str, scheme: str = scheme) -> Pair:
-            return values(f"{data} euler gradient", "rises"), values(f"{data} {scheme} gradient",
-                                                                     "rises")  # fmt: skip
-
+        better = f"{scheme} has better results than Euler: test accuracy (points)"
         found += [
-            claim(f"{scheme} has better results than Euler: test accuracy (points), Adam", section,
-                  known, lambda data: better(data, "adam")),
-            claim(f"{scheme} has better results than Euler: test accuracy (points), gradient "
-                  "descent", section, known, lambda data: better(data, "gradient")),
-            claim(f"{scheme} has a lower training loss than Euler after equal work (loss of Euler "
-                  "over its), Adam", section, known, equal, ratio=True),
+            claim(f"{better}, Adam", section,
+                  pairs("accuracy", f"{scheme} adam", "euler adam", 100)),
+            claim(f"{better}, gradient descent", section,
+                  pairs("accuracy", f"{scheme} gradient", "euler gradient", 100)),
+            ratios(f"{scheme} has a lower training loss than Euler after equal work (loss of Euler "
+                   "over its), Adam", section, equal_work("euler adam", f"{scheme} adam")),
             claim(f"{scheme} makes training more stable than Euler: gradient descent raises the "
-                  "loss in fewer iterations (share)", "[GPTOC] section 6", known, smoother),
+                  "loss in fewer iterations (share)", "[GPTOC] section 6",
+                  pairs("rises", "euler gradient", f"{scheme} gradient")),
         ]  # fmt: skip
     for scheme in STAGES:
-
-        def ahead(data: str, scheme: str = scheme) -> Pair:
-            adam, own = (after_iterations(results, f"{data} {scheme} {method}", maximisations)
-                         for method in ("adam", "emsa"))  # fmt: skip
-            return adam, own
-
-        found.append(claim(
-            f"extended MSA learns faster than Adam at first, by iterations, {scheme}: loss of Adam "
-            f"after {maximisations} over its", "[LCTE2018] abstract", known, ahead, ratio=True,
-        ))  # fmt: skip
-        for method, title in (("adam", "Adam"), ("gradient", "gradient descent")):
-
-            def cheaper(data: str, scheme: str = scheme, method: str = method) -> Pair:
-                own, other = (f"{data} {scheme} {which}" for which in ("emsa", method))
-                extended, plain = at_equal_work(results, own, other)
-                return plain, extended
-
-            found.append(claim(
-                f"extended MSA needs fewer passes than {title}, {scheme}: loss of {title} over its "
-                "after equal work", "question", known, cheaper, ratio=True,
-            ))  # fmt: skip
+        found += [
+            ratios("extended MSA learns faster than Adam at first, by iterations, "
+                   f"{scheme}: loss of Adam after {flags.maximisations} over its",
+                   "[LCTE2018] abstract", at_first(f"{scheme} adam", f"{scheme} emsa")),
+            *(ratios(f"extended MSA needs fewer passes than {title}, {scheme}: loss of {title} "
+                     "over its after equal work", "question",
+                     equal_work(f"{scheme} {method}", f"{scheme} emsa"))
+              for method, title in (("adam", "Adam"), ("gradient", "gradient descent"))),
+        ]  # fmt: skip
     own = [f"{data} {scheme} emsa" for data in known for scheme in STAGES]
-    plain = [name.replace("emsa", "msa") for name in own]
-    failed = sum(values(name, "failed").sum() for name in own)
+    plain = {data: [f"{data} {scheme} msa" for scheme in STAGES] for data in known}
+    rises = {data: [of(name, "rises") for name in names] for data, names in plain.items()}
+    failed = sum(of(name, "failed").sum() for name in own)
     found += [
         Finding.decided(
             "extended MSA never raises the loss of the full batch, and always finds a rho that "
             "lowers it", "[LCTE2018], by doubling rho",
             "largest share of iterations with a rise "
-            f"{max(values(name, 'rises').max() for name in own):g}; {failed:.0f} iterations found "
+            f"{max(of(name, 'rises').max() for name in own):g}; {failed:.0f} iterations found "
             "no lower loss for any rho",
-            [not (values(name, "rises").any() or values(name, "failed").any()) for name in own],
+            [not (of(name, "rises").any() or of(name, "failed").any()) for name in own],
         ),
         Finding.decided(
             "the basic MSA need not converge: its loss rises in some iterations",
             "[LCTE2018] abstract",
-            "share of iterations with a rise, by data set: " + ", ".join(
-                f"{data} {np.mean([values(n, 'rises') for n in plain if n.startswith(data)]):.2f}"
-                for data in known),
-            any(values(name, "rises").any() for name in plain),
+            "share of iterations with a rise, by data set: "
+            + ", ".join(f"{data} {np.mean(shares):.2f}" for data, shares in rises.items()),
+            any(np.any(shares) for shares in rises.values()),
         ),
     ]  # fmt: skip
     return found
 
 
+EXPERIMENT = networks.Experiment(
+    name="pontryagin_resnet",
+    models=models,
+    load=lambda _: None,
+    plan=plan,
+    measure=measure,
+    table=tabulated,
+    text=report,
+    findings=findings,
+    figures=figures,
+)
+
+
 def main() -> int:
     flags = study.command_line(PontryaginResnet, __doc__)
-    setup = networks.with_flags(PRESETS[flags.preset], flags)
-    every = models(flags.datasets)
-    names = networks.chosen(every, setup.seeds, flags)
-    with study.session("pontryagin_resnet", flags) as session, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", PLAIN)  # the tables have a column of it
-        results = networks.train_all(
-            session,
-            flags,
-            names,
-            setup.seeds,
-            lambda name, seed: plan(name, setup, flags, seed),
-            lambda name, seed, training: measured(name, setup, flags, training, seed),
-        )
-        whole = networks.is_preset(setup, flags, PRESETS) and len(names) == len(every)
-        session.finish(
-            table=tabulated(results),
-            text=report(flags, setup, results),
-            findings=findings(results, setup.maximisations) if whole else [],
-            figures=figures(setup, results),
-        )
-    return 0
+        return networks.run(EXPERIMENT, flags)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The study of networks trained by the maximum principle: data, passes, gradients, verdicts."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,36 +16,36 @@ from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-parts, study = script("_pontryagin_resnet"), script("pontryagin_resnet")
-SMOKE = study.PRESETS["smoke"]
-FLAGS = SimpleNamespace(device="cpu")
+study = script("pontryagin_resnet")
+SMOKE = study.PontryaginResnet.of("smoke", device="cpu")
+MODELS = study.MODELS
 
 
 # Data
 # ----
 
 
-@pytest.mark.parametrize("name", list(parts.DATA))
+@pytest.mark.parametrize("name", list(study.RED))
 def test_points_lie_in_the_square_and_both_classes_have_about_half(name):
-    x, y = parts.points(name, 4000, 3, 0)
+    x, y = study.points(name, 4000, 3, 0)
     assert x.shape == (4000, 2) and x.dtype == torch.float32 and x.abs().max() < 1.2
     assert 0.4 < y.double().mean() < 0.6
-    again, other = parts.points(name, 4000, 3, 0), parts.points(name, 4000, 3, 1)
+    again, other = study.points(name, 4000, 3, 0), study.points(name, 4000, 3, 1)
     assert torch.equal(again[0], x) and torch.equal(again[1], y) and not torch.equal(other[0], x)
 
 
 def test_red_points_are_between_two_circles_in_a_cross_in_squares_on_an_arm():
-    x, y = parts.points("donut", 4000, 0)
+    x, y = study.points("donut", 4000, 0)
     radius = x.norm(dim=1)
     assert radius[y == 1].min() > 0.4 and radius[y == 1].max() < 0.9
     assert ((radius < 0.4) & (y == 0)).sum() > 100 and ((radius > 0.9) & (y == 0)).sum() > 100
-    x, y = parts.points("cross", 4000, 0)
+    x, y = study.points("cross", 4000, 0)
     assert (x.abs().min(1).values < 0.3)[y == 1].all() and (x.abs() > 0.29).all(1)[y == 0].all()
-    x, y = parts.points("squares", 4000, 0)
+    x, y = study.points("squares", 4000, 0)
     assert torch.equal(y, (x[:, 0] * x[:, 1] > 0).long())
-    x, y = parts.points("linear", 4000, 0)
+    x, y = study.points("linear", 4000, 0)
     assert torch.equal(y, (x[:, 0] + x[:, 1] / 2 > 0.1).long())
-    x, y = parts.points("spiral", 4000, 0)
+    x, y = study.points("spiral", 4000, 0)
     turned = torch.where(y[:, None] == 1, -x, x)  # both arms are one
     radius, angle = turned.norm(dim=1), torch.atan2(turned[:, 1], turned[:, 0])
     gap = (2.5 * torch.pi * radius - angle + torch.pi) % (2 * torch.pi) - torch.pi
@@ -57,56 +57,56 @@ def test_red_points_are_between_two_circles_in_a_cross_in_squares_on_an_arm():
 
 
 def test_networks_have_equal_parameters_and_equal_weights_at_the_beginning():
-    names = parts.models(["donut"])
-    assert len(names) == len(set(names)) == 13 and names[0] == "donut classic"
-    found = [parts.network(name, SMOKE, 4).state_dict() for name in names]
+    models = study.models(replace(SMOKE, datasets=("donut",)))
+    assert len(models) == 13 and next(iter(models)) == "donut classic"
+    found = [study.network(SMOKE, model, 4).state_dict() for model in models.values()]
     for other in found[1:]:
         assert other.keys() == found[0].keys()
         assert all(torch.equal(found[0][key], other[key]) for key in other)
 
 
 def test_classic_network_adds_what_its_layers_return():
-    net = parts.network("donut classic", SMOKE, 0)
-    x, _ = parts.points("donut", 7, 0)
+    net = study.network(SMOKE, MODELS["donut classic"], 0)
+    x, _ = study.points("donut", 7, 0)
     state = torch.cat([x, torch.zeros(7, 1)], dim=1)
     for layer in net.body.layers:
         state = state + torch.tanh(state @ layer[0].weight.T + layer[0].bias)
     assert torch.allclose(net(x).output, net.head(state), atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["classic", "heun adam", "rk4 gradient", "heun emsa"])
-def test_passes_are_the_evaluations_of_layers(model):
-    name, calls = f"donut {model}", []
-    run = parts.plan(name, SMOKE, FLAGS, 0)
+@pytest.mark.parametrize("name", ["classic", "heun adam", "rk4 gradient", "heun emsa"])
+def test_passes_are_the_evaluations_of_layers(name):
+    model, calls = MODELS[f"donut {name}"], []
+    run = study.plan(SMOKE, None, model, 0)
     for layer in run.model.body.layers:
         layer.register_forward_hook(lambda *_: calls.append(1))
-    config = parts.replace(run.config, steps=1)
+    config = replace(run.config, steps=1)
     history = nets.train.train(run.model, run.objective, run.batches, config)
-    forward, backward = parts.passes(name, history)
-    last = 0 if model == "classic" else 1  # the sweep has its last evaluation once
+    forward, backward = study.passes(model, history)
+    last = 0 if name == "classic" else 1  # the sweep has its last evaluation once
     assert len(calls) == pytest.approx(SMOKE.layers * forward[0] - last)
-    assert backward.shape == (1,) and backward[0] >= parts.STAGES[parts.split(name)[1]]
+    assert backward.shape == (1,) and backward[0] >= study.STAGES[model.scheme]
 
 
 def test_errors_of_gradients_are_found(monkeypatch):
-    x, y = parts.points("donut", 20, 0)
-    net = parts.network("donut rk4 adam", SMOKE, 0)
-    assert parts.mismatch([net], x, y) < 1e-14
+    x, y = study.points("donut", 20, 0)
+    net = study.network(SMOKE, MODELS["donut rk4 adam"], 0)
+    assert study.mismatch([net], x, y) < 1e-14
     right = nets.control.gradients
 
     def wrong(*args):
         return {name: 1.25 * value for name, value in right(*args).items()}
 
     monkeypatch.setattr(nets.control, "gradients", wrong)
-    assert parts.mismatch([net], x, y) == pytest.approx(0.25)
+    assert study.mismatch([net], x, y) == pytest.approx(0.25)
 
 
 def test_trajectories_end_at_their_distance_from_the_boundary():
-    net = parts.network("donut heun adam", SMOKE, 1)
-    x, _ = parts.points("donut", 20, 0)
-    found = parts.pictured(net, x)
+    net = study.network(SMOKE, MODELS["donut heun adam"], 1)
+    x, y = study.points("donut", 20, 0)
+    found = study.pictured(net, x, y)
     states, region = np.array(found["states"]), np.array(found["region"])
-    assert states.shape == (SMOKE.layers + 1, 20, 2) and region.shape == (parts.SIDE, parts.SIDE)
+    assert states.shape == (SMOKE.layers + 1, 20, 2) and region.shape == (study.SIDE, study.SIDE)
     logits = net(x).output.detach()
     size = float((net.head.weight[1] - net.head.weight[0]).detach().norm())
     want = (logits[:, 1] - logits[:, 0]).numpy() / size
@@ -133,26 +133,28 @@ def test_losses_are_compared_after_equal_work():
     results = Results(
         {names[0]: [{"loss": 0.5}], names[1]: [{"loss": 0.0}]}, {names[0]: [own], names[1]: [plain]}
     )
-    one, other = parts.at_equal_work(results, *names)
+    one, other = study.at_equal_work(results, *names)
     assert one == pytest.approx([0.5]) and other == pytest.approx([0.3])  # 22 passes, 7 iterations
-    assert parts.after_iterations(results, names[0], 1) == pytest.approx([0.8])
-    assert parts.after_iterations(results, names[1], 50) == pytest.approx([0.0])
-    rk4 = parts.work("donut rk4 adam", plain)
-    assert rk4[0] == 0 and rk4[-1] == 120
+    assert study.after_iterations(results, names[0], 1) == pytest.approx([0.8])
+    assert study.after_iterations(results, names[1], 50) == pytest.approx([0.0])
+    rk4 = Results({"donut rk4 adam": [{"loss": 0.0}]}, {"donut rk4 adam": [plain]})
+    (course,) = study.courses(rk4, "donut rk4 adam")
+    assert course.passed[0] == 0 and course.passed[-1] == 120
 
 
 def synthetic(better, seeds=3):
     """Results that do what is claimed, or the opposite."""
     records, histories = {}, {}
     order = {"euler": 0, "heun": 1, "rk4": 2}
-    for name in parts.models(["donut", "linear"]):
-        _, scheme, method = parts.split(name)
+    for name, (data, scheme, method) in MODELS.items():
+        if data not in ("donut", "linear"):
+            continue
         place = order[scheme] if better else -order[scheme]
         fast = (method == "emsa") == better
         records[name], histories[name] = [], []
         for seed in range(seeds):
             # With equal work in each iteration, so that schemes are compared by their stages.
-            rate = 0.4 * parts.STAGES[scheme] ** 1.5 if better else 0.1
+            rate = 0.4 * study.STAGES[scheme] ** 1.5 if better else 0.1
             steps = np.arange(30)
             loss = np.exp(-rate * steps * (1.5 if fast else 1) - 0.01 * seed)
             counts = np.full(30, 2.0), np.full(30, 1.0)
@@ -169,15 +171,19 @@ def synthetic(better, seeds=3):
     return Results(records, histories)
 
 
+def findings(results):
+    return study.findings(replace(SMOKE, maximisations=5), None, results)
+
+
 def test_findings_are_decided_by_the_numbers():
-    good = study.findings(synthetic(True), 5)
+    good = findings(synthetic(True))
     assert len(good) == 2 + 2 * 4 + 3 * 3 + 2 and {f.verdict for f in good} <= set(VERDICTS)
     assert [f.prediction for f in good if f.verdict != "confirmed"] == []
-    bad = study.findings(synthetic(False), 5)
+    bad = findings(synthetic(False))
     parted = [f for f in bad if "behave alike" in f.prediction]
     assert [f.verdict for f in parted] == ["confirmed in part"]
     assert {f.verdict for f in bad if f not in parted} == {"not confirmed"}
-    one = study.findings(synthetic(True, seeds=1), 5)
+    one = findings(synthetic(True, seeds=1))
     better = [f for f in one if "better results" in f.prediction]
     assert {f.verdict for f in better} == {"inconclusive"}
     assert all("spread unknown" in f.found for f in better)
@@ -190,7 +196,7 @@ def test_findings_are_decided_by_the_numbers():
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
     out = tmp_path / "resnet"
     flags = ["--preset", "smoke", "--datasets", "donut", "--out", str(out), "--device", "cpu"]
-    monkeypatch.setattr(parts.networks, "memory", lambda call, device: 0.5)
+    monkeypatch.setattr(study.networks, "memory", lambda call, device: 0.5)
     assert call("pontryagin_resnet", monkeypatch, *flags, "--only", "donut classic") == 0
     first = (out / "donut-classic-0" / "checkpoint.pt").stat().st_mtime_ns
     capsys.readouterr()

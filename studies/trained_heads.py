@@ -17,50 +17,35 @@ through all layers; after the first pass the layers come again.
 [MHT] Massucco, Del Grande, Carioni, Brune, Schönlieb, arXiv 2605.18870.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _trained_heads import (
-    PER_PASS,
-    Layers,
-    Network,
-    Setup,
-    figures,
-    kinds,
-    layers_of,
-    listed,
-    random_mean,
-    report,
-    tabulated,
-    text_of,
-    trained,
-    windows,
-    with_layers,
-)
+from _trained_heads import figures
+from numpy.typing import NDArray
 
-from wflow import InputError, nets, study
+import wflow
+from wflow import InputError, clusters, nets, study, transport
 from wflow._core.checks import whole
 from wflow._core.command_line import check_folder
 from wflow.cli import guarded
+from wflow.sphere import as_tokens
 from wflow.study import Finding, networks
 
 if TYPE_CHECKING:
-    import xarray as xr
+    from torch import Tensor
+    from xarray import Dataset
 
+PER_PASS = 8  # snapshots in a pass through all layers
 TIED = 0.1  # asymmetry, and 1 - |alignment|, up to which heads count as those of a gradient flow
-
-
-PRESETS = {
-    "smoke": Setup("embedded", tokens=12, width=16, depth=2, heads=2, iterations=10, batch=4,
-                   steps=2, draws=1),
-    "cpu": Setup(),
-    "paper": Setup(tokens=256, iterations=0),
-}  # fmt: skip
+LAM = 2.0  # lambda = 1 of the published runs, whose cost has no factor 1/2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +53,48 @@ class TrainedHeads(study.Flags):
     """Flags of this study."""
 
     needs = networks.NEEDS
+    presets: ClassVar = {
+        "smoke": {
+            "text": "embedded", "tokens": 12, "context": 12, "width": 16, "depth": 2, "heads": 2,
+            "iterations": 10, "batch": 4, "steps": 2, "draws": 1,
+        },
+        "cpu": {},
+        "paper": {"tokens": 256},
+    }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, on the text that ships with wflow; cpu: small GPTs on tiny Shakespeare;
     paper: networks of the published size, which --checkpoint names."""
     checkpoint: tuple[str, ...] = ()
     """Files checkpoint.pt of trained GPTs, such as shakespeare_gpt.py writes."""
-    tokens: int | None = None
-    """Number of tokens of a window of the text; default: of the preset, at most the context."""
+    tokens: Annotated[int, study.Checked(partial(whole, least=2))] = 64
+    """Number of tokens of a window of the text, at most the context of the network."""
     paths: study.Count = 4
     """Windows of the test text, a path each."""
     t_final: study.Positive = 4.0
     """End time, in passes through all layers."""
-    dt: study.Positive = 0.1
+    dt: study.Share = 0.1
     """Time step, as a share of the time that a layer has for what it adds in one pass."""
     scale: float = 0.5
     """Angle in radians up to which tokens are linked to one cluster."""
+    draws: study.Count = 3
+    """Draws of random heads."""
+    text: Literal["embedded", "characters"] = "characters"
+    """Text on which networks are trained here: that of wflow, or tiny Shakespeare. This and all
+    that follows is for calls without --checkpoint."""
+    context: study.Count = 64
+    """Tokens that a network sees."""
+    width: study.Count = 48
+    """Width of the hidden states."""
+    depth: study.Count = 4
+    """Blocks."""
+    heads: study.Count = 4
+    """Heads of a block."""
+    iterations: study.Count = 600
+    """Iterations of AdamW."""
+    batch: study.Count = 16
+    """Windows in a batch."""
+    steps: study.Count = 5
+    """Steps of the continuous network."""
     data: str | None = None
     """Folder with the text; default: $WFLOW_DATA, then a download."""
     out: study.Folder = Path("results/trained_heads")
@@ -92,12 +104,8 @@ class TrainedHeads(study.Flags):
         super().check()
         networks.need_torch()
         check_folder(self.data, "--data")
-        if self.tokens is not None:
-            whole(self.tokens, "--tokens", 2)
         if self.t_final != round(self.t_final):
             raise InputError(f"--t-final is {self.t_final:g}: expected whole passes, such as 4")
-        if self.dt > 1:
-            raise InputError(f"--dt is {self.dt:g}: expected a share of a layer, at most 1")
         if not 0 < self.scale < math.pi:
             raise InputError(f"--scale is {self.scale:g}: expected an angle between 0 and pi")
         if self.preset == "paper" and not self.checkpoint:
@@ -110,27 +118,118 @@ class TrainedHeads(study.Flags):
             raise InputError("--checkpoint: expected files in folders of different names")
 
 
-def network_of(flags: TrainedHeads, setup: Setup) -> dict[str, Network]:
+# Networks
+# --------
+
+
+class Network(NamedTuple):
+    """A trained nets.GPT, a text for it, and the windows of the text that it reads."""
+
+    gpt: nets.GPT
+    text: nets.data.Text
+    windows: Tensor  # (paths, tokens)
+
+
+def load(flags: TrainedHeads) -> dict[str, Network]:
     """The networks of the checkpoints, or two that are trained here."""
-    by_name = {}
+    found = {}
     for file in flags.checkpoint:
         gpt = nets.train.restore(file, nets.GPT)
-        by_name[Path(file).resolve().parent.name] = gpt, text_of(gpt.vocabulary, flags)
-    if not by_name:
-        text = (
-            nets.data.embedded_text()
-            if setup.text == "embedded"
-            else nets.data.shakespeare(folder=flags.data)
-        )
+        found[Path(file).resolve().parent.name] = gpt, text_of(flags, gpt.vocabulary)
+    if not found:
+        embedded = flags.text == "embedded"
+        text = nets.data.embedded_text() if embedded else nets.data.shakespeare(folder=flags.data)
         for name in ("baseline", "continuous"):
-            by_name[name] = trained(name, flags, setup, text), text
+            found[name] = trained(flags, name, text), text
     return {
-        name: Network(gpt, text, windows(flags, setup, gpt, text.test))
-        for name, (gpt, text) in by_name.items()
+        name: Network(gpt, text, windows(flags, gpt, text.test))
+        for name, (gpt, text) in found.items()
     }
 
 
-def runs(flags: TrainedHeads, setup: Setup, name: str, network: Network) -> dict[str, Any]:
+def text_of(flags: TrainedHeads, vocabulary: int) -> nets.data.Text:
+    """The text whose tokens a network was trained on, by the size of its vocabulary."""
+    embedded = nets.data.embedded_text()
+    if vocabulary == embedded.vocabulary:
+        return embedded
+    text = nets.data.shakespeare(tokens="characters", folder=flags.data)
+    if vocabulary == text.vocabulary:
+        return text
+    if vocabulary > 50_000:
+        return nets.data.shakespeare(tokens="gpt2", folder=flags.data)
+    raise InputError(
+        f"the network has a vocabulary of {vocabulary}: expected {embedded.vocabulary} (embedded "
+        f"text), {text.vocabulary} (characters of tiny Shakespeare) or 50257 (GPT-2 byte pairs)"
+    )
+
+
+def trained(flags: TrainedHeads, name: str, text: nets.data.Text) -> nets.GPT:
+    """Train a GPT: with layer norms, or in continuous time without, as shakespeare_gpt.py does."""
+    import torch
+
+    torch.manual_seed(flags.seed)
+    continuous = name == "continuous"
+    gpt = nets.GPT(
+        vocabulary=text.vocabulary,
+        context=flags.context,
+        width=flags.width,
+        depth=flags.depth,
+        heads=flags.heads,
+        norm=not continuous,
+    )
+    if continuous:
+        gpt.body = nets.ContinuousTransformer(gpt.body, steps=flags.steps)
+    config = nets.train.TrainConfig(
+        steps=flags.iterations,
+        batch=flags.batch,
+        schedule=nets.train.Cosine(
+            rate=1e-3, least=1e-4, warm_up=min(50, flags.iterations // 2), steps=flags.iterations
+        ),
+        optimizer="adamw",
+        betas=(0.9, 0.99),
+        weight_decay=0.1,
+        clip=1.0,
+        seed=flags.seed,
+    )
+    out = flags.out / f"training_{name}"
+    nets.train.train(
+        gpt,
+        nets.train.objective(nets.train.cross_entropy, LAM if continuous else 0.0),
+        nets.data.CropBatches(
+            text.train,
+            context=flags.context,
+            batch=flags.batch,
+            seed=flags.seed + 1,
+            vocabulary=text.vocabulary,
+        ),
+        config,
+        out=out,
+        resume=flags.resume,
+        overwrite=flags.overwrite,
+        label=f"training {name}",
+    )
+    return gpt.cpu().eval()
+
+
+def windows(flags: TrainedHeads, gpt: nets.GPT, text: Tensor) -> Tensor:
+    """Windows of a text, spread evenly, (paths, tokens)."""
+    import torch
+
+    n = min(flags.tokens, gpt.context, len(text))
+    starts = np.linspace(0, len(text) - n, flags.paths).astype(int)
+    return torch.stack([text[start : start + n] for start in starts])
+
+
+# Runs and measurements
+# ---------------------
+
+
+def kinds(flags: TrainedHeads) -> list[str]:
+    """Kinds of heads: those of the network, and draws of random ones."""
+    return ["trained", *(f"random{k}" for k in range(flags.draws))]
+
+
+def runs(flags: TrainedHeads, name: str, network: Network) -> dict[str, Any]:
     """Runs under trained and under random heads: kind of heads -> arguments of `wflow.solve`."""
     passes = round(flags.t_final)
     intervals = len(nets.particles.head_law(network.gpt).order)
@@ -141,16 +240,148 @@ def runs(flags: TrainedHeads, setup: Setup, name: str, network: Network) -> dict
     times = task["t_final"] * np.arange(PER_PASS * passes + 1) / (PER_PASS * passes)
     save = replace(task["save"], snapshots=times)
     task |= {"save": save, "scheme": "rk4", "seed": flags.seed}
-    trained = task["law"]
-    laws = [
-        trained,
-        *(nets.particles.randomised(trained, flags.seed + k) for k in range(setup.draws)),
+    drawn = (nets.particles.randomised(task["law"], flags.seed + k) for k in range(flags.draws))
+    laws = zip(kinds(flags), (task["law"], *drawn), strict=True)
+    return {f"{name}_{kind}": task | {"law": law} for kind, law in laws}
+
+
+QUANTITIES = ("count", "largest_share", "persistent_count", "order_parameter", "nematic_order")
+NAMES = {
+    "count": "number of clusters at the scale",
+    "largest_share": "share of the tokens in the largest cluster",
+    "persistent_count": "number of clusters of the most persistent partition",
+    "order_parameter": "order parameter |mean token|",
+    "nematic_order": "largest eigenvalue of the second moment of the tokens",
+    "cosine": "mean of <x_i, x_j> over pairs of different tokens",
+    "w2_initial": "W_2 to the tokens at the start",
+    "w2_final": "W_2 to the tokens at the end",
+    "w2_network": "W_2 to the hidden states of the network after one pass",
+    "angle_network": "mean angle to the same token of the network after one pass",
+}
+OWN = {
+    "network_cosine": "mean of <x_i, x_j> of the network's hidden states after one pass",
+    "network_moved": "W_2 between the network's embeddings and hidden states after one pass",
+}
+
+
+def measured(file: Path, end: NDArray, scale: float) -> dict[str, NDArray]:
+    """The quantities of one run: (path, time), and how far it is from the network after a pass."""
+    with wflow.open(file) as run:
+        series = clusters.over_time(run, scale, quantities=QUANTITIES)
+        values = {name: series[name].values for name in QUANTITIES}
+        for to in ("initial", "final"):
+            values[f"w2_{to}"] = transport.over_time(run, to=to).values
+        n = run.sizes["token"]
+        after = run["tokens"].values[:, PER_PASS]  # (path, token, axis)
+    # The mean of <x_i, x_j> over pairs of different tokens.
+    values["cosine"] = (n * values["order_parameter"] ** 2 - 1) / (n - 1)
+    pairs = list(zip(as_tokens(after), end, strict=True))
+    values["w2_network"] = np.array([transport.w2(one, two) for one, two in pairs])
+    values["angle_network"] = np.array([same_tokens(one, two) for one, two in pairs])
+    return values
+
+
+def same_tokens(x: NDArray, y: NDArray) -> float:
+    """Mean angle between a token of one cloud and the same token of the other."""
+    minus, plus = np.linalg.norm(x - y, axis=1), np.linalg.norm(x + y, axis=1)
+    return float(np.mean(2 * np.arctan2(minus, plus)))
+
+
+def tabulated(
+    flags: TrainedHeads, found: Mapping[str, Network], files: Mapping[str, Path]
+) -> Dataset:
+    """All numbers: (network, heads, path, time), and what the networks do themselves.
+
+    `files` has the run file of NETWORK_KIND.
+    """
+    import xarray as xr  # here, so that --help does not wait for it
+
+    clouds = {
+        name: nets.particles.clouds_of(network.gpt, network.windows).tokens
+        for name, network in found.items()
+    }
+    values = [
+        [measured(files[f"{name}_{kind}"], tokens[-1], flags.scale) for kind in kinds(flags)]
+        for name, tokens in clouds.items()
     ]
-    names = zip(kinds(setup), laws, strict=True)
-    return {f"{name}_{kind}": task | {"law": law} for kind, law in names}
+    numbers = {key: np.array([[run[key] for run in row] for row in values]) for key in NAMES}
+    own = {
+        "network_cosine": [mean_cosine(tokens[-1]) for tokens in clouds.values()],
+        "network_moved": [
+            [transport.w2(x, y) for x, y in zip(tokens[0], tokens[-1], strict=True)]
+            for tokens in clouds.values()
+        ],
+    }
+    dims = ("network", "heads", "path", "time")
+    time = np.arange(numbers["cosine"].shape[-1]) / PER_PASS
+    return xr.Dataset(
+        {
+            key: (dims[: numbers[key].ndim], numbers[key], {"long_name": text})
+            for key, text in NAMES.items()
+        }
+        | {
+            key: (("network", "path"), np.array(own[key]), {"long_name": text})
+            for key, text in OWN.items()
+        },
+        {
+            "network": list(found),
+            "heads": kinds(flags),
+            "time": ("time", time, {"long_name": "time in passes through all layers"}),
+        },
+    )
 
 
-def findings(table: "xr.Dataset", layers: Mapping[str, Layers]) -> list[Finding]:
+def mean_cosine(tokens: NDArray) -> NDArray:
+    """Mean of <x_i, x_j> over pairs of different tokens, (path,) of (path, n, d)."""
+    n = tokens.shape[1]
+    square = np.square(tokens.mean(axis=1)).sum(axis=1)
+    return np.asarray((n * square - 1) / (n - 1))
+
+
+class Layers(NamedTuple):
+    """Properties of a network, layer by layer."""
+
+    tied: nets.particles.Tied
+    dropped: nets.particles.Dropped
+    motion: nets.particles.Motion
+
+
+def layers_of(network: Network) -> Layers:
+    """The layers of a network, for tokens of the norms that they have in it."""
+    gpt, _, inputs = network
+    radius = float(nets.particles.clouds_of(gpt, inputs).radii.mean())
+    return Layers(
+        nets.particles.tied(nets.particles.head_law(gpt)),
+        nets.particles.dropped(gpt, radius=radius),
+        nets.particles.motion_of(gpt, inputs),
+    )
+
+
+def with_layers(table: Dataset, layers: Mapping[str, Layers]) -> Dataset:
+    """The table with the numbers of the layers, one set of variables per network."""
+    for name, layer in layers.items():
+        at, head = f"layer_{name}", f"head_{name}"
+        for key in ("asymmetry", "alignment"):
+            attrs = {"long_name": f"{key} of the heads of {name}"}
+            table[f"{key}_{name}"] = ((at, head), getattr(layer.tied, key), attrs)
+        for key in ("attention", "feed_forward"):
+            attrs = {"long_name": f"mean norm of what the {key} layers of {name} add"}
+            table[f"{key}_{name}"] = (at, getattr(layer.motion, key), attrs)
+    return table
+
+
+# Findings
+# --------
+
+
+def listed(names: list[str], text: str, *columns: Any) -> str:
+    """The text for every network, with the means of its rows of the columns."""
+    means = [np.asarray(c).reshape(len(names), -1).mean(axis=1) for c in columns]
+    rows = zip(names, *means, strict=True)
+    return "; ".join(f"{name}: {text.format(*values)}" for name, *values in rows)
+
+
+def findings(table: Dataset) -> list[Finding]:
     """Compare the numbers with what is expected."""
     names = [str(name) for name in table["network"].values]
     cosine = table["cosine"].sel(heads="trained")
@@ -175,7 +406,8 @@ def findings(table: "xr.Dataset", layers: Mapping[str, Layers]) -> list[Finding]
     )  # fmt: skip
     near = table["w2_network"].sel(heads="trained").transpose("network", "path")
     rest = table["network_moved"].transpose("network", "path")
-    random = random_mean(table["w2_network"]).transpose("network", "path")
+    random = table["w2_network"].isel(heads=slice(1, None)).mean("heads")
+    random = random.transpose("network", "path")
     carried = Finding.decided(
         "the heads alone carry the tokens towards where the network takes them in one pass",
         "wflow/nets/particles.py, what is lost",
@@ -183,8 +415,8 @@ def findings(table: "xr.Dataset", layers: Mapping[str, Layers]) -> list[Finding]
                "heads {:.3f}", near, rest, random),
         (near < rest).values & (near < random).values,
     )  # fmt: skip
-    asymmetry = np.array([np.mean(layer.tied.asymmetry) for layer in layers.values()])
-    alignment = np.array([np.mean(np.abs(layer.tied.alignment)) for layer in layers.values()])
+    asymmetry = np.array([np.mean(table[f"asymmetry_{name}"].values) for name in names])
+    alignment = np.array([np.mean(np.abs(table[f"alignment_{name}"].values)) for name in names])
     tied = Finding.decided(
         "trained heads are those of a gradient flow, D = D^T and V = +-D, so that an energy exists",
         "[MHT] section 1",
@@ -196,23 +428,91 @@ def findings(table: "xr.Dataset", layers: Mapping[str, Layers]) -> list[Finding]
     return [gathering, chosen, carried, tied]
 
 
+# Tables
+# ------
+
+
+def report(
+    flags: TrainedHeads,
+    found: Mapping[str, Network],
+    table: Dataset,
+    layers: Mapping[str, Layers],
+) -> str:
+    """The tables."""
+    shown = {"mean cosine": ("cosine", ".3f"), "clusters": ("count", ".1f"),
+             "W_2 to start": ("w2_initial", ".3f")}  # fmt: skip
+    whens = {"start": 0, "1 pass": PER_PASS, "end": -1}
+    rows = []
+    for name in found:
+        for kind in kinds(flags):
+            row = table.sel(network=name, heads=kind)
+            numbers = {
+                f"{title}, {when}": f"{float(row[key].isel(time=k).mean()):{form}}"
+                for title, (key, form) in shown.items()
+                for when, k in whens.items()
+                if (key, when) != ("w2_initial", "start")
+            }
+            after = {"W_2 to the network, 1 pass": f"{float(row['w2_network'].mean()):.3f}"}
+            rows.append({"network": name, "heads": kind} | numbers | after)
+    parts = [
+        {
+            "network": name,
+            "layer": str(k),
+            "asymmetry of D": f"{layer.tied.asymmetry[k].mean():.2f}",
+            "cosine of V and D": f"{layer.tied.alignment[k].mean():+.2f}",
+            "largest score": f"{layer.dropped.scores[k]:.3g}",
+            "score of biases": f"{layer.dropped.score_bias[k]:.3g}",
+            "attention adds": f"{attention:.3g}",
+            "feed-forward adds": f"{forward:.3g}",
+        }
+        for name, layer in layers.items()
+        for k, (attention, forward) in enumerate(zip(*layer.motion, strict=True))
+    ]
+    lines = [f"{name}: {described(network)}" for name, network in found.items()]
+    return (
+        f"{'. '.join(lines)}. {flags.paths} windows of the test text, {flags.t_final:g} passes, "
+        f"rk4; random heads have the singular values of the trained ones. Means over the windows; "
+        f"clusters linked up to {flags.scale:g} rad:\n\n{study.markdown_table(rows)}\n\n"
+        "Of tokens at rest W₂ to the network's tokens after one pass is "
+        + listed(list(found), "{:.3f}", table["network_moved"])
+        + ". What the layers are made of, asymmetry 0 for D = D^T; what they add is the mean norm "
+        f"over tokens:\n\n{study.markdown_table(parts)}"
+    )
+
+
+def described(network: Network) -> str:
+    """A network in a few words."""
+    import torch
+
+    blocks = nets.particles.blocks_of(network.gpt)
+    attention = blocks[0].attention
+    body = network.gpt.body
+    kind = (
+        f"{body.steps} Euler steps" if isinstance(body, nets.ContinuousTransformer) else "discrete"
+    )
+    normed = nets.particles.head_law(network.gpt).centred
+    with torch.no_grad():
+        logits = network.gpt(network.windows[:, :-1]).output
+    loss = float(nets.train.cross_entropy(logits, network.windows[:, 1:]))
+    return (
+        f"{len(blocks)} blocks x {attention.heads} heads x width {attention.width}, {kind}, "
+        f"{'with' if normed else 'without'} layer norms, {network.windows.shape[1]} tokens of "
+        f"{network.text.source}, loss {loss:.2f} on the windows"
+    )
+
+
 def main() -> int:
     flags = study.command_line(TrainedHeads, __doc__)
-    setup = PRESETS[flags.preset]
     with study.session("trained_heads", flags) as session:
-        by_name = network_of(flags, setup)
+        found = load(flags)
         tasks: dict[str, Any] = {}
-        for name, network in by_name.items():
-            tasks |= runs(flags, setup, name, network)
+        for name, network in found.items():
+            tasks |= runs(flags, name, network)
         files = session.solve(tasks)
-        read = {name: (network.gpt, network.windows) for name, network in by_name.items()}
-        layers = {name: layers_of(*pair) for name, pair in read.items()}
-        table = with_layers(tabulated(read, kinds(setup), files, flags.scale), layers)
+        layers = {name: layers_of(network) for name, network in found.items()}
+        table = with_layers(tabulated(flags, found, files), layers)
         session.finish(
-            table,
-            report(flags, by_name, table, layers),
-            findings(table, layers),
-            figures(table, layers),
+            table, report(flags, found, table, layers), findings(table), figures(table, PER_PASS)
         )
     return 0
 

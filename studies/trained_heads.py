@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 PER_PASS = 8  # snapshots in a pass through all layers
 TIED = 0.1  # asymmetry, and 1 - |alignment|, up to which heads count as those of a gradient flow
 LAM = 2.0  # lambda = 1 of the published runs, whose cost has no factor 1/2
+Several = Annotated[int, study.Checked(partial(whole, least=2))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class TrainedHeads(study.Flags):
     paper: networks of the published size, which --checkpoint names."""
     checkpoint: tuple[str, ...] = ()
     """Files checkpoint.pt of trained GPTs, such as shakespeare_gpt.py writes."""
-    tokens: Annotated[int, study.Checked(partial(whole, least=2))] = 64
+    tokens: Several = 64
     """Number of tokens of a window of the text, at most the context of the network."""
     paths: study.Count = 4
     """Windows of the test text, a path each."""
@@ -81,7 +82,7 @@ class TrainedHeads(study.Flags):
     text: Literal["embedded", "characters"] = "characters"
     """Text on which networks are trained here: that of wflow, or tiny Shakespeare. This and all
     that follows is for calls without --checkpoint."""
-    context: study.Count = 64
+    context: Several = 64
     """Tokens that a network sees."""
     width: study.Count = 48
     """Width of the hidden states."""
@@ -287,8 +288,30 @@ def same_tokens(x: NDArray, y: NDArray) -> float:
     return float(np.mean(2 * np.arctan2(minus, plus)))
 
 
+class Layers(NamedTuple):
+    """Properties of a network, layer by layer."""
+
+    tied: nets.particles.Tied
+    dropped: nets.particles.Dropped
+    motion: nets.particles.Motion
+
+
+def layers_of(network: Network) -> Layers:
+    """The layers of a network, for tokens of the norms that they have in it."""
+    gpt, _, inputs = network
+    radius = float(nets.particles.clouds_of(gpt, inputs).radii.mean())
+    return Layers(
+        nets.particles.tied(nets.particles.head_law(gpt)),
+        nets.particles.dropped(gpt, radius=radius),
+        nets.particles.motion_of(gpt, inputs),
+    )
+
+
 def tabulated(
-    flags: TrainedHeads, found: Mapping[str, Network], files: Mapping[str, Path]
+    flags: TrainedHeads,
+    found: Mapping[str, Network],
+    layers: Mapping[str, Layers],
+    files: Mapping[str, Path],
 ) -> Dataset:
     """All numbers: (network, heads, path, time), and what the networks do themselves.
 
@@ -314,7 +337,7 @@ def tabulated(
     }
     dims = ("network", "heads", "path", "time")
     time = np.arange(numbers["cosine"].shape[-1]) / PER_PASS
-    return xr.Dataset(
+    table = xr.Dataset(
         {
             key: (dims[: numbers[key].ndim], numbers[key], {"long_name": text})
             for key, text in NAMES.items()
@@ -329,36 +352,6 @@ def tabulated(
             "time": ("time", time, {"long_name": "time in passes through all layers"}),
         },
     )
-
-
-def mean_cosine(tokens: NDArray) -> NDArray:
-    """Mean of <x_i, x_j> over pairs of different tokens, (path,) of (path, n, d)."""
-    n = tokens.shape[1]
-    square = np.square(tokens.mean(axis=1)).sum(axis=1)
-    return np.asarray((n * square - 1) / (n - 1))
-
-
-class Layers(NamedTuple):
-    """Properties of a network, layer by layer."""
-
-    tied: nets.particles.Tied
-    dropped: nets.particles.Dropped
-    motion: nets.particles.Motion
-
-
-def layers_of(network: Network) -> Layers:
-    """The layers of a network, for tokens of the norms that they have in it."""
-    gpt, _, inputs = network
-    radius = float(nets.particles.clouds_of(gpt, inputs).radii.mean())
-    return Layers(
-        nets.particles.tied(nets.particles.head_law(gpt)),
-        nets.particles.dropped(gpt, radius=radius),
-        nets.particles.motion_of(gpt, inputs),
-    )
-
-
-def with_layers(table: Dataset, layers: Mapping[str, Layers]) -> Dataset:
-    """The table with the numbers of the layers, one set of variables per network."""
     for name, layer in layers.items():
         at, head = f"layer_{name}", f"head_{name}"
         for key in ("asymmetry", "alignment"):
@@ -368,6 +361,13 @@ def with_layers(table: Dataset, layers: Mapping[str, Layers]) -> Dataset:
             attrs = {"long_name": f"mean norm of what the {key} layers of {name} add"}
             table[f"{key}_{name}"] = (at, getattr(layer.motion, key), attrs)
     return table
+
+
+def mean_cosine(tokens: NDArray) -> NDArray:
+    """Mean of <x_i, x_j> over pairs of different tokens, (path,) of (path, n, d)."""
+    n = tokens.shape[1]
+    square = np.square(tokens.mean(axis=1)).sum(axis=1)
+    return np.asarray((n * square - 1) / (n - 1))
 
 
 # Findings
@@ -510,7 +510,7 @@ def main() -> int:
             tasks |= runs(flags, name, network)
         files = session.solve(tasks)
         layers = {name: layers_of(network) for name, network in found.items()}
-        table = with_layers(tabulated(flags, found, files), layers)
+        table = tabulated(flags, found, layers, files)
         session.finish(
             table, report(flags, found, table, layers), findings(table), figures(table, PER_PASS)
         )

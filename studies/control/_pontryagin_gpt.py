@@ -16,7 +16,7 @@ COLOURS = {"": "#6b6b6b", "costates": "#0b3c5d", "cost": "#5c8a3a", "MSA": "#c14
            "MSA cost": "#b8860b"}  # fmt: skip
 
 
-def drawn(models: Mapping[str, Any], results: Results) -> dict[str, Figure]:
+def figures(models: Mapping[str, Any], results: Results) -> dict[str, Figure]:
     """Test losses, the Hamiltonian along depth, and the steps of MSA."""
     found = {}
     bodies: dict[str, dict[str, str]] = {}

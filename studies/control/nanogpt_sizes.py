@@ -504,11 +504,6 @@ def findings(flags: NanogptSizes, corpora: Corpora, results: Results) -> list[Fi
 # ------------------
 
 
-def tabulated(flags: NanogptSizes, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    return networks.dataset(results, SCALARS, {}, {})
-
-
 def report(flags: NanogptSizes, corpora: Corpora, results: Results) -> str:
     """What was done, and the table beside other passages of the text and the published numbers."""
     every = models(flags)
@@ -651,7 +646,7 @@ EXPERIMENT = networks.Experiment(
     load=load,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    table=lambda _, results: networks.dataset(results, SCALARS, {}, {}),
     text=report,
     findings=findings,
     figures=figures,

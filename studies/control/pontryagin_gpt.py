@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import tyro
 from _control import FloatArray, Pair, claim, times, values, window_set
-from _pontryagin_gpt import drawn
+from _pontryagin_gpt import figures
 from numpy.typing import NDArray
 
 from wflow import nets, study
@@ -39,7 +39,6 @@ from wflow.study.texts import EVALUATION, loss_on
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
     from torch import Tensor
     from xarray import Dataset
 
@@ -157,18 +156,12 @@ def load(flags: PontryaginGpt) -> nets.data.Text:
 
 
 def network(
-    flags: PontryaginGpt,
-    model: Model,
-    vocabulary: int,
-    seed: int,
-    *,
-    checkpointing: bool | None = None,
+    flags: PontryaginGpt, model: Model, vocabulary: int, seed: int, checkpointing: bool = False
 ) -> nets.GPT:
     """A network with weights drawn from its seed.
 
     `deep` has blocks of one step each, which make a discrete GPT with transport cost. Size S is the
-    discrete GPT itself, or one step of the continuous one, the same function, where `checkpointing`
-    is given.
+    discrete GPT itself, and with checkpointing one step of the continuous one, the same function.
     """
     import torch
 
@@ -181,12 +174,12 @@ def network(
         heads=flags.heads,
         dropout=0.0 if model.fixed else flags.dropout,
     )
-    options: dict[str, Any] = {"velocity": "residual", "checkpointing": bool(checkpointing)}
+    options: dict[str, Any] = {"velocity": "residual", "checkpointing": checkpointing}
     if model.body == "deep":
         net.body = nets.NodeTransformer(net.body, **options)
     elif model.body == "continuous":
         net.body = nets.ContinuousTransformer(net.body, steps=flags.steps, **options)
-    elif checkpointing is not None:
+    elif checkpointing:
         net.body = nets.ContinuousTransformer(net.body, **options)
     return net
 
@@ -403,11 +396,11 @@ def memories(flags: PontryaginGpt, text: nets.data.Text, model: Model) -> Record
     """Memory of an iteration (MB) by each way to gradients, beyond weights and their gradients."""
     inputs, targets = window_set(text, flags.context)[: flags.batch]
     plain = objective(flags, model._replace(method="back-propagation"))
-    ways: dict[str, tuple[Any, bool | None]] = {
-        "back_propagation": (plain, None),
+    ways: dict[str, tuple[Any, bool]] = {
+        "back_propagation": (plain, False),
         "checkpoint": (plain, True),
-        "costates": (nets.control.by_costates(plain), None),
-        "sqrt": (nets.control.by_costates(plain, keep="sqrt"), None),
+        "costates": (nets.control.by_costates(plain), False),
+        "sqrt": (nets.control.by_costates(plain, keep="sqrt"), False),
     }
 
     def iteration(net: torch.nn.Module, by: Any) -> None:
@@ -417,10 +410,9 @@ def memories(flags: PontryaginGpt, text: nets.data.Text, model: Model) -> Record
 
     found = {}
     for key, (by, checkpointing) in ways.items():
-        net = network(flags, model, text.vocabulary, 0, checkpointing=checkpointing)
-        found[f"memory_{key}"] = networks.memory(
-            partial(iteration, net, by), net.head.weight.device
-        )
+        net = network(flags, model, text.vocabulary, 0, checkpointing)
+        device = net.head.weight.device
+        found[f"memory_{key}"] = networks.memory(partial(iteration, net, by), device)
     return found
 
 
@@ -571,11 +563,6 @@ def lead(flags: PontryaginGpt, text: nets.data.Text, results: Results) -> str:
     )
 
 
-def figures(flags: PontryaginGpt, results: Results) -> dict[str, Figure]:
-    """Test losses, the Hamiltonian along depth, and the steps of MSA."""
-    return drawn(MODELS, results)
-
-
 # Findings
 # --------
 
@@ -678,7 +665,7 @@ EXPERIMENT = networks.Experiment(
     table=tabulated,
     text=report,
     findings=findings,
-    figures=figures,
+    figures=lambda _, results: figures(MODELS, results),
 )
 
 

@@ -391,11 +391,6 @@ def after_iterations(results: Results, name: str, count: int) -> FloatArray:
 # ------------------
 
 
-def tabulated(flags: PontryaginResnet, results: Results) -> Dataset:
-    """All numbers as a Dataset."""
-    return networks.dataset(results, SCALARS, {}, {})
-
-
 def by_data(results: Results) -> dict[str, list[str]]:
     """Names of the networks of each data set."""
     found: dict[str, list[str]] = {}
@@ -569,7 +564,7 @@ EXPERIMENT = networks.Experiment(
     load=lambda _: None,
     plan=plan,
     measure=measure,
-    table=tabulated,
+    table=lambda _, results: networks.dataset(results, SCALARS, {}, {}),
     text=report,
     findings=findings,
     figures=figures,

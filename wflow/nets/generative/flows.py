@@ -69,6 +69,11 @@ class ToBase(NamedTuple):
     folded: Tensor
     log_det_error: Tensor
 
+    @property
+    def log_density(self) -> Tensor:
+        """Log density of the flow at the points that it followed, (n,)."""
+        return log_normal(self.z) + self.log_det
+
 
 class Generated(NamedTuple):
     r"""Samples of a flow, with what was summed on the path from the base.
@@ -139,6 +144,8 @@ class GradientFlow(Pretrained):
     PARTS = ("potential",)  # networks among the arguments
     steps: int
     t_final: float
+    to_base: Callable[..., ToBase]
+    from_base: Callable[..., Tensor]
 
     def __init__(self, potential: Potential, steps: int, t_final: float) -> None:
         super().__init__()
@@ -194,6 +201,74 @@ class GradientFlow(Pretrained):
                 f"{count:,} points of {self.dim} numbers do not fit into the memory: draw fewer"
             ) from None
         return z.to(weight)
+
+    def log_density(self, x: Tensor, y: Tensor | None = None, **given: Any) -> Tensor:
+        """Compute the log density of the flow at points, ``log rho_0(z) + log det dz/dx``.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, dim)
+            Points.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all points or of each.
+        **given : Any
+            As in `to_base`: the `context` of a `SparseTransformerFlow`, whose convention
+            `published` gives what (24) sums in place of a log density.
+
+        Returns
+        -------
+        Tensor, shape (n,)
+            Log density at each.
+
+        Raises
+        ------
+        InputError
+            For tensors of other shapes, types or devices, and a context that is missing.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.log_density(torch.zeros(3, 2)).shape
+        torch.Size([3])
+        """
+        return self.to_base(x, y, **given).log_density
+
+    @torch.no_grad()
+    def sample(self, n: int, seed: int = 0, y: Tensor | None = None, **given: Any) -> Tensor:
+        """Draw samples.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        seed : int, default 0
+            Of the points of the base.
+        y : Tensor, shape (condition,) or (n, condition), optional
+            Features, of all samples or of each.
+        **given : Any
+            As in `from_base`: `exact` of an `OTFlow`, `context` of a `SparseTransformerFlow`.
+
+        Returns
+        -------
+        Tensor, shape (n, dim)
+            Samples.
+
+        Raises
+        ------
+        InputError
+            For numbers out of range, features of another shape, and a context that is missing.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from wflow.nets import generative
+        >>> flow = generative.SparseTransformerFlow(generative.Potential(2, width=8), steps=2)
+        >>> flow.sample(5, context=torch.randn(32, 2)).shape
+        torch.Size([5, 2])
+        """
+        return self.from_base(self.draws(n, seed), y, **given)
 
     def extra_repr(self) -> str:
         """Describe the discretisation, for printing.
@@ -370,73 +445,6 @@ class OTFlow(GradientFlow):
             )
         return x
 
-    def log_density(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Compute the log density of the flow at points.
-
-        Parameters
-        ----------
-        x : Tensor, shape (n, dim)
-            Points.
-        y : Tensor, shape (condition,) or (n, condition), optional
-            Features, of all points or of each.
-
-        Returns
-        -------
-        Tensor, shape (n,)
-            Log density at each.
-
-        Raises
-        ------
-        InputError
-            For tensors of other shapes, types or devices.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from wflow.nets import generative
-        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
-        >>> flow.log_density(torch.zeros(3, 2)).shape
-        torch.Size([3])
-        """
-        base = self.to_base(x, y)
-        return log_normal(base.z) + base.log_det
-
-    @torch.no_grad()
-    def sample(
-        self, n: int, seed: int = 0, y: Tensor | None = None, *, exact: bool = True
-    ) -> Tensor:
-        """Draw samples.
-
-        Parameters
-        ----------
-        n : int
-            Number of samples.
-        seed : int, default 0
-            Of the points of the base.
-        y : Tensor, shape (condition,) or (n, condition), optional
-            Features, of all samples or of each.
-        exact : bool, default True
-            As in `from_base`.
-
-        Returns
-        -------
-        Tensor, shape (n, dim)
-            Samples.
-
-        Raises
-        ------
-        InputError
-            For numbers out of range and features of another shape.
-
-        Examples
-        --------
-        >>> from wflow.nets import generative
-        >>> flow = generative.OTFlow(generative.Potential(2, width=8), steps=2)
-        >>> flow.sample(5, seed=1).shape
-        torch.Size([5, 2])
-        """
-        return self.from_base(self.draws(n, seed), y, exact=exact)
-
     def generate(self, z: Tensor, y: Tensor | None = None) -> Generated:
         r"""Follow points of the base to samples, with their density, for a backward pass.
 
@@ -566,7 +574,7 @@ class Likelihood:
                 f"the network returns {type(base).__name__}: expected a flow, whose forward "
                 "returns a generative.ToBase"
             )
-        nll = -(log_normal(base.z) + base.log_det).mean()
+        nll = -base.log_density.mean()
         transport, hjb = base.transport.mean(), base.hjb.mean()
         a, b, c = self.alpha
         parts = {"nll": nll, "transport": transport, "hjb": hjb, "folded": base.folded}

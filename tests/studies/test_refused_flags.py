@@ -170,6 +170,7 @@ REFUSED = {
     },
     "rwpo_sampler": {
         "--threads 0": "--threads is 0",
+        "--budgets 5 10": "3 or more",
     },
     "shakespeare_gpt": {
         "--data ''": "--data",

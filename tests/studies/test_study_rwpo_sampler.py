@@ -4,23 +4,23 @@ import json
 
 import numpy as np
 import xarray as xr
-from scripts import script
+from scripts import call, script
 
 import wflow
 
+NAME = "rwpo_sampler"
+
 
 def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsys, sketched):
-    study = script("rwpo_sampler")
-    setup = study.Setup(targets=("laplace", "lasso"), tokens=30, steps=(0.1,), budgets=(4, 8, 12),
-                        dims=(2,), sweep=(30, 60), scales=(2, 6), decay=150, betas=(1.0,),
-                        until=0.5)  # fmt: skip
-    monkeypatch.setitem(study.PRESETS, "cpu", setup)
-    monkeypatch.setattr("sys.argv", ["studies/rwpo/rwpo_sampler.py", "--out", str(tmp_path)])
-    assert study.main() == 0
+    sizes = (
+        "--targets laplace lasso --tokens 30 --steps 0.1 --budgets 4 8 12 --dims 2 --sweep 30 60 "
+    )
+    sizes += "--scales 2 6 --decay 150 --betas 1 --until 0.5"
+    assert call(NAME, monkeypatch, *sizes.split(), "--out", str(tmp_path)) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["runs"].values()) == {file.name for file in tmp_path.glob("*_h0.1.h5")}
     verdicts = {one["prediction"]: one["verdict"] for one in summary["findings"]}
-    assert len(verdicts) == 10 + len(setup.dims)
+    assert len(verdicts) == 11
     shrinks = next(text for text in verdicts if text.startswith("a cloud within"))
     assert verdicts[shrinks] != "not confirmed"
     every = next(text for text in verdicts if "in every dimension" in text)
@@ -33,12 +33,17 @@ def test_the_study_decides_its_findings_and_resumes(tmp_path, monkeypatch, capsy
         raise AssertionError("computed again")
 
     monkeypatch.setattr(wflow.sampling.samplers.SamplerBatch, "advance", computed)
-    again = study.parts.compare(setup, tmp_path, "resume", 1, {}, None)
+    study = script(NAME)
+    flags = study.RwpoSampler(
+        targets=("laplace", "lasso"), tokens=30, steps=(0.1,), budgets=(4, 8, 12), dims=(2,),
+        out=tmp_path, resume=True,
+    )  # fmt: skip
+    again = study.compare(flags, {}, None)
     with xr.open_dataset(tmp_path / "summary.h5", engine="h5netcdf") as table:
         assert np.array_equal(again["sliced"], table["sliced"])
 
 
 def test_bias_of_infinitely_many_tokens_is_of_first_order():
-    study = script("rwpo_sampler")
+    study = script(NAME)
     steps = np.array([0.1, 0.01, 0.001])
     assert np.allclose([study.mean_field_deficit(h) / h for h in steps], 1, atol=4 * steps, rtol=0)

@@ -60,7 +60,7 @@ class NetFlags(OutputFlags):
     torchrun: ClassVar[bool] = False
     """Whether several processes of torchrun may train each of the networks together."""
     indifferent: ClassVar[frozenset[str]] = frozenset()
-    """Flags of the study that may change without a change of what is claimed."""
+    """Fields by which a preset stays the one that the findings are about."""
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, data that needs no download; cpu: minutes for each model on two cores; paper:
     the published set-up, for a GPU."""
@@ -377,11 +377,8 @@ def settings(flags: NetFlags) -> dict[str, Any]:
 def is_published(flags: NetFlags) -> bool:
     """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
     ignored = flags.indifferent
-    given, asked = (
-        {name: value for name, value in settings(each).items() if name not in ignored}
-        for each in (flags, type(flags).of(flags.preset))
-    )
-    return flags.preset != "smoke" and given == asked
+    asked = type(flags).of(flags.preset, **{name: getattr(flags, name) for name in ignored})
+    return flags.preset != "smoke" and settings(flags) == settings(asked)
 
 
 def on_rank_zero(flags: NetFlags, task: Callable[[], Result]) -> Result:

@@ -12,29 +12,49 @@ section 4.3, figure 7, and Table 1.
 Operator with L1 Prior", 2025.
 """
 
+from __future__ import annotations
+
+import copy
+import functools
 import sys
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from _rwpo_digits import (
-    MODELS,
-    PRESETS,
-    Tools,
-    examine,
-    figures,
-    iterations_to,
-    plan,
-    prepare,
-    report,
-    tabulated,
-)
+from _rwpo import check_rates, config, make_flow
+from _rwpo_digits import figures
 
-from wflow import study
-from wflow._core.checks import whole
+from wflow import nets, sampling, study
 from wflow.cli import guarded
 from wflow.study import networks
-from wflow.study.networks import Results
+from wflow.study.networks import Record, Results, Run, Trained
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+NAME = "rwpo_digits"
+SECTION = "[RWPO] section 4.3"
+LATE = 0.1  # lambda of the model with one late layer
+TRAINED = {"trainable": ("lam", "beta")}
+# Options of SparseTransformerFlow; None is OT-Flow. Steps are counted from the base.
+MODELS: dict[str, dict[str, Any] | None] = {
+    "OT-Flow": None,
+    "corrected": TRAINED,
+    "late layer": {"attended": (-1,), "lam": LATE},
+    "printed": {**TRAINED, "convention": "published"},
+}
+PAPER_BETA, PAPER_H = 1.0, 1 / 48
+BETAS = tuple(float(beta) for beta in np.logspace(-4, 1, 21))
+ENOUGH = 30.0  # effective sample size
+CLOUD = 1024  # tokens whose attention is looked at: the batch of the paper
+HELD_OUT = slice(None, None, 5)  # of the test digits: the first half of MNIST's is easier
+PART = 256  # tokens that are followed at a time: as many as in training, for they may be a context
+GRID = 6  # digits along a side of an interpolation
+
 
 SPARSE = {"corrected": "the corrected sparse flow", "late layer": "one late layer, ESS >= 30"}
 
@@ -43,22 +63,458 @@ SPARSE = {"corrected": "the corrected sparse flow", "late layer": "one late laye
 class RwpoDigits(networks.NetFlags):
     """Flags of this study."""
 
-    iterations: int | None = None
-    """Training iterations of each flow; default: of the preset."""
-    lam: float | None = None
-    """Weight lambda of the L1 prior, where training begins; default: of the preset."""
+    presets: ClassVar = {
+        "paper": {},
+        "cpu": {
+            "dims": (16, 64), "epochs": 6, "seeds": 3, "steps": 8, "width": 64, "iterations": 500,
+            "batch": 128, "tokens": 64, "rates": (2e-2, 1e-4), "alpha": (1.0, 1 / 80, 0.1),
+            "samples": 2000, "evaluations": 12,
+        },
+        "smoke": {
+            "dataset": "digits", "dims": (3, 5), "hidden": 16, "epochs": 6, "seeds": 2, "steps": 2,
+            "width": 8, "iterations": 4, "batch": 32, "tokens": 32, "rates": (1e-2, 1e-3),
+            "samples": 40, "evaluations": 2,
+        },
+    }  # fmt: skip
+    dataset: Literal["mnist", "digits"] = "mnist"
+    """Digits of MNIST, or the small ones of scikit-learn."""
+    dims: tuple[study.Count, ...] = (64,)
+    """Dimensions d of the latent space."""
+    hidden: study.Count = 256
+    """Width of the autoencoders."""
+    epochs: study.Count = 20
+    """Epochs of the autoencoders and the classifier."""
+    seeds: study.Count = 5
+    """Number of training runs of each flow, with seeds 0, 1, ..."""
+    steps: study.Count = 48
+    """Steps of the flows, of four stages each, and of one in the printed algorithm."""
+    width: study.Count = 128
+    """Width of the potential."""
+    iterations: study.Count = 12_001
+    """Training iterations of each flow."""
+    batch: study.Count = 1024
+    """Latent vectors in a batch."""
+    tokens: study.Count = 512
+    """Tokens of an independent context, beside the batch."""
+    rates: tuple[study.Positive, study.Positive] = (1e-3, 1e-6)
+    """Learning rates at the beginning and at the end."""
+    lam: study.Nonnegative = 2.0
+    """Weight lambda of the L1 prior, where training begins."""
+    alpha: tuple[study.Nonnegative, study.Nonnegative, study.Nonnegative] = (1.0, 1.0, 5.0)
+    """Weights of likelihood, transport and HJB penalty."""
+    samples: study.Count = 10_000
+    """Pictures of each Fréchet distance."""
+    evaluations: study.Count = 40
+    """Evaluations in a training."""
     out: study.Folder = Path("results/rwpo_digits")
     """Folder for checkpoints, metrics, summary and figures."""
 
     def check(self) -> None:
         super().check()
-        if self.iterations is not None:
-            whole(self.iterations, "--iterations")
+        study.distinct(self.dims, "--dims", 1)
+        check_rates(self.rates)
 
 
-def findings(results: Results, tools: Tools) -> list[study.Finding]:
+# Autoencoders and the classifier
+# -------------------------------
+
+
+@dataclass
+class Latent:
+    """A latent space: its autoencoder, and what is measured of it without a flow."""
+
+    coder: nets.generative.Autoencoder
+    error: float  # of reconstruction, mean square
+    train: Tensor  # (n, d), whitened
+    test: Tensor
+    beta: float  # of the late layer
+    floors: dict[str, float]
+    interaction: dict[str, dict[str, Any]]
+    pictures: dict[str, list[list[int]]]
+
+
+@dataclass
+class Tools:
+    """What the flows share: data, latent spaces, and features of a classifier."""
+
+    images: nets.data.Images
+    train: Tensor  # (n, pixels) in [0, 1]
+    test: Tensor
+    classifier: torch.nn.Sequential | None = None
+    accuracy: float = float("nan")
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # features
+    latents: dict[int, Latent] = field(default_factory=dict)
+    zeros: float = float("nan")
+    seconds: float = 0.0
+
+    @property
+    def source(self) -> str:
+        """The data in words."""
+        return self.images.source
+
+    @property
+    def side(self) -> int:
+        return int(self.images.train_images.shape[1])
+
+    def features(self, pictures: Tensor) -> np.ndarray:
+        """Features of pictures (n, pixels): what the last layer of the classifier sees."""
+        return self._seen(pictures, slice(0, -1)).double().cpu().numpy()
+
+    def confidence(self, pictures: Tensor) -> float:
+        """Mean over pictures of the largest probability of a class."""
+        return float(self._seen(pictures, slice(None)).softmax(1).amax(1).mean())
+
+    def frechet(self, pictures: Tensor) -> float:
+        """Distance of pictures to all held-out digits; NaN where a picture is not finite."""
+        if not bool(pictures.isfinite().all()):
+            return float("nan")
+        return float(sampling.frechet(self.features(pictures), self.held_out))
+
+    def _seen(self, pictures: Tensor, layers: slice) -> Tensor:
+        import torch
+
+        assert self.classifier is not None
+        images = pictures.float().reshape(-1, 1, self.side, self.side)
+        with torch.no_grad():
+            return torch.cat([self.classifier[layers](part) for part in images.split(1000)])
+
+
+def classifier(side: int) -> torch.nn.Sequential:
+    """Two convolutions of stride 2, 64 features, 10 classes."""
+    from torch import nn
+
+    least = (side + 3) // 4  # pixels along a side after both
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.ReLU(),
+        nn.Conv2d(8, 16, 5, stride=2, padding=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * least**2, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+@functools.cache
+def prepare(flags: RwpoDigits) -> Tools:
+    """Train autoencoders and classifier, or take up finished ones, and measure what is theirs."""
+    import torch
+
+    mnist = flags.dataset == "mnist"
+    images = nets.data.mnist(folder=flags.data) if mnist else nets.data.digits()
+    device = nets.train.device(flags.device)
+    train, test = (
+        nets.data.unit(part).flatten(1).to(device)
+        for part in (images.train_images, images.test_images)
+    )
+    tools = Tools(images, train, test)
+    shape = (-1, 1, tools.side, tools.side)
+    batch = min(200, len(train) // 4)
+    steps = flags.epochs * (len(train) // batch)
+
+    def run(name: str, seed: int) -> Run:
+        kind, _, dim = name.partition(" d")
+        torch.manual_seed(seed)
+        if kind == "classifier":
+            model: torch.nn.Module = classifier(tools.side)
+            pairs = train.reshape(shape).cpu(), images.train_labels.long()
+            loss = nets.train.objective(nets.train.cross_entropy)
+        else:
+            bare = kind == "rectified"  # one layer with a ReLU, as the code of OT-Flow has it
+            model = nets.generative.Autoencoder(
+                int(dim), pixels=train.shape[1], hidden=0 if bare else flags.hidden, rectified=bare
+            )
+            pairs = train.cpu(), train.cpu()
+            loss = nets.train.objective(torch.nn.functional.mse_loss)
+        settings = nets.train.TrainConfig(
+            steps=steps,
+            batch=batch,
+            schedule=nets.train.Cosine(2e-3, 2e-5, 0, steps),
+            seed=seed,
+            device=flags.device,
+        )
+        data: Any = torch.utils.data.TensorDataset(*pairs)
+        return Run(model, loss, data, settings, lambda model: {})
+
+    def keep(name: str, seed: int, training: Trained) -> Record:
+        kind, _, dim = name.partition(" d")
+        model: Any = training.model
+        tools.seconds += float(training.history["seconds"].sum())
+        with torch.no_grad():
+            if kind == "classifier":
+                tools.classifier = model
+                found = torch.cat(
+                    [model(part).argmax(1) for part in test.reshape(shape).split(1000)]
+                )
+                tools.accuracy = float((found.cpu() == images.test_labels).double().mean())
+                tools.held_out = tools.features(test)
+            elif kind == "rectified":
+                tools.zeros = float((model.encode(test) == 0).double().mean())
+            else:
+                tools.latents[int(dim)] = latent(flags, tools, int(dim), model)
+        return {}
+
+    names = ["classifier", *(f"autoencoder d{d}" for d in flags.dims)]
+    names.append(f"rectified d{flags.dims[-1]}")
+    networks.train_all(study.Session(NAME, flags), flags, names, 1, run, keep)
+    return tools
+
+
+def latent(flags: RwpoDigits, tools: Tools, d: int, coder: nets.generative.Autoencoder) -> Latent:
+    """Latent vectors, floors of the Fréchet distance, and the attention of a cloud of tokens."""
+    import torch
+
+    train, test, few = tools.train, tools.test, slice(flags.samples)
+    error = float((coder(test) - test).square().mean())
+    coder.standardise(train)
+    standardised = coder.encode(test[:CLOUD]).double().cpu().numpy()
+    coder.standardise(train, whiten=True)
+    z_train, z_test = coder.encode(train), coder.encode(test)
+    whitened = z_test[:CLOUD].double().cpu().numpy()
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(flags.samples, d, generator=generator).to(train)
+    tokens = z_train[: 2 * flags.tokens].double().cpu().numpy()
+    pairs = tokens[: flags.tokens], tokens[flags.tokens :]
+    some = test[HELD_OUT][:16]
+    return Latent(
+        coder,
+        error,
+        z_train,
+        z_test,
+        beta=beta_for(ENOUGH, *pairs, 1 / flags.steps, sampling.L1(LATE)),
+        floors={
+            "training digits": tools.frechet(train[few]),
+            "reconstructed": tools.frechet(coder(train[few])),
+            "gaussian": tools.frechet(coder.decode(normal)),
+            "gaussian nll": -float(nets.generative.log_normal(z_test[HELD_OUT]).mean()),
+        },
+        interaction={
+            "standardised": attention_of(standardised, flags.lam),
+            "whitened": attention_of(whitened, flags.lam),
+        },
+        pictures={"held-out": as_bytes(some), "reconstructed": as_bytes(coder(some))},
+    )
+
+
+# Attention
+# ---------
+
+
+class Attention(NamedTuple):
+    """Medians over the tokens of a cloud, and how much of them their attention explains."""
+
+    beta: float
+    self_weight: float  # of a token in the attention of all
+    ess: float  # of its attention to the others
+    explained: float  # 1 - |x - M|^2 / |x|^2, M of the others, means over tokens
+
+
+def weights(
+    x: np.ndarray, context: np.ndarray, h: float, beta: float, prior: Any, alone: bool = False
+) -> np.ndarray:
+    """Softmax of the interaction, (n, m); without the diagonal where `alone`."""
+    scores = np.asarray(sampling.interaction(x, context, h=h, beta=beta, prior=prior))
+    if alone:
+        np.fill_diagonal(scores, -np.inf)
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+
+def effective_size(found: np.ndarray) -> float:
+    """Median over the rows of 1 / sum of squared weights."""
+    return float(np.median(1 / np.square(found).sum(axis=1)))
+
+
+def attention_at(x: np.ndarray, h: float, beta: float, lam: float) -> Attention:
+    prior = sampling.L1(lam)
+    others = weights(x, x, h, beta, prior, alone=True)
+    left = np.square(x - others @ x).sum(axis=1).mean()
+    every = weights(x, x, h, beta, prior)
+    whole = np.square(x - x.mean(axis=0)).sum(axis=1).mean()
+    return Attention(
+        beta, float(np.median(np.diag(every))), effective_size(others), float(1 - left / whole)
+    )
+
+
+def attention_of(x: np.ndarray, lam: float) -> dict[str, Any]:
+    """Attention of a cloud with the paper's beta, with that of ESS >= 30, and along beta."""
+    beta = beta_for(ENOUGH, x, None, PAPER_H, sampling.L1(lam))
+    return {
+        "paper": attention_at(x, PAPER_H, PAPER_BETA, lam),
+        "chosen": attention_at(x, PAPER_H, beta, lam),
+        "along": [attention_at(x, PAPER_H, value, lam) for value in BETAS],
+    }
+
+
+def beta_for(
+    least: float, x: np.ndarray, context: np.ndarray | None, h: float, prior: Any
+) -> float:
+    """The largest beta with a median effective size of at least `least`, by bisection."""
+
+    def enough(beta: float) -> bool:
+        others = x if context is None else context
+        return effective_size(weights(x, others, h, beta, prior, context is None)) >= least
+
+    low, high = np.log(1e-6), np.log(100.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if enough(float(np.exp(middle))) else (low, middle)
+    return float(np.exp(low))
+
+
+# Flows
+# -----
+
+Name = tuple[str, int]  # model and dimension
+
+
+def network(flags: RwpoDigits, tools: Tools, name: Name, seed: int) -> Any:
+    """A flow whose potential has weights of its seed, the same for all models.
+
+    The output weights are small and of both signs, and the opening layer is steep: with those of
+    OT-Flow (w = 1) the flow stays a Gaussian for hundreds of iterations.
+    """
+    import torch
+
+    (model, d), options = name, MODELS[name[0]]
+    torch.manual_seed(seed)
+    phi = nets.generative.Potential(d, width=flags.width)
+    with torch.no_grad():
+        phi.opening.weight.mul_(3.0)
+        phi.opening.bias.mul_(6.0)
+        phi.w.normal_(0.0, 0.1)
+    if options is not None:
+        options = {"lam": flags.lam, "tokens": flags.tokens} | options
+        if model == "late layer":
+            options["beta"] = tools.latents[d].beta
+    flow = make_flow(phi, flags.steps, options)
+    if options is not None and flow.convention == "inverse":
+        flow.set_context(tools.latents[d].train[: flow.tokens].cpu())
+    return flow
+
+
+def plan(flags: RwpoDigits, tools: Tools, name: Name, seed: int) -> Run:
+    """The training of a flow."""
+    import torch
+
+    flow, latents = network(flags, tools, name, seed), tools.latents[name[1]]
+    few = latents.test[HELD_OUT][: 2 * PART]
+
+    def evaluate(trained: Any) -> dict[str, float]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # folds are counted in `measure`
+            return {"held_out": likelihood(trained, few)[0]}
+
+    data: Any = torch.utils.data.TensorDataset(latents.train.cpu())
+    settings = config(flags, flow, flags.iterations, seed, clip=100.0)
+    return Run(flow, nets.generative.Likelihood(flags.alpha), data, settings, evaluate)
+
+
+def likelihood(flow: Any, z: Tensor) -> tuple[float, float]:
+    """Mean negative log likelihood of latent vectors, and the share of folded tokens."""
+    import torch
+
+    with torch.no_grad():
+        bases = [flow.to_base(part) for part in z.split(PART)]
+    nll = torch.cat([-base.log_density for base in bases])
+    return float(nll.mean()), float(np.mean([float(base.folded) for base in bases]))
+
+
+# What is measured
+# ----------------
+
+SCALARS = {
+    "nll": ("negative log likelihood of held-out latent vectors", "1"),
+    "nll_train": ("negative log likelihood of as many training vectors", "1"),
+    "frechet": ("Fréchet distance of generated to held-out digits, squared", "1"),
+    "confidence": ("largest class probability of interpolated digits", "1"),
+    "ess": ("median effective sample size of the attention at the data", "1"),
+    "ess_least": ("least median over the layers", "1"),
+    "lam": ("lambda after training", "1"),
+    "beta": ("beta after training", "1"),
+    "folded": ("share of held-out tokens with a determinant <= 0 in some step", "1"),
+    "lost": ("share of generated tokens that the way back does not return", "1"),
+    "seconds": ("time of the training steps", "s"),
+    "parameters": ("trained numbers", "1"),
+}
+
+
+def measure(flags: RwpoDigits, tools: Tools, name: Name, training: Trained, seed: int) -> Record:
+    """Quantities of a trained flow, in double precision."""
+    import torch
+
+    record: Record = dict.fromkeys(SCALARS, float("nan"))
+    record["seconds"] = float(training.history["seconds"].sum())
+    record["parameters"] = sum(p.numel() for p in training.model.parameters())
+    if training.diverged:
+        return record
+    flow: Any = copy.deepcopy(training.model).double().eval()
+    latents = tools.latents[name[1]]
+    coder, test = latents.coder, latents.test[HELD_OUT].double()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        record["nll"], record["folded"] = likelihood(flow, test)
+        record["nll_train"], _ = likelihood(flow, latents.train[: len(test)].double())
+        base = flow.draws(flags.samples, 1000 + seed).to(test)
+        drawn = torch.cat([flow.from_base(part) for part in base.split(PART)])
+        back = torch.cat([flow.to_base(part).z for part in drawn[: 2 * PART].split(PART)])
+        apart = (back - base[: 2 * PART]).abs().amax(1)
+        record["lost"] = float((~(apart <= 1e-3)).double().mean())
+        pictures = coder.decode(drawn.float())
+        record["frechet"] = tools.frechet(pictures)
+        between = interpolated(flow, tools, latents)
+        if bool(between.isfinite().all()):
+            record["confidence"] = tools.confidence(between)
+        if hasattr(flow, "ess"):
+            sizes = flow.ess(test[:PART]).median(1).values
+            record["ess"] = float(sizes[-1])
+            record["ess_least"] = float(sizes[sizes.isfinite()].min())
+            record |= {"lam": flow.lam, "beta": flow.beta}
+    if seed == 0:
+        record["pictures"] = as_bytes(pictures[:16])
+        record["interpolation"] = as_bytes(between)
+    return record
+
+
+def interpolated(flow: Any, tools: Tools, latents: Latent) -> Tensor:
+    """Pictures between four held-out digits, (GRID^2, pixels), bilinear in the base of the flow.
+
+    Beside them are other tokens, so that a batch which is its own context is one of training.
+    """
+    import torch
+
+    labels = tools.images.test_labels
+    corners = [int(torch.nonzero(labels == digit)[3]) for digit in (9, 4, 0, 1)]
+    test = latents.test.double()
+    beside = test[HELD_OUT][:PART]
+    ends = flow.to_base(torch.cat([test[corners], beside])).z[:4]
+    s = torch.linspace(0, 1, GRID).to(ends)
+    shares = torch.stack([(1 - s), s])  # (2, GRID)
+    shares = torch.einsum("ai,bj->ijab", shares, shares).reshape(GRID**2, 4)
+    base = torch.cat([shares @ ends, flow.draws(PART, 7).to(ends)])
+    found: Tensor = latents.coder.decode(flow.from_base(base)[: GRID**2].float())
+    return found
+
+
+def as_bytes(pictures: Tensor) -> list[list[int]]:
+    found: list[list[int]] = (pictures.nan_to_num() * 255).round().int().tolist()
+    return found
+
+
+# What was found
+# --------------
+
+
+def iterations_to(results: Results, model: str, other: str, d: int) -> np.ndarray:
+    """For each seed the iteration at which a model has the likelihood with which another ends."""
+    found = []
+    histories = results.histories
+    for one, end in zip(histories[f"{model} d{d}"], histories[f"{other} d{d}"], strict=True):
+        level = float(end["held_out"][-1])
+        below = np.flatnonzero(one["held_out"].values <= level)
+        found.append(float(one["evaluation"][below[0]]) if below.size else np.inf)
+    return np.array(found)
+
+
+def findings(flags: RwpoDigits, tools: Tools, results: Results) -> list[study.Finding]:
     """Claims of the paper, with their verdicts."""
-    dims = tools.setup.dims
+    dims = flags.dims
 
     def values(model: str, d: int, key: str) -> np.ndarray:
         return np.array([record[key] for record in results.records[f"{model} d{d}"]], dtype=float)
@@ -67,9 +523,11 @@ def findings(results: Results, tools: Tools) -> list[study.Finding]:
         """Of numbers for every d: what should be less, and what it should be less than."""
         found = {d: networks.paired(more, less) for d, (less, more) in pairs.items()}
         text = "; ".join(f"d = {d}: {text}" for d, (text, _) in found.items())
-        return study.Finding(
-            statement, source, text, networks.joint([v for _, v in found.values()])
-        )
+        verdict = networks.joint([verdict for _, verdict in found.values()])
+        return study.Finding(statement, source, text, verdict)
+
+    def than_ot_flow(model: str, key: str) -> dict[int, tuple]:
+        return {d: (values(model, d, key), values("OT-Flow", d, key)) for d in dims}
 
     claims = []
     for model, words in SPARSE.items():
@@ -81,80 +539,54 @@ def findings(results: Results, tools: Tools) -> list[study.Finding]:
             f"d = {d}: {shown(one)} iterations, OT-Flow {shown(other)}"
             for d, (one, other) in steps.items()
         )
-        claims.append(
-            study.Finding.decided(
-                f"{words} converges faster: it reaches the held-out likelihood with which OT-Flow "
-                "ends in fewer iterations",
-                "[RWPO] section 4.3",
-                text,
-                [bool((one < other).all()) for one, other in steps.values()],
-            )
-        )
-        claims.append(
-            claim(
-                f"{words} generalises better: lower held-out negative log likelihood than OT-Flow",
-                "[RWPO] section 4.3",
-                {d: (values(model, d, "nll"), values("OT-Flow", d, "nll")) for d in dims},
-            )
-        )
-    for model, words in (SPARSE | {"printed": "the sparse flow as printed"}).items():
-        claims.append(
-            claim(
-                f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
-                "distance)",
-                "[RWPO] section 4.3, figure 7",
-                {d: (values(model, d, "frechet"), values("OT-Flow", d, "frechet")) for d in dims},
-            )
-        )
-    seeds = len(results.records[f"printed d{dims[0]}"])
-    claims.append(
-        claim(
-            "the printed algorithm learns the digits: closer to held-out digits than a Gaussian in "
-            "the latent space",
-            "[RWPO] section 4.3",
-            {
-                d: (values("printed", d, "frechet"), np.full(seeds, tools.floors[d]["gaussian"]))
-                for d in dims
-            },
-        )
-    )
-    return claims
+        claims.append(study.Finding.decided(
+            f"{words} converges faster: it reaches the held-out likelihood with which OT-Flow ends "
+            "in fewer iterations", SECTION, text,
+            [bool((one < other).all()) for one, other in steps.values()],
+        ))  # fmt: skip
+        claims.append(claim(
+            f"{words} generalises better: lower held-out negative log likelihood than OT-Flow",
+            SECTION, than_ot_flow(model, "nll"),
+        ))  # fmt: skip
+    claims += [
+        claim(f"digits of {words} are closer to held-out digits than those of OT-Flow (Fréchet "
+              "distance)", f"{SECTION}, figure 7", than_ot_flow(model, "frechet"))
+        for model, words in (SPARSE | {"printed": "the sparse flow as printed"}).items()
+    ]  # fmt: skip
+    gaussian = {d: np.full(flags.seeds, tools.latents[d].floors["gaussian"]) for d in dims}
+    learns = claim(
+        "the printed algorithm learns the digits: closer to held-out digits than a Gaussian in the "
+        "latent space", SECTION, {d: (values("printed", d, "frechet"), gaussian[d]) for d in dims},
+    )  # fmt: skip
+    return [*claims, learns, *interactions(tools)]
 
 
 def interactions(tools: Tools) -> list[study.Finding]:
     """Whether tokens interact, in the latent vectors of held-out digits."""
-    with_paper = {d: tools.interaction[d]["standardised"]["paper"] for d in tools.setup.dims}
-    text = "; ".join(
-        f"d = {d}: a token's weight of itself {at.self_weight:.3f}, without it ESS {at.ess:.2f}, "
-        f"{100 * at.explained:.0f} % of the variance explained"
-        for d, at in with_paper.items()
-    )
-    tokens = study.Finding.decided(
-        "with beta = 1 and h = 1/48 tokens interact: most of the attention of a token goes to "
-        "others",
-        "[RWPO] eq. 22 and Table 1",
-        text,
-        [at.self_weight < 0.5 for at in with_paper.values()],
-    )
-    chosen = {d: tools.interaction[d]["standardised"]["chosen"] for d in tools.setup.dims}
-    wide = study.Finding.decided(
-        "with beta chosen for ESS >= 30 the attention still tells tokens apart: the mean of the "
-        "others explains over a tenth of a token's variance",
-        "comparison",
-        "; ".join(
-            f"d = {d}: beta = {at.beta:.3g}, ESS {at.ess:.0f}, {100 * at.explained:.0f} %"
-            for d, at in chosen.items()
+    form = {d: known.interaction["standardised"] for d, known in tools.latents.items()}
+    paper, wide = ({d: found[which] for d, found in form.items()} for which in ("paper", "chosen"))
+    return [
+        study.Finding.decided(
+            "with beta = 1 and h = 1/48 tokens interact: most of the attention of a token goes to "
+            "others", "[RWPO] eq. 22 and Table 1", "; ".join(
+                f"d = {d}: a token's weight of itself {at.self_weight:.3f}, without it ESS "
+                f"{at.ess:.2f}, {100 * at.explained:.0f} % of the variance explained"
+                for d, at in paper.items()
+            ), [at.self_weight < 0.5 for at in paper.values()],
         ),
-        [at.explained > 0.1 for at in chosen.values()],
-    )
-    zeros = tools.zeros
-    atoms = study.Finding.decided(
-        "latent vectors of the rectified encoder that the section follows have a density",
-        "[RWPO] section 4.3, the code of OT-Flow",
-        f"{100 * zeros:.0f} % of their entries are exactly 0",
-        zeros == 0,
-    )
-    return [tokens, wide, atoms]
+        study.Finding.decided(
+            "with beta chosen for ESS >= 30 the attention still tells tokens apart: the mean of "
+            "the others explains over a tenth of a token's variance", "comparison", "; ".join(
+                f"d = {d}: beta = {at.beta:.3g}, ESS {at.ess:.0f}, {100 * at.explained:.0f} %"
+                for d, at in wide.items()
+            ), [at.explained > 0.1 for at in wide.values()],
+        ),
+        study.Finding.decided(
+            "latent vectors of the rectified encoder that the section follows have a density",
+            f"{SECTION}, the code of OT-Flow",
+            f"{100 * tools.zeros:.0f} % of their entries are exactly 0", tools.zeros == 0,
+        ),
+    ]  # fmt: skip
 
 
 def shown(steps: np.ndarray) -> str:
@@ -162,30 +594,93 @@ def shown(steps: np.ndarray) -> str:
     return ", ".join(f"{value:.0f}" if np.isfinite(value) else "never" for value in steps)
 
 
+# Tables
+# ------
+
+
+def report(flags: RwpoDigits, tools: Tools, results: Results) -> str:
+    """The tables."""
+    column = partial(networks.column, results)
+
+    def likelihoods(key: str) -> list[str]:
+        """In brackets for the printed flow, which has no density."""
+        pairs = zip(results.records, column(key, ".2f"), strict=True)
+        return [f"({text})" if name.startswith("printed") else text for name, text in pairs]
+
+    table = {
+        "flow": list(results.records),
+        "parameters": [str(runs[0]["parameters"]) for runs in results.records.values()],
+        "held-out NLL": likelihoods("nll"),
+        "training NLL": likelihoods("nll_train"),
+        "Fréchet distance": column("frechet", ".1f"),
+        "confidence between": column("confidence", ".3f"),
+        "lambda": column("lam", ".2f"),
+        "beta": column("beta", ".3g"),
+        "ESS at the data": column("ess", ".1f"),
+        "least ESS": column("ess_least", ".1f"),
+        "folded": column("folded", ".2f"),
+        "lost": column("lost", ".2f"),
+        "s per iteration": column("seconds", lambda value: f"{value / flags.iterations:.3f}"),
+    }
+    floors = [
+        {
+            "d": str(d),
+            "mean squared error of a pixel": f"{known.error:.4f}",
+            "Fréchet: training digits": f"{known.floors['training digits']:.1f}",
+            "Fréchet: their reconstructions": f"{known.floors['reconstructed']:.1f}",
+            "Fréchet: Gaussian": f"{known.floors['gaussian']:.1f}",
+            "NLL: Gaussian": f"{known.floors['gaussian nll']:.2f}",
+        }
+        for d, known in tools.latents.items()
+    ]
+    attention = [
+        {
+            "d": str(d),
+            "coordinates": form,
+            "beta": f"{at.beta:.3g}",
+            "weight of itself": f"{at.self_weight:.3f}",
+            "ESS of the others": f"{at.ess:.2f}",
+            "variance explained": f"{100 * at.explained:.0f} %",
+        }
+        for d, known in tools.latents.items()
+        for form, found in known.interaction.items()
+        for at in (found["paper"], found["chosen"])
+    ]
+    parts = [
+        f"{networks.caption(flags, flags.seeds, results, tools.source)} {flags.iterations} "
+        f"iterations of batch {flags.batch} (and {flags.tokens} tokens as context), {flags.steps} "
+        f"steps, width {flags.width}, weights {', '.join(f'{a:g}' for a in flags.alpha)} of "
+        "likelihood, transport and HJB penalty. NLL in whitened latent coordinates, in "
+        "brackets what (24) sums in its place. Fréchet distances, squared, "
+        f"of {min(flags.samples, len(tools.test))} pictures to all held-out digits, "
+        f"in 64 features of a classifier with accuracy {100 * tools.accuracy:.2f} %; "
+        f"autoencoders and classifier took {tools.seconds:.0f} s.",
+        study.markdown_table(table),
+        "Floors, and a Gaussian in the latent space in place of a flow:",
+        study.markdown_table(floors),
+        f"Attention of {min(CLOUD, len(tools.test))} held-out tokens, h = 1/48, lambda = "
+        f"{flags.lam:g}, exact kernel; medians. The second beta of each pair is the largest "
+        f"with ESS >= {ENOUGH:g}:",
+        study.markdown_table(attention),
+    ]
+    return "\n\n".join(parts)
+
+
+EXPERIMENT = networks.Experiment(
+    name=NAME,
+    models=lambda flags: {f"{model} d{d}": (model, d) for d in flags.dims for model in MODELS},
+    load=prepare,
+    plan=plan,
+    measure=measure,
+    table=lambda _, results: networks.dataset(results, SCALARS, {}, {}),
+    text=report,
+    findings=findings,
+    figures=lambda flags, results: figures(prepare(flags), results, ENOUGH),
+)
+
+
 def main() -> int:
-    flags = study.command_line(RwpoDigits, __doc__)
-    setup = networks.with_flags(PRESETS[flags.preset], flags)
-    every = [f"{model} d{d}" for d in setup.dims for model in MODELS]
-    names = networks.chosen(every, setup.seeds, flags)
-    with study.session("rwpo_digits", flags) as session:
-        tools = prepare(session, setup, flags)
-        results = networks.train_all(
-            session,
-            flags,
-            names,
-            setup.seeds,
-            lambda name, seed: plan(name, tools, flags, seed),
-            lambda name, seed, training: examine(name, training, tools, flags.out, seed),
-        )
-        whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(every)
-        of_tokens = interactions(tools) if flags.preset != "smoke" and flags.lam is None else []
-        session.finish(
-            table=tabulated(results),
-            text=report(flags, tools, results),
-            findings=[*(findings(results, tools) if whole_preset else []), *of_tokens],
-            figures=figures(results, tools),
-        )
-    return 0
+    return networks.run(EXPERIMENT, study.command_line(RwpoDigits, __doc__))
 
 
 if __name__ == "__main__":

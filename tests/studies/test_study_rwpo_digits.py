@@ -38,18 +38,18 @@ def test_it_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketche
 
 
 def test_attention_goes_from_the_token_itself_to_the_mean_of_all():
-    parts = script("_rwpo_digits")
+    study = script("rwpo_digits")
     x = np.random.default_rng(0).standard_normal((200, 6))
-    sharp, flat = (parts.attention_at(x, 0.1, beta, 0.0) for beta in (1e3, 1e-6))
+    sharp, flat = (study.attention_at(x, 0.1, beta, 0.0) for beta in (1e3, 1e-6))
     assert sharp.self_weight > 0.999 and sharp.ess < 1.5
     assert flat.self_weight == pytest.approx(1 / 200, rel=1e-3)
     assert flat.ess == pytest.approx(199, rel=1e-3)
     assert abs(flat.explained) < 0.02
-    beta = parts.beta_for(30.0, x, None, 0.1, parts.sampling.L1(1.0))
-    near = [parts.attention_at(x, 0.1, share * beta, 1.0).ess for share in (0.99, 1.01)]
+    beta = study.beta_for(30.0, x, None, 0.1, study.sampling.L1(1.0))
+    near = [study.attention_at(x, 0.1, share * beta, 1.0).ess for share in (0.99, 1.01)]
     assert near[0] >= 30 > near[1]
     clusters = x * 0.01 + 5 * np.repeat(np.eye(6)[:4], 50, axis=0)
-    assert parts.attention_at(clusters, 0.1, 0.1, 0.0).explained > 0.99
+    assert study.attention_at(clusters, 0.1, 0.1, 0.0).explained > 0.99
 
 
 def test_iterations_of_a_seed_that_never_gets_there():
@@ -57,6 +57,6 @@ def test_iterations_of_a_seed_that_never_gets_there():
 
 
 def test_the_paper_preset_has_the_settings_of_table_1():
-    paper = script("_rwpo_digits").PRESETS["paper"]
+    paper = script("rwpo_digits").RwpoDigits.of("paper")
     assert (paper.dims, paper.steps, paper.width, paper.batch) == ((64,), 48, 128, 1024)
     assert (paper.iterations, paper.rates, paper.alpha[2]) == (12_001, (1e-3, 1e-6), 5.0)

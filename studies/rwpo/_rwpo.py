@@ -5,10 +5,15 @@ Torch is loaded when something is trained: the flags and their `--help` work wit
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from wflow import InputError, nets
+
+PRINTED = Path(__file__).parents[1] / "published" / "rwpo.json"
+PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # numbers of [RWPO]
 
 
 def check_names(given: Sequence[str], known: Collection[str], flag: str) -> None:

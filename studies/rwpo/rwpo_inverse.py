@@ -13,55 +13,87 @@ the paper's figures 4 to 6.
 Operator with L1 Prior", 2025.
 """
 
+from __future__ import annotations
+
+import functools
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from _rwpo_inverse import (
-    MODELS,
-    NUMBERS,
-    Case,
-    Setup,
-    curves,
-    fields,
-    histograms,
-    measured,
-    plan,
-    problems_of,
-    report,
-    split,
-)
+from _rwpo import PUBLISHED, check_names, make_flow, rows_of
+from _rwpo_inverse import curves, fields, histograms
+from numpy.typing import NDArray
 
-from wflow import InputError, study
-from wflow._core.checks import whole
+from wflow import InputError, nets, study
 from wflow.cli import guarded
+from wflow.sampling import forward, reference
 from wflow.study import networks
-from wflow.study.networks import Results
+from wflow.study.networks import Record, Results, Run, Trained
 
-CPU = {
-    "elliptic": Case(16, 0.05, 48, 256, 1e-2, cells=128),
-    "lorenz": Case(3, 0.05, 48, 256, 1e-2),
-    "impedance": Case(16, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
+if TYPE_CHECKING:
+    import torch
+
+FloatArray = NDArray[np.float64]
+LAM = 2.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A flow: options of `SparseTransformerFlow` (None is OT-Flow), and what it is trained by."""
+
+    options: dict[str, Any] | None
+    reverse: bool = False  # by the reverse divergence, else by the likelihood of pairs
+    supervised: float = 0.0  # weight of the printed supervised term
+
+
+TRAINED: dict[str, Any] = {"lam": LAM, "trainable": ("lam", "beta")}  # beta = 1 at the beginning
+MODELS = {
+    "ot-flow": Model(None),
+    "sparse": Model(TRAINED),
+    "first": Model(TRAINED | {"attended": (1,)}),  # in the step at the base alone
+    "attracting": Model(TRAINED | {"attended": (-2, -1), "convention": "attracting"}),
+    "ot-flow-kl": Model(None, reverse=True),
+    "sparse-kl": Model(TRAINED, reverse=True),
+    "printed-kl": Model(TRAINED | {"convention": "published"}, reverse=True),  # (22) to (24)
+    "supervised": Model(None, reverse=True, supervised=1.0),
 }
-SMALL = {
-    "elliptic": Case(4, 0.1, 8, 32, 1e-2, cells=16, tests=2),
-    "lorenz": Case(3, 0.1, 8, 32, 1e-2, tests=2),
-    "impedance": Case(4, 0.1, 8, 32, 1e-2, cells=4, tests=2),
+
+
+@dataclass(frozen=True)
+class Case:
+    """One inverse problem."""
+
+    dim: int
+    noise: float  # relative to the root mean square of the deviations of the outputs
+    width: int
+    batch: int
+    rate: float
+    cells: int = 0  # of the discretisation
+    scale: float = 1.0  # of the log conductivity
+    tests: int = 6  # data sets with a reference posterior
+
+
+CASES = {
+    "paper": {
+        "elliptic": Case(128, 1e-2, 128, 1024, 1e-3, cells=256),
+        "lorenz": Case(3, 1e-2, 128, 1024, 1e-3),
+        "impedance": Case(32, 1e-3, 512, 512, 5e-3, cells=32),
+    },
+    "cpu": {
+        "elliptic": Case(16, 0.05, 48, 256, 1e-2, cells=128),
+        "lorenz": Case(3, 0.05, 48, 256, 1e-2),
+        "impedance": Case(16, 0.05, 48, 256, 1e-2, cells=16, scale=0.3, tests=4),
+    },
+    "smoke": {
+        "elliptic": Case(4, 0.1, 8, 32, 1e-2, cells=16, tests=2),
+        "lorenz": Case(3, 0.1, 8, 32, 1e-2, tests=2),
+        "impedance": Case(4, 0.1, 8, 32, 1e-2, cells=4, tests=2),
+    },
 }
-PRESETS = {
-    "paper": Setup(),
-    "cpu": Setup(
-        seeds=3, steps=8, iterations=500, least=1e-4, tokens=128, pairs=10_000, draws=2000,
-        ranked=150, alpha=(1.0, 0.05, 0.01), cases=CPU,
-    ),
-    "smoke": Setup(
-        seeds=1, steps=2, iterations=4, tokens=16, pairs=100, draws=50, ranked=20, cases=SMALL,
-        alpha=(1.0, 0.05, 0.01),
-    ),
-}  # fmt: skip
 ProblemName = Literal["elliptic", "lorenz", "impedance"]
 
 
@@ -69,19 +101,43 @@ ProblemName = Literal["elliptic", "lorenz", "impedance"]
 class RwpoInverse(networks.NetFlags):
     """Flags of this study."""
 
+    indifferent: ClassVar[frozenset[str]] = frozenset({"problem", "models"})
+    presets: ClassVar = {
+        "paper": {},
+        "cpu": {
+            "steps": 8, "iterations": 500, "least": 1e-4, "tokens": 128, "pairs": 10_000,
+            "draws": 2000, "ranked": 150, "alpha": (1.0, 0.05, 0.01),
+        },
+        "smoke": {
+            "seeds": 1, "steps": 2, "iterations": 4, "tokens": 16, "pairs": 100, "draws": 50,
+            "ranked": 20, "alpha": (1.0, 0.05, 0.01),
+        },
+    }  # fmt: skip
     problem: tuple[ProblemName, ...] = ("elliptic", "lorenz", "impedance")
     """Inverse problems."""
     models: tuple[str, ...] = tuple(MODELS)
     """Models to train for each problem."""
-    iterations: int | None = None
-    """Training iterations; default: of the preset."""
-    dim: int | None = None
+    seeds: study.Count = 3
+    """Number of training runs of each model, with seeds 0, 1, ..."""
+    steps: study.Count = 48
+    """Steps n_t of the flows."""
+    iterations: study.Count = 12_001
+    """Training iterations."""
+    least: study.Positive = 1e-6
+    """Learning rate at the end."""
+    dim: study.Count | None = None
     """Number of bumps of the elliptic problem and of impedance, a power of 2 for the latter;
     default: of the preset."""
-    tokens: int | None = None
-    """Number of tokens of a context; default: of the preset."""
-    steps: int | None = None
-    """Steps n_t of the flows; default: of the preset."""
+    tokens: study.Count = 256
+    """Number of tokens of a context."""
+    pairs: study.Count = 20_000
+    """Simulated pairs of the training."""
+    draws: study.Count = 4000
+    """Draws of each reference chain."""
+    ranked: study.Count = 1000
+    """Data sets of the rank test."""
+    alpha: tuple[study.Nonnegative, study.Nonnegative, study.Nonnegative] = (1.0, 1.0, 0.1)
+    """Weights of likelihood or divergence, transport and HJB penalty."""
     lam: tyro.conf.Suppress[float | None] = None
     data: Annotated[str | None, tyro.conf.Suppress] = None
     out: study.Folder = Path("results/rwpo_inverse")
@@ -89,112 +145,461 @@ class RwpoInverse(networks.NetFlags):
 
     def check(self) -> None:
         super().check()
-        for flag, names in (("--problem", self.problem), ("--models", self.models)):
-            if not names or len(set(names)) < len(names):
-                raise InputError(f"{flag} is {' '.join(names)}: name each one once")
-        for name in self.models:
-            if name not in MODELS:
-                raise InputError(f"--models {name}: expected some of {', '.join(MODELS)}")
-        for name in ("iterations", "dim", "tokens"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}")
+        check_names(self.problem, CASES["paper"], "--problem")
+        check_names(self.models, MODELS, "--models")
         if self.dim is not None and "impedance" in self.problem and self.dim & (self.dim - 1):
             raise InputError(f"--dim is {self.dim}: expected a power of 2 for impedance")
+        if self.tokens > self.pairs:
+            raise InputError(f"--tokens is {self.tokens}: expected at most --pairs {self.pairs}")
+        most = min(self.case(name).rate for name in self.problem)
+        if self.least > most:
+            raise InputError(f"--least is {self.least:g}: expected at most {most:g}")
+
+    def case(self, problem: str) -> Case:
+        """The sizes of a problem."""
+        case = CASES[self.preset][problem]
+        return case if problem == "lorenz" else replace(case, dim=self.dim or case.dim)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the sizes are those of a preset, with as many seeds."""
+        return networks.is_published(self) and self.seeds >= type(self).of(self.preset).seeds
 
 
-def findings(results: Results) -> list[study.Finding]:
-    """Claims of the paper and of this study, with their verdicts."""
+# Problems
+# --------
 
-    def values(problem: str, model: str, key: str) -> np.ndarray:
-        return np.array([r[key] for r in results.records[f"{problem} {model}"]])
 
-    found = []
-    for problem in problems_of(results):
-        have = {split(name)[1] for name in results.records if split(name)[0] == problem}
+class Data(NamedTuple):
+    """An inverse problem with its pairs."""
 
-        def add(statement: str, source: str, low: str, high: str, key: str, problem: str = problem,
-                have: set[str] = have) -> None:  # fmt: skip
-            """Confirmed if the key is smaller for `low` than for `high`."""
-            if {low, high} <= have:
-                pair = values(problem, high, key), values(problem, low, key)
-                text, verdict = networks.paired(*pair)
-                text = f"{low} {pair[1].mean():.3g}, {high} {pair[0].mean():.3g}: {text}"
-                found.append(study.Finding(f"{problem}: {statement}", source, text, verdict))
+    case: Case
+    problem: forward.InverseProblem
+    summary: forward.Summary
+    train: forward.Pairs
+    check: forward.Pairs  # of validation, rank tests and references
+    directions: FloatArray  # (k, d): those of which the data say more than the prior
 
-        figure = {"elliptic": "figure 4", "lorenz": "figure 5", "impedance": "figure 6"}[problem]
-        source = f"[RWPO] {figure}"
-        add("the validation loss decreases faster with the sparse transformer than without",
-            source, "sparse", "ot-flow", "area")  # fmt: skip
-        add("the posterior mean is more accurate with the sparse transformer", source,
-            "sparse", "ot-flow", "mean_error")  # fmt: skip
-        add("the posterior deviations are more accurate with it", source,
-            "sparse", "ot-flow", "spread_error")  # fmt: skip
-        add("the relative L1 error is smaller with it", source, "sparse", "ot-flow", "relative_l1")
-        add("the same by the reverse divergence", "[RWPO] section 4.2", "sparse-kl", "ot-flow-kl",
-            "relative_l1")  # fmt: skip
-        add("the flow as printed is more accurate than OT-Flow, by the reverse divergence",
-            "[RWPO] section 4.2", "printed-kl", "ot-flow-kl", "relative_l1")  # fmt: skip
-        add("attention in the step at the base alone lowers the held-out NLL", "this study",
-            "first", "ot-flow", "validation")  # fmt: skip
-        add("reversed layers in the last two steps lower the held-out NLL", "this study",
-            "attracting", "ot-flow", "validation")  # fmt: skip
-        if {"supervised", "ot-flow-kl"} <= have:
-            ratio = values(problem, "supervised", "variance_ratio")
-            without = values(problem, "ot-flow-kl", "variance_ratio")
-            verdict = networks.paired(ratio, 0.95 * without)[1]
-            found.append(study.Finding(
-                f"{problem}: with the supervised term the posterior keeps its variance, within 5 "
-                "per cent", "[RWPO] section 4.2",
-                f"trace of the covariance over that of the reference {ratio.mean():.3g} with the "
-                f"term, {without.mean():.3g} without", verdict,
-            ))  # fmt: skip
-        for model in ("ot-flow", "sparse", "ot-flow-kl"):
-            if model in have:
-                p = values(problem, model, "rank_p")
-                found.append(study.Finding.decided(
-                    f"{problem}: the posterior of {model} is calibrated", "this study",
-                    f"rank tests, p = {', '.join(f'{v:.2g}' for v in p)} over seeds (level 0.01)",
-                    np.nan_to_num(p) > 0.01,
-                ))  # fmt: skip
+    def field(self, x: FloatArray) -> FloatArray:
+        """The field that parameters (n, d) describe, (n, m)."""
+        model = self.problem.model
+        if isinstance(model, forward.Elliptic):
+            return x @ model.basis.T
+        return model.parameters(x) if isinstance(model, forward.Lorenz) else model.conductivity(x)  # type: ignore
+
+    def relative_l1(self, x: FloatArray, k: int) -> float:
+        """Error of the mean field of a sample, with data set k."""
+        exact = self.field(self.check.x[k : k + 1])[0]
+        return float(np.abs(self.field(x).mean(0) - exact).sum() / np.abs(exact).sum())
+
+
+@functools.cache
+def load(flags: RwpoInverse) -> dict[str, Data]:
+    """The problems, with their pairs."""
+    return {name: simulated(flags, name) for name in flags.problem}
+
+
+def simulated(flags: RwpoInverse, name: str) -> Data:
+    """A problem and its pairs."""
+    case = flags.case(name)
+    if name == "elliptic":
+        model: forward.ForwardModel = forward.Elliptic(case.dim, 32, cells=case.cells)
+    elif name == "lorenz":
+        model = forward.Lorenz(windows=5)
+    else:
+        rows = 2 ** ((case.dim.bit_length() - 1) // 2)
+        model = forward.Impedance((rows, case.dim // rows), cells=case.cells, scale=case.scale)
+    trial = forward.InverseProblem(model, lam=LAM, noise=1.0).simulate(500, seed=10)
+    noise = case.noise * float(np.sqrt(trial.clean.var(axis=0).mean()))
+    problem = forward.InverseProblem(model, lam=LAM, noise=noise)
+    train, check = (
+        problem.simulate(flags.pairs, seed=11),
+        problem.simulate(2 * flags.ranked, seed=12),
+    )
+    return Data(case, problem, problem.summary(1000, most=64), train, check, informed(problem))
+
+
+def informed(problem: forward.InverseProblem) -> FloatArray:
+    """Directions in which the mean information of the data exceeds that of the prior."""
+    points = problem.prior(12, seed=13)
+    prior = 0.5 * problem.lam**2 * np.eye(problem.model.dim)
+    total = sum(np.linalg.inv(problem.gaussian_covariance(x)) - prior for x in points)
+    values, vectors = np.linalg.eigh(total / len(points))
+    return vectors.T[::-1][: max(1, int((values > prior[0, 0]).sum()))][:8]
+
+
+def tensors(*arrays: FloatArray) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    return tuple(torch.as_tensor(array, dtype=torch.float32) for array in arrays)
+
+
+# Trainings
+# ---------
+
+Name = tuple[str, str]  # problem and model
+
+
+def network(flags: RwpoInverse, known: Data, model: Model, seed: int) -> Any:
+    """A flow near the identity, with weights drawn from its seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    case, options = known.case, model.options
+    phi = nets.generative.Potential(
+        case.dim, width=case.width, condition=known.summary.size, start=0.1
+    )
+    own = options is not None and options.get("convention") == "published"  # batch as context
+    if options is None or own:
+        return make_flow(phi, flags.steps, options)
+    flow = make_flow(phi, flags.steps, options | {"tokens": flags.tokens})
+    rows = slice(-flags.tokens, None)
+    flow.set_context(*tensors(known.train.x[rows], known.summary(known.train.y[rows])))
+    return flow
+
+
+def plan(flags: RwpoInverse, data: dict[str, Data], name: Name, seed: int) -> Run:
+    """The training run of one model with one seed."""
+    known, model = data[name[0]], MODELS[name[1]]
+    flow = network(flags, known, model, seed)
+    rows = rows_of(flow, known.case.batch)
+
+    def batches(step: int) -> tuple[torch.Tensor, ...]:
+        rng = np.random.default_rng([14, seed, step])
+        chosen = rng.integers(0, len(known.train.x), rows)
+        clean = known.train.clean[chosen]
+        y = clean + known.problem.noise * rng.standard_normal(clean.shape)
+        batch = tensors(known.train.x[chosen], known.summary(y), y)
+        return batch if model.reverse else batch[:2]
+
+    objective: Any = nets.generative.Likelihood(flags.alpha)
+    if model.reverse:
+        objective = nets.generative.ReverseKL(
+            known.problem, flags.alpha, supervised=model.supervised
+        )
+    iterations = flags.iterations
+    config = nets.train.TrainConfig(
+        steps=iterations,
+        batch=rows,
+        schedule=nets.train.Cosine(known.case.rate, flags.least, 20, max(iterations, 21)),
+        clip=10.0,
+        evaluate_every=max(1, iterations // 20),
+        checkpoint_every=max(1, iterations // 4),
+        seed=seed,
+        device=flags.device,
+    )
+    x, features = tensors(known.check.x[:256], known.summary(known.check.y[:256]))
+
+    def evaluate(flow: torch.nn.Module) -> dict[str, float]:
+        """Negative log likelihood of held-out pairs."""
+        density = flow.log_density(x, features)  # type: ignore[operator]
+        return {"validation": float(-density.mean())}
+
+    return Run(flow, objective, batches, config, evaluate)
+
+
+# References
+# ----------
+
+
+def references(flags: RwpoInverse, name: str, known: Data) -> dict[str, FloatArray]:
+    """Draws from the posteriors of the first data sets, (tests, draws, d), kept in a file."""
+    file = flags.out / f"reference-{name}.npz"
+    key = repr((known.case, flags.draws))
+    if file.exists():
+        with np.load(file) as kept:
+            if str(kept["key"]) == key:
+                return {k: kept[k] for k in kept.files if k != "key"}
+    found: dict[str, list[Any]] = {"draws": [], "r_hat": [], "ess": []}
+    for k in range(known.case.tests):
+        chains = reference_of(name, known, known.check.y[k], flags.draws, seed=k)
+        x = chains["samples"].values
+        found["draws"].append(x.reshape(-1, x.shape[2])[:: max(1, x.shape[0] * x.shape[1] // 2000)])
+        found["draws"][-1] = found["draws"][-1][:2000]
+        found["r_hat"].append(float(chains["r_hat"].max()))
+        found["ess"].append(float(chains["ess"].min()))
+    arrays = {k: np.array(values) for k, values in found.items()}
+    draft = flags.out / f".reference-{name}-{os.getpid()}.npz"
+    np.savez(draft, key=key, draws=arrays["draws"], r_hat=arrays["r_hat"], ess=arrays["ess"])
+    draft.replace(file)
+    return arrays
+
+
+def reference_of(name: str, known: Data, y: FloatArray, draws: int, seed: int) -> Any:
+    """Chains of one posterior: Gibbs where the model is linear, Langevin chains elsewhere."""
+    problem = known.problem
+    if name == "elliptic":
+        matrix = problem.model.matrix  # type: ignore[attr-defined]
+        return reference.bayesian_lasso(
+            matrix, y, lam=LAM, noise=float(problem.noise[0]), draws=draws, seed=seed
+        )
+
+    def density(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        return problem.log_posterior(x, y)
+
+    if name == "lorenz":
+        start = reference.tempered(
+            lambda x: problem.log_likelihood(x, y),
+            lambda x: -LAM * np.abs(x).sum(1),
+            problem.prior(min(400, 2 * draws), seed=seed),
+            moves=20 if draws > 100 else 5,
+            seed=seed,
+        )["samples"].values[:8]
+        covariance = None
+    else:
+        tops = reference.climb(density, 0.1 * problem.prior(4, seed=seed), iterations=500)
+        top = tops[np.argmax(density(tops)[0])]
+        covariance = problem.gaussian_covariance(top)
+        factor = np.linalg.cholesky(covariance)
+        noise = np.random.default_rng([15, seed]).standard_normal((4, len(top)))
+        start = top + noise @ factor.T
+    return reference.metropolis(
+        density, start, gradient=True, covariance=covariance, draws=draws, warmup=draws, seed=seed
+    )
+
+
+# What is measured
+# ----------------
+
+NUMBERS = {
+    "validation": ("negative log likelihood of held-out pairs, at the end", "1"),
+    "area": ("its mean over the evaluations of the training", "1"),
+    "mean_error": ("error of the posterior mean in informed directions, in deviations", "1"),
+    "spread_error": ("error of the log deviation in informed directions", "1"),
+    "spread_bias": ("mean log ratio of the deviations in informed directions", "1"),
+    "variance_ratio": ("trace of the posterior covariance over that of the reference", "1"),
+    "relative_l1": ("relative L1 error of the posterior mean of the field", "1"),
+    "reference_l1": ("that of the reference", "1"),
+    "rank_p": ("least p-value of the rank tests, times their number", "1"),
+    "coverage_50": ("coverage of central intervals of probability 0.5", "1"),
+    "coverage_90": ("coverage of central intervals of probability 0.9", "1"),
+    "attention": ("effective number of tokens of the attention", "1"),
+    "seconds": ("time of the training steps", "s"),
+}
+
+
+def draw(flow: Any, features: FloatArray, count: int, seed: int) -> FloatArray:
+    """Samples (n, count, d) of the posteriors of n data sets."""
+    import torch
+
+    weight = flow.potential.w
+    each = torch.as_tensor(features).to(weight).repeat_interleave(count, 0)
+    with torch.no_grad():
+        x = flow.sample(len(each), seed=seed, y=each)
+    return x.double().cpu().numpy().reshape(len(features), count, -1)
+
+
+def measure(
+    flags: RwpoInverse, data: dict[str, Data], name: Name, training: Trained, seed: int
+) -> Record:
+    """All quantities of a trained flow."""
+    import torch
+
+    record: Record = dict.fromkeys(NUMBERS, np.nan)
+    record |= {"seconds": float(training.history["seconds"].sum()), "ranks": None, "draws": None}
+    if training.diverged:
+        return record
+    problem, model = name
+    known, flow = data[problem], training.model
+    exact = references(flags, problem, known)
+    curve = training.history["validation"].values
+    if model != "printed-kl":  # what it sums is no log density
+        record |= {"validation": float(curve[-1]), "area": float(curve[1:].mean())}
+    tests = known.case.tests
+    features = known.summary(known.check.y)
+    drawn = draw(flow, features[:tests], 300, seed=100 + seed)
+    prior = 2 / LAM**2
+    errors: dict[str, list[float]] = {
+        key: [] for key in ("mean", "spread", "bias", "trace", "l1", "exact")
+    }
+    for k in range(tests):
+        sample, right = drawn[k], exact["draws"][k]
+        values, vectors = np.linalg.eigh(np.cov(right.T))
+        kept = vectors[:, values < 0.5 * prior]
+        if not kept.shape[1]:
+            kept = vectors[:, :1]
+        mine, theirs = sample @ kept, right @ kept
+        gap = (mine.mean(0) - theirs.mean(0)) / theirs.std(0)
+        ratio = np.log(mine.std(0) / theirs.std(0))
+        errors["mean"].append(float(np.sqrt((gap**2).mean())))
+        errors["spread"].append(float(np.sqrt((ratio**2).mean())))
+        errors["bias"].append(float(ratio.mean()))
+        errors["trace"].append(float(sample.var(axis=0).sum() / right.var(axis=0).sum()))
+        errors["l1"].append(known.relative_l1(sample, k))
+        errors["exact"].append(known.relative_l1(right, k))
+    rows = slice(flags.ranked, 2 * flags.ranked)
+    ranked = draw(flow, features[rows], 31, seed=200 + seed) @ known.directions.T
+    ranks = reference.rank_test(known.check.x[rows] @ known.directions.T, ranked)
+    attention = np.nan
+    if MODELS[model].options is not None:
+        with torch.no_grad():
+            given = tensors(known.check.x[:256], features[:256])
+            attention = float(np.nanmean(flow.ess(*given).numpy()))  # type: ignore[operator]
+    return record | {
+        "mean_error": float(np.median(errors["mean"])),
+        "spread_error": float(np.median(errors["spread"])),
+        "spread_bias": float(np.median(errors["bias"])),
+        "variance_ratio": float(np.median(errors["trace"])),
+        "relative_l1": float(np.mean(errors["l1"])),
+        "reference_l1": float(np.mean(errors["exact"])),
+        "rank_p": float(min(1.0, ranks.p_value.min() * len(ranks.p_value))),
+        "coverage_50": float(ranks.coverage[:, 0].mean()),
+        "coverage_90": float(ranks.coverage[:, 1].mean()),
+        "attention": attention,
+        "ranks": ranks.counts.tolist(),
+        "draws": drawn[0].tolist(),  # of the first data set, for the figures
+    }
+
+
+# What was found
+# --------------
+
+# Whether the key is smaller for the first model than for the second; [RWPO] names its figure.
+CLAIMS = (
+    ("the validation loss decreases faster with the sparse transformer than without", "",
+     "sparse", "ot-flow", "area"),
+    ("the posterior mean is more accurate with the sparse transformer", "",
+     "sparse", "ot-flow", "mean_error"),
+    ("the posterior deviations are more accurate with it", "",
+     "sparse", "ot-flow", "spread_error"),
+    ("the relative L1 error is smaller with it", "", "sparse", "ot-flow", "relative_l1"),
+    ("the same by the reverse divergence", "[RWPO] section 4.2",
+     "sparse-kl", "ot-flow-kl", "relative_l1"),
+    ("the flow as printed is more accurate than OT-Flow, by the reverse divergence",
+     "[RWPO] section 4.2", "printed-kl", "ot-flow-kl", "relative_l1"),
+    ("attention in the step at the base alone lowers the held-out NLL", "this study",
+     "first", "ot-flow", "validation"),
+    ("reversed layers in the last two steps lower the held-out NLL", "this study",
+     "attracting", "ot-flow", "validation"),
+)  # fmt: skip
+FIGURES = {"elliptic": "figure 4", "lorenz": "figure 5", "impedance": "figure 6"}
+
+
+def by_problem(results: Results) -> dict[str, Results]:
+    """The results of each problem, by the models alone."""
+    found: dict[str, Results] = {}
+    for name, records in results.records.items():
+        problem, _, model = name.partition(" ")
+        part = found.setdefault(problem, Results({}, {}))
+        part.records[model] = records
+        part.histories[model] = results.histories.get(name, [])
     return found
 
 
+def findings(problem: str, results: Results) -> list[study.Finding]:
+    """Claims of the paper and of this study about a problem, with their verdicts."""
+
+    def values(model: str, key: str) -> np.ndarray:
+        return np.array([record[key] for record in results.records[model]])
+
+    found = []
+    for statement, source, low, high, key in CLAIMS:
+        if {low, high} <= set(results.records):
+            more, less = values(high, key), values(low, key)
+            text, verdict = networks.paired(more, less)
+            text = f"{low} {less.mean():.3g}, {high} {more.mean():.3g}: {text}"
+            source = source or f"[RWPO] {FIGURES[problem]}"
+            found.append(study.Finding(f"{problem}: {statement}", source, text, verdict))
+    if {"supervised", "ot-flow-kl"} <= set(results.records):
+        ratio, without = (values(model, "variance_ratio") for model in ("supervised", "ot-flow-kl"))
+        found.append(study.Finding(
+            f"{problem}: with the supervised term the posterior keeps its variance, within 5 per "
+            "cent", "[RWPO] section 4.2",
+            f"trace of the covariance over that of the reference {ratio.mean():.3g} with the "
+            f"term, {without.mean():.3g} without", networks.paired(ratio, 0.95 * without)[1],
+        ))  # fmt: skip
+    for model in ("ot-flow", "sparse", "ot-flow-kl"):
+        if model in results.records:
+            p = values(model, "rank_p")
+            found.append(study.Finding.decided(
+                f"{problem}: the posterior of {model} is calibrated", "this study",
+                f"rank tests, p = {', '.join(f'{v:.2g}' for v in p)} over seeds (level 0.01)",
+                np.nan_to_num(p) > 0.01,
+            ))  # fmt: skip
+    return found
+
+
+# Tables and figures
+# ------------------
+
+COLUMNS = {
+    "validation": "held-out NLL", "area": "mean NLL in training", "mean_error": "mean error",
+    "spread_error": "log deviation error", "spread_bias": "log deviation bias",
+    "variance_ratio": "variance ratio", "relative_l1": "relative L1", "rank_p": "rank test p",
+    "coverage_50": "50 %", "coverage_90": "90 %", "attention": "ESS", "seconds": "s",
+}  # fmt: skip
+
+
+def report(flags: RwpoInverse, data: dict[str, Data], results: Results) -> str:
+    """Write a table for each problem, and what the references are worth."""
+    source = (
+        f"simulated pairs, lambda = {LAM:g}; {flags.iterations} iterations, n_t = {flags.steps}, "
+        f"contexts of {flags.tokens} tokens"
+    )
+    parts, problems = [networks.caption(flags, flags.seeds, results, source)], by_problem(results)
+    trained = {model for part in problems.values() for model in part.records}
+    if not flags.whole or trained != {*MODELS}:
+        parts.insert(0, "Partial run: not the sizes, seeds or models of a preset.")
+    for problem, part in problems.items():
+        known = data[problem]
+        exact = references(flags, problem, known)
+        table = {"model": list(part.records)} | {
+            title: networks.column(part, key, ".3g") for key, title in COLUMNS.items()
+        }
+        first = next(iter(part.records.values()))[0]
+        parts.append(
+            f"{problem}: d = {known.case.dim}, {known.problem.model.outputs} observations in "
+            f"{known.summary.size} summaries, relative noise {known.case.noise:g}, "
+            f"{len(known.directions)} informed directions tested by ranks of {flags.ranked} data "
+            f"sets; {known.case.tests} references, largest R-hat {exact['r_hat'].max():.3f}, "
+            f"least ESS {exact['ess'].min():.0f}, relative L1 error "
+            f"{first['reference_l1']:.3g}:\n\n{study.markdown_table(table)}"
+        )
+    if "impedance" in problems:
+        without, with_it = (
+            ", ".join(f"{value:g}" for value in PUBLISHED["Figure 6"][key])
+            for key in ("without", "with")
+        )
+        parts.append(
+            "Published relative L1 errors of three inclusions (figure 6), per cent: without "
+            f"attention {without}; with it {with_it}."
+        )
+    return "\n\n".join(parts)
+
+
+def figures(flags: RwpoInverse, results: Results) -> dict[str, Any]:
+    """Learning curves, ranks, and posteriors of every problem."""
+    problems, data = by_problem(results), load(flags)
+    drawn = {"validation": curves(problems), "ranks": histograms(problems)}
+    for problem, part in problems.items():
+        exact = references(flags, problem, data[problem])
+        drawn[problem] = fields(problem, data[problem], exact["draws"][0], part)
+    return drawn
+
+
+def decide(flags: RwpoInverse, _: dict[str, Data], results: Results) -> list[study.Finding]:
+    """Claims about every problem, where there are as many seeds as the preset has."""
+    problems = by_problem(results).items() if flags.whole else ()
+    return [finding for problem, part in problems for finding in findings(problem, part)]
+
+
+EXPERIMENT = networks.Experiment(
+    name="rwpo_inverse",
+    models=lambda flags: {
+        f"{p} {model}": (p, model) for p in flags.problem for model in flags.models
+    },
+    load=load,
+    plan=plan,
+    measure=measure,
+    table=lambda _, results: networks.dataset(results, NUMBERS, {}, {}),
+    text=report,
+    findings=decide,
+    figures=figures,
+)
+
+
 def main() -> int:
-    flags = study.command_line(RwpoInverse, __doc__)
-    setup = networks.with_flags(PRESETS[flags.preset], flags)
-    if flags.dim is not None:
-        sized = {
-            name: replace(case, dim=case.dim if name == "lorenz" else flags.dim)
-            for name, case in setup.cases.items()
-        }
-        setup = replace(setup, cases=sized)
-    every = [f"{problem} {model}" for problem in flags.problem for model in flags.models]
-    names = networks.chosen(every, setup.seeds, flags)
-    with study.session("rwpo_inverse", flags) as session:
-        results = networks.train_all(
-            session,
-            flags,
-            names,
-            setup.seeds,
-            lambda name, seed: plan(name, setup, flags, seed),
-            lambda name, seed, training: measured(name, setup, flags, training, seed),
-        )
-        drawn: dict[str, Any] = {
-            "validation": curves(results),
-            "ranks": histograms(results),
-        }
-        for problem in problems_of(results):
-            drawn[problem] = fields(setup, flags, results, problem)
-        enough = setup.seeds >= PRESETS[flags.preset].seeds
-        whole = networks.is_preset(setup, flags, PRESETS) and enough
-        complete = whole and {split(name)[1] for name in names} == {*MODELS}
-        session.finish(
-            table=networks.dataset(results, NUMBERS, {}, {}),
-            text=report(flags, setup, results, complete),
-            findings=findings(results) if whole else [],
-            figures=drawn,
-        )
-    return 0
+    return networks.run(EXPERIMENT, study.command_line(RwpoInverse, __doc__))
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ REFUSED = {
     },
     "rwpo_inverse": {
         "--models flow": "--models",
-        "--models sparse sparse": "name",
+        "--models sparse sparse": "each once",
     },
     "rwpo_operator": {
         "--only kernel": "--only",

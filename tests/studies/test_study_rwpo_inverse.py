@@ -41,10 +41,10 @@ def test_a_gain_within_the_spread_is_inconclusive():
     def made(errors: dict[str, list[float]]) -> dict[str, str]:
         keys = dict.fromkeys(study.NUMBERS, 0.5)
         records = {
-            f"lorenz {model}": [keys | {"mean_error": value} for value in values]
+            model: [keys | {"mean_error": value} for value in values]
             for model, values in errors.items()
         }
-        found = study.findings(Results(records, {}))
+        found = study.findings("lorenz", Results(records, {}))
         return {f.prediction: f.verdict for f in found}
 
     claim = "lorenz: the posterior mean is more accurate with the sparse transformer"

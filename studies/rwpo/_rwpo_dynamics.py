@@ -1,9 +1,12 @@
 """Dynamics of [RWPO] by the Fokker-Planck equation: optimality, convergence, moments, blow-up."""
 
+from __future__ import annotations
+
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +14,12 @@ from numpy.typing import NDArray
 from wflow import fits, sampling
 from wflow.study import Finding
 
+if TYPE_CHECKING:
+    from rwpo_operator import RwpoOperator
+
 Array = NDArray[np.floating[Any]]
 Row = dict[str, str]
 Variables = dict[str, tuple[Any, Any, str]]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Sizes of a preset."""
-
-    cells: int = 1600  # of the Fokker-Planck equation
-    steps: int = 800  # of the Fokker-Planck equation per unit of time
-    particles: int = 2000  # of the mean-field layer in one dimension
-    tokens: int = 1024  # of the layers in d dimensions
-    paths: int = 20_000  # coupled paths
 
 
 @dataclass
@@ -33,7 +28,7 @@ class Part:
 
     title: str
     findings: list[Finding] = field(default_factory=list)
-    tables: dict[str, list[Row]] = field(default_factory=dict)
+    tables: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
     variables: Variables = field(default_factory=dict)
     coords: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -80,6 +75,27 @@ def text(values: Sequence[float] | Array, style: str = ".2g") -> str:
     return ", ".join(f"{value:{style}}" for value in values)
 
 
+def transported(
+    start: Any, drift: Callable[[Array, float], Array], edges: Array, times: Array, beta: float
+) -> tuple[Array, float]:
+    """Density at the last time under the drift of a potential, and its kinetic energy."""
+    x, width = (edges[1:] + edges[:-1]) / 2, 2 * edges[-1] / (edges.size - 1)
+    run = sampling.evolve_density(
+        start, lambda y, t: -drift(y, t), edges=edges, times=times, dt=times[1], beta=beta,
+        time_dependent=True,
+    )  # fmt: skip
+    energy = [
+        0.25 * np.sum((np.diff(drift(x, t)) / width) ** 2 * (p[1:] + p[:-1])) * width
+        for t, p in zip(times, run.density.values, strict=True)
+    ]
+    return run.density.values[-1], float(np.trapezoid(energy, times))
+
+
+def around(times: Array, apart: float) -> Array:
+    """Three times about each, for central differences."""
+    return np.sort(np.concatenate([times - apart, times, times + apart]))
+
+
 def entropies(density: Array, target: Array, x: Array) -> tuple[float, float, float]:
     """KL divergence, relative Fisher information I and D of (26), at the edges between cells."""
     width = x[1] - x[0]
@@ -97,10 +113,10 @@ def entropies(density: Array, target: Array, x: Array) -> tuple[float, float, fl
 # ------------------
 
 
-def equilibrium(setup: Setup) -> Part:
+def equilibrium(flags: RwpoOperator) -> Part:
     """Which drift has the law rho* as its equilibrium."""
     part, beta = Part("Equilibrium of (5) and (6)"), 2.0
-    edges, x, width = grid(6.0, setup.cells)
+    edges, x, width = grid(6.0, flags.cells)
     target = normalised(mixture(x), width)
     log = np.log(target)
     drifts = {
@@ -113,14 +129,13 @@ def equilibrium(setup: Setup) -> Part:
     for name, drift in drifts.items():
         run = sampling.evolve_density(
             lambda y: gaussian(y, 0.5, 1.0), lambda _, v=drift: -v, edges=edges, times=times,
-            dt=40 / setup.steps, beta=beta,
+            dt=40 / flags.steps, beta=beta,
         )  # fmt: skip
         values = [kl(p, target, width) for p in run.density.values]
         end[name] = values[-1]
-        row = {"phi~": name} | {
-            f"t = {t:g}": f"{v:.3g}" for t, v in zip(times, values, strict=True)
-        }
-        part.tables.setdefault("KL(rho_t | rho*), beta = 2, from N(0.5, 1):", []).append(row)
+        part.tables["KL(rho_t | rho*), beta = 2, from N(0.5, 1):"].append(
+            {"phi~": name} | {f"t = {t:g}": f"{v:.3g}" for t, v in zip(times, values, strict=True)}
+        )
     part.decide(
         "the law of (5) with phi~ = -log rho* tends to rho*", "eqs. 5, 6",
         f"KL {end['-log rho*, as printed']:.3g} at t = 100 (the mass goes to the walls); with "
@@ -142,20 +157,18 @@ def kernel_density(
     x: Array, nodes: Array, weights: Array, psi: Callable[[Array], Array], h: float, beta: float
 ) -> Array:
     """The right-hand side of (13) by the trapezoidal rule on equidistant nodes, Z included."""
-    step = nodes[1] - nodes[0]
-    factor = np.exp(-0.5 * beta * psi(nodes))
-    scaled, result = np.empty(nodes.size), np.empty(x.size)
-    for k in range(0, nodes.size, 500):
-        rows = nodes[k : k + 500, None]
-        scaled[k : k + 500] = np.exp(-0.25 * beta / h * (rows - nodes) ** 2) @ factor * step
-    for k in range(0, x.size, 500):
-        rows = x[k : k + 500, None]
-        heat = np.exp(-0.25 * beta / h * (rows - nodes) ** 2)
-        result[k : k + 500] = heat @ (weights / scaled) * step
-    return np.exp(-0.5 * beta * psi(x)) * result
+
+    def heat(at: Array, values: Array) -> Array:
+        """Integral of values against the heat kernel, in blocks of rows."""
+        blocks = (at[k : k + 500, None] for k in range(0, at.size, 500))
+        found = [np.exp(-0.25 * beta / h * (rows - nodes) ** 2) @ values for rows in blocks]
+        return np.concatenate(found) * (nodes[1] - nodes[0])
+
+    scaled = heat(nodes, np.exp(-0.5 * beta * psi(nodes)))
+    return np.exp(-0.5 * beta * psi(x)) * heat(x, weights / scaled)
 
 
-def lemma(setup: Setup) -> Part:
+def lemma(flags: RwpoOperator) -> Part:
     """The optimality system (35), (36) carries rho_k to (13), and nothing is cheaper."""
     part, beta, lam, h = Part("Lemma 1"), 2.0, 1.0, 0.3
     prior = sampling.L1(lam)
@@ -170,21 +183,13 @@ def lemma(setup: Setup) -> Part:
 
     def cost(drift: Callable[[Array, float], Array], cells: int) -> tuple[float, Array, Array]:
         edges, x, width = grid(6.0, cells)
-        count = cells // 4
-        run = sampling.evolve_density(
-            mixture, lambda y, t: -drift(y, t), edges=edges, times=np.linspace(0, h, count + 1),
-            dt=h / count, beta=beta, time_dependent=True,
-        )  # fmt: skip
-        densities = run.density.values
-        energy = [
-            0.25 * np.sum((np.diff(drift(x, t)) / width) ** 2 * (p[1:] + p[:-1])) * width
-            for t, p in zip(run.time.values, densities, strict=True)
-        ]
-        value = np.trapezoid(energy, run.time.values)
-        return float(value + lam * np.sum(np.abs(x) * densities[-1]) * width), x, densities[-1]
+        density, energy = transported(
+            mixture, drift, edges, np.linspace(0, h, cells // 4 + 1), beta
+        )
+        return energy + lam * float(np.sum(np.abs(x) * density) * width), x, density
 
     nodes = np.linspace(-8, 8, 4001)
-    sizes = [setup.cells // 8, setup.cells // 4, setup.cells // 2]
+    sizes = [flags.cells // 8, flags.cells // 4, flags.cells // 2]
     dual = -float(np.trapezoid(potential(nodes, 0.0) * mixture(nodes), nodes))
     errors, gaps = [], []
     for cells in sizes:
@@ -192,11 +197,12 @@ def lemma(setup: Setup) -> Part:
         exact = kernel_density(x, nodes, mixture(nodes), lambda z: lam * np.abs(z), h, beta)
         errors.append(float(np.sum(np.abs(density - exact)) * (x[1] - x[0])))
         gaps.append(abs(value - dual))
-        row = {"cells": f"{cells}", "L1 distance to (13)": f"{errors[-1]:.2e}"}
-        row |= {"cost (11)": f"{value:.6f}", "value of the dual": f"{dual:.6f}"}
-        part.tables.setdefault(
-            f"Density and cost of the system (35), (36) at h = {h:g}, lambda = 1, beta = 2:", []
-        ).append(row)
+        part.tables[
+            f"Density and cost of the system (35), (36) at h = {h:g}, lambda = 1, beta = 2:"
+        ].append({
+            "cells": f"{cells}", "L1 distance to (13)": f"{errors[-1]:.2e}",
+            "cost (11)": f"{value:.6f}", "value of the dual": f"{dual:.6f}",
+        })  # fmt: skip
     order = rate(sizes, errors)
     part.decide(
         "the optimality system of (11) ends in the closed form (13)", "Lemma 1",
@@ -267,14 +273,14 @@ def jko_step(edges: Array, density: Array, psi: Potential, h: float, beta: float
     return x
 
 
-def jko(setup: Setup) -> Part:
+def jko(flags: RwpoOperator) -> Part:
     """Distance of the operator to a JKO step."""
     part, beta = Part("The operator and a JKO step"), 1.0
     steps = [0.1, 0.05, 0.025, 0.0125]
-    length, half = 7.0, int(1.75 * setup.cells)
+    length, half = 7.0, int(1.75 * flags.cells)
     edges = np.linspace(0, length, half + 1)
     centres = (edges[1:] + edges[:-1]) / 2
-    nodes = np.linspace(-9, 9, 2 * (15 * setup.cells // 8) + 1)
+    nodes = np.linspace(-9, 9, 2 * (15 * flags.cells // 8) + 1)
 
     def start(x: Array) -> Array:
         return gaussian(x, 0.0, np.sqrt(0.5))
@@ -341,10 +347,10 @@ def jko(setup: Setup) -> Part:
 # -----------
 
 
-def dissipation(setup: Setup) -> Part:
+def dissipation(flags: RwpoOperator) -> Part:
     """Equation (26), and the sign of its second term."""
     part = Part("Dissipation (26)")
-    sizes = [setup.cells // 4, setup.cells // 2, setup.cells]
+    sizes = [flags.cells // 4, flags.cells // 2, flags.cells]
     times, apart = np.array([0.1, 0.5, 1.0, 2.0, 4.0]), 1e-3
     beta, lam, errors = 2.0, 1.0, []
     for cells in sizes:
@@ -352,8 +358,7 @@ def dissipation(setup: Setup) -> Part:
         target = normalised(gaussian(x, 0.0, 1.0), width)
         run = sampling.evolve_density(
             lambda y: gaussian(y, 1.0, 2.0), lambda y: y**2 / (2 * beta) + lam * np.abs(y),
-            edges=edges, times=np.sort(np.concatenate([times - apart, times, times + apart])),
-            dt=1e-3, beta=beta,
+            edges=edges, times=around(times, apart), dt=1e-3, beta=beta,
         )  # fmt: skip
         terms = np.array([entropies(p, target, x) for p in run.density.values])
         slope = (terms[2::3, 0] - terms[::3, 0]) / (2 * apart)
@@ -392,7 +397,7 @@ def on_half_line(law: Callable[..., Any], a: float, b: float, reach: float) -> t
     return integral(score), integral(lambda x: score(x) ** 2)
 
 
-def families(_: Setup) -> Part:
+def families(_: RwpoOperator) -> Part:
     """D and I of Laplace, Gaussian and product laws; what Proposition 4 asks of them."""
     part = Part("Directional consistency (27)")
     worst, kappas = {"Laplace": 0.0, "Gaussian": 0.0}, []
@@ -437,10 +442,10 @@ def bound(y0: float, t: Any, lam: float, gamma: Any, beta: float, printed: bool)
     return np.maximum((np.sqrt(y0) + shift) * np.exp(-a * t / 2) - shift, 0) ** 2
 
 
-def convergence(setup: Setup) -> Part:
+def convergence(flags: RwpoOperator) -> Part:
     """Proposition 4 and condition (27) along the flow, for rho* = N(0, 1)."""
     part = Part("Proposition 4")
-    edges, x, width = grid(14.0, setup.cells)
+    edges, x, width = grid(14.0, flags.cells)
     target = normalised(gaussian(x, 0.0, 1.0), width)
     times = np.linspace(0, 8, 161)
     cases = [(4.0, 0.0, 3.0, 1.0), (1.0, 0.5, 0.0, 3.0), (1.0, 2.0, 0.0, 3.0), (4.0, 0.5, 0.0, 3.0)]
@@ -450,7 +455,7 @@ def convergence(setup: Setup) -> Part:
         run = sampling.evolve_density(
             partial(gaussian, mean=mean, deviation=deviation),
             lambda y, b=beta, v=lam: y**2 / (2 * b) + v * np.abs(y),
-            edges=edges, times=times, dt=2 / setup.steps, beta=beta,
+            edges=edges, times=times, dt=2 / flags.steps, beta=beta,
         )  # fmt: skip
         terms = np.array([entropies(p, target, x) for p in run.density.values])
         y, fisher, aligned = terms.T
@@ -474,9 +479,7 @@ def convergence(setup: Setup) -> Part:
             row |= {"KL at 8": f"{y[-1]:.4f}", "KL of the limit": f"{rises[-1][-1]:.4f}"}
         else:
             row |= dict.fromkeys(("(27) fails at", "least KL", "KL at 8", "KL of the limit"), "")
-        part.tables.setdefault("Proposition 4, rho* = N(0, 1), log-Sobolev constant 1:", []).append(
-            row
-        )
+        part.tables["Proposition 4, rho* = N(0, 1), log-Sobolev constant 1:"].append(row)
     part.variables["kl"] = (
         ("case", "curve", "time"), np.array(curves), "KL(rho_t | rho*) and the bounds (28)"
     )  # fmt: skip
@@ -507,20 +510,19 @@ def convergence(setup: Setup) -> Part:
     return part
 
 
-def moments(setup: Setup) -> Part:
+def moments(flags: RwpoOperator) -> Part:
     """Proposition 5."""
     part, beta = Part("Proposition 5"), 2.0
     lams, apart, times = [0.0, 0.25, 0.5, 1.0, 2.0], 1e-3, np.array([0.1, 0.5, 1.0, 2.0])
-    every = np.sort(np.concatenate([times - apart, times, times + apart]))
     errors: list[float] = []
     second: list[Array] = []
-    for cells in (setup.cells // 2, setup.cells):
+    for cells in (flags.cells // 2, flags.cells):
         edges, x, width = grid(12.0, cells)
         second, worst = [], 0.0
         for lam in lams:
             run = sampling.evolve_density(
                 lambda y: gaussian(y, 1.0, 1.5), lambda y, v=lam: y**2 / 2 + v * np.abs(y),
-                edges=edges, times=every, dt=1e-3, beta=beta,
+                edges=edges, times=around(times, apart), dt=1e-3, beta=beta,
             )  # fmt: skip
             p = run.density.values * width
             m2, m1 = p @ x**2, p @ np.abs(x)
@@ -545,16 +547,16 @@ def moments(setup: Setup) -> Part:
         "(ii) in one dimension, and for diagonal A", "Proposition 5",
         f"second moments fall with lambda at t = {text(times, 'g')}", np.diff(table, axis=0) <= 0,
     )  # fmt: skip
-    paths = coupled_paths(setup)
+    paths = coupled_paths(flags)
     part.decide(
         "coupled paths are ordered, |X of lambda_1| <= |X of lambda_2| (the proof of (ii))",
         "Appendix A",
-        f"lambda = 1 and 0, beta = 2, from N(1, 1): {100 * paths[0]:.1f} % of {setup.paths} paths "
+        f"lambda = 1 and 0, beta = 2, from N(1, 1): {100 * paths[0]:.1f} % of {flags.paths} paths "
         f"violate it at t = 1, {100 * paths[1]:.1f} % at some time up to 1", paths[0] == 0,
     )  # fmt: skip
     rows, worse = [], []
     for noise in (0.0, 1e-3):
-        low, high, error = tilted(setup, noise)
+        low, high, error = tilted(flags, noise)
         worse.append(high - low <= 3 * error)
         row = {"1/beta": f"{noise:g}", "lambda = 0": f"{low:.4f}", "lambda = 0.05": f"{high:.4f}"}
         rows.append(row | {"difference": f"{high - low:.4f} ± {error:.1g}"})
@@ -575,24 +577,24 @@ TILTED = (
 )
 
 
-def coupled_paths(setup: Setup) -> tuple[float, float]:
+def coupled_paths(flags: RwpoOperator) -> tuple[float, float]:
     """Shares of paths with the same noise that lambda = 1 leaves further from 0 than lambda = 0."""
     rng, dt, beta = np.random.default_rng(0), 1e-3, 2.0
-    x = np.tile(rng.normal(1.0, 1.0, setup.paths), (2, 1))
-    ever = np.zeros(setup.paths, bool)
+    x = np.tile(rng.normal(1.0, 1.0, flags.paths), (2, 1))
+    ever = np.zeros(flags.paths, bool)
     for _ in range(1000):
-        noise = np.sqrt(2 * dt / beta) * rng.standard_normal(setup.paths)
+        noise = np.sqrt(2 * dt / beta) * rng.standard_normal(flags.paths)
         x = x * (1 - dt) + noise
         x[1] = np.sign(x[1]) * np.maximum(np.abs(x[1]) - dt, 0)
         ever |= np.abs(x[1]) > np.abs(x[0]) + 0.01
     return float(np.mean(np.abs(x[1]) > np.abs(x[0]) + 0.01)), float(np.mean(ever))
 
 
-def tilted(setup: Setup, noise: float) -> tuple[float, float, float]:
+def tilted(flags: RwpoOperator, noise: float) -> tuple[float, float, float]:
     """E|X|^2 for lambda = 0 and 0.05, and the standard error of their difference."""
     rng, dt = np.random.default_rng(1), 2e-3
     u, v = np.array([np.cos(0.3), np.sin(0.3)]), np.array([-np.sin(0.3), np.cos(0.3)])
-    count = max(setup.paths // 20, 2) if noise else 2
+    count = max(flags.paths // 20, 2) if noise else 2
     x = np.tile(1000 * u - v, (2, count, 1))
     for _ in range(3500):
         x = x - (dt * (x @ u))[..., None] * u
@@ -609,7 +611,7 @@ def tilted(setup: Setup, noise: float) -> tuple[float, float, float]:
 # --------------------------------
 
 
-def likelihood(_: Setup) -> Part:
+def likelihood(_: RwpoOperator) -> Part:
     """Proposition 3 and the Riemann sum (18), for an Ornstein-Uhlenbeck law."""
     part, beta, start, end = Part("Proposition 3"), 2.0, 2.0, 1.0
 
@@ -643,10 +645,10 @@ def likelihood(_: Setup) -> Part:
 # -----------
 
 
-def optimality(setup: Setup) -> Part:
+def optimality(flags: RwpoOperator) -> Part:
     """The terminal condition of (32), (33) and (41), by derivatives of the objective (1)."""
     part, beta, end = Part("Optimality conditions (32), (33), (41)"), 2.0, 1.0
-    edges, x, width = grid(6.0, setup.cells // 4)
+    edges, x, width = grid(6.0, flags.cells // 4)
     first = normalised(gaussian(x, 0.0, 1.0), width)
     target = normalised(0.5 * gaussian(x, 1.2, 0.5) + 0.5 * gaussian(x, -1.0, 0.6), width)
     count = x.size
@@ -663,17 +665,9 @@ def optimality(setup: Setup) -> Part:
                 x, t
             )
 
-        times = np.linspace(0, end, setup.steps // 4 + 1)
-        run = sampling.evolve_density(
-            first, lambda _, t: -drift(t), edges=edges, times=times, dt=times[1], beta=beta,
-            time_dependent=True,
-        )  # fmt: skip
-        p = run.density.values
-        energy = [
-            0.25 * np.sum((np.diff(drift(t)) / width) ** 2 * (q[1:] + q[:-1])) * width
-            for t, q in zip(times, p, strict=True)
-        ]
-        return kl(target, p[-1], width) + float(np.trapezoid(energy, times))
+        times = np.linspace(0, end, flags.steps // 4 + 1)
+        last, energy = transported(first, lambda _, t: drift(t), edges, times, beta)
+        return kl(target, last, width) + energy
 
     phi = np.zeros(count)
     for _ in range(2000):  # the fixed point Phi_T = rho*/rho_T of (33)
@@ -698,12 +692,13 @@ def optimality(setup: Setup) -> Part:
             (objective(terminal, c, 0.01) - objective(terminal, c, -0.01)) / 0.02
             for c in changes.values()
         ]
-        row = {"Phi_T": name, "objective (1)": f"{worth[name]:.4f}"}
-        row |= {k: f"{v:.1e}" for k, v in zip(changes, slopes[name], strict=True)}
-        part.tables.setdefault(
+        part.tables[
             "Objective (1) of the drift grad Phi, and its derivatives along changes of the "
-            "potential (N(0, 1) to a mixture, T = 1, beta = 2):", []
-        ).append(row)  # fmt: skip
+            "potential (N(0, 1) to a mixture, T = 1, beta = 2):"
+        ].append(
+            {"Phi_T": name, "objective (1)": f"{worth[name]:.4f}"}
+            | {k: f"{v:.1e}" for k, v in zip(changes, slopes[name], strict=True)}
+        )
     right, wrong = (np.abs(slopes[name]) for name in ("rho*/rho_T", "-rho*/rho_T"))
     part.decide(
         "the optimum has Phi_T = rho*/rho_T", "eqs. 32, 33",
@@ -732,7 +727,7 @@ def optimality(setup: Setup) -> Part:
     return part
 
 
-def blow_up(setup: Setup) -> Part:
+def blow_up(flags: RwpoOperator) -> Part:
     """The Burgers example, and what viscosity does and does not prevent."""
     part, a, end = Part("Blow-up"), 2.0, 1.0
 
@@ -797,7 +792,7 @@ def blow_up(setup: Setup) -> Part:
     return part
 
 
-def supervised(_: Setup) -> Part:
+def supervised(_: RwpoOperator) -> Part:
     """What the added term |x^T - x|^2 does to a posterior, where everything is Gaussian."""
     from scipy.optimize import minimize
 

@@ -1,26 +1,36 @@
 """Kernel, score and layer of [RWPO] against quadrature, and its training phase."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _rwpo_dynamics import Array, Part, Setup, gaussian, grid, mixture, rate, text
+from _rwpo_dynamics import Array, Part, gaussian, grid, mixture, rate, text
 
 from wflow import sampling
 
+if TYPE_CHECKING:
+    from rwpo_operator import RwpoOperator
+
 KERNELS: tuple[Any, ...] = ("exact", "laplace", "published")
+
+
+def attention(x: Array, nodes: Array, log_density: Array, kernel: Any, **given: Any) -> Array:
+    """Attention of points (n, d) over a density on a regular grid of nodes (m, d)."""
+    score = sampling.interaction(x, nodes, kernel=kernel, **given) + log_density
+    weights = np.exp(score - score.max(axis=1, keepdims=True))
+    return np.asarray(weights @ nodes / weights.sum(axis=1, keepdims=True))
 
 
 def weighted_mean(
     x: Array, nodes: Array, density: Callable[[Array], Array], kernel: Any, **given: Any
 ) -> Array:
-    """Attention of points (n,) over a density on equidistant nodes."""
-    score = sampling.interaction(x[:, None], nodes[:, None], kernel=kernel, **given)
-    score += np.log(np.maximum(density(nodes), 1e-300))
-    weights = np.exp(score - score.max(axis=1, keepdims=True))
-    return np.asarray(weights @ nodes / weights.sum(axis=1))
+    """The same on a line, of points (n,)."""
+    log_density = np.log(np.maximum(density(nodes), 1e-300))
+    return attention(x[:, None], nodes[:, None], log_density, kernel, **given)[:, 0]
 
 
 def soft(x: Array, width: float) -> Array:
@@ -32,7 +42,7 @@ def soft(x: Array, width: float) -> Array:
 # ----------------
 
 
-def kernels(_: Setup) -> Part:
+def kernels(_: RwpoOperator) -> Part:
     """The closed form of the exact kernel, and scores in one and two dimensions."""
     from scipy.integrate import quad
 
@@ -97,11 +107,11 @@ def kernels(_: Setup) -> Part:
     return part
 
 
-def proposition(setup: Setup) -> Part:
+def proposition(flags: RwpoOperator) -> Part:
     """The interactions `laplace` and `published` against the exact one, for a density."""
     part, beta = Part("Proposition 2"), 1.0
     steps, lams = [0.4, 0.1, 0.025, 0.00625], [2.0, 0.5, 0.0]
-    x, nodes = np.linspace(-3, 3, 1201), np.linspace(-9, 9, 9 * setup.cells // 2 + 1)
+    x, nodes = np.linspace(-3, 3, 1201), np.linspace(-9, 9, 9 * flags.cells // 2 + 1)
     table, scores = np.zeros((len(lams), 2, len(steps))), {}
     given: dict[str, Any]
     for i, lam in enumerate(lams):
@@ -205,7 +215,7 @@ def proposition(setup: Setup) -> Part:
     return part
 
 
-def plane(setup: Setup) -> Part:
+def plane(flags: RwpoOperator) -> Part:
     """Z and the attention of the three interactions in two dimensions, against quadrature."""
     part, beta, lam = Part("Two dimensions"), 1.0, 2.0
     prior, steps = sampling.L1(lam), [0.1, 0.025, 0.00625]
@@ -229,7 +239,7 @@ def plane(setup: Setup) -> Part:
         "the closed form of Z in two dimensions", "eq. 13",
         f"largest error of log Z against quadrature {worst:.1e} in 18 cases", worst < 1e-10,
     )  # fmt: skip
-    side = np.linspace(-4.5, 4.5, setup.cells // 10 + 1)
+    side = np.linspace(-4.5, 4.5, flags.cells // 10 + 1)
     nodes = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
     centres = np.array([[1.2, 0.8], [-1.0, 1.0], [0.3, -1.1]])
     distances = np.sum((nodes[:, None] - centres) ** 2, axis=2)
@@ -239,12 +249,10 @@ def plane(setup: Setup) -> Part:
     far = np.min(np.abs(x), axis=1) > 0.75
     away = []
     for h in steps:
-        means = {}
-        for kernel in KERNELS:
-            score = sampling.interaction(x, nodes, h=h, beta=beta, prior=prior, kernel=kernel)
-            score += log_density
-            score = np.exp(score - score.max(axis=1, keepdims=True))
-            means[kernel] = score @ nodes / score.sum(axis=1, keepdims=True)
+        means = {
+            kernel: attention(x, nodes, log_density, kernel, h=h, beta=beta, prior=prior)
+            for kernel in KERNELS
+        }
         for kernel, found in errors.items():
             error = np.linalg.norm(means[kernel] - means["exact"], axis=1)
             found.append(float(beta / (2 * h) * error.max()))
@@ -268,7 +276,7 @@ def plane(setup: Setup) -> Part:
     return part
 
 
-def proximal_map(_: Setup) -> Part:
+def proximal_map(_: RwpoOperator) -> Part:
     """Printed forms of the proximal map."""
     part, width = Part("Proximal map"), 0.5
     x = np.linspace(-2, 2, 401)
@@ -296,11 +304,11 @@ def proximal_map(_: Setup) -> Part:
     return part
 
 
-def scheme(setup: Setup) -> Part:
+def scheme(flags: RwpoOperator) -> Part:
     """Steps (12) of many particles in one dimension against the Fokker-Planck equation."""
     part, beta, end = Part("The scheme (12) in one dimension"), 2.0, 1.0
-    edges, x, width = grid(8.0, setup.cells)
-    share = (np.arange(setup.particles) + 0.5) / setup.particles
+    edges, x, width = grid(8.0, flags.cells)
+    share = (np.arange(flags.particles) + 0.5) / flags.particles
     start = np.append(0, np.cumsum(gaussian(x, 1.0, 0.7)) * width)
     first = np.interp(share, start / start[-1], edges)
     smooth = sampling.separable(lambda z: np.logaddexp(z, -z), np.tanh)
@@ -315,7 +323,7 @@ def scheme(setup: Setup) -> Part:
     for name, (kernel, prior, psi) in cases.items():
         run = sampling.evolve_density(
             lambda y: gaussian(y, 1.0, 0.7), lambda y, p=psi: y**2 / 2 + p(y), edges=edges,
-            times=[end], dt=1 / setup.steps, beta=beta,
+            times=[end], dt=1 / flags.steps, beta=beta,
         )  # fmt: skip
         cumulative = np.append(0, np.cumsum(run.density.values[0]) * width)
         target, found = np.interp(share, cumulative, edges), []
@@ -334,7 +342,7 @@ def scheme(setup: Setup) -> Part:
         orders[name] = [rate([1 / n for n in steps[:k]], e[:k])
                         for e, k in zip(errors[name], (4, 4, 3), strict=True)]  # fmt: skip
     titles = ("exponent", "of W2", "of E x^2")
-    part.tables[f"Error at t = 1 against Fokker-Planck, {setup.particles} particles, phi = -x^2/2, "
+    part.tables[f"Error at t = 1 against Fokker-Planck, {flags.particles} particles, phi = -x^2/2, "
                 "beta = 2, from N(1, 0.49); exponents in h:"] = [
         {"psi, kernel": name}
         | {f"W1, h = 1/{n}": f"{v:.2e}" for n, v in zip(steps, e[0], strict=True)}
@@ -383,10 +391,10 @@ def quiet_layer(x: Array, prior: Any, h: float, kernel: Any) -> Array:
     return np.asarray(x + 0.5 * (prior.prox(x, h) - found.mean))
 
 
-def inverse(setup: Setup) -> Part:
+def inverse(flags: RwpoOperator) -> Part:
     """(23) as an inverse of (22), folds of (22), and the backward map B."""
     part, rng = Part("The layer and its inverse"), np.random.default_rng(0)
-    x = rng.normal(size=(setup.tokens // 2, 2))
+    x = rng.normal(size=(flags.tokens // 2, 2))
     rows, trips, shares = [], [], []
     for lam in (2.0, 0.5):
         for h in (1 / 8, 1 / 48):
@@ -421,7 +429,7 @@ def inverse(setup: Setup) -> Part:
         f"det DG < 0 for {100 * min(shares):.1f} to {100 * max(shares):.1f} % of the tokens",
         max(shares) == 0,
     )  # fmt: skip
-    context, least, worst = rng.normal(size=(setup.tokens // 2, 2)), np.inf, 0.0
+    context, least, worst = rng.normal(size=(flags.tokens // 2, 2)), np.inf, 0.0
     for lam, h, kernel in ((2.0, 1 / 8, "exact"), (2.0, 1 / 48, "exact"), (0.5, 1 / 8, "laplace")):
         given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": sampling.L1(lam), "kernel": kernel}
         slope, matrix = jacobians(x, context, given["prior"], h, kernel)
@@ -438,7 +446,7 @@ def inverse(setup: Setup) -> Part:
     return part
 
 
-def determinant(setup: Setup) -> Part:
+def determinant(flags: RwpoOperator) -> Part:
     """Trace against log det along the layers, and what rounding leaves of the tokens."""
     part = Part("Densities (24)")
     gaps, ends, trips = [], [], []
@@ -446,7 +454,7 @@ def determinant(setup: Setup) -> Part:
         rng, h, prior = np.random.default_rng(1), 1 / count, sampling.L1(2.0)
         start, contexts, logs, traces = rng.normal(size=(200, 2)), [], [], []
         x: Array = start
-        context: Array = rng.normal(size=(setup.tokens // 2, 2))
+        context: Array = rng.normal(size=(flags.tokens // 2, 2))
         given: dict[str, Any] = {"h": h, "beta": 1.0, "prior": prior}
         for _ in range(count):
             slope, matrix = jacobians(x, context, prior, h, "exact")
@@ -464,7 +472,7 @@ def determinant(setup: Setup) -> Part:
         gaps.append((difference.min(), difference.max()))
         ends.append((float(np.sum(traces, axis=0).mean()), float(np.sum(logs, axis=0).mean())))
     part.tables["Layers x <- B(x; C) of 200 tokens N(0, I) in the plane, C of "
-                f"{setup.tokens // 2} others, lambda = 2, beta = 1, T = 1, means:"] = [
+                f"{flags.tokens // 2} others, lambda = 2, beta = 1, T = 1, means:"] = [
         {"n_t": f"{count}", "sum of traces": f"{end[0]:.2f}", "sum of log det": f"{end[1]:.2f}",
          "trace - log det of a layer": f"{gap[0]:.3f} to {gap[1]:.3f}",
          "tokens come back within": f"{trip:.1e}"}
@@ -499,24 +507,24 @@ def determinant(setup: Setup) -> Part:
     return part
 
 
-def self_weights(setup: Setup) -> Part:
+def self_weights(flags: RwpoOperator) -> Part:
     """How much of the attention a token gives itself in d dimensions."""
     part, rng = Part("Self-weights"), np.random.default_rng(3)
     dims, steps = [2, 4, 8, 16, 32, 64], [1 / 8, 1 / 48]
     weights, sizes = np.zeros((len(dims), 2)), np.zeros((len(dims), 2))
     prior = sampling.L1(2.0)
     for i, d in enumerate(dims):
-        x = rng.normal(size=(setup.tokens, d))
+        x = rng.normal(size=(flags.tokens, d))
         for j, h in enumerate(steps):
             found = sampling.attention_mean(x, x, h=h, beta=1.0, prior=prior)
             own = -prior.log_normaliser(x, h=h, beta=1.0) - found.log_sum
             weights[i, j], sizes[i, j] = np.exp(own).mean(), np.median(found.ess)
     part.tables[f"Mean weight of a token in its own attention, and median effective sample size, "
-                f"{setup.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
+                f"{flags.tokens} tokens N(0, I), lambda = 2, beta = 1; estimate: 1/(1 + N (1 + "
                 "beta/h)^(-d/2)):"] = [
         {"d": f"{d}"}
         | {f"weight, h = 1/{1 / h:.0f}": f"{weights[i, j]:.3f}" for j, h in enumerate(steps)}
-        | {f"estimate, h = 1/{1 / h:.0f}": f"{1 / (1 + setup.tokens * (1 + 1 / h) ** (-d / 2)):.3f}"
+        | {f"estimate, h = 1/{1 / h:.0f}": f"{1 / (1 + flags.tokens * (1 + 1 / h) ** (-d / 2)):.3f}"
            for h in steps}
         | {f"size, h = 1/{1 / h:.0f}": f"{sizes[i, j]:.3g}" for j, h in enumerate(steps)}
         for i, d in enumerate(dims)
@@ -532,7 +540,7 @@ def self_weights(setup: Setup) -> Part:
         ) + " (h = 1/8, 1/48)", [row.max() < 0.9 for row in weights],
     )  # fmt: skip
     spread, marks, h = [], [100, 200, 400, 800], 0.25
-    y: Array = 0.15 * rng.normal(size=(setup.tokens // 4, 1))
+    y: Array = 0.15 * rng.normal(size=(flags.tokens // 4, 1))
     for k in range(1, marks[-1] + 1):
         y = quiet_layer(y, sampling.L1(2.0), h, "exact")
         if k in marks:

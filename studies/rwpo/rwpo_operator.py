@@ -17,26 +17,23 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import _rwpo_dynamics as dynamics
 import _rwpo_operator as operator
 import numpy as np
-from _rwpo_dynamics import Part, Setup
+from _rwpo import check_names
+from _rwpo_dynamics import Part
 
-from wflow import InputError, study
+from wflow import study
+from wflow._core.checks import whole
 from wflow.cli import guarded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from xarray import Dataset
 
-PRESETS = {
-    "smoke": Setup(cells=400, steps=200, particles=200, tokens=128, paths=400),
-    "cpu": Setup(),
-    "paper": Setup(cells=3200, steps=1600, particles=4000, tokens=4096, paths=100_000),
-}
-PARTS: dict[str, Callable[[Setup], Part]] = {
+PARTS: "dict[str, Callable[[RwpoOperator], Part]]" = {
     part.__name__: part
     for part in (
         operator.kernels,
@@ -67,20 +64,36 @@ COLOURS = ("#0b3c5d", "#c1440e", "#5c8a3a", "#8e6c8a")
 class RwpoOperator(study.OutputFlags):
     """Flags of this study."""
 
+    presets: ClassVar = {
+        "smoke": {"cells": 400, "steps": 200, "particles": 200, "tokens": 128, "paths": 400},
+        "cpu": {},
+        "paper": {
+            "cells": 3200, "steps": 1600, "particles": 4000, "tokens": 4096, "paths": 100_000,
+        },
+    }  # fmt: skip
     preset: Literal["smoke", "cpu", "paper"] = "cpu"
     """smoke: seconds, coarse grids, whose findings mean nothing; cpu: two minutes; paper: finer."""
     only: tuple[str, ...] = ()
     """Parts to compute, by name."""
+    cells: study.Count = 1600
+    """Cells of the Fokker-Planck equation."""
+    steps: study.Count = 800
+    """Its steps per unit of time."""
+    particles: study.Count = 2000
+    """Particles of the mean-field layer in one dimension."""
+    tokens: study.Count = 1024
+    """Tokens of the layers in d dimensions."""
+    paths: study.Count = 20_000
+    """Coupled paths."""
     out: study.Folder = Path("results/rwpo_operator")
     """Folder for summary and figures."""
 
     def check(self) -> None:
         super().check()
-        unknown = [name for name in self.only if name not in PARTS]
-        if unknown or len(set(self.only)) < len(self.only):
-            raise InputError(
-                f"--only is {' '.join(self.only)}: expected some of {', '.join(PARTS)}, once each"
-            )
+        for name, least in {"cells": 80, "steps": 4, "tokens": 8, "paths": 40}.items():
+            whole(getattr(self, name), f"--{name}", least)
+        if self.only:
+            check_names(self.only, PARTS, "--only")
 
 
 def report(parts: list[Part]) -> str:
@@ -206,7 +219,7 @@ def main() -> int:
         parts = []
         with session.progress(len(names), "parts") as advance:
             for name in names:
-                parts.append(PARTS[name](PRESETS[flags.preset]))
+                parts.append(PARTS[name](flags))
                 advance(1)
         variables: dict[str, Any] = {}
         coords: dict[str, Any] = {}

@@ -167,6 +167,7 @@ REFUSED = {
     },
     "rwpo_operator": {
         "--only kernel": "--only",
+        "--cells 8": "--cells is 8",
     },
     "rwpo_sampler": {
         "--threads 0": "--threads is 0",

@@ -23,7 +23,7 @@ EXPECTED = {
 def test_formulas_that_fail_are_told_from_those_that_hold(cases):
     study = script("rwpo_operator")
     for name in list(EXPECTED)[: cases(8, len(EXPECTED))]:
-        part = study.PARTS[name](study.PRESETS["smoke"])
+        part = study.PARTS[name](study.RwpoOperator.of("smoke"))
         assert [finding.verdict for finding in part.findings] == EXPECTED[name], name
 
 

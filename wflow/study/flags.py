@@ -115,6 +115,8 @@ class OutputFlags:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Of a class with a flag --preset: preset -> defaults of other fields, instead of those of the
     class."""
+    variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
+    """(preset, field, value) -> defaults that change where that field has that value."""
 
     out: Folder = Path("results/study")
     """Folder for run files, summary and figures."""
@@ -183,7 +185,11 @@ class OutputFlags:
         >>> Mine.of("small", seed=1).paths
         2
         """
-        return cls(**{"preset": preset, **cls.presets[preset], **given})
+        values = {"preset": preset, **cls.presets[preset]}
+        for (name, field, value), changed in cls.variants.items():
+            if name == preset and {**values, **given}.get(field) == value:
+                values |= changed
+        return cls(**{**values, **given})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,13 +417,19 @@ def command_line(flags: type[AnyFlags], description: str | None) -> AnyFlags:
 
 
 def _preset(flags: type[AnyFlags]) -> AnyFlags:
-    """Return the flags with the defaults of the preset that the command line names."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset", nargs="?")
+    """Return the flags with the defaults that the preset and variant of the command line have."""
     if not flags.presets:
         return flags()
-    name = parser.parse_known_args(sys.argv[1:])[0].preset or _default(flags, "preset")
-    return flags.of(name) if name in flags.presets else flags()  # or one that tyro refuses
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in dict.fromkeys(["preset", *(field for _, field, _ in flags.variants)]):
+        parser.add_argument(flag(name), dest=name, nargs="?", const=True)
+    given = vars(parser.parse_known_args(sys.argv[1:])[0])
+    preset = given["preset"] or _default(flags, "preset")
+    if preset not in flags.presets:
+        return flags()  # tyro refuses it
+    asked = {field: value for _, field, value in flags.variants if given[field] == value}
+    before = {field: getattr(flags.of(preset), field) for field in asked}  # the words give it again
+    return replace(flags.of(preset, **asked), **before)
 
 
 def _default(flags: type[OutputFlags], name: str) -> Any:

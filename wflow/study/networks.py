@@ -23,7 +23,7 @@ from wflow._core import checks
 from wflow._core.checks import number, whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
-from wflow._core.extras import install
+from wflow._core.extras import install, missing
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow._core.moves import moved_names
 from wflow._core.printable import printable
@@ -221,6 +221,10 @@ class Results(NamedTuple):
         runs = [history for found in self.histories.values() for history in found]
         return sum(float(history["seconds"].sum()) for history in runs)
 
+    def values(self, name: str, key: str, place: Any = ...) -> FloatArray:
+        """Return one quantity of a model for each seed; `place` is that of a number in a list."""
+        return np.array([np.asarray(r[key], dtype=float)[place] for r in self.records[name]])
+
     def diverged(self) -> str:
         """Name the models that did not get to the end, for the report; nothing if all did."""
         counts = {name: sum(r["diverged"] for r in runs) for name, runs in self.records.items()}
@@ -296,7 +300,8 @@ class Experiment(Generic[AnyFlags, Data]):
 def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
     """Train every model with every seed, measure, decide on the claims, and write the results.
 
-    What was measured is kept beside each training, and is measured again where a setting changed.
+    What was measured is kept beside each training, and is measured again where a setting changed or
+    a package was installed.
 
     Parameters
     ----------
@@ -315,7 +320,7 @@ def run(experiment: Experiment[AnyFlags, Data], flags: AnyFlags) -> int:
     with session(experiment.name, flags) as opened_session:
         data = on_rank_zero(flags, lambda: experiment.load(flags))
         source = getattr(data, "source", None)
-        setting = [source, settings(flags)]
+        setting = [source, settings(flags), missing(flags.needs)]
 
         def examine(name: str, seed: int, trained: Trained) -> Record:
             return cached_record(
@@ -601,13 +606,10 @@ def column(
     number in a list.
     """
     write = (lambda value: format(value, style)) if isinstance(style, str) else style
-    return [
-        mean_and_spread([np.asarray(r[key], dtype=float)[place] for r in runs], write)
-        for runs in results.records.values()
-    ]
+    return [mean_and_spread(results.values(name, key, place), write) for name in results.records]
 
 
-def mean_and_spread(values: Sequence[Any], style: Callable[[float], str]) -> str:
+def mean_and_spread(values: Sequence[Any] | FloatArray, style: Callable[[float], str]) -> str:
     """Return mean and standard deviation over seeds; the value alone for one seed, a dash for none.
 
     Diverged runs are left out, and the rest of them counted.
@@ -634,11 +636,11 @@ def differences(
 
 
 def means(printed: Mapping[str, str]) -> dict[str, float]:
-    """Return the means of published entries such as "93.0 ± 0.67", by model."""
-    return {name: float(text.split()[0]) for name, text in printed.items()}
+    """Return the means of published entries such as "93.0 ± 0.67", by model; without "NaN"."""
+    return {name: float(text.split()[0]) for name, text in printed.items() if text != "NaN"}
 
 
-def _finite(values: Sequence[Any]) -> FloatArray:
+def _finite(values: Sequence[Any] | FloatArray) -> FloatArray:
     """Return the numbers of the runs that came to an end."""
     found = np.asarray(values, dtype=float)
     return found[np.isfinite(found)]

@@ -1,4 +1,4 @@
-"""What the studies of [OTT] share: models, trainings by epochs, accuracies, motions, verdicts.
+"""What the studies of [OTT] share: models, trainings by epochs, accuracies, verdicts, tables.
 
 Torch is loaded when something is trained: the flags and their `--help` work without it.
 """
@@ -10,35 +10,38 @@ import math
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from wflow import nets, study
 from wflow.study import networks
+from wflow.study.networks import Results
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
-    from numpy.typing import ArrayLike
+    from matplotlib.figure import Figure
     from torch import nn
+
+    from wflow.plots.networks import Line
 
 PRINTED = Path(__file__).parents[1] / "published" / "ott.json"
 PUBLISHED: dict[str, Any] = json.loads(PRINTED.read_text(encoding="utf-8"))  # tables of [OTT]
 Kind = Literal["baseline", "continuous", "node"]
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def millions(count: int) -> str:
-    return f"{count / 1e6:.2f}M" if count >= 5e4 else f"{count:,}"
+Pair = tuple[np.ndarray, np.ndarray]  # numbers of two models, one for each seed
 
 
 # Models and trainings
 # --------------------
+
+
+class Model(NamedTuple):
+    """A model of a comparison, and the weight lam of its transport cost."""
+
+    kind: Kind
+    lam: float = 0.0
 
 
 def in_continuous_time(body: nn.Module, kind: Kind, steps: int, **options: Any) -> nn.Module:
@@ -56,21 +59,15 @@ def parameters(*blocks: nn.Module, biases: bool = True) -> int:
 
 
 def per_epoch(
-    setup: Any,
-    flags: Any,
-    seed: int,
-    epoch: int,
-    schedule: nets.train.Schedule,
-    *,
-    checkpoints: int = 1,
+    flags: Any, seed: int, epoch: int, schedule: nets.train.Schedule, *, checkpoints: int = 1
 ) -> nets.train.TrainConfig:
-    """Adam for the epochs of a set-up, of `epoch` steps each, with an evaluation after each.
+    """Adam for the epochs of the flags, of `epoch` steps each, with an evaluation after each.
 
     A checkpoint is written every `checkpoints` epochs.
     """
     return nets.train.TrainConfig(
-        steps=setup.epochs * epoch,
-        batch=setup.batch,
+        steps=flags.epochs * epoch,
+        batch=flags.batch,
         schedule=schedule,
         evaluate_every=epoch,
         checkpoint_every=checkpoints * epoch,
@@ -123,10 +120,25 @@ def largest(values: Iterable[float]) -> float:
 # --------
 
 
+def more(
+    results: Results, key: str, than: str = "baseline", place: Any = ..., model: str = "continuous"
+) -> Pair:
+    """A quantity of a model, and of another one, for a claim that the former has more of it."""
+    return results.values(model, key, place), results.values(than, key, place)
+
+
+def less(
+    results: Results, key: str, than: str = "baseline", place: Any = ..., model: str = "continuous"
+) -> Pair:
+    """A quantity of a model, and of another one, for a claim that the former has less of it."""
+    high, low = more(results, key, than, place, model)
+    return -high, -low
+
+
 def claim(
     statement: str,
     source: str,
-    *pairs: tuple[ArrayLike, ArrayLike],
+    *pairs: Pair,
     unit: str = "points",
     labels: Sequence[str] = (),
 ) -> study.Finding:
@@ -138,7 +150,7 @@ def claim(
 
 
 def no_better(
-    statement: str, source: str, *pairs: tuple[ArrayLike, ArrayLike], labels: Sequence[str] = ()
+    statement: str, source: str, *pairs: Pair, labels: Sequence[str] = ()
 ) -> study.Finding:
     """Whether accuracies do not lie above others by more than their spread."""
     found = claim(statement, source, *pairs, labels=labels)
@@ -159,3 +171,60 @@ def with_habits(found: Sequence[study.Finding], flags: Any) -> list[study.Findin
         return list(found)
     words = "with the habits of the published code: "
     return [replace(finding, prediction=words + finding.prediction) for finding in found]
+
+
+# Tables and figures
+# ------------------
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:.2f}M" if count >= 5e4 else f"{count:,}"
+
+
+def beside(results: Results, printed: Mapping[str, str]) -> list[str]:
+    """Column of what is printed of every model."""
+    return [printed.get(name, "–") for name in results.records]
+
+
+def by_level(
+    results: Results,
+    key: str,
+    title: str,
+    levels: Sequence[float],
+    printed: Mapping[str, Sequence[Any]],
+    style: str | Callable[[float], str] = percent,
+    unit: str = " (%)",
+) -> str:
+    """Table of a quantity at every level of a perturbation, beside what is printed."""
+    rows = [networks.column(results, key, style, k) for k in range(len(levels))]
+    table = {title: [f"{level:g}" for level in levels]}
+    for name, *cells in zip(results.records, *rows, strict=True):
+        table[f"{name}{unit}"] = cells
+        if name in printed:
+            table[f"published, {name}"] = [f"{value}" for value in printed[name]]
+    return study.markdown_table(table)
+
+
+def at_levels(
+    results: Results, key: str, levels: Sequence[float], names: Iterable[str] = ()
+) -> list[Line]:
+    """Lines of a quantity against the level of a perturbation, of some models or of all."""
+    from wflow.plots.networks import Line
+
+    chosen = names or results.records
+    return [Line(name, levels, [r[key] for r in results.records[name]]) for name in chosen]
+
+
+def learning_curves(
+    results: Results, *shown: Literal["test_loss", "accuracy"]
+) -> dict[str, Figure]:
+    """Figure of the training loss, and of what else of a training is to be shown."""
+    from wflow.plots import networks as plots
+
+    titles = {"data": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
+    curves = {key: titles[key] for key in ("data", *shown)}
+    return {"learning_curves": plots.learning_curves(results.histories, curves)}

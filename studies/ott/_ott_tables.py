@@ -21,15 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import _cats_dogs as cats_dogs
-import _point_clouds as point_clouds
-import _sentiment as sentiment
-import _shakespeare_gpt as shakespeare_gpt
-import mnist_vit
 import numpy as np
 from _ott import PUBLISHED
-from _shakespeare_words import EXPERIMENT as WORDS
-from _web_text import EXPERIMENT as WEB
+from cats_dogs import CatsDogs
+from mnist_vit import LEVELS, MnistVit
+from point_clouds import DROPPED, PointClouds
+from sentiment import Sentiment
+from shakespeare_gpt import REPLACED, ShakespeareGpt
+from shakespeare_words import ShakespeareWords
+from web_text import WebText
 
 from wflow import InputError, study
 from wflow._core.files import opened, read_json, replace_file
@@ -48,10 +48,12 @@ LABELS = {
     "continuous": "continuous with cost",
 }
 CHANGES = ("dataset", "digits", "epochs", "iterations", "lam", "points", "rate", "steps")
-GPUS = {  # on which the preset of the published sizes runs
-    "mnist_vit": 1, "cats_dogs": 8, "sentiment": 2, "point_clouds": 8, "shakespeare_gpt": 2,
-    "shakespeare_words": 2, "web_text": 8,
+FLAGS: dict[str, Any] = {
+    "mnist_vit": MnistVit, "cats_dogs": CatsDogs, "sentiment": Sentiment,
+    "point_clouds": PointClouds, "shakespeare_gpt": ShakespeareGpt,
+    "shakespeare_words": ShakespeareWords, "web_text": WebText,
 }  # fmt: skip
+GPUS = dict(zip(FLAGS, (1, 8, 2, 8, 2, 2, 8), strict=True))  # on which the preset `paper` runs
 
 
 def published(name: str) -> str:
@@ -59,6 +61,14 @@ def published(name: str) -> str:
     count = GPUS[name]
     start = "python" if count == 1 else f"torchrun --nproc-per-node {count}"
     return f"{start} studies/ott/{name}.py --preset paper"
+
+
+def of_published_size(study: str, flags: Mapping[str, Any]) -> bool:
+    """Whether a study was the preset `paper`; None is a default in older summaries."""
+    habits = {name: flags[name] for name in ("published",) if name in flags}
+    asked = FLAGS[study].of("paper", **habits)
+    same = (flags.get(name) in (None, getattr(asked, name, None)) for name in CHANGES)
+    return flags["preset"] == "paper" and all(same)
 
 
 @dataclass(frozen=True)
@@ -136,10 +146,9 @@ def replaced(title: str, published: Mapping[str, Any], **changes: Any) -> tuple[
     return tuple(
         Quantity(
             f"{title}, {rate:g} replaced", "loss_replaced",
-            {model: f"{values[k]:.2f}" for model, values in published.items()},
-            ("rate", rate), **changes,
+            {model: values[k] for model, values in published.items()}, ("rate", rate), **changes,
         )
-        for k, rate in enumerate(shakespeare_gpt.REPLACED)
+        for k, rate in enumerate(REPLACED)
     )  # fmt: skip
 
 
@@ -150,15 +159,25 @@ def scores(published: Mapping[str, Mapping[str, float]]) -> tuple[Quantity, ...]
             f"{SCORES[name]} (%)", f"forced_{name}",
             {model: f"{values[name]:g}" for model, values in published.items()}, style=".2f",
         )
-        for name in next(iter(published.values()))
+        for name in next(iter(published.values()), ())
     )  # fmt: skip
 
 
-def losses(experiment: Any) -> tuple[Quantity, Quantity]:
-    return (
-        Quantity("best test loss", "best", experiment.best),
-        Quantity("final test loss", "final", experiment.final),
-    )
+def losses(printed: Mapping[str, Any]) -> tuple[Quantity, ...]:
+    """Test losses, and what else is printed of texts."""
+    found = [
+        Quantity("best test loss", "best", printed["best"]),
+        Quantity("final test loss", "final", printed["final"]),
+    ]
+    if "perplexity" in printed:
+        title, key = "perplexity, mean over windows", "perplexity_windows"
+        found.append(Quantity(title, key, printed["perplexity"], style=".2f"))
+    return *found, *scores(printed.get("scores", {}))
+
+
+def accuracies(printed: Mapping[str, Any]) -> tuple[Quantity, Quantity]:
+    """Accuracies of the best epoch and of the last one."""
+    return percents(BEST, "best", printed["best"]), percents(FINAL, "final", printed["final"])
 
 
 def named(values: Mapping[str, str], *starts: str) -> dict[str, str]:
@@ -166,83 +185,58 @@ def named(values: Mapping[str, str], *starts: str) -> dict[str, str]:
     return {name: v for name, v in values.items() if name == BASELINE or name.startswith(starts)}
 
 
-GPT, CLOUDS, MNIST, PETS = shakespeare_gpt, point_clouds, mnist_vit, cats_dogs
-DIGITS, NOISE = PUBLISHED["Table 7"], PUBLISHED["Table 3, digits"]
-FILMS = [{name: pair[k] for name, pair in sentiment.PUBLISHED.items()} for k in (0, 1)]
-CHARACTERS = named(GPT.PUBLISHED, "continuous")
 FINAL, BEST = "final test accuracy (%)", "best test accuracy (%)"
+GPT, WORDS, WEB, CLOUDS, DIGITS, PETS, FILMS = (
+    PUBLISHED[f"Table {number}"] for number in (10, 12, 13, 6, 7, 8, 9)
+)
+CHARACTERS, NOISE = PUBLISHED["Table 3, characters"]["loss"], PUBLISHED["Table 3, digits"]
 TABLES: dict[str, tuple[str, tuple[Part, ...]]] = {
     "1": ("Text generation", (
-        Part("shakespeare_gpt", (Quantity("final test loss", "final", CHARACTERS),)),
-        Part("shakespeare_words", losses(WORDS)[1:]),
-        Part("web_text", losses(WEB)[1:]),
+        Part("shakespeare_gpt", losses(GPT)[1:2]),
+        Part("shakespeare_words", losses(WORDS)[1:2]),
+        Part("web_text", losses(WEB)[1:2]),
     )),
     "2": ("Point clouds, images and sentiment", (
-        Part("point_clouds", (percents(BEST, "best",
-                                       named(CLOUDS.PUBLISHED_BEST, "continuous")),)),
-        Part("mnist_vit", (percents(BEST, "best", DIGITS["best"]),)),
-        Part("cats_dogs", (percents(FINAL, "final", named(PETS.PUBLISHED, "unreg", "cont")),)),
-        Part("sentiment", (percents(BEST, "best", named(FILMS[0], "continuous lam=0.")),)),
+        Part("point_clouds", (percents(BEST, "best", named(CLOUDS["best"], "continuous")),)),
+        Part("mnist_vit", accuracies(DIGITS)[:1]),
+        Part("cats_dogs", (percents(FINAL, "final", named(PETS["final"], "unreg", "cont")),)),
+        Part("sentiment", (percents(BEST, "best", named(FILMS["best"], "continuous lam=0.")),)),
     )),
     "3": ("Robustness", (
-        Part("shakespeare_gpt", replaced("test loss", GPT.PUBLISHED_REPLACED)),
-        Part("point_clouds", levels("accuracy_dropped", "share", CLOUDS.DROPPED,
-                                    CLOUDS.PUBLISHED_DROP, "accuracy (%), points dropped")),
+        Part("shakespeare_gpt", replaced("test loss", CHARACTERS)),
+        Part("point_clouds", levels("accuracy_dropped", "share", DROPPED,
+                                    PUBLISHED["Table 3, points"]["accuracy"],
+                                    "accuracy (%), points dropped")),
         Part("mnist_vit", tuple(
             quantity
             for noise in ("gaussian", "uniform")
-            for quantity in levels(f"accuracy_{noise}", "level", MNIST.LEVELS,
-                                   NOISE[noise], f"accuracy (%), {noise} noise")
+            for quantity in levels(f"accuracy_{noise}", "level", LEVELS, NOISE[noise],
+                                   f"accuracy (%), {noise} noise")
         )),
     )),
-    "5": ("Weight of the transport cost, and steps", (
-        Part("shakespeare_gpt", (Quantity("final test loss", "final",
-             named(GPT.PUBLISHED, "lam=")),), "lam"),
-        Part("shakespeare_gpt", (Quantity("final test loss", "final",
-             named(GPT.PUBLISHED, "steps=")),), "steps"),
+    "5": ("Weight of the transport cost, and steps", tuple(
+        Part("shakespeare_gpt", (Quantity("final test loss", "final", PUBLISHED["Table 5"][name]),),
+             name)
+        for name in ("lam", "steps")
     )),
     "6": ("Point clouds", (
-        Part("point_clouds", (percents(BEST, "best", CLOUDS.PUBLISHED_BEST),
-                              percents(FINAL, "final", CLOUDS.PUBLISHED)),
-             claims=("[OTT] Appendix I",)),
+        Part("point_clouds", accuracies(CLOUDS), claims=("[OTT] Appendix I",)),
     )),
-    "7": ("Digits of MNIST", (
-        Part("mnist_vit", (percents(BEST, "best", DIGITS["best"]),
-                           percents(FINAL, "final", DIGITS["final"]))),
-    )),
+    "7": ("Digits of MNIST", (Part("mnist_vit", accuracies(DIGITS)),)),
     "8": ("Cats and dogs", (
-        Part("cats_dogs", (percents(BEST, "best", PETS.PUBLISHED_BEST),
-                           percents(FINAL, "final", PETS.PUBLISHED)),
-             claims=("[OTT] Appendix I",)),
+        Part("cats_dogs", accuracies(PETS), claims=("[OTT] Appendix I",)),
     )),
-    "9": ("Sentiment", (
-        Part("sentiment", (percents(BEST, "best", FILMS[0]), percents(FINAL, "final", FILMS[1])),
-             claims=("[OTT] Appendix I",)),
-    )),
-    "10": ("Characters of Shakespeare", (
-        Part("shakespeare_gpt", (
-            Quantity("best test loss", "best", GPT.PUBLISHED_BEST),
-            Quantity("final test loss", "final", CHARACTERS),
-            Quantity("perplexity, mean over windows", "perplexity_windows",
-                     GPT.PUBLISHED_PERPLEXITY, style=".2f"),
-            *scores(GPT.PUBLISHED_SCORES),
-        )),
-    )),
+    "9": ("Sentiment", (Part("sentiment", accuracies(FILMS), claims=("[OTT] Appendix I",)),)),
+    "10": ("Characters of Shakespeare", (Part("shakespeare_gpt", losses(GPT)),)),
     "11": ("Perplexity with characters replaced", (
         Part("shakespeare_gpt", (
-            *replaced("test loss", GPT.PUBLISHED_REPLACED),
-            *replaced("perplexity", GPT.PUBLISHED_UNCERTAIN, apply=np.exp, style=".2f"),
+            *replaced("test loss", CHARACTERS),
+            *replaced("perplexity", PUBLISHED["Table 11"]["perplexity"], apply=np.exp,
+                      style=".2f"),
         )),
     )),
     "12": ("Byte pairs of Shakespeare", (Part("shakespeare_words", losses(WORDS)),)),
-    "13": ("Web text", (
-        Part("web_text", (
-            *losses(WEB),
-            Quantity("perplexity, mean over windows", "perplexity_windows", WEB.perplexity,
-                     style=".2f"),
-            *scores(WEB.scores),
-        )),
-    )),
+    "13": ("Web text", (Part("web_text", losses(WEB)),)),
 }  # fmt: skip
 
 
@@ -363,8 +357,7 @@ def page(sources: list[Source], command: str) -> str:
             if not mine:
                 pieces.append(study.markdown_table(list(rows(part, None, False))))
             for source in mine:
-                changed = [flag for flag in CHANGES if source.flags.get(flag) is not None]
-                size = source.flags["preset"] == "paper" and not changed
+                size = of_published_size(source.study, source.flags)
                 pieces += [
                     f"[{part.study}]({part.study}.md), `{source.command}`. {source.caption}",
                     study.markdown_table(list(rows(part, source.table, size))),
@@ -401,9 +394,7 @@ ours the model was not trained at that size; rows of BERTScore need an encoder, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n\n")[0],
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="folders with results of studies")
     parser.add_argument("--out", type=Path, required=True, help="the page that is written")
     given = parser.parse_args()

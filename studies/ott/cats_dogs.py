@@ -11,54 +11,32 @@ states move, and what the published habit changes, tests on random crops of the 
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
 
+from __future__ import annotations
+
+import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from _cats_dogs import Setup, examine, findings, load, models, plan, report, seeds
-from _ott import with_habits
+import _ott as ott
+import numpy as np
+from _ott import claim, less, more
 
-from wflow import study
-from wflow._core.checks import number, positive, whole
+from wflow import nets, study
 from wflow.cli import guarded
 from wflow.study import networks
-from wflow.study.networks import Results
+from wflow.study.networks import Record, Results, Run, Trained
 
-PRESETS = {
-    "paper": Setup(),
-    "cpu": Setup(
-        seeds=2,
-        seeds_node=1,
-        epochs=32,
-        width=64,
-        heads=4,
-        head_width=16,
-        hidden=64,
-        steps=4,
-        rate=1e-3,
-        warm_up=1,
-        scale=0.4,
-        position_std=0.02,
-    ),
-    "smoke": Setup(
-        dataset="digits",
-        seeds=1,
-        epochs=2,
-        batch=50,
-        patch=2,
-        width=8,
-        heads=2,
-        head_width=4,
-        hidden=8,
-        blocks_baseline=2,
-        blocks=1,
-        steps=2,
-        rate=1e-3,
-        warm_up=1,
-        scale=0.3,
-    ),
-}
+if TYPE_CHECKING:
+    import torch
+    from xarray import Dataset
+
+TASK = 0.72  # test accuracy from which on a baseline has learnt the task
+EVALUATION = 250  # pictures at a time
+PIXELS = 224  # rows and columns in the published code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,29 +44,258 @@ class CatsDogs(networks.NetFlags):
     """Flags of this study."""
 
     torchrun: ClassVar[bool] = True
-    epochs: int | None = None
-    """Epochs; default: of the preset."""
-    rate: float | None = None
-    """Learning rate, the largest one where it changes; default: of the preset."""
-    lam_node: float | None = None
-    """Weight of the transport cost of the N-ODE transformer; default: of the preset."""
+    indifferent: ClassVar[frozenset[str]] = frozenset({"published", "seeds_node"})
+    presets: ClassVar = {
+        "paper": {},
+        "cpu": {
+            "seeds": 2, "seeds_node": 1, "epochs": 32, "width": 64, "heads": 4, "head_width": 16,
+            "hidden": 64, "steps": 4, "rate": 1e-3, "warm_up": 1, "scale": 0.4,
+            "position_std": 0.02,
+        },
+        "smoke": {
+            "dataset": "digits", "seeds": 1, "epochs": 2, "batch": 50, "patch": 2, "width": 8,
+            "heads": 2, "head_width": 4, "hidden": 8, "blocks_baseline": 2, "blocks": 1,
+            "steps": 2, "rate": 1e-3, "warm_up": 1, "scale": 0.3,
+        },
+    }  # fmt: skip
+    dataset: Literal["pictures", "digits"] = "pictures"
+    """Pictures of cats and dogs, or the small digits of scikit-learn."""
+    seeds: study.Count = 3
+    """Number of training runs of each model, with seeds 0, 1, ..."""
+    seeds_node: study.Count = 3
+    """Those of the N-ODE transformers, at most --seeds."""
+    epochs: study.Count = 250
+    """Epochs."""
+    batch: study.Count = 64
+    """Pictures in a batch."""
+    patch: study.Count = 16
+    """Side of a patch, in pixels."""
+    width: study.Count = 128
+    """Width of the hidden states."""
+    heads: study.Count = 8
+    """Number of heads."""
+    head_width: study.Count = 64
+    """Width of a head."""
+    hidden: study.Count = 128
+    """Inner width of the feed-forward layers."""
+    blocks_baseline: study.Count = 6
+    """Blocks of the baseline."""
+    blocks: study.Count = 5
+    """Blocks of the other models."""
+    steps: study.Count = 20
+    """Steps M of the continuous models in training."""
+    lam: study.Nonnegative = 0.01
+    """Weight lam of the transport cost."""
+    lam_node: study.Nonnegative = 0.005
+    """Weight of the transport cost of the N-ODE transformer."""
+    rate: study.Positive = 3e-5
+    """Learning rate, the largest one where it changes."""
+    warm_up: study.Natural = 0
+    """Epochs in which the rate rises, to fall to zero by a cosine then; 0: it is constant."""
+    scale: study.Share = 0.08
+    """Least area of a crop of a picture in training."""
+    position_std: study.Nonnegative = 1.0
+    """Standard deviation of the embedding of positions at the start."""
     published: study.Switch = False
     """Follow the published code: pictures of 224 x 224 with pixels in [0, 1], random crops and
     flips of the test pictures, too."""
     out: study.Folder = Path("results/cats_dogs")
     """Folder for checkpoints, metrics, summary and figures."""
 
-    def check(self) -> None:
-        super().check()
-        if self.epochs is not None:
-            whole(self.epochs, "--epochs")
-        if self.rate is not None:
-            positive(self.rate, "--rate")
-        if self.lam_node is not None:
-            number(self.lam_node, "--lam-node", least=0.0)
+
+def models(flags: CatsDogs) -> dict[str, ott.Model]:
+    """The models of [OTT] Table 8 by name."""
+    return {
+        "baseline": ott.Model("baseline"),
+        "node": ott.Model("node"),
+        "node with cost": ott.Model("node", flags.lam_node),
+        "unregularised": ott.Model("continuous"),
+        "continuous": ott.Model("continuous", flags.lam),
+    }
 
 
-def tabulated(results: Results) -> Any:
+def seeds(flags: CatsDogs) -> dict[str, int]:
+    """Training runs of every model."""
+    return {
+        name: min(flags.seeds, flags.seeds_node) if model.kind == "node" else flags.seeds
+        for name, model in models(flags).items()
+    }
+
+
+# Data and trainings
+# ------------------
+
+
+def load(flags: CatsDogs) -> nets.data.Images:
+    """The pictures that the flags ask for."""
+    if flags.dataset == "digits":
+        return nets.data.digits()
+    images = nets.data.cats_and_dogs(folder=flags.data, pixels=PIXELS if flags.published else 96)
+    # The published networks see pixels in [0, 1].
+    return replace(images, mean=0.0, std=1.0) if flags.published else images
+
+
+def network(flags: CatsDogs, model: ott.Model, images: nets.data.Images, seed: int) -> nets.ViT:
+    """A network with weights drawn from its seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    shape = images.test_images.shape[1:]
+    net = nets.ViT(
+        image=(*(1,) * (3 - len(shape)), *shape),  # type: ignore[arg-type]
+        patch=flags.patch,
+        classes=images.classes,
+        width=flags.width,
+        depth=flags.blocks_baseline if model.kind == "baseline" else flags.blocks,
+        heads=flags.heads,
+        head_width=flags.head_width,
+        hidden=flags.hidden,
+        skip=model.kind != "node",  # [OTT] after eq. 13
+        position_std=flags.position_std,
+    )
+    net.body = ott.in_continuous_time(net.body, model.kind, flags.steps)
+    return net
+
+
+def plan(flags: CatsDogs, images: nets.data.Images, model: ott.Model, seed: int) -> Run:
+    """The training run of one model with one seed."""
+    batches = nets.data.ImageBatches(
+        images.train_images,
+        images.train_labels,
+        batch=flags.batch,
+        seed=seed,
+        mean=images.mean,
+        std=images.std,
+        augment=nets.data.RandomCrops(seed=seed, scale=(flags.scale, 1.0)),
+    )
+    epoch = batches.per_epoch
+    schedule: Any = nets.train.Constant(flags.rate)
+    if flags.warm_up:
+        rise = min(flags.warm_up, flags.epochs - 1) * epoch
+        schedule = nets.train.Cosine(flags.rate, 0.0, warm_up=rise, steps=flags.epochs * epoch)
+    team = nets.train.team(flags.device)
+
+    def evaluate(net: torch.nn.Module) -> dict[str, float]:
+        pictures = tested(flags, images, cropped=seed if flags.published else None)
+        return ott.classified(net, pictures, team.device, team)
+
+    return Run(
+        network(flags, model, images, seed),
+        nets.train.objective(nets.train.cross_entropy, model.lam),
+        batches,
+        ott.per_epoch(flags, seed, epoch, schedule),
+        evaluate,
+    )
+
+
+def tested(
+    flags: CatsDogs, images: nets.data.Images, *, cropped: int | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Test pictures and labels: whole, or cropped and flipped at random by a seed."""
+    batches = nets.data.ImageBatches(
+        images.test_images, images.test_labels, batch=1, mean=images.mean, std=images.std
+    )
+    pairs = batches.evaluation(EVALUATION)
+    if cropped is None:
+        return pairs
+    # Another seed than that of the training, whose steps would have the same crops.
+    crops = nets.data.RandomCrops(seed=1_000_000 + cropped, scale=(flags.scale, 1.0))
+    return ((crops(pictures, step), labels) for step, (pictures, labels) in enumerate(pairs))
+
+
+# What was learnt
+# ---------------
+
+
+def measure(
+    flags: CatsDogs, images: nets.data.Images, model: ott.Model, training: Trained, seed: int
+) -> Record:
+    """All quantities of a trained network, in single precision."""
+    net, device, history = training.model, training.device, training.history
+    keys = ("final", "best", "whole", "cropped", "training", *networks.MOTION)
+    record: Record = dict.fromkeys(keys, np.nan)
+    record["seconds"] = float(history["seconds"].sum())
+    if training.diverged:
+        return record
+    found = {
+        "whole": ott.classified(net, tested(flags, images), device),
+        "cropped": ott.classified(net, tested(flags, images, cropped=seed), device),
+    }
+    record |= {key: value["accuracy"] for key, value in found.items()}
+    epoch = len(images.train_images) // flags.batch
+    record |= {
+        "final": record["cropped" if flags.published else "whole"],
+        "best": float(np.nanmax(history["accuracy"].values)),
+        "training": float(history["data"].values[-epoch:].mean()),
+    }
+    pictures, _ = next(tested(flags, images))
+    assert isinstance(net, nets.ViT)
+    return record | networks.motion(net.body, net.embed(pictures.to(device)))
+
+
+def findings(flags: CatsDogs, images: nets.data.Images, results: Results) -> list[study.Finding]:
+    """Claims of the paper, with their verdicts."""
+    baseline, node, node_cost, plain, ours = (
+        results.values(name, "final")
+        for name in ("baseline", "node", "node with cost", "unregularised", "continuous")
+    )
+    gone = int((~np.isfinite(baseline)).sum())
+    learnt = study.Finding.decided(
+        f"the baseline learns the task: at least {100 * TASK:.0f} % after the last epoch", "set-up",
+        f"diverged in {gone} of {baseline.size} runs" if gone else f"{100 * baseline.mean():.2f} %",
+        bool(baseline.mean() >= TASK),
+    )  # fmt: skip
+    table = "[OTT] Table 8"
+    found = [
+        learnt,
+        claim("the continuous model with transport cost ends more accurate than the baseline, "
+              "which has a block more", table, (ours, baseline)),
+        claim("its best epoch is more accurate, too", table, more(results, "best")),
+        claim("the transport cost makes the continuous model more accurate, at the end and in its "
+              "best epoch", table, (ours, plain), more(results, "best", "unregularised")),
+        claim("the N-ODE transformers, without and with cost, end less accurate than the baseline",
+              table, (-node, -baseline), (-node_cost, -baseline)),
+        claim("the transport cost raises the accuracy of the continuous model more than that of "
+              "the N-ODE transformer", "[OTT] Appendix I", (ours - plain, node_cost - node)),
+        steadier(baseline, ours),
+        claim("the transport cost lowers the training loss of the continuous model in the last "
+              "epoch", "[OTT] Figure 4", less(results, "training", "unregularised"), unit=""),
+        claim("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
+              less(results, "straightness", "unregularised"), unit=""),
+    ]  # fmt: skip
+    return ott.with_habits(found, flags)
+
+
+def steadier(baseline: np.ndarray, ours: np.ndarray) -> study.Finding:
+    """Whether accuracies of the continuous model spread less over seeds: F test of variances.
+
+    Few seeds confirm large ratios alone: the published one, 2.8 of three seeds each, would not do.
+    """
+    from scipy.stats import f
+
+    statement = "its accuracy spreads less over seeds than that of the baseline"
+    if not np.isfinite([*baseline, *ours]).all():
+        text, verdict = "a model diverged", "not confirmed"
+    elif min(len(ours), len(baseline)) < 2:
+        text, verdict = "one seed, spread unknown", "inconclusive"
+    else:
+        spread = [100 * float(np.std(values, ddof=1)) for values in (ours, baseline)]
+        freedom = len(ours) - 1
+        ratio = (spread[1] / spread[0]) ** 2 if spread[0] else math.inf
+        chance = float(f.sf(ratio, freedom, freedom))
+        verdict = "confirmed" if chance < 0.05 else "inconclusive"
+        verdict = "not confirmed" if chance > 0.95 else verdict
+        least = float(f.isf(0.05, freedom, freedom)) ** 0.5
+        text = f"{spread[0]:.2f} against {spread[1]:.2f} points, F test p = {chance:.2g}"
+        text += f"; with {len(ours)} seeds a ratio above {least:.1f} confirms"
+    return study.Finding(statement, "[OTT] Table 8", text, verdict)  # type: ignore[arg-type]
+
+
+# Tables and figures
+# ------------------
+
+
+def tabulated(flags: CatsDogs, results: Results) -> Dataset:
     """All numbers as a Dataset."""
     return networks.dataset(
         results,
@@ -103,42 +310,90 @@ def tabulated(results: Results) -> Any:
             "transport": ("transport cost, likewise", "1"),
             "seconds": ("time of the training steps", "s"),
         },
-        {},
-        {},
     )
 
 
-def figures(results: Results) -> dict[str, Any]:
-    """Learning curves."""
-    from wflow.plots.networks import learning_curves
+def report(flags: CatsDogs, images: nets.data.Images, results: Results) -> str:
+    """The tables, beside the published ones."""
+    names, published = list(results.records), ott.PUBLISHED["Table 8"]
+    column, listed = partial(networks.column, results), models(flags)
 
-    curves = {"data": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
-    return {"learning_curves": learning_curves(results.histories, curves)}
+    def drop(name: str) -> np.ndarray:
+        return results.values(name, "cropped") - results.values(name, "whole")
+
+    main_table = {
+        "model": names,
+        "parameters of the blocks": [
+            ott.millions(ott.parameters(network(flags, listed[name], images, 0).body))
+            for name in names
+        ],
+        "published size": ott.beside(results, published["parameters"]),
+        "final test accuracy (%)": column("final", ott.percent),
+        "published final (%)": ott.beside(results, published["final"]),
+        "difference": networks.differences(
+            results, "final", networks.means(published["final"]), "+.1f", 100
+        ),
+        "best epoch (%)": column("best", ott.percent),
+        "published best (%)": ott.beside(results, published["best"]),
+        "training loss, last epoch": column("training", ".3f"),
+        "arc over chord": column("straightness", ".3f"),
+        "speed variation": column("speed_variation", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "training (s)": column("seconds", ".0f"),
+    }
+    crops = {
+        "model": names,
+        "whole test pictures (%)": column("whole", ott.percent),
+        "random crops and flips of them (%)": column("cropped", ott.percent),
+        "difference (points)": [networks.mean_and_spread(drop(n), ott.percent) for n in names],
+    }
+    sizes = f"width {flags.width}, {flags.heads} heads of {flags.head_width}, hidden {flags.hidden}"
+    rates = f"learning rate {flags.rate:g}"
+    if flags.warm_up:
+        rates += f", which rises for {flags.warm_up} epoch{'s' * (flags.warm_up != 1)} and falls "
+        rates += "to zero by a cosine"
+    lead = (
+        f"{networks.caption(flags, flags.seeds, results, images.source)} {flags.epochs} epochs of "
+        f"batches of {flags.batch}, Adam, {rates}; patches of {flags.patch} x {flags.patch}, "
+        f"{sizes}, {flags.blocks_baseline} blocks (baseline) and {flags.blocks}; T = 1, "
+        f"{flags.steps} Euler steps, lam = {flags.lam:g} (N-ODE {flags.lam_node:g}) times the mean "
+        f"of the squared velocity over 2. Training: random crops of {100 * flags.scale:g} to 100 % "
+        f"of the area, flipped at random; tests on {'such crops' if flags.published else 'whole'} "
+        f"pictures. Hidden states are those of the first {EVALUATION} test pictures."
+    )
+    if flags.dataset == "digits":
+        main_table = networks.unpublished(main_table)
+    else:
+        lead += (
+            " Published: 250 epochs at 3e-5, width 128, 8 heads of 64, 20 steps, 224 x 224 pixels, "
+            "tests on random crops, 3 seeds."
+        )
+    return "\n\n".join(
+        (
+            lead,
+            study.markdown_table(main_table),
+            "The same networks, tested on whole pictures and with the augmentation of training:",
+            study.markdown_table(crops),
+        )
+    )
+
+
+EXPERIMENT = networks.Experiment(
+    name="cats_dogs",
+    models=models,
+    seeds=seeds,
+    load=load,
+    plan=plan,
+    measure=measure,
+    table=tabulated,
+    text=report,
+    findings=findings,
+    figures=lambda _, results: ott.learning_curves(results, "test_loss", "accuracy"),
+)
 
 
 def main() -> int:
-    flags = study.command_line(CatsDogs, __doc__)
-    setup = networks.with_flags(PRESETS[flags.preset], flags)
-    listed = models(setup)
-    names = networks.chosen(listed, seeds(setup), flags)
-    with study.session("cats_dogs", flags) as session:
-        images = networks.on_rank_zero(flags, lambda: load(setup, flags))
-        results = networks.train_all(
-            session,
-            flags,
-            names,
-            seeds(setup),
-            lambda name, seed: plan(listed[name], setup, images, flags, seed),
-            lambda name, seed, trained: examine(name, trained, setup, images, flags, seed),
-        )
-        whole_preset = networks.is_preset(setup, flags, PRESETS) and len(names) == len(listed)
-        session.finish(
-            table=tabulated(results),
-            text=report(flags, setup, images, listed, results),
-            findings=with_habits(findings(results) if whole_preset else [], flags),
-            figures=figures(results),
-        )
-    return 0
+    return networks.run(EXPERIMENT, study.command_line(CatsDogs, __doc__))
 
 
 if __name__ == "__main__":

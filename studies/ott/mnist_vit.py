@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+import _ott as ott
 import numpy as np
-from _ott import PUBLISHED, claim, classified, parameters, per_epoch, percent
+from _ott import claim, less, more
 
 from wflow import nets, study
 from wflow.cli import guarded
@@ -142,13 +143,13 @@ def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
         tests = batches(normalised(images), images.test_labels)
-        return classified(model, tests, team.device, team)
+        return ott.classified(model, tests, team.device, team)
 
     return Run(
         network(flags, name, images, seed),
         nets.train.objective(torch.nn.functional.cross_entropy, lam),
         source,
-        per_epoch(flags, flags, seed, epoch, schedule, checkpoints=5),
+        ott.per_epoch(flags, seed, epoch, schedule, checkpoints=5),
         evaluate,
     )
 
@@ -187,7 +188,7 @@ def measure(
     clean = normalised(images)
 
     def accuracy(inputs: torch.Tensor) -> float:
-        return classified(model, batches(inputs, images.test_labels), device)["accuracy"]
+        return ott.classified(model, batches(inputs, images.test_labels), device)["accuracy"]
 
     final = accuracy(clean)  # also without noise, and with the steps of the training
 
@@ -220,28 +221,23 @@ def measure(
 def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> list[study.Finding]:
     """Claims of the paper, with their verdicts."""
 
-    def values(name: str, key: str, place: int | None = None) -> np.ndarray:
-        records = results.records[name]
-        return np.array([r[key] if place is None else r[key][place] for r in records])
-
-    def pair(key: str, place: int | None = None, than: str = "baseline") -> Any:
-        return values("continuous", key, place), values(than, key, place)
-
     table, robust = "[OTT] Table 7", "[OTT] Table 3"
     levels = range(1, len(LEVELS))
     labels = [f"{level:g}" for level in LEVELS[1:]]
     verdicts = [
         claim("the continuous model with transport cost is more accurate than the baseline twice "
-              "as wide", table, pair("final")),
+              "as wide", table, more(results, "final")),
         claim("the transport cost makes the continuous model more accurate", table,
-              pair("final", than="unregularised")),
+              more(results, "final", "unregularised")),
     ]  # fmt: skip
     verdicts += [
         claim(f"under {title} noise the continuous model stays more accurate than the baseline, "
-              "at every level", robust, *(pair(key, k) for k in levels), labels=labels)
+              "at every level", robust,
+              *(more(results, key, place=k) for k in levels), labels=labels)
         for key, title in (("gaussian", "Gaussian"), ("uniform", "uniform"))
     ]  # fmt: skip
-    drop = values("continuous", "steps", -1) - values("continuous", "steps", INFERENCE.index(8))
+    few, many = (results.values("continuous", "steps", INFERENCE.index(k)) for k in (8, 20))
+    drop = many - few
     verdict: Verdict = "confirmed" if drop.mean() <= 0.01 else "not confirmed"
     verdict = "confirmed in part" if 0.01 < drop.mean() <= 0.03 else verdict
     steps = study.Finding(
@@ -250,7 +246,7 @@ def findings(flags: MnistVit, images: nets.data.Images, results: Results) -> lis
     )  # fmt: skip
     straight = claim(
         "the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
-        (-values("continuous", "straightness"), -values("unregularised", "straightness")), unit="",
+        less(results, "straightness", "unregularised"), unit="",
     )  # fmt: skip
     return [*verdicts, steps, straight]
 
@@ -287,22 +283,18 @@ def tabulated(flags: MnistVit, results: Results) -> Dataset:
 def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
     """The tables, beside the published ones."""
     names = list(results.records)
-    beside = flags.dataset == "mnist"  # other digits have no published values
-    sizes = [str(parameters(network(flags, name, images, 0))) for name in names]
-
-    column = partial(networks.column, results)
-    published = PUBLISHED["Table 7"]
-
+    sizes = [str(ott.parameters(network(flags, name, images, 0))) for name in names]
+    column, published = partial(networks.column, results), ott.PUBLISHED["Table 7"]
     main_table = {
         "model": names,
         "parameters": sizes,
-        "test accuracy (%)": column("final", percent),
-        "published (%)": [published["final"][name] for name in names],
+        "test accuracy (%)": column("final", ott.percent),
+        "published (%)": ott.beside(results, published["final"]),
         "difference": networks.differences(
             results, "final", networks.means(published["final"]), "+.1f", 100
         ),
-        "best epoch (%)": column("best", percent),
-        "published best (%)": [published["best"][name] for name in names],
+        "best epoch (%)": column("best", ott.percent),
+        "published best (%)": ott.beside(results, published["best"]),
         "arc over chord": column("straightness", ".3f"),
         "speed variation": column("speed_variation", ".3f"),
         "transport cost": column("transport", ".3g"),
@@ -316,57 +308,44 @@ def report(flags: MnistVit, images: nets.data.Images, results: Results) -> str:
         f"{flags.noise_on}. Hidden states are those of the first {EVALUATION} test images. With "
         "one block the N-ODE transformer is the same system as the continuous one."
     ]
-    if beside:
+    under, with_steps = ott.PUBLISHED["Table 3, digits"], ott.PUBLISHED["[OTT1] Table 5"]
+    if flags.dataset == "mnist":
         parts[0] += (
             " Published: 60,000 training digits (50,000 by section 5.2 of [OTT]), 45 epochs, 5 "
             "seeds."
         )
-    else:
+    else:  # other digits have no published values
         main_table = networks.unpublished(main_table)
+        under, with_steps = {"gaussian": {}, "uniform": {}}, {"steps": {}}
     parts.append(study.markdown_table(main_table))
     continuous = {name: runs for name, runs in results.records.items() if name != "baseline"}
-    tables: list[tuple[str, str, Any, dict[str, list[float]]]] = [
-        (f"{noise} noise", noise, LEVELS, PUBLISHED["Table 3, digits"][noise])
+    if continuous:
+        parts += [
+            "Trained with one number of steps, asked with another; then under noise:",
+            ott.by_level(Results(continuous, {}), "steps", "steps at inference", INFERENCE,
+                     with_steps["steps"]),
+        ]  # fmt: skip
+    parts += [
+        ott.by_level(results, noise, f"{noise} noise", LEVELS, under[noise])
         for noise in ("gaussian", "uniform")
     ]
-    if continuous:
-        parts.append("Trained with one number of steps, asked with another; then under noise:")
-        tables.insert(
-            0, ("steps at inference", "steps", INFERENCE, PUBLISHED["[OTT1] Table 5"]["steps"])
-        )
-    for title, key, settings, printed in tables:
-        shown = Results(continuous, {}) if key == "steps" else results
-        table = {title: [f"{value:g}" for value in settings]}
-        by_setting = [networks.column(shown, key, percent, k) for k in range(len(settings))]
-        for place, name in enumerate(shown.records):
-            table[f"{name} (%)"] = [cells[place] for cells in by_setting]
-            if beside and name in printed:
-                table[f"published, {name}"] = [f"{value}" for value in printed[name]]
-        parts.append(study.markdown_table(table))
     return "\n\n".join(parts)
 
 
 def figures(flags: MnistVit, results: Results) -> dict[str, Figure]:
     """Learning curves; accuracy under noise and against the number of steps."""
-    from wflow.plots.networks import Line, learning_curves, lines
+    from wflow.plots.networks import lines
 
-    def drawn(key: str, settings: Any, names: list[str]) -> list[Line]:
-        return [Line(name, settings, [r[key] for r in results.records[name]]) for name in names]
-
-    names = list(results.records)
     panels = {
-        f"{noise} noise": ("noise level", drawn(noise, LEVELS, names))
+        f"{noise} noise": ("noise level", ott.at_levels(results, noise, LEVELS))
         for noise in ("gaussian", "uniform")
     }
-    continuous = [name for name in names if name != "baseline"]
+    continuous = [name for name in results.records if name != "baseline"]
     if continuous:
         title = f"trained with {flags.steps} steps"
-        panels[title] = ("steps at inference", drawn("steps", INFERENCE, continuous))
-    curves = {"data": "training loss", "accuracy": "test accuracy"}
-    return {
-        "learning_curves": learning_curves(results.histories, curves),
-        "robustness": lines(panels, "Test accuracy"),
-    }
+        drawn = ott.at_levels(results, "steps", INFERENCE, continuous)
+        panels[title] = ("steps at inference", drawn)
+    return ott.learning_curves(results, "accuracy") | {"robustness": lines(panels, "Test accuracy")}
 
 
 EXPERIMENT = networks.Experiment(

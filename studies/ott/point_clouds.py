@@ -14,38 +14,36 @@ The `paper` preset needs ModelNet40; `cpu` takes MNIST as sets of pixels, or sol
 [OTT] Kan, Li, Zhang, Sahai, Osher, Katsoulakis, arXiv 2505.13499.
 """
 
+from __future__ import annotations
+
+import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import _ott as ott
 import numpy as np
-from _ott import claim, largest, no_better, with_habits
-from _point_clouds import DROPPED, ROTATED, Setup, examine, load, models, plan, report, test_set
+from _ott import claim, less, more, no_better
 
-from wflow import study
-from wflow._core.checks import positive, whole
+from wflow import nets, study
 from wflow.cli import guarded
 from wflow.study import networks
-from wflow.study.flags import Switch
-from wflow.study.networks import Results
+from wflow.study.networks import Record, Results, Run, Trained
 
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+    from xarray import Dataset
+
+DROPPED = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)  # share of the points
+ROTATED = (0, 10, 20, 40, 80)  # degrees
 DEFAULT_OUT = Path("results/point_clouds")
-SMALL = Setup(
-    seeds=3, batch=32, rate=2e-3, width_baseline=40, width=32, inducing=8, dropout=0.0, points=64
-)
-PRESETS = {
-    ("paper", "modelnet40"): Setup(),
-    ("cpu", "mnist"): replace(
-        SMALL, dataset="mnist", train=10_000, test=2_000, points=96, epochs=5
-    ),
-    ("cpu", "solids"): replace(
-        SMALL, dataset="solids", train=2_400, test=600, stored=128, epochs=20
-    ),
-    ("smoke", "solids"): replace(
-        SMALL, dataset="solids", train=48, test=24, stored=32, points=16, seeds=2, epochs=2,
-        batch=8, width_baseline=16, width=8, heads=2, inducing=4, steps=2,
-    ),
+SMALL = {
+    "seeds": 3, "batch": 32, "rate": 2e-3, "width_baseline": 40, "width": 32, "inducing": 8,
+    "dropout": 0.0,
 }  # fmt: skip
 
 
@@ -54,51 +52,343 @@ class PointClouds(networks.NetFlags):
     """Flags of this study."""
 
     torchrun: ClassVar[bool] = True
-    dataset: Literal["modelnet40", "mnist", "solids"] | None = None
-    """ModelNet40, digits of MNIST as sets of pixels, or solids; default: modelnet40 with the preset
-    paper, mnist with cpu, solids with smoke."""
-    epochs: int | None = None
-    """Epochs; the rate falls to a tenth after three quarters of them. Default: of the preset."""
-    points: int | None = None
-    """Points that are taken of each cloud, at most; default: of the preset."""
-    rate: float | None = None
-    """Learning rate of the first three quarters; default: of the preset."""
+    indifferent: ClassVar[frozenset[str]] = frozenset({"dataset", "published", "checkpointing"})
+    presets: ClassVar = {
+        "paper": {},
+        "cpu": SMALL
+        | {"dataset": "mnist", "train": 10_000, "test": 2_000, "points": 96, "epochs": 5},
+        "smoke": SMALL
+        | {
+            "dataset": "solids", "train": 48, "test": 24, "stored": 32, "points": 16, "seeds": 2,
+            "epochs": 2, "batch": 8, "width_baseline": 16, "width": 8, "heads": 2, "inducing": 4,
+            "steps": 2,
+        },
+    }  # fmt: skip
+    variants: ClassVar = {  # the sizes of the preset, with other clouds
+        ("cpu", "dataset", "solids"): {"train": 2_400, "test": 600, "points": 64, "epochs": 20},
+        ("cpu", "dataset", "modelnet40"): {"train": 0, "test": 0},
+        ("smoke", "dataset", "mnist"): {"train": 10_000, "test": 2_000},
+        ("smoke", "dataset", "modelnet40"): {"train": 0, "test": 0},
+    }
+    dataset: Literal["modelnet40", "mnist", "solids"] = "modelnet40"
+    """ModelNet40, digits of MNIST as sets of pixels, or solids."""
+    train: study.Natural = 0
+    """Clouds of MNIST or solids for training; 0: all, and 2,400 solids."""
+    test: study.Natural = 0
+    """Clouds of the test half that are used, the first ones; 0: all, and 600 solids."""
+    stored: study.Count = 128
+    """Points of a solid, of which --points are taken."""
+    points: study.Count = 5_000
+    """Points that are taken of each cloud, at most."""
+    seeds: study.Count = 5
+    """Number of training runs of each model, with seeds 0, 1, ..."""
+    epochs: study.Count = 200
+    """Epochs; the rate falls to a tenth after three quarters of them."""
+    batch: study.Count = 64
+    """Clouds in a batch."""
+    rate: study.Positive = 1e-3
+    """Learning rate of the first three quarters."""
+    width_baseline: study.Count = 256
+    """Width of the hidden states of the baseline."""
+    width: study.Count = 200
+    """Width of those of the other models."""
+    heads: study.Count = 4
+    """Number of heads."""
+    inducing: study.Count = 16
+    """Inducing points of a block."""
+    dropout: study.Nonnegative = 0.5
+    """Share of the features that are dropped in training."""
+    steps: study.Count = 8
+    """Steps M of the continuous models in training."""
+    lam: study.Nonnegative = 1.0
+    """Weight lam of the transport cost."""
+    lam_node: study.Nonnegative = 0.1
+    """Weight of the transport cost of the N-ODE transformer."""
+    lam_slight: study.Nonnegative = 0.01
+    """Slight weight of the transport cost."""
     cost: Literal["mean", "sum"] = "mean"
     """Transport cost over the entries of the hidden states ([OTT1] eq. 8), or their sum ([OTT])."""
-    published: Switch = False
+    published: study.Switch = False
     """Habits of the code that the published experiment builds on: the same points of a cloud at
     every visit, ModelNet40 moved by the mean of all coordinates in place of its centre, and the
     test clouds left out that make no whole batch."""
-    checkpointing: Switch = False
+    checkpointing: study.Switch = False
     """Compute the steps of continuous models again for their gradient: less memory, more time."""
     out: study.Folder = DEFAULT_OUT
     """Folder for checkpoints, metrics, summary and figures; the name of the data set is added to
     the default."""
 
-    def check(self) -> None:
-        super().check()
-        for name in ("epochs", "points"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}")
-        if self.rate is not None:
-            positive(self.rate, "--rate")
+
+def models(flags: PointClouds) -> dict[str, ott.Model]:
+    """The models by name."""
+    return {
+        "baseline": ott.Model("baseline"),
+        "node": ott.Model("node", flags.lam_node),
+        "unregularised": ott.Model("continuous"),
+        "slight": ott.Model("continuous", flags.lam_slight),
+        "continuous": ott.Model("continuous", flags.lam),
+    }
 
 
-def preset(flags: PointClouds) -> Setup:
-    """The preset of the flags for its data set, or for another one as near as it goes."""
-    default = {"paper": "modelnet40", "cpu": "mnist", "smoke": "solids"}[flags.preset]
-    dataset = flags.dataset or default
-    found = PRESETS.get((flags.preset, dataset))
-    if found is None:  # the sizes of the preset with the clouds of another one
-        source = next(setup for (_, name), setup in PRESETS.items() if name == dataset)
-        sizes = {key: getattr(source, key) for key in ("dataset", "train", "test", "stored")}
-        if flags.preset == "paper":  # all clouds that there are
-            sizes |= {"train": None, "test": None}
-        found = replace(PRESETS[flags.preset, default], **sizes)
-    return found
+# Data and trainings
+# ------------------
 
 
-def tabulated(results: Results) -> Any:
+class Data(NamedTuple):
+    """Clouds, and those of the tests with the points that a network sees."""
+
+    clouds: nets.data.PointClouds
+    points: torch.Tensor
+    mask: torch.Tensor | None  # None where all are full
+    labels: torch.Tensor
+    batch: int
+
+    @property
+    def source(self) -> str:
+        return self.clouds.source
+
+    def tests(
+        self, points: torch.Tensor | None = None, mask: torch.Tensor | None = None
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Pieces of the test clouds, or of what a perturbation has made of them."""
+        if points is None:
+            points, mask = self.points, self.mask
+        given = (points, self.labels) if mask is None else (points, mask, self.labels)
+        return zip(*(each.split(self.batch) for each in given), strict=True)
+
+
+def load(flags: PointClouds) -> Data:
+    """The clouds that the flags ask for."""
+    data = nets.data
+    if flags.dataset == "mnist":
+        clouds = data.mnist_clouds(folder=flags.data, digits=flags.train or None)
+    elif flags.dataset == "solids":
+        clouds = data.solids(train=flags.train or 2400, test=flags.test or 600, points=flags.stored)
+    else:
+        clouds = data.modelnet40(folder=flags.data)
+        train, test = (
+            data.standardised(points, centre="scalar" if flags.published else "centroid")
+            for points in (clouds.train_points, clouds.test_points)
+        )
+        clouds = replace(clouds, train_points=train, test_points=test)
+    return with_tests(flags, clouds)
+
+
+def with_tests(flags: PointClouds, clouds: nets.data.PointClouds) -> Data:
+    """Clouds with the test clouds that every model and seed sees."""
+    import torch
+
+    count = len(clouds.test_points)
+    count = min(flags.test or count, count)
+    if flags.published and count > flags.batch:  # what is no whole batch is left out
+        count -= count % flags.batch
+    source = nets.data.CloudBatches(
+        clouds.test_points[:count],
+        clouds.test_counts[:count],
+        clouds.test_labels[:count],
+        batch=min(flags.batch, count),
+        points=flags.points,
+        fixed_subset=flags.published,
+    )
+    parts = [torch.cat(each) for each in zip(*source.evaluation(), strict=True)]
+    mask = parts[1] if source.padded else None
+    return Data(clouds, parts[0], mask, parts[-1], 4 * flags.batch)
+
+
+def network(
+    flags: PointClouds, model: ott.Model, clouds: nets.data.PointClouds, seed: int
+) -> nets.SetTransformer:
+    """A model with weights drawn from its seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    baseline = model.kind == "baseline"
+    net = nets.SetTransformer(
+        features=clouds.train_points.shape[2],
+        classes=len(clouds.names),
+        width=flags.width_baseline if baseline else flags.width,
+        heads=flags.heads,
+        inducing=flags.inducing,
+        dropout=flags.dropout,
+        skip=model.kind != "node",
+        form="published",
+        embedding="block" if baseline else "linear",
+    )
+    net.body = ott.in_continuous_time(
+        net.body, model.kind, flags.steps, cost=flags.cost, checkpointing=flags.checkpointing
+    )
+    return net
+
+
+def size_of_blocks(net: nets.SetTransformer) -> tuple[int, int]:
+    """Parameters of the induced blocks: all of them, and without biases.
+
+    The blocks are the body and, in the baseline, what embeds points; the linear map in front of a
+    continuous model is none of them. Without biases, and rounded, these are the numbers of [OTT].
+    """
+    import torch
+
+    blocks = [net.body]
+    if not isinstance(net.embed, torch.nn.Linear):
+        blocks.append(net.embed)
+    return ott.parameters(*blocks), ott.parameters(*blocks, biases=False)
+
+
+def plan(flags: PointClouds, data: Data, model: ott.Model, seed: int) -> Run:
+    """The training run of one model with one seed."""
+    import torch
+
+    source = nets.data.CloudBatches(
+        data.clouds.train_points,
+        data.clouds.train_counts,
+        data.clouds.train_labels,
+        batch=flags.batch,
+        points=flags.points,
+        seed=seed,
+        fixed_subset=flags.published,
+        augment=nets.data.RandomPoses(seed=seed) if flags.dataset == "modelnet40" else None,
+    )
+    epoch = source.per_epoch
+    schedule = nets.train.StepDecay((flags.rate, flags.rate / 10), (3 * flags.epochs // 4 * epoch,))
+    team = nets.train.team(flags.device)
+
+    def evaluate(net: torch.nn.Module) -> dict[str, float]:
+        return ott.classified(net, data.tests(), team.device, team)
+
+    return Run(
+        network(flags, model, data.clouds, seed),
+        nets.train.objective(torch.nn.functional.cross_entropy, model.lam),
+        source,
+        ott.per_epoch(flags, seed, epoch, schedule),
+        evaluate,
+    )
+
+
+# What was learnt
+# ---------------
+
+
+def measure(
+    flags: PointClouds, data: Data, model: ott.Model, training: Trained, seed: int
+) -> Record:
+    """All quantities of a trained network, in single precision."""
+    history = training.history
+    record: Record = dict.fromkeys(("final", "best", "training", *networks.MOTION), np.nan)
+    record |= {
+        "dropped": [np.nan] * len(DROPPED),
+        "rotated": [np.nan] * len(ROTATED),
+        "gradient": ott.steepest(history),
+        "seconds": float(history["seconds"].sum()),
+    }
+    if training.diverged:
+        return record
+    net, device = training.model, training.device
+
+    def accuracy(points: torch.Tensor, mask: torch.Tensor | None) -> float:
+        return ott.classified(net, data.tests(points, mask), device)["accuracy"]
+
+    def dropped(rate: float) -> float:
+        if data.mask is None:
+            return accuracy(nets.data.drop_points(data.points, rate, seed), None)
+        return accuracy(*nets.data.drop_points(data.points, rate, seed, mask=data.mask))
+
+    about: Any = "third" if flags.dataset == "mnist" else "random"
+    final = accuracy(data.points, data.mask)
+    record |= {
+        "final": final,
+        "best": float(history["accuracy"].max()),
+        "training": float(history["data"].values[-(history["loss"].size // flags.epochs) :].mean()),
+        "dropped": [final if rate == 0 else dropped(rate) for rate in DROPPED],
+        "rotated": [
+            final
+            if angle == 0
+            else accuracy(
+                nets.data.rotate_points(data.points, math.radians(angle), seed, about=about),
+                data.mask,
+            )
+            for angle in ROTATED
+        ],
+    }
+    return record | moving(net, data, device)
+
+
+def moving(net: Any, data: Data, device: torch.device) -> Record:
+    """How straight the points of the first test clouds move; the mask goes to the blocks."""
+    import torch
+
+    points, *masks, _ = (each.to(device) for each in next(data.tests()))
+    mask = {"mask": masks[0]} if masks else {}
+    valid = {"valid": masks[0]} if masks else {}
+    linear = isinstance(net.embed, torch.nn.Linear)
+    with torch.no_grad():
+        hidden = net.embed(points) if linear else net.embed(points, **mask)
+    return networks.motion(net.body, hidden, **valid, **mask)
+
+
+def findings(flags: PointClouds, data: Data, results: Results) -> list[study.Finding]:
+    """Claims of the paper, with their verdicts."""
+
+    def kept(name: str, level: int) -> np.ndarray:
+        return results.values(name, "dropped", level) - results.values(name, "dropped", 0)
+
+    table, robust = "[OTT] Table 6", "[OTT] Table 3"
+    levels = range(1, len(DROPPED))
+    shares = [f"{100 * share:g} %" for share in DROPPED[1:]]
+    found = [
+        claim("the continuous model with transport cost is more accurate than the larger baseline, "
+              "at the end and in its best epoch", table, more(results, "final"),
+              more(results, "best")),
+        claim("it is more accurate than the N-ODE transformer", table,
+              more(results, "final", "node"), more(results, "best", "node")),
+        no_better("the N-ODE transformer is no more accurate than the baseline", table,
+                  more(results, "final", model="node"), more(results, "best", model="node")),
+        claim("its training loss is below that of the baseline", "[OTT] Figure 2",
+              less(results, "training"), unit=""),
+        claim("with points removed it stays more accurate than the baseline, for every share",
+              robust, *(more(results, "dropped", place=k) for k in levels), labels=shares),
+        claim("with points removed it loses less than the baseline, for every share", robust,
+              *((kept("continuous", k), kept("baseline", k)) for k in levels), labels=shares),
+        claim("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
+              less(results, "straightness", "unregularised"), unit=""),
+        *explosions(results),
+    ]  # fmt: skip
+    return ott.with_habits(found, flags)
+
+
+def explosions(results: Results) -> list[study.Finding]:
+    """Whether trainings without, with slight, and with sufficient regularisation blow up."""
+
+    def gone(name: str) -> tuple[int, int, float]:
+        runs = results.records[name]
+        return sum(r["diverged"] for r in runs), len(runs), ott.largest(r["gradient"] for r in runs)
+
+    found = []
+    source = "[OTT] Appendix I, point clouds"
+    for name, words in (
+        ("unregularised", "without transport cost the training of the continuous model blows up"),
+        ("slight", "with a slight transport cost it blows up, too"),
+    ):
+        count, runs, norm = gone(name)
+        verdict: Any = "confirmed" if count == runs else "confirmed in part"
+        text = f"{count} of {runs} runs, largest gradient {norm:.3g}"
+        found.append(study.Finding(words, source, text, verdict if count else "not confirmed"))
+    kept = [gone(name) for name in ("continuous", "node")]
+    count, runs = sum(k for k, _, _ in kept), sum(n for _, n, _ in kept)
+    norm = ott.largest(g for _, _, g in kept)
+    text = f"{count} of {runs} runs diverged, largest gradient {norm:.3g}"
+    verdict = "not confirmed"
+    if not count:
+        verdict = "confirmed" if gone("unregularised")[0] else "inconclusive"
+        text += "" if verdict == "confirmed" else "; without the cost none did either"
+    words = "with sufficient transport cost the training never blows up"
+    return [*found, study.Finding(words, source, text, verdict)]
+
+
+# Tables and figures
+# ------------------
+
+
+def tabulated(flags: PointClouds, results: Results) -> Dataset:
     """All numbers as a Dataset."""
     return networks.dataset(
         results,
@@ -124,127 +414,83 @@ def tabulated(results: Results) -> Any:
     )
 
 
-def findings(results: Results) -> list[study.Finding]:
-    """Claims of the paper, with their verdicts."""
-
-    def values(name: str, key: str, place: int | None = None) -> np.ndarray:
-        records = results.records[name]
-        return np.array([r[key] if place is None else r[key][place] for r in records], float)
-
-    def lost(name: str, level: int) -> np.ndarray:
-        return values(name, "dropped", 0) - values(name, "dropped", level)
-
-    def pair(key: str, place: int | None = None, than: str = "baseline") -> Any:
-        return values("continuous", key, place), values(than, key, place)
-
-    table, robust = "[OTT] Table 6", "[OTT] Table 3"
-    levels = range(1, len(DROPPED))
-    shares = [f"{100 * share:g} %" for share in DROPPED[1:]]
-    return [
-        claim("the continuous model with transport cost is more accurate than the larger baseline, "
-              "at the end and in its best epoch", table, pair("final"), pair("best")),
-        claim("it is more accurate than the N-ODE transformer", table,
-              pair("final", than="node"), pair("best", than="node")),
-        no_better("the N-ODE transformer is no more accurate than the baseline", table,
-                  (values("node", "final"), values("baseline", "final")),
-                  (values("node", "best"), values("baseline", "best"))),
-        claim("its training loss is below that of the baseline", "[OTT] Figure 2",
-              (-values("continuous", "training"), -values("baseline", "training")), unit=""),
-        claim("with points removed it stays more accurate than the baseline, for every share",
-              robust, *(pair("dropped", k) for k in levels), labels=shares),
-        claim("with points removed it loses less than the baseline, for every share", robust,
-              *((-lost("continuous", k), -lost("baseline", k)) for k in levels), labels=shares),
-        claim("the transport cost makes hidden states move straighter", "[OTT] Prop. 1",
-              (-values("continuous", "straightness"), -values("unregularised", "straightness")),
-              unit=""),
-        *explosions(results),
-    ]  # fmt: skip
-
-
-def explosions(results: Results) -> list[study.Finding]:
-    """Whether trainings without, with slight, and with sufficient regularisation blow up."""
-
-    def gone(name: str) -> tuple[int, int, float]:
-        runs = results.records[name]
-        return (
-            sum(r["diverged"] for r in runs),
-            len(runs),
-            largest(r["gradient"] for r in runs),
+def report(flags: PointClouds, data: Data, results: Results) -> str:
+    """The tables, beside the published ones."""
+    names, published = list(results.records), ott.PUBLISHED["Table 6"]
+    column, listed = partial(networks.column, results), models(flags)
+    sizes = [size_of_blocks(network(flags, listed[name], data.clouds, 0)) for name in names]
+    main_table = {
+        "model": names,
+        "lam": [f"{listed[name].lam:g}" for name in names],
+        "parameters of the blocks": [f"{every:,}" for every, _ in sizes],
+        "without biases": [f"{weights:,}" for _, weights in sizes],
+        "published size": ott.beside(results, published["parameters"]),
+        "test accuracy (%)": column("final", ott.percent),
+        "published (%)": ott.beside(results, published["final"]),
+        "difference": networks.differences(
+            results, "final", networks.means(published["final"]), "+.1f", 100
+        ),
+        "best epoch (%)": column("best", ott.percent),
+        "published best (%)": ott.beside(results, published["best"]),
+        "training loss": column("training", ".3f"),
+        "arc over chord": column("straightness", ".3f"),
+        "speed variation": column("speed_variation", ".3f"),
+        "transport cost": column("transport", ".3g"),
+        "largest gradient": column("gradient", ".3g"),
+        "diverged": [f"{sum(r['diverged'] for r in results.records[name])}" for name in names],
+        "training (s)": column("seconds", ".0f"),
+    }
+    text = networks.caption(flags, flags.seeds, results, data.source) + (
+        f" {flags.points:,} points of each cloud at most, {flags.epochs} epochs, batch "
+        f"{flags.batch}, rate {flags.rate:g} and a tenth of it after three quarters; T = 1, "
+        f"{flags.steps} Euler steps; lam weighs the {flags.cost} of the squared velocity over 2."
+    )
+    if flags.test:
+        text += f" The first {flags.test:,} test clouds."
+    removed = ott.PUBLISHED["Table 3, points"]["accuracy"]
+    if flags.dataset == "modelnet40":
+        text += " Published: 5,000 points, 200 epochs, 5 seeds."
+    else:  # other clouds have no published values
+        main_table, removed = networks.unpublished(main_table), {}
+    return "\n\n".join(
+        (
+            text,
+            study.markdown_table(main_table),
+            ott.by_level(results, "dropped", "share of points removed", DROPPED, removed),
+            ott.by_level(results, "rotated", "rotated by (degrees)", ROTATED, {}),
         )
-
-    found = []
-    source = "[OTT] Appendix I, point clouds"
-    for name, words in (
-        ("unregularised", "without transport cost the training of the continuous model blows up"),
-        ("slight", "with a slight transport cost it blows up, too"),
-    ):
-        count, runs, norm = gone(name)
-        verdict: Any = "confirmed" if count == runs else "confirmed in part"
-        text = f"{count} of {runs} runs, largest gradient {norm:.3g}"
-        found.append(study.Finding(words, source, text, verdict if count else "not confirmed"))
-    kept = [gone(name) for name in ("continuous", "node")]
-    count, runs = sum(k for k, _, _ in kept), sum(n for _, n, _ in kept)
-    text = f"{count} of {runs} runs diverged, largest gradient {largest(g for _, _, g in kept):.3g}"
-    verdict = "not confirmed"
-    if not count:
-        verdict = "confirmed" if gone("unregularised")[0] else "inconclusive"
-        text += "" if verdict == "confirmed" else "; without the cost none did either"
-    words = "with sufficient transport cost the training never blows up"
-    return [*found, study.Finding(words, source, text, verdict)]
+    )
 
 
-def figures(results: Results) -> dict[str, Any]:
+def figures(flags: PointClouds, results: Results) -> dict[str, Figure]:
     """Learning curves; accuracy with points removed and with clouds rotated."""
-    from wflow.plots.networks import Line, learning_curves, lines
-
-    def drawn(key: str, settings: Any) -> list[Line]:
-        records = results.records.items()
-        return [Line(name, settings, [r[key] for r in runs]) for name, runs in records]
+    from wflow.plots.networks import lines
 
     panels = {
-        "Points removed": ("share of the points", drawn("dropped", DROPPED)),
-        "Clouds rotated": ("angle (degrees)", drawn("rotated", ROTATED)),
+        "Points removed": ("share of the points", ott.at_levels(results, "dropped", DROPPED)),
+        "Clouds rotated": ("angle (degrees)", ott.at_levels(results, "rotated", ROTATED)),
     }
-    curves = {"data": "training loss", "accuracy": "test accuracy"}
-    return {
-        "learning_curves": learning_curves(results.histories, curves),
-        "robustness": lines(panels, "Test accuracy"),
-    }
+    return ott.learning_curves(results, "accuracy") | {"robustness": lines(panels, "Test accuracy")}
+
+
+EXPERIMENT = networks.Experiment(
+    name="point_clouds",
+    models=models,
+    load=load,
+    plan=plan,
+    measure=measure,
+    table=tabulated,
+    text=report,
+    findings=findings,
+    figures=figures,
+)
 
 
 def main() -> int:
     flags = study.command_line(PointClouds, __doc__)
-    given = preset(flags)
     if flags.out == DEFAULT_OUT:
-        flags = replace(flags, out=DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}_{given.dataset}"))
-    setup = networks.with_flags(given, flags)
-    listed = models(setup)
-    names = networks.chosen(listed, setup.seeds, flags)
-    with study.session("point_clouds", flags) as session:
-        clouds = networks.on_rank_zero(flags, lambda: load(setup, flags))
-        test = test_set(setup, clouds, flags)
-        results = networks.train_all(
-            session,
-            flags,
-            names,
-            setup.seeds,
-            lambda name, seed: plan(name, setup, clouds, test, flags, seed),
-            lambda name, seed, training: networks.cached_record(
-                networks.folder_of(flags.out, name, seed),
-                [setup.test, setup.points, flags.published],
-                training,
-                lambda: examine(training, setup, test, seed),
-            ),
-        )
-        whole = networks.is_preset(setup, flags, {flags.preset: given}) and flags.cost == "mean"
-        decided = findings(results) if whole and len(names) == len(listed) else []
-        session.finish(
-            table=tabulated(results),
-            text=report(flags, setup, clouds, results),
-            findings=with_habits(decided, flags),
-            figures=figures(results),
-        )
-    return 0
+        flags = replace(flags, out=DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}_{flags.dataset}"))
+    return networks.run(EXPERIMENT, flags)
 
 
 if __name__ == "__main__":

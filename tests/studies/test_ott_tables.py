@@ -98,7 +98,7 @@ def test_rows_have_our_numbers_and_the_side_of_the_baseline(tmp_path):
 def test_published_sizes_have_differences_and_divergence_is_a_result(tmp_path):
     names = [
         "baseline",
-        *(name for name in maker.sentiment.PUBLISHED if name != "baseline"),
+        *(name for name in maker.FILMS["final"] if name != "baseline"),
         "node",
     ]
     final = {name: [0.83, 0.84] for name in names} | {"node lam=0": [np.nan] * 2}
@@ -134,3 +134,18 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["_ott_tables.py", str(tmp_path / "none"), "--out", str(out)])
     with pytest.raises(InputError, match="folder"):
         maker.main()
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "whole"),
+    [
+        ("paper", {}, True),
+        ("paper", {"published": True}, True),
+        ("paper", {"published": True, "steps": 10}, False),
+        ("paper", {"lam": 2.0}, False),
+        ("cpu", {}, False),
+    ],
+)
+def test_only_the_unchanged_preset_has_the_published_size(preset, given, whole):
+    flags = maker.ShakespeareGpt.of(preset, **given)
+    assert maker.of_published_size("shakespeare_gpt", vars(flags)) == whole

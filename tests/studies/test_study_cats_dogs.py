@@ -1,7 +1,6 @@
 """The study of cats and dogs: sizes, weights, verdicts, and a small run of it."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,24 +20,28 @@ def like_pictures(pixels: int = 96) -> nets.data.Images:
     return nets.data.Images(images, labels, images, labels, "", 0.45, 0.25, 2)
 
 
+study = script("cats_dogs")
+PUBLISHED = study.ott.PUBLISHED["Table 8"]
+
+
 def test_the_published_networks_have_their_sizes():
-    study, parts = script("cats_dogs"), script("_cats_dogs")
-    setup = study.PRESETS["paper"]
+    flags = study.CatsDogs.of("paper")
     sizes = {
-        name: parts.parameters(parts.network(model, setup, like_pictures(), 0).body)
-        for name, model in parts.models(setup).items()
+        name: study.ott.parameters(study.network(flags, model, like_pictures(), 0).body)
+        for name, model in study.models(flags).items()
     }
     assert sizes == dict.fromkeys(sizes, 1_479_040) | {"baseline": 1_774_848}
-    assert {name: parts.millions(size) for name, size in sizes.items()} == parts.PUBLISHED_SIZE
-    assert (setup.epochs, setup.batch, setup.rate, setup.steps) == (250, 64, 3e-5, 20)
+    assert {name: study.ott.millions(size) for name, size in sizes.items()} == PUBLISHED[
+        "parameters"
+    ]
+    assert (flags.epochs, flags.batch, flags.rate, flags.steps) == (250, 64, 3e-5, 20)
 
 
 def test_each_model_has_its_blocks_steps_and_weight():
-    study, parts = script("cats_dogs"), script("_cats_dogs")
-    setup = study.PRESETS["cpu"]
+    flags = study.CatsDogs.of("cpu")
     runs = {
-        name: parts.network(model, setup, like_pictures(), 0).body
-        for name, model in parts.models(setup).items()
+        name: study.network(flags, model, like_pictures(), 0).body
+        for name, model in study.models(flags).items()
     }
     skips = {name: {m.skip for m in body.modules() if isinstance(m, nets.blocks.Block)}
              for name, body in runs.items()}  # fmt: skip
@@ -49,23 +52,22 @@ def test_each_model_has_its_blocks_steps_and_weight():
 
 
 @pytest.fixture
-def small():
-    """The set-up of `smoke` with pictures in colours."""
-    study, parts = script("cats_dogs"), script("_cats_dogs")
-    images = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8)
+def images():
+    pixels = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8)
     labels = torch.arange(12) % 2
-    setup = replace(study.PRESETS["smoke"], batch=6)
-    return study, parts, setup, nets.data.Images(images, labels, images, labels, "", 0.4, 0.2, 2)
+    return nets.data.Images(pixels, labels, pixels, labels, "", 0.4, 0.2, 2)
 
 
-def test_the_weight_of_the_cost_is_that_of_the_model(small):
-    study, parts, setup, images = small
-    flags = study.CatsDogs(preset="smoke", device="cpu", lam=3.0, lam_node=2.0)
-    setup = study.networks.with_flags(setup, flags)
+def small(**given):
+    return study.CatsDogs.of("smoke", batch=6, device="cpu", **given)
+
+
+def test_the_weight_of_the_cost_is_that_of_the_model(images):
+    flags = small(lam=3.0, lam_node=2.0)
     expected = {"baseline": 0.0, "node": 0.0, "node with cost": 2.0, "unregularised": 0.0,
                 "continuous": 3.0}  # fmt: skip
-    for name, model in parts.models(setup).items():
-        run = parts.plan(model, setup, images, flags, 0)
+    for name, model in study.models(flags).items():
+        run = study.plan(flags, images, model, 0)
         pixels, labels = run.batches(0)
         assert pixels.shape == (6, 3, 8, 8)
         with torch.no_grad():
@@ -74,35 +76,26 @@ def test_the_weight_of_the_cost_is_that_of_the_model(small):
         assert torch.allclose(loss.total, total, rtol=1e-6) and (cost > 0) == (name != "baseline")
 
 
-def test_the_published_habit_crops_the_test_pictures(small):
-    study, parts, setup, images = small
-    whole, cropped = (
-        torch.cat([pixels for pixels, _ in parts.tested(setup, images, cropped=seed)])
-        for seed in (None, 3)
+def test_the_published_habit_crops_the_test_pictures(images):
+    whole, cropped, again = (
+        torch.cat([pixels for pixels, _ in study.tested(small(), images, cropped=seed)])
+        for seed in (None, 3, 3)
     )
     assert torch.allclose(whole, (nets.data.unit(images.test_images) - 0.4) / 0.2)
-    assert not torch.allclose(whole, cropped)
-    again = torch.cat([pixels for pixels, _ in parts.tested(setup, images, cropped=3)])
-    assert torch.equal(cropped, again)
-    model = parts.models(setup)["baseline"]
-    accuracies = {}
-    for published in (False, True):
-        flags = study.CatsDogs(preset="smoke", device="cpu", published=published)
-        run = parts.plan(model, setup, images, flags, 3)
-        accuracies[published] = run.evaluate(run.model)["test_loss"]
-    inputs = {False: whole, True: cropped}
-    with torch.no_grad():
-        for published, found in accuracies.items():
-            logits = run.model.eval()(inputs[published]).output
-            loss = torch.nn.functional.cross_entropy(logits, images.test_labels)
-            assert found == pytest.approx(float(loss), rel=1e-5)
+    assert not torch.allclose(whole, cropped) and torch.equal(cropped, again)
+    for published, inputs in ((False, whole), (True, cropped)):
+        flags = small(published=published)
+        run = study.plan(flags, images, study.models(flags)["baseline"], 3)
+        with torch.no_grad():
+            logits = run.model.eval()(inputs).output
+        loss = torch.nn.functional.cross_entropy(logits, images.test_labels)
+        assert run.evaluate(run.model)["test_loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_a_resumed_training_sees_the_crops_of_an_unbroken_one(small):
-    study, parts, setup, images = small
-    flags = study.CatsDogs(preset="smoke", device="cpu")
-    model = parts.models(setup)["continuous"]
-    one, two = (parts.plan(model, setup, images, flags, 1).batches for _ in range(2))
+def test_a_resumed_training_sees_the_crops_of_an_unbroken_one(images):
+    flags = small()
+    model = study.models(flags)["continuous"]
+    one, two = (study.plan(flags, images, model, 1).batches for _ in range(2))
     unbroken = [one(step)[0] for step in range(6)]
     assert all(torch.equal(two(step)[0], unbroken[step]) for step in (4, 5))
     assert not torch.equal(unbroken[4], unbroken[5])
@@ -132,45 +125,47 @@ AS_PUBLISHED = {
 }
 
 
+def found(**accuracies):
+    return study.findings(study.CatsDogs.of("cpu"), None, records(**AS_PUBLISHED | accuracies))
+
+
 def test_verdicts_follow_the_accuracies_and_their_spread():
-    parts = script("_cats_dogs")
-    verdicts = [finding.verdict for finding in parts.findings(records(**AS_PUBLISHED))]
     confirmed, undecided = "confirmed", "inconclusive"
+    verdicts = [finding.verdict for finding in found()]
     assert verdicts == [confirmed] * 6 + [undecided] + [confirmed] * 2
-    other = AS_PUBLISHED | {"node": (79.0, 79.1, 79.2), "continuous": (60.0, 70.0, 77.0)}
-    verdicts = [finding.verdict for finding in parts.findings(records(**other))]
-    assert verdicts[:4] == ["confirmed"] + ["not confirmed"] * 3
-    assert verdicts[4] == "confirmed in part"
-    gone = AS_PUBLISHED | {"continuous": (np.nan, 79.0, 79.1)}
-    text = parts.findings(records(**gone))[6]
-    assert (text.verdict, text.found) == ("not confirmed", "a model diverged")
-    weak = parts.findings(records(**AS_PUBLISHED | {"baseline": (71.0, 71.5, 72.0)}))
-    assert weak[0].verdict == "not confirmed" and weak[0].found == "71.50 %"
-    lost = parts.findings(records(**AS_PUBLISHED | {"baseline": (np.nan,) * 3}))
+    other = found(node=(79.0, 79.1, 79.2), continuous=(60.0, 70.0, 77.0))
+    assert [f.verdict for f in other[:4]] == ["confirmed"] + ["not confirmed"] * 3
+    assert other[4].verdict == "confirmed in part"
+    gone = found(continuous=(np.nan, 79.0, 79.1))[6]
+    assert (gone.verdict, gone.found) == ("not confirmed", "a model diverged")
+    weak = found(baseline=(71.0, 71.5, 72.0))[0]
+    assert (weak.verdict, weak.found) == ("not confirmed", "71.50 %")
+    lost = found(baseline=(np.nan,) * 3)
     assert [f.verdict for f in lost[:3]] == ["not confirmed", "inconclusive", "inconclusive"]
+    habits = study.CatsDogs.of("cpu", published=True)
+    said = study.findings(habits, None, records(**AS_PUBLISHED))
+    assert all(f.prediction.startswith("with the habits of the published code") for f in said)
 
 
 def test_models_may_have_fewer_seeds():
-    study, parts = script("cats_dogs"), script("_cats_dogs")
-    assert parts.seeds(study.PRESETS["cpu"]) == {
+    assert study.seeds(study.CatsDogs.of("cpu")) == {
         "baseline": 2, "node": 1, "node with cost": 1, "unregularised": 2, "continuous": 2,
     }  # fmt: skip
-    assert set(parts.seeds(study.PRESETS["paper"]).values()) == {3}
-    fewer = AS_PUBLISHED | {name: AS_PUBLISHED[name][:1] for name in ("node", "node_with_cost")}
-    results = records(**fewer)
-    found = parts.findings(results)
-    assert [found[k].verdict for k in (1, 4, 5)] == ["confirmed", "inconclusive", "inconclusive"]
+    assert set(study.seeds(study.CatsDogs.of("paper")).values()) == {3}
+    fewer = {name: AS_PUBLISHED[name][:1] for name in ("node", "node_with_cost")}
+    verdicts = [finding.verdict for finding in found(**fewer)]
+    assert [verdicts[k] for k in (1, 4, 5)] == ["confirmed", "inconclusive", "inconclusive"]
+    results = records(**AS_PUBLISHED | fewer)
     table = study.networks.dataset(results, {"final": ("accuracy", "1")}, {}, {})
     assert table.sizes["seed"] == 3 and np.isfinite(table["final"]).sum() == 11
 
 
 def test_a_smaller_spread_is_confirmed_by_an_f_test_alone():
-    parts = script("_cats_dogs")
     steady, shaky = np.array([0.780, 0.7801, 0.7802]), np.array([0.70, 0.76, 0.79])
-    assert parts.steadier(shaky, steady).verdict == "confirmed"
-    assert parts.steadier(steady, shaky).verdict == "not confirmed"
-    assert parts.steadier(shaky, shaky[::-1]).verdict == "inconclusive"
-    assert parts.steadier(shaky[:1], shaky[:1]).verdict == "inconclusive"
+    assert study.steadier(shaky, steady).verdict == "confirmed"
+    assert study.steadier(steady, shaky).verdict == "not confirmed"
+    assert study.steadier(shaky, shaky[::-1]).verdict == "inconclusive"
+    assert study.steadier(shaky[:1], shaky[:1]).verdict == "inconclusive"
 
 
 def test_the_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from scripts import call, script  # noqa: E402
 
 from wflow import InputError, nets  # noqa: E402
-from wflow.study.networks import with_flags  # noqa: E402
 
 
 @pytest.fixture
@@ -55,10 +54,9 @@ def test_digits_share_and_rate_are_those_of_the_flags(monkeypatch, no_data, digi
     assert torch.equal(few.train_images, every.train_images[:100])
     assert few.source.startswith("the first 100 of")
     assert len(vision.plan(flags, few, "baseline", 0).batches.images) == 100
-    flags = text.ShakespeareGpt(preset="smoke", share=0.25, rate=0.5, device="cpu")
-    setup = with_flags(text.PRESETS["smoke"], flags)
+    flags = text.ShakespeareGpt.of("smoke", share=0.25, rate=0.5, device="cpu")
     source = nets.data.embedded_text()
-    run = text.plan(text.models(setup, "none")["baseline"], setup, source, flags, 0)
+    run = text.plan(flags, source, text.models(flags)["baseline"], 0)
     assert torch.equal(run.batches.tokens, source.train[: len(source.train) // 4])
     assert (run.config.schedule.rate, run.config.schedule.least) == (0.5, 0.05)
 
@@ -89,18 +87,19 @@ def test_text_study_writes_its_tables_and_samples(tmp_path, monkeypatch, capsys,
 @pytest.mark.parametrize("ablation", ["lam", "steps"])
 def test_ablations_train_the_published_settings(ablation, monkeypatch):
     study = script("shakespeare_gpt")
-    baseline, *models = study.models(study.PRESETS["paper"], ablation).values()
+    flags = study.ShakespeareGpt.of("paper", ablation=ablation)
+    baseline, *models = study.models(flags).values()
     assert baseline.kind == "baseline" and {model.kind for model in models} == {"continuous"}
     expected = study.LAMS if ablation == "lam" else study.STEPS
     assert tuple(getattr(model, ablation) for model in models) == expected
 
 
 def test_the_published_text_models_have_their_sizes():
-    study, parts = script("shakespeare_gpt"), script("_shakespeare_gpt")
-    setup = study.PRESETS["paper"]
+    study = script("shakespeare_gpt")
+    flags = study.ShakespeareGpt.of("paper")
     sizes = {
-        name: parts.network(model, setup, 65, 0).count()
-        for name, model in study.models(setup, "none").items()
+        name: study.network(flags, model, 65, 0).count()
+        for name, model in study.models(flags).items()
     }
     assert sizes.pop("baseline") == 10646784
     assert set(sizes.values()) == {6164800}
@@ -108,10 +107,8 @@ def test_the_published_text_models_have_their_sizes():
 
 def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
     study = script("shakespeare_gpt")
-    setup = study.PRESETS["smoke"]
-    text = nets.data.embedded_text()
-    flags = study.ShakespeareGpt(preset="smoke", device="cpu")
-    run = study.plan(study.models(setup, "none")["continuous"], setup, text, flags, 0)
+    flags = study.ShakespeareGpt.of("smoke", device="cpu")
+    run = study.plan(flags, nets.data.embedded_text(), study.models(flags)["continuous"], 0)
     run.model.eval()
     with torch.no_grad():
         inputs, targets = run.batches(0)
@@ -123,7 +120,7 @@ def test_the_weight_of_the_cost_is_the_published_one_without_the_half(no_data):
             total += body.dt * velocity.square().mean()
             state = state + body.dt * velocity
     assert loss.total.item() == pytest.approx(
-        loss.parts["data"].item() + setup.lam * float(total), rel=1e-6
+        loss.parts["data"].item() + flags.lam * float(total), rel=1e-6
     )
 
 

@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 from scripts import call, script  # noqa: E402
 
 from wflow import nets  # noqa: E402
-from wflow.study.networks import Results  # noqa: E402
+from wflow.study.networks import Results, Trained  # noqa: E402
 
+study = script("point_clouds")
 NAMES = ("baseline", "node", "unregularised", "slight", "continuous")
 
 
@@ -38,7 +39,6 @@ def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, requ
 
 def test_sets_of_pixels_go_through_every_measurement(monkeypatch):
     # The padded path, with digits that are made here.
-    parts = script("_point_clouds")
     images = (torch.rand(30, 28, 28) < 0.1).to(torch.uint8) * 200
     images[:, 14, 14] = 255
     points, counts = nets.data.clouds.pixel_sets(images)
@@ -46,43 +46,56 @@ def test_sets_of_pixels_go_through_every_measurement(monkeypatch):
     clouds = nets.data.PointClouds(
         *(points, counts, labels), *(points, counts, labels), tuple("0123456789"), "random"
     )
-    study = script("point_clouds")
-    flags = study.PointClouds(preset="smoke", device="cpu")
-    most = int(counts.max())
-    setup = parts.Setup(
-        dataset="mnist", points=most, epochs=1, batch=10, width=8, heads=2, inducing=3, steps=2
+    monkeypatch.setattr(nets.data, "mnist_clouds", lambda **_: clouds)
+    flags = study.PointClouds.of(
+        "smoke", dataset="mnist", points=int(counts.max()), epochs=1, batch=10, device="cpu"
     )
-    test = parts.test_set(setup, clouds, flags)
-    assert test.mask is not None and torch.equal(test.mask.sum(1), counts)
+    data = study.load(flags)
+    assert data.mask is not None and torch.equal(data.mask.sum(1), counts)
     for name in ("continuous", "baseline"):
-        run = parts.plan(name, setup, clouds, test, flags, 0)
+        model = study.models(flags)[name]
+        run = study.plan(flags, data, model, 0)
         history = nets.train.train(run.model, run.objective, run.batches, run.config)
         history["accuracy"] = ("evaluation", [0.1])
-        trained = parts.Trained(run.model.eval(), history, torch.device("cpu"), False)
-        record = parts.examine(trained, setup, test, 0)
+        trained = Trained(run.model.eval(), history, torch.device("cpu"), False)
+        record = study.measure(flags, data, model, trained, 0)
         assert np.isfinite(record["dropped"] + record["rotated"]).all()
         assert np.isfinite(record["transport"]) == (name == "continuous")
         assert record["training"] > 0
 
 
 def test_the_paper_preset_is_the_published_one():
-    study, parts = script("point_clouds"), script("_point_clouds")
-    flags = study.PointClouds(preset="paper", device="cpu")
-    setup = study.preset(flags)
-    assert (setup.points, setup.batch, setup.epochs, setup.seeds) == (5_000, 64, 200, 5)
-    assert (setup.steps, setup.lam, setup.lam_node, setup.rate) == (8, 1.0, 0.1, 1e-3)
+    flags = study.PointClouds.of("paper")
+    assert (flags.points, flags.batch, flags.epochs, flags.seeds) == (5_000, 64, 200, 5)
+    assert (flags.steps, flags.lam, flags.lam_node, flags.rate) == (8, 1.0, 0.1, 1e-3)
     clouds = nets.data.PointClouds(
         *[torch.zeros(1, 1, 3), torch.ones(1).long(), torch.zeros(1).long()] * 2,
         tuple(map(str, range(40))),
         "none",
     )
-    for name, printed in parts.PUBLISHED_SIZE.items():
-        _, weights = parts.size_of_blocks(parts.network(name, setup, clouds, flags, 0))
-        assert f"{weights / 1e6:.2f}M" == printed, name
-    other = study.preset(study.PointClouds(preset="paper", dataset="solids", device="cpu"))
-    assert other.dataset == "solids" and other.width == 200
-    digits = study.preset(study.PointClouds(preset="paper", dataset="mnist", device="cpu"))
-    assert digits.dataset == "mnist" and digits.train is digits.test is None  # all of them
+    for name, printed in study.ott.PUBLISHED["Table 6"]["parameters"].items():
+        net = study.network(flags, study.models(flags)[name], clouds, 0)
+        assert f"{study.size_of_blocks(net)[1] / 1e6:.2f}M" == printed, name
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("--preset paper --dataset solids", ("solids", 0, 0, 5_000, 200)),
+        ("--dataset mnist --preset paper", ("mnist", 0, 0, 5_000, 200)),  # all of them
+        ("", ("mnist", 10_000, 2_000, 96, 5)),
+        ("--dataset=solids", ("solids", 2_400, 600, 64, 20)),
+        ("--dataset solids --epochs 7", ("solids", 2_400, 600, 64, 7)),
+        ("--dataset modelnet40", ("modelnet40", 0, 0, 96, 5)),
+        ("--preset smoke --dataset mnist", ("mnist", 10_000, 2_000, 16, 2)),
+    ],
+)
+def test_a_preset_has_sizes_for_every_data_set(line, sizes, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["study", *line.split()])
+    flags = study.study.command_line(study.PointClouds, None)
+    assert (flags.dataset, flags.train, flags.test, flags.points, flags.epochs) == sizes
+    changed = "--epochs" in line or flags.preset == "smoke"
+    assert study.networks.is_published(flags) == (not changed)
 
 
 @pytest.mark.parametrize("points", ["8", "64"])
@@ -133,7 +146,7 @@ def results(diverged):
     ],
 )
 def test_explosions_decide_the_verdicts(diverged, verdicts):
-    found = script("point_clouds").findings(results(diverged))
+    found = study.findings(study.PointClouds.of("cpu"), None, results(diverged))
     assert [finding.verdict for finding in found[-3:]] == verdicts
     assert found[0].verdict == "confirmed"
     assert found[2].verdict == ("confirmed" if "node" in diverged else "not confirmed")

@@ -1,6 +1,5 @@
 """The study of film reviews, end to end and small."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -16,6 +15,7 @@ from wflow import nets  # noqa: E402
 from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_data")
+study = script("sentiment")
 
 
 def test_the_study_writes_its_table_and_resumes(tmp_path, monkeypatch, capsys, request):
@@ -39,57 +39,50 @@ def test_the_study_writes_its_table_and_resumes(tmp_path, monkeypatch, capsys, r
 
 
 def test_the_paper_preset_has_the_published_sizes_and_settings():
-    study, parts = script("sentiment"), script("_sentiment")
-    setup = study.PRESETS["paper"]
+    flags = study.Sentiment.of("paper")
+    normed = {name: model for name, model in study.models(flags).items() if model.norms}
     # Table 9 counts the blocks alone: weights, biases and layer norms.
     with torch.device("meta"):
         sizes = {
-            name: parts.millions(
-                parts.parameters(parts.network(model, setup, 16_000, False, 0).body)
+            name: study.ott.millions(
+                study.ott.parameters(study.network(flags, model, 16_000, 0).body)
             )
-            for name, model in parts.models(setup).items()
-            if model.norms
+            for name, model in normed.items()
         }
+    assert set(sizes) == set(study.ott.PUBLISHED["Table 9"]["final"])
     assert sizes.pop("baseline") == "4.74M" and set(sizes.values()) == {"2.37M"}
-    assert {name for name, model in parts.models(setup).items() if model.norms} == set(
-        parts.PUBLISHED
-    )
-    assert (setup.epochs, setup.batch, setup.context, setup.seeds) == (15, 64, 512, 5)
-    assert (setup.rate, setup.steps, setup.lam, setup.dropout) == (1e-4, 8, 0.5, 0.1)
+    assert (flags.epochs, flags.batch, flags.context, flags.seeds) == (15, 64, 512, 5)
+    assert (flags.rate, flags.steps, flags.lam, flags.dropout) == (1e-4, 8, 0.5, 0.1)
 
 
-def test_the_rate_falls_after_four_fifths_of_the_epochs(monkeypatch):
-    study, parts = script("sentiment"), script("_sentiment")
-    setup = dataclasses.replace(study.PRESETS["smoke"], epochs=15)
-    flags = study.Sentiment(preset="smoke", device="cpu")
-    data = parts.load(setup, flags, 0)
-    run = parts.plan(parts.models(setup)["baseline"], setup, data, flags, 0)
+def test_the_rate_falls_after_four_fifths_of_the_epochs():
+    flags = study.Sentiment.of("smoke", epochs=15, device="cpu")
+    run = study.plan(flags, study.Splits(flags), study.models(flags)["baseline"], 0)
     assert run.config.steps == 15 * run.batches.per_epoch
     assert run.config.schedule.boundaries == (12 * run.batches.per_epoch,)
     assert run.batches.bucket > 1 and not run.batches.pad_to_context
 
 
 def test_the_published_habits_are_those_of_its_code(monkeypatch):
-    study, parts = script("sentiment"), script("_sentiment")
-    setup = study.PRESETS["smoke"]
-    flags = study.Sentiment(preset="smoke", device="cpu", published=True)
-    data = parts.load(setup, flags, 0)
-    run = parts.plan(parts.models(setup)["continuous lam=0.5"], setup, data, flags, 0)
+    flags = study.Sentiment.of("smoke", device="cpu", published=True)
+    run = study.plan(flags, study.Splits(flags), study.models(flags)["continuous lam=0.5"], 0)
     assert run.model.head.pooling == "max with padding"
     tokens, labels = run.batches(0)
-    assert tokens.shape[1] == setup.context
+    assert tokens.shape[1] == flags.context
     logits = run.model.eval()(tokens)
     loss = run.objective(run.model, tokens, labels)
     again = torch.nn.functional.cross_entropy(logits.output.softmax(1), labels)
     assert torch.allclose(loss.parts["data"], again)
     assert torch.allclose(loss.total, again + 0.5 * logits.cost)
-    asked = {}
+    asked = []
     monkeypatch.setattr(
-        nets.data, "imdb", lambda **options: asked.update(options) or parts.invented()
+        nets.data, "imdb", lambda **options: asked.append(options) or study.invented()
     )
-    small = dataclasses.replace(setup, dataset="imdb")
-    parts.load(small, flags, 3)
-    assert asked == {"folder": None, "split": "joined", "seed": 3, "keep_duplicates": True}
+    splits = study.Splits(study.Sentiment.of("smoke", dataset="imdb", published=True))
+    for seed in (3, 3, 4):
+        splits.of(seed)
+    joined = {"folder": None, "split": "joined", "keep_duplicates": True}
+    assert asked == [joined | {"seed": 3}, joined | {"seed": 4}]
 
 
 def made(rows):
@@ -108,7 +101,6 @@ def made(rows):
 
 @pytest.mark.parametrize("blows_up", [True, False])
 def test_the_verdicts_follow_the_numbers(blows_up):
-    study = script("sentiment")
     rows = {
         "baseline": (0.84, False),
         "node lam=0": (0.83, blows_up),
@@ -122,7 +114,7 @@ def test_the_verdicts_follow_the_numbers(blows_up):
         f"{name} without norms": row for name, row in rows.items() if name[-3:] in ("m=0", "0.5")
     }
     rows |= {name: (0.8, name.split()[1] == "lam=0") for name in free}
-    found = study.findings(study.PRESETS["cpu"], made(rows))
+    found = study.findings(study.Sentiment.of("cpu"), None, made(rows))
     verdicts = [finding.verdict for finding in found]
     assert verdicts[:6] == ["confirmed"] * 6
     assert verdicts[6] == "not confirmed"  # better at the end, too: more than published
@@ -134,9 +126,8 @@ def test_the_verdicts_follow_the_numbers(blows_up):
 
 
 def test_a_weak_baseline_and_a_diverged_model_with_cost_are_said():
-    study = script("sentiment")
-    names = list(script("_sentiment").models(study.PRESETS["cpu"]))[1:]
+    names = list(study.models(study.Sentiment.of("cpu")))[1:]
     rows = {"baseline": (0.7, False)} | {name: (0.8, "0.5" in name) for name in names}
-    found = study.findings(study.PRESETS["cpu"], made(rows))
+    found = study.findings(study.Sentiment.of("cpu"), None, made(rows))
     assert found[0].verdict == "not confirmed" and found[1].verdict == "not confirmed"
     assert found[-1].verdict == "not confirmed"

@@ -1,7 +1,6 @@
 """The studies of Shakespeare with scores of texts: published sizes, habits, verdicts, a resume."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,30 +16,34 @@ from wflow.study.networks import Results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_data")
 
-parts, study = script("_gpt2"), script("shakespeare_words")
-words = script("_shakespeare_words")
-characters = script("shakespeare_gpt")
-SMOKE, EXPERIMENT = words.PRESETS["smoke"], words.EXPERIMENT
+study, characters = script("shakespeare_words"), script("shakespeare_gpt")
+parts = script("_gpt2")
+
+
+def flags_of(*line, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["study", "--device", "cpu", *line])
+    return study.study.command_line(study.ShakespeareWords, None)
 
 
 def test_the_published_networks_have_their_parameters():
-    paper = words.PRESETS["paper"]
-    with torch.device("meta"):
-        counts = {
-            name: parts.network(model, paper, 50_257, 0).count()
-            for name, model in parts.models(paper).items()
-        }
     # Embedding, shared with the output; blocks of 12 d^2 + 13 d with biases; the final norm. As in
     # nanoGPT, which prints millions, the position embedding does not count.
     d = 768
     want = 50_257 * d + 12 * (12 * d**2 + 13 * d) + 2 * d
-    assert set(counts.values()) == {want} and f"{want / 1e6:.1f}M" == parts.PARAMETERS
+    assert f"{want / 1e6:.1f}M" == parts.PARAMETERS
+    for kind in (study.ShakespeareWords, script("web_text").WebText):
+        paper = kind.of("paper")
+        with torch.device("meta"):
+            for model in parts.models(paper).values():
+                assert parts.network(paper, model, 50_257, 0).count() == want
 
 
 def test_the_final_norm_is_part_of_the_velocity():
-    setup = replace(SMOKE, steps=3)
-    net = parts.network(parts.models(setup)["continuous"], setup, 11, 0)
-    plain = parts.network(parts.models(setup)["baseline"], setup, 11, 0)
+    flags = study.ShakespeareWords.of("smoke", steps=3)
+    net, plain = (
+        parts.network(flags, parts.models(flags)[name], 11, 0)
+        for name in ("continuous", "baseline")
+    )
     with torch.no_grad():  # the same weights; a norm that is not the one of the start
         plain.head.norm.weight += torch.linspace(0, 1, 16)
         for new, old in zip(net.parameters(), plain.parameters(), strict=True):
@@ -55,49 +58,53 @@ def test_the_final_norm_is_part_of_the_velocity():
 
 
 def test_the_loss_has_the_published_weight_and_scale():
-    model = parts.models(SMOKE)["continuous"]
     text = nets.data.embedded_text()
-    flags = study.ShakespeareWords(preset="smoke", device="cpu")
-    run, published = (
-        parts.plan(EXPERIMENT, model, replace(SMOKE, published=habit), text, flags, 0)
-        for habit in (False, True)
+    flags, habits = (
+        study.ShakespeareWords.of("smoke", device="cpu", published=habit) for habit in (False, True)
     )
+    baseline, _, model = parts.models(flags).values()
+    run, published = (parts.plan(each, text, model, 0) for each in (flags, habits))
     inputs, targets = run.batches(0)
     loss = run.objective(run.model, inputs, targets)
     output, cost = run.model(inputs)
     data = nets.train.cross_entropy(output, targets)
-    assert loss.total.item() == pytest.approx(data.item() + 2 * SMOKE.lam * cost.item())
+    assert loss.total.item() == pytest.approx(data.item() + 2 * flags.lam * cost.item())
     assert loss.parts["data"].item() == pytest.approx(data.item())
     summed = published.objective(run.model, inputs, targets).total.item()
-    assert summed == pytest.approx(SMOKE.accumulate * loss.total.item())
-    rates = [published.config.rule(step) for step in range(SMOKE.iterations)]
-    assert rates == sorted(rates) and rates[-1] < SMOKE.rate  # it only rises
-    assert run.config.rule(SMOKE.iterations) == pytest.approx(SMOKE.rate / 10)
-    plain = parts.plan(EXPERIMENT, parts.models(SMOKE)["baseline"], SMOKE, text, flags, 0)
+    assert summed == pytest.approx(flags.parts * loss.total.item())
+    rates = [published.config.rule(step) for step in range(flags.iterations)]
+    assert rates == sorted(rates) and rates[-1] < flags.rate  # it only rises
+    assert run.config.rule(flags.iterations) == pytest.approx(flags.rate / 10)
+    plain = parts.plan(flags, text, baseline, 0)
     assert plain.objective(plain.model, inputs, targets).parts["transport"] == 0
 
 
-def test_published_habits_are_those_of_the_paper_preset(monkeypatch):
-    asked = []
-    monkeypatch.setattr("_gpt2.models", lambda setup: asked.append(setup) or {"baseline": None})
-    monkeypatch.setattr("_gpt2.study.session", pytest.fail)
-    for flags in ([], ["--published"], ["--published", "--iterations", "7", "--parts", "8"]):
-        monkeypatch.setattr("sys.argv", ["study", "--preset", "paper", "--device", "cpu", *flags])
-        with pytest.raises(pytest.fail.Exception):
-            study.main()
-    assert [setup.iterations for setup in asked] == [500, 2000, 7]
-    assert [setup.published for setup in asked] == [False, True, True]
-    assert [(setup.batch, setup.accumulate) for setup in asked] == [(30, 4), (30, 4), (15, 8)]
-    assert all(setup.checkpointing for setup in asked)
+@pytest.mark.parametrize(
+    ("line", "iterations", "parts_of", "preset"),
+    [
+        ("--preset paper", 500, 4, True),
+        ("--published --preset paper", 2000, 4, True),
+        ("--preset paper --published --parts 8", 2000, 8, True),
+        ("--preset paper --published --iterations 7", 7, 4, False),
+        ("--published", 1500, 1, True),
+    ],
+)
+def test_published_habits_are_those_of_the_paper_preset(
+    line, iterations, parts_of, preset, monkeypatch
+):
+    flags = flags_of(*line.split(), monkeypatch=monkeypatch)
+    assert (flags.iterations, flags.parts) == (iterations, parts_of)
+    assert flags.published == ("--published" in line)
+    assert study.networks.is_published(flags) == preset
 
 
 def test_parts_divide_the_batch_and_leave_the_training_as_it_is(tmp_path, monkeypatch, sketched):
     flags = ["--preset", "smoke", "--device", "cpu", "--only", "continuous"]
     losses = []
-    for parts_of in ("1", "4"):
-        out = tmp_path / parts_of
+    for count in ("1", "4"):
+        out = tmp_path / count
         assert call("shakespeare_words", monkeypatch, *flags, "--out", str(out), "--parts",
-                    parts_of) == 0  # fmt: skip
+                    count) == 0  # fmt: skip
         with xr.open_dataset(out / "continuous-0" / "metrics.h5", engine="h5netcdf") as history:
             losses.append(history["loss"].values)
     assert np.allclose(*losses, rtol=1e-5, atol=0)
@@ -108,8 +115,7 @@ def test_parts_divide_the_batch_and_leave_the_training_as_it_is(tmp_path, monkey
 def test_study_writes_its_tables_and_resumes(tmp_path, monkeypatch, capsys, sketched):
     out = tmp_path / "words"
     flags = ["--preset", "smoke", "--out", str(out), "--device", "cpu"]
-    monkeypatch.setattr("_gpt2.absent", lambda: ["not installed"])
-    monkeypatch.setattr("wflow.study.texts.absent", lambda: ["not installed"])
+    monkeypatch.setattr("wflow.study.texts.missing", lambda _: ["not installed"])
     assert call("shakespeare_words", monkeypatch, *flags, "--only", "continuous") == 0
     first = (out / "continuous-0" / "checkpoint.pt").stat().st_mtime_ns
     capsys.readouterr()
@@ -155,21 +161,23 @@ def results(**changes):
     return Results(found, {name: [] for name in found})
 
 
+def found(**changes):
+    return parts.findings(study.ShakespeareWords.of("cpu"), None, results(**changes))
+
+
 def test_findings_are_decided_by_the_numbers():
-    good = parts.findings(EXPERIMENT, results())
+    good = found()
     assert len(good) == 7 and all(finding.verdict == "confirmed" for finding in good)
-    bad = parts.findings(
-        EXPERIMENT, results(continuous={"final": 10.0, "best": 8.0, "straightness": 2.0})
-    )
+    bad = found(continuous={"final": 10.0, "best": 8.0, "straightness": 2.0})
     assert [f.verdict for f in bad[:5]] == ["not confirmed"] * 5
-    flat = parts.findings(EXPERIMENT, results(baseline={"final": 5.9, "best": 5.9}))
+    flat = found(baseline={"final": 5.9, "best": 5.9})
     assert len(flat) == 6 and not any("rises" in finding.prediction for finding in flat)
-    gone = parts.findings(EXPERIMENT, results(baseline=dict.fromkeys(texts.SCALARS, np.nan)))
+    gone = found(baseline=dict.fromkeys(texts.SCALARS, np.nan))
     assert gone[0].verdict == "inconclusive" and "compared with diverged" in gone[0].found
-    unscored = parts.findings(EXPERIMENT, results(continuous={"forced_rougeL": np.nan}))
+    unscored = found(continuous={"forced_rougeL": np.nan})
     assert len(unscored) == 7 and {f.verdict for f in unscored} <= set(VERDICTS)
     nothing = {name: {"forced_rougeL": np.nan} for name in ("continuous", "baseline")}
-    assert len(parts.findings(EXPERIMENT, results(**nothing))) == 6
+    assert len(found(**nothing)) == 6
 
 
 def ablation(names, finals, baseline=3.0):

@@ -48,7 +48,7 @@ def test_it_trains_from_token_files_and_resumes(tmp_path, monkeypatch, capsys, s
 def test_token_files_of_another_vocabulary_or_text_are_refused(tmp_path, monkeypatch):
     source = tmp_path / "texts.txt"
     source.write_text("<|endoftext|>".join(f"an owl {k} " * 9 for k in range(40)))
-    pairs = script("_web_text").byte_pairs()
+    pairs = script("web_text").byte_pairs()
     text = nets.data.prepare_text(source, tmp_path / "tokens", tokenizer=pairs, validation=0.3,
                                   workers=1)  # fmt: skip
     flags = ["--tokens", str(tmp_path / "tokens"), "--out", str(tmp_path / "out"), "--device",
@@ -73,27 +73,8 @@ def test_text_that_is_missing_names_the_way_to_it(tmp_path, monkeypatch):
              str(tmp_path / "out"))  # fmt: skip
 
 
-def test_the_published_networks_have_their_size():
-    """All parameters but those of the positions, with biases and a vocabulary of 50,257."""
-    web, words = script("_web_text"), script("_gpt2")
-    setup = web.PRESETS["paper"]
-    with torch.device("meta"):
-        counts = {
-            name: words.network(model, setup, setup.vocabulary, 0).count()
-            for name, model in words.models(setup).items()
-        }
-    assert {f"{count / 1e6:.1f}M" for count in counts.values()} == {words.PARAMETERS}
-
-
-def test_parts_leave_the_batch_as_it_is(monkeypatch):
-    web = script("_web_text")
-    for parts in (1, 5, 8, 240):
-        setup = web.replace(web.PRESETS["paper"], parts=parts)
-        assert setup.batch * setup.accumulate == 240
-
-
 def test_byte_pairs_are_the_first_of_a_longer_list():
-    web = script("_web_text")
+    web = script("web_text")
     encoder, _ = web.byte_pairs()
     numbers = json.loads(encoder)
     del numbers[web.END]

@@ -9,16 +9,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from wflow import nets
-from wflow._core.checks import number, positive, whole
 from wflow._core.errors import InputError
 from wflow._core.extras import install, missing
 from wflow.study import networks
-from wflow.study.flags import Switch
+from wflow.study.flags import Count, Nonnegative, Positive, Share, Switch
 from wflow.study.frame import markdown_table
 from wflow.study.networks import Record, Results, Run, Trained, motion
 
@@ -42,15 +41,60 @@ SCORES = {
 Published = Mapping[str, Mapping[str, float]]  # model -> score by name
 
 
-class Size(NamedTuple):
-    """Blocks, heads and width of a network."""
+@dataclass(frozen=True, kw_only=True)
+class TextFlags(networks.NetFlags):
+    """Flags of the studies that train GPTs and score texts."""
 
-    depth: int
-    heads: int
-    width: int
+    torchrun: ClassVar[bool] = True
+    needs: ClassVar[dict[str, str]] = networks.NEEDS | dict.fromkeys(
+        ("sacrebleu", "sacremoses", "rouge_score"), "metrics"
+    )
+    # Parts of a batch are a matter of memory: the same batch in others is the same preset.
+    indifferent: ClassVar[frozenset[str]] = frozenset({"parts", "published", "encoder"})
+    seeds: Count = 3
+    """Number of training runs of each model, with seeds 0, 1, ..."""
+    iterations: Count = 500
+    """Optimiser steps."""
+    crops: Count = 120
+    """Crops of the text in a batch."""
+    parts: Count = 4
+    """Parts in which a process computes its share of a batch, for memory."""
+    context: Count = 1024
+    """Tokens of a crop."""
+    steps: Count = 10
+    """Steps M of the continuous models in training."""
+    lam: Nonnegative = 1.0
+    """Weight lam of the transport cost."""
+    dropout: Nonnegative = 0.0
+    """Share of the hidden states that are dropped in training."""
+    rate: Positive = 6e-4
+    """Learning rate after the warm-up; it falls to a tenth."""
+    share: Share = 1.0
+    """Share of the training text that is used, from its beginning."""
+    evaluate_every: Count = 25
+    """Steps between two evaluations and checkpoints."""
+    passages: Count = 64
+    """Passages of the test text that are continued and scored."""
+    beginning: Count = 128
+    """Tokens of a passage that are given."""
+    continuation: Count = 128
+    """Tokens that continue it."""
+    sample: Count = 150
+    """Tokens of the text that each network generates."""
+    published: Switch = False
+    """Follow the habits of the published code, where they differ from the paper."""
+    encoder: str | None = None
+    """Encoder of BERTScore: its folder, or its name in the cache of Hugging Face; default: no
+    BERTScore."""
 
-    def __str__(self) -> str:
-        return f"{self.depth} x {self.heads} x {self.width}"
+    def check(self) -> None:
+        super().check()
+        if self.crops % self.parts:
+            raise InputError(
+                f"--parts is {self.parts}: expected a divisor of the {self.crops} crops of a batch"
+            )
+        if self.encoder is not None:  # refused now, not after hours of training
+            nets.metrics.check_encoder(self.encoder)
 
 
 @dataclass(frozen=True)
@@ -113,53 +157,52 @@ def with_final_norm(net: nets.GPT, steps: int) -> nets.GPT:
 
 
 def training(
+    flags: TextFlags,
     net: nets.GPT,
-    objective: nets.train.Objective,
     text: nets.data.Text,
-    setup: Any,
-    flags: Any,
     seed: int,
     *,
+    lam: float,
     warm_up: int,
     betas: tuple[float, float],
 ) -> Run:
-    """AdamW on random crops at a rate that falls to a tenth, as nanoGPT trains.
-
-    `setup` has the sizes of batches and the rate, by the names of the studies of Shakespeare.
-    """
-    rows = setup.batch * setup.accumulate
+    """AdamW on random crops at a rate that falls to a tenth, as nanoGPT trains."""
+    objective = NextToken(
+        2 * lam,  # the published cost has no 1/2
+        scale=flags.parts if flags.published else 1.0,
+    )
     config = nets.train.TrainConfig(
-        steps=setup.iterations,
-        batch=rows,
-        accumulate=setup.accumulate,
+        steps=flags.iterations,
+        batch=flags.crops,
+        accumulate=flags.parts,
         schedule=nets.train.Cosine(
-            rate=setup.rate,
-            least=setup.rate / 10,
+            rate=flags.rate,
+            least=flags.rate / 10,
             warm_up=warm_up,
-            steps=max(setup.iterations, warm_up + 1),
+            steps=max(flags.iterations, warm_up + 1),
         ),
         optimizer="adamw",
         betas=betas,
         weight_decay=0.1,
         clip=1.0,
-        evaluate_every=setup.evaluate_every,
-        checkpoint_every=setup.evaluate_every,
+        evaluate_every=flags.evaluate_every,
+        checkpoint_every=flags.evaluate_every,
         seed=seed,
         device=flags.device,
         precision=flags.precision,
         compile=flags.compile,
     )
     part: torch.Tensor | nets.data.TokenFile = text.train
-    if setup.share < 1:  # of a token file, which stays on the disk otherwise
-        count = max(setup.context + 1, int(setup.share * len(part)))
+    if flags.share < 1:  # of a token file, which stays on the disk otherwise
+        count = max(flags.context + 1, int(flags.share * len(part)))
         part = part.first(count) if isinstance(part, nets.data.TokenFile) else part[:count]
     batches = nets.data.CropBatches(
-        part, context=setup.context, batch=rows, seed=seed, vocabulary=text.vocabulary
+        part, context=flags.context, batch=flags.crops, seed=seed, vocabulary=text.vocabulary
     )
     team = nets.train.team(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {"test_loss": loss_on(model, text.test, setup.context, team.device, team)}
+        return {"test_loss": loss_on(model, text.test, flags.context, team.device, team)}
 
     return Run(net, objective, batches, config, evaluate)
 
@@ -185,9 +228,7 @@ SCALARS = {
 }
 
 
-def measured(
-    trained: Trained, text: nets.data.Text, setup: Any, seed: int, encoder: str | None
-) -> Record:
+def measured(flags: TextFlags, text: nets.data.Text, trained: Trained, seed: int) -> Record:
     """Losses, perplexities, motion, times, and scores of predicted texts, in single precision."""
     import torch
 
@@ -205,7 +246,7 @@ def measured(
     assert isinstance(net, nets.GPT)
 
     def windows(batch: int) -> Any:
-        return nets.data.windows(text.test, context=setup.context, batch=batch)
+        return nets.data.windows(text.test, context=flags.context, batch=batch)
 
     losses = nets.metrics.losses(net, windows(EVALUATION))
     found = nets.metrics.perplexities(losses)
@@ -219,11 +260,11 @@ def measured(
     }
     inputs, _ = next(iter(windows(WINDOWS)))
     record |= motion(net.body, net.embed(inputs.to(device)))
-    record["sample"] = sample(net, text, setup.sample, device, seed)
-    if absent():
+    record["sample"] = sample(net, text, flags.sample, device, seed)
+    if missing(flags.needs):
         return record
     begun, rest = nets.metrics.passages(
-        text.test, beginning=setup.beginning, continuation=setup.continuation, most=setup.passages
+        text.test, beginning=flags.beginning, continuation=flags.continuation, most=flags.passages
     )
     pairs = {
         "forced": nets.metrics.teacher_forced(net, windows(EVALUATION)),
@@ -235,7 +276,7 @@ def measured(
         scores = nets.metrics.scores(
             map(text.decode, predictions),
             map(text.decode, targets),
-            encoder=encoder,
+            encoder=flags.encoder,
             device=str(device),
         )
         record |= {f"{kind}_{name}": getattr(scores, name) for name in SCORES}
@@ -252,31 +293,42 @@ def sample(net: nets.GPT, text: nets.data.Text, new: int, device: torch.device, 
     return text.decode(net.generate(start, new, generator=generator)[0])
 
 
-def samples(results: Results) -> str:
-    """What the first network of each model generates."""
+def samples(results: Results) -> dict[str, str]:
+    """What the first network of each model generates, as a file."""
     pieces = [f"## {name}\n{runs[0]['sample']}\n" for name, runs in results.records.items()]
-    return "\n".join(pieces)
-
-
-def absent() -> list[str]:
-    """Packages of the metrics that are not installed, each with the command that installs it."""
-    packages = ("sacrebleu", "sacremoses", "rouge_score")
-    return missing(dict.fromkeys(packages, "metrics"))
+    return {"samples.txt": "\n".join(pieces)}
 
 
 def overfits(results: Results) -> bool:
     """Whether the test loss of the baseline rises again after its best value."""
-    rises = [record["final"] - record["best"] for record in results.records["baseline"]]
-    return bool(np.mean(rises) > 0.02)
+    return bool(np.mean(rise(results, "baseline")) > 0.02)
 
 
-def scored(results: Results, setup: Any, encoder: str | None, published: Published) -> str:
+def rise(results: Results, name: str) -> np.ndarray:
+    """How much the test loss of a model rises after its best value."""
+    return results.values(name, "final") - results.values(name, "best")
+
+
+def size_text(size: Iterable[int]) -> str:
+    """Blocks, heads and width of a network, for a table."""
+    return " x ".join(map(str, size))
+
+
+def used(flags: TextFlags, text: nets.data.Text) -> str:
+    """The text, and how much of it is used."""
+    if flags.share == 1:
+        return str(text.source)
+    return f"{text.source}, the first {100 * flags.share:g} % of the training part"
+
+
+def scored(flags: TextFlags, results: Results, published: Published) -> str:
     """Table of the scores of texts, with how they are measured; published ones as rows."""
-    if absent():
+    if missing(flags.needs):
         return (
             "No scores of texts: the packages of the extra metrics are not installed "
             f"({install('metrics')}; then give the same command with --resume)."
         )
+    encoder = flags.encoder
     titles = {n: title for n, title in SCORES.items() if encoder or not n.startswith("bert")}
     table: dict[str, list[str]] = {title: [] for title in ("model", "text", *titles.values())}
 
@@ -298,9 +350,9 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
     skipped = sum(record["skipped"] for runs in results.records.values() for record in runs)
     lead = (
         f"Scores of texts in per cent. Next tokens: the likeliest token after each true one, in "
-        f"windows of {setup.context} tokens of the whole test part, which [OTT] scores (of random "
-        f"windows). Generated: continuations of {setup.continuation} tokens of "
-        f"{setup.passages} held-out beginnings of {setup.beginning}, at temperature "
+        f"windows of {flags.context} tokens of the whole test part, which [OTT] scores (of random "
+        f"windows). Generated: continuations of {flags.continuation} tokens of "
+        f"{flags.passages} held-out beginnings of {flags.beginning}, at temperature "
         f"{TEMPERATURE:g} among the {TOP_K} likeliest. BLEU: "
         f"{nets.metrics.signature()}; ROUGE: F-measures with stemming; "
     )
@@ -311,35 +363,3 @@ def scored(results: Results, setup: Any, encoder: str | None, published: Publish
     )
     lead += f" Pairs with an empty text, skipped: {skipped}."
     return f"{lead}\n\n{markdown_table(table)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFlags(networks.NetFlags):
-    """Flags of the studies that score texts."""
-
-    torchrun: ClassVar[bool] = True
-    needs: ClassVar[dict[str, str]] = networks.NEEDS | dict.fromkeys(
-        ("sacrebleu", "sacremoses", "rouge_score"), "metrics"
-    )
-    iterations: int | None = None
-    """Optimiser steps; default: of the preset."""
-    rate: float | None = None
-    """Learning rate after the warm-up; it falls to a tenth. Default: of the preset."""
-    share: float | None = None
-    """Share of the training text that is used, from its beginning; default: of the preset."""
-    published: Switch = False
-    """Follow the habits of the published code, where they differ from the paper."""
-    encoder: str | None = None
-    """Encoder of BERTScore: its folder, or its name in the cache of Hugging Face; default: no
-    BERTScore."""
-
-    def check(self) -> None:
-        super().check()
-        if self.iterations is not None:
-            whole(self.iterations, "--iterations")
-        if self.rate is not None:
-            positive(self.rate, "--rate")
-        if self.share is not None and not 0 < number(self.share, "--share") <= 1:
-            raise InputError(f"--share is {self.share}: expected a number in (0, 1]")
-        if self.encoder is not None:  # refused now, not after hours of training
-            nets.metrics.check_encoder(self.encoder)

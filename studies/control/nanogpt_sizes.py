@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import tyro
 from _control import PUBLISHED, FloatArray, Pair, claim, times, values, window_set
 
 from wflow import InputError, nets, study
@@ -115,8 +114,6 @@ class NanogptSizes(networks.NetFlags):
     tokens."""
     top_k: study.Count = 200
     """Likeliest tokens among which the next one is drawn, as in sample.py of nanoGPT."""
-    steps: tyro.conf.Suppress[int | None] = None
-    lam: tyro.conf.Suppress[float | None] = None
     out: study.Folder = Path("results/nanogpt_sizes")
     """Folder for checkpoints, metrics, summary, samples and figures."""
 

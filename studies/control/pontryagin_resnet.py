@@ -111,8 +111,6 @@ class PontryaginResnet(networks.NetFlags):
     """Weight of the augmentation of extended MSA."""
     inner: study.Count = 10
     """L-BFGS steps of a maximisation."""
-    steps: tyro.conf.Suppress[int | None] = None
-    lam: tyro.conf.Suppress[float | None] = None
     data: tyro.conf.Suppress[str | None] = None
     out: study.Folder = Path("results/pontryagin_resnet")
     """Folder for checkpoints, metrics, summary and figures."""

@@ -86,7 +86,7 @@ def classified(
     model: nn.Module,
     batches: Iterable[tuple[torch.Tensor, ...]],
     device: torch.device,
-    team: nets.train.Team | None = None,
+    team: nets.train.Processes | None = None,
 ) -> dict[str, float]:
     """Share of right answers and mean cross-entropy over batches (inputs..., labels).
 

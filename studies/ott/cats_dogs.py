@@ -173,7 +173,7 @@ def plan(flags: CatsDogs, images: nets.data.Images, model: ott.Model, seed: int)
     if flags.warm_up:
         rise = min(flags.warm_up, flags.epochs - 1) * epoch
         schedule = nets.train.Cosine(flags.rate, 0.0, warm_up=rise, steps=flags.epochs * epoch)
-    team = nets.train.team(flags.device)
+    team = nets.train.process_group(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         pictures = tested(flags, images, cropped=seed if flags.published else None)

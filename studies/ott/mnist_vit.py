@@ -139,7 +139,7 @@ def plan(flags: MnistVit, images: nets.data.Images, name: str, seed: int) -> Run
     boundaries = tuple(epoch * round(flags.epochs * k / 45) for k in (35, 41))
     schedule = nets.train.StepDecay((5e-4, 5e-5, 5e-6), boundaries)
     lam = flags.lam if name == "continuous" else 0.0
-    team = nets.train.team(flags.device)
+    team = nets.train.process_group(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
         tests = batches(normalised(images), images.test_labels)

@@ -64,7 +64,7 @@ class PointClouds(networks.NetFlags):
             "steps": 2,
         },
     }  # fmt: skip
-    variants: ClassVar = {  # the sizes of the preset, with other clouds
+    preset_variants: ClassVar = {  # the sizes of the preset, with other clouds
         ("cpu", "dataset", "solids"): {"train": 2_400, "test": 600, "points": 64, "epochs": 20},
         ("cpu", "dataset", "modelnet40"): {"train": 0, "test": 0},
         ("smoke", "dataset", "mnist"): {"train": 10_000, "test": 2_000},
@@ -250,7 +250,7 @@ def plan(flags: PointClouds, data: Data, model: ott.Model, seed: int) -> Run:
     )
     epoch = source.per_epoch
     schedule = nets.train.StepDecay((flags.rate, flags.rate / 10), (3 * flags.epochs // 4 * epoch,))
-    team = nets.train.team(flags.device)
+    team = nets.train.process_group(flags.device)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:
         return ott.classified(net, data.tests(), team.device, team)

@@ -256,7 +256,7 @@ def plan(flags: Sentiment, splits: Splits, model: Model, seed: int) -> Run:
     schedule = nets.train.StepDecay(
         (flags.rate, flags.rate / 10), (epoch * round(flags.epochs * 12 / 15),)
     )
-    team = nets.train.team(flags.device)
+    team = nets.train.process_group(flags.device)
     tests = batches(flags, data, seed, test=True)
 
     def evaluate(net: torch.nn.Module) -> dict[str, float]:

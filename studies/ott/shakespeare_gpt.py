@@ -69,7 +69,7 @@ class ShakespeareGpt(texts.TextFlags):
             "evaluate_every": 3, "passages": 4, "beginning": 8, "continuation": 8, "sample": 60,
         },
     }  # fmt: skip
-    variants: ClassVar = {
+    preset_variants: ClassVar = {
         ("paper", "published", True): {"steps": 5},  # of the README of the published code
     }
     text: Literal["characters", "embedded"] = "characters"

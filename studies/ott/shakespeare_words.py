@@ -49,7 +49,9 @@ class ShakespeareWords(Gpt2Flags):
             "continuation": 8, "sample": 60, "checkpointing": False,
         },
     }  # fmt: skip
-    variants: ClassVar = {("paper", "published", True): {"iterations": 2000}}  # 500 in the paper
+    preset_variants: ClassVar = {
+        ("paper", "published", True): {"iterations": 2000}
+    }  # 500 in the paper
     table: ClassVar[str] = "Table 12"
     figure: ClassVar[str] = "Figure 8"
     words: ClassVar[str] = (

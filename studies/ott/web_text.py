@@ -71,7 +71,7 @@ class WebText(Gpt2Flags):
         },
     }  # fmt: skip
     # Of the README of the published code; 1 in the paper.
-    variants: ClassVar = {("paper", "published", True): {"lam": 0.1}}
+    preset_variants: ClassVar = {("paper", "published", True): {"lam": 0.1}}
     table: ClassVar[str] = "Table 13"
     figure: ClassVar[str] = "Figure 9"
     words: ClassVar[str] = (

@@ -132,7 +132,6 @@ class RwpoBenchmarks(networks.NetFlags):
     """Number of runs of each trial."""
     variants: tuple[str, ...] = tuple(VARIANTS)
     """Variants of the layer that are tried."""
-    lam: tyro.conf.Suppress[float | None] = None
     data: Annotated[str | None, tyro.conf.Suppress] = None
     out: study.Folder = Path("results/rwpo_benchmarks")
     """Folder for checkpoints, results, summary and figures."""

@@ -138,7 +138,6 @@ class RwpoInverse(networks.NetFlags):
     """Data sets of the rank test."""
     alpha: tuple[study.Nonnegative, study.Nonnegative, study.Nonnegative] = (1.0, 1.0, 0.1)
     """Weights of likelihood or divergence, transport and HJB penalty."""
-    lam: tyro.conf.Suppress[float | None] = None
     data: Annotated[str | None, tyro.conf.Suppress] = None
     out: study.Folder = Path("results/rwpo_inverse")
     """Folder for checkpoints, metrics, references, summary and figures."""

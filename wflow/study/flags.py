@@ -115,7 +115,7 @@ class OutputFlags:
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Of a class with a flag --preset: preset -> defaults of other fields, instead of those of the
     class."""
-    variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
+    preset_variants: ClassVar[dict[tuple[str, str, Any], dict[str, Any]]] = {}
     """(preset, field, value) -> defaults that change where that field has that value."""
 
     out: Folder = Path("results/study")
@@ -186,7 +186,7 @@ class OutputFlags:
         2
         """
         values = {"preset": preset, **cls.presets[preset]}
-        for (name, field, value), changed in cls.variants.items():
+        for (name, field, value), changed in cls.preset_variants.items():
             if name == preset and {**values, **given}.get(field) == value:
                 values |= changed
         return cls(**{**values, **given})
@@ -421,13 +421,13 @@ def _preset(flags: type[AnyFlags]) -> AnyFlags:
     if not flags.presets:
         return flags()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in dict.fromkeys(["preset", *(field for _, field, _ in flags.variants)]):
+    for name in dict.fromkeys(["preset", *(field for _, field, _ in flags.preset_variants)]):
         parser.add_argument(flag(name), dest=name, nargs="?", const=True)
     given = vars(parser.parse_known_args(sys.argv[1:])[0])
     preset = given["preset"] or _default(flags, "preset")
     if preset not in flags.presets:
         return flags()  # tyro refuses it
-    asked = {field: value for _, field, value in flags.variants if given[field] == value}
+    asked = {field: value for _, field, value in flags.preset_variants if given[field] == value}
     before = {field: getattr(flags.of(preset), field) for field in asked}  # the words give it again
     return replace(flags.of(preset, **asked), **before)
 

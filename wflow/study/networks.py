@@ -10,24 +10,24 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflow import nets
 from wflow._core import checks
-from wflow._core.checks import number, whole
+from wflow._core.checks import whole
 from wflow._core.command_line import check_folder
 from wflow._core.errors import InputError
 from wflow._core.extras import install, missing
 from wflow._core.files import open_hdf5, opened, read_json, replace_file
 from wflow._core.moves import moved_names
 from wflow._core.printable import printable
-from wflow.study.flags import OutputFlags, Switch
+from wflow.study.flags import Checked, OutputFlags, Switch
 from wflow.study.frame import Finding, Session, Verdict, markdown_table, session
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from wflow.nets import train
 
 FloatArray = NDArray[np.float64]
-AnySetup = TypeVar("AnySetup")
 AnyFlags = TypeVar("AnyFlags", bound="NetFlags")
 Data = TypeVar("Data")
 Result = TypeVar("Result")
@@ -66,12 +65,8 @@ class NetFlags(OutputFlags):
     the published set-up, for a GPU."""
     only: tuple[str, ...] = ()
     """Models to train, by name. With --resume the finished ones are in the tables, too."""
-    seeds: int | None = None
-    """Number of training runs of each model, with seeds 0, 1, ...; default: of the preset."""
-    steps: int | None = None
-    """Steps M of the continuous models in training; default: of the preset."""
-    lam: float | None = None
-    """Weight lam of the transport cost; default: of the preset."""
+    seeds: Annotated[int, Checked(partial(whole, most=1000))] = 1
+    """Number of training runs of each model, with seeds 0, 1, ..."""
     device: str = "auto"
     """Device: auto (a GPU where there is one), cpu, cuda, cuda:1, ..."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -83,12 +78,7 @@ class NetFlags(OutputFlags):
 
     def check(self) -> None:
         super().check()
-        for name, most in (("seeds", 1000), ("steps", 100_000)):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"--{name}", most=most)
         check_folder(self.data, "--data")
-        if self.lam is not None:
-            number(self.lam, "--lam", least=0.0)
         if self.presets and self.preset not in self.presets:
             raise InputError(
                 f"--preset is {self.preset}: expected one of {', '.join(self.presets)}"
@@ -120,22 +110,6 @@ def need_torch() -> None:
         raise InputError(
             f"this study trains networks and torch is not installed: {install('nets')}"
         ) from None
-
-
-def with_flags(setup: AnySetup, flags: NetFlags) -> AnySetup:
-    """Return the set-up of a preset, changed by the flags that are not None."""
-    given = {
-        field.name: value
-        for field in fields(setup)  # type: ignore[arg-type]
-        if (value := getattr(flags, field.name, None)) is not None
-    }
-    return replace(setup, **given)  # type: ignore[type-var]
-
-
-def is_preset(setup: Any, flags: NetFlags, presets: Mapping[str, Any]) -> bool:
-    """Whether claims apply to what is trained: an unchanged preset other than `smoke`."""
-    asked = presets[flags.preset]
-    return flags.preset != "smoke" and replace(setup, seeds=asked.seeds) == asked
 
 
 def chosen(names: Iterable[str], seeds: Seeds, flags: NetFlags) -> list[str]:
@@ -293,7 +267,7 @@ class Experiment(Generic[AnyFlags, Data]):
     """Flags, results -> figures by name."""
     texts: Callable[[AnyFlags, Results], Mapping[str, str]] = lambda *_: {}
     """Flags, results -> other texts by the name of their file."""
-    seeds: Callable[[AnyFlags], Seeds] = lambda flags: flags.seeds or 1
+    seeds: Callable[[AnyFlags], Seeds] = lambda flags: flags.seeds
     """Flags -> number of trainings of every model, or of each by its name."""
 
 
@@ -373,7 +347,7 @@ def _summary(
 
 def settings(flags: NetFlags) -> dict[str, Any]:
     """Return what the flags of a study set beside those of every study: what is trained."""
-    shared = {each.name for each in fields(NetFlags)} - {"lam", "steps"}
+    shared = {each.name for each in fields(NetFlags)}
     return {
         each.name: getattr(flags, each.name) for each in fields(flags) if each.name not in shared
     }

@@ -123,7 +123,7 @@ def loss_on(
     tokens: Tensor,
     context: int,
     device: torch.device,
-    team: nets.train.Team | None = None,
+    team: nets.train.Processes | None = None,
 ) -> float:
     """Mean loss per token over all of a text, in windows that do not overlap.
 
@@ -199,7 +199,7 @@ def training(
     batches = nets.data.CropBatches(
         part, context=flags.context, batch=flags.crops, seed=seed, vocabulary=text.vocabulary
     )
-    team = nets.train.team(flags.device)
+    team = nets.train.process_group(flags.device)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
         return {"test_loss": loss_on(model, text.test, flags.context, team.device, team)}

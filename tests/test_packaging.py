@@ -1,6 +1,5 @@
 """What is packaged under which name: install commands, links, citation, and an editable install."""
 
-import ast
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import wflow
-from wflow._core.extras import DISTRIBUTION, install
+from wflow._core.extras import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -57,46 +56,12 @@ def faults(text: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        (f"pip install {OLD_NAME}", True),
-        (f"`pip install -U {OLD_NAME}` does", True),
-        (f"needs torch: pip install '{OLD_NAME}[nets]', or", True),
-        (f"the extra {OLD_NAME}[dask] is missing", True),
-        (rf"match=r'pip install {OLD_NAME}\[nets\]'", True),
-        (f"pip install {OLD_NAME}==0.2.0", True),
-        ("pip install 'wflow-transformers[networks]'", True),
-        ("pip install -e '.[networks]'", True),
-        ("pip install 'wflow-transformers[nets]', or leave the flag out", False),
-        ("pip install wflow-transformers  # the package is `wflow`", False),
-        ("pip install --quiet --editable '.[test]'", False),
-        ("`pip install -e .` and run wflow", False),
-        ("pip install tensorboard, or leave wflow alone", False),
-    ],
-)
-def test_an_install_command_of_another_project_is_found(text, wrong) -> None:
-    assert bool(faults(text)) == wrong
-
-
 def test_every_install_command_names_the_distribution() -> None:
     found = {}
     for name, text in texts():
         if name != "tests/test_packaging.py" and (wrong := faults(text)):
             found[name] = wrong
     assert not found, f"expected {DISTRIBUTION}, or -e in a checkout: {found}"
-
-
-def test_messages_name_extras_that_there_are() -> None:
-    asked = set()
-    for name, text in texts():
-        if name.startswith("wflow/") and name.endswith(".py"):
-            for node in ast.walk(ast.parse(text)):
-                match node:
-                    case ast.Call(func=ast.Name(id="install"), args=[ast.Constant(value=extra)]):
-                        asked.add(extra)
-    assert asked and asked <= EXTRAS.keys()
-    assert install("nets") == f"pip install '{PROJECT['name']}[nets]'"
 
 
 def test_extras_that_contain_extras_name_the_distribution() -> None:

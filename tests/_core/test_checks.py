@@ -18,37 +18,19 @@ from wflow import (
     jko,
     meanfield,
     metric,
-    sphere,
     stationary,
     study,
     tokens,
     transport,
 )
 from wflow._core import checks, memory
-from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck
+from wflow.heads import OrnsteinUhlenbeck
 
 X = tokens.uniform(6, 3, seed=0)
 D = np.diag([1.0, 0.5, -0.5])[None]
 LAW = OrnsteinUhlenbeck(np.eye(3), sigma2=0.0)
 LAW2 = OrnsteinUhlenbeck(np.eye(2), sigma2=0.0)
 RUN = {"heads": 2, "t_final": 0.2, "dt": 0.1}
-
-
-@pytest.mark.parametrize("flag", ["no", "False", 0, 1, 1.0, [True]])
-@pytest.mark.parametrize("name", ["causal", "progress", "save.budget", "save.heads"])
-def test_a_flag_is_true_or_false_and_nothing_else(name, flag, tmp_path):
-    group, _, key = name.rpartition(".")
-    option = {"save": wflow.SaveAt(**{key: flag})} if group else {name: flag}
-    with pytest.raises(InputError, match=f"{name} is .*expected True or False"):
-        wflow.solve(X, LAW, **RUN, out=tmp_path / "run.h5", **option)
-
-
-def test_swapped_arguments_of_solve_are_named_in_one_line():
-    with pytest.raises(InputError, match=r"an array of shape \(6, 3\).*swapped: give") as error:
-        wflow.solve(LAW, X, **RUN)
-    assert len(str(error.value)) < 200 and "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"this is the class: make a law of it, Frozen\(...\)"):
-        wflow.solve(X, Frozen, **RUN)
 
 
 @pytest.mark.parametrize(
@@ -61,49 +43,24 @@ def test_a_step_that_does_not_divide_the_time_gets_a_round_one_proposed(t_final,
     wflow.solve(X, LAW, heads=2, t_final=t_final, dt=float(str(error.value).split()[-1]))
 
 
-def test_flags_of_laws_are_checked_as_well():
-    with pytest.raises(InputError, match="exact is 'no'"):
-        OrnsteinUhlenbeck(np.eye(3), exact="no")
-    with pytest.raises(InputError, match="symmetric is 1"):
-        HeadLaw(symmetric=1)
-
-
 @pytest.mark.parametrize(
     ("strange", "message"),
     [
         (np.ma.array(X, mask=X > 0.5), "masked entries"),
-        ([np.ma.array(row, mask=True) for row in X], "masked entries"),
         (X.astype(str), "text"),
         ((X * 9).astype("M8[s]"), "dates"),
         ((X * 9).astype("m8[s]"), "time spans"),
         (X > 0, "booleans"),
         (X.astype(complex), "complex"),
         ((X > 0).astype(object), "objects"),
-        (X.astype(str).astype(object), "objects"),
-        (X.astype(complex).astype(object), "objects"),
-        (np.where(X > 0.5, None, X), "objects"),
         (pd.DataFrame(X).mask(X > 0.5).convert_dtypes(), "objects"),
-        ((X * 9).astype("m8[s]").astype(object), "objects"),
         ([[1.0, 2.0], [1.0]], "inhomogeneous"),
         (np.broadcast_to(0.5, (2**45, 3)), "memory"),
     ],
 )
-@pytest.mark.parametrize(
-    "call",
-    [
-        sphere.as_tokens,
-        lambda x: wflow.energy(x, D),
-        lambda x: wflow.velocity(X, x),
-        clusters.order_parameter,
-        lambda x: transport.w2(X, x),
-        lambda x: metric.metric_derivative(X, x),
-        fits.mean_and_error,
-        lambda x: tokens.pca(x, 2),
-    ],
-)
-def test_arrays_hold_real_numbers(call, strange, message):
+def test_arrays_hold_real_numbers(strange, message):
     with pytest.raises(InputError, match=message):
-        call(strange)
+        checks.reals(strange, "x")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +78,7 @@ def test_numbers_that_are_objects_are_the_same_numbers(form):
     assert wflow.energy(form(X), D) == wflow.energy(X, D)
 
 
-def test_whole_numbers_among_objects_are_numbers_as_well():
-    given = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.0]}).convert_dtypes()
-    assert np.array_equal(checks.reals(given, "x"), [[1.0, 0.5], [2.0, 1.0]])
+def test_whole_numbers_beyond_those_of_numpy_are_numbers_as_well():
     assert checks.reals([2**70, 1], "x")[0] == 2.0**70
     with pytest.raises(InputError, match="x must be"):
         checks.reals([10**400, 1], "x")
@@ -153,14 +108,10 @@ def test_a_configuration_that_cannot_be_written_is_refused_before_the_work(monke
     [
         ("", "expected a path"),
         (".", "not a folder"),
-        ("..", "not a folder"),
         ("results/", "not a folder"),
         ("a\0b.h5", "expected a path"),
-        ("\ud800.h5", "expected a path"),
-        (b"run.h5", "expected a path"),
         (7, "expected a path"),
         ("x" * 300 + ".h5", "255"),
-        ("x" * 240 + ".h5", "longer names"),
         ("x/" * 2500 + "run.h5", "shorter"),
         ("run.h5.partial", "the finished run, run.h5"),
     ],
@@ -176,33 +127,7 @@ def test_the_path_of_an_output_is_checked_at_the_start(solve, out, message, monk
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: equilibria.lower_bound(X, D[0] @ D[0], seed=1.5),
-        lambda: fits.mean_and_error(X, axis="0"),
-        lambda: fits.mean_and_error(X, axis=0.5),
-        lambda: fits.power_law([1, 2], [[1.0], [2.0]], level="0.9"),
-        lambda: tokens.make(None),
-        lambda: tokens.make("a\0b"),
-        lambda: tokens.uniform(10**400, 3),
-        lambda: transport.over_time(wflow.solve(X, LAW, **RUN), p="1"),
-        lambda: transport.over_time(wflow.solve(X, LAW, **RUN), to="a\0b"),
-        lambda: transport.w2(X, X, tolerance="0.1"),
-        lambda: wflow.open(""),
-        lambda: wflow.open("x" * 300),
-        lambda: wflow.open(None),
-    ],
-)
-def test_what_cannot_be_used_is_an_input_error(call):
-    with pytest.raises(InputError):
-        call()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
         lambda n: tokens.uniform(n, 3),
-        lambda n: tokens.uniform(3, n),
-        lambda n: tokens.cross_polytope(n, 3),
-        lambda n: tokens.clusters(n, 3),
         lambda n: wflow.solve(X, LAW, **{**RUN, "heads": n}),
         lambda n: wflow.solve(X, LAW, **RUN, paths=n),
         lambda n: wflow.solve(X, LAW, **{**RUN, "t_final": n * 1.0, "dt": 1.0}),
@@ -270,12 +195,6 @@ def test_limits_of_control_groups_count_as_memory(groups, files, expected, tmp_p
     assert memory._of_cgroups(tmp_path) == expected
 
 
-def test_without_a_list_of_control_groups_none_limits_the_memory(tmp_path, monkeypatch):
-    assert memory._of_cgroups(tmp_path) == np.inf
-    monkeypatch.setattr(memory, "_of_cgroups", lambda: 1e6)
-    assert memory.free_memory() == 1e6
-
-
 @pytest.mark.parametrize("size", [1e16, 1e150, 1e300])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_scores_that_a_precision_cannot_tell_apart_are_refused(size, dtype):
@@ -341,13 +260,6 @@ def test_messages_stay_short_and_say_what_an_object_is():
         assert len(str(caught.value)) < 250
 
 
-def test_a_custom_drift_returns_real_numbers():
-    law = HeadLaw(lambda D, t: (0.1 * D).astype(str))
-    with pytest.raises(InputError, match="expected real numbers that broadcast"):
-        wflow.solve(X, law, **RUN)
-    assert wflow.solve(X, Frozen(), **RUN)["energy"].notnull().all()
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -372,17 +284,6 @@ def test_a_step_of_an_array_of_single_precision_can_be_resumed_by_its_decimal(tm
     first = wflow.solve(X, LAW, **options, dt=np.linspace(0, 0.3, 4, dtype="f4")[1])
     again = wflow.solve(X, LAW, **options | {"t_final": 0.3}, dt=0.1, if_exists="resume")
     assert first.identical(again)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [True, np.True_, np.array(True), np.ma.masked, "0.1", 1j, np.timedelta64(1), np.array([0.1]),
-     Decimal("sNaN"), 10**400, np.array(10**400), np.datetime64("2020-01-01"), None],
-    ids=repr,
-)  # fmt: skip
-def test_what_is_no_number_is_refused_as_a_step(given):
-    with pytest.raises(InputError, match="dt is"):
-        wflow.solve(X, LAW, heads=2, t_final=1, dt=given)
 
 
 def test_a_tensor_and_a_flag_of_single_precision_are_decimals_as_well():

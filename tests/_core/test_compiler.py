@@ -12,8 +12,8 @@ import pytest
 from numba.extending import is_jitted
 
 import wflow
-from wflow._core.compiler import cache, undocumented
-from wflow._core.compiler.functions import constant, kernel, value_of
+from wflow._core.compiler import cache
+from wflow._core.compiler.functions import kernel
 
 HOME = Path(wflow.__file__).parent
 USERS = [
@@ -57,21 +57,6 @@ def test_code_lies_in_the_folder_that_the_user_names(monkeypatch: pytest.MonkeyP
     assert (named, beside, user) == (Path("/given"), HOME / "__pycache__", Path("/home/wflow"))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     assert cache.places() == [beside, user]
-
-
-def test_a_name_that_numba_does_not_have_is_reported_with_the_version() -> None:
-    with pytest.raises(ImportError, match=rf"{numba.__version__}.*Codegen\.no_such_name"):
-        undocumented.look_up("numba.core.codegen:CPUCodegen.no_such_name", "test")
-    with pytest.raises(ImportError, match="no_such_name"):
-        undocumented.attribute(object(), "no_such_name")
-
-
-def test_a_constant_is_known_in_compiled_code() -> None:
-    @numba.njit
-    def doubled(number):
-        return 2 * value_of(number)
-
-    assert [doubled(constant(number)) for number in (0, 1, 5)] == [0, 2, 10]
 
 
 DIMENSIONS = """

@@ -23,14 +23,6 @@ from wflow._core.files import (
 )
 
 
-def test_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "a.txt"
-    for text in ("first", "second"):
-        replace_file(path, lambda draft, text=text: draft.write_text(text))
-        assert path.read_text() == text
-    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
-
-
 def broken(draft):
     draft.write_text("half")
     raise RuntimeError("disk full")

@@ -9,7 +9,7 @@ import numba
 import pytest
 
 from wflow._core import progress as module
-from wflow._core.progress import COMPILING, duration, progress
+from wflow._core.progress import COMPILING, progress
 
 
 @pytest.fixture
@@ -42,11 +42,6 @@ def test_long_run_prints_a_line_per_tenth_where_there_is_no_terminal(clock, caps
     assert lines[-1] == "H = 2: 100 %, done in 1 min 40 s"
 
 
-def test_run_of_less_than_two_seconds_per_tenth_prints_nothing(clock, capsys):
-    run(clock, 1000, 19.0)
-    assert capsys.readouterr().err == ""
-
-
 def test_what_a_resumed_run_did_before_does_not_count(clock, capsys):
     with progress(100) as advance:
         advance(55)
@@ -62,20 +57,6 @@ def test_long_first_step_is_not_taken_for_the_pace(clock, capsys):
             clock.now += 0.001
             advance(1)
     assert capsys.readouterr().err == ""
-
-
-def test_disabled_progress_is_silent(capsys):
-    with progress(10, enabled=False) as advance:
-        advance(10)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
-)
-def test_durations_read_as_people_say_them(seconds, words):
-    assert duration(seconds) == words
 
 
 class Handle:

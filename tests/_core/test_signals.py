@@ -127,23 +127,6 @@ def test_the_second_signal_ends_the_process_though_the_first_met_a_finalizer() -
     assert done.returncode == -signal.SIGTERM
 
 
-def test_signals_beside_the_garbage_of_many_files_are_not_lost(tmp_path) -> None:
-    """Weak references to h5py's and xarray's objects end all the time while a file is read."""
-    file = tmp_path / "run.h5"
-    with wflow.solve(np.eye(3), wflow.heads.Frozen(), heads=1, t_final=0.1, dt=0.1, out=file):
-        pass
-    for number in range(15):
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        signal.setitimer(signal.ITIMER_REAL, 0.05 + 0.003 * (number % 20))
-        with pytest.raises(Interrupted), signals_as_errors("ended it"):
-            until = time.monotonic() + 2
-            while time.monotonic() < until:
-                with wflow.open(file) as ds:
-                    assert ds["time"].values.size
-            raise AssertionError("the signal is lost")
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
 # What a signal ends
 # ------------------
 

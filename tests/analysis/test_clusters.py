@@ -13,7 +13,7 @@ from scipy.special import gammaln, ive
 from scipy.stats import special_ortho_group
 
 import wflow
-from wflow import InputError, clusters
+from wflow import clusters
 from wflow.analysis import linkage as compiled
 from wflow.heads import Frozen, OrnsteinUhlenbeck, Oscillating
 from wflow.runs import snapshots
@@ -572,53 +572,8 @@ def test_verdict_follows_the_exponent_of_the_decay(p, seed):
     assert limit.integrable == "unknown" and math.isnan(limit.w2_last)
 
 
-X = np.eye(3)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: clusters.labels(2 * X, 0.1), "normalise"),
-        (lambda: clusters.count(X, -0.1), "scale is -0.1"),
-        (lambda: clusters.count(X, 30), "radians"),
-        (lambda: clusters.persistent_count(X, threshold=1), "threshold"),
-        (lambda: clusters.persistent_count(X, level=0), "level"),
-        (lambda: clusters.entropy(X, 4), "bandwidth"),
-        (lambda: clusters.stationarity(X, np.eye(2)[None]), "heads, 3, 3"),
-        (lambda: clusters.plateaus([1, 2], [1]), "counts"),
-        (lambda: clusters.plateaus([2, 1], [1, 1]), "increasing"),
-        (lambda: clusters.plateaus([1, 2], [1, 1], min_length=0), "min_length"),
-        (lambda: clusters.over_time("missing.h5", 0.1), "missing.h5"),
-        (lambda: clusters.over_time(3, 0.1), "run is a int"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
-
-
-def test_runs_without_tokens_or_with_too_few_times_say_what_to_do(merging):
+def test_the_limit_of_a_run_without_tokens_has_no_distance():
+    save = wflow.SaveAt(paths=())
     x0 = wflow.tokens.uniform(5, 3)
-    bare = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1, save=wflow.SaveAt(paths=()))
-    for call in (
-        lambda: clusters.over_time(bare, 0.1),
-        lambda: clusters.time_to_one_cluster(bare, 0.1),
-        lambda: clusters.time_to_first_cluster(bare, 0.1),
-    ):
-        with pytest.raises(InputError, match=r"holds no tokens.*SaveAt"):
-            call()
+    bare = wflow.solve(x0, Frozen(), heads=1, t_final=1.0, dt=0.1, save=save)
     assert math.isnan(clusters.omega_limit(bare, windows=4).w2_last)
-    with pytest.raises(InputError, match="too few"):
-        clusters.omega_limit(bare, windows=20)
-    with pytest.raises(InputError, match="tail is 1"):
-        clusters.omega_limit(bare, tail=1)
-    for name in ("upper_gradient_sq", "weight_power"):
-        with pytest.raises(InputError, match=r"neither .* nor speed_sq"):
-            clusters.omega_limit(bare.drop_vars(name))
-    with pytest.raises(InputError, match="no record times"):
-        clusters.omega_limit(bare.isel(time=slice(0, 0)))
-    for quantities in (["clusters"], "count", 5, [["count"]], []):
-        with pytest.raises(InputError, match="largest_share"):
-            clusters.over_time(merging, 0.1, quantities=quantities)
-    with pytest.raises(InputError, match="share is 0"):
-        clusters.time_to_first_cluster(merging, 0.1, share=0)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wflow
-from wflow import InputError
 from wflow.analysis.equilibria import (
     dirac_energy,
     lower_bound,
@@ -186,27 +185,6 @@ def test_lower_bound_is_below_every_energy_and_sharp_at_the_minimiser(seed, d, b
         a = 2 * np.pi * np.arange(40) / 40
         ring = np.stack([np.cos(a), np.sin(a)], axis=1)
         assert lower_bound(ring, beta * np.eye(2)) == pytest.approx(uniform_energy(beta, 2))
-
-
-def test_bad_input_is_refused():
-    with pytest.raises(InputError, match="closed form"):
-        minimum(np.diag([1.0, 2.0]))
-    with pytest.raises(InputError, match="not symmetric"):
-        maximum([[0.0, 1.0], [0.0, 0.0]])
-    with pytest.raises(InputError, match="one matrix"):
-        dirac_energy(np.eye(3)[None])
-    with pytest.raises(InputError, match="unit vector"):
-        pair_energy(np.eye(3), [1.0, 1.0, 0.0])
-    with pytest.raises(InputError, match="share"):
-        pair_energy(np.eye(3), share=1.5)
-    with pytest.raises(InputError, match="n = 7"):
-        minimal_cloud_energy(7, 1.0, 3)
-    with pytest.raises(InputError, match="eigenvalue -1"):
-        lower_bound(np.eye(2), np.diag([1.0, -1.0]))
-    with pytest.raises(InputError, match="unit sphere"):
-        lower_bound(2 * np.eye(2), np.eye(2))
-    with pytest.raises(InputError, match="d is 1"):
-        uniform_energy(1.0, 1)
 
 
 @pytest.mark.filterwarnings("ignore:the energy leaves")

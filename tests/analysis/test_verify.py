@@ -263,16 +263,3 @@ def test_an_opened_run_is_named_with_its_file(ou):
 def test_a_run_in_memory_without_an_energy_is_checked_as_far_as_it_goes():
     report = verify(in_memory(save=wflow.SaveAt(budget=False)))
     assert report.passed and repr(report).startswith("Report('run in memory': passed, ")
-
-
-@pytest.mark.parametrize("spoil", ["attrs", "config", "dims"])
-def test_a_dataset_that_is_no_run_is_refused(spoil):
-    run = in_memory()
-    if spoil == "attrs":
-        run = run.drop_attrs()
-    elif spoil == "config":
-        run.attrs["config"] = "{"
-    else:
-        run = run.isel(path=0, time=0)
-    with pytest.raises(wflow.InputError, match="no run: expected a run file"):
-        verify(run)

@@ -7,15 +7,11 @@ import pytest
 from twin import symmetric, unit
 
 import wflow
-from wflow import Compute, InputError, SaveAt, WflowError, flows, stability, stationary
+from wflow import Compute, InputError, SaveAt, flows, stability, stationary
 from wflow.analysis.verify import verify
 from wflow.attention.flows import FLOWS, Flow, evaluate, flow_config, flow_from_config, register
-from wflow.distributed.parts import Run, compute
 from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck
 from wflow.kernels.evaluate import FLOWS as KERNELS
-from wflow.particles.problem import problem_of_task
-from wflow.study.flags import OutputFlags
-from wflow.study.folder import check_output
 
 
 class MySoftmax(Flow):
@@ -302,21 +298,6 @@ def test_a_flow_that_changes_itself_is_named_at_the_end(tmp_path):
     how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5"}
     with pytest.warns(UserWarning, match="changed"):
         wflow.solve(np.eye(3), Frozen(), flow=Counting(), **how).close()
-
-
-def test_workers_and_studies_refuse_runs_of_another_flow(tmp_path):
-    task = {"x0": np.eye(3), "law": Frozen(), "heads": 1, "t_final": 0.1, "dt": 0.05, "paths": 2}
-    task |= {"flow": Balanced(3)}
-    out = tmp_path / "run.h5"
-    run = Run(problem_of_task(task), out)
-    compute(run.part((0, 1)))
-    run.close()
-    with pytest.raises(WflowError, match=r"flow\.rounds"):
-        Run(problem_of_task(task | {"flow": Balanced(4)}), out, "resume")
-    flags = OutputFlags(out=tmp_path, resume=True)
-    for flow in (Balanced(4), "softmax"):
-        with pytest.raises(InputError, match="holds a run that differs in"):
-            check_output(out, task | {"flow": flow}, flags)
 
 
 class Wrong(Flow):

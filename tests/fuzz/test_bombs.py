@@ -14,6 +14,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from run_layouts import finished, spoiled
+from test_damage import huge
 
 import wflow
 from wflow import InputError
@@ -108,18 +110,6 @@ def tar_header(kind: bytes) -> Callable[[Path, int], None]:
     return bomb
 
 
-def tar_of_sparse_members(folder: Path, size: int) -> None:
-    """A list of holes without an end."""
-    reviews = pytest.importorskip("wflow.nets.data.reviews")
-    head = bytearray(tarfile.TarInfo("aclImdb/train/pos/0_9.txt").tobuf(tarfile.GNU_FORMAT))
-    head[156:157], head[482:483] = b"S", b"\1"
-    head[148:156] = b" " * 8
-    head[148:156] = b"%06o\0 " % sum(head)
-    packed, _ = deflated(bytes(head), size, (b"\1".rjust(505, b"0") + bytes(7)) * 2**11)
-    (folder / "a.tar.gz").write_bytes(b"\x1f\x8b\x08" + bytes(6) + b"\xff" + packed + bytes(8))
-    reviews.read_reviews(folder / "a.tar.gz")
-
-
 def mnist(folder: Path, size: int) -> None:
     nets = pytest.importorskip("wflow.nets.data")
     for part in ("train", "t10k"):
@@ -169,13 +159,6 @@ def repeated_weights(folder: Path, size: int) -> None:
     gpt2(folder, file.getvalue())
 
 
-def settings_without_end(folder: Path, size: int) -> None:
-    nets = pytest.importorskip("wflow.nets")
-    with open(folder / "config.json", "wb") as file:
-        file.truncate(size * 2**20)
-    nets.GPT.from_pretrained(folder)
-
-
 def header_of_spaces(folder: Path, size: int) -> None:
     head = b"\x93NUMPY\2\0" + struct.pack("<I", size * 2**20)
     (folder / "a.npz").write_bytes(zipped(**{"x.npy": deflated(head, size, b" " * BLOCK)}))
@@ -187,19 +170,6 @@ def other_arrays(folder: Path, size: int) -> None:
     packed = deflated(npy((size * 2**17,)), size)
     (folder / "a.npz").write_bytes(zipped(**{"x.npy": packed}))
     wflow.tokens.load(folder / "a.npz")
-
-
-def chunk_packed_twice(folder: Path, size: int) -> None:
-    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    settings.set_chunk((size * 2**15, 4))
-    settings.set_deflate(9)
-    settings.set_deflate(9)
-    once = b"\x78\x9c" + deflated(b"", size)[0] + struct.pack(">I", 0)
-    with h5py.File(folder / "a.h5", "w") as file:
-        space = h5py.h5s.create_simple((size * 2**15, 4))
-        made = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, space, settings)
-        made.write_direct_chunk((0, 0), zlib.compress(once), 0)
-    wflow.tokens.load(folder / "a.h5", n=5)
 
 
 def checkpoint(folder: Path, size: int) -> None:
@@ -235,19 +205,23 @@ def constant_column(folder: Path, size: int) -> None:
     wflow.tokens.load(folder / "a.parquet")
 
 
+def run_of_huge_sizes(folder: Path, size: int) -> None:
+    """Energies of gigabytes that are not stored."""
+    spoiled(finished(folder / "a.h5"), folder, huge)
+    wflow.open(folder / "spoiled.h5")
+
+
 BOMBS = [
+    run_of_huge_sizes,
     report_of_histories,
     tar_header(tarfile.XHDTYPE),
     tar_header(tarfile.GNUTYPE_LONGNAME),
-    tar_of_sparse_members,
     mnist,
     idx,
     packed_weights,
     repeated_weights,
-    settings_without_end,
     header_of_spaces,
     other_arrays,
-    chunk_packed_twice,
     checkpoint,
     member_that_is_longer,
     mesh_of_one_long_number,

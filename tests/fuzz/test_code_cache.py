@@ -103,15 +103,6 @@ def cache(whole: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return CodeCache(whole.source, tmp_path / "code")
 
 
-def test_damaged_files_are_compiled_again_with_one_warning_and_then_load(cache: CodeCache) -> None:
-    spoiled = [cache.files(f"*.{name}-*")[0] for name in ("total", "squares", "put_square")]
-    for file, size in zip(spoiled, (0, 200, 1000), strict=True):
-        file.write_bytes(file.read_bytes()[:size])
-    (said,), made = cache.start(parallel=True)
-    assert made == EVERY and any(str(file) in said for file in spoiled)
-    assert cache.start(parallel=True) == ([], set())
-
-
 def spoil(files: list[Path], rng: random.Random) -> str:
     """Damage one of the files in a random manner; returns which and how."""
     file = rng.choice(files)

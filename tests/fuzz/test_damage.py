@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from run_layouts import escapes, in_child, same_bits, spoiled, steers
+from run_layouts import escapes, same_bits, spoiled, steers
 
 import wflow
 from wflow.analysis.verify import verify
@@ -96,13 +96,6 @@ def test_every_flipped_bit_of_a_finished_file_is_detected_or_changes_nothing(
             held = any(place <= bit // 8 < place + size for place, size in values)
             missed += [] if same and not held else [bit]
     assert not missed
-
-
-def test_every_truncated_file_is_detected(whole: Path, tmp_path: Path, cases: Cases) -> None:
-    rng, copy, raw = random.Random(2), tmp_path / "run.h5", whole.read_bytes()
-    for _ in range(cases(8, 40)):
-        copy.write_bytes(raw[: rng.randrange(len(raw))])
-        assert detected(copy)
 
 
 def unfinished(out: Path) -> None:
@@ -217,7 +210,7 @@ def test_a_configuration_that_is_not_that_of_the_data_fails_even_without_digests
         assert detected(spoiled(whole, tmp_path, config(**TIES[name]))), name
 
 
-def bomb(file: h5py.File) -> None:
+def huge(file: h5py.File) -> None:
     """Ten gigabytes of energies in a few bytes."""
     sizes = {"path": 10**4, "time": 125_000}
     for name in list(file):
@@ -270,7 +263,7 @@ HOSTILE: dict[str, Callable[[h5py.File], None]] = {
     "external link": lambda f: f.__setitem__("far", h5py.ExternalLink("/etc/passwd", "x")),
     "soft link": lambda f: f.__setitem__("soft", h5py.SoftLink("/energy")),
     "group": lambda f: f.create_group("inner").create_dataset("x", data=[1.0]),
-    "huge sizes": bomb,
+    "huge sizes": huge,
     "escapes": escapes,
 }
 
@@ -292,25 +285,6 @@ def test_verify_and_info_never_raise_on_a_hostile_file(
     if name in ("huge sizes", "external storage", "external link"):
         with pytest.raises(wflow.RunFileError):
             wflow.open(path)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
-def test_a_small_file_of_huge_sizes_takes_no_memory(whole: Path, tmp_path: Path) -> None:
-    path = spoiled(whole, tmp_path, bomb)
-    assert path.stat().st_size < 100_000
-    done = in_child(
-        r"""
-        import re, sys
-        from wflow.cli import main
-        for command in ("info", "verify"):
-            assert main([command, sys.argv[1]]) in (1, 2)
-        # Not ru_maxrss, which begins with that of the process that started this one.
-        peak = int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) / 1024
-        assert peak < 1000, f"{peak} MB"
-        """,
-        str(path),
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def foreign_hdf5(path: Path) -> None:

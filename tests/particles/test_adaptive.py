@@ -22,8 +22,6 @@ from wflow.kernels.evaluate import evaluate
 from wflow.particles.schemes import Stage, advance
 from wflow.study.flags import StudyFlags
 
-ASCENT = {"direction": "ascent", "save": wflow.SaveAt(snapshots=[0.0])}
-
 
 def drifting(d, seed=0):
     target = symmetric(np.random.default_rng(seed), d, d)
@@ -354,13 +352,6 @@ def test_what_adaptive_steps_cannot_do_is_refused(law, options, message):
     with pytest.raises(InputError, match=message):
         wflow.solve(np.eye(3), law, heads=1, t_final=1.0, dt=0.5,
                     **({"scheme": "dopri5"} | options))  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["rtol", "atol"])
-@pytest.mark.parametrize("value", [0.0, -1e-3, np.nan, "small", True, None])
-def test_a_tolerance_that_is_no_positive_number_is_refused(name, value):
-    with pytest.raises(InputError, match=f"{name} of Dopri5 is .*: expected"):
-        Dopri5(**{name: value})
 
 
 def test_the_scheme_cannot_be_changed_and_compares_by_its_tolerances():

@@ -1,15 +1,13 @@
 """The options of `wflow.solve`: how they are spelled, checked, and kept in run files."""
 
 import dataclasses
-import inspect
 import json
 import re
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import h5py
 import numpy as np
 import pytest
-import xarray
 from run_layouts import same_bits, spoiled
 
 import wflow
@@ -19,9 +17,6 @@ from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.kernels.evaluate import BACKENDS, DIRECTIONS, FLOWS, METHODS, RANGE
-from wflow.particles.problem import problem_of
-from wflow.runs.driver import IfExists
-from wflow.runs.read import nested
 
 LAW = OrnsteinUhlenbeck(np.eye(3))
 RUN = {"heads": 2, "t_final": 0.2, "dt": 0.05, "paths": 2, "seed": 1}
@@ -29,14 +24,6 @@ X = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
 
 
 # ---- the signature
-
-
-def test_a_problem_has_the_arguments_of_solve_with_the_same_defaults():
-    there = inspect.signature(wflow.solve).parameters
-    here = inspect.signature(problem_of).parameters
-    assert [*there] == [*list(here)[:-2], "out", "if_exists", "progress", "save", "compute"]
-    for name, parameter in here.items():
-        assert there[name].default == parameter.default, name
 
 
 def test_the_names_that_a_type_checker_knows_are_those_that_are_taken():
@@ -49,35 +36,6 @@ def test_the_names_that_a_type_checker_knows_are_those_that_are_taken():
         (checks.Precision, [np.dtype(kind).name for kind in RANGE]),
     ):
         assert set(names) == set(get_args(alias)), alias
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        (wflow.solve, "flow direction scheme if_exists save compute"),
-        (wflow.jko.minimizing_movements, "metric direction scheme"),
-        (wflow.velocity, "flow direction method"),
-        (wflow.clusters.stationarity, "flow direction"),
-        (wflow.stability.growth_constant, "flow direction"),
-        (Compute, "method backend dtype"),
-    ],
-)
-def test_arguments_that_are_names_are_annotated_with_the_names_that_are_taken(function, arguments):
-    known = {
-        "flow": checks.FlowName, "direction": checks.Direction, "scheme": checks.SchemeName,
-        "method": checks.Method, "backend": checks.Backend, "dtype": checks.Precision,
-        "metric": checks.MetricName, "if_exists": IfExists, "save": SaveAt, "compute": Compute,
-    }  # fmt: skip
-    hints = get_type_hints(function, localns={"xarray": xarray})
-    for name in arguments.split():
-        assert known[name] in (hints[name], *get_args(hints[name])), name
-
-
-def test_the_names_of_metrics_that_a_type_checker_knows_are_those_that_are_taken():
-    for name in get_args(checks.MetricName):
-        wflow.jko.step(X, np.eye(3)[None], 0.1, metric=name, max_iterations=100)
-    with pytest.raises(InputError, match=", ".join(get_args(checks.MetricName))):
-        wflow.jko.step(X, np.eye(3)[None], 0.1, metric="w3")
 
 
 SOLVE = "wflow.solve([[1.0, 0.0]], Frozen(), heads=1, t_final=1.0, dt=0.5, {})"
@@ -211,13 +169,6 @@ def flat(config):
 
 def flattened(file):
     file.attrs["config"] = json.dumps(flat(json.loads(file.attrs["config"])))
-
-
-@pytest.mark.parametrize("compute", [Compute(), Compute(method="fast", dtype="float32")])
-def test_flat_configurations_are_read_as_objects(compute):
-    config = json.loads(json.dumps(problem_of(X, LAW, **RUN, save=SAVE, compute=compute).config()))
-    assert "record_every" in flat(config) and nested(flat(config)) == config
-    assert nested(config) == config and nested({"heads": 3}) == {"heads": 3}
 
 
 def test_a_file_with_a_flat_configuration_opens_verifies_and_runs_again(tmp_path):

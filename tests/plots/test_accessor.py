@@ -1,6 +1,5 @@
 """`ds.wflow`: what a run shows of itself, its figures, checks and distances."""
 
-import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -10,12 +9,11 @@ import pytest
 import xarray
 from matplotlib.figure import Figure
 from notebooks import executed
-from run_layouts import a_layout, attrs, fill
+from run_layouts import a_layout, attrs
 
 import wflow
 from wflow import InputError
 from wflow.plots.accessor import RunAccessor
-from wflow.plots.charts import sparkline
 from wflow.runs.store import RunWriter
 
 
@@ -52,14 +50,6 @@ def test_import_wflow_loads_no_xarray_and_solve_registers_the_accessor():
         "assert 'matplotlib' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_text_names_the_run_and_closes_the_balance(run):
-    text = repr(run.wflow)
-    first, second, *_ = text.splitlines()
-    assert first == "<wflow run: OrnsteinUhlenbeck heads, softmax, descent, euler>"
-    assert second.strip() == "2 heads, 8 tokens, d = 3, 2 paths, t = 0 to 0.4, dt = 0.02, seed 0"
-    assert re.search(r"residual +\S+ ± ", text)
 
 
 def test_the_terms_of_the_budget_add_up(run):
@@ -99,23 +89,6 @@ def test_an_unfinished_run_says_so(tmp_path):
             ds.wflow.plot()
 
 
-def test_curves_of_long_runs_are_thinned():
-    layout = a_layout(times=np.arange(3001) * 0.5)
-    from wflow.runs.store import MemoryStore
-
-    store = MemoryStore(layout)
-    fill(store, layout)
-    page = ET.fromstring(store.dataset(attrs()).wflow._repr_html_())
-    assert len(page.find(".//{*}polyline").get("points").split()) <= 200
-
-
-def test_other_datasets_say_that_they_are_no_runs():
-    other = xarray.Dataset({"a": 1})
-    assert repr(other.wflow) == "<wflow: not a run>" and "no run" in other.wflow._repr_html_()
-    with pytest.raises(InputError, match="no run of wflow"):
-        other.wflow.plot()
-
-
 def test_minimizing_movements_show_their_energy():
     law = wflow.heads.Frozen()
     found = wflow.jko.minimizing_movements(np.eye(3), law, heads=1, t_final=0.2, tau=0.1)
@@ -128,10 +101,6 @@ def test_minimizing_movements_show_their_energy():
 @pytest.mark.parametrize("kind", [None, "energy_balance", "gradient_over_time", "tokens"])
 def test_plot_draws(run, kind):
     assert isinstance(run.wflow.plot(kind), Figure)
-
-
-def test_plot_draws_the_tokens_of_a_single_path(general):
-    assert isinstance(general.wflow.plot("tokens"), Figure)
 
 
 def test_verify_w2_and_clusters_are_those_of_the_package(run):
@@ -168,15 +137,6 @@ def test_runs_of_a_study_have_it_too(tmp_path):
     with study:
         assert isinstance(study["H00002"].wflow, RunAccessor)
         assert "2 heads" in repr(study["H00002"].wflow)
-
-
-@pytest.mark.parametrize("values", [[1.0], [np.nan, 2.0], []])
-def test_too_few_points_make_no_curve(values):
-    assert sparkline(np.arange(len(values)), values) == ""
-
-
-def test_a_curve_that_changes_sign_has_a_line_at_zero():
-    assert "<line" in sparkline([0, 1], [-1.0, 1.0]) and "<line" not in sparkline([0, 1], [1, 1])
 
 
 def test_a_notebook_shows_the_run_and_one_progress(tmp_path, monkeypatch):

@@ -114,12 +114,6 @@ def test_marker_lies_on_the_energy_at_the_time_shown() -> None:
     np.testing.assert_allclose(curve.get_ydata(), run["energy"].values[0])
 
 
-def test_run_without_energy_has_the_speed_beside_its_tokens() -> None:
-    save = wflow.SaveAt(snapshots=np.linspace(0, 0.4, 5), budget=False)
-    axis = plots.animate(solved(save=save))._fig.axes[1]
-    assert "speed" in axis.get_ylabel() and axis.get_yscale() == "log"
-
-
 def test_player_of_a_notebook_holds_every_frame_once() -> None:
     playing = plots.animate(solved(), dpi=30)
     page = playing._repr_html_()

@@ -1,8 +1,6 @@
 """Figures from synthetic Datasets: they draw what the data says, and leave no state behind."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +8,6 @@ import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.figure import Figure
 
 from wflow import InputError, plots
 from wflow.plots import tokens
@@ -126,12 +123,6 @@ def test_gradient_curves_are_means_over_paths_on_a_log_scale() -> None:
     assert len(styles) == 3, "curves must differ without colour"
 
 
-def test_one_path_has_no_band() -> None:
-    figure = plots.gradient_over_time({4: synthetic_run(paths=1)})
-    assert not figure.axes[0].collections
-    assert "band" not in texts(figure)
-
-
 def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
     fit = power_law(exponent=0.0, interval=(np.nan, np.nan), points=2)
     shown = texts(plots.gradient_against_heads([4, 8], np.full((2, 1), 0.3), fit))
@@ -169,25 +160,6 @@ def test_middle_panel_sums_weight_drift_and_ito_which_nearly_cancel() -> None:
     assert set(drawn) - {"weight drift + Itô"} <= set(others)
 
 
-def test_energy_balance_in_given_axes_is_the_middle_panel_with_the_residuals() -> None:
-    run, axis = synthetic_run(), Figure().subplots()
-    assert plots.energy_balance(run, ax=axis) is axis.figure
-    drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
-    _, net, bottom = plots.energy_balance(run).axes
-    expected = [line.get_ydata() for part in (net, bottom) for line in part.lines
-                if not str(line.get_label()).startswith("_")]  # fmt: skip
-    assert len(drawn) == len(expected)
-    for values in expected:
-        assert any(np.array_equal(values, other) for other in drawn.values())
-
-
-@pytest.mark.parametrize("name", ["work_ito", "work_weights"])
-def test_without_one_of_the_two_there_is_no_middle_panel(name: str) -> None:
-    run = synthetic_run()
-    run[name][:] = 0.0
-    assert len(plots.energy_balance(run).axes) == 2
-
-
 @pytest.mark.parametrize("direction", ["descent", "ascent"])
 def test_terms_of_the_figure_add_up_to_the_energy_change(direction: str) -> None:
     run = synthetic_run(direction=direction)
@@ -200,14 +172,6 @@ def test_terms_of_the_figure_add_up_to_the_energy_change(direction: str) -> None
     offset = change - terms - run["edi_residual"].mean("path").values
     np.testing.assert_allclose(offset, offset[0], atol=1e-12)  # constants of the made-up data
     assert twin.startswith("$+" if direction == "ascent" else "$-")
-
-
-def test_terms_that_vanish_are_not_drawn() -> None:
-    run = synthetic_run()
-    for name in ("martingale", "work_ito"):
-        run[name][:] = 0.0
-    labels = [line.get_label() for line in plots.energy_balance(run).axes[0].lines]
-    assert "martingale" not in labels and "Itô correction" not in labels
 
 
 def test_infinite_energy_is_left_out_of_the_curve() -> None:
@@ -240,13 +204,6 @@ def test_plot_run_writes_png_and_pdf_of_every_figure(tmp_path: Path) -> None:
         assert file.read_bytes().startswith(start)
 
 
-def test_texts_of_a_figure_are_printable(tmp_path: Path) -> None:
-    figure = plots.gradient_over_time({4: synthetic_run()})
-    figure.axes[0].set_title("Law\x1b[31m\u202e")
-    save(figure, tmp_path, "figure")
-    assert figure.axes[0].get_title() == r"Law\x1b[31m\u202e"
-
-
 def test_run_without_an_energy_gets_tokens_and_speed(tmp_path: Path) -> None:
     run = synthetic_run(energy=False, paths=1)
     stems = {file.stem for file in plots.plot_run(run, tmp_path)}
@@ -254,22 +211,6 @@ def test_run_without_an_energy_gets_tokens_and_speed(tmp_path: Path) -> None:
     assert all(OF_ONE_RUN.fullmatch(stem) for stem in stems)
     with pytest.raises(InputError, match="holds no energy"):
         plots.energy_balance(run)
-
-
-def test_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    figure = plots.gradient_over_time({4: synthetic_run()})
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="cannot write the figure"):
-            save(figure, folder, "gradient")
-
-
-def test_figures_are_made_without_pyplot(tmp_path: Path) -> None:
-    code = "import sys, wflow.plots; assert 'matplotlib' not in sys.modules; "
-    code += "wflow.plots.gradient_against_heads([1, 2], [[1.0], [0.5]]); "
-    code += "print('matplotlib.pyplot' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "False"
 
 
 def stems(run: xr.Dataset, folder: Path, source: str) -> set[str]:

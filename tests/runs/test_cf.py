@@ -12,9 +12,8 @@ from run_layouts import a_layout, attrs, fill, finished
 import wflow
 from wflow import RunFileError
 from wflow.analysis.verify import verify
-from wflow.runs import store
 from wflow.runs.read import open_run, partial_of
-from wflow.runs.schema import HISTORY_BYTES, history_line, history_text, references
+from wflow.runs.schema import HISTORY_BYTES, history_line, history_text
 from wflow.runs.store import RunWriter
 
 LINE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00: wflow \S+: "
@@ -45,11 +44,6 @@ def test_a_run_names_its_conventions_source_references_and_history():
     assert re.fullmatch(LINE + ".+", run.attrs["history"])
 
 
-def test_references_depend_on_what_was_computed():
-    assert references({}) == references({"direction": "descent", "scheme": "euler"})
-    assert "Hairer" in references({"scheme": {"name": "dopri5", "rtol": 1e-6, "atol": 1e-9}})
-
-
 def test_a_file_and_a_run_in_memory_have_the_same_attributes(tmp_path):
     memory = solved()
     with solved(out=tmp_path / "run.h5") as file:
@@ -66,12 +60,6 @@ def test_a_rerun_adds_a_line_with_what_was_changed(tmp_path):
     with open_run(first) as ds:
         assert lines[0] == ds.attrs["history"]
     assert len(lines) == 2 and "first.h5 run again with other dt by " in lines[1]
-
-
-def test_rerun_still_names_an_argument_that_solve_does_not_have(tmp_path):
-    solved(out=tmp_path / "run.h5").close()
-    with pytest.raises(TypeError, match="record_every"):
-        wflow.rerun(tmp_path / "run.h5", record_every=2)
 
 
 def test_a_resume_adds_a_line_and_the_finished_file_has_its_digests(tmp_path):
@@ -91,37 +79,11 @@ def test_a_resume_adds_a_line_and_the_finished_file_has_its_digests(tmp_path):
     assert all(check.passed for check in verify(path).checks if "as written" in check.name)
 
 
-def test_a_run_killed_while_its_history_was_written_is_resumed(tmp_path):
-    path = tmp_path / "run.h5"
-    layout = cut(path)
-    # What a kill between the pages of the last write leaves: a history, and no mark.
-    store.set_late(partial_of(path), 0, "the line of a run that was about to be finished", {})
-    writer, _ = RunWriter.resume(path, attrs()["config"])
-    fill(writer, layout)
-    writer.finish()
-    with open_run(path) as ds:
-        assert "about to be" not in ds.attrs["history"] and ds.attrs["complete"] == 1
-
-
 def test_a_history_changed_in_a_finished_file_fails(tmp_path):
     path = finished(tmp_path / "run.h5")
     with h5py.File(path, "r+") as file:
         file.attrs["history"] = "another history"
     assert not verify(path).passed
-
-
-def test_an_unfinished_run_without_a_history_is_resumed(tmp_path):
-    path = tmp_path / "run.h5"
-    layout = a_layout()
-    old = {name: value for name, value in attrs().items() if name != "history"}
-    writer = RunWriter.create(path, layout, old)
-    writer.checkpoint({"step": np.array(0)})
-    writer.abandon()
-    writer, _ = RunWriter.resume(path, attrs()["config"])
-    fill(writer, layout)
-    writer.finish()
-    with open_run(path) as ds:
-        assert "history" not in ds.attrs
 
 
 def test_a_resume_with_another_configuration_leaves_the_history_alone(tmp_path):

@@ -13,9 +13,9 @@ import pytest
 import xarray as xr
 from run_layouts import finished
 
-from wflow import RunFileError, SaveAt, heads, meanfield, sampling, solve, tokens
+from wflow import SaveAt, heads, meanfield, sampling, solve, tokens
 from wflow.runs import lazy
-from wflow.runs.read import dims_of, open_run
+from wflow.runs.read import open_run
 from wflow.runs.store import RunWriter
 
 OLD = Path(__file__).parent / "files" / "run_0.1.0.h5"
@@ -105,13 +105,6 @@ def test_a_run_that_another_process_replaced_at_once_is_read_from_its_file(tmp_p
         xr.testing.assert_identical(run.load(), read.load())
 
 
-def test_a_run_that_was_just_written_and_has_gone_is_refused(tmp_path, monkeypatch):
-    finish = RunWriter.finish
-    monkeypatch.setattr(RunWriter, "finish", lambda writer: finish(writer).unlink())
-    with pytest.raises(RunFileError, match=r"run\.h5 does not exist"):
-        particles(tmp_path / "run.h5")
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -173,22 +166,3 @@ def test_a_dataset_that_is_open_reads_the_file_that_it_opened(path, tmp_path):
         shutil.copy(OLD, tmp_path / "other.h5")
         (tmp_path / "other.h5").replace(path)
         xr.testing.assert_identical(run["tokens"].load(), expected["tokens"])
-
-
-@pytest.mark.parametrize(
-    "list_of", [np.arange(4), np.zeros((4, 2)), "text", h5py.Empty("f8"), np.arange(3)]
-)
-def test_dimensions_that_are_no_references_are_refused(path, list_of):
-    with h5py.File(path, "r+") as file:
-        del file["tokens"].attrs["DIMENSION_LIST"]
-        file["tokens"].attrs["DIMENSION_LIST"] = list_of
-    with pytest.raises(RunFileError):
-        open_run(path)
-
-
-def test_a_variable_without_dimensions_is_refused(path):
-    with h5py.File(path, "r+") as file:
-        del file["tokens"].attrs["DIMENSION_LIST"]
-        assert dims_of(file["tokens"]) == ("",) * 4
-    with pytest.raises(RunFileError, match="tokens has dimensions"):
-        open_run(path)

@@ -83,18 +83,6 @@ def test_runs_are_read_when_they_are_used_and_closed_with_the_tree(folder):
     assert not [file for file in open_files() if file.parent == folder]
 
 
-def test_the_study_of_head_counts_is_opened(tmp_path, sketched):
-    out = tmp_path / "heads"
-    law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
-    flags = wflow.study.StudyFlags(
-        heads=(1, 2), n=6, t_final=0.1, dt=0.05, paths=2, out=out, verbose=False
-    )
-    wflow.study.run("trial", flags, lambda d: law)
-    with wflow.open_study(out) as tree:
-        assert {"summary", "H00001", "H00002"} == set(tree.children)
-        assert tree["H00002"].attrs["complete"] == 1
-
-
 def test_trainings_are_nodes_by_the_names_of_their_folders(tmp_path):
     summary(tmp_path, runs={"vit_0": "metrics.h5"})
     (tmp_path / "vit_0").mkdir()

@@ -63,14 +63,6 @@ def test_dataset_holds_the_names_words_and_provenance_of_the_contract(tmp_path):
         assert ds.attrs["created"].endswith("+00:00") and ds.attrs["wflow_version"]
 
 
-def test_file_opens_with_h5py_and_plain_xarray(tmp_path):
-    path = finished(tmp_path / "run.h5")
-    with h5py.File(path) as file:
-        assert file["energy"].shape == (3, 6)
-    with xr.open_dataset(path, engine="h5netcdf") as ds:
-        assert ds["energy"].dims == ("path", "time")
-
-
 @pytest.mark.parametrize("program", [["ncdump", "-h"], ["h5dump", "-H"]])
 def test_file_opens_with_the_system_tools(tmp_path, program):
     if shutil.which(program[0]) is None:
@@ -179,21 +171,6 @@ def test_a_signal_waits_until_the_file_is_open(tmp_path, monkeypatch):
     opened[0].close()
 
 
-def test_a_signal_waits_until_the_file_is_laid_out(tmp_path, monkeypatch):
-    class Interrupting(h5py.File):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            signal.raise_signal(signal.SIGTERM)
-
-    file = tmp_path / "run.h5"
-    with monkeypatch.context() as patch:
-        patch.setattr(h5py, "File", Interrupting)
-        with pytest.raises(Interrupted, match="SIGTERM"), signals_as_errors("ended the test"):
-            store.lay_out(file, a_layout(), attrs(), (0,), {})
-    with h5py.File(file, "r") as laid_out:
-        assert laid_out.attrs["complete"] == 0
-
-
 def test_run_without_a_record_opens_empty(tmp_path):
     RunWriter.create(tmp_path / "run.h5", a_layout(), attrs()).abandon()
     with pytest.warns(UserWarning, match="its start"), open_run(tmp_path / "run.h5") as ds:
@@ -270,15 +247,6 @@ def test_configuration_that_is_no_json_is_refused():
     for value in (float("nan"), object()):
         with pytest.raises(InputError, match="JSON"):
             dataset_attrs({"x": value}, seed=0)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"paths": 0}, {"times": []}, {"times": [0.0, 0.0]}, {"snapshot_paths": [3]}, {"heads": 0}],
-)
-def test_layout_of_impossible_sizes_is_refused(changes):
-    with pytest.raises(InputError):
-        a_layout(**changes)
 
 
 def test_digests_are_those_that_the_documentation_describes(tmp_path):

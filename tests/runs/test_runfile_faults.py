@@ -1,25 +1,18 @@
 """Run files under kills, full disks, damage and foreign files."""
 
-import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import xarray as xr
-from run_layouts import CONFIG, ROOT, a_layout, attrs, fill, finished, in_child
+from run_layouts import CONFIG, a_layout, attrs, fill, finished, in_child
 
-from wflow import InputError, RunFileError
-from wflow.analysis.verify import verify
-from wflow.runs import read, store
+from wflow import RunFileError
+from wflow.runs import read
 from wflow.runs.read import open_run, run_status
-from wflow.runs.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
 from wflow.runs.store import MemoryStore, RunWriter
 
 
@@ -41,48 +34,6 @@ def test_resume_restores_the_last_state_and_continues_the_file(tmp_path):
     with open_run(path) as ds:
         np.testing.assert_array_equal(ds["energy"].values, memory.read("energy"))
     assert os.listdir(tmp_path) == ["run.h5"]
-
-
-def test_run_that_died_between_its_last_two_acts_is_resumed_as_unfinished(tmp_path):
-    path = tmp_path / "run.h5"
-    writer = RunWriter.create(path, a_layout(), attrs())
-    writer.checkpoint({"step": np.array(2)})
-    writer.abandon()
-    store.set_late(tmp_path / "run.h5.partial", 1, None, {})
-    assert run_status(path) == "partial"
-    writer, _ = RunWriter.resume(path, CONFIG)
-    writer.abandon()
-    with h5py.File(tmp_path / "run.h5.partial") as file:
-        assert int(file.attrs["complete"][0]) == 0
-
-
-def test_a_power_failure_within_the_last_writes_leaves_a_run_that_resumes(tmp_path):
-    # Nothing orders the last writes on the disk: any of their pages may be there without the rest.
-    path, unfinished = tmp_path / "run.h5", tmp_path / "run.h5.partial"
-    writer = RunWriter.create(path, a_layout(), attrs())
-    writer.checkpoint({"step": np.array(2)})
-    writer.abandon()
-    before, state = unfinished.read_bytes(), (tmp_path / "run.h5.checkpoint").read_bytes()
-    history = history_text([attrs()["history"], history_line("resumed")])
-    store.set_late(unfinished, 1, history, {"": "0" * 64, "energy": "1" * 64})
-    after = unfinished.read_bytes()
-    pages = [slice(k, k + 4096) for k in range(0, len(before), 4096)]
-    pages = [page for page in pages if before[page] != after[page]]
-    assert pages and len(before) == len(after)
-    for there in itertools.product((False, True), repeat=len(pages)):
-        torn = bytearray(before)
-        for page in itertools.compress(pages, there):
-            torn[page] = after[page]
-        unfinished.write_bytes(torn)
-        assert run_status(path) == "partial"
-        writer, _ = RunWriter.resume(path, CONFIG)
-        fill(writer, a_layout())
-        writer.finish()
-        assert verify(path).checks[0].passed and not unfinished.exists()
-        with open_run(path) as ds:
-            assert "resumed by" in ds.attrs["history"] and ds.attrs["complete"] == 1
-        path.unlink()
-        (tmp_path / "run.h5.checkpoint").write_bytes(state)
 
 
 @pytest.mark.parametrize(
@@ -209,28 +160,6 @@ def test_file_that_departs_from_the_schema_is_refused(tmp_path, act, message):
         open_run(change(finished(tmp_path / "run.h5"), act))
 
 
-def test_file_that_points_at_another_file_is_refused(tmp_path):
-    def point(file):
-        del file["heads"]
-        secret = tmp_path / "secret"
-        secret.write_bytes(bytes(2 * 2 * 2 * 3 * 3 * 8))
-        shape = (2, 2, 2, 3, 3)
-        file.create_dataset("heads", shape, "<f8", external=[(str(secret), 0, 576)])
-
-    with pytest.raises(RunFileError, match="another file"):
-        open_run(change(finished(tmp_path / "run.h5"), point))
-
-
-def test_taken_path_asks_for_overwrite_or_resume(tmp_path):
-    path = finished(tmp_path / "run.h5")
-    with pytest.raises(InputError, match=r"--overwrite.*--resume"):
-        RunWriter.create(path, a_layout(), attrs())
-    RunWriter.create(path, a_layout(), attrs(), overwrite=True).abandon()
-    assert os.listdir(tmp_path) == ["run.h5.partial"]
-    with pytest.raises(InputError, match=r"unfinished.*--overwrite.*--resume"):
-        RunWriter.create(path, a_layout(), attrs())
-
-
 @pytest.mark.parametrize("limit", [100, 20_000, 200_000])
 def test_file_that_the_system_does_not_let_grow_leaves_nothing_behind(tmp_path, limit):
     pytest.importorskip("resource")
@@ -272,99 +201,6 @@ def test_missing_or_read_only_directory_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(RunFileError, match="that you may write to"):
         RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
-
-
-def test_second_process_cannot_write_to_a_run_in_progress(tmp_path):
-    path = tmp_path / "run.h5"
-    writer = RunWriter.create(path, a_layout(), attrs())
-    writer.checkpoint({})
-    done = in_child(
-        """
-        import sys
-        import run_layouts as t
-        from wflow import RunFileError
-        from wflow.runs.store import RunWriter
-        acts = (
-            lambda: RunWriter.resume(sys.argv[1], t.CONFIG),
-            lambda: RunWriter.create(sys.argv[1], t.a_layout(), t.attrs(), overwrite=True),
-        )
-        for act in acts:
-            try:
-                act()
-            except RunFileError as error:
-                print(error)
-        """,
-        str(path),
-    )
-    holder = f"is being written by process {os.getpid()} on "
-    assert done.stdout.count(holder) == 2, done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["run.h5.checkpoint", "run.h5.lock", "run.h5.partial"]
-    writer.finish()
-
-
-WRITER = """
-import sys
-import numpy as np
-import run_layouts as t
-from wflow.runs.read import run_status
-from wflow.runs.store import RunWriter
-from wflow.runs.schema import BUDGET_RATES, BUDGET_RUNNING, history_line, history_text
-
-path, layout = sys.argv[1], t.a_layout(times=np.arange(60.0), paths=20)
-if run_status(path) == "partial":
-    writer, state = RunWriter.resume(path, t.CONFIG)
-    start = int(state["step"])
-else:
-    writer, start = RunWriter.create(path, layout, t.attrs()), 0
-    writer.checkpoint({"step": np.array(0)})
-print("begun", flush=True)
-for step in range(start, 60):
-    for name in (*BUDGET_RATES, *BUDGET_RUNNING):
-        writer.write(name, (slice(None), step), float(step))
-    writer.checkpoint({"step": np.array(step + 1)})
-for name in ("tokens", "tokens_mean", "heads", "initial_tokens", "initial_heads"):
-    writer.write(name, (), 1.0)
-writer.finish()
-"""
-
-
-def test_kill_at_any_moment_leaves_a_file_that_opens_and_a_run_that_resumes(tmp_path):
-    path = tmp_path / "run.h5"
-    rng = np.random.default_rng(1)
-    kills, reached = 0, 0
-    for _ in range(60):
-        child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)],
-            cwd=ROOT / "tests",
-            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout.readline() == "begun\n"
-        time.sleep(rng.uniform(0.0, 0.06))
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-        if run_status(path) == "complete":
-            break
-        kills += 1
-        with pytest.warns(UserWarning, match="not complete"), open_run(path) as ds:
-            count = ds.sizes["time"]
-            assert count >= reached
-            reached = count
-            values = ds["martingale"].values
-            # Only the column that was being written may be incomplete.
-            np.testing.assert_array_equal(
-                values[:, : count - 1], np.broadcast_to(np.arange(count - 1.0), (20, count - 1))
-            )
-    else:
-        pytest.fail(f"the run did not end: {reached} of 60 times after {kills} kills")
-    assert kills >= 2
-    states = {"run.h5.checkpoint", "run.h5.checkpoint.old"}
-    left = {"run.h5"} if child.returncode == 0 else {"run.h5", "run.h5.lock", *states}
-    assert "run.h5" in os.listdir(tmp_path) and left >= set(os.listdir(tmp_path))
-    with open_run(path) as ds:
-        for name in (*BUDGET_RATES, *BUDGET_RUNNING):
-            np.testing.assert_array_equal(ds[name][7].values, np.arange(60.0))
 
 
 def test_checkpoint_refuses_objects(tmp_path):

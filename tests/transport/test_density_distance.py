@@ -37,17 +37,3 @@ def test_few_tokens_and_many_cells_have_an_exact_distance() -> None:
     masses = rho * mesh.areas / (rho @ mesh.areas)
     assert found.value == found.lower
     assert found.value == pytest.approx(wflow.transport.w2(x, mesh.centres, weights_y=masses))
-
-
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [
-        (np.ones(7), "over the cells"),
-        (-np.ones(8), "below zero"),
-        (np.zeros(8), "the mass 0"),
-        (np.eye(3), "tokens"),
-    ],
-)
-def test_what_is_no_density_is_refused(other: np.ndarray, says: str) -> None:
-    with pytest.raises(wflow.InputError, match=says):
-        density_distance(np.ones(8), other, Circle(8))

@@ -12,7 +12,7 @@ from scipy.stats import special_ortho_group
 from twin import symmetric, unit
 
 import wflow
-from wflow import InputError, metric
+from wflow import metric
 from wflow.sphere import normalise
 from wflow.sphere.geodesics import angles, geodesics, logarithm, refined, spring_solver
 from wflow.transport.metric import (
@@ -389,28 +389,3 @@ def test_distance_cut_short_warns_and_says_so() -> None:
         found = metric.weighted_distance(x, y, D, tolerance=1e-9, max_iterations=1)
     assert not found.converged and found.gradient_norm > 1e-9
     assert found.value <= found.bounds.upper
-
-
-X, Y, HEADS = problem(0, n=4)
-QKV = wflow.heads.QKV(*np.eye(3)[None, None].repeat(3, axis=0))
-
-
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: metric.weighted_distance(2 * X, Y, HEADS), "token . of x"),
-        (lambda: metric.weighted_distance(X, Y[:3], HEADS), "4 tokens and y 3"),
-        (lambda: metric.weighted_distance(X, Y, np.ones((2, 4, 4))), r"expected \(heads, 3, 3\)"),
-        (lambda: metric.weighted_distance(X, Y, np.triu(np.ones((2, 3, 3)))), "not symmetric"),
-        (lambda: metric.weighted_distance(X, Y, 65 * np.eye(3)[None]), "norm 65"),
-        (lambda: metric.metric_derivative(X, Y, QKV), "no gradient"),
-        (lambda: metric.action(X, [0.0, 1.0]), r"expected \(times, n, d\)"),
-        (lambda: metric.action([X, Y], [1.0, 0.0]), "2 increasing numbers"),
-        (lambda: metric.action([X, 2 * Y], [0.0, 1.0]), r"token . of curve\[1\]"),
-        (lambda: metric.action([X, Y], [0.0, 1.0], np.zeros((3, 2, 3, 3))), r"\(2, heads, d, d\)"),
-        (lambda: metric.metric_derivative(X, Y[:2]), "expected that of x"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_refused_with_what_to_do(call, match) -> None:
-    with pytest.raises(InputError, match=match):
-        call()

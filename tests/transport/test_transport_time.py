@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import wflow
-from wflow import InputError, tokens, transport
+from wflow import tokens, transport
 from wflow._core.threads import numba_threads
 from wflow.heads import Frozen, OrnsteinUhlenbeck
 from wflow.runs import snapshots as reader
@@ -153,34 +153,3 @@ def test_over_time_of_single_precision(tmp_path):
         compute=wflow.Compute(dtype="float32", threads=1),
     )
     assert transport.over_time(run)[0, 0] > 0
-
-
-def test_over_time_refuses_what_it_cannot_compare(run_file, tmp_path):
-    bare = tmp_path / "bare.h5"
-    wflow.solve(
-        cloud(4, 3, 0),
-        Frozen(),
-        heads=1,
-        t_final=0.2,
-        dt=0.1,
-        save=wflow.SaveAt(paths=()),
-        out=bare,
-    ).close()
-    with pytest.raises(InputError, match=r"holds no tokens.*SaveAt"):
-        transport.over_time(bare)
-    with pytest.raises(InputError, match=r"paths are \[1\]"):
-        transport.over_time(run_file, paths=[1])
-    with pytest.raises(InputError, match="final, initial, previous"):
-        transport.over_time(run_file, to="last")
-    with pytest.raises(InputError, match="to is None"):
-        transport.over_time(run_file, to=None)
-    with pytest.raises(InputError, match=r"paths are \[\[0\], \[2\]\]"):
-        transport.over_time(run_file, paths=[[0], [2]])
-    other = tmp_path / "other.h5"
-    wflow.rerun(
-        run_file, out=other, save=wflow.SaveAt(snapshots=(0, 0.5)), compute=wflow.Compute(threads=1)
-    ).close()
-    with pytest.raises(InputError, match="snapshots"):
-        transport.over_time(run_file, to=other)
-    with pytest.raises(InputError, match="expected a run file"):
-        transport.over_time(3.0)

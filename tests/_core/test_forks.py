@@ -100,27 +100,6 @@ print(there == [bits(0)])
     assert run(code) == "True"
 
 
-@pytest.mark.skipif(available() < 2, reason="one thread: none is started")
-def test_a_worker_of_a_data_loader_computes() -> None:
-    pytest.importorskip("torch")
-    code = """
-import torch
-
-class Energies(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, number):
-        return float(wflow.energy(x, (1 + number) * D))
-
-here = [wflow.energy(x, D), wflow.energy(x, 2 * D)]
-assert threads_started()
-loader = torch.utils.data.DataLoader(Energies(), batch_size=None, num_workers=1)
-print(list(loader) == here)
-"""
-    assert run(code) == "True"
-
-
 def test_a_fork_that_a_threading_layer_ends_records_nothing_uncomputed(tmp_path: Path) -> None:
     code = """
 import numba

@@ -119,11 +119,3 @@ def test_a_tableau_of_known_coefficients_gives_the_same_bits_as_the_name():
     same = Tableau("mine", 2, list(heun.nodes), [list(row) for row in heun.matrix], heun.weights)
     by_name, by_table = cloud(dt=0.1, scheme="heun"), cloud(dt=0.1, scheme=same)
     assert np.array_equal(by_name.energy.values, by_table.energy.values)
-
-
-def test_a_pair_and_noise_with_several_stages_are_refused_with_advice():
-    with pytest.raises(InputError, match=r"leave out embedded for steps of dt"):
-        cloud(dt=0.1, scheme=TABLEAUX["dopri5"])
-    law = wflow.heads.OrnsteinUhlenbeck(mean=np.eye(3), rate=1.0, sigma2=1.0)
-    with pytest.raises(InputError, match="needs a deterministic head law"):
-        wflow.solve(np.eye(3), law, heads=2, t_final=1.0, dt=0.1, scheme=RALSTON)

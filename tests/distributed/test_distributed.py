@@ -15,8 +15,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -351,20 +349,6 @@ def test_a_stranger_runs_nothing_on_a_local_cluster(client, stranger) -> None:
     assert not any(connected(address, other) for address in found)
 
 
-def test_the_http_servers_of_a_local_cluster_have_no_page(client) -> None:
-    def listens(dask_worker: Any) -> tuple[str, int]:
-        server = dask_worker.http_server
-        return server.address, server.port
-
-    servers = [client.cluster.scheduler.http_server]
-    places = [(each.address, each.port) for each in servers] + [*client.run(listens).values()]
-    for host, port in places:
-        assert host == "127.0.0.1"
-        for page in ("", "info/main/workers.html", "json/identity.json", "metrics", "health"):
-            with pytest.raises(HTTPError, match="404"):
-                urlopen(f"http://{host}:{port}/{page}", timeout=5)
-
-
 def test_a_scheduler_at_tls_is_joined_with_its_certificates(client, tmp_path) -> None:
     address, (ca, cert, key) = client.scheduler.address, pem(tmp_path, client.security)
     out = tmp_path / "run.h5"
@@ -467,22 +451,3 @@ def test_tasks_take_the_seconds_asked_for_and_cover_every_path_once(tmp_path) ->
     assert max(counts(5.0, workers=50, **long)) < max(usual)
     assert counts(0.0) == [1] * 7
     assert max(counts(1e9, later=1e12, paths=50, compute=wflow.Compute(batch=4))) == 4
-
-
-def test_starting_workers_leaves_the_environment_of_this_process_alone(monkeypatch) -> None:
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    for name in names:  # a value of the user's own would hold for the workers too
-        monkeypatch.delenv(name, raising=False)
-
-    def limits() -> list[str | None]:
-        return [os.environ.get(name) for name in names]
-
-    before = limits()
-    with (
-        pools.local_cluster(1, 1) as local,
-        library.Client(local, set_as_default=False) as client,
-    ):
-        assert limits()[-1] == before[-1]
-        (of_worker,) = client.run(lambda: [os.environ.get(name) for name in names]).values()
-        assert of_worker == ["1", "1", "1"]
-    assert limits() == before

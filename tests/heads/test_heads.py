@@ -137,20 +137,12 @@ def test_a_custom_law_is_two_callables():
     ("drift", "diffusion", "message"),
     [
         (lambda D, t: np.ones((4, 4)), None, "broadcast to"),
-        (lambda D, t: "up", None, "broadcast to"),
         (lambda D, t: None, None, "broadcast to"),
-        (lambda D, t: 1j * D, None, "real numbers"),
-        (lambda D, t: np.nan * D, None, "not finite"),
-        (lambda D, t: D.fill(0), None, "read-only"),
-        (lambda D, t: np.add(D, 1, out=D), None, r"HeadLaw\.drift"),
-        (lambda D, t: "1.0", None, "returned a str"),
-        (lambda D, t: D > 0, None, "array of bool"),
         (lambda D, t: np.ma.masked_less(D, 2.0), None, "masked entries"),
-        (lambda D, t: (D > 0).astype(object), None, "array of object"),
         (lambda D, t: 1e300 * D.astype(float), None, "not finite"),
+        (lambda D, t: np.add(D, 1, out=D), None, r"HeadLaw\.drift"),
         (None, lambda D, t: np.ones(7), r"HeadLaw\.diffusion"),
         (None, lambda D, t: -1.0, "sigma is >= 0"),
-        (None, lambda D, t: D.fill(0), r"HeadLaw\.diffusion"),
     ],
 )
 def test_a_custom_law_that_misbehaves_is_named(drift, diffusion, message):
@@ -174,36 +166,23 @@ def no_step(step):
     [
         ({"drift": lambda self, D, t: np.ones((4, 4))}, r"Mine\.drift\(D, 0\) .* broadcast"),
         ({"drift": lambda self, D, t: np.nan * D}, r"Mine\.drift"),
-        ({"drift": lambda self, D, t: 1j * D}, r"Mine\.drift"),
         ({"drift": lambda self, D, t: D.fill(0)}, r"Mine\.drift"),
         ({"diffusion": lambda self, D, t: np.ones(7)}, r"Mine\.diffusion\(D, 0\) .* broadcast"),
         ({"diffusion": lambda self, D, t: -1.0}, r"Mine\.diffusion"),
-        ({"diffusion": lambda self, D, t: D.sort()}, r"Mine\.diffusion"),
         ({"diffusion": lambda self, D, t: 0.5}, None),
         ({"drift": lambda self, D, t: None}, None),
         ({"diffusion": lambda self, D, t: None, "deterministic": False}, None),
         ({"step": no_step(None)}, r"Mine\.step"),
         ({"step": no_step(Step(None, np.ones((4, 4)), None))}, r"\.noise .* broadcast"),
-        ({"step": no_step(Step(None, 0.0, "a"))}, r"\.sigma2 returned a str"),
         ({"step": no_step(Step(None, 0.0, -1.0))}, "a variance is >= 0"),
-        ({"step": lambda self, D, t, dt, normals: D.sort()}, "write"),
         ({"drift_within": lambda self, t, dt: None}, r"Mine\.drift_within"),
         ({"drift_within": lambda self, t, dt: lambda D, s: "a"}, r"Mine\.drift_within"),
-        ({"drift_within": lambda self, t, dt: lambda D, s: D.fill(0)}, "write"),
         ({"jump": lambda self, D, t, dt, g: np.ones((4, 4))}, r"Mine\.jump\(D, 0, .* broadcast"),
-        ({"jump": lambda self, D, t, dt, g: np.inf}, r"Mine\.jump"),
-        ({"jump": lambda self, D, t, dt, g: D.sort()}, "write"),
         ({"values": lambda self, t: np.ones(7)}, r"Mine\.values_within\(0\)"),
         ({"values_within": lambda self, t: 3}, r"Mine\.values_within\(0\)"),
         ({"initial": lambda self: np.eye(3)}, r"Mine\.initial\(\)"),
-        ({"initial": lambda self: ("a", None)}, r"Mine\.initial\(\)"),
         ({"initial": lambda self: (np.eye(3), None)}, r"Mine\.initial\(\) .*\(heads, d, d\)"),
-        (
-            {"initial": lambda self: (np.ones((1, 2, 2)), None)},
-            r"law Mine prescribes .*\(1, 2, 2\)",
-        ),
-        ({"initial": lambda self: (np.eye(3)[None], "a")}, r"Mine\.initial"),
-        ({"to_config": lambda self: 3}, r"Mine\.to_config\(\)"),
+        ({"initial": lambda self: (np.ones((1, 2, 2)), None)}, r"prescribes .*\(1, 2, 2\)"),
         ({"to_config": lambda self: {"name": "x"}}, r"Mine\.to_config\(\)"),
     ],
 )
@@ -218,28 +197,6 @@ def test_what_a_subclass_returns_is_checked_where_it_is_used(methods, message):
     if not methods.keys() & {"values", "values_within", "to_config"}:  # for which it does not ask
         with nullcontext() if message is None else pytest.raises(InputError, match=message):
             list(head_path(law, d=3, **options))
-
-
-def test_a_subclass_of_a_law_of_wflow_is_checked_too():
-    law = law_with(OrnsteinUhlenbeck, np.eye(3), drift=lambda self, D, t: np.ones(5))
-    with pytest.raises(InputError, match=r"Mine\.drift.*broadcast"):
-        wflow.solve(np.eye(3), law, heads=1, t_final=0.1, dt=0.05)
-    law = OrnsteinUhlenbeck(np.eye(3))
-    law.drift = lambda D, t: D.fill(0)  # a method replaced
-    with pytest.raises(InputError, match=r"OrnsteinUhlenbeck\.drift"):
-        wflow.solve(np.eye(3), law, heads=1, t_final=0.1, dt=0.05)
-
-
-def test_errors_in_the_code_of_a_law_arrive_as_they_are():
-    with pytest.raises(ValueError, match="my own error"):
-        wflow.solve(np.eye(3), HeadLaw(raiser), heads=1, t_final=0.1, dt=0.05)
-    with pytest.raises(ValueError, match="my own error"):
-        wflow.solve(np.eye(3), law_with(drift=lambda self, D, t: raiser(D, t)), heads=1,
-                    t_final=0.1, dt=0.05)  # fmt: skip
-
-
-def raiser(D, t):
-    raise ValueError("my own error")
 
 
 def test_a_subclass_without_the_constructor_of_its_base_is_a_law():
@@ -393,11 +350,6 @@ def test_a_subclass_that_only_adds_noise_is_not_taken_for_deterministic():
     assert Noisy().step(np.zeros((1, 2, 2, 2)), 0.0, 0.1, np.ones((1, 2, 2, 2))).noise.all()
 
 
-def test_callables_are_not_read_back_from_a_file():
-    with pytest.raises(InputError, match="Python functions"):
-        law_from_config(law_config(HeadLaw(lambda D, t: D)))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -411,26 +363,16 @@ def test_callables_are_not_read_back_from_a_file():
         (lambda: Schedule([0.0, 1.0], np.zeros((3, 1, 2, 2))), "2 times"),
         (lambda: Schedule([0.0], np.zeros((1, 1, 2, 2)), "cubic"), "linear"),
         (lambda: HeadLaw(None, -1.0), "diffusion"),
-        (lambda: HeadLaw(None, np.float32(-1)), "diffusion"),
         (lambda: HeadLaw(None, np.ones(2)), "expected a number"),
         (lambda: HeadLaw(np.eye(3)), "expected a function"),
-        (lambda: HeadLaw(symmetric="no"), "symmetric"),
-        (lambda: OrnsteinUhlenbeck(np.eye(3), exact="no"), "exact"),
-        (lambda: OrnsteinUhlenbeck(np.eye(3), sigma2="a"), "expected a number"),
-        (lambda: OrnsteinUhlenbeck(1j * np.eye(3)), "real numbers"),
-        (lambda: Oscillating("3"), "whole number"),
         (lambda: Oscillating(3, sigma2=-1.0), "sigma2"),
         (lambda: CompoundPoisson(Frozen, 1.0), "law is"),
-        (lambda: CompoundPoisson(np.eye(3), 1.0), "law is"),
         (lambda: CompoundPoisson(Frozen(), -1.0), "rate"),
-        (lambda: CompoundPoisson(Frozen(), np.inf), "rate"),
         (lambda: CompoundPoisson(Frozen(), 1e9), "rate"),
         (lambda: CompoundPoisson(Frozen(), 1.0, -1.0), "size"),
         (lambda: CompoundPoisson(Frozen(), 1.0, np.eye(3)), "size"),
-        (
-            lambda: QKV(np.ones((1, 2, 3)), np.ones((1, 3, 3)), np.ones((1, 3, 3))).matrices(),
-            "quer",
-        ),
+        (lambda: QKV(np.ones((1, 2, 3)), *np.ones((2, 1, 3, 3))).matrices(), "quer"),
+        (lambda: law_from_config(law_config(HeadLaw(lambda D, t: D))), "Python functions"),
     ],
 )
 def test_bad_parameters_are_named(make, message):
@@ -447,16 +389,13 @@ def test_frozen_heads_take_no_drift_that_their_configuration_would_not_show():
     ("drift", "diffusion"),
     [
         (lambda D, t: -D[0], None),  # of one path
-        (lambda D, t: -D.mean(axis=0), None),
         (lambda D, t: -D[:, 0], None),  # of one head
-        (lambda D, t: D[0, 0, 0], None),
         (lambda D, t: -D[:, :1], None),
         (None, lambda D, t: np.ones(D.shape[1])),
         (None, lambda D, t: abs(D[:, :1, 0, 0])),
-        (None, lambda D, t: D[0, :, 0, 0] ** 2),
     ],
 )
-@pytest.mark.parametrize("paths", [1, 2, 3])
+@pytest.mark.parametrize("paths", [1, 3])
 def test_what_a_law_returns_for_one_path_is_not_taken_for_all(drift, diffusion, paths):
     class Own(HeadLaw):
         symmetric = False
@@ -473,22 +412,6 @@ def test_what_a_law_returns_for_one_path_is_not_taken_for_all(drift, diffusion, 
                 np.eye(3), law, heads=2, t_final=0.2, dt=0.1, paths=paths,
                 save=wflow.SaveAt(budget=False),
             )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("drift", "diffusion"),
-    [
-        (lambda D, t: -D[:1], None),
-        (lambda D, t: -np.ones((1, 1, 1, 1)), None),
-        (None, lambda D, t: abs(D[:1, :, 0, 0])),
-        (None, lambda D, t: np.ones((1, 1))),
-    ],
-)
-def test_an_axis_of_one_path_is_not_repeated(drift, diffusion):
-    law = HeadLaw(drift, diffusion, symmetric=False)
-    options = {"heads": 2, "t_final": 0.2, "dt": 0.1, "save": wflow.SaveAt(budget=False)}
-    with pytest.raises(InputError, match="real numbers"):
-        wflow.solve(np.eye(3), law, paths=3, **options)
 
 
 @pytest.mark.parametrize(

@@ -164,13 +164,9 @@ def test_a_coarse_tolerance_is_no_failure_of_the_run_that_asked_for_it(tmp_path)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"compute": wflow.Compute(method="quick")},
-            "compute.method is 'quick': expected one of auto, exact, fast",
-        ),
+        ({"compute": wflow.Compute(method="quick")}, "expected one of auto, exact, fast"),
         ({"compute": wflow.Compute(backend="cupy")}, "compute.backend is 'cupy'"),
         ({"compute": wflow.Compute(method="fast", tolerance=1e-17)}, "tolerance"),
-        ({"compute": wflow.Compute(method="auto", tolerance=float("nan"))}, "tolerance"),
         ({"compute": wflow.Compute(method="fast", tolerance=0.5)}, "tolerance"),
         ({"compute": wflow.Compute(method="fast"), "causal": True}, "causal"),
         ({"compute": wflow.Compute(method="fast"), "x0": np.eye(5)}, "d = 2 and 3"),

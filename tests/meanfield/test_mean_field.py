@@ -427,50 +427,6 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"density": -np.ones(16)}, "negative"),
-        ({"density": lambda x: x[:, 0]}, "negative"),
-        ({"density": np.zeros(16)}, "mass"),
-        ({"density": np.full(16, 1e308)}, "mass"),
-        ({"density": np.full(16, np.nan)}, "not finite"),
-        ({"density": lambda x: x[:, 0] / 0}, "expected finite numbers"),
-        ({"density": lambda x: x}, "expected .*of shape"),
-        (
-            {"reconstruct": True, "scheme": "imex", "dt": 0.1},
-            "with explicit schemes",
-        ),
-        ({"density": np.ones(15)}, "function"),
-        ({"density": wflow.tokens.uniform(9, 5, seed=0)}, "meshes"),
-        ({"mesh": 16}, "d > 3"),
-        ({"kappa": -0.1}, "kappa"),
-        ({"dt": 0.1, "kappa": 10.0}, "bound"),
-        ({"dt": 0.1, "heads": 20 * CIRCLE_HEADS}, "dt=None"),
-        ({"scheme": "rk4"}, "'rk4'"),
-        ({"scheme": "imex"}, "dt is missing"),
-        ({"law": OrnsteinUhlenbeck(np.eye(2))}, "dt is missing"),
-        ({"law": OrnsteinUhlenbeck(np.eye(2)), "dt": 0.01, "scheme": "ssp2"}, "'ssp2'"),
-        ({"heads": np.eye(3)[None]}, r"expected \(heads, 2, 2\)"),
-        ({"compute": wflow.Compute(backend="torch")}, "compute.backend"),
-        ({"if_exists": "resume"}, "give out"),
-        ({"t_final": 0.0}, "t_final is 0.0: expected"),
-        (
-            {
-                "t_final": 1e6,
-                "heads": 40 * CIRCLE_HEADS,
-                "flow": "unnormalised",
-                "save": wflow.SaveAt(budget=False),
-            },
-            "bound on steps",
-        ),
-    ],
-)
-def test_arguments_that_cannot_be_used_are_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(wflow.InputError, match=says), np.errstate(all="ignore"):
-        meanfield.solve(**(GOOD | change))
-
-
 def test_a_step_that_the_bound_overtakes_is_refused_where_it_does() -> None:
     law = HeadLaw(lambda D, t: 40 * D)
     with pytest.raises(wflow.BlowUpError, match="bound") as caught:

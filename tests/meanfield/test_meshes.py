@@ -8,7 +8,6 @@ import pytest
 from scipy import sparse
 from scipy.sparse.linalg import eigsh
 
-import wflow
 from wflow import meanfield
 from wflow.meanfield import Circle, Sphere
 
@@ -88,31 +87,3 @@ def test_refinement_keeps_the_centres() -> None:
     assert fine.cells == 162 and fine.icosahedral
     given = Sphere(Sphere(42).centres).refined()
     assert given.cells == 162 and given.width < 0.6 * Sphere(42).width
-
-
-@pytest.mark.parametrize(
-    ("points", "says"),
-    [
-        (13, "such as 12 and 42"),
-        (3, "whole number >= 12"),
-        (np.eye(4), "sphere"),
-        (np.eye(3), "hemisphere"),
-        (np.abs(Sphere(42).centres), "apart"),
-        (np.abs(wflow.tokens.uniform(50, 3, seed=0)), "hemisphere"),
-        ([[0.0, 0.0, 0.0]] * 5, "norm zero"),
-        ([[np.nan, 0.0, 0.0]] * 5, "not finite"),
-    ],
-)
-def test_meshes_that_cannot_be_are_refused(points: object, says: str) -> None:
-    with pytest.raises(wflow.InputError, match=says):
-        Sphere(points)  # type: ignore[arg-type]
-
-
-def test_values_and_points_of_another_mesh_are_refused() -> None:
-    mesh = Circle(8)
-    with pytest.raises(wflow.InputError, match="8 cells"):
-        mesh.integrate(np.ones(7))
-    with pytest.raises(wflow.InputError, match="points"):
-        mesh.nearest(np.eye(3))
-    with pytest.raises(wflow.InputError, match="whole number >= 4"):
-        Circle(3)

@@ -199,40 +199,8 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"density": lambda x: (x[:, 0] > 0) * 1.0}, "resolved"),
-        ({"density": lambda x: np.exp(30 * x[:, 0])}, "share"),
-        ({"density": wflow.tokens.uniform(9, 2, seed=0)}, "density"),
-        ({"density": np.ones(16)}, "cells"),
-        ({"dt": 0.1, "heads": 9 * CIRCLE_HEADS}, "bound"),
-        ({"scheme": "euler", "kappa": 0.0}, "bound on steps"),
-        ({"scheme": "ssp2"}, "'ssp2'"),
-        ({"reconstruct": True}, "Fourier"),
-        ({"law": OrnsteinUhlenbeck(np.eye(2))}, "dt is missing"),
-        ({"law": OrnsteinUhlenbeck(np.eye(2)), "dt": 0.01, "kappa": 0.0}, "Fourier"),
-        ({"heads": np.eye(3)[None]}, r"expected \(heads, 2, 2\)"),
-    ],
-)
-def test_what_modes_cannot_do_is_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(wflow.InputError, match=says):
-        meanfield.solve(**(GOOD | change))
-
-
 def test_a_density_that_outgrows_its_modes_is_refused_where_it_does() -> None:
     arguments = GOOD | {"heads": 4 * CIRCLE_HEADS, "direction": "ascent", "t_final": 2.0}
     with pytest.raises(wflow.BlowUpError, match="resolved") as caught:
         meanfield.solve(**arguments)
     assert 0 < caught.value.time < 2 and float(caught.value.run.spectral_tail[0, 0]) < 1e-5
-
-
-def test_modes_and_meshes_are_told_apart() -> None:
-    with pytest.raises(wflow.InputError, match="has no cells"):
-        meanfield.density_of(wflow.tokens.uniform(9, 2, seed=0), Fourier(8))
-    with pytest.raises(wflow.InputError, match="whole number >= 4"):
-        Fourier(3)
-    with pytest.raises(wflow.InputError, match="take fewer"):
-        Harmonics(10**6)
-    with pytest.raises(wflow.InputError, match="points"):
-        Fourier(4).at(np.ones(13), np.eye(3))

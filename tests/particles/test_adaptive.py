@@ -16,7 +16,7 @@ from wflow import Dopri5, InputError, tokens
 from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
 from wflow.cli.commands import main
-from wflow.heads import QKV, Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule
+from wflow.heads import QKV, Frozen, HeadLaw, Oscillating, Schedule
 from wflow.heads.process import HeadStep, head_path
 from wflow.kernels.evaluate import evaluate
 from wflow.particles.schemes import Stage, advance
@@ -330,28 +330,6 @@ def test_runs_with_adaptive_steps_have_a_bound_and_are_compared(tmp_path):
     assert found == pytest.approx(expected, rel=1e-2)
     table = wflow.stability.compare(path, path)
     assert table.attrs["scheme"] == "dopri5" and bool(table["holds_geodesic"].all())
-
-
-# ---- refusals
-
-
-@pytest.mark.parametrize(
-    ("law", "options", "message"),
-    [
-        (OrnsteinUhlenbeck(np.eye(3)), {}, "deterministic"),
-        (OrnsteinUhlenbeck(np.eye(3), sigma2=0.0, exact=True), {}, "'euler'"),
-        (Frozen(), {"kappa": 0.1}, "noise"),
-        (Frozen(), {"compute": wflow.Compute(dtype="float32")}, "float32"),
-        (Frozen(), {"compute": wflow.Compute(method="fast", tolerance=1e-8)}, "series"),
-        (Frozen(), {"scheme": "dopri8"}, "dopri5"),
-        (Frozen(), {"scheme": Dopri5}, "expected one of"),
-        (Frozen(), {"scheme": {"name": "dopri5"}}, "expected one of"),
-    ],
-)
-def test_what_adaptive_steps_cannot_do_is_refused(law, options, message):
-    with pytest.raises(InputError, match=message):
-        wflow.solve(np.eye(3), law, heads=1, t_final=1.0, dt=0.5,
-                    **({"scheme": "dopri5"} | options))  # fmt: skip
 
 
 def test_the_scheme_cannot_be_changed_and_compares_by_its_tolerances():

@@ -155,9 +155,7 @@ class Damped(OrnsteinUhlenbeck):
 @pytest.mark.parametrize(
     ("law", "options", "word"),
     [
-        (HeadLaw(None, lambda D, t: np.abs(D).sum((-1, -2))), {}, "depends on the heads"),
         (Halfway(), {}, "additive_step"),
-        (Frozen(), {"kappa": 0.1}, "kappa"),
         (OrnsteinUhlenbeck(np.eye(D), sigma2=0, exact=True), {"scheme": "heun"}, "exact=True"),
         (Damped(np.eye(D)), {}, "additive_step"),
     ],

@@ -83,38 +83,6 @@ def test_a_type_checker_refuses_names_that_are_misspelled(tmp_path, cases):
     assert wrong == {first + k for k, (_, _, taken) in enumerate(CALLS) if not taken}, said
 
 
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"save": Compute()}, "wflow.SaveAt"),
-        ({"compute": SaveAt()}, "wflow.Compute"),
-        ({"save": {"every": 5}}, "wflow.SaveAt"),
-        ({"compute": None}, "wflow.Compute"),
-        ({"save": SaveAt}, "expected a wflow.SaveAt"),
-        ({"save": SaveAt(every=0)}, "save.every"),
-        ({"save": SaveAt(snapshots=[3.0])}, "save.snapshots"),
-        ({"save": SaveAt(paths=[2])}, "save.paths"),
-        ({"save": SaveAt(heads="yes")}, "save.heads"),
-        ({"save": SaveAt(budget=1)}, "save.budget"),
-        ({"save": SaveAt(budget=True), "causal": True}, "energy"),
-        ({"compute": Compute(dtype="float16")}, "compute.dtype"),
-        ({"compute": Compute(method="best")}, "compute.method"),
-        ({"compute": Compute(threads=10**6)}, "compute.threads"),
-        ({"compute": Compute(batch=0)}, "compute.batch is 0"),
-        ({"compute": Compute(checkpoint_every=-1)}, "compute.checkpoint_every"),
-        ({"if_exists": "replace"}, "if_exists"),
-        ({"if_exists": True}, "if_exists"),
-        ({"if_exists": "resume"}, "if_exists"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_named_as_it_is_spelled(given, said):
-    with pytest.raises(InputError, match=said):
-        wflow.solve(X, LAW, **RUN | given)
-
-
 def test_options_are_immutable_and_given_by_name():
     for kind in (SaveAt, Compute):
         with pytest.raises(TypeError):

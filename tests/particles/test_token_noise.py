@@ -9,7 +9,6 @@ from scipy import stats
 from twin import symmetric, unit
 
 import wflow
-from wflow import InputError
 from wflow.analysis.fits import mean_and_error
 from wflow.analysis.verify import verify
 from wflow.cli import main
@@ -224,19 +223,3 @@ def test_general_and_causal_heads_may_diffuse_without_an_energy() -> None:
         ]
         assert not np.allclose(runs[0]["tokens"].values, runs[1]["tokens"].values)
         assert "diffusion_power" not in runs[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kappa": -0.1}, "kappa"),
-        ({"kappa": np.nan}, "kappa is nan"),
-        ({"kappa": "much"}, "kappa"),
-        ({"kappa": 0.1, "scheme": "rk4"}, "use scheme='euler'"),
-        ({"kappa": 100.0}, "dt <= 0.00025"),
-    ],
-)
-def test_noise_that_cannot_be_used_is_refused(options, message) -> None:
-    x0 = wflow.tokens.uniform(5, 3, seed=0)
-    with pytest.raises(InputError, match=message):
-        wflow.solve(x0, Frozen(), heads=np.eye(3)[None], t_final=0.1, dt=0.01, **options)

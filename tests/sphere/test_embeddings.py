@@ -1,7 +1,6 @@
 """Tokens from files: every format gives the same rows, and other contents are refused."""
 
 import sys
-import zipfile
 from pathlib import Path
 
 import h5py
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from test_tokens import DATA, is_on_sphere, refused
 
 from wflow import InputError, tokens
-from wflow._core import memory
 from wflow.sphere import embeddings, normalise
 
 WITH_FILES = settings(
@@ -94,37 +92,6 @@ def test_blocks_of_rows_give_what_the_whole_file_gives(tmp_path, monkeypatch, ki
     assert np.array_equal(tokens.load(path, n=5, d=2), tokens.load(tmp_path / "a.csv", n=5, d=2))
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-def test_of_a_file_much_smaller_than_its_array_no_subset_is_read(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(memory, "SMALL", 0)
-    monkeypatch.setattr(memory, "UNPACKED", 2e5)
-    monkeypatch.setattr(embeddings, "_BLOCK", 2**14)
-    path, packed = tmp_path / f"a{suffix}", np.ones((10_000, 6))
-    if suffix == ".npz":
-        np.savez_compressed(path, packed)
-        assert tokens.load(path, n=5).shape == (5, 6)  # its blocks are small
-        np.savez_compressed(path, np.asfortranarray(packed))
-    else:
-        write(path, packed)
-    assert path.stat().st_size < 3_000
-    with refused(f"a{suffix}"):
-        tokens.load(path, n=5)
-    assert tokens.load(path).shape == (10_000, 6)
-
-
-@pytest.mark.parametrize("n", [None, 20])
-def test_tokens_are_read_where_memory_has_room_for_their_copies(tmp_path, monkeypatch, n):
-    np.save(tmp_path / "a.npy", DATA)
-    monkeypatch.setattr(memory, "SMALL", 0)
-    monkeypatch.setattr(embeddings, "_BLOCK", 1)
-    free = 4 * 8 * 6 * (n or 40)
-    monkeypatch.setattr(memory, "free_memory", lambda: free)
-    with refused("a.npy"):
-        tokens.load(tmp_path / "a.npy", n=n)
-    free += 10**5
-    assert len(tokens.load(tmp_path / "a.npy", n=n)) == (n or 40)
-
-
 def test_parquet_is_read_one_row_group_at_a_time(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="reading parquet needs pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -135,31 +102,6 @@ def test_parquet_is_read_one_row_group_at_a_time(tmp_path):
         assert np.array_equal(tokens.load(tmp_path / "a.parquet"), whole)
         some = tokens.load(tmp_path / "a.csv", n=9, seed=2)
         assert np.array_equal(tokens.load(tmp_path / "a.parquet", n=9, seed=2), some)
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".npz"])
-def test_an_array_of_negative_size_is_damaged(tmp_path, suffix):
-    header = {"descr": "<f8", "fortran_order": False, "shape": (-1, 6)}
-    with open(tmp_path / "a.npy", "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(DATA.tobytes())
-    if suffix == ".npz":
-        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-            archive.write(tmp_path / "a.npy", "x.npy")
-    for options in ({}, {"n": 5}):
-        with refused(f"a{suffix}") as caught:
-            tokens.load(tmp_path / f"a{suffix}", **options)
-        assert "holds -1 rows" not in str(caught.value)
-
-
-def test_a_subset_is_refused_for_a_bad_row_anywhere_in_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(embeddings, "_BLOCK", 1)
-    for value in (0.0, np.nan):
-        bad = DATA.copy()
-        bad[33] = value
-        np.save(tmp_path / "a.npy", bad)
-        with refused("row 33"):
-            tokens.load(tmp_path / "a.npy", n=1)
 
 
 def test_key_names_the_array_among_several(tmp_path):
@@ -220,9 +162,7 @@ def test_pickled_objects_are_refused_and_never_run(tmp_path):
     [
         (DATA[0], {}, r"shape \(6,\); expected \(n, d\)"),
         (np.ones((2, 3, 4)), {}, r"shape \(2, 3, 4\)"),
-        (np.empty((0, 3)), {}, "no values"),
         (np.ones((4, 1)), {}, "one column only"),
-        (np.ones((4, 1)), {"d": 2}, "one column only"),
         (np.array([["a", "b"]]), {}, "expected real numbers"),
         (np.ones((3, 2)) * 1j, {}, "complex"),
         (np.array([[1.0, 2], [3, np.inf]]), {}, "row 1, column 1"),
@@ -235,8 +175,6 @@ def test_pickled_objects_are_refused_and_never_run(tmp_path):
         (DATA, {"d": 7}, "6 columns, d = 7 asked; choose d <= 6"),
         (DATA, {"d": 1}, "d is 1"),
         (DATA, {"n": 41}, "40 rows, n = 41 asked; choose n <= 40"),
-        (DATA, {"n": 0}, "n is 0"),
-        (DATA, {"seed": 1.5}, "seed is 1.5"),
     ],
 )
 def test_arrays_that_are_no_tokens_are_refused_by_name(tmp_path, array, options, match):
@@ -275,15 +213,11 @@ def test_csv_line_of_column_numbers_is_a_token_and_a_warning_says_so(tmp_path):
     ("text", "match"),
     [
         ("", "no values"),
-        ("\n \n", "no values"),
         ("a,b\n", "no values"),
         ("a,b\n1,2\n3,x\n", "line 3 holds 'x'"),
-        ("1,2\n\n3,\n", "line 3 holds ''"),
         ("1,2\n3\n", "line 2"),
         ("1.5,,2\n1,2,3\n", "line 1 holds ''"),
-        (",1.5\n1,2\n", "line 1 holds ''"),
         ("x,1.5\n1,2\n", "line 1 holds 'x'"),
-        (",a,b\n0,1,2\n", "index=False"),
         (",0,1\n0,1,2\n", "index=False"),
         ("a;b\n1;2\n", "line 2"),
         ("1,nan\n2,3\n", "row 0, column 1"),

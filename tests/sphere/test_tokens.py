@@ -98,23 +98,12 @@ def test_clusters_spread_is_the_deviation_around_the_centres():
         (0, 3, {}, "n is 0"),
         (-4, 3, {}, "n is -4"),
         (10, 1, {}, "d is 1"),
-        (10.0, 3, {}, "n is 10.0"),
-        (10, "3", {}, "d is '3'"),
         (10, 3, {"seed": -1}, "seed is -1"),
-        (10, 3, {"seed": None}, "seed is None"),
-        (True, 3, {}, "n is True"),
     ],
 )
 def test_clouds_refuse_bad_numbers(cloud, n, d, more, match):
     with refused(match):
         cloud(n, d, **more)
-
-
-@pytest.mark.parametrize("spread", [-0.1, np.nan, np.inf, "0.1", None, 1j])
-@pytest.mark.parametrize("cloud", [tokens.cross_polytope, tokens.clusters])
-def test_spread_must_be_a_finite_deviation(cloud, spread):
-    with refused("spread"):
-        cloud(10, 3, spread=spread)
 
 
 # ---------------------------------------------------------------- pca
@@ -174,7 +163,6 @@ def test_pca_gives_zero_along_axes_without_variance():
         (DATA, 0, "d is 0"),
         (DATA[0], 2, r"shape \(6,\)"),
         (np.empty((0, 3)), 2, "shape"),
-        ([["a", "b"]], 2, "real numbers"),
         ([[1.0, 2.0], [np.nan, 1.0]], 2, "row 1, column 0"),
     ],
 )
@@ -238,19 +226,12 @@ def test_make_names_every_cloud_with_the_defaults_of_the_published_study():
 
 def test_make_refuses_a_word_it_does_not_know_and_says_what_there_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with refused("cross-polytope"):
-        tokens.make("cross_polytope")
-    with refused("uniform"):
-        tokens.make("unifrom")
-    with refused("cross-polytope"):
-        tokens.make("")
-    with refused("no such file"):
-        tokens.make("none.npy")
-    with refused("file systems take 255"):
-        tokens.make("x" * 5000 + ".npy")
-    with refused("expected cross-polytope"):
-        tokens.make("x" * 5000)
-    with refused("no such file"):
-        tokens.make("none.npz::emb")
+    for word, said in (
+        ("cross_polytope", "cross-polytope"), ("unifrom", "uniform"), ("", "cross-polytope"),
+        ("none.npy", "no such file"), ("none.npz::emb", "no such file"),
+        ("x" * 5000 + ".npy", "file systems take 255"),
+    ):  # fmt: skip
+        with refused(said):
+            tokens.make(word)
     np.save("odd::name.npy", DATA)
     assert len(tokens.make("odd::name.npy")) == 40

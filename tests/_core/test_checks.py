@@ -263,16 +263,11 @@ def test_messages_stay_short_and_say_what_an_object_is():
 @pytest.mark.parametrize(
     "given",
     [
-        np.float16(0.1),
-        np.float32(0.1),
-        np.longdouble("0.1"),
-        np.array(0.1, "f4"),
-        np.array(0.1),
-        Fraction(1, 10),
-        Decimal("0.1"),
+        np.float16(0.1), np.float32(0.1), np.longdouble("0.1"), np.array(0.1, "f4"), np.array(0.1),
+        Fraction(1, 10), Decimal("0.1"),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_a_number_of_any_type_is_the_decimal_that_it_prints_as(given):
     run = wflow.solve(X, LAW, heads=2, t_final=1, dt=given)
     assert json.loads(run.attrs["config"])["dt"] == 0.1 and run.sizes["time"] == 11
@@ -298,12 +293,9 @@ def test_times_of_single_precision_are_those_of_the_steps():
     times = np.array([0.0, 0.1, 0.2], "f4")
     layers = np.arange(3.0)[:, None, None, None] * np.eye(3)
     run = wflow.solve(
-        X,
-        wflow.heads.Schedule(times, layers, "constant"),
-        t_final=0.3,
-        dt=0.1,
+        X, wflow.heads.Schedule(times, layers, "constant"), t_final=0.3, dt=0.1,
         save=wflow.SaveAt(snapshots=np.linspace(0, 0.3, 4, dtype="f4"), heads=True),
-    )
+    )  # fmt: skip
     assert run.snapshot.values.tolist() == [0.0, 0.1, 0.2, 3 * 0.1]
     assert run.heads.values[0, :, 0, 0, 0].tolist() == [0.0, 1.0, 2.0, 2.0]
 

@@ -17,18 +17,9 @@ STEERING = (
     "\x1b[31m\x9b1A\x07\r\b\x7f\u202e\u2066\u200e\u200f\u061c\u200b\u2060\ufeff\u2028\xad\udcff"
 )
 HONEST = [
-    "größe",
-    "Wärme ±0,5 µm",
-    "Ω ≥ ∫ρ log ρ",
-    "数据",
-    "مرحبا بالعالم",
-    "שלום",
-    "हिन्दी",
-    "❤️ 😀",
-    "a\u00a0b",
-    "e\u0301",
-    "C:\\x1b\n\tx",
-]
+    "größe", "Wärme ±0,5 µm", "Ω ≥ ∫ρ log ρ", "数据", "مرحبا بالعالم", "שלום", "हिन्दी", "❤️ 😀",
+    "a\u00a0b", "e\u0301", "C:\\x1b\n\tx",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HONEST)

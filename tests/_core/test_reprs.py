@@ -12,14 +12,10 @@ from wflow.study import Finding
 
 NAMES = {
     **{law.__name__: law for law in (Frozen, OrnsteinUhlenbeck, Oscillating, Schedule)},
-    "SaveAt": wflow.SaveAt,
-    "Compute": wflow.Compute,
-    "Dopri5": wflow.Dopri5,
-    "Tableau": wflow.Tableau,
-    "W2": wflow.transport.W2,
-    "Weighted": wflow.transport.Weighted,
+    "SaveAt": wflow.SaveAt, "Compute": wflow.Compute, "Dopri5": wflow.Dopri5,
+    "Tableau": wflow.Tableau, "W2": wflow.transport.W2, "Weighted": wflow.transport.Weighted,
     "array": array,
-}
+}  # fmt: skip
 
 
 def decay(D, t):
@@ -38,17 +34,12 @@ def test_a_law_is_made_again_from_its_repr(law):
 @pytest.mark.parametrize(
     "thing",
     [
-        wflow.SaveAt(),
-        wflow.SaveAt(every=5, snapshots=[0.0, 1.0], heads=True, budget=False),
-        wflow.Compute(method="fast", threads=2),
-        wflow.Dopri5(rtol=1e-6),
-        TABLEAUX["euler"],
-        TABLEAUX["heun"],
-        wflow.transport.W2(),
-        wflow.transport.Weighted(segments=8),
+        wflow.SaveAt(), wflow.SaveAt(every=5, snapshots=[0.0, 1.0], heads=True, budget=False),
+        wflow.Compute(method="fast", threads=2), wflow.Dopri5(rtol=1e-6), TABLEAUX["euler"],
+        TABLEAUX["heun"], wflow.transport.W2(), wflow.transport.Weighted(segments=8),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_an_option_a_scheme_and_a_metric_are_made_again_from_their_repr(thing):
     assert eval(repr(thing), NAMES) == thing
 
@@ -70,22 +61,16 @@ def results() -> list:
     run = wflow.solve(x, Frozen(), heads=D, t_final=2.0, dt=0.05)
     wide = {"prediction": "a prediction of many words " * 9, "source": "eq. 1", "found": "0.1"}
     return [
-        wflow.fits.power_law(np.arange(1, 6), numbers),
-        wflow.fits.line(np.arange(1, 6), numbers),
-        wflow.jko.step(x, D, 0.1),
-        wflow.jko.energy_inequality(x, D, 0.1),
-        wflow.metric.weighted_distance(x, x[::-1], D),
-        wflow.metric.bounds(x, x[::-1], D),
+        wflow.fits.power_law(np.arange(1, 6), numbers), wflow.fits.line(np.arange(1, 6), numbers),
+        wflow.jko.step(x, D, 0.1), wflow.jko.energy_inequality(x, D, 0.1),
+        wflow.metric.weighted_distance(x, x[::-1], D), wflow.metric.bounds(x, x[::-1], D),
         wflow.transport.entropic(x, x[::-1]),
         wflow.clusters.persistent_count(wflow.tokens.uniform(20, 3, seed=0)),
         wflow.clusters.plateaus([0.0, 1.0, 4.0, 5.0], [8, 3, 3, 1])[0],
-        wflow.clusters.stationarity(x, D),
-        wflow.clusters.omega_limit(run),
-        wflow.stability.growth_rate([0.0, 1.0, 2.0], numbers[:3].T),
-        wflow.verify(run),
-        *wflow.verify(run).checks[:2],
-        Finding(verdict="confirmed", **wide),
-    ]
+        wflow.clusters.stationarity(x, D), wflow.clusters.omega_limit(run),
+        wflow.stability.growth_rate([0.0, 1.0, 2.0], numbers[:3].T), wflow.verify(run),
+        *wflow.verify(run).checks[:2], Finding(verdict="confirmed", **wide),
+    ]  # fmt: skip
 
 
 def test_results_are_shown_on_one_line():

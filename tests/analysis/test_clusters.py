@@ -371,17 +371,10 @@ def merging(tmp_path_factory) -> str:
     file = tmp_path_factory.mktemp("clusters") / "run.h5"
     x0 = np.stack([wflow.tokens.clusters(24, 3, clusters=4, spread=0.1, seed=s) for s in (1, 2)])
     wflow.solve(
-        x0,
-        Frozen(),
-        heads=2 * np.eye(3)[None],
-        t_final=12.0,
-        dt=0.05,
-        paths=2,
-        scheme="rk4",
+        x0, Frozen(), heads=2 * np.eye(3)[None], t_final=12.0, dt=0.05, paths=2, scheme="rk4",
         direction="ascent",
-        save=wflow.SaveAt(snapshots=np.linspace(0, 12, 25), paths=(0, 1), every=4),
-        out=file,
-    ).close()
+        save=wflow.SaveAt(snapshots=np.linspace(0, 12, 25), paths=(0, 1), every=4), out=file,
+    ).close()  # fmt: skip
     return str(file)
 
 
@@ -472,15 +465,9 @@ def test_snapshots_that_were_not_recorded_are_nan(merging):
 def solved(law, *, heads=3, t_final=40.0, paths=1, budget=None, **more):
     x0 = wflow.tokens.uniform(16, 3, seed=3)
     return wflow.solve(
-        x0,
-        law,
-        heads=heads,
-        t_final=t_final,
-        dt=0.05,
-        paths=paths,
-        save=wflow.SaveAt(every=4, snapshots=(0.0, t_final - 1, t_final), budget=budget),
-        **more,
-    )
+        x0, law, heads=heads, t_final=t_final, dt=0.05, paths=paths,
+        save=wflow.SaveAt(every=4, snapshots=(0.0, t_final - 1, t_final), budget=budget), **more,
+    )  # fmt: skip
 
 
 def test_frozen_heads_come_to_rest_and_the_rate_is_found():
@@ -523,14 +510,9 @@ def test_a_short_run_with_noise_on_the_heads_is_never_stationary(t_final):
     for seed in range(8):
         x0 = wflow.tokens.cross_polytope(60, 3, spread=0.05, seed=seed)
         run = wflow.solve(
-            x0,
-            law,
-            heads=4,
-            t_final=t_final,
-            dt=5e-3,
-            seed=seed,
+            x0, law, heads=4, t_final=t_final, dt=5e-3, seed=seed,
             save=wflow.SaveAt(snapshots=(0.0,)),
-        )
+        )  # fmt: skip
         assert clusters.omega_limit(run).verdict != "stationary"
 
 

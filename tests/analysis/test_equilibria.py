@@ -59,12 +59,9 @@ def test_uniform_energy_overflows_to_infinity():
 
 
 @given(
-    seed=st.integers(0, 10_000),
-    n=st.integers(1, 12),
-    d=st.sampled_from([2, 3, 5]),
-    size=st.floats(0.05, 3),
-    sign=st.sampled_from(["any", "positive", "negative"]),
-)
+    seed=st.integers(0, 10_000), n=st.integers(1, 12), d=st.sampled_from([2, 3, 5]),
+    size=st.floats(0.05, 3), sign=st.sampled_from(["any", "positive", "negative"]),
+)  # fmt: skip
 @settings(max_examples=150, deadline=None)
 def test_no_cloud_has_an_energy_outside_of_the_extrema(seed, n, d, size, sign):
     D = random_symmetric(seed, d, size)
@@ -99,16 +96,9 @@ def test_ascent_of_indefinite_heads_finds_nothing_above_the_maximum():
     for D in (np.diag([1.0, 0.2, -3.0]), np.diag([2.5, 0.3, -1.0])):
         x0 = np.stack([cloud(3 * s, 24, 3) for s in range(12)])
         run = wflow.solve(
-            x0,
-            wflow.heads.Frozen(),
-            heads=D[None],
-            paths=12,
-            t_final=30.0,
-            dt=0.05,
-            direction="ascent",
-            scheme="heun",
-            save=wflow.SaveAt(every=100),
-        )
+            x0, wflow.heads.Frozen(), heads=D[None], paths=12, t_final=30.0, dt=0.05,
+            direction="ascent", scheme="heun", save=wflow.SaveAt(every=100),
+        )  # fmt: skip
         best = float(run.energy[:, -1].max())
         assert best <= maximum(D).energy * (1 + 1e-9)
         expected = maximum(D).energy if D[2, 2] == -3 else pair_energy(D, [1, 0, 0])
@@ -151,15 +141,9 @@ def test_descent_reaches_the_optimal_cloud_and_not_less(n, d):
     beta = 2.0
     x0 = np.stack([wflow.tokens.uniform(n, d, seed=s) for s in range(6)])
     run = wflow.solve(
-        x0,
-        wflow.heads.Frozen(),
-        heads=beta * np.eye(d)[None],
-        paths=6,
-        t_final=80.0,
-        dt=0.1,
-        scheme="heun",
-        save=wflow.SaveAt(every=100),
-    )
+        x0, wflow.heads.Frozen(), heads=beta * np.eye(d)[None], paths=6, t_final=80.0, dt=0.1,
+        scheme="heun", save=wflow.SaveAt(every=100),
+    )  # fmt: skip
     least = minimal_cloud_energy(n, beta, d)
     final = run.energy[:, -1].values
     assert np.all(final >= least * (1 - 1e-12))

@@ -23,11 +23,9 @@ def noisy(rng: np.random.Generator, paths: int, *, shared: float = 0.0) -> np.nd
 
 
 @given(
-    a=st.floats(1e-12, 1e12),
-    b=st.floats(-5, 5),
-    x=st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True),
-    paths=st.integers(1, 5),
-)
+    a=st.floats(1e-12, 1e12), b=st.floats(-5, 5),
+    x=st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True), paths=st.integers(1, 5),
+)  # fmt: skip
 @QUICK
 def test_exact_law_is_recovered_with_intervals_of_no_width(a, b, x, paths):
     y = np.repeat((a * np.array(x, dtype=float) ** b)[:, None], paths, axis=1)

@@ -32,15 +32,11 @@ def pair(seed: int, n: int, d: int, distance: float) -> tuple[np.ndarray, np.nda
 
 
 @given(
-    seed=st.integers(0, 10_000),
-    flow=st.sampled_from(FLOWS),
-    direction=st.sampled_from(["ascent", "descent"]),
-    n=st.integers(1, 9),
-    d=st.sampled_from([2, 3, 5]),
-    heads=st.integers(1, 4),
-    size=st.sampled_from([0.01, 0.1, 0.5, 1.0, 2.0]),
-    distance=st.sampled_from([1e-4, 0.1, 3.0]),
-)
+    seed=st.integers(0, 10_000), flow=st.sampled_from(FLOWS),
+    direction=st.sampled_from(["ascent", "descent"]), n=st.integers(1, 9),
+    d=st.sampled_from([2, 3, 5]), heads=st.integers(1, 4),
+    size=st.sampled_from([0.01, 0.1, 0.5, 1.0, 2.0]), distance=st.sampled_from([1e-4, 0.1, 3.0]),
+)  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_velocities_part_no_faster_than_the_constant_says(
     seed, flow, direction, n, d, heads, size, distance
@@ -71,13 +67,10 @@ def test_constant_of_small_heads_is_reached(flow, direction):
 
 
 @given(
-    seed=st.integers(0, 10_000),
-    flow=st.sampled_from(FLOWS),
-    direction=st.sampled_from(["ascent", "descent"]),
-    heads=st.integers(1, 3),
-    size=st.sampled_from([0.1, 0.4, 1.0]),
-    noisy=st.booleans(),
-)
+    seed=st.integers(0, 10_000), flow=st.sampled_from(FLOWS),
+    direction=st.sampled_from(["ascent", "descent"]), heads=st.integers(1, 3),
+    size=st.sampled_from([0.1, 0.4, 1.0]), noisy=st.booleans(),
+)  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_bound_holds_along_runs_with_steps_of_any_size(seed, flow, direction, heads, size, noisy):
     x, y = pair(seed, 8, 3, 0.2)
@@ -162,37 +155,22 @@ def test_exponent_of_frozen_heads_grows_by_the_same_at_every_step():
     expected = np.log(1 + 2 * 0.1 * L + 0.01 * M**2) / 2 * np.array([0, 5, 20])
     np.testing.assert_allclose(exponent(euler)[0], expected)
     rk4 = wflow.solve(
-        x,
-        Frozen(),
-        heads=D,
-        t_final=2.0,
-        dt=0.1,
-        save=wflow.SaveAt(snapshots=times, heads=True),
+        x, Frozen(), heads=D, t_final=2.0, dt=0.1, save=wflow.SaveAt(snapshots=times, heads=True),
         scheme="rk4",
-    )
+    )  # fmt: skip
     np.testing.assert_allclose(exponent(rk4)[0], L * np.array(times))
     np.testing.assert_allclose(exponent(rk4, weights="snapshots")[0], L * np.array(times))
     up = wflow.solve(
-        x,
-        Frozen(),
-        heads=D,
-        t_final=2.0,
-        dt=0.1,
-        save=wflow.SaveAt(snapshots=times),
+        x, Frozen(), heads=D, t_final=2.0, dt=0.1, save=wflow.SaveAt(snapshots=times),
         direction="ascent",
-    )
+    )  # fmt: skip
     np.testing.assert_allclose(exponent(up)[0], np.log(1 + 0.1 * M) * np.array([0, 5, 20]))
 
 
 def test_exponent_follows_the_heads_of_each_path_and_tends_to_the_integral_of_the_constant():
     x, _ = pair(0, 4, 3, 0.1)
     start = symmetric(np.random.default_rng(1), 3, 3, 0.3)
-    options = {
-        "heads": start,
-        "t_final": 1.0,
-        "paths": 3,
-        "seed": 5,
-    }
+    options = {"heads": start, "t_final": 1.0, "paths": 3, "seed": 5}
     times = np.linspace(0, 1, 101)
     save = wflow.SaveAt(snapshots=times, paths=[0, 2], heads=True, budget=False)
     run = wflow.solve(x, LAW, dt=0.01, save=save, **options)
@@ -246,11 +224,9 @@ def test_growth_of_one_token_on_the_circle_is_exact():
 
 
 @given(
-    rate=st.floats(-3, 3),
-    start=st.floats(1e-8, 1),
-    replicates=st.integers(1, 5),
+    rate=st.floats(-3, 3), start=st.floats(1e-8, 1), replicates=st.integers(1, 5),
     first=st.floats(0, 3),
-)
+)  # fmt: skip
 @QUICK
 def test_exponential_growth_is_recovered_with_an_interval_of_no_width(
     rate, start, replicates, first
@@ -320,11 +296,9 @@ def test_runs_that_differ_in_how_their_sums_are_formed_are_compared():
 def test_runs_in_single_precision_are_compared_up_to_its_rounding():
     x, y = pair(3, 6, 3, 0.1)
     options = {
-        "heads": 1e-9 * np.eye(3)[None],
-        "t_final": 1.0,
-        "dt": 0.1,
+        "heads": 1e-9 * np.eye(3)[None], "t_final": 1.0, "dt": 0.1,
         "compute": wflow.Compute(dtype="float32"),
-    }
+    }  # fmt: skip
     runs = [
         wflow.solve(z, Frozen(), save=wflow.SaveAt(snapshots=np.linspace(0, 1, 6)), **options)
         for z in (x, y)

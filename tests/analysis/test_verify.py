@@ -22,12 +22,9 @@ def solved(path: Path, *, law=None, n: int = 16, **options) -> Path:
     x0 = wflow.tokens.cross_polytope(n=n, d=3, spread=0.05, seed=42)
     law = wflow.heads.OrnsteinUhlenbeck(np.eye(3)) if law is None else law
     shared = {
-        "heads": 3,
-        "t_final": 4.0,
-        "dt": 1e-2,
-        "save": wflow.SaveAt(every=5),
+        "heads": 3, "t_final": 4.0, "dt": 1e-2, "save": wflow.SaveAt(every=5),
         "compute": wflow.Compute(threads=1),
-    }
+    }  # fmt: skip
     wflow.solve(x0, law, out=path, **(shared | options)).close()
     return path
 

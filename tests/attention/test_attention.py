@@ -14,12 +14,10 @@ from wflow.attention import cloud as attention
 FLOWS = ("softmax", "unnormalised", "effective")
 cases = st.fixed_dictionaries(
     {
-        "seed": st.integers(0, 2**32 - 1),
-        "n": st.integers(1, 40),
-        "d": st.sampled_from([2, 3, 5]),
+        "seed": st.integers(0, 2**32 - 1), "n": st.integers(1, 40), "d": st.sampled_from([2, 3, 5]),
         "heads": st.integers(1, 6),
     }
-)
+)  # fmt: skip
 
 
 def cloud(seed, n, d, heads):

@@ -42,16 +42,9 @@ def problem(**changes: Any) -> dict[str, Any]:
     """Seven paths with everything that a run file can hold."""
     settings = {
         "x0": wflow.tokens.cross_polytope(n=12, d=3, spread=0.05, seed=1),
-        "law": OrnsteinUhlenbeck(np.eye(3)),
-        "heads": 2,
-        "t_final": 0.5,
-        "dt": 0.005,
-        "paths": 7,
-        "seed": 3,
-        "save": SAVE,
-        "kappa": 0.05,
-        "compute": wflow.Compute(threads=1),
-    }
+        "law": OrnsteinUhlenbeck(np.eye(3)), "heads": 2, "t_final": 0.5, "dt": 0.005, "paths": 7,
+        "seed": 3, "save": SAVE, "kappa": 0.05, "compute": wflow.Compute(threads=1),
+    }  # fmt: skip
     return settings | changes
 
 

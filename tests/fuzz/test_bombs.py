@@ -212,20 +212,10 @@ def run_of_huge_sizes(folder: Path, size: int) -> None:
 
 
 BOMBS = [
-    run_of_huge_sizes,
-    report_of_histories,
-    tar_header(tarfile.XHDTYPE),
-    tar_header(tarfile.GNUTYPE_LONGNAME),
-    mnist,
-    idx,
-    packed_weights,
-    repeated_weights,
-    header_of_spaces,
-    other_arrays,
-    checkpoint,
-    member_that_is_longer,
-    mesh_of_one_long_number,
-]
+    run_of_huge_sizes, report_of_histories, tar_header(tarfile.XHDTYPE),
+    tar_header(tarfile.GNUTYPE_LONGNAME), mnist, idx, packed_weights, repeated_weights,
+    header_of_spaces, other_arrays, checkpoint, member_that_is_longer, mesh_of_one_long_number,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.__qualname__.partition(".")[0])

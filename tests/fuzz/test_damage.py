@@ -26,15 +26,10 @@ from wflow.runs.schema import config_text, dataset_attrs
 
 Cases = Callable[[int, int], int]
 OPTIONS = {
-    "law": OrnsteinUhlenbeck(np.eye(3)),
-    "heads": 2,
-    "t_final": 0.12,
-    "dt": 0.01,
-    "paths": 3,
-    "seed": 5,
-    "save": wflow.SaveAt(snapshots=[0.0, 0.05, 0.12], paths=[0, 2], heads=True),
+    "law": OrnsteinUhlenbeck(np.eye(3)), "heads": 2, "t_final": 0.12, "dt": 0.01, "paths": 3,
+    "seed": 5, "save": wflow.SaveAt(snapshots=[0.0, 0.05, 0.12], paths=[0, 2], heads=True),
     "compute": wflow.Compute(batch=2, checkpoint_every=0.0),
-}
+}  # fmt: skip
 
 
 def x0() -> np.ndarray:
@@ -393,11 +388,9 @@ def test_rounding_that_grows_fails_no_honest_file(tmp_path: Path) -> None:
     angles = 2 * np.pi * np.arange(8) / 8
     circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)  # an unstable equilibrium
     options = {
-        "heads": 4 * np.eye(2)[None],
-        "t_final": 20.0,
-        "dt": 0.01,
+        "heads": 4 * np.eye(2)[None], "t_final": 20.0, "dt": 0.01,
         "save": wflow.SaveAt(every=10_000),
-    }
+    }  # fmt: skip
     out = tmp_path / "run.h5"
     start = circle + 2e-16 * circle[:, ::-1]  # as another processor might round
     wflow.solve(start, Frozen(), **options, direction="ascent", out=out).close()

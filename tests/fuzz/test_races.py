@@ -21,14 +21,9 @@ Outcome = tuple[str, str]
 def task(seed: int, steps: int) -> dict[str, Any]:
     return {
         "x0": wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=1),
-        "law": OrnsteinUhlenbeck(np.eye(3)),
-        "heads": 2,
-        "t_final": 0.01 * steps,
-        "dt": 0.01,
-        "paths": 2,
-        "seed": seed,
-        "compute": wflow.Compute(checkpoint_every=0.0),
-    }
+        "law": OrnsteinUhlenbeck(np.eye(3)), "heads": 2, "t_final": 0.01 * steps, "dt": 0.01,
+        "paths": 2, "seed": seed, "compute": wflow.Compute(checkpoint_every=0.0),
+    }  # fmt: skip
 
 
 def serve(orders: Any, answers: Any, barrier: Any) -> None:

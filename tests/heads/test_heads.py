@@ -245,14 +245,12 @@ def test_general_heads_form_the_score_matrix_from_query_and_key():
 @pytest.mark.parametrize(
     "law",
     [
-        Frozen(),
-        OrnsteinUhlenbeck(np.eye(2), 0.7, 1.3, exact=True),
-        Oscillating(2, "common"),
+        Frozen(), OrnsteinUhlenbeck(np.eye(2), 0.7, 1.3, exact=True), Oscillating(2, "common"),
         Schedule([0.0, 1.0], np.zeros((2, 1, 2, 2)), "constant"),
         CompoundPoisson(Oscillating(2, "common"), 2.0, 0.3),
     ],
     ids=lambda law: type(law).__name__,
-)
+)  # fmt: skip
 def test_a_law_comes_back_from_its_configuration(law):
     assert law_config(law_from_config(law_config(law))) == law_config(law)
 

@@ -88,12 +88,9 @@ def test_a_drift_that_is_none_at_some_stages_is_zero_there(scheme):
             return 0 * D if t < 0.12 else -D
 
     options = {
-        "heads": START,
-        "t_final": 0.2,
-        "dt": 0.1,
-        "scheme": scheme,
+        "heads": START, "t_final": 0.2, "dt": 0.1, "scheme": scheme,
         "save": wflow.SaveAt(heads=True),
-    }
+    }  # fmt: skip
     runs = [wflow.solve(np.eye(3), law, **options) for law in (Late(), Zero())]
     assert all(np.array_equal(runs[0][name], runs[1][name]) for name in runs[0].data_vars)
     paths = [list(head_path(law, d=3, heads=START, t_final=0.2, dt=0.1, scheme=scheme))

@@ -73,20 +73,12 @@ def test_the_layout_of_arrays_in_memory_does_not_change_a_bit(sums, d, tied):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    n=st.integers(1, 230),
-    d=st.sampled_from(DIMENSIONS),
-    heads=st.integers(1, 4),
-    paths=st.integers(1, 3),
-    size=st.sampled_from([0.0, 1.0, 20.0, 63.0]),
-    flow=st.sampled_from(sorted(FLOWS)),
-    tied=st.booleans(),
-    causal=st.booleans(),
-    drift=st.booleans(),
-    noise=st.booleans(),
-    ito=st.booleans(),
+    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 230), d=st.sampled_from(DIMENSIONS),
+    heads=st.integers(1, 4), paths=st.integers(1, 3), size=st.sampled_from([0.0, 1.0, 20.0, 63.0]),
+    flow=st.sampled_from(sorted(FLOWS)), tied=st.booleans(), causal=st.booleans(),
+    drift=st.booleans(), noise=st.booleans(), ito=st.booleans(),
     dtype=st.sampled_from(["f8", "f4"]),
-)
+)  # fmt: skip
 def test_every_result_equals_the_fused_sums(seed, n, d, heads, paths, size, dtype, **options):
     if dtype == "f4":
         size = min(size, 20.0)

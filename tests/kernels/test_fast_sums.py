@@ -33,15 +33,12 @@ import random_clouds
 
 cases = st.fixed_dictionaries(
     {
-        "seed": st.integers(0, 2**32 - 1),
-        "cloud": st.sampled_from(random_clouds.CLOUDS),
-        "head": st.sampled_from(random_clouds.HEADS),
-        "d": st.sampled_from([2, 3]),
-        "n": st.integers(1, 300),
-        "heads": st.integers(1, 6),
+        "seed": st.integers(0, 2**32 - 1), "cloud": st.sampled_from(random_clouds.CLOUDS),
+        "head": st.sampled_from(random_clouds.HEADS), "d": st.sampled_from([2, 3]),
+        "n": st.integers(1, 300), "heads": st.integers(1, 6),
         "norm": st.sampled_from([0.1, 1.0, 4.0, 9.0, 25.0, 90.0]),
     }
-)
+)  # fmt: skip
 
 
 def problem(seed, cloud, head, d, n, heads, norm):

@@ -22,15 +22,11 @@ DIMENSIONS = (2, 3, 16, 64)  # with specialised loops, and without
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    d=st.sampled_from(DIMENSIONS),
-    n=st.integers(1, 70),
-    heads=st.integers(1, 4),
-    size=st.sampled_from([0.0, 1.0, 20.0, 100.0, 600.0]),
+    seed=st.integers(0, 2**32 - 1), d=st.sampled_from(DIMENSIONS), n=st.integers(1, 70),
+    heads=st.integers(1, 4), size=st.sampled_from([0.0, 1.0, 20.0, 100.0, 600.0]),
     flow=st.sampled_from(["softmax", "unnormalised", "effective"]),
-    direction=st.sampled_from(["descent", "ascent"]),
-    symmetric_pass=st.booleans(),
-)
+    direction=st.sampled_from(["descent", "ascent"]), symmetric_pass=st.booleans(),
+)  # fmt: skip
 def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, direction, symmetric_pass):
     rng = np.random.default_rng(seed)
     x = unit(rng, n, d)
@@ -42,16 +38,9 @@ def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, directi
     sigma2 = rng.uniform(0, 2, heads)
     twin = Twin(x, D, flow=flow, sign=cloud.DIRECTIONS[direction])
     velocity, terms = cloud.evaluate(
-        x[None],
-        D[None],
-        drift=drift[None],
-        moved=moved[None],
-        noise=noise[None],
-        sigma2=sigma2[None],
-        flow=flow,
-        direction=direction,
-        symmetric=symmetric_pass,
-    )
+        x[None], D[None], drift=drift[None], moved=moved[None], noise=noise[None],
+        sigma2=sigma2[None], flow=flow, direction=direction, symmetric=symmetric_pass,
+    )  # fmt: skip
     # Sums of both signs are judged against the sum of their sizes.
     scale = np.abs(twin.velocity).max() + max(size, 1e-300) * (flow == "softmax")
     if flow != "softmax":
@@ -76,11 +65,9 @@ def test_every_term_equals_the_numpy_twin(seed, d, n, heads, size, flow, directi
 
 @settings(max_examples=40, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    d=st.sampled_from(DIMENSIONS),
-    n=st.integers(1, 40),
+    seed=st.integers(0, 2**32 - 1), d=st.sampled_from(DIMENSIONS), n=st.integers(1, 40),
     size=st.sampled_from([1.0, 63.0, 65.0, 500.0, 1e3, 1e4]),
-)
+)  # fmt: skip
 def test_row_sums_hold_thirteen_digits_for_scores_up_to_1e4(seed, d, n, size):
     rng = np.random.default_rng(seed)
     x, D = unit(rng, n, d), symmetric(rng, 2, d, d)
@@ -134,12 +121,9 @@ def test_heads_of_very_different_size_keep_their_digits_together(sizes, flow):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    d=st.sampled_from((2, 3, 16)),
-    n=st.integers(1, 40),
-    size=st.sampled_from([1.0, 300.0, 3000.0]),
-    causal=st.booleans(),
-)
+    seed=st.integers(0, 2**32 - 1), d=st.sampled_from((2, 3, 16)), n=st.integers(1, 40),
+    size=st.sampled_from([1.0, 300.0, 3000.0]), causal=st.booleans(),
+)  # fmt: skip
 def test_general_heads_and_causal_mask_equal_the_numpy_twin(seed, d, n, size, causal):
     rng = np.random.default_rng(seed)
     x, D, V = unit(rng, n, d), size * rng.normal(size=(3, d, d)), rng.normal(size=(3, d, d))
@@ -150,11 +134,9 @@ def test_general_heads_and_causal_mask_equal_the_numpy_twin(seed, d, n, size, ca
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    d=st.sampled_from(DIMENSIONS),
-    n=st.integers(1, 70),
+    seed=st.integers(0, 2**32 - 1), d=st.sampled_from(DIMENSIONS), n=st.integers(1, 70),
     size=st.sampled_from([1.0, 8.0, 200.0]),
-)
+)  # fmt: skip
 def test_single_precision_is_within_1e_5_of_double(seed, d, n, size):
     rng = np.random.default_rng(seed)
     x = unit(rng, n, d).astype(np.float32).astype(float)

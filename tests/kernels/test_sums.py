@@ -49,12 +49,9 @@ def test_a_fast_run_keeps_every_number_of_the_exact_one_within_the_tolerance(d, 
     assert ((error > 0) & (error <= 1e-10)).all()
     for name in runs["exact"].data_vars:
         np.testing.assert_allclose(
-            runs["fast"][name].values,
-            runs["exact"][name].values,
-            rtol=1e-9,
-            atol=1e-9,
+            runs["fast"][name].values, runs["exact"][name].values, rtol=1e-9, atol=1e-9,
             err_msg=name,
-        )
+        )  # fmt: skip
 
 
 def test_auto_is_exact_for_few_tokens_and_the_file_is_that_of_exact_sums():

@@ -71,19 +71,13 @@ def assert_same(found, expected, arguments, tolerance):
     energy, speed_sq = theirs["energy"], theirs["max_speed"] ** 2
     with np.errstate(over="ignore", invalid="ignore"):
         scales = {
-            "energy": energy,
-            "weight_power": energy * norms[0],
-            "backward_work": energy * norms[0],
-            "ito_power": energy * sigma2.max(initial=0),
-            "martingale": energy * norms[1],
-            "second_variation": energy * norms[1] ** 2,
-            "dissipation": 2 * energy * size * speed,
+            "energy": energy, "weight_power": energy * norms[0], "backward_work": energy * norms[0],
+            "ito_power": energy * sigma2.max(initial=0), "martingale": energy * norms[1],
+            "second_variation": energy * norms[1] ** 2, "dissipation": 2 * energy * size * speed,
             "upper_gradient_sq": theirs["upper_gradient_sq"] + 2 * energy * speed_sq,
             "edi_defect": theirs["upper_gradient_sq"] + 2 * energy * speed * size,
-            "speed_sq": speed_sq + speed**2,
-            "max_speed": speed,
-            "max_score": size,
-        }
+            "speed_sq": speed_sq + speed**2, "max_speed": speed, "max_score": size,
+        }  # fmt: skip
     given = {
         "weight_power": drift, "backward_work": drift, "martingale": noise, "ito_power": sigma2,
         "second_variation": noise if sigma2.size else sigma2,
@@ -114,16 +108,11 @@ def compare(arguments, flow, sign, causal, tolerance=1e-12, triton=None):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    paths=st.integers(1, 3),
-    n=st.integers(1, 60),
-    d=st.sampled_from((2, 3, 16, 64)),
-    heads=st.integers(1, 5),
-    size=st.sampled_from([0.0, 1.0, 20.0, 63.0, 100.0, 600.0, 1e4]),
-    flow=st.sampled_from(FLOWS),
-    sign=st.sampled_from([-1.0, 1.0]),
-    ledger=st.booleans(),
-)
+    seed=st.integers(0, 2**32 - 1), paths=st.integers(1, 3), n=st.integers(1, 60),
+    d=st.sampled_from((2, 3, 16, 64)), heads=st.integers(1, 5),
+    size=st.sampled_from([0.0, 1.0, 20.0, 63.0, 100.0, 600.0, 1e4]), flow=st.sampled_from(FLOWS),
+    sign=st.sampled_from([-1.0, 1.0]), ledger=st.booleans(),
+)  # fmt: skip
 def test_velocities_and_terms_equal_the_numba_kernel(
     seed, paths, n, d, heads, size, flow, sign, ledger
 ):
@@ -132,13 +121,10 @@ def test_velocities_and_terms_equal_the_numba_kernel(
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    n=st.integers(1, 60),
-    d=st.sampled_from((2, 3)),
-    size=st.sampled_from([1.0, 30.0, 300.0, 1e4]),
-    causal=st.booleans(),
+    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 60), d=st.sampled_from((2, 3)),
+    size=st.sampled_from([1.0, 30.0, 300.0, 1e4]), causal=st.booleans(),
     dtype=st.sampled_from(["f8", "f4"]),
-)
+)  # fmt: skip
 def test_general_heads_and_causal_mask_equal_the_numba_kernel(seed, n, d, size, causal, dtype):
     if dtype == "f4":  # beyond 85 terms overflow in one place sooner than in the other
         size = min(size, 40.0)
@@ -148,12 +134,9 @@ def test_general_heads_and_causal_mask_equal_the_numba_kernel(seed, n, d, size, 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    n=st.integers(1, 60),
-    d=st.sampled_from((2, 3, 16)),
-    size=st.sampled_from([0.0, 1.0, 8.0, 20.0, 40.0]),
-    flow=st.sampled_from(FLOWS),
-)
+    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 60), d=st.sampled_from((2, 3, 16)),
+    size=st.sampled_from([0.0, 1.0, 8.0, 20.0, 40.0]), flow=st.sampled_from(FLOWS),
+)  # fmt: skip
 def test_single_precision_is_within_2e_5_of_the_numba_kernel(seed, n, d, size, flow):
     compare(make(seed, 2, n, d, 3, size, "f4"), flow, -1.0, False, 2e-5)
 
@@ -251,11 +234,9 @@ def test_what_is_no_number_stays_in_its_path_and_shows(flow, where):
 
 @settings(max_examples=50, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    d=st.sampled_from((2, 3, 8, 64)),
-    size=st.floats(1, 200),
+    seed=st.integers(0, 2**32 - 1), d=st.sampled_from((2, 3, 8, 64)), size=st.floats(1, 200),
     dtype=st.sampled_from(["f8", "f4"]),
-)
+)  # fmt: skip
 def test_heads_called_moderate_are_within_the_bound_and_weak_ones_are_called_so(
     seed, d, size, dtype
 ):
@@ -405,13 +386,7 @@ def test_run_on_a_card_equals_the_run_by_numba():
 
     x0 = unit(np.random.default_rng(18), 40, 3)
     law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
-    options = {
-        "heads": 5,
-        "t_final": 0.2,
-        "dt": 0.01,
-        "paths": 3,
-        "seed": 7,
-    }
+    options = {"heads": 5, "t_final": 0.2, "dt": 0.01, "paths": 3, "seed": 7}
     expected = wflow.solve(x0, law, **options, compute=wflow.Compute(method="exact"))
     found = wflow.solve(x0, law, **options, compute=wflow.Compute(backend="torch", device="cuda"))
     again = wflow.solve(x0, law, **options, compute=wflow.Compute(backend="torch", device="cuda"))

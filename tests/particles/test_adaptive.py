@@ -214,14 +214,9 @@ def test_without_dt_a_hundred_units_of_time_are_recorded(tmp_path):
 # ---- the same seed, the same bits
 
 MANY = {
-    "heads": 2,
-    "t_final": 1.5,
-    "dt": 0.5,
-    "paths": 5,
-    "seed": 7,
-    "save": wflow.SaveAt(snapshots=[0, 0.5, 1.5], paths=[0, 3], heads=True),
-    "scheme": "dopri5",
-}
+    "heads": 2, "t_final": 1.5, "dt": 0.5, "paths": 5, "seed": 7,
+    "save": wflow.SaveAt(snapshots=[0, 0.5, 1.5], paths=[0, 3], heads=True), "scheme": "dopri5",
+}  # fmt: skip
 
 
 def clouds(paths=5):
@@ -343,12 +338,9 @@ def test_single_precision_takes_tolerances_above_its_rounding():
     options = {"heads": 2, "t_final": 1.0, "dt": 0.5}
     double = wflow.solve(x0, Oscillating(3), scheme="dopri5", **options)
     single = wflow.solve(
-        x0,
-        Oscillating(3),
-        scheme=Dopri5(1e-5, 1e-6),
-        compute=wflow.Compute(dtype="float32"),
+        x0, Oscillating(3), scheme=Dopri5(1e-5, 1e-6), compute=wflow.Compute(dtype="float32"),
         **options,
-    )
+    )  # fmt: skip
     assert np.abs(single.tokens - double.tokens).max() < 1e-4
 
 

@@ -143,13 +143,9 @@ def test_a_later_path_that_blows_up_leaves_the_earlier_ones_readable(tmp_path):
     options = {"heads": [10 * np.eye(2)], "t_final": 1.0, "dt": 0.1, "flow": "unnormalised"}
     with pytest.raises(wflow.BlowUpError) as caught:
         wflow.solve(
-            x0,
-            Frozen(),
-            paths=2,
-            compute=wflow.Compute(batch=1, stop_at_blow_up=True),
-            out=out,
+            x0, Frozen(), paths=2, compute=wflow.Compute(batch=1, stop_at_blow_up=True), out=out,
             **options,
-        )
+        )  # fmt: skip
     assert caught.value.path == 1 and caught.value.time == 0
     with pytest.warns(UserWarning, match="not complete"), wflow.open(out) as ds:
         assert np.isfinite(ds.energy[0]).all()
@@ -240,12 +236,9 @@ def test_a_run_whose_file_is_removed_ends_at_the_next_checkpoint(tmp_path):
         return -D
 
     options = {
-        "heads": 1,
-        "t_final": 9.0,
-        "dt": 0.1,
-        "out": out,
+        "heads": 1, "t_final": 9.0, "dt": 0.1, "out": out,
         "compute": wflow.Compute(checkpoint_every=0.0),
-    }
+    }  # fmt: skip
     with pytest.raises(wflow.RunFileError, match="removed"):
         wflow.solve(np.eye(3), HeadLaw(drift), **options)
     assert max(times) < 1.0 and not list(tmp_path.iterdir())

@@ -51,14 +51,11 @@ def test_balance_closes_at_the_order_of_the_scheme(scheme, order, flow, heads):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    n=st.integers(2, 15),
-    d=st.integers(2, 4),
-    heads=st.integers(1, 4),
-    law_name=st.sampled_from(["frozen", "oscillating", "user"]),
+    seed=st.integers(0, 2**32 - 1), n=st.integers(2, 15), d=st.integers(2, 4),
+    heads=st.integers(1, 4), law_name=st.sampled_from(["frozen", "oscillating", "user"]),
     flow=st.sampled_from(["softmax", "unnormalised", "effective"]),
     direction=st.sampled_from(["descent", "ascent"]),
-)
+)  # fmt: skip
 def test_balance_closes_for_random_problems(seed, n, d, heads, law_name, flow, direction):
     """The fourth-order residual is small and falls about sixteenfold when dt is halved.
 
@@ -68,13 +65,9 @@ def test_balance_closes_for_random_problems(seed, n, d, heads, law_name, flow, d
     rng = np.random.default_rng(seed)
     law = {"frozen": Frozen(), "oscillating": Oscillating(d), "user": drifting(d)}[law_name]
     options = {
-        "heads": symmetric(rng, heads, d, d) / 4,
-        "t_final": 0.5,
-        "scheme": "rk4",
-        "flow": flow,
-        "direction": direction,
-        "save": wflow.SaveAt(snapshots=[0]),
-    }
+        "heads": symmetric(rng, heads, d, d) / 4, "t_final": 0.5, "scheme": "rk4", "flow": flow,
+        "direction": direction, "save": wflow.SaveAt(snapshots=[0]),
+    }  # fmt: skip
     x0 = unit(rng, n, d)
     coarse, fine = (wflow.solve(x0, law, dt=dt, **options) for dt in (0.025, 0.0125))
     largest = [float(np.abs(run.edi_residual).max()) for run in (coarse, fine)]
@@ -95,14 +88,9 @@ def test_the_two_residuals_of_softmax_differ_by_the_integrated_defect(
 ):
     rng = np.random.default_rng(seed)
     run = wflow.solve(
-        unit(rng, 12, 3),
-        Frozen(),
-        heads=symmetric(rng, heads, 3, 3),
-        t_final=0.5,
-        dt=0.01,
-        direction=direction,
-        scheme=scheme,
-    )
+        unit(rng, 12, 3), Frozen(), heads=symmetric(rng, heads, 3, 3), t_final=0.5, dt=0.01,
+        direction=direction, scheme=scheme,
+    )  # fmt: skip
     gap = float((run.edi_residual - run.edi_residual_upper_gradient)[0, -1])
     if TABLEAUX[scheme].stages == 1:  # there the integral is the sum of what is recorded
         assert gap == pytest.approx(0.01 * float(run.edi_defect[0, :-1].sum()), abs=1e-13)
@@ -189,28 +177,18 @@ def test_two_tokens_follow_their_closed_form(direction, beta):
 
     exact = solve_ivp(slope, (0, 2), [0.4], method="DOP853", rtol=1e-13, atol=1e-14).y[0, -1]
     run = wflow.solve(
-        x0,
-        Frozen(),
-        heads=beta * np.eye(3)[None],
-        t_final=2.0,
-        dt=2e-3,
-        scheme="rk4",
+        x0, Frozen(), heads=beta * np.eye(3)[None], t_final=2.0, dt=2e-3, scheme="rk4",
         direction=direction,
-    )
+    )  # fmt: skip
     x = run.tokens.isel(snapshot_path=0, snapshot=-1).values
     assert x[0] @ x[1] == pytest.approx(exact, abs=2e-12)
 
 
 def test_tokens_stay_on_the_sphere_over_ten_thousand_steps():
     run = wflow.solve(
-        unit(np.random.default_rng(0), 6, 4),
-        Oscillating(4),
-        heads=2,
-        t_final=50.0,
-        dt=5e-3,
-        scheme="rk4",
-        save=wflow.SaveAt(snapshots=np.linspace(0, 50, 21), every=1000),
-    )
+        unit(np.random.default_rng(0), 6, 4), Oscillating(4), heads=2, t_final=50.0, dt=5e-3,
+        scheme="rk4", save=wflow.SaveAt(snapshots=np.linspace(0, 50, 21), every=1000),
+    )  # fmt: skip
     assert np.abs(np.linalg.norm(run.tokens, axis=-1) - 1).max() <= 1e-14
 
 
@@ -259,13 +237,9 @@ def test_single_precision_run_stays_near_the_double_one():
 
 
 OPTIONS = {
-    "heads": 3,
-    "t_final": 0.5,
-    "dt": 0.01,
-    "paths": 5,
-    "seed": 7,
+    "heads": 3, "t_final": 0.5, "dt": 0.01, "paths": 5, "seed": 7,
     "save": wflow.SaveAt(snapshots=[0, 0.2, 0.5], paths=[0, 3], heads=True, every=7),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -307,13 +281,9 @@ def test_a_run_is_rerun_from_its_file(tmp_path):
 
 def test_records_and_snapshots_are_where_they_were_asked_for():
     run = wflow.solve(
-        np.eye(3),
-        Frozen(),
-        heads=1,
-        t_final=1.0,
-        dt=0.01,
+        np.eye(3), Frozen(), heads=1, t_final=1.0, dt=0.01,
         save=wflow.SaveAt(every=30, snapshots=[0.5, 1.0], paths=[]),
-    )
+    )  # fmt: skip
     assert np.allclose(run.time, [0, 0.3, 0.6, 0.9, 1.0])
     assert np.allclose(run.snapshot, [0.5, 1.0])
     assert "tokens" not in run and run.tokens_mean.shape == (2, 3, 3)

@@ -34,11 +34,9 @@ def laplacian(x, D):
 
 @settings(max_examples=20, deadline=None)
 @given(
-    n=st.integers(1, 40),
-    d=st.sampled_from([2, 3, 5]),
-    heads=st.integers(1, 4),
+    n=st.integers(1, 40), d=st.sampled_from([2, 3, 5]), heads=st.integers(1, 4),
     seed=st.integers(0, 99),
-)
+)  # fmt: skip
 def test_compiled_laplacian_equals_its_formula(n, d, heads, seed) -> None:
     rng = np.random.default_rng(seed)
     x, D = unit(rng, n, d), symmetric(rng, heads, d, d)
@@ -113,16 +111,9 @@ def test_energy_balance_closes_in_expectation_at_first_order() -> None:
     means = []
     for dt in (8e-3, 4e-3):
         run = wflow.solve(
-            x0,
-            OrnsteinUhlenbeck(np.eye(3)),
-            heads=3,
-            t_final=0.4,
-            dt=dt,
-            paths=300,
-            kappa=0.5,
-            seed=3,
-            save=wflow.SaveAt(every=10),
-        )
+            x0, OrnsteinUhlenbeck(np.eye(3)), heads=3, t_final=0.4, dt=dt, paths=300, kappa=0.5,
+            seed=3, save=wflow.SaveAt(every=10),
+        )  # fmt: skip
         last = run.isel(time=-1)
         mean, error = mean_and_error(last["edi_residual"].values)
         means.append(float(mean))
@@ -149,14 +140,9 @@ def test_residual_of_a_path_falls_like_the_step() -> None:
 def test_same_seed_same_bits_for_threads_batches_and_resumed_runs(tmp_path) -> None:
     x0 = wflow.tokens.uniform(17, 3, seed=0)
     options = {
-        "law": OrnsteinUhlenbeck(np.eye(3)),
-        "heads": 2,
-        "t_final": 0.1,
-        "dt": 0.01,
-        "paths": 3,
-        "kappa": 0.2,
-        "save": wflow.SaveAt(paths=(0, 1, 2)),
-    }
+        "law": OrnsteinUhlenbeck(np.eye(3)), "heads": 2, "t_final": 0.1, "dt": 0.01, "paths": 3,
+        "kappa": 0.2, "save": wflow.SaveAt(paths=(0, 1, 2)),
+    }  # fmt: skip
     whole = wflow.solve(x0, **options)
     for other in (
         {"compute": wflow.Compute(batch=1)},

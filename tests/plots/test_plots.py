@@ -53,13 +53,10 @@ def synthetic_run(
         residual = 0.004 * wobble
         change = sum(terms.values()) + s * 1.2 * upper + residual
         series = terms | {
-            "upper_gradient_sq": gradient,
-            "energy": 1.5 + change - change[:, :1],
-            "dissipated": -s * 1.2 * upper,
-            "dissipated_upper_gradient": upper,
-            "edi_residual": residual,
-            "edi_residual_upper_gradient": residual + s * 0.2 * upper,
-        }
+            "upper_gradient_sq": gradient, "energy": 1.5 + change - change[:, :1],
+            "dissipated": -s * 1.2 * upper, "dissipated_upper_gradient": upper,
+            "edi_residual": residual, "edi_residual_upper_gradient": residual + s * 0.2 * upper,
+        }  # fmt: skip
     variables |= {name: (("path", "time"), values) for name, values in series.items()}
     return xr.Dataset(
         variables,
@@ -76,15 +73,10 @@ def synthetic_run(
 def power_law(exponent=-1.0, interval=(-1.02, -0.98), points=4) -> SimpleNamespace:
     """What the figure uses of `wflow.fits.PowerLaw`."""
     return SimpleNamespace(
-        prefactor=0.4,
-        exponent=exponent,
-        pearson=-0.999,
-        exponent_ci=interval,
-        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval,
-        level=0.95,
-        points=points,
-        band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
-    )
+        prefactor=0.4, exponent=exponent, pearson=-0.999, exponent_ci=interval,
+        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval, level=0.95,
+        points=points, band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
+    )  # fmt: skip
 
 
 def texts(figure) -> str:

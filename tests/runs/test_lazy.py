@@ -68,13 +68,10 @@ def samples(out):
 @pytest.mark.parametrize(
     "run_to",
     [
-        particles,
-        partial(particles, snapshots=(0.0, 0.2), heads=True, paths=(1, 2)),
-        partial(particles, budget=False),
-        densities,
-        samples,
+        particles, partial(particles, snapshots=(0.0, 0.2), heads=True, paths=(1, 2)),
+        partial(particles, budget=False), densities, samples,
     ],
-)
+)  # fmt: skip
 def test_a_run_that_was_just_written_is_what_its_file_holds(tmp_path, monkeypatch, run_to):
     out = tmp_path / "run.h5"
     with monkeypatch.context() as patched:

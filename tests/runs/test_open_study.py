@@ -143,12 +143,10 @@ def test_a_folder_that_is_no_study_is_refused_and_the_message_says_what_to_do(tm
     if kind == "damaged":
         (place / "run.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
     words = {
-        "missing": "does not exist; give the --out",
-        "file": "wflow.open opens a run",
-        "empty": "is empty: give the --out",
-        "foreign": "no folder of a study",
+        "missing": "does not exist; give the --out", "file": "wflow.open opens a run",
+        "empty": "is empty: give the --out", "foreign": "no folder of a study",
         "damaged": "nothing in .* can be read",
-    }
+    }  # fmt: skip
     with pytest.raises(RunFileError, match=words[kind]):
         wflow.open_study(place)
     shutil.rmtree(place, ignore_errors=True)

@@ -110,12 +110,9 @@ def test_clouds_refuse_bad_numbers(cloud, n, d, more, match):
 
 
 @given(
-    n=st.integers(1, 30),
-    columns=st.integers(1, 9),
-    d=st.integers(1, 9),
-    seed=st.integers(0, 10_000),
-    exponent=st.integers(-300, 300),
-)
+    n=st.integers(1, 30), columns=st.integers(1, 9), d=st.integers(1, 9),
+    seed=st.integers(0, 10_000), exponent=st.integers(-300, 300),
+)  # fmt: skip
 @QUICK
 def test_pca_is_the_projection_to_the_first_singular_vectors(n, columns, d, seed, exponent):
     z = np.random.default_rng(seed).standard_normal((n, columns)) + 1.0

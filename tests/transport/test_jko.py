@@ -100,12 +100,9 @@ def test_gradient_of_the_functional_is_that_of_finite_differences(metric, direct
 
 @METRICS
 @given(
-    seed=SEEDS,
-    tau=st.sampled_from([1e-3, 0.03, 0.3, 2.0]),
-    count=st.integers(1, 4),
-    d=st.integers(2, 4),
-    direction=st.sampled_from(["descent", "ascent"]),
-)
+    seed=SEEDS, tau=st.sampled_from([1e-3, 0.03, 0.3, 2.0]), count=st.integers(1, 4),
+    d=st.integers(2, 4), direction=st.sampled_from(["descent", "ascent"]),
+)  # fmt: skip
 @QUICK
 def test_energy_never_moves_the_wrong_way(metric, seed, tau, count, d, direction) -> None:
     x, D = problem(seed, n=7, d=d, count=count)
@@ -407,16 +404,9 @@ def test_head_path_is_that_of_solve_bit_for_bit(name) -> None:
     law, count, scheme = LAWS[name]
     x, _ = problem(0, n=5)
     run = wflow.solve(
-        x,
-        law,
-        heads=count,
-        t_final=0.4,
-        dt=0.05,
-        paths=3,
-        seed=7,
-        scheme=scheme,
+        x, law, heads=count, t_final=0.4, dt=0.05, paths=3, seed=7, scheme=scheme,
         save=wflow.SaveAt(heads=True, snapshots=[0, 0.1, 0.2, 0.3, 0.4], paths=[2]),
-    )
+    )  # fmt: skip
     path = list(
         head_path(law, heads=count, d=3, t_final=0.4, dt=0.05, seed=7, path=2, scheme=scheme,
                   every=2)

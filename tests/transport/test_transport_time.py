@@ -21,16 +21,11 @@ def cloud(n: int, d: int, seed: int) -> np.ndarray:
 def run_file(tmp_path_factory):
     file = tmp_path_factory.mktemp("run") / "run.h5"
     wflow.solve(
-        np.stack([cloud(12, 3, seed) for seed in range(3)]),
-        OrnsteinUhlenbeck(np.eye(3)),
-        heads=2,
-        t_final=0.5,
-        dt=0.05,
-        paths=3,
-        save=wflow.SaveAt(snapshots=(0, 0.1, 0.3, 0.5), paths=(0, 2)),
-        out=file,
+        np.stack([cloud(12, 3, seed) for seed in range(3)]), OrnsteinUhlenbeck(np.eye(3)), heads=2,
+        t_final=0.5, dt=0.05, paths=3,
+        save=wflow.SaveAt(snapshots=(0, 0.1, 0.3, 0.5), paths=(0, 2)), out=file,
         compute=wflow.Compute(threads=1),
-    ).close()
+    ).close()  # fmt: skip
     return file
 
 
@@ -58,14 +53,9 @@ def test_over_time_is_the_loop_over_the_snapshots(run_file):
 def long_series():
     """40 snapshots of 520 tokens that move by a fraction of their spacing."""
     return wflow.solve(
-        cloud(520, 3, 0),
-        OrnsteinUhlenbeck(np.eye(3)),
-        heads=2,
-        t_final=2.0,
-        dt=0.05,
-        save=wflow.SaveAt(snapshots=np.linspace(0, 2, 40)),
-        compute=wflow.Compute(threads=1),
-    )
+        cloud(520, 3, 0), OrnsteinUhlenbeck(np.eye(3)), heads=2, t_final=2.0, dt=0.05,
+        save=wflow.SaveAt(snapshots=np.linspace(0, 2, 40)), compute=wflow.Compute(threads=1),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("to", ["final", "previous"])
@@ -145,11 +135,7 @@ def test_over_time_holds_no_more_than_its_block_of_snapshots(run_file, monkeypat
 
 def test_over_time_of_single_precision(tmp_path):
     run = wflow.solve(
-        cloud(8, 3, 0),
-        Frozen(),
-        heads=1,
-        t_final=0.2,
-        dt=0.1,
+        cloud(8, 3, 0), Frozen(), heads=1, t_final=0.2, dt=0.1,
         compute=wflow.Compute(dtype="float32", threads=1),
-    )
+    )  # fmt: skip
     assert transport.over_time(run)[0, 0] > 0

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -171,26 +170,6 @@ def test_goals_are_met_or_missed_by_how_much():
     assert nothing.row()["verdict"] == "not measured"
 
 
-def test_a_goal_whose_target_lies_within_the_spread_is_inconclusive():
-    row = {"median_times": 1.02, "min_times": 0.98, "max_times": 1.05, "rounds": 3}
-    found = [
-        report.goal("near", "python x.py", row, 1.0, least=False, unit="times"),
-        report.goal("far", "python x.py", row, 1.1, least=False, unit="times"),
-        report.goal("close", "python x.py", 1.7996, 1.8, least=True, unit="times"),
-        report.goal("share", "python x.py", 0.74996, 0.75, least=True, unit="%"),
-    ]
-    assert found[0]["found"] == 1.02 and found[0]["met"] is False
-    documents = {"startup": {"goals": found, "machine": "one"}}
-    documents["digests"] = {"goals": found[1:2], "machine": "two"}
-    rows = {goal.what: goal.row() for goal in goals.collect(documents)}
-    assert rows["near"]["verdict"] == "inconclusive (0.980 times to 1.05 times)"
-    assert rows["close"]["found"] == "1.7996 times"
-    assert rows["share"]["found"] == "74.996 %"
-    text = goals.table(goals.collect(documents))
-    assert "2 met, 2 missed, 1 inconclusive, " in text
-    assert "(1): measured on two." in text and "met (1)" in text
-
-
 def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
     documents = results()
     text = performance.page(documents)
@@ -202,22 +181,3 @@ def test_page_shows_the_numbers_of_the_files_and_says_what_was_not_measured():
     changed = copy.deepcopy(documents)
     changed["compare"]["times"][SHAPE.name]["wflow, exact"]["median_ms"] = 2.25
     assert "2.25 (1.50 to 2.50)" in performance.page(changed)
-
-
-def test_what_a_wrapper_adds_to_a_loop_is_taken_within_rounds():
-    pytest.importorskip("torch")
-    import continuous_networks
-
-    drift = np.linspace(1, 2, 30)  # of the machine: it hits all variants of a round
-    noise = 0.01 * np.random.default_rng(0).standard_normal(30)
-    taken = {
-        "discrete": drift.tolist(),
-        "loop": (1.05 * drift).tolist(),
-        "wrapped": ((1.07 + noise) * drift).tolist(),
-    }
-    row = continuous_networks.over_loop({"network": "x"}, taken)
-    assert row["median_points"] == pytest.approx(2 + 100 * np.median(noise))
-    assert row["lower_95_points"] < row["median_points"] < row["upper_95_points"]
-    assert row["upper_95_points"] - row["lower_95_points"] < 2  # that of one round is 4
-    assert row["median_ratio"] == pytest.approx(1 + row["median_points"] / 105)
-    assert row["rounds"] == 30

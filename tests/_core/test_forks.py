@@ -100,44 +100,6 @@ print(there == [bits(0)])
     assert run(code) == "True"
 
 
-def test_a_fork_that_a_threading_layer_ends_records_nothing_uncomputed(tmp_path: Path) -> None:
-    code = """
-import numba
-
-@numba.njit(parallel=True)
-def count(out):
-    for i in numba.prange(len(out)):
-        out[i] += 1.0
-
-@wflow.heads.register
-class Decay(wflow.heads.HeadLaw):
-    def drift(self, D, t):
-        ones = np.zeros(4096)
-        count(ones)
-        return -D * ones.mean()
-
-    def to_config(self):
-        return {}
-
-def compute(**out):
-    run = wflow.solve(x[:20], Decay(), heads=1, t_final=0.05, dt=0.01, **out)
-    return run.energy.values.tobytes()
-
-expected = compute()
-for number, handler in enumerate((signal.SIG_DFL, signal.SIG_IGN, lambda *_: None)):
-    signal.signal(signal.SIGTERM, handler)
-    file = f"{sys.argv[1]}/{number}.h5"
-    child = os.fork()
-    if child == 0:
-        compute(out=file)
-        os._exit(0)
-    ended = os.waitpid(child, 0)[1]  # GNU OpenMP ends it, other layers compute
-    ended = ended == 0 or os.WIFSIGNALED(ended) and os.WTERMSIG(ended) == signal.SIGTERM
-    print(ended and compute(out=file, if_exists="resume") == expected)
-"""
-    assert run(code, str(tmp_path)) == "True\nTrue\nTrue"
-
-
 @pytest.mark.skipif(available() < 2, reason="one thread: no layer is asked")
 def test_threads_of_python_share_a_layer_that_takes_one_at_a_time() -> None:
     code = """

@@ -1,10 +1,5 @@
 """Progress: few lines in logs, one output in notebooks, and a word while kernels are compiled."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numba
 import pytest
 
@@ -142,36 +137,3 @@ def test_functions_of_the_user_and_compiled_ones_are_not_told(capsys):
         stub("mine")(1)
         advance(2)
     assert capsys.readouterr().err == ""
-
-
-def test_kernels_in_the_cache_are_loaded_without_a_word_and_others_are_told(tmp_path):
-    """As in a first run on a machine, and in a second one."""
-    package = tmp_path / "wflow_cached"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "kernel.py").write_text(
-        "from numba import njit\n\n\n@njit(cache=True)\ndef add(a):\n    return a + 1\n"
-    )
-    code = (
-        "import wflow._core.compiler.watch as c\n"
-        "from wflow_cached.kernel import add\n"
-        "from wflow._core.progress import progress\n"
-        "c.__package__ = 'wflow_cached._core.compiler'\n"
-        "with progress(1) as advance:\n"
-        "    add(1)\n"
-        "    advance(1)\n"
-    )
-    root = Path(module.__file__).parents[2]
-    path = os.pathsep.join((str(root), str(tmp_path)))
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stderr
-        for _ in range(2)
-    ]
-    assert said == [f"{COMPILING}\n", ""]

@@ -107,26 +107,6 @@ def test_other_errors_of_finalizers_are_shown_as_before(monkeypatch) -> None:
     assert ignored == [ValueError]
 
 
-def test_the_second_signal_ends_the_process_though_the_first_met_a_finalizer() -> None:
-    code = (
-        "import os, signal, time\n"
-        "from test_signals import Ends\n"
-        "from wflow._core.signals import signals_as_errors\n"
-        "with signals_as_errors('ended it'):\n"
-        "    Ends()\n"
-        "    try:\n"
-        "        time.sleep(20)\n"
-        "    finally:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "        time.sleep(20)\n"
-    )
-    paths = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, timeout=15
-    )
-    assert done.returncode == -signal.SIGTERM
-
-
 # What a signal ends
 # ------------------
 

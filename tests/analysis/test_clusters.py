@@ -11,6 +11,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from scipy.special import gammaln, ive
 from scipy.stats import special_ortho_group
+from twin import unit as uniform
 
 import wflow
 from wflow import clusters
@@ -20,11 +21,6 @@ from wflow.runs import snapshots
 
 QUICK = settings(max_examples=25, deadline=None)
 SEEDS = st.integers(0, 10_000)
-
-
-def uniform(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
-    z = rng.standard_normal((n, d))
-    return z / np.linalg.norm(z, axis=1)[:, None]
 
 
 def caps(
@@ -218,30 +214,6 @@ def test_partitions_change_at_the_merge_heights_and_at_the_scales_of_the_persist
     assert clusters.count(x, found.scale_low) == found.count
     assert clusters.count(x, found.scale_high * (1 - 1e-9)) == found.count
     assert clusters.count(x, found.scale_high) < max(found.count, 2)
-
-
-@given(seed=SEEDS, scale=st.floats(0, math.pi), unit=st.sampled_from([2.0**-52, 2.0**-23]))
-@QUICK
-def test_the_number_of_clusters_falls_as_the_scale_grows(seed, scale, unit):
-    rng = np.random.default_rng(seed)
-    scales = np.sort(
-        scale * (1 + rng.uniform(-1e-5, 1e-5, 200) * rng.choice([1, 1e-5, 1e-10], 200))
-    )
-    reached = [compiled.reach(s, unit) for s in np.minimum(scales, math.pi)]
-    assert np.all(np.diff(reached) >= -1e-15)
-    x = ring(int(rng.integers(3, 30)))
-    counts = [clusters.count(x, s) for s in np.sort(np.append(rng.uniform(0, 3, 20), 0))]
-    assert np.all(np.diff(counts) <= 0)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("angle", [1e-3, 0.1, 1.0, 2.0, 3.0])
-def test_ties_are_as_wide_as_stated(angle, dtype):
-    x = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype)
-    chord, unit = pdist(x)[0], np.finfo(dtype).eps
-    tie = min(16 * unit / chord, chord * math.sqrt(unit) / 32) + 2 * unit
-    for share, expected in ((0.7, 1), (1.3, 2)):
-        assert clusters.count(x, 2 * math.asin((chord - share * tie) / 2)) == expected
 
 
 def test_large_clouds_join_ties_on_every_path(monkeypatch):

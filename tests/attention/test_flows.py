@@ -271,35 +271,6 @@ def test_a_flow_that_is_not_registered_is_asked_for(tmp_path):
     assert wflow.rerun(out, flow=Balanced(3)).attrs["complete"]
 
 
-def test_a_flow_that_cannot_be_compared_is_named_when_the_run_starts(tmp_path):
-    class Random(MySoftmax):
-        def __init__(self):
-            self.rng = np.random.default_rng(0)
-
-        def velocity(self, cloud):
-            return self.rng.random() * super().velocity(cloud)
-
-    how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5", "flow": Random()}
-    with pytest.warns(UserWarning, match="generator") as said:
-        wflow.solve(np.eye(3), Frozen(), **how).close()
-    assert said[0].filename == __file__
-    with pytest.raises(InputError, match="cannot tell"):
-        wflow.solve(np.eye(3), Frozen(), if_exists="resume", **how)
-
-
-def test_a_flow_that_changes_itself_is_named_at_the_end(tmp_path):
-    class Counting(MySoftmax):
-        calls = 0
-
-        def velocity(self, cloud):
-            self.calls += 1
-            return super().velocity(cloud)
-
-    how = {"heads": 1, "t_final": 0.1, "dt": 0.05, "out": tmp_path / "run.h5"}
-    with pytest.warns(UserWarning, match="changed"):
-        wflow.solve(np.eye(3), Frozen(), flow=Counting(), **how).close()
-
-
 class Wrong(Flow):
     def __init__(self, found):
         self.found = found

@@ -11,7 +11,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from run_layouts import STEERING, escapes, spoiled, steers
 
 import wflow
@@ -176,7 +175,7 @@ def test_info_of_an_unfinished_run_warns_in_one_line(runs, tmp_path, capsys):
 def test_missing_and_foreign_files_are_a_message_and_status_2(tmp_path, command, capsys):
     text = tmp_path / "notes.txt"
     text.write_text("hello")
-    for path in (tmp_path / "absent.h5", text):
+    for path in (tmp_path / "absent.h5", text, tmp_path):
         assert main([command, str(path)]) == 2
         err = capsys.readouterr().err
         assert err.startswith("wflow: error: ") and str(path) in err and "Traceback" not in err
@@ -298,12 +297,6 @@ def test_commands_work_in_an_ascii_locale(runs, tmp_path):
     assert "größe.h5" in page
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "plot"])
-def test_a_folder_is_the_same_message_for_all_commands(tmp_path, command, capsys):
-    assert main([command, str(tmp_path)]) == 2
-    assert f"{tmp_path} cannot be read" in capsys.readouterr().err
-
-
 def test_a_summary_is_refused_with_the_name_of_a_run_that_is_there(runs, tmp_path, capsys):
     with h5py.File(tmp_path / "summary.h5", "w") as file:
         file.attrs["schema"] = "wflow-study/1"
@@ -345,22 +338,6 @@ def test_a_second_signal_ends_a_command_that_does_not_heed_the_first():
         process.terminate()
     assert process.wait(30) == -signal.SIGTERM
     process.communicate()
-
-
-def test_plot_replaces_the_figures_of_version_0_1_0_beside_their_run(
-    runs, tmp_path, capsys, sketched
-):
-    run, figure = tmp_path / "a.run.h5", tmp_path / "a.run_energy_balance.png"
-    shutil.copy(runs["bare"], run)
-    Figure().savefig(figure)
-    assert main(["plot", str(run)]) == 0
-    assert b"Software\0wflow" in figure.read_bytes()
-    Figure().savefig(figure)
-    (tmp_path / "out").mkdir()
-    figure.rename(tmp_path / "out" / figure.name)  # nothing there says what it is
-    capsys.readouterr()
-    assert main(["plot", str(run), "--out", str(tmp_path / "out")]) == 2
-    assert str(tmp_path / "out" / figure.name) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["text", "folder", "link", "fifo"])

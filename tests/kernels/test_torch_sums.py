@@ -273,16 +273,6 @@ def test_device_names_are_checked(monkeypatch):
         sums.resolve_device("cuda:2")
 
 
-def test_arrays_that_do_not_fit_the_card_are_an_input_error(monkeypatch):
-    def full(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(sums, "device_sums", full)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 8 * 10**9))
-    with pytest.raises(InputError, match=r"8\.0 GB 2\.0 are free: run fewer paths"):
-        sums.torch_sums(*make(0, 1, 3, 2, 1, 1.0), SOFTMAX, -1.0, False, "cpu")
-
-
 def test_without_triton_the_tiles_do_the_work_and_one_warning_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "wflow.kernels.torch.triton", None)
     monkeypatch.setattr(sums, "_BROKEN", set())

@@ -290,7 +290,7 @@ def test_a_run_stopped_between_recorded_times_resumes_to_the_same_bits(
 ):
     whole, out = tmp_path / "whole.h5", tmp_path / "run.h5"
     recorded(whole, "error", 3)
-    for mode in ("error", *["resume"] * 20):
+    for mode in ("error", *["resume"] * 8):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             stop_after(patch, 1)  # a checkpoint is written after every step
             recorded(out, mode, batch)

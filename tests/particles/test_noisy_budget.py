@@ -95,23 +95,6 @@ def test_jumps_of_the_heads_leave_the_stratonovich_residual_small():
     assert sizes[1] < sizes[0] / 2.5
 
 
-def test_the_balance_is_the_same_to_the_bit_in_batches_and_after_an_extension(tmp_path):
-    options = {"heads": 2, "dt": 0.05, "paths": 3, "seed": 3, "scheme": "sra1"}
-    x0, law, out = (
-        wflow.tokens.uniform(7, D, seed=0),
-        OrnsteinUhlenbeck(np.eye(D)),
-        tmp_path / "a.h5",
-    )
-    whole = wflow.solve(x0, law, t_final=1.0, **options)
-    apart = wflow.solve(x0, law, t_final=1.0, compute=wflow.Compute(batch=1), **options)
-    wflow.solve(x0, law, t_final=0.5, out=out, **options).close()
-    extended = wflow.solve(x0, law, t_final=1.0, out=out, if_exists="resume", **options)
-    for other in (apart, extended):
-        for name in ("martingale", "work_stratonovich", "edi_residual_stratonovich"):
-            np.testing.assert_array_equal(whole[name].values, other[name].values)
-    assert wflow.verify(out).passed
-
-
 def test_verify_tells_a_residual_of_order_dt_from_one_of_its_root():
     x0, law = wflow.tokens.uniform(TOKENS, D, seed=1), OrnsteinUhlenbeck(np.eye(D))
     ds = wflow.solve(x0, law, heads=2, t_final=1.0, dt=1 / 256)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from typing import get_args
 
 import h5py
 import numpy as np
@@ -12,11 +11,8 @@ from run_layouts import same_bits, spoiled
 
 import wflow
 from wflow import Compute, InputError, SaveAt
-from wflow._core import checks
-from wflow._core.tableaux import TABLEAUX
 from wflow.analysis.verify import verify
 from wflow.heads import Frozen, OrnsteinUhlenbeck
-from wflow.kernels.evaluate import BACKENDS, DIRECTIONS, FLOWS, METHODS, RANGE
 
 LAW = OrnsteinUhlenbeck(np.eye(3))
 RUN = {"heads": 2, "t_final": 0.2, "dt": 0.05, "paths": 2, "seed": 1}
@@ -24,18 +20,6 @@ X = wflow.tokens.cross_polytope(n=6, d=3, spread=0.05, seed=42)
 
 
 # ---- the signature
-
-
-def test_the_names_that_a_type_checker_knows_are_those_that_are_taken():
-    for alias, names in (
-        (checks.FlowName, FLOWS),
-        (checks.Direction, DIRECTIONS),
-        (checks.SchemeName, TABLEAUX),
-        (checks.Method, METHODS),
-        (checks.Backend, BACKENDS),
-        (checks.Precision, [np.dtype(kind).name for kind in RANGE]),
-    ):
-        assert set(names) == set(get_args(alias)), alias
 
 
 SOLVE = "wflow.solve([[1.0, 0.0]], Frozen(), heads=1, t_final=1.0, dt=0.5, {})"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import xarray
 from matplotlib.figure import Figure
-from notebooks import executed
 from run_layouts import a_layout, attrs
 
 import wflow
@@ -137,18 +136,3 @@ def test_runs_of_a_study_have_it_too(tmp_path):
     with study:
         assert isinstance(study["H00002"].wflow, RunAccessor)
         assert "2 heads" in repr(study["H00002"].wflow)
-
-
-def test_a_notebook_shows_the_run_and_one_progress(tmp_path, monkeypatch):
-    code = (
-        "import wflow\n"
-        "run = wflow.solve(wflow.tokens.uniform(n=5, d=3, seed=0), wflow.heads.Frozen(), heads=1,\n"
-        "    t_final=0.1, dt=0.05, progress=True, compute=wflow.Compute(threads=1))\n"
-        "run.wflow"
-    )
-    bar, shown = executed([code], tmp_path, monkeypatch)[0].outputs
-    assert bar["data"]["text/plain"].startswith("1 head: 100 %, done in ")
-    assert 'value="100"' in bar["data"]["text/html"]  # the last state is in the saved notebook
-    assert (
-        "energy at the end" in shown["data"]["text/html"] and "<svg" in shown["data"]["text/html"]
-    )

@@ -72,12 +72,6 @@ def test_notebook_shows_each_figure_once_without_pyplot_and_with_the_inline_back
     assert found[SETUP] == []
 
 
-def test_the_inline_image_has_twice_the_pixels_of_its_size_on_the_page(run: xr.Dataset) -> None:
-    image, size = plots.gradient_over_time(run)._repr_png_()
-    assert image.startswith(b"\x89PNG")
-    assert size == {"width": 350, "height": 280}
-
-
 SINGLE: dict[str, Callable[..., Figure]] = {
     "token_snapshots": plots.token_snapshots,
     "gradient_over_time": plots.gradient_over_time,
@@ -98,12 +92,6 @@ def test_given_axes_are_drawn_in_and_nothing_else_is(name: str, run: xr.Dataset)
     assert left.has_data() and not right.has_data()
     assert owner.axes == [left, right] and not owner.legends and not owner.texts
     assert left.xaxis.label.get_size() == size, "the style is that of the owner"
-
-
-def test_axes_in_a_subfigure_give_the_whole_figure(run: xr.Dataset) -> None:
-    owner = Figure()
-    axis = owner.subfigures(1, 2)[0].subplots()
-    assert plots.gradient_over_time(run, ax=axis) is owner
 
 
 def test_what_is_no_axes_is_refused(run: xr.Dataset) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -70,15 +69,6 @@ def synthetic_run(
     )
 
 
-def power_law(exponent=-1.0, interval=(-1.02, -0.98), points=4) -> SimpleNamespace:
-    """What the figure uses of `wflow.fits.PowerLaw`."""
-    return SimpleNamespace(
-        prefactor=0.4, exponent=exponent, pearson=-0.999, exponent_ci=interval,
-        prefactor_ci=(0.38, 0.42) if np.isfinite(interval[0]) else interval, level=0.95,
-        points=points, band=lambda x: (0.36 * x**exponent, 0.44 * x**exponent),
-    )  # fmt: skip
-
-
 def texts(figure) -> str:
     """Every text of a figure, in one string."""
     found = figure.findobj(matplotlib.text.Text)
@@ -113,31 +103,6 @@ def test_gradient_curves_are_means_over_paths_on_a_log_scale() -> None:
     np.testing.assert_allclose(axis.lines[0].get_ydata(), mean, rtol=1e-14)
     styles = {(str(line.get_linestyle()), line.get_marker()) for line in axis.lines}
     assert len(styles) == 3, "curves must differ without colour"
-
-
-def test_scaling_figure_claims_no_interval_from_one_path_and_no_pearson_from_two_points() -> None:
-    fit = power_law(exponent=0.0, interval=(np.nan, np.nan), points=2)
-    shown = texts(plots.gradient_against_heads([4, 8], np.full((2, 1), 0.3), fit))
-    assert "95 %" not in shown and "Pearson" not in shown
-
-
-def test_head_counts_below_the_fit_are_drawn_hollow_and_named() -> None:
-    figure = plots.gradient_against_heads([1, 4, 8], np.full((3, 2), 0.3), power_law(), fit_from=4)
-    axis = figure.axes[0]
-    assert "left out of the fit" in texts(figure) and "≥ 4" in texts(figure)
-    line = next(line for line in axis.lines if str(line.get_label()).startswith("fit"))
-    assert min(line.get_xdata()) > 1
-
-
-def test_energy_balance_draws_every_term_and_both_residuals() -> None:
-    run = synthetic_run()
-    figure = plots.energy_balance(run)
-    top, _, bottom = figure.axes
-    drawn = {line.get_label(): line.get_ydata() for line in top.lines}
-    assert len([name for name in drawn if not name.startswith("_")]) == 6
-    change = (run["energy"] - run["energy"][:, 0]).mean("path")
-    np.testing.assert_allclose(drawn["energy change $E(t) - E(0)$"], change, atol=1e-14)
-    assert len([line for line in bottom.lines if not line.get_label().startswith("_")]) == 2
 
 
 def test_middle_panel_sums_weight_drift_and_ito_which_nearly_cancel() -> None:

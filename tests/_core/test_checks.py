@@ -153,6 +153,7 @@ def test_the_limit_of_address_space_counts_as_memory(monkeypatch):
         tokens.uniform(100_000, 3)
 
 
+CACHED = "anon 5\nactive_file 1000000000\ninactive_file 2000000000\n"
 V1 = {"memory.limit_in_bytes": 9e9, "memory.usage_in_bytes": 3e9}
 
 
@@ -164,17 +165,7 @@ V1 = {"memory.limit_in_bytes": 9e9, "memory.usage_in_bytes": 3e9}
         ("0::/a/b", {"a": {"memory.max": 8e9, "memory.current": 7e9}, "a/b": {}}, 1e9),
         ("0::/a", {"a": {"memory.max": 8e9, "memory.current": 9e9}}, 0.0),
         ("0::/../..", {"": {"memory.max": 8e9, "memory.current": 7e9}}, 1e9),
-        (
-            "0::/",
-            {
-                "": {
-                    "memory.max": 8e9,
-                    "memory.current": 7e9,
-                    "memory.stat": "anon 5\nactive_file 1000000000\ninactive_file 2000000000\n",
-                }
-            },
-            4e9,
-        ),
+        ("0::/", {"": {"memory.max": 8e9, "memory.current": 7e9, "memory.stat": CACHED}}, 4e9),
         ("3:cpu:/a\n4:cpuacct,memory:/a\n0::/", {"memory/a": V1}, 6e9),
         ("4:memory:/docker/host", {"memory": V1}, 6e9),
         ("4:memory:/a", {"memory/a": {"memory.limit_in_bytes": 2**63 - 4096}}, np.inf),

@@ -175,34 +175,21 @@ def config(**changes: object) -> Callable[[h5py.File], None]:
     return act
 
 
-TIES: dict[str, dict[str, object]] = {
-    "rate": {"law__rate": 1.5},
-    "mean": {"law__mean": (2 * np.eye(3)).tolist()},
-    "sigma2": {"law__sigma2": 1.0},
-    "exact": {"law__exact": True},
-    "flow": {"flow": "effective"},
-    "direction": {"direction": "ascent"},
-    "dt": {"dt": 0.02},
-    "seed": {"seed": 6},
-    "x0": {"x0": {"shape": [5, 3], "sha256": "0" * 64}},
-    "heads": {"heads": 3},
-    "kappa": {"kappa": 0.1},
-    "paths": {"paths": 4},
-    "t_final": {"t_final": 0.11},
-    "save.paths": {"save__paths": [0, 1]},
-    "save.snapshots": {"save__snapshots": [0.0, 0.06, 0.12]},
-    "save.heads": {"save__heads": False},
-    "save.every": {"save__every": 2},
-    "compute.dtype": {"compute__dtype": "float32"},
-}
+TIES: list[dict[str, object]] = [
+    {"law__rate": 1.5}, {"law__mean": (2 * np.eye(3)).tolist()}, {"law__sigma2": 1.0},
+    {"law__exact": True}, {"flow": "effective"}, {"direction": "ascent"}, {"dt": 0.02}, {"seed": 6},
+    {"x0": {"shape": [5, 3], "sha256": "0" * 64}}, {"heads": 3}, {"kappa": 0.1}, {"paths": 4},
+    {"t_final": 0.11}, {"save__paths": [0, 1]}, {"save__snapshots": [0.0, 0.06, 0.12]},
+    {"save__heads": False}, {"save__every": 2}, {"compute__dtype": "float32"},
+]  # fmt: skip
 
 
 def test_a_configuration_that_is_not_that_of_the_data_fails_even_without_digests(
     whole: Path, tmp_path: Path, cases: Callable[[int, int], int]
 ) -> None:
     assert verify(spoiled(whole, tmp_path, lambda file: None)).passed
-    for name in list(TIES)[:: cases(3, 1)]:
-        assert detected(spoiled(whole, tmp_path, config(**TIES[name]))), name
+    for changes in TIES[:: cases(3, 1)]:
+        assert detected(spoiled(whole, tmp_path, config(**changes))), changes
 
 
 def huge(file: h5py.File) -> None:

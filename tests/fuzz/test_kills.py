@@ -155,22 +155,3 @@ def test_a_study_with_workers_killed_at_random_moments_resumes_to_the_same_bits(
     path, seconds = whole
     for seed in range(100, 110):
         kill_and_resume(tmp_path / f"study{seed}", (path, seconds + 5), seed, "--workers", "2")
-
-
-def test_of_two_studies_started_at_once_one_is_done_and_the_other_refused(
-    tmp_path, whole, cases
-) -> None:
-    if not cases(0, 1):
-        pytest.skip("with --long; tests/study/test_frame.py has one race")
-    for seed in range(10):
-        out = tmp_path / f"study{seed}"
-        first = start(out)
-        time.sleep(random.Random(seed).uniform(0, 0.5))
-        second = start(out)
-        ended = {}
-        for process in (first, second):
-            _, said = process.communicate(timeout=300)
-            ended[process.returncode] = said
-        assert set(ended) == {0, 2}, ended
-        assert "another study is running" in ended[2] or "exists: add --resume" in ended[2]
-        check_same(out, whole[0])

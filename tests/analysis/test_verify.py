@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from run_layouts import spoiled
 
 import wflow
-from wflow import RunFileError
 from wflow.analysis.verify import verify
 from wflow.cli import main
 
@@ -204,16 +202,6 @@ def test_infinite_energies_are_not_called_finite(ou, tmp_path):
     assert "finite" not in check.name
 
 
-def test_summary_of_a_study_is_named_as_such(tmp_path, capsys):
-    path = tmp_path / "summary.h5"
-    with h5py.File(path, "w") as file:
-        file.attrs.update({"schema": "wflow-study/1", "config": json.dumps({}), "created": "now"})
-    with pytest.raises(RunFileError, match=r"summary of a study.*give one of its run files"):
-        verify(path)
-    assert main(["verify", str(path)]) == 2
-    assert "not written by wflow" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "change",
     [{"dt": 0.02}, {"save": {"every": 7}}, {"seed": 9}],
@@ -248,13 +236,6 @@ def test_a_changed_run_in_memory_fails():
     run["energy"][:, -1] += 1.0
     report = verify(run)
     assert not report.passed and "FAILED" in repr(report) and "edi_residual" in repr(report)
-
-
-def test_an_opened_run_is_named_with_its_file(ou):
-    with wflow.open(ou) as ds:
-        report = verify(ds)
-    assert report.passed and report.path == "ou.h5, as a Dataset"
-    assert "verify the file ou.h5" in report.checks[1].note
 
 
 def test_a_run_in_memory_without_an_energy_is_checked_as_far_as_it_goes():

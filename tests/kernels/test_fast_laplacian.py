@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twin import symmetric, unit
 
-from wflow import InputError
 from wflow.kernels.harmonic.laplacian import fast_laplacian
 from wflow.kernels.pairs.diffusion import energy_laplacian
 
@@ -51,8 +50,3 @@ def test_paths_are_independent_and_what_is_not_finite_is_nan():
         assert alone[0] == laplacian[p]
         true = energy_laplacian(x[p : p + 1], D[p : p + 1])
         assert laplacian[p] == pytest.approx(true[0], rel=1e-9)
-
-
-def test_more_than_three_dimensions_are_refused():
-    with pytest.raises(InputError, match="circle and the sphere"):
-        fast_laplacian(np.eye(4)[None], np.eye(4)[None, None], 1e-10)

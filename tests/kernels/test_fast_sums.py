@@ -383,18 +383,6 @@ def test_bounds_of_a_gradient_hold_everywhere_and_are_reached_somewhere():
         assert c[0] @ rates[:, 0] == pytest.approx(series.slopes_by_degree(c)[0, -1], rel=1e-6)
 
 
-def test_a_series_ends_at_the_first_degree_that_leaves_less_than_the_room():
-    sizes = np.array([[4.0, 2.0, 1.0, 0.5], [4.0, 2.0, 1.0, 0.0]])
-    for room, degrees, missing in (
-        ([0.4, 0.0], [3, 2], [0.0, 0.0]),
-        ([1.5, 1.5], [1, 1], [1.5, 1.0]),
-        ([100.0, 0.9], [0, 2], [3.5, 0.0]),
-    ):
-        found = series.shortened(sizes, np.array(room))
-        assert found[0].tolist() == degrees
-        assert found[1].tolist() == missing
-
-
 @pytest.mark.parametrize("d", [2, 3])
 def test_a_series_is_shorter_than_its_bound_and_no_longer_than_it_must_be(d):
     x = random_clouds.tokens(np.random.default_rng(2), "uniform", 3000, d)

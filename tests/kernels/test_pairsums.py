@@ -15,7 +15,6 @@ from twin import Twin, symmetric, unit
 
 from wflow.attention import cloud
 from wflow.kernels.evaluate import head_sums
-from wflow.kernels.pairs import fused
 
 DIMENSIONS = (2, 3, 16, 64)  # with specialised loops, and without
 
@@ -227,19 +226,6 @@ def test_loops_with_and_without_shifts_give_the_same_bits(dtype, size, symmetric
         assert values[0] == all_terms[name][0], name
     D[0, 0, 0, 0] = np.nan
     assert np.isnan(cloud.evaluate(x[:1], D[:1], symmetric=symmetric_pass)[0]).all()
-
-
-@pytest.mark.parametrize("paths", [1, 2, 5])
-@pytest.mark.parametrize("strips", [1, 2, 4, 8])
-def test_heads_are_divided_evenly_among_workers(paths, strips):
-    for heads, workers in itertools.product([*range(1, 20), 54, 64, 100], range(1, 10)):
-        share = fused.heads_of_task.py_func(paths, heads, strips, workers)
-        assert 1 <= share <= min(heads, 16)
-        tasks = paths * strips * -(-heads // share)
-        assert tasks % workers == 0 or tasks >= 8 * workers or share == 1
-    assert fused.heads_of_task.py_func(1, 64, 1, 2) == 16
-    assert fused.heads_of_task.py_func(1, 54, 1, 2) == 14
-    assert fused.heads_of_task.py_func(1, 8, 2, 2) == 4  # two groups: strips are not quite equal
 
 
 def test_three_threads_give_the_bits_of_one():

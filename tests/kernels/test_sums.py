@@ -83,14 +83,6 @@ def test_paths_choose_for_themselves_and_results_stand_in_their_order():
             assert together.terms[name][p] == values[0]
 
 
-def test_fast_sums_serve_single_precision():
-    x, D = clouds(500, 3), matrices(3, 3)
-    exact = evaluate(x, D, sums=Sums("exact"))
-    single = evaluate(x.astype("f4"), D.astype("f4"), sums=Sums("fast"))
-    assert single.velocity.dtype == np.float32
-    np.testing.assert_allclose(single.velocity, exact.velocity, atol=1e-5)
-
-
 def test_the_diffusion_of_tokens_has_fast_sums_too():
     x, D = clouds(500, 3, 2), matrices(3, 3, 2)
     fast, error = energy_laplacian(x, D, Sums("fast"))
@@ -115,18 +107,6 @@ def test_functions_of_a_cloud_take_the_method(function, monkeypatch):
     fast = getattr(wflow, function)(x, D, method="fast")
     assert calls
     np.testing.assert_allclose(fast, exact, rtol=1e-9, atol=1e-10)
-
-
-def test_general_heads_run_fast():
-    rng = np.random.default_rng(0)
-    qkv = heads.QKV(*(rng.normal(size=(2, 3, 3)) / 2 for _ in range(3)))
-    x0 = tokens.uniform(300, 3, seed=1)
-    options = SHORT | {"heads": qkv}
-    fast, exact = (
-        wflow.solve(x0, heads.Frozen(), **options, compute=wflow.Compute(method=m))
-        for m in ("fast", "exact")
-    )
-    np.testing.assert_allclose(fast["tokens"].values, exact["tokens"].values, atol=1e-10)
 
 
 def test_a_fast_run_resumes_only_as_what_it_was(tmp_path):

@@ -176,12 +176,6 @@ def test_many_tiles_of_tokens_heads_and_paths_give_the_same_numbers(monkeypatch,
     compare(arguments, SOFTMAX, -1.0, causal)
 
 
-def test_several_paths_share_a_tile():
-    arguments = make(4, 9, 40, 3, 5, 2.0)
-    assert tiles.Tile.of(*[torch.from_numpy(arguments[0])] * 2, 5).paths > 1
-    compare(arguments, EFFECTIVE, 1.0, False)
-
-
 def test_one_strong_head_in_one_path_leaves_the_others_right():
     x, D, *_, drift, noise, sigma2 = make(5, 3, 30, 3, 4, 2.0)
     D[1, 2] *= 200
@@ -232,24 +226,6 @@ def test_what_is_no_number_stays_in_its_path_and_shows(flow, where):
         assert np.abs(v[p] - expected[p]).max() <= 1e-13
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1), d=st.sampled_from((2, 3, 8, 64)), size=st.floats(1, 200),
-    dtype=st.sampled_from(["f8", "f4"]),
-)  # fmt: skip
-def test_heads_called_moderate_are_within_the_bound_and_weak_ones_are_called_so(
-    seed, d, size, dtype
-):
-    D = np.random.default_rng(seed).normal(size=(2, 3, d, d))
-    D = (D * size / np.linalg.norm(D, 2, (-2, -1))[..., None, None]).astype(dtype)
-    bound = 64.0 if dtype == "f8" else 24.0
-    strong = sums.strong_heads(D)
-    if size > bound * (1 + 1e-5):
-        assert strong.all()
-    if size < bound / d ** (1 / 16) * (1 - 1e-5):
-        assert not strong.any()
-
-
 def test_heads_that_are_no_numbers_or_overflow_are_called_strong():
     D = np.full((1, 3, 2, 2), 1.0)
     D[0, 0, 0, 0], D[0, 1, 0, 0] = np.nan, 1e200
@@ -284,25 +260,6 @@ def test_without_triton_the_tiles_do_the_work_and_one_warning_says_so(monkeypatc
     assert {(3, torch.float64, False), (3, torch.float64, True)} == sums._BROKEN
 
 
-def test_build_of_the_kernel_that_fails_leaves_the_others_in_use(monkeypatch):
-    calls = []
-
-    def kernel_sums(*arguments):
-        calls.append(arguments[-1])
-        if arguments[-1]:
-            raise RuntimeError("out of resource: registers")
-        return tiles.tiled_sums(*arguments[:-1], np.zeros((1, 2), bool))[None]
-
-    monkeypatch.setattr(sums, "_kernel_sums", kernel_sums)
-    monkeypatch.setattr(sums, "_BROKEN", set())
-    monkeypatch.setattr(sums, "_wants_kernel", lambda x: True)
-    with pytest.warns(RuntimeWarning, match="out of resource"):
-        compare(make(9, 1, 9, 3, 2, 200.0), SOFTMAX, -1.0, False)
-    for size in (200.0, 2.0, 2.0):
-        compare(make(9, 1, 9, 3, 2, size), SOFTMAX, -1.0, False)
-    assert calls == [True, False, False]
-
-
 def test_precision_of_products_that_a_program_chose_is_given_back():
     before = torch.get_float32_matmul_precision()
     try:
@@ -311,23 +268,6 @@ def test_precision_of_products_that_a_program_chose_is_given_back():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-NEW_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
-
-
-@pytest.mark.skipif(not NEW_PRECISIONS, reason="this PyTorch has one precision for all libraries")
-@pytest.mark.parametrize("library", ["cuda", "mkldnn"])
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_precision_that_a_program_chose_for_one_library_is_given_back(library, dtype):
-    settings = getattr(torch.backends, library).matmul
-    before, chosen = settings.fp32_precision, "tf32" if library == "cuda" else "bf16"
-    try:
-        settings.fp32_precision = chosen  # the common setting cannot be read from here on
-        compare(make(10, 1, 50, 16, 2, 5.0, dtype), SOFTMAX, -1.0, False, 2e-5)
-        assert settings.fp32_precision == chosen
-    finally:
-        settings.fp32_precision = before
 
 
 def test_autocast_of_a_program_does_not_shorten_the_numbers():

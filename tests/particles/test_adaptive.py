@@ -20,7 +20,6 @@ from wflow.heads import QKV, Frozen, HeadLaw, Oscillating, Schedule
 from wflow.heads.process import HeadStep, head_path
 from wflow.kernels.evaluate import evaluate
 from wflow.particles.schemes import Stage, advance
-from wflow.study.flags import StudyFlags
 
 
 def drifting(d, seed=0):
@@ -358,12 +357,6 @@ def test_a_drift_that_no_step_can_follow_stops_the_run():
     with pytest.raises(wflow.BlowUpError, match="short enough") as caught:
         wflow.solve(np.eye(3), law, heads=np.eye(3)[None], t_final=1.0, dt=1.0, scheme="dopri5")
     assert caught.value.time == pytest.approx(0.5, abs=1e-3)
-
-
-def test_flags_of_a_study_take_the_scheme():
-    assert StudyFlags(scheme="dopri5").check() is None
-    with pytest.raises(InputError, match="--scheme"):
-        StudyFlags(scheme="dopri5", sigma2=2.0).check()
 
 
 @pytest.mark.parametrize("scheme", ["dopri5", "euler", "rk4"])

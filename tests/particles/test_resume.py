@@ -242,14 +242,3 @@ def test_a_run_whose_file_is_removed_ends_at_the_next_checkpoint(tmp_path):
     with pytest.raises(wflow.RunFileError, match="removed"):
         wflow.solve(np.eye(3), HeadLaw(drift), **options)
     assert max(times) < 1.0 and not list(tmp_path.iterdir())
-
-
-def test_importing_wflow_loads_nothing_heavy():
-    code = (
-        "import sys, time; t = time.perf_counter(); import wflow; t = time.perf_counter() - t;"
-        "heavy = {'numba', 'ot', 'matplotlib', 'torch', 'xarray', 'scipy', 'h5py'};"
-        "print(t, *sorted(heavy & sys.modules.keys()))"
-    )
-    seconds, *heavy = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert heavy == []
-    assert float(seconds) < 0.5

@@ -1,11 +1,7 @@
 """Run files of minimizing movements: resume, refusal of other settings, verification, report."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import warnings
 from typing import Any
 
@@ -75,36 +71,6 @@ def test_an_interrupted_run_resumes_to_the_bit_and_verifies(case, tmp_path, monk
         check_same(found, movements(**options))
         assert found.attrs["gradient_flow"]
     assert wflow.verify(out).passed and [file.name for file in tmp_path.iterdir()] == ["run.h5"]
-
-
-def test_a_killed_run_resumes_to_the_bit(tmp_path) -> None:
-    code = """
-        import os, signal, sys
-        import numpy as np
-        import wflow
-        from wflow import jko
-
-        solve, calls = jko.StepProblem.solve, iter(range(100))
-
-        def killed(problem, *args, **how):
-            if next(calls) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return solve(problem, *args, **how)
-
-        jko.StepProblem.solve = killed
-        x0 = wflow.tokens.uniform(6, 3, seed=1)
-        law = wflow.heads.OrnsteinUhlenbeck(np.eye(3))
-        jko.minimizing_movements(x0, law, heads=2, t_final=0.3, tau=0.05, seed=3,
-                                 out=sys.argv[1], checkpoint_every=0.0)
-    """
-    out = tmp_path / "run.h5"
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(out)], env=os.environ, timeout=120
-    )
-    assert ended.returncode == -signal.SIGKILL
-    with movements(out=out, if_exists="resume") as found:
-        check_same(found, movements())
-    assert wflow.verify(out).passed
 
 
 @pytest.mark.parametrize(

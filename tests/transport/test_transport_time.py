@@ -8,7 +8,7 @@ import pytest
 import wflow
 from wflow import tokens, transport
 from wflow._core.threads import numba_threads
-from wflow.heads import Frozen, OrnsteinUhlenbeck
+from wflow.heads import OrnsteinUhlenbeck
 from wflow.runs import snapshots as reader
 from wflow.transport import distances
 
@@ -131,11 +131,3 @@ def test_over_time_holds_no_more_than_its_block_of_snapshots(run_file, monkeypat
         monkeypatch.setattr(reader, "BLOCK_BYTES", snapshots * 8 * 12 * 3)
         assert np.array_equal(transport.over_time(run_file), want)
         assert max(read) == snapshots * 12 * 3
-
-
-def test_over_time_of_single_precision(tmp_path):
-    run = wflow.solve(
-        cloud(8, 3, 0), Frozen(), heads=1, t_final=0.2, dt=0.1,
-        compute=wflow.Compute(dtype="float32", threads=1),
-    )  # fmt: skip
-    assert transport.over_time(run)[0, 0] > 0

@@ -152,20 +152,16 @@ def test_plot_draws_every_kind_of_run_of_the_solver(runs, tmp_path, name, capsys
     assert f"{name}_tokens_path0.pdf" in capsys.readouterr().out
 
 
-def test_figures_of_an_unfinished_run_bear_its_name(runs, tmp_path, capsys, sketched):
+def test_an_unfinished_run_is_told_in_one_line_and_its_figures_bear_its_name(
+    runs, tmp_path, capsys, sketched
+):
     copy = Path(shutil.copy(runs["ou"], tmp_path / "dt0.01.h5.partial"))
     with h5py.File(copy, "r+") as file:
         file.attrs.modify("complete", np.array([0]))
     assert main(["plot", str(tmp_path / "dt0.01.h5")]) == 0
     written = capsys.readouterr().out.split()
     assert written and all(Path(name).name.startswith("dt0.01_") for name in written)
-
-
-def test_info_of_an_unfinished_run_warns_in_one_line(runs, tmp_path, capsys):
-    copy = Path(shutil.copy(runs["ou"], tmp_path / "run.h5.partial"))
-    with h5py.File(copy, "r+") as file:
-        file.attrs.modify("complete", np.array([0]))
-    assert main(["info", str(tmp_path / "run.h5")]) == 0
+    assert main(["info", str(tmp_path / "dt0.01.h5")]) == 0
     shown = capsys.readouterr()
     assert "NOT COMPLETE" in shown.out
     assert shown.err.startswith("wflow: warning: ") and shown.err.count("\n") == 1

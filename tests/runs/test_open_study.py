@@ -1,7 +1,6 @@
 """`wflow.open_study`: folders of studies as trees; unfinished, damaged and foreign ones."""
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 
@@ -131,8 +130,19 @@ def test_files_of_other_programs_are_no_runs(folder):
         assert "mine" not in tree.children
 
 
-@pytest.mark.parametrize("kind", ["missing", "file", "empty", "foreign", "damaged"])
-def test_a_folder_that_is_no_study_is_refused_and_the_message_says_what_to_do(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("missing", "does not exist; give the --out"),
+        ("file", "wflow.open opens a run"),
+        ("empty", "is empty: give the --out"),
+        ("foreign", "no folder of a study"),
+        ("damaged", "nothing in .* can be read"),
+    ],
+)
+def test_a_folder_that_is_no_study_is_refused_and_the_message_says_what_to_do(
+    tmp_path, kind, words
+):
     place = tmp_path / "out"
     if kind == "file":
         finished(place)
@@ -142,11 +152,5 @@ def test_a_folder_that_is_no_study_is_refused_and_the_message_says_what_to_do(tm
         (place / "notes.txt").write_text("mine")
     if kind == "damaged":
         (place / "run.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
-    words = {
-        "missing": "does not exist; give the --out", "file": "wflow.open opens a run",
-        "empty": "is empty: give the --out", "foreign": "no folder of a study",
-        "damaged": "nothing in .* can be read",
-    }  # fmt: skip
-    with pytest.raises(RunFileError, match=words[kind]):
+    with pytest.raises(RunFileError, match=words):
         wflow.open_study(place)
-    shutil.rmtree(place, ignore_errors=True)

@@ -42,10 +42,16 @@ def network(seed=0, width=16, dropout=0.2):
 
 def config(**changes):
     settings = {
-        "steps": 12, "batch": 8, "schedule": train.Cosine(1e-2, 1e-3, 2, 12), "optimizer": "adamw",
-        "weight_decay": 0.1, "clip": 0.5, "evaluate_every": 5, "checkpoint_every": 4,
+        "steps": 12,
+        "batch": 8,
+        "schedule": train.Cosine(1e-2, 1e-3, 2, 12),
+        "optimizer": "adamw",
+        "weight_decay": 0.1,
+        "clip": 0.5,
+        "evaluate_every": 5,
+        "checkpoint_every": 4,
         "device": "cpu",
-    }  # fmt: skip
+    }
     return train.TrainConfig(**settings | changes)
 
 

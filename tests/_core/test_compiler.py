@@ -13,7 +13,6 @@ from numba.extending import is_jitted
 
 import wflow
 from wflow._core.compiler import cache
-from wflow._core.compiler.functions import kernel
 
 HOME = Path(wflow.__file__).parent
 USERS = [
@@ -92,21 +91,6 @@ def test_code_for_two_constants_that_two_processes_kept_is_told_apart(tmp_path: 
         for dimensions in (["2"], ["3"], ["2", "3"])
     ]
     assert said == [["2.0", "0"], ["3.0", "0"], ["2.0", "1", "3.0", "2"]]
-
-
-def test_a_warning_of_the_cache_points_at_the_line_that_called_wflow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(cache, "warned", set())
-    monkeypatch.setattr(cache, "places", lambda: [tmp_path / "file"])
-    with pytest.warns(UserWarning, match="file") as said:
-        kernel(_one_function)(1.0)
-    assert {warning.filename for warning in said} == {__file__}
-
-
-def _one_function(x):
-    return x
 
 
 def test_the_environment_is_left_as_it_was_and_threads_hardly_wait_awake() -> None:

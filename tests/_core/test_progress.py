@@ -120,15 +120,6 @@ def test_a_notebook_says_that_kernels_are_compiled_and_then_how_far_it_is(notebo
     assert "value=" not in notebook.states[1]["text/html"]
 
 
-def test_a_bar_says_that_kernels_are_compiled(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with progress(1, "H = 2") as advance:
-        stub()(1)
-        advance(1)
-    drawn = [line for line in capsys.readouterr().err.split("\r") if "compiling" in line]
-    assert drawn and not any("%" in line for line in drawn)
-
-
 def test_functions_of_the_user_and_compiled_ones_are_not_told(capsys):
     known = stub()
     known(1)

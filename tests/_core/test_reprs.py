@@ -5,7 +5,6 @@ import pytest
 from numpy import array  # of the values that are written out
 
 import wflow
-from wflow._core.reprs import call_text, value_text
 from wflow._core.tableaux import TABLEAUX
 from wflow.heads import Frozen, HeadLaw, OrnsteinUhlenbeck, Oscillating, Schedule, law_config
 from wflow.study import Finding
@@ -16,10 +15,6 @@ NAMES = {
     "Tableau": wflow.Tableau, "W2": wflow.transport.W2, "Weighted": wflow.transport.Weighted,
     "array": array,
 }  # fmt: skip
-
-
-def decay(D, t):
-    return -D
 
 
 @pytest.mark.parametrize(
@@ -78,20 +73,3 @@ def test_results_are_shown_on_one_line():
         text = repr(result)
         assert "\n" not in text and len(text) <= 330, text
         assert text.startswith(type(result).__name__), text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.arange(10), "array(10)"),
-        (np.arange(9), "[0, 1, 2, 3, 4, 5, 6, 7, 8]"),
-        ([[1.0], [2.0, 3.0]], "[[1.0], [2.0, 3.0]]"),
-        (np.float64(0.5), "0.5"),
-        ((1,), "(1,)"),
-        ("x" * 99, "'" + "x" * 68 + "..."),
-        (decay, "decay"),
-    ],
-)
-def test_values_are_short(value, text):
-    assert value_text(value) == text
-    assert call_text("f", {"a": value}) == f"f(a={text})"

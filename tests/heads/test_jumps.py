@@ -16,8 +16,6 @@ from wflow.heads import (
     OrnsteinUhlenbeck,
     Oscillating,
     Schedule,
-    law_config,
-    law_from_config,
 )
 from wflow.heads.process import HeadProcess
 
@@ -276,14 +274,6 @@ def test_schemes_of_several_stages_are_refused(scheme):
 def test_jumps_of_a_wrong_form_are_refused(size, message):
     with pytest.raises(InputError, match=message):
         solve(CompoundPoisson(Frozen(), 20.0, size))
-
-
-def test_a_configuration_of_laws_in_laws_without_end_is_refused():
-    config = law_config(Frozen())
-    for _ in range(900):
-        config = {"name": "CompoundPoisson", "law": config, "rate": 1.0, "size": 1.0}
-    with pytest.raises(InputError, match="cannot be made"):
-        law_from_config(config)
 
 
 def test_heads_that_do_not_fit_the_law_within_are_refused():

@@ -140,18 +140,3 @@ def test_files_that_cannot_be_written_are_refused_at_once(
         with pytest.raises(InputError, match=word):
             plots.animate(run, tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == ["a.gif"]
-
-
-def test_file_that_cannot_be_written_leaves_the_former_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.gif").write_bytes(b"former")
-
-    def full(self: Any, *args: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Image.Image, "save", full)
-    with pytest.raises(InputError, match="No space left"):
-        plots.animate(solved(), tmp_path / "a.gif", dpi=30)
-    assert (tmp_path / "a.gif").read_bytes() == b"former"
-    assert [file.name for file in tmp_path.iterdir()] == ["a.gif"]

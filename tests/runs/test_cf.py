@@ -1,18 +1,15 @@
 """CF attributes of runs: source, references and a history to which a resume and a rerun add."""
 
-import json
 import re
 
 import h5py
 import numpy as np
-import pytest
 import xarray
 from run_layouts import a_layout, attrs, fill, finished
 
 import wflow
-from wflow import RunFileError
 from wflow.analysis.verify import verify
-from wflow.runs.read import open_run, partial_of
+from wflow.runs.read import open_run
 from wflow.runs.schema import HISTORY_BYTES, history_line, history_text
 from wflow.runs.store import RunWriter
 
@@ -77,22 +74,6 @@ def test_a_resume_adds_a_line_and_the_finished_file_has_its_digests(tmp_path):
     assert len(lines) == 4 and "python study.py --heads 2" in lines[0]
     assert all("resumed by " in line for line in lines[1:])
     assert all(check.passed for check in verify(path).checks if "as written" in check.name)
-
-
-def test_a_history_changed_in_a_finished_file_fails(tmp_path):
-    path = finished(tmp_path / "run.h5")
-    with h5py.File(path, "r+") as file:
-        file.attrs["history"] = "another history"
-    assert not verify(path).passed
-
-
-def test_a_resume_with_another_configuration_leaves_the_history_alone(tmp_path):
-    path = tmp_path / "run.h5"
-    cut(path)
-    before = partial_of(path).read_bytes()
-    with pytest.raises(RunFileError, match="another run"):
-        RunWriter.resume(path, json.dumps({"seed": 4}))
-    assert partial_of(path).read_bytes() == before
 
 
 def test_long_histories_keep_the_first_line_and_the_last_ones():

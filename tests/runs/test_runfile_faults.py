@@ -194,13 +194,6 @@ def test_missing_or_read_only_directory_is_refused(tmp_path):
         RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
 
 
-def test_checkpoint_refuses_objects(tmp_path):
-    writer = RunWriter.create(tmp_path / "run.h5", a_layout(), attrs())
-    with pytest.raises(TypeError, match="objects"):
-        writer.checkpoint({"x": np.array([print], dtype=object)})
-    writer.discard()
-
-
 def test_a_file_that_another_program_made_meanwhile_is_not_replaced(tmp_path):
     path, layout = tmp_path / "run.h5", a_layout()
     writer = RunWriter.create(path, layout, attrs())

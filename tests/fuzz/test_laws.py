@@ -478,8 +478,10 @@ def replayed(out: Path) -> Check:
     return next(check for check in verify(out).checks if check.name == step)
 
 
-@pytest.mark.parametrize("old", ["2:cpython-3.11:0123456789abcdef", "0123456789abcdef"])
-@pytest.mark.parametrize("text", [REGISTERED, FUNCTION])
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [(REGISTERED, "2:cpython-3.11:0123456789abcdef"), (FUNCTION, "0123456789abcdef")],
+)
 def test_a_run_whose_law_was_known_by_bytecode_says_so(text, old, tmp_path):
     out, x0 = tmp_path / "run.h5", np.eye(3)
     with loaded(write(tmp_path / "law", text)) as law:

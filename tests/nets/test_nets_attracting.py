@@ -1,11 +1,9 @@
 """Flows whose sparse-transformer layers attract samples to the context."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from wflow import InputError  # noqa: E402
-from wflow.nets import data, generative  # noqa: E402
+from wflow.nets import data, generative
 
 
 def flow(steps=3, **options):
@@ -72,12 +70,6 @@ def test_samples_lie_closer_to_the_context_than_those_of_the_other_convention():
     context = flow().context_x
     distances = [torch.cdist(x, context).amin(1).mean() for x in (away, near)]
     assert distances[1] < distances[0]
-
-
-def test_contexts_of_the_batch_are_refused():
-    for context in ("batch", "masked"):
-        with pytest.raises(InputError, match="expected 'independent'"):
-            flow(context=context)
 
 
 def test_a_flow_without_layers_is_ot_flow() -> None:

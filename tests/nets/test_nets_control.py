@@ -3,16 +3,15 @@
 import math
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-import wflow  # noqa: E402
-from wflow import InputError, nets  # noqa: E402
-from wflow.nets import control, train  # noqa: E402
+import wflow
+from wflow import InputError, nets
+from wflow.nets import control, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -353,31 +352,6 @@ def test_costates_that_are_not_finite_name_their_layer():
     with pytest.raises(control.NonFiniteCostateError, match="layer 1") as caught:
         control.gradients(net, torch.zeros(3, 2), torch.sum)
     assert caught.value.layer == 1 and caught.value.step == -1
-
-
-def other():
-    return nets.ControlledResNet(2, layers=1)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda net, x: control.gradients(net, x, lambda out: out), "tensor"),
-        (lambda net, x: control.gradients(net, x, torch.sum, keep=0), "keep is 0"),
-        (lambda net, x: control.gradients(net, x, torch.sum, weight=-1), "weight is -1"),
-        (lambda net, x: control.gradients(net, x, 3), "loss"),
-        (lambda net, x: control.extremal(nn.Linear(2, 2), x, torch.sum), "layers"),
-        (lambda net, x: control.states(nn.ModuleList([net.body, other().body]), x), "2 bodies"),
-        (lambda net, x: control.Dynamics([]), "layers"),
-        (lambda net, x: control.Dynamics([dense(2)], scheme="rk5"), "scheme is 'rk5'"),
-        (lambda net, x: nets.ControlledResNet(3, layers=2, width=2), "width is 2"),
-        (lambda net, x: net(x.long()), "x is torch.int64"),
-        (lambda net, x: net(torch.ones(3, 5)), r"expected \(samples, 2\)"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(call, message):
-    with pytest.raises(InputError, match=message):
-        call(nets.ControlledResNet(2, layers=2), torch.ones(3, 2))
 
 
 @pytest.mark.parametrize("name", ["states", "costates", "hamiltonian", "extremal", "optimality"])

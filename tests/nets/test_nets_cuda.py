@@ -2,21 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 import xarray
+from trainings import Body, Points, assert_same, crash, network, run, torchrun
 
-torch = pytest.importorskip("torch")
-from trainings import (  # noqa: E402
-    Body,
-    Points,
-    assert_same,
-    crash,
-    network,
-    run,
-    torchrun,
-)
-
-from wflow import InputError  # noqa: E402
-from wflow.nets import GPT, ContinuousTransformer, data, train  # noqa: E402
+from wflow import InputError
+from wflow.nets import GPT, ContinuousTransformer, data, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = {"device": "cuda"}

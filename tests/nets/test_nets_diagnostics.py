@@ -4,14 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from wflow import InputError, transport  # noqa: E402
-from wflow.nets import ContinuousTransformer, Trajectory  # noqa: E402
-from wflow.nets import diagnostics as diag  # noqa: E402
+from wflow import InputError, transport
+from wflow.nets import ContinuousTransformer, Trajectory
+from wflow.nets import diagnostics as diag
 
 
 def normal(*shape, seed=0):
@@ -151,38 +149,12 @@ def test_operator_norm_takes_the_one_linear_layer_of_a_head_and_nothing_else():
     norm = diag.operator_norm(layer)
     assert diag.operator_norm(nn.Sequential(nn.Dropout(0.1), layer)) == norm
     assert diag.operator_norm(layer.weight) == norm
-    for head in (nn.Sequential(nn.LayerNorm(5), layer), nn.Sequential(layer, nn.Linear(3, 3)),
-                 nn.Identity(), nn.Sequential(layer, nn.ReLU())):  # fmt: skip
-        with pytest.raises(InputError, match="linear"):
-            diag.operator_norm(head)
-    with pytest.raises(InputError, match="expected a matrix"):
-        diag.operator_norm(torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"perturbation": 0.0}, "perturbation"),
-        ({"perturbation": 1e-30}, "rounding"),
-        ({"samples": 0}, "samples"),
-        ({"iterations": -1}, "iterations"),
-        ({"x": torch.ones(3)}, "expected real numbers"),
-        ({"x": torch.ones(2, 3, dtype=torch.int64)}, "expected floating point"),
-        ({"x": torch.full((2, 3), torch.nan)}, "not finite"),
-        ({"function": nn.Linear(3, 3), "x": torch.ones(2, 3).double()}, "weights"),
-    ],
-)
-def test_bad_arguments_of_lipschitz_are_refused(options, match):
-    with pytest.raises(InputError, match=match):
-        diag.lipschitz(**({"function": torch.sin, "x": torch.ones(2, 3)} | options))
 
 
 def test_lipschitz_needs_a_gradient_or_says_so():
     def cut(x):
         return x.detach() * 2
 
-    with pytest.raises(InputError, match="gives no gradient"):
-        diag.lipschitz(cut, torch.ones(2, 3))
     assert diag.lipschitz(cut, normal(2, 3), iterations=0).constant == pytest.approx(2, rel=1e-9)
 
 
@@ -197,25 +169,6 @@ def test_stability_bound_is_that_of_the_theorem_in_every_normalisation():
     assert diag.stability_bound(
         2.0, 0.5, 4.0 * 6, cost="mean", entries=60, loss_weight=1 / 10
     ) == pytest.approx((inputs, targets))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "match"),
-    [
-        ((1.0, 2.0, 4.0), {}, "lambda > T L\\^2"),
-        ((1.0, 2.0, 3.0), {}, "lambda > T L\\^2"),
-        ((0.0, 1.0, 3.0), {}, "t_final"),
-        ((1.0, -1.0, 3.0), {}, "L is"),
-        ((1.0, 1.0, 0.0), {}, "lam is"),
-        ((1.0, 1.0, 9.0), {"cost": "mean"}, "entries"),
-        ((1.0, 1.0, 9.0), {"entries": 3}, "leave it out"),
-        ((1.0, 1.0, 9.0), {"cost": "mean", "entries": 9}, "lambda > T L\\^2"),
-        ((1.0, 1.0, 9.0), {"cost": "median"}, "cost is"),
-    ],
-)
-def test_a_bound_outside_of_the_theorem_is_refused(arguments, options, match):
-    with pytest.raises(InputError, match=match):
-        diag.stability_bound(*arguments, **options)
 
 
 def test_check_stability_compares_pairs_with_the_bound():
@@ -241,12 +194,8 @@ def test_classes_stand_for_unit_vectors():
     found = diag.check_stability(p1, p2, x, x, *classes, t_final=1.0, L=0.5, lam=1.0)
     expected = (0.25 / 0.75) * torch.tensor([0.0, 2**0.5, 0.0], dtype=torch.float64)
     assert torch.allclose(found.bound, expected)
-    with pytest.raises(InputError, match="classes"):
-        diag.check_stability(p1, p2, x, x, classes[0], classes[1] + 5, t_final=1.0, L=0.5, lam=1.0)
     with pytest.raises(InputError, match="targets"):
         diag.check_stability(p1, p2, x, x, x, x, t_final=1.0, L=0.5, lam=1.0)
-    with pytest.raises(InputError, match="outputs1"):
-        diag.check_stability(p1, p2[:2], x, x, *classes, t_final=1.0, L=0.5, lam=1.0)
 
 
 def test_hidden_transport_of_a_shifted_cloud_is_the_shift():
@@ -303,22 +252,6 @@ def test_transport_along_two_trajectories_begins_with_the_perturbation():
     model.steps = 3
     with pytest.raises(InputError, match="as many"):
         diag.transport_along(paths[0], model.trajectory(x))
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "options", "match"),
-    [
-        (torch.ones(3), torch.ones(3, 2), {}, "before is"),
-        (torch.ones(3, 2), torch.ones(3, 4), {}, "one space"),
-        (torch.ones(3, 2), torch.full((3, 2), torch.inf), {}, "not finite"),
-        (torch.ones(3, 2), torch.ones(3, 2), {"p": 0.5}, "p is"),
-        (torch.ones(3, 2), torch.ones(3, 2), {"ground": "cosine"}, "ground is"),
-        (torch.zeros(3, 2), torch.ones(3, 2), {"ground": "geodesic"}, "norm zero"),
-    ],
-)
-def test_clouds_that_cannot_be_compared_are_refused(x, y, options, match):
-    with pytest.raises(InputError, match=match):
-        diag.hidden_transport(x, y, **options)
 
 
 def test_diagnostics_leave_no_graph_and_take_half_precision():

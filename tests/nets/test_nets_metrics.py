@@ -6,11 +6,10 @@ import sys
 import warnings
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from wflow import InputError, nets  # noqa: E402
-from wflow.nets import metrics  # noqa: E402
+from wflow import InputError, nets
+from wflow.nets import metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -244,21 +243,6 @@ def test_the_mean_over_sequences_exceeds_the_usual_perplexity():
     assert same.of_mean == pytest.approx(same.mean_of_sequences) == pytest.approx(math.exp(2))
 
 
-@pytest.mark.parametrize(
-    ("losses", "message"),
-    [
-        (torch.ones(2, 2, dtype=torch.int64), "torch.int64"),
-        (torch.ones(2, 2, 2), "expected \\(sequences, tokens\\)"),
-        (torch.ones(0, 2), "expected \\(sequences, tokens\\)"),
-        ([], "no losses"),
-        ([1.0], "losses are float"),
-    ],
-)
-def test_what_is_no_loss_of_tokens_is_refused(losses, message):
-    with pytest.raises(InputError, match=message):
-        metrics.perplexities(losses)
-
-
 # What a model writes
 
 
@@ -296,33 +280,3 @@ def test_continuations_are_generated_from_beginnings_alone(net):
     assert torch.equal(torch.stack(predicted[:3]), first[:, 5:])
     likeliest, _ = metrics.generated(net, begun, torch.zeros_like(rest), temperature=0)
     assert torch.equal(torch.stack(likeliest), net.generate(begun, 3, temperature=0)[:, 5:])
-
-
-class Sum(torch.nn.Module):
-    """A network that returns one number in place of a loss of each token."""
-
-    def forward(self, inputs, targets):
-        return (inputs + targets).sum()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda net: metrics.teacher_forced(None, []), "model"),
-        (lambda net: metrics.teacher_forced(net, None), "windows are NoneType"),
-        (lambda net: metrics.teacher_forced(net, [TOKENS]), "a window is Tensor"),
-        (lambda net: metrics.losses(net, [(TOKENS, TOKENS)]), "tokens"),
-        (lambda net: metrics.losses(Sum(), [(TOKENS[None],) * 2]), "a loss of each"),
-        (
-            lambda net: metrics.teacher_forced(torch.nn.Flatten(0), [(TOKENS[None],) * 2]),
-            "expected logits",
-        ),
-        (lambda net: metrics.passages(TOKENS, beginning=30, continuation=20), "at least 50"),
-        (lambda net: metrics.generated(torch.nn.Identity(), TOKENS, TOKENS), "that generates"),
-        (lambda net: metrics.generated(net, TOKENS, TOKENS), "expected \\(texts, tokens\\)"),
-        (lambda net: metrics.generated(net, TOKENS[None], TOKENS[None], batch=0), "batch is 0"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(net, call, message):
-    with pytest.raises(InputError, match=message):
-        call(net)

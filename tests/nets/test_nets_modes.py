@@ -1,14 +1,12 @@
 """Modes of a network are restored module by module."""
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from wflow.nets import diagnostics, particles  # noqa: E402
-from wflow.nets.blocks import evaluating, kept_modes  # noqa: E402
-from wflow.nets.models.gpt import GPT  # noqa: E402
+from wflow.nets import diagnostics, particles
+from wflow.nets.blocks import evaluating, kept_modes
+from wflow.nets.models.gpt import GPT
 
 
 def network():

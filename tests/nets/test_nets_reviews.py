@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from wflow import InputError
+from wflow.nets import data
+from wflow.nets.data import archives, download, reviews, tokenize
 
-from wflow import InputError  # noqa: E402
-from wflow.nets import data  # noqa: E402
-from wflow.nets.data import archives, download, reviews, tokenize  # noqa: E402
+pytestmark = pytest.mark.usefixtures("nothing_at_hand")
 
 DATA = Path(os.environ.get("WFLOW_DATA", "no folder"))
 REVIEWS = {
@@ -29,13 +30,6 @@ OTHERS = {
     "aclImdb/train/unsup/0_0.txt": b"",
     "aclImdb/imdb.vocab": b"a",
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_at_hand(monkeypatch, tmp_path):
-    monkeypatch.delenv("WFLOW_DATA", raising=False)
-    for module in (download, tokenize):
-        monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
 
 
 def packed(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
@@ -228,24 +222,6 @@ def test_long_texts_are_cut_at_the_end_or_at_the_beginning():
         assert rows.tolist() == [[9, 0, 0], want] and kinds.tolist() == [0, 1]
     batches = data.TextBatches(tokens, labels, batch=1, context=12, pad_to_context=True)
     assert [rows.shape for rows, _ in batches.evaluation()] == [(1, 12), (1, 12)]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"tokens": [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]}, "text 1 has token"),
-        ({"tokens": [torch.tensor([1]), torch.tensor([2, 0])]}, "text 1"),
-        ({"tokens": [torch.tensor([1.0]), torch.tensor([2])]}, "text 0"),
-        ({"labels": torch.tensor([1])}, "text"),
-        ({"batch": 3}, "batch"),
-        ({"truncate": "middle"}, "truncate is 'middle'"),
-        ({"bucket": 0}, "bucket is 0"),
-    ],
-)
-def test_texts_that_cannot_be_batches_are_refused(change, said):
-    good = {"tokens": [torch.tensor([1]), torch.tensor([2, 3])], "labels": torch.tensor([0, 1])}
-    with refused(said):
-        data.TextBatches(**{**good, "batch": 2, "context": 4, **change})
 
 
 # Byte pairs

@@ -96,6 +96,8 @@ def test_networks_run_under_bfloat16_autocast(name):
     net.body = ContinuousTransformer(net.body, steps=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, cost = net(inputs)
+        if inputs.is_floating_point():
+            assert net(inputs.bfloat16()).output.isfinite().all()
     want = net(inputs)
     assert cost.dtype == torch.float32 and output.isfinite().all()
     assert (output - want.output).abs().max() < 0.05 * want.output.abs().max()

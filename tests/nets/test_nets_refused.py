@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from net_calls import SETS, call_of, draw, ids, resnet, there
+from net_calls import SETS, TEXT, call_of, draw, ids, resnet, there
 from torch import nn
 
 from wflow import InputError, nets
-from wflow.nets import blocks, control, generative, metrics, particles, train
+from wflow.nets import blocks, control, diagnostics, generative, metrics, particles, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -140,8 +140,8 @@ REFUSED = {
             nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
             nn.Sequential(nn.Linear(3, 3), nn.ReLU())]},
     "diagnostics.stability_bound": {("L", "lambda > T L"): [2.0, 2**0.5], "L": [-1.0],
-        "t_final": [0.0], "lam": [0.0], ("entries", "entries"): [None],
-        ("cost", "leave it out"): ["sum"], "cost": ["median"]},
+        "t_final": [0.0], "lam": [0.0], ("lam", "lambda > T L"): [0.25],
+        ("entries", "entries"): [None], ("cost", "leave it out"): ["sum"], "cost": ["median"]},
     "diagnostics.check_stability": {("y2", "classes"): [ids(3) + 5], "outputs1": [draw(2, 2)]},
     "diagnostics.hidden_transport": {"before": [ZEROS(3)], ("after", "one space"): [ZEROS(3, 4)],
         ("after", "not finite"): [torch.full((3, 3), INF)], "p": [0.5], "ground": ["cosine"]},
@@ -223,6 +223,7 @@ PLAIN = generative.SparseTransformerFlow(generative.Potential(2, width=4), steps
 TOGETHER = [  # arguments that do not fit together, and objects without what a call needs
     (lambda: blocks.Attention(8, 3), "3 heads"),
     (lambda: blocks.Attention(8, 2, head_width=3, project=False), "project=True"),
+    (lambda: nets.TextClassifier(**TEXT | {"width": 7, "heads": 7}, form="published"), "width"),
     (lambda: nets.ContinuousTransformer(nets.ContinuousTransformer(nn.Linear(3, 3)))(draw(2, 3)),
      "blocks"),
     (lambda: control.Dynamics([nn.Linear(2, 2)] * 3, learn_lengths=True).__setattr__("steps", 4),
@@ -233,6 +234,7 @@ TOGETHER = [  # arguments that do not fit together, and objects without what a c
     (lambda: PLAIN.sample(3), "set_context"),
     (lambda: PLAIN.generate(draw(2, 2)), "context"),
     (lambda: generative.Likelihood()(nn.Linear(2, 2), ZEROS(3, 2)), "a flow"),
+    (lambda: diagnostics.hidden_transport(ZEROS(3, 2), draw(3, 2), ground="geodesic"), "norm zero"),
     (lambda: metrics.losses(Sum(), [(ids(1, 9),) * 2]), "a loss of each"),
     (lambda: particles.problem(blocks.Stack([BLOCK]), ZEROS(2, 12)), "hidden"),
     (lambda: particles.tokens_of(blocks.Stack([BLOCK]), ZEROS(1, 3, 12)), "norm zero"),

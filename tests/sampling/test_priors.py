@@ -159,23 +159,6 @@ def test_largest_step_is_that_of_the_bound():
     assert sampling.SmoothL1(2.0).largest_step(5.0) == pytest.approx(0.0025)
 
 
-@pytest.mark.parametrize("lam", [-1.0, np.nan, "two", None])
-def test_weights_out_of_range_are_refused(lam):
-    for prior in (sampling.L1, sampling.SmoothL1):
-        with pytest.raises(InputError, match="lam is"):
-            prior(lam)
-
-
-def test_functions_of_the_wrong_shape_are_refused():
-    prior = sampling.separable(lambda x: np.sum(x), np.sign)
-    with pytest.raises(InputError, match="shape"):
-        prior.value(np.ones((3, 2)))
-    with pytest.raises(InputError, match="derivative"):
-        sampling.separable(np.abs, lambda x: np.full_like(x, np.inf)).prox([[1.0]], 0.1)
-    with pytest.raises(InputError, match="normaliser is 'gauss'"):
-        sampling.separable(np.abs, np.sign, normaliser="gauss")
-
-
 @pytest.mark.filterwarnings("ignore:h is .* absorbs")
 @pytest.mark.parametrize(
     ("name", "found", "match"),
@@ -214,9 +197,3 @@ def test_the_potential_of_a_constraint_is_infinite_outside():
     x = np.array([[1.0, 2.0], [1.0, -2.0]])
     assert priors.as_prior(Halfspace()).value(x).tolist() == [0.0, np.inf]
     assert np.isfinite(sampling.myula(x, np.copy, Halfspace(), h=0.01, steps=2).sample_mean).all()
-
-
-def test_a_function_that_is_not_convex_has_no_proximal_map():
-    concave = sampling.separable(lambda z: -20 * z**2, lambda z: -40 * z)
-    with pytest.raises(InputError, match="derivative"):
-        sampling.layer(np.ones((3, 2)), h=0.1, beta=1.0, prior=concave)

@@ -325,33 +325,3 @@ def test_published_inverse_that_fails_says_so():
 
 # Bad input
 # ---------
-
-
-@pytest.mark.parametrize(
-    "bad, message",
-    [
-        ({"h": 0.0}, "h is 0"),
-        ({"h": np.inf}, "h is inf"),
-        ({"beta": -1.0}, "beta is -1"),
-        ({"prior": 2.0}, "expected a prior"),
-        ({"kernel": "printed"}, "kernel is 'printed'"),
-        ({"context": np.ones((4, 2))}, "coordinates"),
-        ({"context": np.ones((0, 3))}, "context has shape"),
-        ({"context": np.full((4, 3), np.nan)}, "not finite"),
-        ({"context": np.ones((4, 3)), "exclude_self": True}, "query"),
-        ({"x": np.ones((2, 12, 3)), "context": np.ones((3, 4, 3))}, "chains"),
-        ({"x": np.ones((1, 3)), "context": np.ones((1, 3)), "exclude_self": True}, "two or more"),
-        ({"x": np.ones(3)}, "expected a cloud"),
-        ({"h": 1e-40}, "floats"),
-    ],
-)  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(bad, message):
-    x, c = clouds()
-    with pytest.raises(InputError, match=message):
-        sampling.attention_mean(**{"x": x, "context": c, **GIVEN, **bad})
-
-
-def test_a_matrix_that_does_not_fit_into_memory_is_refused():
-    x = np.zeros((2_000_000, 1))
-    with pytest.raises(InputError, match="attention_mean"):
-        sampling.interaction(x, x, **GIVEN)
